@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
@@ -11,8 +10,10 @@
 #include <cstring>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <fmt/ranges.h>
@@ -20,53 +21,27 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/text.h"
 
 namespace hyperion {
 namespace {
 
-struct FaultPoint {
-  std::string_view name;
-  bool takes_errno = false, takes_data = false;  // errno:..; short and flip
-};
-
-constexpr std::array kFaultPoints = {
-    FaultPoint{"init.before_pg"},
-    FaultPoint{"init.after_pg"},
-    FaultPoint{"init.model"},
-    FaultPoint{"load.meta"},
-    FaultPoint{"load.mid_data"},
-    FaultPoint{"load.done"},
-    FaultPoint{"step.data"},
-    FaultPoint{"step.fwd"},
-    FaultPoint{"step.bwd"},
-    FaultPoint{"step.sum"},
-    FaultPoint{"step.opt"},
-    FaultPoint{"ckpt.plan"},
-    FaultPoint{"ckpt.pool", /*takes_errno=*/true},
-    FaultPoint{"ckpt.stage"},
-    FaultPoint{"ckpt.before_data"},
-    FaultPoint{"ckpt.mid_data"},
-    FaultPoint{"ckpt.after_data"},
-    FaultPoint{"ckpt.await_commit"},
-    FaultPoint{"ckpt.before_meta"},
-    FaultPoint{"ckpt.after_meta"},
-    FaultPoint{"ckpt.before_commit"},
-    FaultPoint{"ckpt.after_commit"},
-    FaultPoint{"purge.before"},
-    FaultPoint{"purge.mid"},
-    FaultPoint{"purge.after"},
-    FaultPoint{"file.open", true},
-    FaultPoint{"file.write", true, true},
-    FaultPoint{"file.fsync", true},
-    FaultPoint{"file.close", true},
-    FaultPoint{"file.rename", true},
-    FaultPoint{"file.read", true, true},
-    FaultPoint{"shutdown"},
-};
-constexpr std::string_view kActions =
-    "kill, stop, abort, throw, sleep:SECONDS, wait:PATH, errno:NAME, short, flip";
+constexpr auto kPoints = std::to_array<std::string_view>(
+    {"init.before_pg",     "init.after_pg",     "init.model",        "load.meta",        "load.mid_data",
+     "load.done",          "step.data",         "step.fwd",          "step.bwd",         "step.sum",
+     "step.opt",           "ckpt.plan",         "ckpt.pool",         "ckpt.stage",       "ckpt.before_data",
+     "ckpt.mid_data",      "ckpt.after_data",   "ckpt.await_commit", "ckpt.before_meta", "ckpt.after_meta",
+     "ckpt.before_commit", "ckpt.after_commit", "purge.before",      "purge.mid",        "purge.after",
+     "file.open",          "file.write",        "file.fsync",        "file.close",       "file.rename",
+     "file.read",          "shutdown"});
+// Where errno:NAME, and where short and flip change a call.
+constexpr auto kErrnoPoints = std::to_array<std::string_view>(
+    {"ckpt.pool", "file.open", "file.write", "file.fsync", "file.close", "file.rename", "file.read"});
+constexpr auto kDataPoints = std::to_array<std::string_view>({"file.write", "file.read"});
 
 enum class Action { kKill, kStop, kAbort, kThrow, kSleep, kWait, kErrno, kShort, kFlip };
+constexpr auto kActions = std::to_array<std::string_view>(  // in this order; in capitals: a value
+    {"kill", "stop", "abort", "throw", "sleep:SECONDS", "wait:PATH", "errno:NAME", "short", "flip"});
 
 struct Fault {
   std::string point, on;
@@ -83,18 +58,22 @@ std::atomic<bool> armed{false};
 std::mutex faults_mutex;
 std::vector<Fault> faults;  // guarded by faults_mutex
 
-const FaultPoint* find_point(std::string_view name) {
-  const auto found = std::ranges::find(kFaultPoints, name, &FaultPoint::name);
-  return found == kFaultPoints.end() ? nullptr : &*found;
+bool contains(std::span<const std::string_view> names, std::string_view name) {
+  return std::ranges::find(names, name) != names.end();
 }
 
 template <typename Number>
-Number parse_number(std::string_view text, std::string_view what) {
-  Number value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !(value >= 0 && value <= 1'000'000))
+Number require_number(std::string_view text, std::string_view what) {
+  const auto value = parse_number<Number>(text);
+  if (!value || !(*value >= 0 && *value <= 1'000'000))
     throw_config("FAULT: {} is \"{}\", expected a number from 0 to 1000000", what, text);
-  return value;
+  return *value;
+}
+
+// "key=value" cut at the first `separator`; nothing behind it where there is none.
+std::pair<std::string_view, std::string_view> cut_at(char separator, std::string_view text) {
+  const size_t end = std::min(text.find(separator), text.size());
+  return {text.substr(0, end), text.substr(std::min(end + 1, text.size()))};
 }
 
 int parse_errno(std::string_view name) {
@@ -106,19 +85,13 @@ int parse_errno(std::string_view name) {
 }
 
 void parse_action(std::string_view text, Fault& fault) {
-  const size_t colon = text.find(':');
-  const std::string_view name = text.substr(0, colon);
-  const std::string_view value = colon == text.npos ? std::string_view() : text.substr(colon + 1);
-  constexpr std::array<std::string_view, 9> kNames = {"kill", "stop",  "abort", "throw", "sleep",
-                                                      "wait", "errno", "short", "flip"};
-  const auto found = std::ranges::find(kNames, name);
-  if (found == kNames.end()) throw_config("FAULT: action is \"{}\", expected one of: {}", text, kActions);
-  fault.action = static_cast<Action>(found - kNames.begin());
-  const bool wants_value =
-      fault.action == Action::kSleep || fault.action == Action::kWait || fault.action == Action::kErrno;
-  if (wants_value == value.empty() || text.ends_with(':'))
-    throw_config("FAULT: action is \"{}\", expected one of: {}", text, kActions);
-  if (fault.action == Action::kSleep) fault.seconds = parse_number<double>(value, "sleep");
+  const auto [name, value] = cut_at(':', text);
+  const auto found = std::ranges::find_if(
+      kActions, [&, name = name](std::string_view known) { return cut_at(':', known).first == name; });
+  if (found == kActions.end() || (found->find(':') == found->npos) != value.empty() || text.ends_with(':'))
+    throw_config("FAULT: action is \"{}\", expected one of: {}", text, fmt::join(kActions, ", "));
+  fault.action = static_cast<Action>(found - kActions.begin());
+  if (fault.action == Action::kSleep) fault.seconds = require_number<double>(value, "sleep");
   if (fault.action == Action::kWait) fault.awaited = value;
   if (fault.action == Action::kErrno) fault.error_number = parse_errno(value);
 }
@@ -128,16 +101,12 @@ void require_valid(const Fault& fault, std::string_view text) {
     throw_config(
         "FAULT: \"{}\" names no {}; expected for example \"rank=1;point=ckpt.after_data;nth=2;action=kill\"",
         text, fault.point.empty() ? "point" : "action");
-  const FaultPoint* point = find_point(fault.point);
-  if (point == nullptr) {
-    std::vector<std::string_view> names;
-    for (const FaultPoint& known : kFaultPoints) names.push_back(known.name);
+  if (!contains(kPoints, fault.point))
     throw_config("FAULT: point \"{}\" does not exist, expected one of: {}", fault.point,
-                 fmt::join(names, ", "));
-  }
-  const bool needs_errno = fault.action == Action::kErrno;
-  const bool needs_data = fault.action == Action::kShort || fault.action == Action::kFlip;
-  if ((needs_errno && !point->takes_errno) || (needs_data && !point->takes_data))
+                 fmt::join(kPoints, ", "));
+  const bool changes_data = fault.action == Action::kShort || fault.action == Action::kFlip;
+  if ((fault.action == Action::kErrno && !contains(kErrnoPoints, fault.point)) ||
+      (changes_data && !contains(kDataPoints, fault.point)))
     throw_config(
         "FAULT: point {} makes no system call that this action could change; use a file.* point with on=",
         fault.point);
@@ -145,16 +114,12 @@ void require_valid(const Fault& fault, std::string_view text) {
 
 Fault parse_fault(std::string_view text) {
   Fault fault;
-  for (size_t at = 0; at <= text.size();) {
-    const size_t end = std::min(text.find(';', at), text.size());
-    const std::string_view part = text.substr(at, end - at);
-    const size_t equals = std::min(part.find('='), part.size());
-    const std::string_view key = part.substr(0, equals);
-    const std::string_view value = equals < part.size() ? part.substr(equals + 1) : std::string_view();
+  for (const std::string_view part : split(text, ';')) {
+    const auto [key, value] = cut_at('=', part);
     if (key == "rank")
-      fault.rank = parse_number<int>(value, "rank");
+      fault.rank = require_number<int>(value, "rank");
     else if (key == "nth")
-      fault.nth = parse_number<uint64_t>(value, "nth");
+      fault.nth = require_number<uint64_t>(value, "nth");
     else if (key == "point")
       fault.point = value;
     else if (key == "on")
@@ -163,7 +128,6 @@ Fault parse_fault(std::string_view text) {
       parse_action(value, fault);
     else
       throw_config("FAULT: \"{}\" is not one of rank=, point=, nth=, on=, action=", part);
-    at = end + 1;
   }
   require_valid(fault, text);
   return fault;
@@ -185,11 +149,9 @@ std::optional<Fault> triggered(std::string_view point, std::string_view subject)
 
 void arm_faults(std::string_view spec, int rank) {
   std::vector<Fault> parsed;
-  for (size_t at = 0; !spec.empty() && at <= spec.size();) {
-    const size_t end = std::min(spec.find(',', at), spec.size());
-    Fault fault = parse_fault(spec.substr(at, end - at));
+  for (const std::string_view text : spec.empty() ? std::vector<std::string_view>() : split(spec, ',')) {
+    Fault fault = parse_fault(text);
     if (fault.rank < 0 || fault.rank == rank) parsed.push_back(std::move(fault));
-    at = end + 1;
   }
   const std::lock_guard lock(faults_mutex);
   faults = std::move(parsed);
@@ -209,7 +171,7 @@ void arm_faults_from_environment(bool allowed, int rank) {
 
 FaultEffect failpoint(std::string_view point, std::string_view subject) {
   if (!armed.load(std::memory_order_relaxed)) return {};
-  if (find_point(point) == nullptr) throw_bug("failpoint {} is not in the list of base/failpoint.cpp", point);
+  if (!contains(kPoints, point)) throw_bug("failpoint {} is not in the list of base/failpoint.cpp", point);
   const std::optional<Fault> fault = triggered(point, subject);
   if (!fault) return {};
   FaultEffect effect;

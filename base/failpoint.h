@@ -10,7 +10,7 @@
 //   sleep:SECONDS            and a warning, unless it is for every call
 //   wait:PATH                until this file exists, only the thread that passes (and a warning)
 //   errno:ENOSPC             the system call fails so        } only where a file is written or read,
-//   short                    it transfers less than asked    } or memory allocated: see kFaultPoints
+//   short                    it transfers less than asked    } or memory allocated: see kErrnoPoints
 //   flip                     one bit of its data is wrong    }
 #pragma once
 

@@ -1,9 +1,8 @@
 #include "base/log.h"
 
-#include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -15,6 +14,7 @@
 #include "base/error.h"
 #include "base/printable.h"
 #include "base/terminal.h"
+#include "base/text.h"
 
 static_assert(FMT_VERSION < 100000, "spdlog needs Debian's fmt 9, but another fmt was found first");
 
@@ -90,14 +90,11 @@ void log_coloured(std::string_view line) {
 bool rank_prints(int rank, std::string_view log_rank) {
   if (log_rank.empty()) return rank == 0;
   bool listed = false;
-  for (size_t start = 0; start <= log_rank.size();) {
-    const size_t end = std::min(log_rank.find(',', start), log_rank.size());
-    int value = -1;
-    const auto [stop, error] = std::from_chars(log_rank.data() + start, log_rank.data() + end, value);
-    if (error != std::errc{} || stop != log_rank.data() + end || value < 0)
+  for (const std::string_view entry : split(log_rank, ',')) {
+    const std::optional<int> value = parse_number<int>(entry);
+    if (!value || *value < 0)
       throw_config("LOG_RANK is '{}', expected a comma list of ranks such as 0,3", log_rank);
-    listed = listed || value == rank;
-    start = end + 1;
+    listed |= *value == rank;
   }
   return listed;
 }

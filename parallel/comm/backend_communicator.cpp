@@ -25,6 +25,23 @@ namespace {
 
 std::atomic<bool> left_behind = false;  // some communicator
 
+std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>> flattened(
+    const std::vector<CollectivePart>& parts) {
+  std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>> tensors;
+  for (const auto& [out, in] : parts) {
+    tensors.first.push_back(out.view({-1}));
+    tensors.second.push_back(in.view({-1}));
+  }
+  return tensors;
+}
+
+c10d::AllreduceOptions all_reduce_options(bool max, bool async) {
+  c10d::AllreduceOptions options;
+  options.reduceOp = max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
+  options.asyncOp = async;
+  return options;
+}
+
 class BackendCommunicator : public Communicator {
  public:
   BackendCommunicator(std::string name, int rank, std::vector<int> global_ranks,
@@ -92,20 +109,16 @@ class GlooCommunicator : public BackendCommunicator {
   }
 
  private:
-  // A work holds the connections: one that has failed is released before anybody hears of it.
+  // A work holds the connections: one that has failed is released before its error is thrown.
   static Finish wait_for(c10::intrusive_ptr<c10d::Work> work) {
     return [work = std::move(work)]() mutable { std::exchange(work, nullptr)->wait(); };
   }
 
-  Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) override {
-    at::Tensor to = out.view({-1}), from = in.view({-1});
-    return wait_for(c10d_backend()._allgather_base(to, from));
-  }
   // One message of [world, bytes of all parts], because over sockets each costs a round trip; then a copy
   // into each part.
-  Finish do_all_gather_parts(const std::vector<GatherPart>& parts) override {
-    std::vector<at::Tensor> inputs;
-    for (const GatherPart& part : parts) inputs.push_back(part.in.view({-1}));
+  Finish do_all_gather(const std::vector<CollectivePart>& parts) override {
+    auto [outputs, inputs] = flattened(parts);
+    if (parts.size() == 1) return wait_for(c10d_backend()._allgather_base(outputs[0], inputs[0]));
     at::Tensor own = at::cat(inputs);
     at::Tensor all = at::empty({size(), own.numel()}, own.options());
     at::Tensor to = all.view({-1});
@@ -121,20 +134,20 @@ class GlooCommunicator : public BackendCommunicator {
   }
   // Gloo's own reduce-scatter is an all-reduce and a slice: twice the bytes. Here every rank sends each peer
   // its chunk and adds up what it receives in rank order.
-  Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {
-    at::Tensor from = in.view({-1}), received = at::empty_like(from);
-    std::vector<int64_t> even;
-    auto work = c10d_backend().alltoall_base(received, from, even, even);
-    return [work = std::move(work), received = received.view({size(), -1}), out] {
-      work->wait();
-      sum_rows(out, received);
-    };
+  Finish do_reduce_scatter_sum(const std::vector<CollectivePart>& parts) override {
+    return for_each_part(parts, [this](const CollectivePart& part) -> Finish {
+      at::Tensor from = part.in.view({-1}), received = at::empty_like(from);
+      std::vector<int64_t> even;
+      auto work = c10d_backend().alltoall_base(received, from, even, even);
+      return [work = std::move(work), received = received.view({size(), -1}), out = part.out] {
+        work->wait();
+        sum_rows(out, received);
+      };
+    });
   }
   Finish do_all_reduce(const at::Tensor& tensor, bool max) override {
     std::vector<at::Tensor> tensors = {tensor};
-    c10d::AllreduceOptions options;
-    options.reduceOp = max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
-    return wait_for(c10d_backend().allreduce(tensors, options));
+    return wait_for(c10d_backend().allreduce(tensors, all_reduce_options(max, /*async=*/true)));
   }
   Finish do_barrier() override { return wait_for(c10d_backend().barrier()); }
 
@@ -251,51 +264,27 @@ class NcclCommunicator : public BackendCommunicator {
   }
 
  private:
-  Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) override {
-    at::Tensor to = out.view({-1}), from = in.view({-1});
+  // One launch for all parts, here and below.
+  Finish do_all_gather(const std::vector<CollectivePart>& parts) override {
+    auto [to, from] = flattened(parts);
     c10d::AllgatherOptions options;
     options.asyncOp = false;
-    c10d_backend()._allgather_base(to, from, options);
+    parts.size() == 1 ? c10d_backend()._allgather_base(to[0], from[0], options)
+                      : c10d_backend().allgather_into_tensor_coalesced(to, from, options);
     return nullptr;
   }
-  // One launch for all parts.
-  Finish do_all_gather_parts(const std::vector<GatherPart>& parts) override {
-    std::vector<at::Tensor> to, from;
-    for (const auto& [out, in] : parts) {
-      to.push_back(out.view({-1}));
-      from.push_back(in.view({-1}));
-    }
-    c10d::AllgatherOptions options;
-    options.asyncOp = false;
-    c10d_backend().allgather_into_tensor_coalesced(to, from, options);
-    return nullptr;
-  }
-  Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {
-    at::Tensor to = out.view({-1}), from = in.view({-1});
+  Finish do_reduce_scatter_sum(const std::vector<CollectivePart>& parts) override {
+    auto [to, from] = flattened(parts);
     c10d::ReduceScatterOptions options;
     options.asyncOp = false;
-    c10d_backend()._reduce_scatter_base(to, from, options);
-    return nullptr;
-  }
-  // One launch for all parts.
-  Finish do_reduce_scatter_parts(const std::vector<ReducePart>& parts) override {
-    std::vector<at::Tensor> to, from;
-    for (const auto& [out, in] : parts) {
-      to.push_back(out.view({-1}));
-      from.push_back(in.view({-1}));
-    }
-    c10d::ReduceScatterOptions options;
-    options.asyncOp = false;
-    c10d_backend().reduce_scatter_tensor_coalesced(to, from, options);
+    parts.size() == 1 ? c10d_backend()._reduce_scatter_base(to[0], from[0], options)
+                      : c10d_backend().reduce_scatter_tensor_coalesced(to, from, options);
     return nullptr;
   }
   // Numbers of offloaded state are on the host: they travel by way of the device.
   Finish do_all_reduce(const at::Tensor& tensor, bool max) override {
     std::vector<at::Tensor> tensors = {tensor.to(*c10d_backend().getBoundDeviceId())};
-    c10d::AllreduceOptions options;
-    options.reduceOp = max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
-    options.asyncOp = false;
-    c10d_backend().allreduce(tensors, options);
+    c10d_backend().allreduce(tensors, all_reduce_options(max, /*async=*/false));
     if (!tensor.is_cpu()) return nullptr;
     return [tensor, reduced = tensors[0]] { tensor.copy_(reduced); };
   }

@@ -8,7 +8,6 @@
 
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <c10/util/accumulate.h>
 
@@ -17,7 +16,6 @@
 #include "base/gpu_fault.h"
 #include "base/rank_list.h"
 #include "base/resources.h"
-#include "base/standard_streams.h"
 #include "parallel/comm/trace_range.h"
 #include "parallel/health/failure_record.h"
 #include "parallel/job/phase.h"
@@ -34,15 +32,6 @@ void require_matching_tensors(bool good, const Communicator& group, const char* 
       "{} in group {} of {} ranks: the tensors do not fit together (out {} elements {}, in {} elements {}; "
       "both contiguous and on one device?)",
       operation, group.name(), group.size(), out.numel(), out.dtype().name(), in.numel(), in.dtype().name());
-}
-
-// One after the other; null where all are.
-std::function<void()> all_of(std::vector<std::function<void()>> finishes) {
-  std::erase(finishes, nullptr);
-  if (finishes.empty()) return nullptr;
-  return [finishes = std::move(finishes)] {
-    for (const auto& finish : finishes) finish();
-  };
 }
 
 }  // namespace
@@ -65,7 +54,7 @@ void Communicator::throw_failure(const std::string& operation, int64_t number, c
              reason, others.text);
 }
 
-void Communicator::tell_observer(const char* operation, at::ScalarType dtype, int64_t sent_bytes) const {
+void Communicator::notify_observer(const char* operation, at::ScalarType dtype, int64_t sent_bytes) const {
   if (observer_) observer_({name_, operation, dtype, sent_bytes});
 }
 
@@ -88,52 +77,36 @@ Pending Communicator::start_operation(const std::string& operation, int64_t numb
   return Pending([guarded, phase = std::move(phase), finish = std::move(finish)] { guarded(phase, finish); });
 }
 
-Pending Communicator::start_all_gather_into(std::vector<GatherPart> parts) {
-  for (const auto& [out, in] : parts)
-    require_matching_tensors(out.numel() == in.numel() * size() && in.dtype() == parts[0].in.dtype(), *this,
-                             "all_gather", out, in);
-  std::erase_if(parts, [](const GatherPart& part) { return part.in.numel() == 0; });
-  if (parts.empty()) return {};
-  int64_t bytes = 0;
-  for (const GatherPart& part : parts) bytes += static_cast<int64_t>(part.in.nbytes());
-  tell_observer("all_gather", parts[0].in.scalar_type(), bytes * (size() - 1));
-  return start_collective("all_gather", [&] {
-    return parts.size() == 1 ? do_all_gather(parts[0].out, parts[0].in) : do_all_gather_parts(parts);
-  });
-}
-
-Communicator::Finish Communicator::do_all_gather_parts(const std::vector<GatherPart>& parts) {
+Communicator::Finish Communicator::for_each_part(const std::vector<CollectivePart>& parts,
+                                                 const std::function<Finish(const CollectivePart&)>& start) {
   std::vector<Finish> finishes;
-  for (const auto& [out, in] : parts) finishes.push_back(do_all_gather(out, in));
-  return all_of(std::move(finishes));
+  for (const CollectivePart& part : parts) finishes.push_back(start(part));
+  return [finishes = std::move(finishes)] {
+    for (const Finish& finish : finishes) finish();
+  };
 }
 
-Pending Communicator::start_reduce_scatter_sum(std::vector<ReducePart> parts) {
-  for (const auto& [out, in] : parts)
-    require_matching_tensors(in.numel() == out.numel() * size() && in.dtype() == parts[0].in.dtype(), *this,
-                             "reduce_scatter", out, in);
-  std::erase_if(parts, [](const ReducePart& part) { return part.out.numel() == 0; });
+Pending Communicator::start_parts(bool gathers, std::vector<CollectivePart> parts) {
+  const char* operation = gathers ? "all_gather" : "reduce_scatter";
+  int64_t bytes = 0;  // of this rank's shards
+  for (const auto& [out, in] : parts) {
+    const at::Tensor &full = gathers ? out : in, &shard = gathers ? in : out;
+    require_matching_tensors(full.numel() == shard.numel() * size() && in.dtype() == parts[0].in.dtype(),
+                             *this, operation, out, in);
+    bytes += static_cast<int64_t>(shard.nbytes());
+  }
+  std::erase_if(parts, [](const CollectivePart& part) { return part.in.numel() == 0; });
   if (parts.empty()) return {};
-  int64_t bytes = 0;
-  for (const ReducePart& part : parts) bytes += static_cast<int64_t>(part.out.nbytes());
-  tell_observer("reduce_scatter", parts[0].in.scalar_type(), bytes * (size() - 1));
-  return start_collective("reduce_scatter", [&] {
-    return parts.size() == 1 ? do_reduce_scatter_sum(parts[0].out, parts[0].in)
-                             : do_reduce_scatter_parts(parts);
-  });
-}
-
-Communicator::Finish Communicator::do_reduce_scatter_parts(const std::vector<ReducePart>& parts) {
-  std::vector<Finish> finishes;
-  for (const auto& [out, in] : parts) finishes.push_back(do_reduce_scatter_sum(out, in));
-  return all_of(std::move(finishes));
+  notify_observer(operation, parts[0].in.scalar_type(), bytes * (size() - 1));
+  return start_collective(operation,
+                          [&] { return gathers ? do_all_gather(parts) : do_reduce_scatter_sum(parts); });
 }
 
 Pending Communicator::start_all_reduce(const at::Tensor& tensor, bool max) {
   require_matching_tensors(true, *this, "all_reduce", tensor, tensor);
   if (tensor.numel() == 0) return {};
-  tell_observer("all_reduce", tensor.scalar_type(),
-                2 * static_cast<int64_t>(tensor.nbytes()) * (size() - 1) / size());
+  notify_observer("all_reduce", tensor.scalar_type(),
+                  2 * static_cast<int64_t>(tensor.nbytes()) * (size() - 1) / size());
   return start_collective("all_reduce", [&] { return do_all_reduce(tensor, max); });
 }
 
@@ -167,7 +140,7 @@ Pending Communicator::start_all_to_all(const at::Tensor& out, const at::Tensor& 
     in_row += in_rows[r];
   }
   if (out.numel() > 0 || in.numel() > 0)
-    tell_observer("all_to_all", in.scalar_type(), static_cast<int64_t>(in.nbytes() - own_in.nbytes()));
+    notify_observer("all_to_all", in.scalar_type(), static_cast<int64_t>(in.nbytes() - own_in.nbytes()));
   return start_collective("all_to_all", [&]() -> Finish {
     own_out.copy_(own_in, /*non_blocking=*/true);
     return transfers.empty() ? nullptr : do_transfers(transfers, /*of_all_to_all=*/true);
@@ -181,7 +154,7 @@ Pending Communicator::start_transfers(std::vector<Transfer> transfers) {
                 peer);
     require_matching_tensors(true, *this, kind == Transfer::Kind::kSend ? "send" : "recv", tensor, tensor);
     if (kind == Transfer::Kind::kSend && tensor.numel() > 0)
-      tell_observer("send", tensor.scalar_type(), static_cast<int64_t>(tensor.nbytes()));
+      notify_observer("send", tensor.scalar_type(), static_cast<int64_t>(tensor.nbytes()));
   }
   if (transfers.empty()) return {};
   return start_operation(describe(transfers), ++transfers_,
@@ -214,86 +187,88 @@ Communicator::Finish Communicator::do_broadcast(const at::Tensor&) {
   throw_bug("broadcast of a text in group {}: {} groups move no text", name_, backend());
 }
 
-at::Tensor Communicator::gather_bytes(const at::Tensor& in) {
-  const bool first = rank() == 0;
-  const at::Tensor out = first ? at::empty({size(), in.numel()}, at::kByte) : at::Tensor();
-  tell_observer("gather", at::kByte, first ? 0 : in.numel());
-  start_collective("gather", [&] { return do_gather(out, in); }).wait();
-  return out;
+namespace {
+
+at::Tensor tensor_of(const std::string& bytes) {
+  const at::Tensor tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
+  std::memcpy(tensor.data_ptr(), bytes.data(), bytes.size());
+  return tensor;
 }
 
-void Communicator::broadcast_bytes(const at::Tensor& bytes) {
-  tell_observer("broadcast", at::kByte, rank() == 0 ? bytes.numel() : 0);
-  start_collective("broadcast", [&] { return do_broadcast(bytes); }).wait();
+}  // namespace
+
+std::vector<std::string> Communicator::gather_bytes(const std::string& bytes) {
+  const bool first = rank() == 0;
+  const auto length = static_cast<int64_t>(bytes.size());
+  const at::Tensor out = first ? at::empty({size(), length}, at::kByte) : at::Tensor();
+  notify_observer("gather", at::kByte, first ? 0 : length);
+  start_collective("gather", [&] { return do_gather(out, tensor_of(bytes)); }).wait();
+  std::vector<std::string> of_ranks;
+  for (int r = 0; first && r < size(); ++r)
+    of_ranks.emplace_back(static_cast<const char*>(out[r].const_data_ptr()), bytes.size());
+  return of_ranks;
+}
+
+void Communicator::broadcast_bytes(std::string& bytes) {
+  notify_observer("broadcast", at::kByte, rank() == 0 ? static_cast<int64_t>(bytes.size()) : 0);
+  const at::Tensor tensor = tensor_of(bytes);
+  start_collective("broadcast", [&] { return do_broadcast(tensor); }).wait();
+  bytes.assign(static_cast<const char*>(tensor.const_data_ptr()), bytes.size());
 }
 
 namespace {
 
-// How a text travels: its length and its first bytes, and only where it is longer the rest.
-constexpr size_t kHeadBytes = 256, kHeadText = kHeadBytes - sizeof(uint64_t);
+// A text travels behind its length, and only where both together are longer than this as two messages.
+constexpr size_t kFirstMessage = 256;
 
-at::Tensor head_of(const std::string& text) {
-  const at::Tensor head = at::zeros({kHeadBytes}, at::kByte);
-  auto* bytes = static_cast<char*>(head.data_ptr());
+std::string with_length(const std::string& text) {
   const uint64_t length = text.size();
-  std::memcpy(bytes, &length, sizeof length);
-  std::copy_n(text.data(), std::min(text.size(), kHeadText), bytes + sizeof length);
-  return head;
+  std::string bytes(reinterpret_cast<const char*>(&length), sizeof length);
+  bytes += text;
+  bytes.resize(std::max(bytes.size(), kFirstMessage));
+  return bytes;
 }
 
-// The part of a text behind its head, with zeros up to `length` bytes.
-at::Tensor rest_of(const std::string& text, size_t length) {
-  const at::Tensor rest = at::zeros({static_cast<int64_t>(length)}, at::kByte);
-  if (text.size() > kHeadText) std::memcpy(rest.data_ptr(), text.data() + kHeadText, text.size() - kHeadText);
-  return rest;
-}
-
-uint64_t length_in(const void* head) {
+uint64_t length_in(const std::string& bytes) {
   uint64_t length = 0;
-  std::memcpy(&length, head, sizeof length);
+  std::memcpy(&length, bytes.data(), sizeof length);
   return length;
 }
 
-std::string text_in(const void* head, const void* rest) {
-  const uint64_t length = length_in(head);
-  std::string text(static_cast<const char*>(head) + sizeof length, std::min(length, uint64_t{kHeadText}));
-  if (length > kHeadText) text.append(static_cast<const char*>(rest), length - kHeadText);
-  return text;
+std::string text_in(const std::string& bytes) {
+  return bytes.substr(sizeof(uint64_t), length_in(bytes));
 }
 
 }  // namespace
 
 std::vector<std::string> Communicator::gather(const std::string& text) {
-  const at::Tensor heads = gather_bytes(head_of(text));
-  const auto head = [&](int r) { return static_cast<const char*>(heads.data_ptr()) + r * kHeadBytes; };
-  const at::Tensor longest = at::zeros({sizeof(uint64_t)}, at::kByte);
-  if (rank() == 0) {
-    uint64_t length = 0;
-    for (int r = 0; r < size(); ++r) length = std::max(length, length_in(head(r)));
-    std::memcpy(longest.data_ptr(), &length, sizeof length);
-  }
+  std::string own = with_length(text);
+  std::vector<std::string> texts = gather_bytes(own.substr(0, kFirstMessage));
+  uint64_t size = 0;  // of the longest
+  for (const std::string& bytes : texts) size = std::max(size, sizeof size + length_in(bytes));
+  std::string longest(reinterpret_cast<const char*>(&size), sizeof size);
   broadcast_bytes(longest);
-  const uint64_t length = length_in(longest.data_ptr());
-  const size_t rest_bytes = length > kHeadText ? length - kHeadText : 0;
-  at::Tensor rests;
-  if (rest_bytes > 0) rests = gather_bytes(rest_of(text, rest_bytes));
-  std::vector<std::string> texts;
-  if (rank() != 0) return texts;
-  for (int r = 0; r < size(); ++r) {
-    texts.push_back(text_in(
-        head(r), rest_bytes > 0 ? static_cast<const char*>(rests.data_ptr()) + r * rest_bytes : nullptr));
+  size = length_in(longest);
+  if (size > kFirstMessage) {
+    own.resize(size);
+    const std::vector<std::string> rests = gather_bytes(own.substr(kFirstMessage));
+    for (size_t r = 0; r < rests.size(); ++r) texts[r] += rests[r];
   }
+  for (std::string& bytes : texts) bytes = text_in(bytes);
   return texts;
 }
 
 std::string Communicator::broadcast(const std::string& text) {
-  const at::Tensor head = head_of(rank() == 0 ? text : std::string());
-  broadcast_bytes(head);
-  const uint64_t length = length_in(head.data_ptr());
-  if (length <= kHeadText) return text_in(head.data_ptr(), nullptr);
-  const at::Tensor rest = rest_of(rank() == 0 ? text : std::string(), length - kHeadText);
-  broadcast_bytes(rest);
-  return text_in(head.data_ptr(), rest.data_ptr());
+  std::string bytes = with_length(rank() == 0 ? text : "");
+  std::string rest = bytes.substr(kFirstMessage);
+  bytes.resize(kFirstMessage);
+  broadcast_bytes(bytes);
+  if (const uint64_t size = sizeof(uint64_t) + length_in(bytes); size > kFirstMessage) {
+    rest.resize(size - kFirstMessage);
+    broadcast_bytes(rest);
+    bytes += rest;
+  }
+  return text_in(bytes);
 }
 
 namespace {
@@ -306,22 +281,15 @@ class LocalCommunicator : public Communicator {
   void set_timeout(std::chrono::milliseconds) override {}
 
  private:
-  Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) override {
-    stand_in("fake all_gather", in.nbytes() * peers(), [&] { copy_into_slots(out, in); });
+  Finish do_all_gather(const std::vector<CollectivePart>& parts) override {
+    size_t bytes = 0;
+    for (const CollectivePart& part : parts) bytes += part.in.nbytes();
+    stand_in("fake all_gather", bytes * peers(), [&] { copy_into_slots(parts); });
     return nullptr;
   }
-  Finish do_all_gather_parts(const std::vector<GatherPart>& parts) override {
+  Finish do_reduce_scatter_sum(const std::vector<CollectivePart>& parts) override {
     size_t bytes = 0;
-    for (const GatherPart& part : parts) bytes += part.in.nbytes();
-    stand_in("fake all_gather", bytes * peers(), [&] { copy_parts_into_slots(parts); });
-    return nullptr;
-  }
-  Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {
-    return do_reduce_scatter_parts({{out, in}});
-  }
-  Finish do_reduce_scatter_parts(const std::vector<ReducePart>& parts) override {
-    size_t bytes = 0;
-    for (const ReducePart& part : parts) bytes += part.out.nbytes();
+    for (const CollectivePart& part : parts) bytes += part.out.nbytes();
     stand_in("fake reduce_scatter", bytes * peers(), [&] {
       for (const auto& [out, in] : parts) copy(out, in.view({size(), -1})[rank()]);
     });
@@ -343,7 +311,7 @@ class LocalCommunicator : public Communicator {
     return nullptr;
   }
   Finish do_gather(const at::Tensor& out, const at::Tensor& in) override {
-    if (rank() == 0) copy_into_slots(out, in);
+    if (rank() == 0) copy_into_slots({{out, in}});
     return nullptr;
   }
   Finish do_broadcast(const at::Tensor&) override { return nullptr; }
@@ -358,29 +326,27 @@ class LocalCommunicator : public Communicator {
     work();
   }
 
-  // One copy whatever the number of ranks, as wide as the addresses allow: a GPU copies bytes at a tenth of
-  // the speed of 16-byte elements.
-  void copy_into_slots(const at::Tensor& out, const at::Tensor& in) const {
-    if (size() == 1) return copy(out, in);
-    const at::ScalarType width = widest_type(out, in);
-    const at::Tensor slots = out.view({-1}).view(width).view({size(), -1});
-    slots.copy_(in.view({-1}).view(width).expand({size(), -1}), /*non_blocking=*/true);
-  }
   // Few copies on a GPU, as a group of NCCL is one launch: one for all slots of all parts where these are
-  // few, else one for each part, so that their number does not grow with that of the ranks.
-  void copy_parts_into_slots(const std::vector<GatherPart>& parts) const {
-    constexpr size_t kMostSlots = 256;
-    const bool few = parts.size() * static_cast<size_t>(size()) <= kMostSlots;
-    if (size() == 1 || !few) {
-      for (const auto& [out, in] : parts) copy_into_slots(out, in);
-      return;
-    }
+  // few, else one for each part, so that their number does not grow with that of the ranks. As wide as the
+  // addresses allow: a GPU copies bytes at a tenth of the speed of 16-byte elements.
+  void copy_into_slots(const std::vector<CollectivePart>& parts) const {
+    constexpr size_t kMaxSlots = 256;
+    const bool few = parts.size() > 1 && parts.size() * static_cast<size_t>(size()) <= kMaxSlots;
     std::map<at::ScalarType, std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>> copies;
     for (const auto& [out, in] : parts) {
+      if (size() == 1) {
+        copy(out, in);
+        continue;
+      }
       const at::ScalarType width = widest_type(out, in);
-      auto& [to, from] = copies[width];
       const at::Tensor own = in.view({-1}).view(width);
-      for (const at::Tensor& slot : out.view({-1}).view(width).view({size(), -1}).unbind()) {
+      const at::Tensor slots = out.view({-1}).view(width).view({size(), -1});
+      if (!few) {
+        slots.copy_(own.expand({size(), -1}), /*non_blocking=*/true);
+        continue;
+      }
+      auto& [to, from] = copies[width];
+      for (const at::Tensor& slot : slots.unbind()) {
         if (slot.data_ptr() == own.data_ptr()) continue;
         to.push_back(slot);
         from.push_back(own);

@@ -32,7 +32,7 @@ namespace hyperion::parallel {
 // A collective that a rank starts, as an observer sees it.
 struct CommOperation {
   std::string_view group;  // "fsdp/0"
-  // "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send" (a receive is not told of), "gather",
+  // "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send" (receives are not observed), "gather",
   // "broadcast"
   std::string_view name;
   at::ScalarType dtype;
@@ -43,13 +43,9 @@ struct CommOperation {
 };
 using CommObserver = std::function<void(const CommOperation&)>;
 
-// One tensor of an all-gather: out[r] = in of rank r.
-struct GatherPart {
-  at::Tensor out, in;
-};
-
-// One tensor of a reduce-scatter: out = sum over ranks r of (chunk rank() of r's in).
-struct ReducePart {
+// One tensor of an all-gather (out[r] = in of rank r), or of a reduce-scatter (out = sum over ranks r of
+// chunk rank() of r's in).
+struct CollectivePart {
   at::Tensor out, in;
 };
 
@@ -69,14 +65,18 @@ class Communicator : public Coordinator, public Exchange {
   virtual bool takes_host_tensors() const { return true; }
 
   // Several at once, as one operation; all of one dtype.
-  Pending start_all_gather_into(std::vector<GatherPart> parts);
+  Pending start_all_gather_into(std::vector<CollectivePart> parts) {
+    return start_parts(/*gathers=*/true, std::move(parts));
+  }
   Pending start_all_gather_into(const at::Tensor& out, const at::Tensor& in) override {
     return start_all_gather_into({{out, in}});
   }
   void all_gather_into(const at::Tensor& out, const at::Tensor& in) { start_all_gather_into(out, in).wait(); }
 
   // Several at once, as one operation; all of one dtype. Sums add up in rank order on CPU.
-  Pending start_reduce_scatter_sum(std::vector<ReducePart> parts);
+  Pending start_reduce_scatter_sum(std::vector<CollectivePart> parts) {
+    return start_parts(/*gathers=*/false, std::move(parts));
+  }
   Pending start_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {
     return start_reduce_scatter_sum({{out, in}});
   }
@@ -117,12 +117,13 @@ class Communicator : public Coordinator, public Exchange {
   // What a backend does. Shapes and dtypes are checked and the tensors are not empty. The function returned
   // (may be null) completes the operation; any exception of either becomes Error(kCommunication).
   using Finish = std::function<void()>;
+  // Runs `start` for each part; the function returned completes them in order.
+  static Finish for_each_part(const std::vector<CollectivePart>& parts,
+                              const std::function<Finish(const CollectivePart&)>& start);
 
  private:
-  virtual Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) = 0;
-  virtual Finish do_all_gather_parts(const std::vector<GatherPart>& parts);  // one after the other
-  virtual Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) = 0;
-  virtual Finish do_reduce_scatter_parts(const std::vector<ReducePart>& parts);  // one after the other
+  virtual Finish do_all_gather(const std::vector<CollectivePart>& parts) = 0;
+  virtual Finish do_reduce_scatter_sum(const std::vector<CollectivePart>& parts) = 0;
   virtual Finish do_all_reduce(const at::Tensor& tensor, bool max) = 0;
   virtual Finish do_barrier() = 0;
   // The messages of one operation, empty ones too; `of_all_to_all`: the blocks of other ranks. Without an
@@ -133,6 +134,7 @@ class Communicator : public Coordinator, public Exchange {
   virtual Finish do_gather(const at::Tensor& out, const at::Tensor& in);
   virtual Finish do_broadcast(const at::Tensor& tensor);
 
+  Pending start_parts(bool gathers, std::vector<CollectivePart> parts);
   Pending start_all_reduce(const at::Tensor& tensor, bool max);
   // Calls `start`, and wraps what it returns so that errors name rank, group, operation and phase. `number`:
   // of the group's collectives, or of this rank's transfers.
@@ -141,9 +143,9 @@ class Communicator : public Coordinator, public Exchange {
     return start_operation(operation, ++sequence_, start);
   }
   std::string describe(const std::vector<Transfer>& transfers) const;
-  at::Tensor gather_bytes(const at::Tensor& in);
-  void broadcast_bytes(const at::Tensor& bytes);
-  void tell_observer(const char* operation, at::ScalarType dtype, int64_t sent_bytes) const;
+  std::vector<std::string> gather_bytes(const std::string& bytes);  // of the same length on every rank
+  void broadcast_bytes(std::string& bytes);
+  void notify_observer(const char* operation, at::ScalarType dtype, int64_t sent_bytes) const;
   [[noreturn]] void throw_failure(const std::string& operation, int64_t number, const std::string& phase,
                                   const std::exception& error) const;
 
@@ -177,8 +179,7 @@ class ReduceChain {
 std::unique_ptr<Communicator> make_solo_communicator(std::string name, int global_rank);
 // A group of any size in one process, for dry runs: an all-gather copies the input into every slot, a
 // reduce-scatter copies the rank's own chunk, what comes from another rank by an all-to-all or a transfer is
-// zero, everything else leaves its tensor as it is. Its observer is told the bytes that a real group would
-// send.
+// zero, everything else leaves its tensor as it is. Its observer gets the bytes that a real group would send.
 std::unique_ptr<Communicator> make_fake_communicator(std::string name, int rank,
                                                      std::vector<int> global_ranks);
 

@@ -157,10 +157,10 @@ class HostTree : public Communicator {
     return nullptr;
   }
 
-  Finish do_all_gather(const at::Tensor&, const at::Tensor&) override {
+  Finish do_all_gather(const std::vector<CollectivePart>&) override {
     throw_bug("group {}: a tree gathers no tensors", name());
   }
-  Finish do_reduce_scatter_sum(const at::Tensor&, const at::Tensor&) override {
+  Finish do_reduce_scatter_sum(const std::vector<CollectivePart>&) override {
     throw_bug("group {}: a tree scatters no tensors", name());
   }
 

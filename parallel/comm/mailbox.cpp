@@ -4,8 +4,9 @@
 #include <cstring>
 #include <utility>
 
-#include <c10/core/ScalarType.h>
 #include <fmt/format.h>
+
+#include <c10/core/ScalarType.h>
 
 namespace hyperion::parallel {
 
@@ -13,53 +14,40 @@ MailItem::MailItem(const at::Tensor& tensor, bool of_all_to_all)
     : tensor(tensor),
       label{tensor.nbytes(), static_cast<int32_t>(tensor.scalar_type()), of_all_to_all ? 1 : 0} {}
 
-bool MailSender::advance() {
-  uint32_t written = memory_.written.load(std::memory_order_relaxed);
-  const uint32_t before = written;
-  while (!queue_.empty() && written - memory_.read.load(std::memory_order_acquire) < MailboxMemory::kPieces) {
-    MailItem& item = *queue_.front();
-    const uint64_t length = std::min<uint64_t>(item.label.bytes - item.moved, MailboxMemory::kPieceBytes);
-    const uint32_t slot = written % MailboxMemory::kPieces;
-    memory_.labels[slot] = item.label;
-    if (length > 0) {
-      std::memcpy(memory_.pieces[slot].data(),
-                  static_cast<const std::byte*>(item.tensor.const_data_ptr()) + item.moved, length);
-    }
-    memory_.written.store(++written, std::memory_order_release);
-    item.moved += length;
-    item.done = item.moved == item.label.bytes;
-    if (item.done) queue_.pop_front();
-  }
-  return written != before;
-}
-
-void MailReceiver::add(std::shared_ptr<MailItem> item) {
+void Mailbox::add(std::shared_ptr<MailItem> item) {
   item->failure = failure_;
   queue_.push_back(std::move(item));
 }
 
-bool MailReceiver::advance() {
-  uint32_t read = memory_.read.load(std::memory_order_relaxed);
-  const uint32_t before = read;
-  while (!idle() && read != memory_.written.load(std::memory_order_acquire)) {
+bool Mailbox::advance() {
+  std::atomic<uint32_t>& moved = sends_ ? memory_.written : memory_.read;
+  const uint32_t before = moved.load(std::memory_order_relaxed);
+  const auto ready = [&](uint32_t piece) {
+    return sends_ ? piece - memory_.read.load(std::memory_order_acquire) < MailboxMemory::kPieces
+                  : piece != memory_.written.load(std::memory_order_acquire);
+  };
+  uint32_t piece = before;
+  while (!idle() && ready(piece)) {
     MailItem& item = *queue_.front();
-    const uint32_t slot = read % MailboxMemory::kPieces;
-    failure_ = label_mismatch(memory_.labels[slot], item.label);
-    if (!failure_.empty()) {
+    const uint32_t slot = piece % MailboxMemory::kPieces;
+    if (sends_) {
+      memory_.labels[slot] = item.label;
+    } else if (failure_ = label_mismatch(memory_.labels[slot], item.label); !failure_.empty()) {
       for (const auto& waiting : queue_) waiting->failure = failure_;
       return true;
     }
     const uint64_t length = std::min<uint64_t>(item.label.bytes - item.moved, MailboxMemory::kPieceBytes);
     if (length > 0) {
-      std::memcpy(static_cast<std::byte*>(item.tensor.data_ptr()) + item.moved, memory_.pieces[slot].data(),
-                  length);
+      std::byte* const in_memory = memory_.pieces[slot].data();
+      std::byte* const in_tensor = static_cast<std::byte*>(item.tensor.data_ptr()) + item.moved;
+      std::memcpy(sends_ ? in_memory : in_tensor, sends_ ? in_tensor : in_memory, length);
     }
-    memory_.read.store(++read, std::memory_order_release);
+    moved.store(++piece, std::memory_order_release);
     item.moved += length;
     item.done = item.moved == item.label.bytes;
     if (item.done) queue_.pop_front();
   }
-  return read != before;
+  return piece != before;
 }
 
 std::string label_mismatch(const MailboxMemory::Label& sent, const MailboxMemory::Label& expected) {

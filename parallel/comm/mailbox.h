@@ -21,7 +21,7 @@ struct MailboxMemory {
 
   // Of the transfer that a piece belongs to. Both ranks must mean the same by it.
   struct Label {
-    uint64_t bytes;  // of the whole tensor
+    uint64_t bytes;  // of the tensor
     int32_t dtype;   // at::ScalarType
     int32_t of_all_to_all;
   };
@@ -42,31 +42,20 @@ struct MailItem {
   std::string failure{};  // why it can never be done
 };
 
-class MailSender {
+// One side of a mailbox: the rank that writes into it, or the one that reads.
+class Mailbox {
  public:
-  explicit MailSender(MailboxMemory& memory) : memory_(memory) {}
-  void add(std::shared_ptr<MailItem> item) { queue_.push_back(std::move(item)); }
-  bool idle() const { return queue_.empty(); }
-  // Writes what the ring has space for. Whether anything was written.
-  bool advance();
-
- private:
-  MailboxMemory& memory_;
-  std::deque<std::shared_ptr<MailItem>> queue_;  // not wholly written, oldest first
-};
-
-class MailReceiver {
- public:
-  explicit MailReceiver(MailboxMemory& memory) : memory_(memory) {}
+  Mailbox(MailboxMemory& memory, bool sends) : memory_(memory), sends_(sends) {}
   void add(std::shared_ptr<MailItem> item);
   bool idle() const { return queue_.empty() || !failure_.empty(); }
-  // Reads what is there for the transfers that were started. Whether anything was read, or found not to fit:
-  // then this transfer and all later ones fail.
+  // Writes what the ring has space for, or reads what is there for the transfers that were started. Whether
+  // anything was moved, or found not to fit: then this transfer and all later ones fail.
   bool advance();
 
  private:
   MailboxMemory& memory_;
-  std::deque<std::shared_ptr<MailItem>> queue_;  // not wholly read, oldest first
+  const bool sends_;
+  std::deque<std::shared_ptr<MailItem>> queue_;  // not done, oldest first
   std::string failure_;
 };
 

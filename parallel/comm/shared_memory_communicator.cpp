@@ -89,8 +89,8 @@ class SharedMemoryCommunicator : public Communicator {
         segments_(std::move(segments)),
         timeout_(timeout) {
     for (int peer = 0; peer < size(); ++peer) {
-      senders_.emplace_back(mailbox_memory(segments_[this->rank()], peer));
-      receivers_.emplace_back(mailbox_memory(segments_[peer], this->rank()));
+      outgoing_.emplace_back(mailbox_memory(segments_[this->rank()], peer), /*sends=*/true);
+      incoming_.emplace_back(mailbox_memory(segments_[peer], this->rank()), /*sends=*/false);
     }
   }
 
@@ -100,13 +100,17 @@ class SharedMemoryCommunicator : public Communicator {
   std::string_view backend() const override { return "shm"; }
   void set_timeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
   void abort() override {  // peers see it as at the end of this rank
-    senders_.clear();
-    receivers_.clear();
+    outgoing_.clear();
+    incoming_.clear();
     segments_.clear();
   }
 
  private:
-  Finish do_all_gather(const at::Tensor& out, const at::Tensor& in) override {
+  Finish do_all_gather(const std::vector<CollectivePart>& parts) override {
+    return for_each_part(parts, [this](const CollectivePart& part) { return gather(part.out, part.in); });
+  }
+
+  Finish gather(const at::Tensor& out, const at::Tensor& in) {
     auto operation = make_operation(out, in, in.numel(), 1);
     const size_t width = in.element_size();
     auto* to = static_cast<std::byte*>(out.data_ptr());
@@ -122,7 +126,12 @@ class SharedMemoryCommunicator : public Communicator {
   }
 
   // A message holds this rank's terms for every rank: [size, length]. Its own are read where they are.
-  Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {
+  Finish do_reduce_scatter_sum(const std::vector<CollectivePart>& parts) override {
+    return for_each_part(parts,
+                         [this](const CollectivePart& part) { return reduce_scatter(part.out, part.in); });
+  }
+
+  Finish reduce_scatter(const at::Tensor& out, const at::Tensor& in) {
     auto operation = make_operation(out, in, out.numel(), size());
     const size_t width = in.element_size();
     const int64_t count = out.numel();
@@ -161,7 +170,7 @@ class SharedMemoryCommunicator : public Communicator {
 
   // Rank 0 reads what all have written.
   Finish do_gather(const at::Tensor& out, const at::Tensor& in) override {
-    if (rank() == 0) return do_all_gather(out, in);
+    if (rank() == 0) return gather(out, in);
     return enqueue(make_operation(in, in, in.numel(), 1));
   }
 
@@ -181,26 +190,20 @@ class SharedMemoryCommunicator : public Communicator {
 
   Finish do_transfers(const std::vector<Transfer>& transfers, bool of_all_to_all) override {
     require_segments();
-    struct Started {
-      Transfer::Kind kind;
-      int peer;
-      std::shared_ptr<MailItem> item;
-    };
-    std::vector<Started> started;
+    std::vector<std::shared_ptr<MailItem>> items;
     for (const auto& [kind, tensor, peer] : transfers) {
-      auto item = std::make_shared<MailItem>(tensor, of_all_to_all);
-      kind == Transfer::Kind::kSend ? senders_[peer].add(item) : receivers_[peer].add(item);
-      started.push_back({kind, peer, std::move(item)});
+      items.push_back(std::make_shared<MailItem>(tensor, of_all_to_all));
+      (kind == Transfer::Kind::kSend ? outgoing_ : incoming_)[peer].add(items.back());
     }
     advance();
-    return [this, started = std::move(started)] {
-      for (const auto& [kind, peer, item] : started) {
-        const bool sends = kind == Transfer::Kind::kSend;
-        advance_until([&item = item] { return item->done || !item->failure.empty(); },
-                      [peer = peer](int r) { return r == peer; },
-                      sends ? "has not received it" : "has not sent it");
-        if (!item->failure.empty())
-          throw std::invalid_argument(fmt::format("from rank {}: {}", global_ranks()[peer], item->failure));
+    return [this, transfers, items = std::move(items)] {
+      for (size_t i = 0; i < items.size(); ++i) {
+        const MailItem& item = *items[i];
+        const int peer = transfers[i].peer;
+        advance_until([&] { return item.done || !item.failure.empty(); }, [&](int r) { return r == peer; },
+                      transfers[i].kind == Transfer::Kind::kSend ? "has not received it" : "has not sent it");
+        if (!item.failure.empty())
+          throw std::invalid_argument(fmt::format("from rank {}: {}", global_ranks()[peer], item.failure));
       }
     };
   }
@@ -333,7 +336,7 @@ class SharedMemoryCommunicator : public Communicator {
 
   bool has_transfers() const {
     const auto busy = [](const auto& box) { return !box.idle(); };
-    return std::ranges::any_of(senders_, busy) || std::ranges::any_of(receivers_, busy);
+    return std::ranges::any_of(outgoing_, busy) || std::ranges::any_of(incoming_, busy);
   }
 
   // Does all that needs no waiting, in collectives and transfers. Whether anything was done.
@@ -350,7 +353,7 @@ class SharedMemoryCommunicator : public Communicator {
       }
     }
     for (int peer = 0; peer < size(); ++peer) {
-      const bool sent = senders_[peer].advance(), received = receivers_[peer].advance();
+      const bool sent = outgoing_[peer].advance(), received = incoming_[peer].advance();
       if (sent || received) ring_bell(peer);
       moved = moved || sent || received;
     }
@@ -433,8 +436,7 @@ class SharedMemoryCommunicator : public Communicator {
   }
 
   std::vector<SharedSegment> segments_;
-  std::vector<MailSender> senders_;      // by peer
-  std::vector<MailReceiver> receivers_;  // by peer
+  std::vector<Mailbox> outgoing_, incoming_;  // by peer
   std::chrono::milliseconds timeout_;
   std::deque<std::shared_ptr<Operation>> queue_;  // not done yet, oldest first
   uint32_t written_ = 0, read_ = 0;  // messages so far; equal on all ranks once all have caught up

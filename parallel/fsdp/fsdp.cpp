@@ -262,7 +262,7 @@ void ShardGroup::start_unshard() {
   StreamScope scope(context_.gather_stream_);
   // One operation for the group, straight from the shards into the weights; all as bytes, because the
   // parameters of a group may differ in dtype.
-  std::vector<GatherPart> parts;
+  std::vector<CollectivePart> parts;
   for (const ShardedParameter* parameter : missing) {
     const at::Tensor all = parameter->all_gather_output().view(at::kByte);
     at::Tensor own = parameter->all_gather_input().view(at::kByte);
@@ -383,7 +383,7 @@ void ShardGroup::start_reduce_scatter() {
   const at::Tensor local_sum =
       into_gradients ? grads_
                      : at::empty({sum}, at::TensorOptions(options.reduce_dtype).device(options.device));
-  std::vector<ReducePart> parts;
+  std::vector<CollectivePart> parts;
   int64_t offset = 0;
   for (const at::Tensor& tensor : sent) {
     const int64_t count = tensor.numel() / context_.shard().size();

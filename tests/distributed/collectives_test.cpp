@@ -124,7 +124,7 @@ TEST_CASE("tensors that are gathered at once arrive as those gathered alone") {
   const auto results = run_ranks(3, [&](const Environment& environment) {
     ProcessGroups groups(Mesh({}, 3), environment, through(shared_memory));
     Communicator& group = groups.get(MeshDim::kFsdp);
-    std::vector<GatherPart> parts;
+    std::vector<CollectivePart> parts;
     std::vector<at::Tensor> expected;
     for (const int64_t count : {7, 0, 300001, 1}) {
       std::vector<at::Tensor> all;

@@ -31,8 +31,8 @@ class NonFinitePeer : public parallel::Communicator {
   void set_timeout(std::chrono::milliseconds) override {}
 
  private:
-  Finish do_all_gather(const at::Tensor&, const at::Tensor&) override { return {}; }
-  Finish do_reduce_scatter_sum(const at::Tensor&, const at::Tensor&) override { return {}; }
+  Finish do_all_gather(const std::vector<parallel::CollectivePart>&) override { return {}; }
+  Finish do_reduce_scatter_sum(const std::vector<parallel::CollectivePart>&) override { return {}; }
   Finish do_all_reduce(const at::Tensor& tensor, bool) override {
     tensor.fill_(1);
     return {};

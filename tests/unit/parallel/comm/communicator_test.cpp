@@ -32,8 +32,8 @@ class BrokenCommunicator : public Communicator {
     if (!late_) throw std::runtime_error("the cable is cut");
     return [] { TORCH_CHECK(false, "the cable is cut"); };
   }
-  Finish do_all_gather(const at::Tensor&, const at::Tensor&) override { return broken(); }
-  Finish do_reduce_scatter_sum(const at::Tensor&, const at::Tensor&) override { return broken(); }
+  Finish do_all_gather(const std::vector<CollectivePart>&) override { return broken(); }
+  Finish do_reduce_scatter_sum(const std::vector<CollectivePart>&) override { return broken(); }
   Finish do_all_reduce(const at::Tensor&, bool) override { return broken(); }
   Finish do_barrier() override { return broken(); }
   bool late_;

@@ -167,10 +167,12 @@ TEST_CASE("a unit sends the same parts whatever gradients a microbatch leaves") 
     std::vector<int64_t> sent;
 
    private:
-    Finish do_all_gather(const at::Tensor&, const at::Tensor&) override { return {}; }
-    Finish do_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override {
-      sent.push_back(in.numel());
-      out.copy_(in.narrow(0, 0, out.numel()));
+    Finish do_all_gather(const std::vector<CollectivePart>&) override { return {}; }
+    Finish do_reduce_scatter_sum(const std::vector<CollectivePart>& parts) override {
+      for (const auto& [out, in] : parts) {
+        sent.push_back(in.numel());
+        out.copy_(in.narrow(0, 0, out.numel()));
+      }
       return {};
     }
     Finish do_all_reduce(const at::Tensor&, bool) override { return {}; }

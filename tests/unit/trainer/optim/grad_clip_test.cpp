@@ -64,8 +64,8 @@ TEST_CASE("classes of gradients are each added up over their own groups") {
     int operations = 0;
 
    private:
-    Finish do_all_gather(const at::Tensor&, const at::Tensor&) override { return {}; }
-    Finish do_reduce_scatter_sum(const at::Tensor&, const at::Tensor&) override { return {}; }
+    Finish do_all_gather(const std::vector<parallel::CollectivePart>&) override { return {}; }
+    Finish do_reduce_scatter_sum(const std::vector<parallel::CollectivePart>&) override { return {}; }
     Finish do_all_reduce(const at::Tensor& tensor, bool) override {
       ++operations;
       tensor.mul_(size());
