@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <span>
-#include <string>
 
 #include <ATen/core/Tensor.h>
 
@@ -25,7 +24,6 @@ class InferenceEngine {
                   const LoadWeights& load);
 
   const models::ModelArgs& args() const { return model_.args(); }
-  at::Device device() const { return device_; }
 
   // tokens int64 [batch, seq] (any device) -> logits [batch, seq, vocab] in the dtype.
   at::Tensor logits(const at::Tensor& tokens) const;
@@ -36,7 +34,6 @@ class InferenceEngine {
 
  private:
   at::Tensor hidden(const at::Tensor& tokens, const models::SequenceContext& context) const;
-  models::SequenceContext context(int64_t seq_len) const;
 
   models::Transformer model_;
   at::Device device_;
