@@ -29,11 +29,6 @@ at::Tensor InferenceEngine::hidden(const at::Tensor& tokens, const models::Seque
   return x;
 }
 
-at::Tensor InferenceEngine::logits(const at::Tensor& tokens) const {
-  at::NoGradGuard no_grad;
-  return model_.head().logits(hidden(tokens.to(device_), model_.context(tokens.size(1), device_)));
-}
-
 at::Tensor InferenceEngine::next_logits(std::span<const int64_t> tokens) const {
   at::NoGradGuard no_grad;
   const auto length = static_cast<int64_t>(tokens.size());

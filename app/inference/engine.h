@@ -25,9 +25,7 @@ class InferenceEngine {
 
   const models::ModelArgs& args() const { return model_.args(); }
 
-  // tokens int64 [batch, seq] (any device) -> logits [batch, seq, vocab] in the dtype.
-  at::Tensor logits(const at::Tensor& tokens) const;
-  // Logits of the token that follows: [vocab], fp32, on the CPU. Computes the whole prefix.
+  // Logits of the token that follows: [vocab], fp32, on the CPU. Computes the complete prefix.
   at::Tensor next_logits(std::span<const int64_t> tokens) const;
   // The summed cross-entropy of one batch of the loader.
   double loss_sum(const data::Batch& batch);
