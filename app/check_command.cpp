@@ -138,22 +138,15 @@ class Table {
   std::map<std::string, std::vector<std::string>> skipped_rows_;  // by the row that is wrong
 };
 
-parallel::Environment environment_of(const CommandLine& line, const config::JobConfig& config) {
-  parallel::Environment environment;
-  const int64_t ranks = line.ranks > 0 ? line.ranks : trainer::job_environment(config).world_size;
-  environment.world_size = environment.local_world_size = static_cast<int>(ranks);
-  return environment;  // of rank 0
-}
-
 std::string describe_batch(const config::JobConfig& config, const parallel::Mesh& mesh) {
   const auto& training = config.training;
   const int64_t ranks = mesh.degree(parallel::MeshDim::kBatch);
   const int64_t microbatches = config::microbatches_of(training, ranks);
   const int64_t global = microbatches * training.local_batch_size * ranks;
-  return fmt::format(
-      "{} sequences of {} per step: {} tokens ({} data-parallel rank{} x {} sequences x {} microbatch{})",
-      global, training.seq_len, human_count(static_cast<uint64_t>(global * training.seq_len)), ranks,
-      ranks == 1 ? "" : "s", training.local_batch_size, microbatches, microbatches == 1 ? "" : "es");
+  return fmt::format("{} sequences of {} per step: {} tokens ({} x {} sequences x {})", global,
+                     training.seq_len, human_count(static_cast<uint64_t>(global * training.seq_len)),
+                     counted(ranks, "data-parallel rank"), training.local_batch_size,
+                     counted(microbatches, "microbatch", "microbatches"));
 }
 
 // Of the GPU that a rank of the job has to itself; nullopt: neither the command line nor this host says.
@@ -191,8 +184,7 @@ std::string describe_files(const std::string& path) {
   const std::vector<data::CorpusFile> files = data::find_corpus(path);
   uint64_t bytes = 0;
   for (const data::CorpusFile& file : files) bytes += file.size;
-  return fmt::format("{}: {} file{}, {} bytes", path, files.size(), files.size() == 1 ? "" : "s",
-                     human_count(bytes));
+  return fmt::format("{}: {}, {}", path, counted(files.size(), "file"), counted(bytes, "byte"));
 }
 
 // Makes a file in the folder and removes it, with the folders that were missing.
@@ -280,15 +272,6 @@ void require_input(const config::ResolvedConfig& resolved, const char* key) {
   problems.throw_if_any("The configuration cannot be run");
 }
 
-std::string describe_settings(const checkpointing::ResumePlan& plan,
-                              const checkpointing::ChosenCheckpoint* chosen) {
-  const auto& curve = plan.config.lr_scheduler;
-  return fmt::format(
-      "{}; learning-rate curve of {} steps, warm-up {}",
-      chosen == nullptr ? "as configured" : "the configured ones and the checkpoint's go together",
-      *curve.total_steps, std::min(curve.warmup_steps, *curve.total_steps));
-}
-
 // A job's checks, in the job's order: where several are wrong, the code is that of the first.
 class JobCheck {
  public:
@@ -315,7 +298,8 @@ class JobCheck {
       for (const std::string& warning : config::keys_of_parallelism_without_effect(*resolved_))
         log_warning("{}", warning);
       hugging_face::resolve_hf_model(*resolved_, config::install_root());
-      environment_ = environment_of(line_, config());
+      const int64_t ranks = line_.ranks > 0 ? line_.ranks : trainer::job_environment(config()).world_size;
+      environment_.world_size = environment_.local_world_size = static_cast<int>(ranks);
       model_ = config::model_args(config().model);
       facts_ = trainer::run_facts(model_, environment_.world_size);
       trainer::check_keys(*resolved_, facts_);
@@ -355,14 +339,14 @@ class JobCheck {
       // A job reads tokens in the order of its shuffle and cannot compare them with a checksum.
       for (const data::CorpusFile& file : data::find_corpus(trainer::training_files(config())))
         if (file.shard) data::ShardSource(file.path).verify();
-      loader_ = trainer::training_loader(config(), tokenizer(), place());
+      loader_ = trainer::training_loader(config(), tokenizer(), loader_context());
       return describe_files(trainer::training_files(config()));
     });
     if (resolved_ && config().validation.enable)
       table_.check("validation data", {"configuration"}, [&] {
         require_input(*resolved_, "validation.dataset_path");
         trainer::check_validation_documents(config());
-        trainer::validation_loader(config(), tokenizer(), place());
+        trainer::validation_loader(config(), tokenizer(), loader_context());
         return describe_files(trainer::validation_files(config()));
       });
   }
@@ -381,7 +365,7 @@ class JobCheck {
   const checkpointing::ChosenCheckpoint* chosen() const {
     return start_.checkpoint ? &*start_.checkpoint : nullptr;
   }
-  trainer::LoaderPlace place() const { return trainer::loader_place(*mesh_, 0, seed(), model_); }
+  trainer::LoaderContext loader_context() const { return trainer::loader_context(*mesh_, 0, seed(), model_); }
   // An unset seed is drawn at the start and makes no difference here.
   uint64_t seed() const { return static_cast<uint64_t>(config().debug.seed.value_or(0)); }
 
@@ -392,7 +376,11 @@ class JobCheck {
       plan_ = trainer::plan_run(*resolved_, model_, *mesh_, seed(), loader_->fingerprint(),
                                 trainer::job_record(*resolved_, *data_), chosen());
       for (const std::string& warning : plan_->warnings) log_warning("{}", warning);
-      return describe_settings(*plan_, chosen());
+      const auto& curve = plan_->config.lr_scheduler;
+      return fmt::format(
+          "{}; learning-rate curve of {} steps, warm-up {}",
+          chosen() == nullptr ? "as configured" : "the configured ones and the checkpoint's go together",
+          *curve.total_steps, std::min(curve.warmup_steps, *curve.total_steps));
     });
     table_.check("state", {"settings"}, [&] { return describe_state(); });
     table_.check(
@@ -438,7 +426,7 @@ class JobCheck {
   const CommandLine& line_;
   Table table_;
   std::optional<config::ResolvedConfig> resolved_;
-  parallel::Environment environment_;
+  parallel::Environment environment_;  // of rank 0
   models::ModelArgs model_;
   config::RunFacts facts_;
   std::optional<parallel::Mesh> mesh_;

@@ -204,11 +204,10 @@ std::vector<std::string> names_of_commands(const CLI::App& app) {
   return names;
 }
 
-std::string list_of(const std::vector<std::string>& names) {
-  std::string text;
-  for (size_t i = 0; i < names.size(); ++i)
-    text += (i == 0 ? "" : i + 1 == names.size() ? " and " : ", ") + names[i];
-  return text;
+std::string list_of(std::vector<std::string> names) {
+  const std::string last = names.back();
+  names.pop_back();
+  return fmt::format("{} and {}", fmt::join(names, ", "), last);
 }
 
 // CLI11 calls a word that is no subcommand unexpected and does not say what is expected.
@@ -217,19 +216,16 @@ void require_known_commands(const CLI::App& app, const std::vector<std::string>&
   const std::vector<std::string> commands = names_of_commands(app);
   const std::vector<std::string> tools = names_of_commands(*app.get_subcommand("ckpt"));
   const std::string& name = arguments[0];
-  const auto is_in = [](const auto& names, const std::string& word) {
-    return std::find(names.begin(), names.end(), word) != names.end();
-  };
-  if (!is_in(commands, name)) {
-    const std::string meant = name.ends_with(".toml") ? "train " + name
-                              : is_in(tools, name)    ? "ckpt " + name
-                                                      : nearest_name(name, commands);
+  if (std::ranges::count(commands, name) == 0) {
+    const std::string meant = name.ends_with(".toml")               ? "train " + name
+                              : std::ranges::count(tools, name) > 0 ? "ckpt " + name
+                                                                    : nearest_name(name, commands);
     throw_config("command line: no subcommand \"{}\"; there are {}{}", name, list_of(commands),
                  did_you_mean(meant));
   }
   if (name != "ckpt" || (arguments.size() > 1 && arguments[1].starts_with('-'))) return;
   if (arguments.size() == 1) throw_config("command line: ckpt: name a tool: {}", list_of(tools));
-  if (!is_in(tools, arguments[1]))
+  if (std::ranges::count(tools, arguments[1]) == 0)
     throw_config("command line: no tool \"{}\"; there are {}{}", arguments[1], list_of(tools),
                  did_you_mean(nearest_name(arguments[1], tools)));
 }

@@ -86,16 +86,9 @@ struct CommandLine {
   Report report;
 };
 
-// `arguments` without the program's name; `width`: columns that help is wrapped to. Accepted forms:
-//   train FILE [overrides]    train --job.config_file FILE [overrides]    --job.config_file FILE [overrides]
-//   config FILE [overrides]   config --reference
-//   check FILE [overrides] [--ranks N] [--gpu-memory GB]
-//   tokenize --out DIR [--tokenizer DIR] [--text-field NAME] INPUT...
-//   generate CKPT --prompt TEXT [...]    eval CKPT --data PATH [...]
-//   ckpt ls|verify|digest|prune DIR [...]    ckpt diff A B    ckpt convert SRC DST --to FORMAT [...]
-//   report DIR... [-o FILE]
-//   --help, --version, SUBCOMMAND --help
-// Throws Error(kUsage) for anything else. Names and values of overrides are checked by load_config().
+// `arguments` without the program's name, in the forms that `hyperion --help` lists; without a subcommand
+// those of train. `width`: columns that help is wrapped to. Throws Error(kUsage) for anything else. Names and
+// values of overrides are checked by load_config().
 CommandLine parse_command_line(std::vector<std::string> arguments, int width);
 
 // Columns of the terminal on stdout: by the terminal, else COLUMNS, else 100.

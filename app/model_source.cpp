@@ -1,7 +1,5 @@
 #include "app/model_source.h"
 
-#include <fmt/format.h>
-
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"

@@ -120,16 +120,20 @@ void JsonLines::index_lines() {
   Progress progress("indexing data", size, "B");
   std::string block;
   for (uint64_t begin = 0; begin < size;) {
-    const size_t bytes = std::min<uint64_t>(kReadBlock, size - begin);
-    if (!in_memory_) {
-      block.resize(bytes);
-      file_.read(begin, block.data(), bytes);
-    }
-    add(in_memory_ ? text_.view().substr(begin, bytes) : block, begin);
-    progress.update(begin += bytes);
+    block.resize(std::min<uint64_t>(kReadBlock, size - begin));
+    read(begin, block.data(), block.size());
+    add(block, begin);
+    progress.update(begin += block.size());
   }
   if (line_begin < size) end_line();
   begins_.push_back(size);
+}
+
+void JsonLines::read(uint64_t begin, char* out, size_t bytes) const {
+  if (in_memory_)
+    std::memcpy(out, text_.view().data() + begin, bytes);
+  else
+    file_.read(begin, out, bytes);
 }
 
 uint64_t JsonLines::line(uint64_t document) const {
@@ -141,18 +145,15 @@ uint64_t JsonLines::line(uint64_t document) const {
 
 std::string_view JsonLines::read_line(uint64_t document) {
   const uint64_t begin = begins_[document];
-  const uint64_t most = begins_[document + 1] - begin;  // blank lines may follow in it
+  const uint64_t max = begins_[document + 1] - begin;  // blank lines may follow in it
   size_t size = 0;
-  for (uint64_t want = std::min<uint64_t>(most, kFirstPiece);; want = std::min(most, want * 4)) {
+  for (uint64_t want = std::min<uint64_t>(max, kFirstPiece);; want = std::min(max, want * 4)) {
     if (padded_.size() < want + simdjson::SIMDJSON_PADDING) padded_.resize(want + simdjson::SIMDJSON_PADDING);
-    if (in_memory_)
-      std::memcpy(padded_.data() + size, text_.view().data() + begin + size, want - size);
-    else
-      file_.read(begin + size, padded_.data() + size, want - size);
+    read(begin + size, padded_.data() + size, want - size);
     const void* newline = std::memchr(padded_.data() + size, '\n', want - size);
     size =
         newline != nullptr ? static_cast<size_t>(static_cast<const char*>(newline) - padded_.data()) : want;
-    if (newline != nullptr || want == most || size > line_limit_) return {padded_.data(), size};
+    if (newline != nullptr || want == max || size > line_limit_) return {padded_.data(), size};
   }
 }
 
@@ -161,37 +162,38 @@ std::string_view JsonLines::text(uint64_t document) {
     padded_ = {};
     parser_ = std::make_unique<simdjson::dom::parser>();
   }
+  const auto where = [&] { return fmt::format("{}:{}", name_, line(document)); };
   std::string_view source;
   try {
     source = read_line(document);
   } catch (const Error& error) {
-    throw_data("{}:{}: the document cannot be read: {}", name_, line(document), error.what());
+    throw_data("{}: the document cannot be read: {}", where(), error.what());
   }
   if (source.size() > line_limit_)
-    throw_data("{}:{}: the line is too long, at most {} bytes are accepted: split the document", name_,
-               line(document), line_limit_);
+    throw_data("{}: the line is too long, at most {} bytes are accepted: split the document", where(),
+               line_limit_);
 
   simdjson::dom::element root;
   auto error = parser_->parse(padded_.data(), source.size(), false).get(root);
   if (error == simdjson::UTF8_ERROR) {
     if (!std::exchange(warned_, true))
-      log_warning("{}:{}: holds bytes that are not UTF-8: they are read as U+FFFD (said once for this file)",
-                  name_, line(document));
+      log_warning("{}: holds bytes that are not UTF-8: they are read as U+FFFD (said once for this file)",
+                  where());
     error = parser_->parse(replace_ill_formed(source)).get(root);
   }
   if (error)
-    throw_data("{}:{}: is not valid JSON ({}); expected {}: correct or remove the line", name_,
-               line(document), simdjson::error_message(error), expected_format());
+    throw_data("{}: is not valid JSON ({}); expected {}: correct or remove the line", where(),
+               simdjson::error_message(error), expected_format());
   simdjson::dom::object object;
   if (root.get(object))
-    throw_data("{}:{}: is JSON but no object; expected {}: correct or remove the line", name_, line(document),
+    throw_data("{}: is JSON but no object; expected {}: correct or remove the line", where(),
                expected_format());
   std::optional<simdjson::dom::element> field;
   for (const auto& [key, value] : object) {
     if (key != field_.name) continue;
     if (field)
-      throw_data("{}:{}: has the field \"{}\" twice, so which of them is meant cannot be known: remove one",
-                 name_, line(document), field_.name);
+      throw_data("{}: has the field \"{}\" twice, so which of them is meant cannot be known: remove one",
+                 where(), field_.name);
     field = value;
   }
   if (!field) {
@@ -201,8 +203,8 @@ std::string_view JsonLines::text(uint64_t document) {
   }
   std::string_view text;
   if (field->get(text))
-    throw_data("{}:{}: its \"{}\" is no string; expected {}: correct or remove the line", name_,
-               line(document), field_.name, expected_format());
+    throw_data("{}: its \"{}\" is no string; expected {}: correct or remove the line", where(), field_.name,
+               expected_format());
   return text;
 }
 

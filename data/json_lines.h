@@ -56,6 +56,7 @@ class JsonLines {
   };
   JsonLines(const std::filesystem::path& path, TextField field, size_t line_limit, bool first_line_only);
   void index_lines();
+  void read(uint64_t begin, char* out, size_t bytes) const;  // of the content
   // Reads the document's line into padded_ and returns it; of one over the limit not all.
   std::string_view read_line(uint64_t document);
   std::string expected_format() const;

@@ -1,11 +1,13 @@
 #include "data/loader.h"
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "data/token_shards.h"
 
@@ -39,6 +41,40 @@ TokenStream make_stream(const LoaderOptions& options) {
 }
 
 }  // namespace
+
+std::string LoaderState::to_json() const {
+  return nlohmann::ordered_json{{"version", 1},
+                                {"epoch", position.epoch},
+                                {"file", position.file},
+                                {"document", position.document},
+                                {"token_offset", position.token},
+                                {"sequence", sequence},
+                                {"seed", seed},
+                                {"shuffle", shuffle},
+                                {"fingerprint", fmt::format("{:016x}", fingerprint)}}
+      .dump();
+}
+
+LoaderState LoaderState::from_json(std::string_view text) try {
+  const auto json = parse_json(text, "data loader state", /*max_depth=*/2);
+  const JsonNode node(json, "data loader state");
+  if (const uint64_t version = node["version"].count(); version != 1)
+    throw_data("data loader state: version {}, expected 1: it was written by another Hyperion", version);
+  LoaderState state;
+  state.position = {node["epoch"].count(), node["file"].count(), node["document"].count(),
+                    node["token_offset"].count()};
+  state.sequence = node["sequence"].count();
+  state.seed = node["seed"].count();
+  state.shuffle = node["shuffle"].flag();
+  const std::string& digits = node["fingerprint"].text();
+  const auto [end, error] =
+      std::from_chars(digits.data(), digits.data() + digits.size(), state.fingerprint, 16);
+  if (error != std::errc() || end != digits.data() + digits.size())
+    throw_data("data loader state: fingerprint '{}' is no hexadecimal number", digits);
+  return state;
+} catch (const Error& error) {
+  throw_data("{}: load another checkpoint", error.what());
+}
 
 DataLoader::DataLoader(LoaderOptions options) : options_(std::move(options)), stream_(make_stream(options_)) {
   initial_.seed = options_.order.seed;
@@ -106,12 +142,14 @@ DataLoader::PreparedBatch DataLoader::prepare_batch() {
   const size_t before = own * static_cast<size_t>(options_.dp_rank);
   const size_t after = own * static_cast<size_t>(options_.dp_degree - 1 - options_.dp_rank);
   PreparedBatch ready;
-  if (stream_.has_tokens(2)) {  // an input and its label: else every rank would get nothing but padding
-    const std::string begin = stream_.describe_position();
-    std::vector<int64_t> tokens(own + 1);
-    std::vector<DocumentSpan> spans;
-    stream_.skip(before);
-    tokens.resize(stream_.read_window(tokens, spans));
+  stream_.position();
+  const std::string begin = stream_.describe_position();
+  std::vector<int64_t> tokens(own + 1);
+  std::vector<DocumentSpan> spans;
+  const size_t skipped = stream_.skip(before);
+  tokens.resize(stream_.read_window(tokens, spans));
+  if (skipped + tokens.size() >=
+      2) {  // an input and its label: else every rank would get nothing but padding
     ready.batch = pack(tokens, spans, options_.rows, options_.seq_len, options_.document_mask);
     ready.batch->first_sequence = made_ + static_cast<uint64_t>(options_.dp_rank * options_.rows);
     stream_.skip(after);

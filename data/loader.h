@@ -16,10 +16,10 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
-#include "data/loader_state.h"
 #include "data/packing.h"
 #include "data/token_stream.h"
 
@@ -42,6 +42,24 @@ struct LoaderOptions {
   int prefetch = 4;            // microbatches kept ready
   // The ranks of this node tokenise together. Used where all files are text and the order repeats.
   std::shared_ptr<NodeDocuments> node{};
+};
+
+// The position in the data, as a checkpoint holds it. It counts what was consumed, not what was prefetched,
+// and holds no rank or mesh, so it is valid at any data-parallel degree, batch size and sequence length.
+struct LoaderState {
+  StreamPosition position;  // of the next token
+  uint64_t sequence = 0;    // sequences consumed so far
+  uint64_t seed = 0;        // of the order of documents
+  bool shuffle = true;
+  uint64_t fingerprint = 0;  // of the data and its tokenizer
+
+  bool operator==(const LoaderState&) const = default;
+
+  // {"version": 1, "epoch": .., "file": .., "document": .., "token_offset": .., "sequence": .., "seed": ..,
+  //  "shuffle": .., "fingerprint": ".."}
+  std::string to_json() const;
+  // Throws Error(kBadData) naming the field.
+  static LoaderState from_json(std::string_view text);
 };
 
 // next(), state() and the like are for one thread; the loader's own thread starts with the first next().

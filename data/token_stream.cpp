@@ -70,15 +70,6 @@ void TokenStream::seek(const StreamPosition& position, uint64_t seed) {
   advance_to_token();
 }
 
-bool TokenStream::has_tokens(size_t count) {
-  if (!advance_to_token()) return count == 0;
-  if (options_.repeat || document_->length - position_.token >= count) return true;
-  const StreamPosition before = position_;
-  const bool enough = skip(count) == count;
-  seek(before, options_.seed);
-  return enough;
-}
-
 template <typename Take>
 size_t TokenStream::consume(size_t count, const Take& take) {
   size_t done = 0;
@@ -107,7 +98,7 @@ size_t TokenStream::skip(size_t count) {
   return consume(count, [](size_t, size_t) {});
 }
 
-std::string TokenStream::describe_position() {
+std::string TokenStream::describe_position() const {
   if (!document_) return "the end of the data";
   return fmt::format("{}:{}", files()[document_->file].path.string(), document_->line);
 }

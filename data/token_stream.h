@@ -35,16 +35,14 @@ class TokenStream {
   // From here on, until seek(), the documents come from the ranks of this node, which tokenise about
   // so far ahead. For streams that repeat.
   void share(NodeDocuments& node, uint64_t tokens_ahead);
-  // At least `count` tokens are left. May open the documents that hold them.
-  bool has_tokens(size_t count);
 
   // Fills `out` with the next tokens and steps over all but the last, which the next sequence begins with.
   // Appends a DocumentSpan, counted from out[0], for each document touched. Returns how many there were:
   // fewer only at the stream's end.
   size_t read_window(std::span<int64_t> out, std::vector<DocumentSpan>& spans);
   size_t skip(size_t count);
-  // "file:line" of the document with the next token.
-  std::string describe_position();
+  // "file:line" of the document with the token of position(), which was called last.
+  std::string describe_position() const;
 
   const StreamOptions& options() const { return options_; }
   const std::vector<CorpusFile>& files() const { return reader_.files(); }

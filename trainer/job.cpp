@@ -52,7 +52,7 @@ Job start_job(const config::ResolvedConfig& resolved) {
   warn_of_slow_steps(config, job.model, job.runtime);
   job.seed = common_seed(config, job.runtime);
   job.loader = training_loader(
-      config, job.data, loader_place(*job.runtime.mesh, job.runtime.rank(), job.seed, job.model),
+      config, job.data, loader_context(*job.runtime.mesh, job.runtime.rank(), job.seed, job.model),
       config::is_dry_run(config) ? nullptr : data::NodeDocuments::make(job.runtime.groups->host()));
   job.record = job_record(resolved, job.data);
   // What differs between the ranks is found before anything is done with it.

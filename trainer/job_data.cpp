@@ -42,14 +42,14 @@ data::TextField validation_field(const config::JobConfig& config, const DataKeys
   return {*config.validation.text_field, keys.field};
 }
 
-data::LoaderOptions loader_options(const DataSetup& data, const LoaderPlace& place, const std::string& path,
-                                   data::TextField field) {
+data::LoaderOptions loader_options(const DataSetup& data, const LoaderContext& context,
+                                   const std::string& path, data::TextField field) {
   data::LoaderOptions options;
   options.dataset_path = path;
   options.text_field = std::move(field);
-  options.dp_rank = place.dp_rank;
-  options.dp_degree = place.dp_degree;
-  options.vocab_size = place.vocab_size;
+  options.dp_rank = context.dp_rank;
+  options.dp_degree = context.dp_degree;
+  options.vocab_size = context.vocab_size;
   options.encode = [tokenizer = data.tokenizer](std::string_view text) {
     return tokenizer->encode(text, true, true);
   };
@@ -101,23 +101,23 @@ std::string describe_training_data(const config::JobConfig& config) {
 }
 
 std::unique_ptr<data::DataLoader> training_loader(const config::JobConfig& config, const DataSetup& data,
-                                                  const LoaderPlace& place,
+                                                  const LoaderContext& context,
                                                   std::shared_ptr<data::NodeDocuments> node) {
   const auto& training = config.training;
-  data::LoaderOptions options = loader_options(data, place, training_files(config), training_field(config));
+  data::LoaderOptions options = loader_options(data, context, training_files(config), training_field(config));
   options.seq_len = training.seq_len;
   options.rows = training.local_batch_size;
-  options.order = {.seed = place.seed, .shuffle = training.shuffle, .repeat = true};
+  options.order = {.seed = context.seed, .shuffle = training.shuffle, .repeat = true};
   options.document_mask = training.document_mask;
   options.node = std::move(node);
   return std::make_unique<data::DataLoader>(std::move(options));
 }
 
 std::unique_ptr<data::DataLoader> validation_loader(const config::JobConfig& config, const DataSetup& data,
-                                                    const LoaderPlace& place, const DataKeys& keys) {
+                                                    const LoaderContext& context, const DataKeys& keys) {
   const auto& validation = config.validation;
   data::LoaderOptions options =
-      loader_options(data, place, validation_files(config), validation_field(config, keys));
+      loader_options(data, context, validation_files(config), validation_field(config, keys));
   options.dataset_key = keys.path;
   options.seq_len = validation.seq_len;
   options.rows = validation.local_batch_size;

@@ -36,17 +36,17 @@ struct DataSetup {
 };
 DataSetup load_tokenizer(const config::JobConfig& config);
 
-struct LoaderPlace {  // of this rank in the mesh, and what the stream is shuffled by
+struct LoaderContext {  // of this rank in the mesh, and what the stream is shuffled by
   int64_t dp_rank = 0, dp_degree = 1;
   uint64_t seed = 0;
   int64_t vocab_size = 0;
 };
 // `node`: the ranks of this node tokenise together (see LoaderOptions).
 std::unique_ptr<data::DataLoader> training_loader(const config::JobConfig& config, const DataSetup& data,
-                                                  const LoaderPlace& place,
+                                                  const LoaderContext& context,
                                                   std::shared_ptr<data::NodeDocuments> node = nullptr);
 std::unique_ptr<data::DataLoader> validation_loader(const config::JobConfig& config, const DataSetup& data,
-                                                    const LoaderPlace& place,
+                                                    const LoaderContext& context,
                                                     const DataKeys& keys = kValidationKeys);
 
 }  // namespace hyperion::trainer

@@ -90,8 +90,8 @@ checkpointing::JobRecord job_record(const config::ResolvedConfig& resolved, cons
       hugging_face::imported_settings(resolved.config, config::install_root())};
 }
 
-LoaderPlace loader_place(const parallel::Mesh& mesh, int rank, uint64_t seed,
-                         const models::ModelArgs& model) {
+LoaderContext loader_context(const parallel::Mesh& mesh, int rank, uint64_t seed,
+                             const models::ModelArgs& model) {
   return {mesh.coordinate(rank, parallel::MeshDim::kBatch), mesh.degree(parallel::MeshDim::kBatch), seed,
           model.vocab_size};
 }

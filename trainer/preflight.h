@@ -30,7 +30,8 @@ DataSetup checked_data(const config::ResolvedConfig& resolved, const models::Mod
 checkpointing::JobRecord job_record(const config::ResolvedConfig& resolved, const DataSetup& data);
 
 // Of `rank`, for its loaders.
-LoaderPlace loader_place(const parallel::Mesh& mesh, int rank, uint64_t seed, const models::ModelArgs& model);
+LoaderContext loader_context(const parallel::Mesh& mesh, int rank, uint64_t seed,
+                             const models::ModelArgs& model);
 
 // Throws IncompatibleCheckpoint for a checkpoint of another model, Error(kUsage) for one of another
 // tokenizer.

@@ -82,7 +82,7 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
     validator_.emplace(
         config().validation, runtime,
         validation_loader(config(), job_.data,
-                          loader_place(*runtime.mesh, runtime.rank(), plan_.seed, job_.model)));
+                          loader_context(*runtime.mesh, runtime.rank(), plan_.seed, job_.model)));
   at::globalContext().setDeterministicAlgorithms(config().debug.deterministic,
                                                  config().debug.deterministic_warn_only);
   const auto& training = config().training;

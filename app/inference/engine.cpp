@@ -23,19 +23,10 @@ InferenceEngine::InferenceEngine(const models::ModelArgs& args, at::Device devic
   }
 }
 
-models::SequenceContext InferenceEngine::context(int64_t seq_len) const {
-  return model_.context(seq_len, device_);
-}
-
 at::Tensor InferenceEngine::hidden(const at::Tensor& tokens, const models::SequenceContext& context) const {
   at::Tensor x = model_.embedding().forward(tokens);
   for (const models::TransformerBlock& block : model_.blocks()) x = block.forward(x, context);
   return x;
-}
-
-at::Tensor InferenceEngine::logits(const at::Tensor& tokens) const {
-  at::NoGradGuard no_grad;
-  return model_.head().logits(hidden(tokens.to(device_), context(tokens.size(1))));
 }
 
 at::Tensor InferenceEngine::next_logits(std::span<const int64_t> tokens) const {
@@ -43,7 +34,7 @@ at::Tensor InferenceEngine::next_logits(std::span<const int64_t> tokens) const {
   const auto length = static_cast<int64_t>(tokens.size());
   const at::Tensor row =
       at::from_blob(const_cast<int64_t*>(tokens.data()), {1, length}, at::TensorOptions(at::kLong));
-  const at::Tensor x = hidden(row.to(device_), context(length));
+  const at::Tensor x = hidden(row.to(device_), model_.context(length, device_));
   return model_.head().logits(x.narrow(1, length - 1, 1)).view(-1).to(at::kCPU, at::kFloat);
 }
 

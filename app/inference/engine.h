@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <span>
-#include <string>
 
 #include <ATen/core/Tensor.h>
 
@@ -26,18 +25,14 @@ class InferenceEngine {
                   const LoadWeights& load);
 
   const models::ModelArgs& args() const { return model_.args(); }
-  at::Device device() const { return device_; }
 
-  // tokens int64 [batch, seq] (any device) -> logits [batch, seq, vocab] in the dtype.
-  at::Tensor logits(const at::Tensor& tokens) const;
-  // Logits of the token that follows: [vocab], fp32, on the CPU. Computes the whole prefix.
+  // Logits of the token that follows: [vocab], fp32, on the CPU. Computes the complete prefix.
   at::Tensor next_logits(std::span<const int64_t> tokens) const;
   // The summed cross-entropy of one batch of the loader.
   double loss_sum(const data::Batch& batch);
 
  private:
   at::Tensor hidden(const at::Tensor& tokens, const models::SequenceContext& context) const;
-  models::SequenceContext context(int64_t seq_len) const;
 
   models::Transformer model_;
   at::Device device_;

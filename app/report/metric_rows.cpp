@@ -5,8 +5,6 @@
 #include <cstring>
 #include <limits>
 
-#include <simdjson.h>
-
 #include "app/report/axis.h"
 
 namespace hyperion::report {
@@ -56,11 +54,9 @@ std::optional<double> MetricRow::value(int tag) const {
   return std::nullopt;
 }
 
-MetricParser::MetricParser() : parser_(std::make_unique<simdjson::dom::parser>()) {
+MetricParser::MetricParser() {
   for (const std::string_view name : kKnown) intern(name);
 }
-
-MetricParser::~MetricParser() = default;
 
 std::optional<int> MetricParser::tag(std::string_view name) const {
   const auto found = numbers_.find(std::string(name));
@@ -79,11 +75,8 @@ std::optional<int> MetricParser::intern(std::string_view name) {
 }
 
 std::optional<MetricRow> MetricParser::parse(std::string_view line) {
-  padded_.resize(line.size() + simdjson::SIMDJSON_PADDING);
-  std::memcpy(padded_.data(), line.data(), line.size());
   simdjson::dom::object object;
-  if (parser_->parse(padded_.data(), line.size(), false).get_object().get(object)) return std::nullopt;
-
+  if (parser_.parse(line.data(), line.size()).get_object().get(object)) return std::nullopt;
   MetricRow row;
   row.step = -1;
   std::string_view text;

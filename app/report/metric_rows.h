@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,9 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace simdjson::dom {
-class parser;
-}
+#include <simdjson.h>
 
 namespace hyperion::report {
 
@@ -51,7 +48,6 @@ class MetricParser {
   static constexpr size_t kMaxDetailBytes = 1000;  // of an event
 
   MetricParser();
-  ~MetricParser();
 
   // A number of an event has the tag "EVENT.FIELD". nullopt unless the line is a JSON object with a step from
   // 0 to 2^53 and a finite time. Fields that are no numbers (nor "NaN", "Infinity", "-Infinity") are left
@@ -65,8 +61,7 @@ class MetricParser {
  private:
   std::optional<int> intern(std::string_view name);
 
-  std::unique_ptr<simdjson::dom::parser> parser_;
-  std::string padded_;
+  simdjson::dom::parser parser_;
   std::vector<std::string> tags_;
   std::unordered_map<std::string, int> numbers_;
   uint64_t tags_left_out_ = 0;

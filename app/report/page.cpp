@@ -8,7 +8,6 @@
 #include <fmt/ranges.h>
 
 #include "app/report/html.h"
-#include "app/report/page_assets.h"
 #include "base/counted.h"
 #include "base/error.h"
 
@@ -18,13 +17,13 @@ namespace {
 constexpr const char* kPercent = "\u00a0%";  // the blank does not break the line
 
 std::string swatch(size_t run) {
-  return fmt::format("<span class=\"swatch r{}\"></span>", run);
+  return fmt::format(R"(<span class="swatch r{}"></span>)", run);
 }
 
 // Of run.txt; "-" where it is not there.
-std::string fact(const RunStart& start, const char* name) {
-  const auto found = start.facts.find(name);
-  return found == start.facts.end() ? "-" : found->second;
+std::string field_of(const RunStart& start, const char* name) {
+  const auto found = start.fields.find(name);
+  return found == start.fields.end() ? "-" : found->second;
 }
 
 // "3 d 4 h", "2 h 47 min", "5 min 10 s", "12 s"
@@ -52,14 +51,12 @@ class NewestState {
   std::string row(size_t number) const {
     const MetricRow* training = run_.history.newest(RowKind::kTraining);
     const MetricRow* validation = run_.history.newest(RowKind::kValidation);
-    std::string html = fmt::format("<tr class=\"r{}\"><td class=\"run\">{}{}{}</td>", number, swatch(number),
-                                   html_text(run_.name), description() + age() + ending() + warnings());
-    html += fmt::format("<td class=\"number large\">{}</td>", step());
-    html += cell("large", number_of(training, "loss_metrics/global_avg_loss"));
     const std::string loss = number_of(validation, "validation_metrics/loss");
-    html += cell(
-        "large", loss,
-        loss == "-" ? "" : fmt::format("at step {}", human_count(static_cast<uint64_t>(validation->step))));
+    std::string html = fmt::format(R"(<tr class="r{}"><td class="run">{}{}{}</td>)", number, swatch(number),
+                                   html_text(run_.name), description() + age() + ending() + warnings());
+    html += cell("large", step());
+    html += cell("large", number_of(training, "loss_metrics/global_avg_loss"));
+    html += cell("large", loss, loss == "-" ? "" : "at step " + human_count(validation->step));
     html += cell("", number_of(training, "grad_norm"), clipped());
     html += cell("", number_of(training, "lr"));
     html +=
@@ -78,7 +75,7 @@ class NewestState {
 
  private:
   static std::string cell(const char* style, const std::string& number, const std::string& below = "") {
-    return fmt::format("<td class=\"number {}\">{}{}</td>", style, number,
+    return fmt::format(R"(<td class="number {}">{}{}</td>)", style, number,
                        below.empty() || below == "-" ? "" : "<small>" + below + "</small>");
   }
 
@@ -147,10 +144,9 @@ class NewestState {
   std::string record() const {
     if (run_.starts.newest_record.empty()) return "";
     return fmt::format(
-        "<tr class=\"record\"><td colspan=\"9\"><details><summary>Record "
-        "<small>{}</small></summary><pre>{}</pre>"
-        "</details></td></tr>",
-        html_text(fact(start_, "devices") + ", host " + fact(start_, "host"), 200),
+        R"(<tr class="record"><td colspan="9"><details><summary>Record <small>{}</small></summary>)"
+        "<pre>{}</pre></details></td></tr>",
+        html_text(field_of(start_, "devices") + ", host " + field_of(start_, "host"), 200),
         html_text(run_.starts.newest_record, 100'000));
   }
 
@@ -183,21 +179,17 @@ class NewestState {
 
 std::string control_bar(const std::vector<ReportRun>& runs, bool superseded) {
   std::string html =
-      "<div class=\"bar\"><label>x axis <select id=\"axis\"><option value=\"0\">step</option>"
-      "<option value=\"1\">tokens seen</option><option value=\"2\">time</option></select></label>"
-      "<label>smoothing <input id=\"smoothing\" type=\"range\" min=\"0\" max=\"0.99\" step=\"0.01\" "
-      "value=\"0\">"
-      "<output>0.00</output></label>";
-  html +=
-      "<label>steps <input id=\"from\" type=\"number\" min=\"0\"> to <input id=\"to\" type=\"number\" "
-      "min=\"0\"></label><button id=\"whole\" type=\"button\" disabled>all steps</button>";
+      R"(<div class="bar"><label>x axis <select id="axis"><option value="0">step</option>)"
+      R"(<option value="1">tokens seen</option><option value="2">time</option></select></label>)"
+      R"(<label>smoothing <input id="smoothing" type="range" min="0" max="0.99" step="0.01" value="0">)"
+      R"(<output>0.00</output></label><label>steps <input id="from" type="number" min="0"> to )"
+      R"(<input id="to" type="number" min="0"></label><button id="whole" type="button" disabled>all steps</button>)";
   if (superseded)
-    html +=
-        "<label><input id=\"superseded\" type=\"checkbox\" checked> steps that were repeated after a "
-        "restart</label>";
+    html += R"(<label><input id="superseded" type="checkbox" checked> steps that were repeated after a )"
+            "restart</label>";
   for (size_t i = 0; i < runs.size(); ++i)
-    html += fmt::format("<button class=\"run\" type=\"button\" aria-pressed=\"true\">{}{}</button>",
-                        swatch(i), html_text(runs[i].name, 200));
+    html += fmt::format(R"(<button class="run" type="button" aria-pressed="true">{}{}</button>)", swatch(i),
+                        html_text(runs[i].name, 200));
   return html + "</div>";
 }
 
@@ -206,8 +198,8 @@ std::string figure(const Plot& plot, const ReportData& data, size_t first_line) 
   for (const double value : plot.references) dashed += (dashed.empty() ? " " : ", ") + tick_label(value);
   if (!dashed.empty()) unit += (unit.empty() ? "" : "; ") + ("dashed: " + plot.reference + dashed);
   return fmt::format(
-      "<figure><figcaption>{} <small>{}</small><button "
-      "type=\"button\">log</button></figcaption>{}</figure>\n",
+      R"(<figure><figcaption>{} <small>{}</small><button type="button">log</button></figcaption>{}</figure>)"
+      "\n",
       html_text(plot.title), html_text(unit), plot_svg(plot, data.points, data.axes, data.marks, first_line));
 }
 
@@ -266,7 +258,7 @@ std::string starts_table(const std::vector<ReportRun>& runs) {
     count += runs[run].starts.count;
     shown += starts.size();
     for (size_t i = starts.size(); i-- > 0;) {
-      const auto text = [&](const char* name) { return html_text(fact(starts[i], name), 1000); };
+      const auto text = [&](const char* name) { return html_text(field_of(starts[i], name), 1000); };
       rows += fmt::format(
           "<tr><td>{}{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td><code>{}</code></td>"
           "<td><code>{}</code></td><td>{}</td></tr>",
@@ -340,23 +332,28 @@ std::string report_page(const std::vector<ReportRun>& runs, double now) {
   std::string title = "Training report";
   if (runs.size() == 1) title += ": " + runs[0].name;
   std::string html = fmt::format(
-      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
-      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-      "script-src 'sha256-{}'\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><title>{}</title>\n"
-      "<style>{}</style></head>\n<body>\n<header><h1>{}</h1><p>{}, {}</p></header>\n",
+      R"(<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{}'">
+<meta name="viewport" content="width=device-width, initial-scale=1"><title>{}</title>
+<style>{}</style></head>
+<body>
+<header><h1>{}</h1><p>{}, {}</p></header>
+<div class="scroll"><table>)",
       kPageScriptHash, html_text(title, 200), kPageStyle, html_text(title, 200), counted(runs.size(), "run"),
       utc_text(now));
-  html += "<div class=\"scroll\"><table>" + NewestState::header();
+  html += NewestState::header();
   for (size_t i = 0; i < runs.size(); ++i) html += NewestState(runs[i], now).row(i) + "\n";
-  html += "</table></div>\n" + control_bar(runs, superseded) +
-          "\n<p class=\"note\"><span>Drag over a plot to zoom all of them" +
-          (widest > 1 ? fmt::format(" (a point then stands for up to {} steps)", widest) : "") +
-          ", double click for all steps. </span>Dotted vertical lines: restarts. Red crosses: values that "
-          "are not "
-          "finite. Faint lines: steps that were repeated after a restart. Shaded: smallest to largest value "
-          "where a "
-          "point stands for several steps.</p>\n<div class=\"plots\">\n";
+  html += fmt::format(
+      R"(</table></div>
+{}
+<p class="note"><span>Drag over a plot to zoom all of them{}, double click for all steps. </span>)"
+      "Dotted vertical lines: restarts. Red crosses: values that are not finite. Faint lines: steps that "
+      "were "
+      "repeated after a restart. Shaded: smallest to largest value where a point stands for several steps."
+      "</p>\n<div class=\"plots\">\n",
+      control_bar(runs, superseded),
+      widest > 1 ? fmt::format(" (a point then stands for up to {} steps)", widest) : "");
   size_t line = 0;
   const auto add_figures = [&](const std::vector<Plot>& plots) {
     for (const Plot& plot : plots) {

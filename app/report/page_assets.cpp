@@ -1,4 +1,4 @@
-#include "app/report/page_assets.h"
+#include "app/report/page.h"
 
 namespace hyperion::report {
 

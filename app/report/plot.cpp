@@ -1,6 +1,5 @@
 #include "app/report/plot.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include <fmt/format.h>
@@ -18,7 +17,7 @@ struct Scale {
   double from = 0, to = 1;  // pixels of low and high
   bool log = false;
 
-  // NaN where the axis has no place for the value
+  // NaN where the value is not on the axis
   double operator()(double value) const {
     // differences of logarithms: the ratio of the largest to the smallest double is infinite
     const double part =
@@ -145,13 +144,13 @@ std::string plot_svg(const Plot& plot, const std::vector<PlotPoints>& points,
   }
   for (size_t i = 0; i < plot.lines.size(); ++i) {
     const PlotLine& line = plot.lines[i];
-    const PlotPoints& place = points[line.points];
-    const Paths paths = paths_of(line, place.x[axis], across, up);
+    const PlotPoints& at = points[line.points];
+    const Paths paths = paths_of(line, at.x[axis], across, up);
     svg += fmt::format(
         "<g class=\"line r{}{}\" data-line=\"{}\"><path class=\"band\" d=\"{}\"/><path class=\"raw\"/>"
         "<path class=\"mean\" d=\"{}\"/><path class=\"dots\" d=\"{}\"/><path class=\"broken\" "
         "d=\"{}\"/><path class=\"marked\" d=\"{}\"/></g>",
-        place.run, place.superseded ? " superseded" : "", first_line + i, paths.band, paths.mean, paths.dots,
+        at.run, at.superseded ? " superseded" : "", first_line + i, paths.band, paths.mean, paths.dots,
         paths.broken, paths.marked);
   }
   return svg + "</svg><path class=\"cursor\"/><path class=\"selection\"/></svg>";

@@ -11,7 +11,7 @@ namespace hyperion::report {
 
 enum PlotAxis { kStepAxis, kTokensAxis, kTimeAxis, kPlotAxes };
 
-// The places that lines of one table share.
+// The x coordinates that lines of one table share.
 struct PlotPoints {
   int run = 0;
   bool superseded = false;                         // steps that a restart made again: drawn faint

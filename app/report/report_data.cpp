@@ -1,8 +1,6 @@
 #include "app/report/report_data.h"
 
-#include <algorithm>
 #include <cmath>
-#include <optional>
 #include <set>
 
 namespace hyperion::report {
@@ -108,8 +106,10 @@ PlotLine line_of(const Buckets& buckets, int tag, size_t points) {
 struct Builder {
   const std::vector<ReportRun>& runs;
   ReportData data{};
-  // The first of PlotPoints of each run, current ones by kind, then superseded ones.
-  std::vector<std::array<size_t, 2 * kRowKinds>> tables{};
+
+  // A run has tables of current rows by kind, then of superseded ones. The index of the PlotPoints of one:
+  static constexpr size_t kTables = 2 * kRowKinds;
+  static size_t points_of(size_t run, size_t table) { return run * kTables + table; }
 
   static const StepBuckets& table_of(const ReportRun& run, size_t table) {
     const auto kind = static_cast<RowKind>(table % kRowKinds);
@@ -128,8 +128,7 @@ struct Builder {
       const RunHistory& history = runs[run].history;
       const auto training = in_order(runs[run], static_cast<size_t>(RowKind::kTraining));
       const std::vector<double> steps = mean_steps(training), tokens = means(training, kTokensTag);
-      auto& run_tables = tables.emplace_back();
-      for (size_t table = 0; table < run_tables.size(); ++table) {
+      for (size_t table = 0; table < kTables; ++table) {
         const Buckets buckets = in_order(runs[run], table);
         PlotPoints points{static_cast<int>(run),
                           table >= kRowKinds,
@@ -139,7 +138,6 @@ struct Builder {
           if (!std::isfinite(x)) x = interpolate(steps, tokens, points.x[kStepAxis][i]);
           points.x[kTimeAxis][i] -= history.first_time();
         }
-        run_tables[table] = data.points.size();
         data.points.push_back(std::move(points));
       }
       const std::vector<Attempt>& attempts = history.attempts();
@@ -172,7 +170,7 @@ struct Builder {
           if (std::isfinite(x)) all.extend_to(x);
       if (axis == kStepAxis)  // a point is in the middle of its steps
         for (const ReportRun& run : runs)
-          for (size_t table = 0; table < 2 * kRowKinds; ++table)
+          for (size_t table = 0; table < kTables; ++table)
             for (const auto& [index, bucket] : table_of(run, table).buckets())
               all.high = std::max(all.high, bucket.steps.largest);
       if (all.is_empty()) all = {0, 1};
@@ -212,7 +210,7 @@ struct Builder {
         const auto tag = tag_number(runs[run], spec.tag);
         const size_t table = older + static_cast<size_t>(spec.kind);
         if (tag && table_of(runs[run], table).has(*tag))
-          plot.lines.push_back(line_of(in_order(runs[run], table), *tag, tables[run][table]));
+          plot.lines.push_back(line_of(in_order(runs[run], table), *tag, points_of(run, table)));
       }
     }
     return plot;
@@ -224,7 +222,7 @@ struct Builder {
     for (const size_t table : {size_t{kRowKinds}, size_t{0}}) {
       for (size_t run = 0; run < runs.size(); ++run) {
         const Buckets buckets = in_order(runs[run], table);
-        if (!buckets.empty()) plot.lines.push_back({tables[run][table], mean_steps(buckets)});
+        if (!buckets.empty()) plot.lines.push_back({points_of(run, table), mean_steps(buckets)});
       }
     }
     return plot;

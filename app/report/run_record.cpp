@@ -65,14 +65,14 @@ Settings parse_settings(std::string_view toml) {
 }
 
 std::map<std::string, std::string> parse_run_text(std::string_view text) {
-  std::map<std::string, std::string> facts;
+  std::map<std::string, std::string> fields;
   for (const std::string_view line : trimmed_lines(text)) {
     if (line.empty()) break;
     const size_t colon = line.find(':');
     if (colon != line.npos && colon > 0)
-      facts.emplace(line.substr(0, colon), trimmed(line.substr(colon + 1)));
+      fields.emplace(line.substr(0, colon), trimmed(line.substr(colon + 1)));
   }
-  return facts;
+  return fields;
 }
 
 std::optional<double> RunStart::number(const std::string& key) const {
@@ -104,7 +104,7 @@ RunStarts read_run_starts(const fs::path& runs_folder) {
       const std::string toml = read_file(runs_folder / name / "config.toml", kMaxRecordBytes);
       start.settings = parse_settings(toml);
       result.newest_record = read_file(runs_folder / name / "run.txt", kMaxRecordBytes);
-      start.facts = parse_run_text(result.newest_record);
+      start.fields = parse_run_text(result.newest_record);
       result.newest_record += "\n" + toml;
     } catch (const Error& problem) {
       result.problems.emplace_back(problem.what());

@@ -24,7 +24,7 @@ std::map<std::string, std::string> parse_run_text(std::string_view text);
 struct RunStart {
   std::string name;  // of its folder
   Settings settings;
-  std::map<std::string, std::string> facts;                    // command, host, start, ranks, commit ...
+  std::map<std::string, std::string> fields;                   // command, host, start, ranks, commit ...
   std::optional<double> number(const std::string& key) const;  // of a setting
 };
 

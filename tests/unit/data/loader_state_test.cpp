@@ -1,8 +1,7 @@
-#include "data/loader_state.h"
-
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
+#include "data/loader.h"
 
 namespace hyperion::data {
 

@@ -48,8 +48,8 @@ TEST_CASE("The starts of a run are read in order and a record that cannot be rea
   REQUIRE(starts.starts.size() == 3);
   CHECK(starts.starts[0].name == "20260101-000000");
   CHECK(starts.starts[0].settings.at("training.steps") == "5");
-  CHECK(starts.starts[0].facts.at("command") == "hyperion train x: y");
-  CHECK(starts.starts[0].facts.at("host") == "h");
+  CHECK(starts.starts[0].fields.at("command") == "hyperion train x: y");
+  CHECK(starts.starts[0].fields.at("host") == "h");
   CHECK(starts.starts[0].number("training.steps") == 5);
   CHECK_FALSE(starts.starts[2].number("training.steps"));
   CHECK(starts.newest_record.empty());  // it could not be read
