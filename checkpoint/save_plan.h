@@ -59,16 +59,12 @@ struct HeldPart {
 std::optional<HeldPart> held_part(const Placement& placement);
 
 // What one rank holds of each kind of the layout; nothing of kinds whose home is another stage.
-struct RankPlace {
-  std::vector<std::optional<HeldPart>> parts;
-  bool operator==(const RankPlace&) const = default;
+using HeldParts = std::vector<std::optional<HeldPart>>;
+std::string describe(const HeldParts& held);  // "0:1 - 0:0"
 
-  std::string to_text() const;  // "0:1 - 0:0"
-};
-
-// That of this rank, from the placements of its tensors. Throws Error(kBug) when it holds different parts of
+// Those of this rank, from the placements of its tensors. Throws Error(kBug) when it holds different parts of
 // the tensors of one kind.
-RankPlace rank_place(const SaveLayout& layout, const std::vector<TensorState>& tensors);
+HeldParts held_parts(const SaveLayout& layout, const std::vector<TensorState>& tensors);
 
 // A part of one entry in one file.
 struct SaveItem {
@@ -101,9 +97,9 @@ struct SavePlan {
   std::vector<uint32_t> shared_writers;  // of the parts that replicas share; of others the first one writes
 };
 
-// Of rank `own`. Throws Error(kBug) when the places do not cover every part of every kind exactly `replicas`
+// Of rank `own`; Throws Error(kBug) when the ranks do not cover every part of every kind exactly `replicas`
 // times.
-SavePlan make_save_plan(const SaveLayout& layout, const std::vector<RankPlace>& places, Writers writers,
+SavePlan make_save_plan(const SaveLayout& layout, const std::vector<HeldParts>& by_rank, Writers writers,
                         int own);
 
 // Calls `visit` for the items of all ranks: by entry, then by part; parts without elements are left out.

@@ -42,10 +42,10 @@ Planned random_save(std::mt19937& random) {
   made.layout.kinds = {{{{.parts = shards}}, replicas * count},
                        {{{.dim = 1, .parts = count}, {.parts = shards}}, replicas},
                        {{}, world}};
-  std::vector<RankPlace> places(static_cast<size_t>(world));
+  std::vector<HeldParts> places(static_cast<size_t>(world));
   for (int i = 0; i < world; ++i)
     for (const SaveLayout::Kind& kind : made.layout.kinds)
-      places[static_cast<size_t>(i)].parts.push_back(HeldPart{i % kind.parts(), i / kind.parts()});
+      places[static_cast<size_t>(i)].push_back(HeldPart{i % kind.parts(), i / kind.parts()});
   std::ranges::shuffle(places, random);
   for (int e = pick(0, 12); e > 0; --e) {
     SaveLayout::Entry entry;
@@ -75,8 +75,8 @@ SaveLayout layout_of_matrices(int entries, int shards) {
 }
 
 SavePlan plan_of(const SaveLayout& layout) {
-  std::vector<RankPlace> places;
-  for (int rank = 0; rank < layout.kinds[0].parts(); ++rank) places.push_back({{HeldPart{rank, 0}}});
+  std::vector<HeldParts> places;
+  for (int rank = 0; rank < layout.kinds[0].parts(); ++rank) places.push_back({HeldPart{rank, 0}});
   return make_save_plan(layout, places, Writers::kAll, 0);
 }
 
