@@ -130,17 +130,15 @@ void share_parts(const SaveLayout& layout, SavePlan& plan) {
 }
 
 template <typename Visit>
-void visit_items(const SaveLayout& layout, const SavePlan& plan, const Visit& visit) {
-  std::vector<uint64_t> file_bytes(plan.file_bytes.size());  // by rank, of the items so far
-  for (const PartRun& run : plan.runs) {
-    for (int i = 0; i < run.parts; ++i) {
-      const int part = run.first_part + i;
-      const uint32_t writer = run.first_writer != PartRun::kNotShared
-                                  ? plan.shared_writers[run.first_writer + static_cast<size_t>(i)]
-                                  : replicas_of(layout, plan, run.entry, part).front();
-      visit(SaveItem{run.entry, writer, static_cast<uint32_t>(part), file_bytes[writer], run.length});
-      file_bytes[writer] += run.length;
-    }
+void visit_run(const SaveLayout& layout, const SavePlan& plan, const PartRun& run,
+               std::vector<uint64_t>& file_bytes, const Visit& visit) {
+  for (int i = 0; i < run.parts; ++i) {
+    const int part = run.first_part + i;
+    const uint32_t writer = run.first_writer != PartRun::kNotShared
+                                ? plan.shared_writers[run.first_writer + static_cast<size_t>(i)]
+                                : replicas_of(layout, plan, run.entry, part).front();
+    visit(SaveItem{run.entry, writer, static_cast<uint32_t>(part), file_bytes[writer], run.length});
+    file_bytes[writer] += run.length;
   }
 }
 
@@ -240,16 +238,23 @@ SavePlan make_save_plan(const SaveLayout& layout, const std::vector<HeldParts>& 
   plan.runs.shrink_to_fit();
   plan.shared_writers.resize(n_shared);
   share_parts(layout, plan);
-  visit_items(layout, plan, [&](const SaveItem& item) {
-    plan.file_bytes[item.writer] += item.length;
-    if (item.writer == static_cast<uint32_t>(own)) plan.own.push_back(item);
-  });
+  for (const PartRun& run : plan.runs)
+    visit_run(layout, plan, run, plan.file_bytes, [&](const SaveItem& item) {
+      if (item.writer == static_cast<uint32_t>(own)) plan.own.push_back(item);
+    });
   return plan;
+}
+
+void for_each_item(const SaveLayout& layout, const SavePlan& plan, const PartRun& run,
+                   std::vector<uint64_t>& file_bytes,
+                   const std::function<void(const SaveItem& item)>& visit) {
+  visit_run(layout, plan, run, file_bytes, visit);
 }
 
 void for_each_item(const SaveLayout& layout, const SavePlan& plan,
                    const std::function<void(const SaveItem& item)>& visit) {
-  visit_items(layout, plan, visit);
+  std::vector<uint64_t> file_bytes(plan.file_bytes.size());
+  for (const PartRun& run : plan.runs) visit_run(layout, plan, run, file_bytes, visit);
 }
 
 std::string shard_file_name(int rank) {

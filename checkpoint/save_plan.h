@@ -106,6 +106,11 @@ SavePlan make_save_plan(const SaveLayout& layout, const std::vector<HeldParts>& 
 void for_each_item(const SaveLayout& layout, const SavePlan& plan,
                    const std::function<void(const SaveItem& item)>& visit);
 
+// The same for the items of one run of the plan. `file_bytes`: by rank, of the items before it; then of those
+// after it.
+void for_each_item(const SaveLayout& layout, const SavePlan& plan, const PartRun& run,
+                   std::vector<uint64_t>& file_bytes, const std::function<void(const SaveItem& item)>& visit);
+
 // The file of a rank.
 std::string shard_file_name(int rank);  // "__3_0.distcp"
 

@@ -19,8 +19,8 @@ class ObjectDecoder {
         budget_(std::min(64 * input_bytes + (size_t{1} << 20), 8 * input_bytes + (size_t{64} << 20))) {}
 
   Object unfold(PickleValue value, int depth) {
-    if (depth > kMostPickleDepth)
-      throw_data("{}: its values are nested deeper than {}", what_, kMostPickleDepth);
+    if (depth > kMaxPickleDepth)
+      throw_data("{}: its values are nested deeper than {}", what_, kMaxPickleDepth);
     spend(sizeof(Object));
     switch (value.kind()) {
       case Kind::kNone:

@@ -26,8 +26,8 @@ class PickleMachine {
   PickleMachine(std::string_view input, const std::string& name) {
     tree_.name_ = name;
     tree_.input_ = input;
-    if (input.size() > kMostPickleBytes)
-      throw_data("{}: a pickle of {} bytes; at most {} are read", name, input.size(), kMostPickleBytes);
+    if (input.size() > kMaxPickleBytes)
+      throw_data("{}: a pickle of {} bytes; at most {} are read", name, input.size(), kMaxPickleBytes);
     none_ = add(PickleNode());
     false_ = add(PickleNode(Kind::kBool));
     true_ = add(PickleNode(Kind::kBool));
@@ -156,7 +156,7 @@ class PickleMachine {
   // The depth of something at least `depth` deep that gets `child`.
   uint8_t deeper(uint32_t child, uint8_t depth) const {
     const uint8_t below = child & PickleTree::kSmallInt ? 0 : tree_.nodes_[child].depth;
-    if (below >= kMostPickleDepth) fail("values are nested deeper than {}", kMostPickleDepth);
+    if (below >= kMaxPickleDepth) fail("values are nested deeper than {}", kMaxPickleDepth);
     return std::max<uint8_t>(depth, below + 1);
   }
 

@@ -57,6 +57,7 @@ Planned random_save(std::mt19937& random) {
       entry.shape.push_back(pick(0, 2000));
     made.layout.entries.push_back(entry);
   }
+  std::ranges::sort(made.layout.entries, {}, &SaveLayout::Entry::key);  // as an index in memory has them
   made.plan = make_save_plan(made.layout, places, pick(0, 1) == 0 ? Writers::kAll : Writers::kOneReplica, 0);
   return made;
 }
@@ -92,12 +93,9 @@ TEST_CASE("an index that is encoded while the plan is walked has the bytes of on
     rest.paths["trainer.step"] = {"trainer", "step"};
     rest.objects["a"] = {{"__0_0.distcp", 99, 5}};  // flat, and before all tensors by name
     const std::string expected = test::encode_index(index_in_memory(layout, plan, rest));
-    for (const size_t items_at_once : {1, 20, 1 << 20}) {
-      std::string bytes;
-      encode_save_index(layout, plan, rest, [&](std::string_view piece) { bytes += piece; },
-                        {.items_at_once = items_at_once});
-      REQUIRE(bytes == expected);
-    }
+    std::string bytes;
+    encode_save_index(layout, plan, rest, [&](std::string_view piece) { bytes += piece; });
+    REQUIRE(bytes == expected);
   }
 }
 
@@ -117,7 +115,7 @@ TEST_CASE("an index comes in pieces whose size does not grow with the number of 
 TEST_CASE("an index beyond what readers accept is refused by its size") {
   const SaveLayout layout = layout_of_matrices(50, 2000);
   try {
-    save_index_bytes(layout, plan_of(layout), {.most_bytes = uint64_t{1} << 20});
+    save_index_bytes(layout, plan_of(layout), uint64_t{1} << 20);
     FAIL("it was accepted");
   } catch (const Error& error) {
     CHECK(error.code() == ExitCode::kSaveFailed);
