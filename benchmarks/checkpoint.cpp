@@ -131,9 +131,9 @@ struct Target {
     saver.on_durable = [this](const SaveReport& done) { report = done; };
   }
   static SaverOptions options(const fs::path& folder, AsyncMode mode, Writers writers) {
-    return {.folder = folder, .writers = writers, .async = mode, .place_of = place_of};
+    return {.folder = folder, .writers = writers, .async = mode, .held_part = held_part};
   }
-  static HeldPart place_of(const SaveLayout::Kind& kind, int rank) {
+  static HeldPart held_part(const SaveLayout::Kind& kind, int rank) {
     return {rank % kind.parts(), rank / kind.parts()};
   }
   // Between the measurements: nothing of the last save is left.

@@ -66,11 +66,11 @@ int main(int argc, char** argv) {
   const double layout_seconds = median_of_7([&] { layout = save_layout(tensors); });
   uint64_t fingerprint = 0;
   const double fingerprint_seconds = median_of_7([&] { fingerprint = layout.fingerprint(); });
-  std::vector<RankPlace> places;
+  std::vector<HeldParts> places;
   for (int rank = 0; rank < ranks; ++rank) {
-    RankPlace place;
+    HeldParts place;
     for (const SaveLayout::Kind& kind : layout.kinds)
-      place.parts.push_back(HeldPart{rank % kind.parts(), rank / kind.parts()});
+      place.push_back(HeldPart{rank % kind.parts(), rank / kind.parts()});
     places.push_back(place);
   }
   SavePlan plan;

@@ -237,13 +237,13 @@ const FileRecord* OpenCheckpoint::record(const std::string& file) const {
 std::vector<IndexFile> read_index(const OpenCheckpoint& checkpoint) {
   const fs::path& folder = checkpoint.folder;
   std::vector<IndexFile> files;
-  uint64_t left = kMostPickleBytes;
+  uint64_t left = kMaxPickleBytes;
   const std::vector<std::string> names = find_index_files(folder);
   for (const std::string& name : names) {
     ShardReader file(folder, name, checkpoint.record(name));
     if (file.size() > left && names.size() == 1)
       throw_data("{}: the index has more than {} bytes, and none that is larger is read", file.name(),
-                 kMostPickleBytes);
+                 kMaxPickleBytes);
     if (file.size() > left) {
       uint64_t sum = 0;
       for (const std::string& each : names) sum += ShardReader(folder, each, checkpoint.record(each)).size();
@@ -251,7 +251,7 @@ std::vector<IndexFile> read_index(const OpenCheckpoint& checkpoint) {
           "{}: the index of this save, {} to {}, has {} bytes, and none of more than {} is read: each rank "
           "lists every tensor that it has a part of; load it with PyTorch on as many ranks as saved it, and "
           "save it again without use_collectives=False, which leaves one .metadata that lists each once",
-          printable(folder), names.front(), names.back(), sum, kMostPickleBytes);
+          printable(folder), names.front(), names.back(), sum, kMaxPickleBytes);
     }
     left -= file.size();
     files.push_back({name, file.read_text(0, file.size())});

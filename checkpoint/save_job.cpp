@@ -28,21 +28,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-struct PlacedObject {
-  std::string key;
-  KeyPath path;
-  Span where;
-  static auto members(auto& self) {
-    return std::tie(self.key, self.path, self.where.file, self.where.offset, self.where.length);
-  }
-};
-
 // What one rank has written.
 struct WriteResult {
   std::optional<FileRecord> file;
-  std::vector<PlacedObject> objects{};
-  std::vector<EncodedObject> forwarded{};  // for rank 0 to write
-  static auto members(auto& self) { return std::tie(self.file, self.objects, self.forwarded); }
+  std::vector<EncodedObject> objects{};  // in its file; without a file, for rank 0 to write
+  static auto members(auto& self) { return std::tie(self.file, self.objects); }
 };
 
 void write_item(const SaveLayout& layout, const SaveItem& item, ItemReader& items, ShardWriter& file,
@@ -180,7 +170,7 @@ class RankSave {
   void write_items_and_objects(NotFinite& not_finite) {
     const std::vector<SaveItem>& items = job_.plan->own;
     if (items.empty() && job_.few_files && !lead()) {
-      own_.forwarded = job_.objects;
+      own_.objects = job_.objects;
       return;
     }
     if (items.empty() && job_.objects.empty()) return;
@@ -194,17 +184,19 @@ class RankSave {
     for (const EncodedObject& object : job_.objects) append_object(object);
   }
 
-  void append_object(const EncodedObject& object) {
-    own_.objects.push_back(
-        {object.key, object.path, {shard_file_name(rank_), file_->position(), object.archive.size()}});
+  void append_object(EncodedObject object) {
+    object.where = {shard_file_name(rank_), file_->position(), object.archive.size()};
     file_->append(object.archive.data(), object.archive.size());
+    object.archive.clear();
+    own_.objects.push_back(std::move(object));
   }
 
   // Rank 0: what others forwarded goes into its file.
   void finish_first_file() {
     if (file_ && job_.few_files) {
-      for (const WriteResult& result : results_)
-        for (const EncodedObject& object : result.forwarded) append_object(object);
+      for (WriteResult& result : results_)
+        if (!result.file)
+          for (EncodedObject& object : std::exchange(result.objects, {})) append_object(std::move(object));
       own_.file = file_->close();
       report_.own_bytes = own_.file->bytes;
     }
@@ -231,7 +223,7 @@ class RankSave {
     manifest.writer = fact("version");
     for (const WriteResult& result : results_) {
       if (result.file) manifest.files.push_back(*result.file);
-      for (const PlacedObject& object : result.objects) {
+      for (const EncodedObject& object : result.objects) {
         index.objects[object.key] = {object.where};
         index.paths[object.key] = object.path;
       }

@@ -33,8 +33,11 @@ class ItemReader {
 struct EncodedObject {
   std::string key;
   KeyPath path;
-  std::string archive;
-  static auto members(auto& self) { return std::tie(self.key, self.path, self.archive); }
+  std::string archive;  // empty once it was written
+  Span where{};         // then
+  static auto members(auto& self) {
+    return std::tie(self.key, self.path, self.archive, self.where.file, self.where.offset, self.where.length);
+  }
 };
 // Of the values that this rank writes: rank 0 those that all ranks share, every rank its own.
 std::vector<EncodedObject> encode_objects(const std::vector<ObjectState>& objects, int rank);

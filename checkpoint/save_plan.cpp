@@ -15,7 +15,7 @@
 namespace hyperion::checkpoint {
 namespace {
 
-constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
+constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
 
 SaveLayout::Kind kind_of(const Placement& placement) {
   SaveLayout::Kind kind{placement.cuts, placement.replicas, placement.home};
@@ -23,7 +23,7 @@ SaveLayout::Kind kind_of(const Placement& placement) {
   return kind;
 }
 
-std::string describe_held(const std::optional<HeldPart>& held) {
+std::string describe_part(const std::optional<HeldPart>& held) {
   return held ? fmt::format("{}:{}", held->part, held->replica) : "-";
 }
 
@@ -35,24 +35,24 @@ int count_parts(std::span<const Cut> cuts) {
 
 // Which rank holds part p as replica r of a kind: [parts * replicas] ranks.
 std::vector<uint32_t> holders_of(const SaveLayout::Kind& kind, size_t index,
-                                 const std::vector<RankPlace>& places) {
+                                 const std::vector<HeldParts>& by_rank) {
   const int parts = kind.parts();
-  std::vector<uint32_t> ranks(static_cast<size_t>(parts) * kind.replicas, kNobody);
-  for (size_t rank = 0; rank < places.size(); ++rank) {
-    const std::optional<HeldPart>& held = places[rank].parts.at(index);
+  std::vector<uint32_t> ranks(static_cast<size_t>(parts) * kind.replicas, kNone);
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    const std::optional<HeldPart>& held = by_rank[rank].at(index);
     if (!held) continue;
     const auto [part, replica] = *held;
     if (part < 0 || part >= parts || replica < 0 || replica >= kind.replicas)
       throw_bug("save plan: rank {} says it holds part {} replica {} of {} x {}", rank, part, replica, parts,
                 kind.replicas);
     uint32_t& slot = ranks[static_cast<size_t>(part) * kind.replicas + replica];
-    if (slot != kNobody)
+    if (slot != kNone)
       throw_bug("save plan: ranks {} and {} both hold part {} replica {}", slot, rank, part, replica);
     slot = static_cast<uint32_t>(rank);
   }
-  if (std::ranges::find(ranks, kNobody) != ranks.end())
+  if (std::ranges::find(ranks, kNone) != ranks.end())
     throw_bug("save plan: {} parts x {} replicas are not all held by the {} ranks", parts, kind.replicas,
-              places.size());
+              by_rank.size());
   return ranks;
 }
 
@@ -130,17 +130,15 @@ void share_parts(const SaveLayout& layout, SavePlan& plan) {
 }
 
 template <typename Visit>
-void visit_items(const SaveLayout& layout, const SavePlan& plan, const Visit& visit) {
-  std::vector<uint64_t> file_bytes(plan.file_bytes.size());  // by rank, of the items so far
-  for (const PartRun& run : plan.runs) {
-    for (int i = 0; i < run.parts; ++i) {
-      const int part = run.first_part + i;
-      const uint32_t writer = run.first_writer != PartRun::kNotShared
-                                  ? plan.shared_writers[run.first_writer + static_cast<size_t>(i)]
-                                  : replicas_of(layout, plan, run.entry, part).front();
-      visit(SaveItem{run.entry, writer, static_cast<uint32_t>(part), file_bytes[writer], run.length});
-      file_bytes[writer] += run.length;
-    }
+void visit_run(const SaveLayout& layout, const SavePlan& plan, const PartRun& run,
+               std::vector<uint64_t>& file_bytes, const Visit& visit) {
+  for (int i = 0; i < run.parts; ++i) {
+    const int part = run.first_part + i;
+    const uint32_t writer = run.first_writer != PartRun::kNotShared
+                                ? plan.shared_writers[run.first_writer + static_cast<size_t>(i)]
+                                : replicas_of(layout, plan, run.entry, part).front();
+    visit(SaveItem{run.entry, writer, static_cast<uint32_t>(part), file_bytes[writer], run.length});
+    file_bytes[writer] += run.length;
   }
 }
 
@@ -196,34 +194,33 @@ uint64_t SaveLayout::fingerprint() const {
   return hash_text(text);
 }
 
-std::string RankPlace::to_text() const {
+std::string describe(const HeldParts& held) {
   std::string text;
-  for (const std::optional<HeldPart>& held : parts) text += (text.empty() ? "" : " ") + describe_held(held);
+  for (const std::optional<HeldPart>& part : held) text += (text.empty() ? "" : " ") + describe_part(part);
   return text;
 }
 
-RankPlace rank_place(const SaveLayout& layout, const std::vector<TensorState>& tensors) {
-  RankPlace place;
-  place.parts.resize(layout.kinds.size());
+HeldParts held_parts(const SaveLayout& layout, const std::vector<TensorState>& tensors) {
+  HeldParts held(layout.kinds.size());
   std::vector<bool> known(layout.kinds.size());
   for (const SaveLayout::Entry& entry : layout.entries) {
-    const std::optional<HeldPart> held = held_part(tensors[entry.tensor].placement);
-    std::optional<HeldPart>& of_kind = place.parts[entry.kind];
-    if (known[entry.kind] && of_kind != held)
+    const std::optional<HeldPart> part = held_part(tensors[entry.tensor].placement);
+    std::optional<HeldPart>& of_kind = held[entry.kind];
+    if (known[entry.kind] && of_kind != part)
       throw_bug("save plan: this rank holds {} of {}, but {} of tensors that are placed like it",
-                describe_held(held), entry.key, describe_held(of_kind));
-    of_kind = held;
+                describe_part(part), entry.key, describe_part(of_kind));
+    of_kind = part;
     known[entry.kind] = true;
   }
-  return place;
+  return held;
 }
 
-SavePlan make_save_plan(const SaveLayout& layout, const std::vector<RankPlace>& places, Writers writers,
+SavePlan make_save_plan(const SaveLayout& layout, const std::vector<HeldParts>& by_rank, Writers writers,
                         int own) {
   SavePlan plan;
   for (size_t k = 0; k < layout.kinds.size(); ++k)
-    plan.holders.push_back(holders_of(layout.kinds[k], k, places));
-  plan.file_bytes.resize(places.size());
+    plan.holders.push_back(holders_of(layout.kinds[k], k, by_rank));
+  plan.file_bytes.resize(by_rank.size());
   ArchiveLengths lengths;
   uint32_t n_shared = 0;
   for (uint32_t e = 0; e < layout.entries.size(); ++e) {
@@ -241,16 +238,23 @@ SavePlan make_save_plan(const SaveLayout& layout, const std::vector<RankPlace>& 
   plan.runs.shrink_to_fit();
   plan.shared_writers.resize(n_shared);
   share_parts(layout, plan);
-  visit_items(layout, plan, [&](const SaveItem& item) {
-    plan.file_bytes[item.writer] += item.length;
-    if (item.writer == static_cast<uint32_t>(own)) plan.own.push_back(item);
-  });
+  for (const PartRun& run : plan.runs)
+    visit_run(layout, plan, run, plan.file_bytes, [&](const SaveItem& item) {
+      if (item.writer == static_cast<uint32_t>(own)) plan.own.push_back(item);
+    });
   return plan;
+}
+
+void for_each_item(const SaveLayout& layout, const SavePlan& plan, const PartRun& run,
+                   std::vector<uint64_t>& file_bytes,
+                   const std::function<void(const SaveItem& item)>& visit) {
+  visit_run(layout, plan, run, file_bytes, visit);
 }
 
 void for_each_item(const SaveLayout& layout, const SavePlan& plan,
                    const std::function<void(const SaveItem& item)>& visit) {
-  visit_items(layout, plan, visit);
+  std::vector<uint64_t> file_bytes(plan.file_bytes.size());
+  for (const PartRun& run : plan.runs) visit_run(layout, plan, run, file_bytes, visit);
 }
 
 std::string shard_file_name(int rank) {

@@ -59,16 +59,12 @@ struct HeldPart {
 std::optional<HeldPart> held_part(const Placement& placement);
 
 // What one rank holds of each kind of the layout; nothing of kinds whose home is another stage.
-struct RankPlace {
-  std::vector<std::optional<HeldPart>> parts;
-  bool operator==(const RankPlace&) const = default;
+using HeldParts = std::vector<std::optional<HeldPart>>;
+std::string describe(const HeldParts& held);  // "0:1 - 0:0"
 
-  std::string to_text() const;  // "0:1 - 0:0"
-};
-
-// That of this rank, from the placements of its tensors. Throws Error(kBug) when it holds different parts of
+// Those of this rank, from the placements of its tensors. Throws Error(kBug) when it holds different parts of
 // the tensors of one kind.
-RankPlace rank_place(const SaveLayout& layout, const std::vector<TensorState>& tensors);
+HeldParts held_parts(const SaveLayout& layout, const std::vector<TensorState>& tensors);
 
 // A part of one entry in one file.
 struct SaveItem {
@@ -101,14 +97,19 @@ struct SavePlan {
   std::vector<uint32_t> shared_writers;  // of the parts that replicas share; of others the first one writes
 };
 
-// Of rank `own`. Throws Error(kBug) when the places do not cover every part of every kind exactly `replicas`
+// Of rank `own`; Throws Error(kBug) when the ranks do not cover every part of every kind exactly `replicas`
 // times.
-SavePlan make_save_plan(const SaveLayout& layout, const std::vector<RankPlace>& places, Writers writers,
+SavePlan make_save_plan(const SaveLayout& layout, const std::vector<HeldParts>& by_rank, Writers writers,
                         int own);
 
 // Calls `visit` for the items of all ranks: by entry, then by part; parts without elements are left out.
 void for_each_item(const SaveLayout& layout, const SavePlan& plan,
                    const std::function<void(const SaveItem& item)>& visit);
+
+// The same for the items of one run of the plan. `file_bytes`: by rank, of the items before it; then of those
+// after it.
+void for_each_item(const SaveLayout& layout, const SavePlan& plan, const PartRun& run,
+                   std::vector<uint64_t>& file_bytes, const std::function<void(const SaveItem& item)>& visit);
 
 // The file of a rank.
 std::string shard_file_name(int rank);  // "__3_0.distcp"

@@ -30,16 +30,14 @@ class Saver::Items : public ItemReader {
   }
 
   uint64_t pool_bytes() const { return pool_bytes_; }
-  void use_pool(std::shared_ptr<std::byte> pool) {
-    pool_ = std::move(pool);
-    staged_ = true;
-  }
-  // All that will be read is copied first; otherwise the live state is read until the save ends.
-  bool staged() const { return staged_; }
+  // All that will be read is copied to the pool first; without one the live state is read until the save
+  // ends.
+  void use_pool(std::shared_ptr<std::byte> pool) { pool_ = std::move(pool); }
+  bool staged() const { return pool_ != nullptr; }
   std::function<void()> on_staged;
 
   void stage() override {
-    if (!staged_) return;
+    if (!staged()) return;
     failpoint("ckpt.stage");
     for (const auto& [entry, offset] : offsets_) {
       const TensorState& from = planned_.tensors[planned_.layout.entries[entry].tensor];
@@ -89,7 +87,6 @@ class Saver::Items : public ItemReader {
   MemoryMover& mover_;
   std::map<uint32_t, uint64_t> offsets_;  // entry -> place in the pool
   uint64_t pool_bytes_ = 0;
-  bool staged_ = false;
   std::shared_ptr<std::byte> pool_, bounce_;
   std::vector<std::byte> converted_;
 };
@@ -98,9 +95,8 @@ struct Saver::InFlightSave {
   enum class State { kRunning, kDone, kFailed };
   int64_t step = 0;
   std::shared_ptr<Items> items;
-  std::atomic<bool> copied = false;  // all of it, to the pool
-  std::promise<void> staged;         // nothing reads the live state any more
-  std::future<void> staging = staged.get_future();
+  std::promise<bool> end_of_staging;  // nothing reads the live state any more; whether all of it was copied
+  std::future<bool> copied = end_of_staging.get_future();
   std::atomic<State> state = State::kRunning;
   std::future<void> done;
 };
@@ -113,7 +109,7 @@ Saver::Saver(SaverOptions options, std::vector<StateComponent*> components, Coor
       mover_(mover),
       folder_(options_.folder),
       pool_(mover) {
-  if (!options_.place_of) throw_bug("a saver that does not know what each rank holds");
+  if (!options_.held_part) throw_bug("a saver that does not know what each rank holds");
 }
 
 Saver::~Saver() {
@@ -148,22 +144,22 @@ Saver::CachedPlan Saver::make_plan(const SaveContent& content) {
           can_cast(entry.dtype, *content.model_dtype))
         entry.dtype = *content.model_dtype;
   }
-  std::vector<RankPlace> places(static_cast<size_t>(ranks_.size()));
-  for (size_t rank = 0; rank < places.size(); ++rank)
+  std::vector<HeldParts> held(static_cast<size_t>(ranks_.size()));
+  for (size_t rank = 0; rank < held.size(); ++rank)
     for (const SaveLayout::Kind& kind : planned.layout.kinds)
-      places[rank].parts.push_back(options_.place_of(kind, static_cast<int>(rank)));
-  require_same_plan(planned, places);
-  planned.plan = make_save_plan(planned.layout, places, options_.writers, ranks_.rank());
+      held[rank].push_back(options_.held_part(kind, static_cast<int>(rank)));
+  require_same_plan(planned, held);
+  planned.plan = make_save_plan(planned.layout, held, options_.writers, ranks_.rank());
   return planned;
 }
 
-void Saver::require_same_plan(const CachedPlan& planned, const std::vector<RankPlace>& places) {
-  const RankPlace own = rank_place(planned.layout, planned.tensors);
-  const RankPlace& expected = places[static_cast<size_t>(ranks_.rank())];
+void Saver::require_same_plan(const CachedPlan& planned, const std::vector<HeldParts>& held) {
+  const HeldParts own = held_parts(planned.layout, planned.tensors);
+  const HeldParts& expected = held[static_cast<size_t>(ranks_.rank())];
   const std::vector<uint64_t> layouts = collectively(ranks_, [&] {
     if (expected != own)
-      throw_bug("save plan: a rank of this place holds {}, this one holds {}", expected.to_text(),
-                own.to_text());
+      throw_bug("save plan: a rank of this place holds {}, this one holds {}", describe(expected),
+                describe(own));
     return planned.layout.fingerprint();
   });
   run_id_ = from_rank_0(ranks_, [&] {
@@ -280,9 +276,8 @@ bool Saver::save(int64_t step, const SaveContent& content, bool now) {
     start_in_background(std::move(job), std::move(items));
   else
     write_and_purge(job, *items);
-  if (background && options_.async == AsyncMode::kAsync) in_flight_->staging.wait();
   stall_seconds_ = seconds_since(begin);
-  if (options_.async == AsyncMode::kAsync) report_staged();
+  if (background && options_.async == AsyncMode::kAsync) join_staging();
   return !background;
 }
 
@@ -290,17 +285,14 @@ void Saver::start_in_background(SaveJob job, std::shared_ptr<Items> items) {
   auto starting = std::make_unique<InFlightSave>();
   starting->step = job.step;
   starting->items = std::move(items);
-  starting->items->on_staged = [save = starting.get()] {
-    save->copied = true;
-    save->staged.set_value();
-  };
+  starting->items->on_staged = [save = starting.get()] { save->end_of_staging.set_value(true); };
   starting->done = std::async(std::launch::async, [this, job = std::move(job), save = starting.get()] {
     try {
       write_and_purge(job, *save->items);
       save->state = InFlightSave::State::kDone;
     } catch (...) {
       try {
-        save->staged.set_value();
+        save->end_of_staging.set_value(false);
       } catch (const std::future_error&) {  // it was
       }
       save->state = InFlightSave::State::kFailed;
@@ -320,17 +312,12 @@ bool Saver::every_rank_has_pool(CachedPlan& planned, const Items& items) {
   return planned.pooled;
 }
 
-void Saver::report_staged() {
-  if (in_flight_ && in_flight_->copied.exchange(false) && on_staged)
-    on_staged(in_flight_->step, stall_seconds_);
-}
-
 void Saver::join_staging() {
-  if (!in_flight_) return;
+  if (!in_flight_ || !in_flight_->copied.valid()) return;
   const auto begin = std::chrono::steady_clock::now();
-  in_flight_->staging.wait();
+  const bool copied = in_flight_->copied.get();
   stall_seconds_ += seconds_since(begin);
-  report_staged();
+  if (copied && on_staged) on_staged(in_flight_->step, stall_seconds_);
 }
 
 bool Saver::save_ended() const {

@@ -29,7 +29,7 @@ struct SaverOptions {
   int ranks_per_node = 1;
   std::map<std::string, std::string> facts{};  // go into every manifest: versions, configuration's hash
   // What a rank holds of the tensors of a kind. Required.
-  std::function<std::optional<HeldPart>(const SaveLayout::Kind& kind, int rank)> place_of;
+  std::function<std::optional<HeldPart>(const SaveLayout::Kind& kind, int rank)> held_part;
 };
 
 // What a save holds.
@@ -100,12 +100,11 @@ class Saver {
   CachedPlan make_plan(const SaveContent& content);
   // Throws Error(kBug) on every rank when the ranks plan different saves, or a rank holds something else than
   // the others take it to hold. Collective.
-  void require_same_plan(const CachedPlan& planned, const std::vector<RankPlace>& places);
+  void require_same_plan(const CachedPlan& planned, const std::vector<HeldParts>& held);
   SaveJob make_job(int64_t step, const SaveContent& content, const CachedPlan& planned);
   std::shared_ptr<Items> make_items(const CachedPlan& planned, bool staged);
   void start_in_background(SaveJob job, std::shared_ptr<Items> items);
   SaveReport write_and_purge(const SaveJob& job, Items& items);
-  void report_staged();
   bool every_rank_has_pool(CachedPlan& planned, const Items& items);
 
   SaverOptions options_;

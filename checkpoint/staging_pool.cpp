@@ -11,7 +11,7 @@ namespace hyperion::checkpoint {
 
 void StagingPool::reserve(uint64_t bytes) {
   stop_touching();
-  if (bytes <= bytes_) return;
+  if (memory_ && bytes <= bytes_) return;
   memory_.reset();
   bytes_ = 0;
   if (failpoint("ckpt.pool").error_number != 0) throw std::bad_alloc();

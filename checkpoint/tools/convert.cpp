@@ -216,7 +216,7 @@ fs::path write_dcp(const std::vector<Weight>& weights, const OpenCheckpoint& sou
     tensor.shape = weight.shape;
   }
   const SaveLayout layout = save_layout(tensors);
-  const SavePlan plan = make_save_plan(layout, {rank_place(layout, tensors)}, Writers::kAll, /*own=*/0);
+  const SavePlan plan = make_save_plan(layout, {held_parts(layout, tensors)}, Writers::kAll, /*own=*/0);
   SaveJob job;
   job.step = step_of_name(options.destination.filename().native())
                  .value_or(source.manifest ? source.manifest->step : 0);

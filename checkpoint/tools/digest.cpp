@@ -23,43 +23,44 @@
 namespace hyperion::checkpoint {
 namespace {
 
-std::string quoted_text(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\' || byte < 0x20 || byte >= 0x7F)
-      out += fmt::format("\\x{:02x}", byte);
-    else
-      out += c;
+// The canonical text of the value that it visits.
+struct CanonicalText {
+  std::string operator()(std::monostate) const { return "none"; }
+  std::string operator()(bool flag) const { return flag ? "true" : "false"; }
+  std::string operator()(int64_t integer) const { return fmt::format("{}", integer); }
+  std::string operator()(double number) const {
+    if (number != number) return "float(nan)";
+    return fmt::format("float({:016x})", std::bit_cast<uint64_t>(number));
   }
-  return out + "\"";
-}
-
-std::string joined(const char* open, std::vector<std::string> items, const char* close, bool sorted) {
-  if (sorted) std::ranges::sort(items);
-  return fmt::format("{}{}{}", open, fmt::join(items, ","), close);
-}
-
-std::string items_text(const Sequence& sequence) {
-  std::vector<std::string> items;
-  for (const Object& item : sequence.items) items.push_back(canonical_text(item));
-  switch (sequence.kind) {
-    case Sequence::Kind::kList:
-      return joined("[", std::move(items), "]", false);
-    case Sequence::Kind::kTuple:
-      return joined("(", std::move(items), ")", false);
-    case Sequence::Kind::kSet:
-      return joined("set{", std::move(items), "}", true);
+  std::string operator()(const std::string& text) const {
+    std::string out = "\"";
+    for (const char c : text) {
+      const auto byte = static_cast<unsigned char>(c);
+      if (c == '"' || c == '\\' || byte < 0x20 || byte >= 0x7F)
+        out += fmt::format("\\x{:02x}", byte);
+      else
+        out += c;
+    }
+    return out + "\"";
   }
-  return {};
-}
-
-std::string items_text(const Dict& dict) {
-  std::vector<std::string> items;
-  for (const auto& [key, value] : dict.items)
-    items.push_back(canonical_text(key) + ":" + canonical_text(value));
-  return joined("{", std::move(items), "}", true);
-}
+  std::string operator()(const Bytes& bytes) const { return "bytes" + (*this)(bytes.value); }
+  std::string operator()(const Sequence& sequence) const {
+    std::vector<std::string> items;
+    for (const Object& item : sequence.items) items.push_back(canonical_text(item));
+    const bool set = sequence.kind == Sequence::Kind::kSet;
+    if (set) std::ranges::sort(items);
+    const std::string list = fmt::format("{}", fmt::join(items, ","));
+    if (sequence.kind == Sequence::Kind::kList) return "[" + list + "]";
+    return set ? "set{" + list + "}" : "(" + list + ")";
+  }
+  std::string operator()(const Dict& dict) const {
+    std::vector<std::string> items;
+    for (const auto& [key, value] : dict.items)
+      items.push_back(canonical_text(key) + ":" + canonical_text(value));
+    std::ranges::sort(items);
+    return fmt::format("{{{}}}", fmt::join(items, ","));
+  }
+};
 
 // Throws that no name begins so, with the nearest one.
 [[noreturn]] void refuse_prefix(const CheckpointIndex& index, const std::string& prefix) {
@@ -86,16 +87,7 @@ std::string items_text(const Dict& dict) {
 }  // namespace
 
 std::string canonical_text(const Object& object) {
-  if (const bool* flag = object.get_if<bool>()) return *flag ? "true" : "false";
-  if (const int64_t* integer = object.get_if<int64_t>()) return fmt::format("{}", *integer);
-  if (const double* number = object.get_if<double>())
-    return *number != *number ? "float(nan)"
-                              : fmt::format("float({:016x})", std::bit_cast<uint64_t>(*number));
-  if (const std::string* text = object.get_if<std::string>()) return quoted_text(*text);
-  if (const Bytes* bytes = object.get_if<Bytes>()) return "bytes" + quoted_text(bytes->value);
-  if (const Sequence* sequence = object.get_if<Sequence>()) return items_text(*sequence);
-  if (const Dict* dict = object.get_if<Dict>()) return items_text(*dict);
-  return "none";
+  return std::visit(CanonicalText{}, object.value);
 }
 
 std::string DigestEntry::line() const {

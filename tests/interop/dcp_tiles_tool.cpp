@@ -65,7 +65,7 @@ int main(int count, char** arguments) {
       PartsOfRank parts(checkpoint.index, shards, tensor_ranks, ranks.rank());
       MemoryMover mover;
       load_tensors(checkpoint, plan_load(checkpoint, parts.tensors(), names, {}), mover, {});
-      Saver({.folder = arguments[2], .place_of = test::places_on(shards, tensor_ranks)}, {&parts}, ranks,
+      Saver({.folder = arguments[2], .held_part = test::places_on(shards, tensor_ranks)}, {&parts}, ranks,
             mover)
           .save(1);
     });

@@ -15,7 +15,7 @@ inline checkpoint::Placement whole_on(int ranks, int rank = 0) {
   return {.cuts = {}, .replicas = ranks, .replica = rank};
 }
 
-// SaverOptions::place_of of ranks that are numbered replica by replica, in one shard by shard. The `tensor`
+// SaverOptions::held_part of ranks that are numbered replica by replica, in one shard by shard. The `tensor`
 // ranks of a shard divide some of the tensors before those are cut by rows, and hold the others alike.
 inline auto places_on(int shards, int tensor = 1) {
   return [=](const checkpoint::SaveLayout::Kind& kind, int rank) -> checkpoint::HeldPart {

@@ -133,7 +133,7 @@ void Checkpointer::attach(CheckpointedState state) {
                                           .keep_latest = options().keep_latest_k,
                                           .ranks_per_node = runtime_.environment.local_world_size,
                                           .facts = state_->facts,
-                                          .place_of =
+                                          .held_part =
                                               [&mesh = *runtime_.mesh](const auto& kind, int rank) {
                                                 return checkpoint::held_part(
                                                     parallel::placement_of(kind.cuts, kind.home, mesh, rank));

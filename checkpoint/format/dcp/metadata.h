@@ -25,7 +25,7 @@ class IndexTensors {
   };
   virtual ~IndexTensors() = default;
   virtual size_t size() const = 0;
-  virtual Tensor at(size_t number) const = 0;  // in the order of keys
+  virtual Tensor at(size_t number) const = 0;
   // Calls `visit` for the chunks of tensor `number`, each valid during the call only. The encoder asks for
   // those of tensor 0, 1, ..., and then once more.
   virtual void visit_chunks(size_t number, const std::function<void(const Chunk& chunk)>& visit) = 0;

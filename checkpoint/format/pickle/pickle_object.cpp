@@ -7,7 +7,7 @@
 namespace hyperion::checkpoint {
 namespace {
 
-constexpr size_t kMostText = size_t{1} << 16;
+constexpr size_t kMaxText = size_t{1} << 16;
 
 class ObjectDecoder {
  public:
@@ -19,8 +19,8 @@ class ObjectDecoder {
         budget_(std::min(64 * input_bytes + (size_t{1} << 20), 8 * input_bytes + (size_t{64} << 20))) {}
 
   Object unfold(PickleValue value, int depth) {
-    if (depth > kMostPickleDepth)
-      throw_data("{}: its values are nested deeper than {}", what_, kMostPickleDepth);
+    if (depth > kMaxPickleDepth)
+      throw_data("{}: its values are nested deeper than {}", what_, kMaxPickleDepth);
     spend(sizeof(Object));
     switch (value.kind()) {
       case Kind::kNone:
@@ -34,7 +34,8 @@ class ObjectDecoder {
       case Kind::kText:
         return text(*value.text());
       case Kind::kBytes:
-        return bytes(*value.bytes());
+        spend(value.bytes()->size());
+        return Bytes{std::string(*value.bytes())};
       case Kind::kList:
         return sequence(value, Sequence::Kind::kList, depth);
       case Kind::kTuple:
@@ -62,14 +63,10 @@ class ObjectDecoder {
     budget_ -= bytes;
   }
   Object text(std::string_view value) {
-    if (value.size() > kMostText)
-      throw_data("{}: a text of {} bytes; at most {} are read", what_, value.size(), kMostText);
+    if (value.size() > kMaxText)
+      throw_data("{}: a text of {} bytes; at most {} are read", what_, value.size(), kMaxText);
     spend(value.size());
     return std::string(value);
-  }
-  Object bytes(std::string_view value) {
-    spend(value.size());
-    return Bytes{std::string(value)};
   }
   Object sequence(PickleValue value, Sequence::Kind kind, int depth) {
     Sequence sequence{.kind = kind, .items = {}};
@@ -98,8 +95,8 @@ class ObjectDecoder {
     spend(text.size());
     std::string value;
     value.reserve(text.size());
-    for (size_t i = 0; i < text.size();
-         ++i) {  // valid UTF-8: U+0080 to U+00FF are C2 and C3 with one byte more
+    // Valid UTF-8: U+0080 to U+00FF are C2 and C3 with one byte more.
+    for (size_t i = 0; i < text.size(); ++i) {
       const auto lead = static_cast<unsigned char>(text[i]);
       if (lead > 0xC3) throw_data("{}: its bytes are not written as Latin-1 text", what_);
       value += lead < 0x80 ? text[i] : static_cast<char>((lead & 3) << 6 | (text[++i] & 0x3F));
@@ -111,36 +108,46 @@ class ObjectDecoder {
   size_t budget_;
 };
 
-void write_items(PickleWriter& writer, const std::vector<Object>& items) {
-  for (const Object& item : items) write_object(writer, item);
-}
+// Writes the value that it visits.
+struct ObjectWriter {
+  PickleWriter& writer;
 
-void write_list(PickleWriter& writer, const std::vector<Object>& items) {
-  writer.op(PickleOp::kEmptyList);
-  if (items.empty()) return;
-  writer.op(PickleOp::kMark);
-  write_items(writer, items);
-  writer.op(PickleOp::kAppends);
-}
-
-void write_sequence(PickleWriter& writer, const Sequence& sequence) {
-  switch (sequence.kind) {
-    case Sequence::Kind::kList:
-      write_list(writer, sequence.items);
-      break;
-    case Sequence::Kind::kTuple:
-      if (PickleWriter::tuple_needs_mark(sequence.items.size())) writer.op(PickleOp::kMark);
-      write_items(writer, sequence.items);
-      writer.tuple(sequence.items.size());
-      break;
-    case Sequence::Kind::kSet:
-      writer.global("__builtin__", "set");
-      write_list(writer, sequence.items);
-      writer.tuple(1);
-      writer.op(PickleOp::kReduce);
-      break;
+  void operator()(std::monostate) const { writer.none(); }
+  void operator()(bool flag) const { writer.boolean(flag); }
+  void operator()(int64_t integer) const { writer.integer(integer); }
+  void operator()(double number) const { writer.number(number); }
+  void operator()(const std::string& text) const { writer.text(text); }
+  void operator()(const Bytes& bytes) const { writer.bytes(bytes.value); }
+  void operator()(const Sequence& sequence) const {
+    const std::vector<Object>& items = sequence.items;
+    if (sequence.kind == Sequence::Kind::kTuple) {
+      if (PickleWriter::tuple_needs_mark(items.size())) writer.op(PickleOp::kMark);
+      for (const Object& item : items) write_object(writer, item);
+      return writer.tuple(items.size());
+    }
+    const bool set = sequence.kind == Sequence::Kind::kSet;  // set(a list)
+    if (set) writer.global("__builtin__", "set");
+    writer.op(PickleOp::kEmptyList);
+    if (!items.empty()) {
+      writer.op(PickleOp::kMark);
+      for (const Object& item : items) write_object(writer, item);
+      writer.op(PickleOp::kAppends);
+    }
+    if (!set) return;
+    writer.tuple(1);
+    writer.op(PickleOp::kReduce);
   }
-}
+  void operator()(const Dict& dict) const {
+    writer.op(PickleOp::kEmptyDict);
+    if (dict.items.empty()) return;
+    writer.op(PickleOp::kMark);
+    for (const auto& [key, item] : dict.items) {
+      write_object(writer, key);
+      write_object(writer, item);
+    }
+    writer.op(PickleOp::kSetItems);
+  }
+};
 
 }  // namespace
 
@@ -149,30 +156,7 @@ Object object_from_pickle(PickleValue value, const std::string& what, size_t inp
 }
 
 void write_object(PickleWriter& writer, const Object& object) {
-  if (object.is_none()) {
-    writer.none();
-  } else if (const bool* flag = object.get_if<bool>()) {
-    writer.boolean(*flag);
-  } else if (const int64_t* integer = object.get_if<int64_t>()) {
-    writer.integer(*integer);
-  } else if (const double* number = object.get_if<double>()) {
-    writer.number(*number);
-  } else if (const std::string* text = object.get_if<std::string>()) {
-    writer.text(*text);
-  } else if (const Bytes* bytes = object.get_if<Bytes>()) {
-    writer.bytes(bytes->value);
-  } else if (const Sequence* sequence = object.get_if<Sequence>()) {
-    write_sequence(writer, *sequence);
-  } else if (const Dict* dict = object.get_if<Dict>()) {
-    writer.op(PickleOp::kEmptyDict);
-    if (dict->items.empty()) return;
-    writer.op(PickleOp::kMark);
-    for (const auto& [key, item] : dict->items) {
-      write_object(writer, key);
-      write_object(writer, item);
-    }
-    writer.op(PickleOp::kSetItems);
-  }
+  std::visit(ObjectWriter{writer}, object.value);
 }
 
 }  // namespace hyperion::checkpoint

@@ -1,6 +1,7 @@
 #include "checkpoint/format/pickle/pickle_reader.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 
@@ -13,16 +14,8 @@
 namespace hyperion::checkpoint {
 namespace {
 
-constexpr size_t kMostMarks = 64;
-constexpr size_t kManyValues = size_t{1} << 22;  // that any pickle may have, as JSON may (base/json.h)
-
-template <typename T>
-T little_endian(std::string_view bytes) {
-  T value;
-  static_assert(std::endian::native == std::endian::little);
-  std::memcpy(&value, bytes.data(), sizeof(T));
-  return value;
-}
+constexpr size_t kMaxMarks = 64;
+constexpr size_t kAllowedValues = size_t{1} << 22;  // that any pickle may have, as JSON may (base/json.h)
 
 }  // namespace
 
@@ -33,26 +26,28 @@ class PickleMachine {
   PickleMachine(std::string_view input, const std::string& name) {
     tree_.name_ = name;
     tree_.input_ = input;
-    if (input.size() > kMostPickleBytes)
-      throw_data("{}: a pickle of {} bytes; at most {} are read", name, input.size(), kMostPickleBytes);
+    if (input.size() > kMaxPickleBytes)
+      throw_data("{}: a pickle of {} bytes; at most {} are read", name, input.size(), kMaxPickleBytes);
     none_ = add(PickleNode());
     false_ = add(PickleNode(Kind::kBool));
     true_ = add(PickleNode(Kind::kBool));
     tree_.nodes_[true_].integer = 1;
     empty_tuple_ = add(PickleNode(Kind::kTuple));
-    most_bytes_ = 4 * input.size() + (size_t{1} << 16);
-    most_values_ = std::max(kManyValues, input.size() / 2);
-    most_waiting_ = std::max(kManyValues, input.size() / 16);
+    max_bytes_ = 4 * input.size() + (size_t{1} << 16);
+    max_values_ = std::max(kAllowedValues, input.size() / 2);
+    max_waiting_ = std::max(kAllowedValues, input.size() / 16);
     // What big files need; untouched pages cost nothing, but addresses may be limited.
     tree_.nodes_.reserve(input.size() / 8);
     tree_.links_.reserve(input.size() / 4);
   }
 
   PickleTree run() {
-    for (PickleOp op = next(); op != PickleOp::kStop; op = next()) {
-      execute(op);
+    while (next() != PickleOp::kStop) {
+      const Instruction instruction = kInstructions[opcode_];
+      if (instruction == nullptr) fail("this instruction does not occur in checkpoints and is refused");
+      instruction(*this);
       const size_t words = tree_.links_.size() + memo_.size() + stack_.size();
-      if (tree_.nodes_.size() * sizeof(PickleNode) + words * sizeof(uint32_t) > most_bytes_)
+      if (tree_.nodes_.size() * sizeof(PickleNode) + words * sizeof(uint32_t) > max_bytes_)
         fail("its values need more than four times its own size");
     }
     if (stack_.size() != 1 || !marks_.empty()) fail("the end leaves something else than one value");
@@ -70,136 +65,9 @@ class PickleMachine {
     return static_cast<PickleOp>(opcode_);
   }
 
-  void execute(PickleOp op) {
-    switch (op) {
-      case PickleOp::kProto:
-        if (operand<uint8_t>() > 5) fail("it is of a protocol beyond 5");
-        return;
-      case PickleOp::kFrame: {
-        const auto bytes = operand<uint64_t>();
-        if (bytes > left()) fail("a frame goes beyond the end of the file");
-        return;
-      }
-
-      case PickleOp::kNone:
-        return push(none_);
-      case PickleOp::kTrue:
-        return push(true_);
-      case PickleOp::kFalse:
-        return push(false_);
-      case PickleOp::kInt1:
-        return push_integer(operand<uint8_t>());
-      case PickleOp::kInt2:
-        return push_integer(operand<uint16_t>());
-      case PickleOp::kInt4:
-        return push_integer(operand<int32_t>());
-      case PickleOp::kLong1:
-        return push_long(operand<uint8_t>());
-      case PickleOp::kLong4:
-        return push_long(operand<uint32_t>());
-      case PickleOp::kDouble: {
-        const uint64_t bits = __builtin_bswap64(operand<uint64_t>());  // the one big-endian operand
-        PickleNode node(Kind::kDouble);
-        node.number = std::bit_cast<double>(bits);
-        return push(add(node));
-      }
-      case PickleOp::kText1:
-        return push_run(Kind::kText, operand<uint8_t>());
-      case PickleOp::kText4:
-        return push_run(Kind::kText, operand<uint32_t>());
-      case PickleOp::kText8:
-        return push_run(Kind::kText, operand<uint64_t>());
-      case PickleOp::kBytes1:
-        return push_run(Kind::kBytes, operand<uint8_t>());
-      case PickleOp::kBytes4:
-        return push_run(Kind::kBytes, operand<uint32_t>());
-      case PickleOp::kBytes8:
-        return push_run(Kind::kBytes, operand<uint64_t>());
-
-      case PickleOp::kMark:
-        if (marks_.size() == kMostMarks) fail("values are nested deeper than 64");
-        return marks_.push_back(stack_.size());
-      case PickleOp::kPop:
-        if (marks_.empty() || marks_.back() != stack_.size()) return void(pop());
-        return marks_.pop_back();
-      case PickleOp::kPopMark:
-        return stack_.resize(pop_mark());
-      case PickleOp::kDup:
-        return push(top());
-
-      case PickleOp::kEmptyTuple:
-        return push(empty_tuple_);
-      case PickleOp::kTuple1:
-        return push_tuple(top_values(1));
-      case PickleOp::kTuple2:
-        return push_tuple(top_values(2));
-      case PickleOp::kTuple3:
-        return push_tuple(top_values(3));
-      case PickleOp::kTuple:
-        return push_tuple(pop_mark());
-      case PickleOp::kEmptyList:
-        return push(add(PickleNode(Kind::kList)));
-      case PickleOp::kAppend:
-        return fill(Kind::kList, top_values(1));
-      case PickleOp::kAppends:
-        return fill(Kind::kList, pop_mark());
-      case PickleOp::kEmptySet:
-        return push(add(PickleNode(Kind::kSet)));
-      case PickleOp::kAddItems:
-        return fill(Kind::kSet, pop_mark());
-      case PickleOp::kFrozenSet: {
-        const size_t first = pop_mark();
-        stack_.insert(stack_.begin() + static_cast<ptrdiff_t>(first), add(PickleNode(Kind::kSet)));
-        return fill(Kind::kSet, first + 1);
-      }
-      case PickleOp::kEmptyDict:
-        return push(add(PickleNode(Kind::kDict)));
-      case PickleOp::kSetItem:
-        return fill(Kind::kDict, top_values(2));
-      case PickleOp::kSetItems:
-        return fill(Kind::kDict, pop_mark());
-
-      case PickleOp::kGlobal: {
-        const std::string_view module = take_line();
-        return push_global(module, take_line());
-      }
-      case PickleOp::kStackGlobal: {
-        const auto name = value(pop()).text();
-        const auto module = value(pop()).text();
-        if (!module || !name) fail("a class is named by something else than two texts");
-        return push_global(*module, *name);
-      }
-      case PickleOp::kNewObjectEx:
-        if (value(top()).kind() != Kind::kDict || value(top()).size() > 0) fail("it has keyword arguments");
-        pop();
-        return push_instance();
-      case PickleOp::kNewObject:
-        return push_instance();
-      case PickleOp::kReduce:
-        return reduce();
-      case PickleOp::kBuild:
-        return build();
-      case PickleOp::kPersistentId: {
-        PickleNode node(Kind::kPersistentId);
-        node.at = {pop(), 0};
-        node.depth = deeper(node.at.first, 0);
-        return push(add(node));
-      }
-
-      case PickleOp::kMemoize:
-        return put(memo_.size());
-      case PickleOp::kPut1:
-        return put(operand<uint8_t>());
-      case PickleOp::kPut4:
-        return put(operand<uint32_t>());
-      case PickleOp::kGet1:
-        return get(operand<uint8_t>());
-      case PickleOp::kGet4:
-        return get(operand<uint32_t>());
-      default:
-        fail("this instruction does not occur in checkpoints and is refused");
-    }
-  }
+  // What an instruction does; null for those that do not occur in checkpoints.
+  using Instruction = void (*)(PickleMachine& machine);
+  static const std::array<Instruction, 256> kInstructions;
 
   template <typename... Args>
   [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
@@ -217,7 +85,10 @@ class PickleMachine {
   }
   template <typename T>
   T operand() {
-    return little_endian<T>(take(sizeof(T)));
+    static_assert(std::endian::native == std::endian::little);
+    T value;
+    std::memcpy(&value, take(sizeof(T)).data(), sizeof(T));
+    return value;
   }
   std::string_view take_line() {
     const size_t end = tree_.input_.substr(at_, 256).find('\n');
@@ -225,6 +96,13 @@ class PickleMachine {
     const std::string_view line = take(end);
     take(1);
     return line;
+  }
+
+  void check_protocol(uint8_t protocol) const {
+    if (protocol > 5) fail("it is of a protocol beyond 5");
+  }
+  void check_frame(uint64_t bytes) const {
+    if (bytes > left()) fail("a frame goes beyond the end of the file");
   }
 
   // --- the stack ---
@@ -241,15 +119,25 @@ class PickleMachine {
   }
   // torch's files and ours have a value in 2.6 bytes or more, and one that waits for its container in 50.
   void push(uint32_t ref) {
-    if (++values_ > most_values_ || stack_.size() == most_waiting_)
+    if (++values_ > max_values_ || stack_.size() == max_waiting_)
       fail("its {} bytes hold too many values: more than {}, or more than {} that no container has taken yet",
-           tree_.input_.size(), most_values_, most_waiting_);
+           tree_.input_.size(), max_values_, max_waiting_);
     stack_.push_back(ref);
   }
   // Where the last `count` values begin.
   size_t top_values(size_t count) const {
     if (stack_.size() - bottom() < count) fail("there are too few values to work on");
     return stack_.size() - count;
+  }
+  void push_mark() {
+    if (marks_.size() == kMaxMarks) fail("values are nested deeper than {}", kMaxMarks);
+    marks_.push_back(stack_.size());
+  }
+  void pop_value_or_mark() {
+    if (marks_.empty() || marks_.back() != stack_.size())
+      pop();
+    else
+      marks_.pop_back();
   }
   size_t pop_mark() {
     if (marks_.empty()) fail("there is no mark");
@@ -268,7 +156,7 @@ class PickleMachine {
   // The depth of something at least `depth` deep that gets `child`.
   uint8_t deeper(uint32_t child, uint8_t depth) const {
     const uint8_t below = child & PickleTree::kSmallInt ? 0 : tree_.nodes_[child].depth;
-    if (below >= kMostPickleDepth) fail("values are nested deeper than {}", kMostPickleDepth);
+    if (below >= kMaxPickleDepth) fail("values are nested deeper than {}", kMaxPickleDepth);
     return std::max<uint8_t>(depth, below + 1);
   }
 
@@ -280,6 +168,11 @@ class PickleMachine {
       node.integer = integer;
       push(add(node));
     }
+  }
+  void push_double(uint64_t big_endian) {  // the one operand that is
+    PickleNode node(Kind::kDouble);
+    node.number = std::bit_cast<double>(__builtin_bswap64(big_endian));
+    push(add(node));
   }
   // Two's complement of any length.
   void push_long(uint32_t length) {
@@ -302,7 +195,7 @@ class PickleMachine {
     node.at = {static_cast<uint32_t>(at_ - length), 0};
     push(add(node));
   }
-  // Makes room for `count` more links: at once for as many as most_values_ allows in lists that are not tiny,
+  // Makes room for `count` more links: at once for as many as max_values_ allows in lists that are not tiny,
   // because doubling twice would take more addresses.
   void reserve_links(size_t count) {
     if (tree_.links_.size() + count > tree_.links_.capacity())
@@ -343,8 +236,23 @@ class PickleMachine {
     stack_.resize(first);
   }
 
+  void push_frozen_set(size_t first) {
+    stack_.insert(stack_.begin() + static_cast<ptrdiff_t>(first), add(PickleNode(Kind::kSet)));
+    fill(Kind::kSet, first + 1);
+  }
+
   // --- classes ---
 
+  void push_named_global() {
+    const std::string_view module = take_line();
+    push_global(module, take_line());
+  }
+  void push_stack_global() {
+    const auto name = value(pop()).text();
+    const auto module = value(pop()).text();
+    if (!module || !name) fail("a class is named by something else than two texts");
+    push_global(*module, *name);
+  }
   void push_global(std::string_view module, std::string_view name) {
     const auto global = find_pickle_global(module, name);
     if (!global)
@@ -361,6 +269,17 @@ class PickleMachine {
     PickleNode node(Kind::kInstance, *global);
     node.at = {args, PickleTree::kAbsent};
     node.depth = deeper(args, 0);
+    push(add(node));
+  }
+  void push_instance_with_keywords() {
+    if (value(top()).kind() != Kind::kDict || value(top()).size() > 0) fail("it has keyword arguments");
+    pop();
+    push_instance();
+  }
+  void push_persistent_id(uint32_t id) {
+    PickleNode node(Kind::kPersistentId);
+    node.at = {id, 0};
+    node.depth = deeper(id, 0);
     push(add(node));
   }
   // getattr(class, "NAME") is a member of the one enum that checkpoints hold, and nothing else.
@@ -412,11 +331,71 @@ class PickleMachine {
   size_t at_ = 0, begin_ = 0;  // the next byte; the begin of the instruction at work
   unsigned opcode_ = 0;
   size_t steps_ = 0, values_ = 0;
-  size_t most_bytes_ = 0, most_values_ = 0, most_waiting_ = 0;
+  size_t max_bytes_ = 0, max_values_ = 0, max_waiting_ = 0;
   uint32_t none_ = 0, false_ = 0, true_ = 0, empty_tuple_ = 0;
   std::vector<uint32_t> stack_, memo_;
   std::vector<size_t> marks_;  // sizes of the stack
 };
+
+constexpr std::array<PickleMachine::Instruction, 256> PickleMachine::kInstructions = [] {
+  std::array<Instruction, 256> all{};
+  using Op = PickleOp;
+  using M = PickleMachine;
+  const auto set = [&](Op op, Instruction instruction) { all[static_cast<uint8_t>(op)] = instruction; };
+  set(Op::kProto, [](M& m) { m.check_protocol(m.operand<uint8_t>()); });
+  set(Op::kFrame, [](M& m) { m.check_frame(m.operand<uint64_t>()); });
+
+  set(Op::kNone, [](M& m) { m.push(m.none_); });
+  set(Op::kTrue, [](M& m) { m.push(m.true_); });
+  set(Op::kFalse, [](M& m) { m.push(m.false_); });
+  set(Op::kInt1, [](M& m) { m.push_integer(m.operand<uint8_t>()); });
+  set(Op::kInt2, [](M& m) { m.push_integer(m.operand<uint16_t>()); });
+  set(Op::kInt4, [](M& m) { m.push_integer(m.operand<int32_t>()); });
+  set(Op::kLong1, [](M& m) { m.push_long(m.operand<uint8_t>()); });
+  set(Op::kLong4, [](M& m) { m.push_long(m.operand<uint32_t>()); });
+  set(Op::kDouble, [](M& m) { m.push_double(m.operand<uint64_t>()); });
+  set(Op::kText1, [](M& m) { m.push_run(Kind::kText, m.operand<uint8_t>()); });
+  set(Op::kText4, [](M& m) { m.push_run(Kind::kText, m.operand<uint32_t>()); });
+  set(Op::kText8, [](M& m) { m.push_run(Kind::kText, m.operand<uint64_t>()); });
+  set(Op::kBytes1, [](M& m) { m.push_run(Kind::kBytes, m.operand<uint8_t>()); });
+  set(Op::kBytes4, [](M& m) { m.push_run(Kind::kBytes, m.operand<uint32_t>()); });
+  set(Op::kBytes8, [](M& m) { m.push_run(Kind::kBytes, m.operand<uint64_t>()); });
+
+  set(Op::kMark, [](M& m) { m.push_mark(); });
+  set(Op::kPop, [](M& m) { m.pop_value_or_mark(); });
+  set(Op::kPopMark, [](M& m) { m.stack_.resize(m.pop_mark()); });
+  set(Op::kDup, [](M& m) { m.push(m.top()); });
+
+  set(Op::kEmptyTuple, [](M& m) { m.push(m.empty_tuple_); });
+  set(Op::kTuple1, [](M& m) { m.push_tuple(m.top_values(1)); });
+  set(Op::kTuple2, [](M& m) { m.push_tuple(m.top_values(2)); });
+  set(Op::kTuple3, [](M& m) { m.push_tuple(m.top_values(3)); });
+  set(Op::kTuple, [](M& m) { m.push_tuple(m.pop_mark()); });
+  set(Op::kEmptyList, [](M& m) { m.push(m.add(PickleNode(Kind::kList))); });
+  set(Op::kAppend, [](M& m) { m.fill(Kind::kList, m.top_values(1)); });
+  set(Op::kAppends, [](M& m) { m.fill(Kind::kList, m.pop_mark()); });
+  set(Op::kEmptySet, [](M& m) { m.push(m.add(PickleNode(Kind::kSet))); });
+  set(Op::kAddItems, [](M& m) { m.fill(Kind::kSet, m.pop_mark()); });
+  set(Op::kFrozenSet, [](M& m) { m.push_frozen_set(m.pop_mark()); });
+  set(Op::kEmptyDict, [](M& m) { m.push(m.add(PickleNode(Kind::kDict))); });
+  set(Op::kSetItem, [](M& m) { m.fill(Kind::kDict, m.top_values(2)); });
+  set(Op::kSetItems, [](M& m) { m.fill(Kind::kDict, m.pop_mark()); });
+
+  set(Op::kGlobal, [](M& m) { m.push_named_global(); });
+  set(Op::kStackGlobal, [](M& m) { m.push_stack_global(); });
+  set(Op::kNewObjectEx, [](M& m) { m.push_instance_with_keywords(); });
+  set(Op::kNewObject, [](M& m) { m.push_instance(); });
+  set(Op::kReduce, [](M& m) { m.reduce(); });
+  set(Op::kBuild, [](M& m) { m.build(); });
+  set(Op::kPersistentId, [](M& m) { m.push_persistent_id(m.pop()); });
+
+  set(Op::kMemoize, [](M& m) { m.put(m.memo_.size()); });
+  set(Op::kPut1, [](M& m) { m.put(m.operand<uint8_t>()); });
+  set(Op::kPut4, [](M& m) { m.put(m.operand<uint32_t>()); });
+  set(Op::kGet1, [](M& m) { m.get(m.operand<uint8_t>()); });
+  set(Op::kGet4, [](M& m) { m.get(m.operand<uint32_t>()); });
+  return all;
+}();
 
 PickleTree read_pickle(std::span<const std::byte> input, const std::string& name) {
   return PickleMachine({reinterpret_cast<const char*>(input.data()), input.size()}, name).run();

@@ -10,9 +10,9 @@
 
 namespace hyperion::checkpoint {
 
-constexpr uint64_t kMostPickleBytes = uint64_t{1} << 30;
+constexpr uint64_t kMaxPickleBytes = uint64_t{1} << 30;
 
-// The value that `input` (at most kMostPickleBytes; it must outlive the tree) encodes. `name` is the file's,
+// The value that `input` (at most kMaxPickleBytes; it must outlive the tree) encodes. `name` is the file's,
 // for messages. Memory stays below about four times the input, whose values are counted before they are made:
 // at most 4 million, or one in two bytes where that is more. Throws Error(kBadData) naming file, position and
 // instruction for everything that is not a well-formed pickle of protocol 2 to 5, is nested deeper than 64,

@@ -13,7 +13,7 @@
 
 namespace hyperion::checkpoint {
 
-inline constexpr uint8_t kMostPickleDepth = 64;  // levels of nested values
+inline constexpr uint8_t kMaxPickleDepth = 64;  // levels of nested values
 
 // Everything a checkpoint's pickles may name.
 enum class PickleClass : uint8_t {

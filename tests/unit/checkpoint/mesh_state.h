@@ -101,7 +101,7 @@ inline std::filesystem::path save_mesh(const std::filesystem::path& folder,
     MeshState state(tensors, mesh, ranks.rank());
     state.fill(seed);
     MemoryMover mover;
-    Saver({.folder = folder, .writers = writers, .place_of = test::places_on(mesh.shards, mesh.tensor)},
+    Saver({.folder = folder, .writers = writers, .held_part = test::places_on(mesh.shards, mesh.tensor)},
           {&state}, ranks, mover)
         .save(1);
   });

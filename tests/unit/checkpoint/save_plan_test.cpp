@@ -61,8 +61,8 @@ struct Made {
 Made make(const Mesh& mesh, Writers writers) {
   Made made;
   made.layout = save_layout(job(mesh));
-  std::vector<RankPlace> places;
-  for (int rank = 0; rank < mesh.ranks(); ++rank) places.push_back(rank_place(made.layout, job(mesh, rank)));
+  std::vector<HeldParts> places;
+  for (int rank = 0; rank < mesh.ranks(); ++rank) places.push_back(held_parts(made.layout, job(mesh, rank)));
   made.plan = make_save_plan(made.layout, places, writers, 0);
   return made;
 }
@@ -86,13 +86,13 @@ void for_each_part(std::vector<Cut> cuts, const std::function<void(const std::ve
 // A plan that is made as it is defined, with all items in memory: every part of every entry is a piece; a
 // piece that replicas share goes, the longest first, to the replica that has the least to write so far; a
 // number is the first replica's.
-std::vector<SaveItem> plan_with_all_items(const SaveLayout& layout, const std::vector<RankPlace>& places,
+std::vector<SaveItem> plan_with_all_items(const SaveLayout& layout, const std::vector<HeldParts>& places,
                                           Writers writers) {
   const auto replicas_of = [&](const SaveItem& item) {
     const uint32_t kind = layout.entries[item.entry].kind;
     std::vector<uint32_t> ranks(static_cast<size_t>(layout.kinds[kind].replicas));
     for (uint32_t rank = 0; rank < places.size(); ++rank) {
-      const std::optional<HeldPart>& held = places[rank].parts[kind];
+      const std::optional<HeldPart>& held = places[rank][kind];
       if (held && static_cast<uint32_t>(held->part) == item.part)
         ranks[static_cast<size_t>(held->replica)] = rank;
     }
@@ -183,7 +183,7 @@ TEST_CASE("all ranks share the work or the first replica does it") {
   }
   const SaveLayout layout = save_layout(tensors);
   const SavePlan plan =
-      make_save_plan(layout, {rank_place(layout, tensors), rank_place(layout, others)}, Writers::kAll, 0);
+      make_save_plan(layout, {held_parts(layout, tensors), held_parts(layout, others)}, Writers::kAll, 0);
   for (const uint64_t bytes : plan.file_bytes) CHECK(bytes == Approx(130 * 4000).epsilon(0.02));
 }
 
@@ -198,8 +198,8 @@ TEST_CASE("what every rank reads lies together at the start of one file") {
               tensor(std::string(name) + std::to_string(i), shape, test::whole_on(mesh.ranks(), rank)));
     }
     const SaveLayout layout = save_layout(states[0]);
-    std::vector<RankPlace> places;
-    for (const auto& state : states) places.push_back(rank_place(layout, state));
+    std::vector<HeldParts> places;
+    for (const auto& state : states) places.push_back(held_parts(layout, state));
     uint64_t numbers = 0;
     for (const SaveItem& item : items_of(layout, make_save_plan(layout, places, Writers::kAll, 0))) {
       if (!layout.entries[item.entry].shape.empty()) continue;
@@ -226,18 +226,18 @@ TEST_CASE("a plan that holds one rank's items is that of all items at once") {
     }
     const auto whole = static_cast<uint32_t>(layout.kinds.size());
     layout.kinds.push_back({{}, world, 0});
-    std::vector<RankPlace> places(static_cast<size_t>(world));
+    std::vector<HeldParts> places(static_cast<size_t>(world));
     std::vector<int> ranks;  // which rank has which place
     for (int i = 0; i < world; ++i) ranks.push_back(i);
     std::ranges::shuffle(ranks, random);
     for (int i = 0; i < world; ++i) {
-      RankPlace& place = places[static_cast<size_t>(ranks[static_cast<size_t>(i)])];
-      place.parts.resize(layout.kinds.size());
+      HeldParts& place = places[static_cast<size_t>(ranks[static_cast<size_t>(i)])];
+      place.resize(layout.kinds.size());
       for (uint32_t kind = 0; kind < whole; ++kind)
         if (layout.kinds[kind].home == i / stage)
-          place.parts[kind] =
+          place[kind] =
               HeldPart{i % stage % layout.kinds[kind].parts(), i % stage / layout.kinds[kind].parts()};
-      place.parts[whole] = HeldPart{0, i};
+      place[whole] = HeldPart{0, i};
     }
     for (int e = pick(0, 12); e > 0; --e) {
       SaveLayout::Entry entry;
@@ -283,10 +283,10 @@ TEST_CASE(
       if (entry.kind == 2) entry.shape = {16384};
       layout.entries.push_back(entry);
     }
-    std::vector<RankPlace> places(static_cast<size_t>(world));
+    std::vector<HeldParts> places(static_cast<size_t>(world));
     for (int rank = 0; rank < world; ++rank)
       for (const SaveLayout::Kind& kind : layout.kinds)
-        places[static_cast<size_t>(rank)].parts.push_back(HeldPart{rank % kind.parts(), rank / kind.parts()});
+        places[static_cast<size_t>(rank)].push_back(HeldPart{rank % kind.parts(), rank / kind.parts()});
     const SavePlan plan = make_save_plan(layout, places, Writers::kAll, 1);
     size_t bytes = plan.own.capacity() * sizeof(SaveItem) + plan.file_bytes.capacity() * sizeof(uint64_t) +
                    plan.runs.capacity() * sizeof(PartRun) + plan.shared_writers.capacity() * sizeof(uint32_t);
@@ -331,7 +331,7 @@ TEST_CASE("any change of names or types or shapes or placement changes the finge
 
 TEST_CASE("places that leave a part out or give it twice are a bug") {
   const SaveLayout layout = save_layout(job({2, 1}));
-  const RankPlace first = rank_place(layout, job({2, 1}, 0));
+  const HeldParts first = held_parts(layout, job({2, 1}, 0));
   CHECK_THROWS_WITH(make_save_plan(layout, {first, first}, Writers::kAll, 0),
                     Catch::Contains("both hold part 0"));
   CHECK_THROWS_WITH(make_save_plan(layout, {first}, Writers::kAll, 0), Catch::Contains("not all held"));
@@ -341,7 +341,7 @@ TEST_CASE("a rank that holds different parts of tensors that are placed alike is
   std::vector<TensorState> tensors = job({2, 1, 2});
   const SaveLayout layout = save_layout(tensors);
   tensors[1].placement.cuts[1].index = 1;
-  CHECK_THROWS_WITH(rank_place(layout, tensors),
+  CHECK_THROWS_WITH(held_parts(layout, tensors),
                     Catch::Contains("this rank holds 1:0 of layers.0.wq.weight, but 0:0 of tensors"));
 }
 
@@ -362,10 +362,10 @@ TEST_CASE("tensors of another stage are written by its ranks, and described by a
   };
   const SaveLayout layout = save_layout(state(0));
   CHECK(save_layout(state(3)).fingerprint() == layout.fingerprint());
-  std::vector<RankPlace> places;
-  for (int rank = 0; rank < 4; ++rank) places.push_back(rank_place(layout, state(rank)));
-  CHECK(places[1].to_text() == "1:0 -");
-  CHECK(places[2].to_text() == "- 0:0");
+  std::vector<HeldParts> places;
+  for (int rank = 0; rank < 4; ++rank) places.push_back(held_parts(layout, state(rank)));
+  CHECK(describe(places[1]) == "1:0 -");
+  CHECK(describe(places[2]) == "- 0:0");
   CHECK(state(2)[0].local_bytes() == 0);
   const SavePlan plan = make_save_plan(layout, places, Writers::kAll, 3);
   std::map<uint32_t, std::set<uint32_t>> writers;

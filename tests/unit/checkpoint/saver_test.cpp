@@ -83,7 +83,7 @@ struct Job {
   Job(Coordinator& ranks, const fs::path& folder, int rows, int shards = 1,
       AsyncMode mode = AsyncMode::kDisabled, Writers writers = Writers::kAll)
       : dummy(rows, shards, ranks.rank(), ranks.size() / shards),
-        saver({.folder = folder, .writers = writers, .async = mode, .place_of = test::places_on(shards)},
+        saver({.folder = folder, .writers = writers, .async = mode, .held_part = test::places_on(shards)},
               {&dummy}, ranks, mover) {}
   Dummy dummy;
   MemoryMover mover;
@@ -200,7 +200,7 @@ TEST_CASE("a rank that is not where the others take it to be is a bug that every
     const auto wrong = [](const SaveLayout::Kind&, int rank) { return HeldPart{1 - rank, 0}; };
     Dummy dummy(100, 2, ranks.rank());
     MemoryMover mover;
-    Saver saver({.folder = folder.path(), .place_of = wrong}, {&dummy}, ranks, mover);
+    Saver saver({.folder = folder.path(), .held_part = wrong}, {&dummy}, ranks, mover);
     try {
       saver.save(1);
     } catch (const Error& error) {
@@ -359,7 +359,7 @@ TEST_CASE("a state with NaN or infinite numbers is saved on no rank and nothing 
         Dummy dummy(30, 3, ranks.rank());
         MemoryMover mover;
         Saver saver(
-            {.folder = folder.path(), .async = mode, .keep_latest = 2, .place_of = test::places_on(3)},
+            {.folder = folder.path(), .async = mode, .keep_latest = 2, .held_part = test::places_on(3)},
             {&dummy}, ranks, mover);
         saver.preflight(0, /*keep=*/true);
         saver.save(1);

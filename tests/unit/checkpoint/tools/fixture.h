@@ -194,7 +194,7 @@ inline std::filesystem::path save_toy(const std::filesystem::path& folder, int64
     Saver saver({.folder = folder,
                  .writers = options.writers,
                  .keep_latest = options.keep,
-                 .place_of = test::places_on(options.shards, options.tensor)},
+                 .held_part = test::places_on(options.shards, options.tensor)},
                 {&state}, ranks, mover);
     SaveContent content;
     content.kind = options.kind;

@@ -142,7 +142,7 @@ fs::path save_on(const NamedMesh& mesh, const fs::path& folder, bool narrow, che
     checkpoint::Saver saver(
         {.folder = folder,
          .writers = writers,
-         .place_of =
+         .held_part =
              [&](const auto& kind, int rank) {
                return checkpoint::held_part(parallel::placement_of(kind.cuts, kind.home, state.mesh, rank));
              }},
