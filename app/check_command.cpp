@@ -28,9 +28,8 @@
 #include "models/flavors/registry.h"
 #include "trainer/checkpointing/checkpointer.h"
 #include "trainer/checkpointing/stored_weights.h"
-#include "trainer/config/expand.h"
 #include "trainer/config/input_path.h"
-#include "trainer/config/model_args.h"
+#include "trainer/config/load.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
 #include "trainer/model_and_optimizer.h"
@@ -329,7 +328,7 @@ class JobCheck {
     table_.check("tokenizer", readable_keys(), [&] {
       require_input(*resolved_, "model.hf_assets_path");
       data_ = trainer::checked_tokenizer(
-          *resolved_, table_.failed_or_skipped("configuration") ? config::RunFacts() : facts_);
+          *resolved_, table_.failed_or_skipped("configuration") ? config::RunContext() : facts_);
       return fmt::format("{}: {} entries", data_->tokenizer_path,
                          human_count(static_cast<uint64_t>(data_->tokenizer->vocab_size())));
     });
@@ -428,11 +427,11 @@ class JobCheck {
   std::optional<config::ResolvedConfig> resolved_;
   parallel::Environment environment_;  // of rank 0
   models::ModelArgs model_;
-  config::RunFacts facts_;
+  config::RunContext facts_;
   std::optional<parallel::Mesh> mesh_;
   std::optional<trainer::DataSetup> data_;
   std::unique_ptr<data::DataLoader> loader_;
-  checkpointing::Start start_;
+  checkpointing::StartingPoint start_;
   std::optional<checkpointing::ResumePlan> plan_;
   std::unique_ptr<StateShapes> state_;
 };

@@ -37,11 +37,9 @@
 #include "parallel/job/environment.h"
 #include "parallel/job/phase.h"
 #include "parallel/job/rendezvous.h"
-#include "trainer/config/expand.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/load.h"
 #include "trainer/config/memory_advice.h"
-#include "trainer/config/model_args.h"
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
 #include "trainer/hugging_face/config.h"
@@ -71,7 +69,7 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
                const parallel::Environment& environment) {
   const int rank = environment.rank;
   init_logging(!rank_prints(rank));
-  trainer::end_on_stop_signals(rank_prints(rank));
+  trainer::handle_stop_signals(trainer::SignalPhase::kStart, rank_prints(rank));
   std::optional<trainer::BeforeEndBySignal> before_end;
   if (rank > 0)
     before_end.emplace(
@@ -128,7 +126,7 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command)
 ExitCode show_config(const CommandLine& line) {
   config::ResolvedConfig resolved = config::load_config(line.config_file, line.overrides);
   hugging_face::resolve_hf_model(resolved, config::install_root());
-  config::RunFacts facts;
+  config::RunContext facts;
   facts.model = config::model_args(resolved.config.model);
   facts.export_problem = hugging_face::export_problem(*facts.model);
   config::require_valid_config(resolved, facts);

@@ -13,14 +13,14 @@
 namespace hyperion::trainer {
 namespace {
 
-// The order of a verdict's values.
-enum AgreedNumber { kSkip, kStop, kSaveFailed, kNorm, kScale, kLosses };
+// The order of a check's values.
+enum ValueIndex { kSkip, kStop, kSaveFailed, kNorm, kScale, kLosses };
 
 }  // namespace
 
-FiniteGuard::Agreed FiniteGuard::check(const StepFlags& own, const std::vector<at::Tensor>& losses,
-                                       const at::Tensor& norm, const at::Tensor& scale,
-                                       std::function<std::string(size_t)> describe) {
+FiniteGuard::Outcome FiniteGuard::check(const StepFlags& own, const std::vector<at::Tensor>& losses,
+                                        const at::Tensor& norm, const at::Tensor& scale,
+                                        std::function<std::string(size_t)> describe) {
   std::vector<at::Tensor> values = {norm.to(at::kFloat), scale.to(norm.device())};
   for (const at::Tensor& loss : losses) values.push_back(loss.to(norm.device(), at::kFloat));
   const at::Tensor all = at::stack(values);
@@ -43,28 +43,28 @@ void FiniteGuard::raise(bool wait) {
   if (wait || !current_.copied.recorded()) raise(current_);
 }
 
-void FiniteGuard::raise(Verdict& verdict) {
-  if (!verdict.values.defined()) return;
-  verdict.copied.wait_on_host();
-  const float* values = verdict.values.data_ptr<float>();
-  if (verdict.step > agreed_.step)
-    agreed_ = {verdict.step, static_cast<StopSignal>(static_cast<int>(values[kStop])),
+void FiniteGuard::raise(StepCheck& check) {
+  if (!check.values.defined()) return;
+  check.copied.wait_on_host();
+  const float* values = check.values.data_ptr<float>();
+  if (check.step > agreed_.step)
+    agreed_ = {check.step, static_cast<StopSignal>(static_cast<int>(values[kStop])),
                values[kSaveFailed] != 0};
   if (values[kSkip] == 0.0F) return;
   if (std::isinf(values[kScale])) throw_data("training: none of the step's tokens has a label to learn from");
   std::string where;
-  for (int64_t i = kLosses; i < verdict.values.numel(); ++i)
+  for (int64_t i = kLosses; i < check.values.numel(); ++i)
     if (!std::isfinite(values[i]))
-      where += fmt::format("; loss {} on {}", values[i], verdict.describe(static_cast<size_t>(i - kLosses)));
+      where += fmt::format("; loss {} on {}", values[i], check.describe(static_cast<size_t>(i - kLosses)));
   if (where.empty()) {
     where = "; this rank's losses are finite; its sequences were";
-    for (int64_t i = kLosses; i < verdict.values.numel(); ++i)
-      where += " " + verdict.describe(static_cast<size_t>(i - kLosses));
+    for (int64_t i = kLosses; i < check.values.numel(); ++i)
+      where += " " + check.describe(static_cast<size_t>(i - kLosses));
   }
   throw_non_finite(
       "step {}: the loss or the gradient norm is not finite (norm {}){}. The weights are those "
       "before this step. Look at these documents, lower optimizer.lr, or resume from an earlier state",
-      verdict.step, values[kNorm], where);
+      check.step, values[kNorm], where);
 }
 
 }  // namespace hyperion::trainer

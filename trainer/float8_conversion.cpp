@@ -11,7 +11,7 @@
 #include "models/float8/choice.h"
 #include "models/float8/gather.h"
 #include "trainer/checkpointing/job_state.h"
-#include "trainer/config/features.h"
+#include "trainer/config/schema.h"
 
 namespace hyperion::trainer {
 namespace {

@@ -6,7 +6,6 @@
 #include "base/log.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/checkpointing/job_state.h"
-#include "trainer/config/model_args.h"
 #include "trainer/config/validate.h"
 #include "trainer/metrics/gemm_peak.h"
 #include "trainer/metrics/slow_steps.h"

@@ -1,10 +1,18 @@
 #include "trainer/model_and_optimizer.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <span>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
+#include "base/durable.h"
+#include "base/error.h"
 #include "base/progress.h"
 #include "models/init.h"
 #include "parallel/job/phase.h"
@@ -23,31 +31,46 @@ void connect_pairs(Exchange& ranks, at::Device device) {
   ranks.start_all_to_all(at::empty_like(sent), sent, one_each, one_each).wait();
 }
 
+constexpr const char* kGradientDump = "HYPERION_DUMP_GRADIENTS";
+
+// `head`, then the numbers of the gradients that this rank holds.
+void write_gradients(const std::filesystem::path& path, const std::string& head,
+                     std::span<const parallel::ShardedParameterPtr> parameters) {
+  std::ofstream file(path, std::ios::binary);
+  file << head;
+  for (const parallel::ShardedParameterPtr& parameter : parameters) {
+    const at::Tensor values = parameter->grad().to(at::kCPU, at::kFloat).contiguous();
+    file.write(static_cast<const char*>(values.data_ptr()), static_cast<std::streamsize>(values.nbytes()));
+  }
+  file.close();
+  if (!file) throw_save_failed("{}: cannot write {}", kGradientDump, path.string());
+}
+
 }  // namespace
 
 ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const config::JobConfig& config,
-                                           const ModelPlace& place) {
-  if (!place.without_memory) {
-    choose_kernels(place.float8);
-    choose_attention(args, config, place.device, place.groups.host());
+                                           const ModelContext& context) {
+  if (!context.without_memory) {
+    choose_kernels(context.float8);
+    choose_attention(args, config, context.device, context.groups.host());
   }
   ModelAndOptimizer made;
-  parallel::Communicator& tensor_ranks = place.groups.get(parallel::MeshDim::kTp);
+  parallel::Communicator& tensor_ranks = context.groups.get(parallel::MeshDim::kTp);
   parallel::Communicator* tensor = tensor_ranks.size() > 1 ? &tensor_ranks : nullptr;
   models::ParallelDims dims{.tensor = tensor, .loss_parallel = !config.parallelism.disable_loss_parallel};
-  if (tensor != nullptr && place.device.is_cuda()) {
-    made.tensor_exchange = std::make_unique<parallel::StreamedExchange>(*tensor, place.device);
+  if (tensor != nullptr && context.device.is_cuda()) {
+    made.tensor_exchange = std::make_unique<parallel::StreamedExchange>(*tensor, context.device);
     dims.tensor = made.tensor_exchange.get();
     dims.chunked = config.parallelism.enable_async_tensor_parallel;
-    if (dims.chunked) connect_pairs(*dims.tensor, place.device);
+    if (dims.chunked) connect_pairs(*dims.tensor, context.device);
   }
   made.transformer = std::make_unique<models::Transformer>(args, config.training.loss_chunk_bytes, dims);
-  made.float8 = convert_to_float8(*made.transformer, config, place.float8);
-  parallel::ShardingOptions sharding = sharding_options(config.training, place.device, made.float8.codec);
-  if (place.without_memory) sharding.state_device = at::kMeta;
+  made.float8 = convert_to_float8(*made.transformer, config, context.float8);
+  parallel::ShardingOptions sharding = sharding_options(config.training, context.device, made.float8.codec);
+  if (context.without_memory) sharding.state_device = at::kMeta;
   made.fsdp = std::make_unique<parallel::FsdpContext>(
-      place.mesh, place.rank, place.groups.get(parallel::MeshDim::kFsdp),
-      place.groups.get(parallel::MeshDim::kDpReplicate), sharding, tensor);
+      context.mesh, context.rank, context.groups.get(parallel::MeshDim::kFsdp),
+      context.groups.get(parallel::MeshDim::kDpReplicate), sharding, tensor);
   const models::ActivationCheckpointing checkpointing = activation_checkpointing(config, *made.transformer);
   made.stage = std::make_unique<Stage>(*made.transformer, 0, made.transformer->units().size(), *made.fsdp,
                                        checkpointing);
@@ -98,6 +121,31 @@ void initialise_weights(const ModelAndOptimizer& model, uint64_t seed) {
     if (parameter->has_separate_compute_shard()) parameter->compute_shard().copy_(master);
   }
   model.stage->weights_changed();
+}
+
+std::optional<std::filesystem::path> gradient_dump_folder() {
+  const char* folder = std::getenv(kGradientDump);
+  return folder != nullptr ? std::optional(std::filesystem::path(folder)) : std::nullopt;
+}
+
+void dump_gradients(const std::filesystem::path& folder, int rank, int ranks,
+                    const std::vector<parallel::ShardedParameterPtr>& parameters) {
+  make_folders(folder);
+  if (ranks == 1) {
+    for (const parallel::ShardedParameterPtr& parameter : parameters)
+      write_gradients(folder / (parameter->parameter().fqn + ".f32"), "", {&parameter, 1});
+    return;
+  }
+  nlohmann::json boxes = nlohmann::json::array();
+  for (const parallel::ShardedParameterPtr& parameter : parameters) {
+    const Box box = parameter->box();
+    boxes.push_back({{"name", parameter->parameter().fqn},
+                     {"shape", parameter->parameter().shape},
+                     {"offset", box.offset},
+                     {"extent", box.shape}});
+  }
+  const nlohmann::json head = {{"rank", rank}, {"ranks", ranks}, {"parameters", std::move(boxes)}};
+  write_gradients(folder / fmt::format("rank_{}.gradients", rank), head.dump() + "\n", parameters);
 }
 
 }  // namespace hyperion::trainer

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -32,7 +34,7 @@ struct ModelAndOptimizer {
   std::unique_ptr<optim::Ema> ema;  // null when off
 };
 
-struct ModelPlace {
+struct ModelContext {
   const parallel::Mesh& mesh;
   int rank;
   const parallel::ProcessGroups& groups;
@@ -47,7 +49,7 @@ struct ModelPlace {
 // (choose_attention). Throws Error(kUsage) for an FP8 recipe, or an attention kernel, that the device cannot
 // run.
 ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const config::JobConfig& config,
-                                           const ModelPlace& place);
+                                           const ModelContext& context);
 
 // What this rank holds of weights and optimizer state that other ranks hold too, for audit_replicas(): all of
 // it where `replicate` has several ranks, and what tensor parallel ranks do not divide. Empty without such
@@ -59,5 +61,12 @@ std::vector<parallel::ReplicatedTensor> replicated_state(
 // The initial values of this rank's part. The value of an element depends on the seed, the parameter's name
 // and the element's place in the whole tensor alone, so that every mesh starts from the same weights.
 void initialise_weights(const ModelAndOptimizer& model, uint64_t seed);
+
+// HYPERION_DUMP_GRADIENTS=FOLDER: the gradients of step 1 as files, for tests against other trainers.
+std::optional<std::filesystem::path> gradient_dump_folder();
+// Writes them there in the form that docs/debugging.md describes and scripts/join_gradients.py reads. Throws
+// Error(kSaveFailed) when a file cannot be written.
+void dump_gradients(const std::filesystem::path& folder, int rank, int ranks,
+                    const std::vector<parallel::ShardedParameterPtr>& parameters);
 
 }  // namespace hyperion::trainer

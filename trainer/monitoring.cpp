@@ -17,8 +17,6 @@
 #include "base/log.h"
 #include "models/flavors/registry.h"
 #include "trainer/checkpointing/job_state.h"
-#include "trainer/config/entries.h"
-#include "trainer/config/model_args.h"
 #include "trainer/config/print.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/metrics/flops.h"
@@ -201,7 +199,7 @@ void log_start(const RunDescription& run, const checkpointing::Checkpointer& che
   log_info("Seed: {} ({})", run.seed, seed_origin(run));
   for (const std::string& line : runtime.groups->network()) log_info("{}", line);
   const checkpointing::ChosenCheckpoint* chosen = checkpointer.chosen();
-  metrics::EventFields start = {
+  metrics::JsonFields start = {
       {"steps", run.config.training.steps},
       {"ranks", int64_t{runtime.world_size()}},
       {"seed", std::to_string(run.seed)}};  // text: many JSON readers keep 53 bits only

@@ -6,8 +6,8 @@
 #include "parallel/job/phase.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/stored_weights.h"
-#include "trainer/config/entries.h"
 #include "trainer/config/input_path.h"
+#include "trainer/config/print.h"
 #include "trainer/config/validate.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
@@ -44,22 +44,22 @@ void require_model_of_job(const config::JobConfig& config, const models::ModelAr
 
 }  // namespace
 
-config::RunFacts run_facts(const models::ModelArgs& model, int64_t world_size) {
-  config::RunFacts facts;
+config::RunContext run_facts(const models::ModelArgs& model, int64_t world_size) {
+  config::RunContext facts;
   facts.world_size = world_size;
   facts.model = model;
   facts.export_problem = hugging_face::export_problem(model);
   return facts;
 }
 
-void check_keys(const config::ResolvedConfig& resolved, const config::RunFacts& facts) {
+void check_keys(const config::ResolvedConfig& resolved, const config::RunContext& facts) {
   config::require_valid_config(resolved, facts);
   if (const auto& checkpoint = resolved.config.checkpoint; checkpoint.enable)
     checkpoint::NameMap({checkpoint.rename.begin(), checkpoint.rename.end()});  // refuses what is no pattern
   signal_lead();                                                                // refuses what is no number
 }
 
-DataSetup checked_tokenizer(const config::ResolvedConfig& resolved, config::RunFacts facts) {
+DataSetup checked_tokenizer(const config::ResolvedConfig& resolved, config::RunContext facts) {
   parallel::set_phase("load of the tokenizer");
   DataSetup data = load_tokenizer(resolved.config);
   if (resolved.config.checkpoint.enable && resolved.config.checkpoint.last_save_in_hf)
@@ -73,7 +73,7 @@ DataSetup checked_tokenizer(const config::ResolvedConfig& resolved, config::RunF
 DataSetup checked_data(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
                        int64_t world_size) {
   parallel::set_phase("checks of the configuration");
-  const config::RunFacts facts = run_facts(model, world_size);
+  const config::RunContext facts = run_facts(model, world_size);
   config::require_valid_config(resolved, facts, config::install_root());
   check_keys(resolved, facts);
   DataSetup data = checked_tokenizer(resolved, facts);
@@ -110,12 +110,12 @@ checkpointing::ResumePlan plan_run(const config::ResolvedConfig& resolved, const
   parallel::set_phase("construction of model and optimizer");  // which follows
   const auto& training = resolved.config.training;
   const int degree = mesh.degree(parallel::MeshDim::kBatch);
-  const checkpointing::TrajectoryFacts facts{
+  const checkpointing::JobContext facts{
       .data_parallel_degree = degree,
       .global_batch_size = config::microbatches_of(training, degree) * training.local_batch_size * degree,
       .seed = seed,
       .data = data,
-      .data_place = record.data,
+      .data_path = record.data,
       .model = model};
   if (chosen == nullptr) return checkpointing::fresh_plan(resolved, facts);
   require_checkpoint_of_job(resolved, model, record, *chosen);
@@ -127,7 +127,7 @@ checkpointing::ResumePlan plan_run(const config::ResolvedConfig& resolved, const
   request.step = step ? *step : checkpoint::step_of_name(chosen->path.filename().string()).value_or(0);
   if (const auto* position = chosen->find_value<std::string>(checkpoint::kLoaderPositionKey))
     request.data = data::LoaderState::from_json(*position).fingerprint;
-  request.data_place = checkpointing::read_record(chosen->checkpoint).data;
+  request.data_path = checkpointing::read_record(chosen->checkpoint).data;
   return checkpointing::resume_plan(resolved, facts, request);
 }
 

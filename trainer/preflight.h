@@ -14,12 +14,12 @@
 namespace hyperion::trainer {
 
 // What a job knows beyond its configuration, before the tokenizer is loaded.
-config::RunFacts run_facts(const models::ModelArgs& model, int64_t world_size);
+config::RunContext run_facts(const models::ModelArgs& model, int64_t world_size);
 // The steps of checked_data(), which `hyperion check` makes one by one: the keys against each other and
 // against `facts`; the tokenizer, with what an export would take from it and (where `facts.model` is known)
 // the size of its vocabulary.
-void check_keys(const config::ResolvedConfig& resolved, const config::RunFacts& facts);
-DataSetup checked_tokenizer(const config::ResolvedConfig& resolved, config::RunFacts facts);
+void check_keys(const config::ResolvedConfig& resolved, const config::RunContext& facts);
+DataSetup checked_tokenizer(const config::ResolvedConfig& resolved, config::RunContext facts);
 
 // Checks the whole configuration for a job of `world_size` ranks, with the tokenizer it names, which is
 // returned. Throws Error(kUsage) or Error(kBadData).

@@ -24,6 +24,10 @@ std::atomic<bool> acknowledges{false};
 std::atomic<int64_t> running_step{-1}, last_step{-1};
 std::atomic<int> end_of_start{-1};  // the pipe to BeforeEndBySignal's thread, once
 
+const char* name_of(int signal) {
+  return signal == SIGINT ? "Ctrl-C" : signal == SIGTERM ? "TERM" : "USR1";
+}
+
 // A line, made of what a signal handler may use.
 class Line {
  public:
@@ -42,16 +46,16 @@ class Line {
   size_t size_ = 0;
 };
 
-const char* name_of(int signal) {
-  return signal == SIGINT ? "Ctrl-C" : signal == SIGTERM ? "TERM" : "USR1";
-}
-
-Line received(int signal) {
+// "[hyperion] TERM received ...", when signals are acknowledged.
+template <typename... Parts>
+void answer(int signal, const Parts&... parts) {
+  if (!acknowledges) return;
   Line line;
   line.add("[hyperion] ");
   line.add(name_of(signal));
   line.add(" received");
-  return line;
+  (line.add(parts), ...);
+  line.write();
 }
 
 [[noreturn]] void end_process(int signal) {
@@ -59,11 +63,7 @@ Line received(int signal) {
 }
 
 extern "C" void on_signal_while_starting(int signal) {
-  if (acknowledges) {
-    Line line = received(signal);
-    line.add(" while the job was starting: it ends, and no step was made\n");
-    line.write();
-  }
+  answer(signal, " while the job was starting: it ends, and no step was made\n");
   const int error = errno;
   const int pipe = end_of_start.exchange(-1);
   const auto number = static_cast<unsigned char>(signal);
@@ -71,58 +71,40 @@ extern "C" void on_signal_while_starting(int signal) {
   errno = error;
 }
 
-void acknowledge(int signal) {
-  const int64_t step = running_step.load(), last = last_step.load();
-  Line line = received(signal);
-  if (step >= 0) {
-    line.add(" in step ");
-    line.add(step);
-  }
-  if (step < 0) {
-    line.add(": stopping before the first step");
-  } else if (last <= step) {
-    line.add(": stopping after it");
-  } else {
-    line.add(": stopping after step ");
-    line.add(last);
-    line.add(" at the latest");
-  }
-  line.add(signal == SIGUSR1 ? "\n" : " (a second one ends the job at once)\n");
-  line.write();
-}
-
-extern "C" void on_stop_signal(int signal) {
+extern "C" void on_signal_in_training(int signal) {
   const int error = errno;
   int none = 0;
   const bool first = first_signal.compare_exchange_strong(none, signal);
-  if (first && acknowledges) acknowledge(signal);
-  errno = error;
   if (!first && signal != SIGUSR1) end_process(signal);
+  if (first) {
+    const int64_t step = running_step, last = last_step;
+    const char* end = signal == SIGUSR1 ? "\n" : " (a second one ends the job at once)\n";
+    if (step < 0)
+      answer(signal, ": stopping before the first step", end);
+    else if (last <= step)
+      answer(signal, " in step ", step, ": stopping after it", end);
+    else
+      answer(signal, " in step ", step, ": stopping after step ", last, " at the latest", end);
+  }
+  errno = error;
 }
 
 extern "C" void on_signal_in_dry_run(int signal) {
-  if (acknowledges) {
-    Line line = received(signal);
-    line.add(" in step ");
-    line.add(running_step);
-    line.add(" of a dry run: it ends at once, as it has nothing to save\n");
-    line.write();
-  }
+  answer(signal, " in step ", running_step.load(),
+         " of a dry run: it ends at once, as it has nothing to save\n");
   end_process(signal);
-}
-
-void install(void (*handler)(int)) {
-  struct sigaction action {};
-  action.sa_handler = handler;
-  action.sa_flags = SA_RESTART;
-  for (int signal : {SIGINT, SIGTERM, SIGUSR1}) ::sigaction(signal, &action, nullptr);
 }
 
 }  // namespace
 
-void end_on_stop_signals(bool acknowledge) {
+void handle_stop_signals(SignalPhase phase, bool acknowledge) {
   acknowledges = acknowledge;
-  install(on_signal_while_starting);
+  struct sigaction action {};
+  action.sa_handler = phase == SignalPhase::kStart    ? on_signal_while_starting
+                      : phase == SignalPhase::kDryRun ? on_signal_in_dry_run
+                                                      : on_signal_in_training;
+  action.sa_flags = SA_RESTART;
+  for (int signal : {SIGINT, SIGTERM, SIGUSR1}) ::sigaction(signal, &action, nullptr);
 }
 
 BeforeEndBySignal::BeforeEndBySignal(std::function<void(const std::string& signal)> act) {
@@ -148,30 +130,15 @@ BeforeEndBySignal::~BeforeEndBySignal() {
   unused ? thread_.join() : thread_.detach();  // which is ending the process
 }
 
-void catch_stop_signals(bool acknowledge) {
-  acknowledges = acknowledge;
-  install(on_stop_signal);
-}
-
-void end_dry_run_on_stop_signals(bool acknowledge) {
-  acknowledges = acknowledge;
-  install(on_signal_in_dry_run);
-}
-
 void set_running_step(int64_t step, int64_t last) {
   last_step = last;
   running_step = step;
 }
 
 StopSignal stop_signal() {
-  switch (first_signal.load()) {
-    case 0:
-      return StopSignal::kNone;
-    case SIGINT:
-      return StopSignal::kInterrupt;
-    default:
-      return StopSignal::kTerminate;
-  }
+  const int signal = first_signal;
+  if (signal == 0) return StopSignal::kNone;
+  return signal == SIGINT ? StopSignal::kInterrupt : StopSignal::kTerminate;
 }
 
 }  // namespace hyperion::trainer

@@ -12,10 +12,17 @@ namespace hyperion::trainer {
 
 enum class StopSignal { kNone = 0, kInterrupt = 1, kTerminate = 2 };
 
-// For the start of a job, which has made no step that could be saved: a signal ends the process with the code
-// of its kind. (Without a handler the first process of a container would never notice one.) `acknowledge`: a
-// line on stdout says so.
-void end_on_stop_signals(bool acknowledge);
+// What a job is doing, and so what a signal does.
+enum class SignalPhase {
+  // No step was made that could be saved: the process ends with the code of the signal's kind. (Without a
+  // handler the first process of a container would never notice one.)
+  kStart,
+  kTraining,
+  kDryRun,  // nothing to save either: as kStart
+};
+// From now on. `acknowledge`: the first signal is answered at once, by a line on stdout that names the
+// running step.
+void handle_stop_signals(SignalPhase phase, bool acknowledge);
 
 // While it lives, a signal that ends a starting job first has a thread of its own call `act`, which may do
 // what a signal handler may not. A second signal ends the process at once.
@@ -31,12 +38,6 @@ class BeforeEndBySignal {
   std::thread thread_;
 };
 
-// For training. `acknowledge`: the first signal is answered at once, by a line on stdout that names the
-// running step.
-void catch_stop_signals(bool acknowledge);
-// For the steps of a dry run, which has nothing to save: as end_on_stop_signals(), but the line names the
-// step.
-void end_dry_run_on_stop_signals(bool acknowledge);
 // `last`: the step after which a signal that comes now ends the job at the latest: `step`, on a GPU a later
 // one.
 void set_running_step(int64_t step, int64_t last);

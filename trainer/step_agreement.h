@@ -2,7 +2,7 @@
 // to stop, whose background save has failed.
 //
 // On a CPU that is one sum over the host group before the step. On a GPU the host waits for no other rank:
-// the tokens are added up on the device, and the flags travel with the guard's verdict
+// the tokens are added up on the device, and the flags travel with the guard's check
 // (trainer/finite_guard.h), which the host reads one step later.
 #pragma once
 
@@ -32,13 +32,13 @@ class StepAgreement {
   // When signals are about to be caught; `step`: the first one.
   virtual void start(int64_t step) = 0;
   // Before the step: the number of valid tokens of all ranks, 0-dim int64 on the device, of which this rank
-  // has read `valid_tokens`. None: the ranks have just agreed to stop (on a GPU they do so with a verdict).
+  // has read `valid_tokens`. None: the ranks have just agreed to stop (on a GPU they do so with a check).
   // Throws Error(kBadData) when there is no valid token; on a GPU FiniteGuard does.
   virtual std::optional<at::Tensor> before_step(int64_t step, int64_t valid_tokens) = 0;
-  // What this rank's verdict on the step carries.
+  // What this rank's check of the step carries.
   virtual StepFlags flags(int64_t step) = 0;
-  // Those of the newest verdict that has been read (FiniteGuard::agreed).
-  void read(const StepFlags& verdict) { agreed_ = verdict; }
+  // Those of the newest check that has been read (FiniteGuard::agreed).
+  void read(const StepFlags& flags) { agreed_ = flags; }
 
   // What all ranks know of each other.
   const StepFlags& agreed() const { return agreed_; }

@@ -18,9 +18,8 @@
 #include "base/progress.h"
 #include "parallel/comm/trace_range.h"
 #include "parallel/job/phase.h"
-#include "trainer/config/entries.h"
 #include "trainer/config/input_path.h"
-#include "trainer/gradient_dump.h"
+#include "trainer/config/print.h"
 #include "trainer/layer_metrics.h"
 #include "trainer/model_options.h"
 #include "trainer/monitoring.h"
@@ -112,7 +111,7 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
   const RunDescription run = {job_, config(), command, plan_.seed};
   metrics_ = make_metrics(run, state_.step);
   checkpointer_->on_event = [this](int64_t step, const std::string& event,
-                                   const metrics::EventFields& fields) {
+                                   const metrics::JsonFields& fields) {
     metrics_->event(step, event, fields);
   };
   log_start(run, *checkpointer_, state_.step, *metrics_);
@@ -169,21 +168,20 @@ ExitCode Trainer::run() {
     return code;
   } catch (const Error& error) {
     ended(error.what(), error.code(), FailureDetector::End::kFailed);
-    if (error.code() == ExitCode::kNonFinite) finish_saves();
+    // All ranks have found the same numbers not finite: the save of an earlier step that is under way is
+    // complete.
+    if (error.code() == ExitCode::kNonFinite) {
+      try {
+        checkpointer_->finish();
+      } catch (const std::exception& of_save) {
+        log_error("{}", of_save.what());
+      }
+    }
     throw;
   } catch (const std::exception& error) {
     const Error meant = error_from(error);
     ended(meant.what(), meant.code(), FailureDetector::End::kFailed);
     throw;
-  }
-}
-
-// All ranks have found the same numbers not finite: the save of an earlier step that is under way is whole.
-void Trainer::finish_saves() {
-  try {
-    checkpointer_->finish();
-  } catch (const std::exception& error) {
-    log_error("{}", error.what());
   }
 }
 
@@ -224,7 +222,8 @@ ExitCode Trainer::train() {
   const int64_t first = state_.step + 1, last = config().training.steps;
   const bool dry_run = config::is_dry_run(config());
   if (!nothing_left) dry_run ? set_running_step(first, first) : agreement_->start(first);
-  (dry_run ? end_dry_run_on_stop_signals : catch_stop_signals)(rank_prints(job_.runtime.rank()));
+  handle_stop_signals(dry_run ? SignalPhase::kDryRun : SignalPhase::kTraining,
+                      rank_prints(job_.runtime.rank()));
   if (!nothing_left) log_info("Training starts at step {}", first);
   SaveTimeCheck save_times(options, signal_lead());
   int64_t handled_failure = 0;  // the step after which all ranks dealt with a failed save
@@ -246,7 +245,7 @@ ExitCode Trainer::train() {
       // Ends the job before the state of a step whose loss or norm is not finite is saved; the save itself
       // looks at the numbers of the state.
       const bool saves = checkpointer_->due(step) || step == last;
-      read_verdicts(/*wait=*/saves);
+      read_checks(/*wait=*/saves);
       if (saves && step > first) audit_replicas(step);
       // A rank reports its failure in every step until all ranks have dealt with it.
       const StepFlags& agreed = agreement_->agreed();
@@ -332,7 +331,7 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
     model_.stage->weights_changed();
   }
   model_.stage->drop_gradients();
-  read_verdicts(/*wait=*/metrics_->should_log(step));  // logging waits for the step's numbers anyway
+  read_checks(/*wait=*/metrics_->should_log(step));  // logging waits for the step's numbers anyway
 
   state_.step = step;
   state_.tokens_seen += config().training.local_batch_size * config().training.seq_len * microbatches_ *
@@ -342,7 +341,7 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
 }
 
 // Ends the job where the loss of a step was not finite.
-void Trainer::read_verdicts(bool wait) {
+void Trainer::read_checks(bool wait) {
   guard_.raise(wait);
   agreement_->read(guard_.agreed());
 }
@@ -370,14 +369,14 @@ void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, cons
   const parallel::ReduceChain groups = job_.runtime.groups->loss_groups();
   groups.all_reduce_sum(sum);
   groups.all_reduce_max(max);
-  metrics::StepMetrics metrics;
-  metrics.step = step;
-  metrics.global_avg_loss = sum.item<double>();
-  metrics.global_max_loss = max.item<double>();
-  metrics.grad_norm = norm.item<double>();
-  metrics.lr = checkpointing::learning_rate(plan_, step);
-  metrics.n_tokens_seen = state_.tokens_seen;
-  metrics.extra = reduce_layer_metrics(reported, job_.runtime.groups->all_ranks(), job_.runtime.world_size());
+  metrics::StepMetrics metrics{
+      .step = step,
+      .global_avg_loss = sum.item<double>(),
+      .global_max_loss = max.item<double>(),
+      .grad_norm = norm.item<double>(),
+      .lr = checkpointing::learning_rate(plan_, step),
+      .n_tokens_seen = state_.tokens_seen,
+      .extra = reduce_layer_metrics(reported, job_.runtime.groups->all_ranks(), job_.runtime.world_size())};
   if (resumed_step_ > 0 && !std::isnan(state_.last_loss)) {  // so that a jump of the curve is seen
     if (state_.last_loss_step > 0)
       log_info(

@@ -44,12 +44,11 @@ class Trainer {
   const config::JobConfig& config() const { return plan_.config; }
   checkpointing::ResumePlan plan() const;
   void load_checkpoint();
-  void finish_saves();
   ExitCode train();
   bool nothing_is_left() const;
   std::optional<StepInput> fetch(int64_t step);
   void train_step(int64_t step, const StepInput& input);
-  void read_verdicts(bool wait);
+  void read_checks(bool wait);
   void audit_replicas(int64_t step) const;
   void log_step(int64_t step, const std::vector<at::Tensor>& losses, const StepInput& input,
                 const at::Tensor& norm, const models::LayerMetrics& reported);

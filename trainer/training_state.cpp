@@ -5,33 +5,24 @@
 
 #include "parallel/placement.h"
 #include "trainer/checkpointing/stored_weights.h"
-#include "trainer/config/entries.h"
-#include "trainer/hugging_face/export_files.h"
+#include "trainer/config/print.h"
+#include "trainer/hugging_face/config.h"
 #include "trainer/runtime/version.h"
 
 namespace hyperion::trainer {
 
 StateComponents state_components(const StateSources& sources) {
   const auto& [model, mesh, rank, device, state, loader, plan, configured] = sources;
-  const auto rates = [&state = state, &plan = plan] {
-    return std::pair(plan.config.optimizer.lr, checkpointing::learning_rate(plan, state.step + 1));
-  };
-  const auto position = [&state = state, &plan = plan, rates] {
-    const auto [lr, next_lr] = rates();
-    return checkpointing::SchedulerState::Position{state.step, lr, next_lr,
-                                                   checkpointing::to_object(plan.trajectory)};
-  };
   StateComponents components;
   const auto add = [&](auto component) { components.push_back(std::move(component)); };
   add(std::make_unique<checkpointing::ModelState>(model.parameters));
-  add(std::make_unique<checkpointing::OptimizerState>(*model.optimizer, plan.config.optimizer,
-                                                      model.parameters, parallel::whole_placement(mesh, rank),
-                                                      rates));
+  add(std::make_unique<checkpointing::OptimizerState>(*model.optimizer, model.parameters,
+                                                      parallel::whole_placement(mesh, rank), plan, state));
   if (model.ema) add(std::make_unique<checkpointing::EmaState>(*model.ema, model.parameters));
   add(std::make_unique<checkpointing::TrainStateComponent>(
       state, mesh.degree(parallel::MeshDim::kBatch),
       checkpointing::to_object(config::config_entries(configured))));
-  add(std::make_unique<checkpointing::SchedulerState>(position));
+  add(std::make_unique<checkpointing::SchedulerState>(plan, state));
   add(std::make_unique<checkpointing::LoaderComponent>(loader));
   add(std::make_unique<checkpointing::RngState>(device, rank, mesh.world_size(), plan.seed, state));
   return components;

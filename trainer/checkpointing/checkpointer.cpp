@@ -77,14 +77,14 @@ std::vector<checkpoint::LoadItem> plan_component_load(
     for (std::string& key : component->required_objects())
       if (chosen.find_object(key) == nullptr) options.missing_objects.push_back(std::move(key));
   }
-  if (chosen.hugging_face)
-    return checkpoint::plan_load(chosen.checkpoint, tensors, hugging_face_names(model, chosen.names),
-                                 options);
   checkpoint::StoredNames names;
-  for (const auto& [name, key] : chosen.names)
-    if (chosen.components.contains(checkpoint::component_of(name)) &&
-        chosen.checkpoint.index.tensors.contains(key))
-      names.keys.emplace(name, key);
+  if (chosen.hugging_face)
+    names = hugging_face_names(model, chosen.names);
+  else
+    for (const auto& [name, key] : chosen.names)
+      if (chosen.components.contains(checkpoint::component_of(name)) &&
+          chosen.checkpoint.index.tensors.contains(key))
+        names.keys.emplace(name, key);
   return checkpoint::plan_load(chosen.checkpoint, tensors, names, options);
 }
 
@@ -145,24 +145,19 @@ void Checkpointer::attach(CheckpointedState state) {
              describe_transfer(static_cast<double>(saved.total_bytes), save_seconds_),
              counted(saved.files, "file"), saved.path.string());
     if (progress_) progress_->saved(saved.step);
-    send_event(saved.step, "checkpoint_durable",
-               {{"kind", std::string(text_of(saved.kind))},
-                {"bytes", static_cast<int64_t>(saved.total_bytes)},
-                {"files", int64_t{saved.files}},
-                {"write_seconds", saved.write_seconds},
-                {"commit_seconds", saved.commit_seconds}});
+    on_event(saved.step, "checkpoint_durable",
+             {{"kind", std::string(text_of(saved.kind))},
+              {"bytes", static_cast<int64_t>(saved.total_bytes)},
+              {"files", int64_t{saved.files}},
+              {"write_seconds", saved.write_seconds},
+              {"commit_seconds", saved.commit_seconds}});
   };
   saver_->on_staged = [this](int64_t step, double stall_seconds) {
     log_info("Checkpoint step-{} is staged; training waited {:.3f} s", step, stall_seconds);
-    send_event(step, "checkpoint_staged", {{"stall_seconds", stall_seconds}});
+    on_event(step, "checkpoint_staged", {{"stall_seconds", stall_seconds}});
   };
   if (options().async_mode == checkpoint::AsyncMode::kOverlapped && runtime_.device.is_cpu())
     log_info("checkpoint.async_mode = \"async_with_pinned_mem\": on a CPU the same pool is used, unpinned");
-}
-
-void Checkpointer::send_event(int64_t step, const std::string& event,
-                              const metrics::EventFields& fields) const {
-  if (on_event) on_event(step, event, fields);
 }
 
 void Checkpointer::load_from(const ChosenCheckpoint& chosen) {
@@ -188,12 +183,10 @@ void Checkpointer::load() {
     const parallel::PhaseGuard phase("load of a checkpoint");
     log_info("Loading the checkpoint from {}.", start_.checkpoint->path.string());
     try {
-      read_collectively(*ranks_, [&] { load_from(*start_.checkpoint); });
+      return read_collectively(*ranks_, [&] { load_from(*start_.checkpoint); });
     } catch (const Error& error) {
       if (!fall_back_to_older(*config_, start_, error, *ranks_)) throw;
-      continue;
     }
-    return;
   }
 }
 
@@ -219,24 +212,24 @@ void Checkpointer::announce_index_size() {
 void Checkpointer::preflight(int64_t step) {
   if (!saves()) return;
   const bool resumed = start_.checkpoint && start_.checkpoint->source == LoadSource::kOwn;
-  require_free_names(resumed ? step + 1 : step, config_->training.steps);
+  const checkpoint::CheckpointFolder folder(path_);
+  const int64_t last = config_->training.steps;
+  // Any step may be saved, because a signal may come in any.
+  from_rank_0(*ranks_, [&] { folder.require_free_names(resumed ? step + 1 : step, last); });
   if (runtime_.rank() == 0) progress_.emplace(step);
-  const std::string warning = from_rank_0(*ranks_, [&] {
-    return explain_newer_checkpoints(start_, checkpoint::CheckpointFolder(path_), step,
-                                     config_->training.steps);
-  });
+  const std::string warning =
+      from_rank_0(*ranks_, [&] { return explain_newer_checkpoints(start_, folder, step, last); });
   if (runtime_.rank() == 0 && !warning.empty()) log_warning("{}", warning);
   announce_index_size();
-  if (options().validate_before_training) {
+  if (options().validate_before_training)
     save_before_training(step, resumed);
-  } else {
+  else
     log_info(
         "checkpoint.validate_before_training = false: the first checkpoint will be the first test of "
         "storage");
-  }
   const int64_t next = (step / options().interval + 1) * options().interval;
   const bool first = step == 0 && options().enable_first_step_checkpoint;
-  if (std::min(next, first ? 1 : next) >= config_->training.steps) return;  // the last save is synchronous
+  if (std::min(next, first ? 1 : next) >= last) return;  // the last save is synchronous
   saver_->prepare_pool();
   if (const uint64_t pool = saver_->pool_bytes(); pool > 0)
     log_info("Background saves copy the state to a pool of {:.1f} MiB in host memory",
@@ -263,11 +256,6 @@ void Checkpointer::wait() {
   saver_->join_staging();
 }
 
-// Any step may be saved, because a signal may come in any. Rank 0 checks for all.
-void Checkpointer::require_free_names(int64_t first, int64_t last) const {
-  from_rank_0(*ranks_, [&] { checkpoint::CheckpointFolder(path_).require_free_names(first, last); });
-}
-
 bool Checkpointer::due(int64_t step) const {
   if (!saves()) return false;
   return step % options().interval == 0 || (step == 1 && options().enable_first_step_checkpoint);
@@ -285,7 +273,7 @@ void Checkpointer::tolerate_failure(const std::function<void()>& action) {
       throw;
     log_error("A checkpoint could not be saved, training continues (checkpoint.on_save_failure): {}",
               error.what());
-    send_event(step, "checkpoint_failed", {{"message", std::string(error.what())}});
+    on_event(step, "checkpoint_failed", {{"message", std::string(error.what())}});
   }
 }
 
@@ -295,7 +283,7 @@ void Checkpointer::write(int64_t step, const checkpoint::SaveContent& content, b
   const bool background = !now && options().async_mode != checkpoint::AsyncMode::kDisabled;
   const parallel::TraceRange range(background ? "checkpoint staging" : "checkpoint save");
   const bool written = saver_->save(step, content, now);
-  if (written) send_event(step, "checkpoint_staged", {{"stall_seconds", saver_->stall_seconds()}});
+  if (written) on_event(step, "checkpoint_staged", {{"stall_seconds", saver_->stall_seconds()}});
 }
 
 // The model alone, as transformers reads it.
@@ -310,8 +298,8 @@ void Checkpointer::write_for_hugging_face(int64_t step) {
   checkpoint::export_safetensors(step, fmt::format("export-{}", step), tensors, state_->exported.files,
                                  state_->export_notes, saver_->folder(), *ranks_, state_->mover);
   const double seconds = seconds_since(begin);
-  send_event(step, "checkpoint_durable", {{"kind", std::string("hugging_face")}, {"write_seconds", seconds}});
-  send_event(step, "checkpoint_staged", {{"stall_seconds", seconds}});
+  on_event(step, "checkpoint_durable", {{"kind", std::string("hugging_face")}, {"write_seconds", seconds}});
+  on_event(step, "checkpoint_staged", {{"stall_seconds", seconds}});
   log_info("The last checkpoint holds the model for Hugging Face, as {}: {}",
            checkpoint::torch_name(options().export_dtype), saver_->folder().step_path(step).string());
   for (const std::string& remark : state_->exported.remarks) log_info("{}", remark);
@@ -367,12 +355,11 @@ std::string Checkpointer::last_save_remedy(const fs::path& newest, int64_t step)
 }
 
 void Checkpointer::save_seed() {
-  require_free_names(0, 0);
-  const bool model = options().last_save_model_only;
-  checkpoint::SaveContent content = model
-                                        ? model_only(*config_, checkpoint::CheckpointKind::kSeed)
-                                        : checkpoint::SaveContent{.kind = checkpoint::CheckpointKind::kSeed};
-  write(0, content, /*now=*/true);
+  from_rank_0(*ranks_, [&] { checkpoint::CheckpointFolder(path_).require_free_names(0, 0); });
+  constexpr auto kSeed = checkpoint::CheckpointKind::kSeed;
+  write(0,
+        options().last_save_model_only ? model_only(*config_, kSeed) : checkpoint::SaveContent{.kind = kSeed},
+        /*now=*/true);
 }
 
 }  // namespace hyperion::checkpointing

@@ -14,7 +14,7 @@
 #include "checkpoint/saver.h"
 #include "trainer/checkpointing/start.h"
 #include "trainer/config/job_config.h"
-#include "trainer/hugging_face/export_files.h"
+#include "trainer/hugging_face/config.h"
 #include "trainer/metrics/metrics_jsonl.h"
 #include "trainer/runtime/batch_job.h"
 #include "trainer/runtime/runtime.h"
@@ -93,7 +93,8 @@ class Checkpointer {
   std::string last_save_remedy(const std::filesystem::path& newest, int64_t step) const;
 
   // Called with what metrics.jsonl records about saves; also on the thread of a save.
-  std::function<void(int64_t step, const std::string& event, const metrics::EventFields& fields)> on_event;
+  std::function<void(int64_t step, const std::string& event, const metrics::JsonFields& fields)> on_event =
+      [](int64_t, const std::string&, const metrics::JsonFields&) {};
 
   // Of a whole save, measured by the last one or by the preflight; 0: not yet.
   double save_seconds() const { return save_seconds_; }
@@ -104,11 +105,9 @@ class Checkpointer {
   void load_from(const ChosenCheckpoint& chosen);
   void announce_index_size();
   void save_before_training(int64_t step, bool resumed);
-  void require_free_names(int64_t first, int64_t last) const;
   void write(int64_t step, const checkpoint::SaveContent& content, bool now);
   void write_last(int64_t step);
   void write_for_hugging_face(int64_t step);
-  void send_event(int64_t step, const std::string& event, const metrics::EventFields& fields) const;
   void tolerate_failure(const std::function<void()>& action);
 
   const config::JobConfig* config_;  // as configured; from attach() on what the run follows
@@ -116,7 +115,7 @@ class Checkpointer {
   std::filesystem::path path_;
   std::shared_ptr<parallel::Communicator> ranks_;  // null: no checkpoints
   std::optional<checkpoint::FolderLock> lock_;     // rank 0 holds it for all
-  Start start_;
+  StartingPoint start_;
   std::optional<CheckpointedState> state_;
   std::atomic<double> save_seconds_ = 0;  // set by the thread of a save too, which saver_'s end waits for
   std::optional<trainer::ProgressFile> progress_{};  // of rank 0, once training is about to start

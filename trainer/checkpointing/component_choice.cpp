@@ -17,7 +17,7 @@ namespace {
 //   model         other names or shapes (checkpoint/loader.h)
 //   ema           the checkpoint holds none (start.h): ema.on_missing
 //   dataloader    other data; another tokenizer (start.h): leave_out_remedy()
-//   any           other settings (trajectory.h): checkpoint.on_config_change
+//   any           other settings (resume_policy.h): checkpoint.on_config_change
 struct ComponentRule {
   std::string_view component;
   bool in_weights;

@@ -9,14 +9,14 @@
 #include "base/log.h"
 #include "base/printable.h"
 #include "data/tokenizer/tokenizer.h"
-#include "trainer/checkpointing/trajectory.h"
-#include "trainer/config/entries.h"
 #include "trainer/config/load.h"
+#include "trainer/config/print.h"
 
 namespace hyperion::checkpointing {
 namespace fs = std::filesystem;
 namespace {
 
+constexpr size_t kMaxEntries = 10'000, kMaxTextBytes = 65'536;  // of a table
 constexpr const char *kModel = "model_config", *kTokenizerPath = "tokenizer_path",
                      *kTokenizerHash = "tokenizer_hash", *kData = "data", *kSeqLen = "seq_len",
                      *kImportedConfig = "hugging_face_config",
@@ -56,20 +56,18 @@ void keep_ids_of_one_tokenizer(JobRecord& record, const std::string& hash) {
 }
 
 std::map<std::string, std::string> record_facts(const JobRecord& record) {
-  std::map<std::string, std::string> facts;
-  if (record.model) {
-    config::JobConfig config;
-    config.model = *record.model;
-    facts[kModel] = model_lines(config::config_entries(config));
-  }
-  if (!record.tokenizer.hash.empty()) {
-    facts[kTokenizerPath] = record.tokenizer.path;
-    facts[kTokenizerHash] = record.tokenizer.hash;
-  }
-  if (!record.data.empty()) facts[kData] = record.data;
-  if (!record.imported.config.empty()) facts[kImportedConfig] = record.imported.config;
-  if (!record.imported.generation.empty()) facts[kImportedGeneration] = record.imported.generation;
-  if (record.seq_len > 0) facts[kSeqLen] = std::to_string(record.seq_len);
+  const TokenizerRecord& tokenizer = record.tokenizer;
+  config::JobConfig config;
+  config.model = record.model.value_or(config.model);
+  std::map<std::string, std::string> facts = {
+      {kModel, record.model ? model_lines(config::config_entries(config)) : ""},
+      {kTokenizerPath, tokenizer.hash.empty() ? "" : tokenizer.path},
+      {kTokenizerHash, tokenizer.hash},
+      {kData, record.data},
+      {kImportedConfig, record.imported.config},
+      {kImportedGeneration, record.imported.generation},
+      {kSeqLen, record.seq_len > 0 ? std::to_string(record.seq_len) : ""}};
+  std::erase_if(facts, [](const auto& fact) { return fact.second.empty(); });
   return facts;
 }
 
@@ -146,6 +144,28 @@ bool require_same_tokenizer(const fs::path& checkpoint, const TokenizerRecord& s
                   stored.path.empty() ? "" : " (" + printable(fs::path(stored.path)) + " does not any more)");
   throw_config("{}. To use the one of the weights, {}; to use this one all the same, {}", differ, other,
                chosen.allow);
+}
+
+checkpoint::Object to_object(const config::TextTable& table) {
+  checkpoint::Dict dict;
+  for (const auto& [key, text] : table)
+    dict.items.emplace_back(checkpoint::Object(key), checkpoint::Object(text));
+  return dict;
+}
+
+config::TextTable text_table(const checkpoint::Object& object, const std::string& where) {
+  const auto* dict = object.get_if<checkpoint::Dict>();
+  if (dict == nullptr || dict->items.size() > kMaxEntries)
+    throw_data("{}: expected a dict of at most {} texts, found {}", where, kMaxEntries,
+               checkpoint::repr(object));
+  config::TextTable table;
+  for (const auto& [key, value] : dict->items) {
+    const auto *name = key.get_if<std::string>(), *text = value.get_if<std::string>();
+    if (name == nullptr || text == nullptr || name->size() + text->size() > kMaxTextBytes)
+      throw_data("{}: expected texts, found {}: {}", where, checkpoint::repr(key), checkpoint::repr(value));
+    table.emplace_back(*name, *text);
+  }
+  return table;
 }
 
 }  // namespace hyperion::checkpointing

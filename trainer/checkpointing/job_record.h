@@ -31,12 +31,12 @@ struct JobRecord {
   int64_t seq_len = 0;  // training.seq_len; 0: not known
 };
 
-// Lines for a manifest's facts, and back. read_record() finds the tokenizer of a folder of safetensors in its
-// notes, or else next to the weights, as what is imported. Throws Error for what cannot be read.
 // Leaves the ids of tokens out of record.imported, with a line that says so, where it was imported with
 // another tokenizer than the record's. `hash`: of that one; "": not known, and they stay.
 void keep_ids_of_one_tokenizer(JobRecord& record, const std::string& hash);
 
+// Lines for a manifest's facts, and back. read_record() finds the tokenizer of a folder of safetensors in its
+// notes, or else next to the weights, as what is imported. Throws Error for what cannot be read.
 std::map<std::string, std::string> record_facts(const JobRecord& record);
 JobRecord read_record(const checkpoint::OpenCheckpoint& checkpoint);
 
@@ -61,5 +61,9 @@ struct TokenizerChoice {
 // differ; logs one line when that is allowed, or when the checkpoint does not say. True when they differ.
 bool require_same_tokenizer(const std::filesystem::path& checkpoint, const TokenizerRecord& stored,
                             const TokenizerChoice& chosen);
+
+// A table as a checkpoint stores it: a dict of texts. `where` is for the message of Error(kBadData).
+checkpoint::Object to_object(const config::TextTable& table);
+config::TextTable text_table(const checkpoint::Object& object, const std::string& where);
 
 }  // namespace hyperion::checkpointing

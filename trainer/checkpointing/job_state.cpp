@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "trainer/checkpointing/job_record.h"
 
 namespace hyperion::checkpointing {
 namespace {
@@ -71,6 +72,10 @@ void set_generator_state(at::Generator generator, const checkpoint::Bytes& bytes
   }
 }
 
+at::Tensor bytes_at(void* data, uint64_t bytes, at::Device device) {
+  return at::from_blob(data, {static_cast<int64_t>(bytes)}, at::TensorOptions(at::kByte).device(device));
+}
+
 const Object* find_item(const checkpoint::Dict& dict, const char* name) {
   for (const auto& [key, value] : dict.items)
     if (key == Object(name)) return &value;
@@ -106,14 +111,9 @@ void ModelState::load(const Find&) {
     if (parameter->has_separate_compute_shard()) parameter->compute_shard().copy_(parameter->master());
 }
 
-OptimizerState::OptimizerState(const optim::Adam& adam, const config::JobConfig::Optimizer& options,
-                               std::vector<parallel::ShardedParameterPtr> parameters, Placement whole,
-                               Rates rates)
-    : adam_(adam),
-      options_(options),
-      parameters_(std::move(parameters)),
-      whole_(std::move(whole)),
-      rates_(std::move(rates)) {}
+OptimizerState::OptimizerState(const optim::Adam& adam, std::vector<parallel::ShardedParameterPtr> parameters,
+                               Placement whole, const ResumePlan& plan, const TrainState& state)
+    : adam_(adam), parameters_(std::move(parameters)), whole_(std::move(whole)), plan_(plan), state_(state) {}
 
 std::vector<TensorState> OptimizerState::tensors() {
   std::vector<TensorState> states;
@@ -133,22 +133,20 @@ std::vector<TensorState> OptimizerState::tensors() {
 }
 
 std::vector<checkpoint::ObjectState> OptimizerState::objects() {
-  const auto [base_lr, next_lr] = rates_();
-  const bool fused = options_.implementation == config::OptimizerImplementation::kFused,
-             foreach = options_.implementation == config::OptimizerImplementation::kForeach;
+  const config::JobConfig::Optimizer& configured = plan_.config.optimizer;
   const std::vector<std::pair<const char*, Object>> options = {
-      {"lr", next_lr},
-      {"betas", Object::tuple({options_.beta1, options_.beta2})},
-      {"eps", options_.eps},
-      {"weight_decay", options_.weight_decay},
+      {"lr", learning_rate(plan_, state_.step + 1)},
+      {"betas", Object::tuple({configured.beta1, configured.beta2})},
+      {"eps", configured.eps},
+      {"weight_decay", configured.weight_decay},
       {"amsgrad", false},
       {"maximize", false},
-      {"foreach", foreach},
+      {"foreach", configured.implementation == config::OptimizerImplementation::kForeach},
       {"capturable", false},
       {"differentiable", false},
-      {"fused", fused},
-      {"decoupled_weight_decay", options_.name == config::OptimizerName::kAdamW},
-      {"initial_lr", base_lr}};
+      {"fused", configured.implementation == config::OptimizerImplementation::kFused},
+      {"decoupled_weight_decay", configured.name == config::OptimizerName::kAdamW},
+      {"initial_lr", configured.lr}};
   std::vector<checkpoint::ObjectState> states;
   for (const parallel::ShardedParameterPtr& parameter : parameters_)
     for (const auto& [option, object] : options)
@@ -158,15 +156,14 @@ std::vector<checkpoint::ObjectState> OptimizerState::objects() {
 }
 
 std::vector<checkpoint::ObjectState> SchedulerState::objects() {
-  const Position at = position_();
-  const std::string me = name();
-  return {object_state(me, "base_lrs", Object::list({at.base_lr})),
-          object_state(me, "last_epoch", at.step),
-          object_state(me, "_step_count", at.step + 1),
-          object_state(me, "_is_initial", false),
-          object_state(me, "_get_lr_called_within_step", false),
-          object_state(me, "_last_lr", Object::list({at.next_lr})),
-          object_state(me, "trajectory", at.trajectory)};
+  const int64_t next = state_.step + 1;
+  return {object_state(name(), "base_lrs", Object::list({plan_.config.optimizer.lr})),
+          object_state(name(), "last_epoch", state_.step),
+          object_state(name(), "_step_count", next),
+          object_state(name(), "_is_initial", false),
+          object_state(name(), "_get_lr_called_within_step", false),
+          object_state(name(), "_last_lr", Object::list({learning_rate(plan_, next)})),
+          object_state(name(), "trajectory", to_object(plan_.settings))};
 }
 
 std::vector<checkpoint::ObjectState> LoaderComponent::objects() {
@@ -251,14 +248,6 @@ std::vector<TensorState> EmaState::tensors() {
   }
   return states;
 }
-
-namespace {
-
-at::Tensor bytes_at(void* data, uint64_t bytes, at::Device device) {
-  return at::from_blob(data, {static_cast<int64_t>(bytes)}, at::TensorOptions(at::kByte).device(device));
-}
-
-}  // namespace
 
 void DeviceMover::to_host(void* host, const TensorState& from, uint64_t offset, uint64_t bytes) {
   if (!from.on_device) return checkpoint::MemoryMover::to_host(host, from, offset, bytes);

@@ -12,7 +12,7 @@
 #include "base/device/streams.h"
 #include "checkpoint/state.h"
 #include "data/loader.h"
-#include "trainer/config/job_config.h"
+#include "trainer/checkpointing/resume_policy.h"
 #include "trainer/optim/adam.h"
 #include "trainer/optim/ema.h"
 
@@ -21,6 +21,13 @@ namespace hyperion::checkpointing {
 // Throw Error(kBug) for a type that no state has.
 checkpoint::Dtype dtype_of(at::ScalarType type);
 at::ScalarType scalar_type(checkpoint::Dtype dtype);
+
+struct TrainState {
+  int64_t step = 0;                                             // updates done
+  int64_t tokens_seen = 0;                                      // by all ranks
+  double last_loss = std::numeric_limits<double>::quiet_NaN();  // of the last logged step
+  int64_t last_loss_step = 0;                                   // that step; 0: not known
+};
 
 // The masters, at the root under their own names.
 class ModelState : public checkpoint::StateComponent {
@@ -40,11 +47,10 @@ class ModelState : public checkpoint::StateComponent {
 // optimizer.param_groups.<fqn>.*.
 class OptimizerState : public checkpoint::StateComponent {
  public:
-  // `whole`: the placement of the step counter, which every rank has. `rates`: base rate and the rate of the
-  // next step, read at every save.
-  using Rates = std::function<std::pair<double, double>()>;
-  OptimizerState(const optim::Adam& adam, const config::JobConfig::Optimizer& options,
-                 std::vector<parallel::ShardedParameterPtr> parameters, Placement whole, Rates rates);
+  // `whole`: the placement of the step counter, which every rank has. `plan` and `state`: where the options
+  // and the learning rates come from, at every save.
+  OptimizerState(const optim::Adam& adam, std::vector<parallel::ShardedParameterPtr> parameters,
+                 Placement whole, const ResumePlan& plan, const TrainState& state);
   std::string name() const override { return std::string(checkpoint::kOptimizerComponent); }
   std::vector<checkpoint::TensorState> tensors() override;
   std::vector<checkpoint::ObjectState> objects() override;
@@ -52,27 +58,23 @@ class OptimizerState : public checkpoint::StateComponent {
 
  private:
   const optim::Adam& adam_;
-  const config::JobConfig::Optimizer& options_;
   std::vector<parallel::ShardedParameterPtr> parameters_;
   Placement whole_;
-  Rates rates_;
+  const ResumePlan& plan_;
+  const TrainState& state_;
 };
 
-// The learning-rate curve's position, and the trajectory that a resumed job has to follow.
+// Where the learning rate is on its curve, and the settings that a resumed job has to follow.
 class SchedulerState : public checkpoint::StateComponent {
  public:
-  struct Position {
-    int64_t step = 0;  // updates done
-    double base_lr = 0, next_lr = 0;
-    checkpoint::Object trajectory;  // trajectory.h
-  };
-  explicit SchedulerState(std::function<Position()> position) : position_(std::move(position)) {}
+  SchedulerState(const ResumePlan& plan, const TrainState& state) : plan_(plan), state_(state) {}
   std::string name() const override { return std::string(checkpoint::kSchedulerComponent); }
   std::vector<checkpoint::ObjectState> objects() override;
   std::vector<std::string> required_objects() override { return {name() + ".last_epoch"}; }
 
  private:
-  std::function<Position()> position_;
+  const ResumePlan& plan_;
+  const TrainState& state_;
 };
 
 class LoaderComponent : public checkpoint::StateComponent {
@@ -87,12 +89,6 @@ class LoaderComponent : public checkpoint::StateComponent {
   data::DataLoader& loader_;
 };
 
-struct TrainState {
-  int64_t step = 0;                                             // updates done
-  int64_t tokens_seen = 0;                                      // by all ranks
-  double last_loss = std::numeric_limits<double>::quiet_NaN();  // of the last logged step
-  int64_t last_loss_step = 0;                                   // that step; 0: not known
-};
 class TrainStateComponent : public checkpoint::StateComponent {
  public:
   // `config`: the configuration of the job; a resume is compared with it.

@@ -16,6 +16,135 @@
 namespace hyperion::checkpointing {
 namespace {
 
+// Settings with rules of their own.
+constexpr const char *kTotalSteps = "lr_scheduler.total_steps",
+                     *kStart = "lr_scheduler.start_step",  // no key of the configuration
+                         *kSeed = "debug.seed", *kGlobalBatch = "training.global_batch_size";
+
+// Keys of the configuration that shape the curve, with the component that the setting belongs to: a setting
+// is compared when its component is loaded.
+struct Setting {
+  std::string_view key, component;
+};
+constexpr Setting kSettings[] = {
+    {"optimizer.name", checkpoint::kOptimizerComponent},
+    {"optimizer.beta1", checkpoint::kOptimizerComponent},
+    {"optimizer.beta2", checkpoint::kOptimizerComponent},
+    {"optimizer.eps", checkpoint::kOptimizerComponent},
+    {"optimizer.weight_decay", checkpoint::kOptimizerComponent},
+    {"optimizer.lr", checkpoint::kSchedulerComponent},
+    {"lr_scheduler.warmup_steps", checkpoint::kSchedulerComponent},
+    {"lr_scheduler.decay_ratio", checkpoint::kSchedulerComponent},
+    {"lr_scheduler.decay_type", checkpoint::kSchedulerComponent},
+    {"lr_scheduler.min_lr_factor", checkpoint::kSchedulerComponent},
+    {"training.seq_len", checkpoint::kTrainStateComponent},
+    {"training.max_norm", checkpoint::kTrainStateComponent},
+    {"training.mixed_precision_param", checkpoint::kTrainStateComponent},
+    {"training.shuffle", checkpoint::kLoaderComponent},
+    {"training.document_mask", checkpoint::kLoaderComponent},
+    {"ema.decay", checkpoint::kEmaComponent},
+    {"ema.every", checkpoint::kEmaComponent},
+};
+
+// "" for what is not compared as a setting: the curve's length and start, and the data.
+std::string_view component_of_setting(std::string_view key) {
+  if (key.starts_with("model.")) return checkpoint::kModelComponent;
+  if (key == kSeed) return checkpoint::kLoaderComponent;
+  if (key == kGlobalBatch) return checkpoint::kTrainStateComponent;
+  const auto found = std::ranges::find(kSettings, key, &Setting::key);
+  return found == std::end(kSettings) ? "" : found->component;
+}
+
+// Where the configured value of `key` was set, or what it follows from.
+std::string origin_of(const config::ResolvedConfig& resolved, const std::string& key) {
+  const auto set = [&](const char* other) { return resolved.origins.contains(other); };
+  if (set(key.c_str())) return resolved.origin(key);
+  if (key == kGlobalBatch)
+    return fmt::format(
+        "training.local_batch_size{} times the data-parallel ranks",
+        set("training.local_batch_size") ? ": " + resolved.origin("training.local_batch_size") + "," : "");
+  if (key.starts_with("model.args.") && set("model.flavor"))
+    return "the flavour's, model.flavor: " + resolved.origin("model.flavor");
+  return resolved.origin(key);
+}
+
+CurveSettings configured_settings(const config::ResolvedConfig& resolved, const JobContext& job) {
+  const config::JobConfig& config = resolved.config;
+  const models::ModelArgs& model = job.model;
+  CurveSettings settings;
+  for (const auto& [key, component] : kSettings)
+    if (component != checkpoint::kEmaComponent || config.ema.enable)
+      settings.emplace_back(key,
+                            config::command_line_text(read(*config::find_option(std::string(key)), config)));
+  const auto add = [&](std::string_view key, const auto& value) {
+    settings.emplace_back(key, fmt::format("{}", value));
+  };
+  add(kTotalSteps, config.lr_scheduler.total_steps.value_or(config.training.steps));
+  add(kStart, 0);
+  add(kGlobalBatch, job.global_batch_size);
+  add(kSeed, job.seed);
+  add("data", fmt::format("{:016x}", job.data));
+  // What shapes say nothing about.
+  add("model.n_heads", model.n_heads);
+  add("model.n_kv_heads", model.n_kv_heads);
+  add("model.norm_eps", model.norm_eps);
+  add("model.rope_theta", model.rope_theta);
+  add("model.rope_scaling", model.rope_scaling);
+  add("model.activation", text_of(model.activation));
+  add("model.rope_style", model.rope_style == models::RopeStyle::kInterleaved ? "interleaved" : "half-split");
+  return settings;
+}
+
+struct SettingChange {
+  std::string key, saved, configured;
+};
+
+// The key of the configuration that says the same as a setting.
+std::string configuration_key(const std::string& setting) {
+  if (setting == "model.rope_style") return "model.name";
+  return setting.starts_with("model.") ? "model.args." + setting.substr(6) : setting;
+}
+
+// Settings that belong to one of `components` and have another value than the stored one.
+std::vector<SettingChange> changed_settings(const config::ResolvedConfig& resolved,
+                                            const CurveSettings& configured, const CurveSettings& stored,
+                                            const checkpoint::ComponentSet& components) {
+  // Checkpoints from before the setting: all of them were trained with it.
+  static const std::string silu(text_of(models::Activation::kSilu));
+  std::vector<SettingChange> changes;
+  for (const auto& [key, now] : configured) {
+    const std::string* saved = find_setting(stored, key);
+    if (saved == nullptr && key == "model.activation" && !stored.empty()) saved = &silu;
+    if (saved == nullptr || *saved == now || !components.contains(component_of_setting(key))) continue;
+    if (key == kSeed && !resolved.config.debug.seed) continue;  // the saved one is used
+    changes.push_back({key, *saved, now});
+  }
+  return changes;
+}
+
+// A line for each, after a line break: both values, and where the configured one was set.
+std::string describe_changes(const config::ResolvedConfig& resolved,
+                             const std::vector<SettingChange>& changes) {
+  std::string text;
+  for (const auto& [setting, saved, configured] : changes) {
+    const std::string key = configuration_key(setting);
+    text += fmt::format("\n  {}: saved {}, configured {} ({})", key, printable(saved), configured,
+                        origin_of(resolved, key));
+  }
+  return text;
+}
+
+// Puts the saved value into the configuration. False for what a configuration cannot bring back.
+bool take_saved_value(const SettingChange& change, const JobContext& job, config::JobConfig& config) {
+  if (change.key == kSeed) return true;  // keep_seed() takes it over in any case
+  const config::Option* option = config::find_option(change.key);
+  const std::optional<config::Value> value =
+      option ? config::parse_text(*option, change.saved) : std::nullopt;
+  if (!value || !assign(*option, *value, config)) return false;
+  const int64_t microbatch = config.training.local_batch_size * job.data_parallel_degree;
+  return change.key != kGlobalBatch || config.training.global_batch_size % microbatch == 0;
+}
+
 std::string on_config_change(config::OnConfigChange policy) {
   return config::override_text("checkpoint.on_config_change", std::string(text_of(policy)));
 }
@@ -23,11 +152,11 @@ std::string on_config_change(config::OnConfigChange policy) {
 // A run and, unless it begins at step 0, what it resumes from.
 class Planner {
  public:
-  Planner(const config::ResolvedConfig& resolved, const TrajectoryFacts& facts, const ResumeRequest* request)
-      : resolved_(resolved), config_(resolved.config), facts_(facts), request_(request) {
+  Planner(const config::ResolvedConfig& resolved, const JobContext& job, const ResumeRequest* request)
+      : resolved_(resolved), config_(resolved.config), job_(job), request_(request) {
     plan_.config = config_;
-    plan_.seed = facts.seed;
-    plan_.trajectory = configured_trajectory(resolved, facts);
+    plan_.seed = job.seed;
+    plan_.settings = configured_settings(resolved, job);
     plan_.config.lr_scheduler.total_steps = config_.lr_scheduler.total_steps.value_or(config_.training.steps);
     if (request == nullptr) return;
     if (loads(checkpoint::kTrainStateComponent)) step_ = request->step;
@@ -50,7 +179,7 @@ class Planner {
  private:
   bool loads(std::string_view component) const { return request_->components.contains(component); }
 
-  // Of the checkpoint's trajectory.
+  // Of the checkpoint.
   template <typename Number>
   std::optional<Number> stored_number(const char* key, Number minimum) const {
     const std::string* text = request_->stored ? find_setting(*request_->stored, key) : nullptr;
@@ -78,8 +207,8 @@ class Planner {
           "configuration",
           counted(*total, "step"), config_.optimizer.lr);
     } else {
-      plan_.schedule_start = stored_number<int64_t>(kStartSetting, 0).value_or(0);
-      const int64_t stored = stored_number<int64_t>(kTotalStepsSetting, 1).value_or(*total);
+      plan_.schedule_start = stored_number<int64_t>(kStart, 0).value_or(0);
+      const int64_t stored = stored_number<int64_t>(kTotalSteps, 1).value_or(*total);
       if (stored != *total && configured)
         note("lr_scheduler.total_steps: the curve changes from {} to {}", stored, counted(*total, "step"));
       else if (stored != *total)
@@ -89,15 +218,15 @@ class Planner {
             counted(stored, "step"), config_.training.steps);
       if (!configured) total = stored;
     }
-    set_setting(plan_.trajectory, kTotalStepsSetting, std::to_string(*total));
-    set_setting(plan_.trajectory, kStartSetting, std::to_string(plan_.schedule_start));
+    set_setting(plan_.settings, kTotalSteps, std::to_string(*total));
+    set_setting(plan_.settings, kStart, std::to_string(plan_.schedule_start));
   }
 
   void compare_settings() {
     const std::string data = data_difference();
     const std::vector<SettingChange> changes =
         request_->stored
-            ? changed_settings(resolved_, plan_.trajectory, *request_->stored, request_->components)
+            ? changed_settings(resolved_, plan_.settings, *request_->stored, request_->components)
             : std::vector<SettingChange>();
     if (policy_ == config::OnConfigChange::kError && !changes.empty())
       throw_config("The checkpoint at step {} was saved with other settings:{}\n{}{}{}", request_->step,
@@ -113,7 +242,7 @@ class Planner {
             request_->step, on_config_change(policy_), describe_changes(resolved_, impossible),
             on_config_change(config::OnConfigChange::kOverride));
     for (const SettingChange& change : changes) {
-      const std::string key = change.configuration_key();
+      const std::string key = configuration_key(change.key);
       if (keep)
         note("{}: keeping {} from the checkpoint (configured: {})", key, change.saved, change.configured);
       else
@@ -123,8 +252,7 @@ class Planner {
 
   // The loader's position means something in the same data alone. "" when they are.
   std::string data_difference() const {
-    if (!loads(checkpoint::kLoaderComponent) || request_->data.value_or(facts_.data) == facts_.data)
-      return "";
+    if (!loads(checkpoint::kLoaderComponent) || request_->data.value_or(job_.data) == job_.data) return "";
     const auto place = [](const std::string& where, uint64_t fingerprint) {
       return fmt::format("{} (fingerprint {:08x})", where.empty() ? "data that it does not name" : where,
                          fingerprint >> 32);
@@ -133,7 +261,7 @@ class Planner {
         "The checkpoint at step {} resumes in other data than this job's: {} there, {} here, chosen by "
         "training.dataset_path ({}) and training.text_field ({}); file names, sizes or the tokenizer differ. "
         "Configure the data that it was trained on; or, to begin these from their beginning, {}.",
-        request_->step, place(request_->data_place, *request_->data), place(facts_.data_place, facts_.data),
+        request_->step, place(request_->data_path, *request_->data), place(job_.data_path, job_.data),
         resolved_.origin("training.dataset_path"), resolved_.origin("training.text_field"),
         leave_out_remedy(config_, request_->source, checkpoint::kLoaderComponent));
   }
@@ -143,8 +271,8 @@ class Planner {
                                                ResumePlan& plan) const {
     std::vector<SettingChange> impossible;
     for (const SettingChange& change : changes) {
-      set_setting(plan.trajectory, change.key, change.saved);
-      if (!take_saved_value(change, facts_, plan.config)) impossible.push_back(change);
+      set_setting(plan.settings, change.key, change.saved);
+      if (!take_saved_value(change, job_, plan.config)) impossible.push_back(change);
     }
     return impossible;
   }
@@ -210,9 +338,9 @@ class Planner {
     if (!loads(checkpoint::kLoaderComponent) ||
         (config_.debug.seed && config_.checkpoint.on_config_change != config::OnConfigChange::kKeep))
       return;
-    if (const auto seed = stored_number<uint64_t>(kSeedSetting, 0)) {
+    if (const auto seed = stored_number<uint64_t>(kSeed, 0)) {
       plan_.seed = *seed;
-      set_setting(plan_.trajectory, kSeedSetting, std::to_string(*seed));
+      set_setting(plan_.settings, kSeed, std::to_string(*seed));
     }
   }
 
@@ -223,7 +351,7 @@ class Planner {
 
   const config::ResolvedConfig& resolved_;
   const config::JobConfig& config_;
-  const TrajectoryFacts& facts_;
+  const JobContext& job_;
   const ResumeRequest* request_;
   config::OnConfigChange policy_ = config::OnConfigChange::kOverride;  // recover alone compares
   int64_t step_ = 0;                                                   // updates done, in this run's count
@@ -232,18 +360,27 @@ class Planner {
 
 }  // namespace
 
+const std::string* find_setting(const CurveSettings& settings, std::string_view key) {
+  const auto found = std::ranges::find(settings, key, &config::TextTable::value_type::first);
+  return found == settings.end() ? nullptr : &found->second;
+}
+
+void set_setting(CurveSettings& settings, std::string_view key, std::string text) {
+  std::ranges::find(settings, key, &config::TextTable::value_type::first)->second = std::move(text);
+}
+
 double learning_rate(const ResumePlan& plan, int64_t step) {
   const optim::LrSchedule schedule(plan.config.lr_scheduler, plan.config.training.steps);
   return plan.config.optimizer.lr * schedule.factor(step - 1 - plan.schedule_start);
 }
 
-ResumePlan fresh_plan(const config::ResolvedConfig& resolved, const TrajectoryFacts& facts) {
-  return Planner(resolved, facts, nullptr).run();
+ResumePlan fresh_plan(const config::ResolvedConfig& resolved, const JobContext& job) {
+  return Planner(resolved, job, nullptr).run();
 }
 
-ResumePlan resume_plan(const config::ResolvedConfig& resolved, const TrajectoryFacts& facts,
+ResumePlan resume_plan(const config::ResolvedConfig& resolved, const JobContext& job,
                        const ResumeRequest& request) {
-  return Planner(resolved, facts, &request).run();
+  return Planner(resolved, job, &request).run();
 }
 
 }  // namespace hyperion::checkpointing

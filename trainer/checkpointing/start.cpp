@@ -27,6 +27,12 @@ bool holds_optimizer(const checkpoint::OpenCheckpoint& checkpoint) {
   });
 }
 
+// Whether one of these names, which stand for keys of a checkpoint, is a value of the component.
+bool holds(const std::map<std::string, std::string>& names, std::string_view component) {
+  return std::ranges::any_of(
+      names, [&](const auto& name) { return checkpoint::component_of(name.first) == component; });
+}
+
 // The explicit wish for weights of a checkpoint that holds nothing else.
 bool wants_weights_only(const config::JobConfig& config) {
   const auto& wanted = config.checkpoint.components;
@@ -64,26 +70,23 @@ void require_format(const fs::path& path, bool hugging_face) {
         path.string(), index.front(), initial_load(path, /*hugging_face=*/false));
   if (!index.empty()) return;
   bool safetensors = path.extension() == ".safetensors";
-  std::vector<std::string> steps;
-  if (is_folder(path)) {
+  int64_t last_step = -1;  // of the checkpoints in it
+  if (is_folder(path))
     for (const fs::path& entry : entries_of(path)) {
-      if (entry.extension() == ".safetensors") safetensors = true;
-      if (checkpoint::step_of_name(entry.filename().string())) steps.push_back(entry.filename().string());
+      safetensors |= entry.extension() == ".safetensors";
+      last_step = std::max(last_step, checkpoint::step_of_name(entry.filename().string()).value_or(-1));
     }
-  }
   if (hugging_face == safetensors && safetensors) return;
   if (safetensors)
     throw_data(
         "checkpoint.initial_load_path: {} holds safetensors (Hugging Face's format) and no checkpoint in DCP "
         "format: start with {}",
         path.string(), initial_load(path, /*hugging_face=*/true));
-  std::ranges::sort(steps, {},
-                    [](const std::string& name) { return checkpoint::step_of_name(name).value(); });
   throw_data(
       "checkpoint.initial_load_path: {} holds no {}: name the folder of one {}{}", path.string(),
       hugging_face ? "safetensors" : ".metadata",
       hugging_face ? "model of Hugging Face (config.json, *.safetensors)" : "checkpoint (.../step-100)",
-      steps.empty() ? "" : fmt::format("; {} is in it", steps.back()));
+      last_step < 0 ? "" : fmt::format("; step-{} is in it", last_step));
 }
 
 // What rank 0 has found.
@@ -159,9 +162,7 @@ Candidates find_checkpoints(const config::JobConfig& config, const checkpoint::C
 
 // Averages that the checkpoint or the job does not have.
 void choose_ema_source(const config::JobConfig& config, ChosenCheckpoint& chosen) {
-  const bool there = std::ranges::any_of(chosen.names, [](const auto& name) {
-    return checkpoint::component_of(name.first) == checkpoint::kEmaComponent;
-  });
+  const bool there = holds(chosen.names, checkpoint::kEmaComponent);
   if (!config.ema.enable) {
     if (there)
       log_warning(
@@ -203,10 +204,8 @@ ChosenCheckpoint open_for_job(const config::JobConfig& config, const fs::path& p
   const bool weights_only = seed || !holds_optimizer(chosen.checkpoint);
   ComponentChoice choice = choose_components(config, source, weights_only);
   chosen.components = std::move(choice.loaded);
-  for (const std::string& part : choice.left_out)
-    if (std::ranges::any_of(chosen.names,
-                            [&](const auto& name) { return checkpoint::component_of(name.first) == part; }))
-      chosen.left_out.push_back(part);
+  std::ranges::copy_if(choice.left_out, std::back_inserter(chosen.left_out),
+                       [&](const std::string& part) { return holds(chosen.names, part); });
   choose_ema_source(config, chosen);
   std::map<std::string, std::string> wanted;  // objects: key -> name
   for (const auto& [name, key] : chosen.names)
@@ -220,7 +219,7 @@ ChosenCheckpoint open_for_job(const config::JobConfig& config, const fs::path& p
   return chosen;
 }
 
-bool may_fall_back(const config::JobConfig& config, const Start& start, const fs::path& failed,
+bool may_fall_back(const config::JobConfig& config, const StartingPoint& start, const fs::path& failed,
                    const Error& error) {
   if (!is_damage(error) || start.untried.empty() ||
       config.checkpoint.on_corrupt != config::OnCorrupt::kPrevious || config.checkpoint.load_step != -1)
@@ -248,7 +247,8 @@ void require_same_folder(const fs::path& path, const checkpoint::IndexFiles& fil
   }
 }
 
-void open_newest(const config::JobConfig& config, LoadSource source, Start& start, Coordinator& ranks) {
+void open_newest(const config::JobConfig& config, LoadSource source, StartingPoint& start,
+                 Coordinator& ranks) {
   while (!start.checkpoint && !start.untried.empty()) {
     const fs::path path = start.untried.front();
     start.untried.erase(start.untried.begin());
@@ -284,10 +284,10 @@ void read_collectively(Coordinator& ranks, const std::function<void()>& action) 
   });
 }
 
-Start choose_start(const config::JobConfig& config, const checkpoint::CheckpointFolder& folder,
-                   const fs::path& install_root, Coordinator& ranks) {
+StartingPoint choose_start(const config::JobConfig& config, const checkpoint::CheckpointFolder& folder,
+                           const fs::path& install_root, Coordinator& ranks) {
   const Candidates found = from_rank_0(ranks, [&] { return find_checkpoints(config, folder, install_root); });
-  Start start;
+  StartingPoint start;
   start.untried.assign(found.untried.begin(), found.untried.end());
   if (found.finished) {
     start.finished = {*found.finished, step_of_folder(*found.finished)};
@@ -298,7 +298,7 @@ Start choose_start(const config::JobConfig& config, const checkpoint::Checkpoint
   return start;
 }
 
-bool fall_back_to_older(const config::JobConfig& config, Start& start, const Error& error,
+bool fall_back_to_older(const config::JobConfig& config, StartingPoint& start, const Error& error,
                         Coordinator& ranks) {
   if (!may_fall_back(config, start, start.checkpoint->path, error)) return false;
   start.checkpoint.reset();
@@ -306,7 +306,7 @@ bool fall_back_to_older(const config::JobConfig& config, Start& start, const Err
   return true;
 }
 
-std::string explain_newer_checkpoints(const Start& start, const checkpoint::CheckpointFolder& folder,
+std::string explain_newer_checkpoints(const StartingPoint& start, const checkpoint::CheckpointFolder& folder,
                                       int64_t step, int64_t last) {
   if (!start.checkpoint || start.checkpoint->source != LoadSource::kOwn) return "";
   std::vector<std::string> newer;

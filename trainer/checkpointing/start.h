@@ -54,7 +54,7 @@ struct FinishedRun {
 };
 
 // What a job starts from: a checkpoint, a run that is finished, or neither.
-struct Start {
+struct StartingPoint {
   std::optional<ChosenCheckpoint> checkpoint{};
   std::optional<FinishedRun> finished{};
   std::vector<std::filesystem::path> untried{};  // the job's own checkpoints before it, newest first
@@ -64,11 +64,11 @@ struct Start {
 // opens the newest that every rank can open: from a damaged one it falls back to the one before, as
 // checkpoint.on_corrupt says. Collective. Throws Error(kBadData), the same on every rank, when what the
 // configuration names is not there or no checkpoint can be used; IncompatibleCheckpoint.
-Start choose_start(const config::JobConfig& config, const checkpoint::CheckpointFolder& folder,
-                   const std::filesystem::path& install_root, Coordinator& ranks);
+StartingPoint choose_start(const config::JobConfig& config, const checkpoint::CheckpointFolder& folder,
+                           const std::filesystem::path& install_root, Coordinator& ranks);
 // After the load of start.checkpoint has failed with `error` on every rank: opens the newest one before it
 // that every rank can open. False when the failure is no damage or none is before it. Collective.
-bool fall_back_to_older(const config::JobConfig& config, Start& start, const Error& error,
+bool fall_back_to_older(const config::JobConfig& config, StartingPoint& start, const Error& error,
                         Coordinator& ranks);
 
 // collectively() for what reads a checkpoint: where a permission is missing the message says what to do.
@@ -78,7 +78,7 @@ void read_collectively(Coordinator& ranks, const std::function<void()>& action);
 // are damaged or hold weights alone, or because checkpoint.load_step or the parts that are read say so; which
 // steps are trained again; and what the next start makes of them. "" when none is newer. `step`: updates done
 // in this run's count; `last`: training.steps.
-std::string explain_newer_checkpoints(const Start& start, const checkpoint::CheckpointFolder& folder,
+std::string explain_newer_checkpoints(const StartingPoint& start, const checkpoint::CheckpointFolder& folder,
                                       int64_t step, int64_t last);
 
 // Throws Error(kUsage), with the ways out, when the weights that are loaded were trained with another

@@ -80,11 +80,10 @@ checkpoint::StoredNames hugging_face_names(const models::ModelArgs& args,
                                            const std::map<std::string, std::string>& names) {
   checkpoint::StoredNames stored;
   for (const auto& [name, key] : names) {
-    if (const auto parameter = hugging_face::parameter_of_hf(args, name)) {
+    if (const auto parameter = hugging_face::parameter_of_hf(args, name))
       stored.keys.emplace(*parameter, key);
-    } else if (!hugging_face::hf_may_ignore(args, name)) {
+    else if (!hugging_face::hf_may_ignore(args, name))
       stored.keys.emplace(name, key);
-    }
   }
   stored.row_map = [args](const std::string& fqn) { return hugging_face_place(args, fqn).second; };
   return stored;

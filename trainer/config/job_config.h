@@ -30,4 +30,10 @@ struct JobConfig {
 #include "trainer/config/options.def"
 };
 
+// The dimensions of the model that it names. Throws Error(kUsage); `any_dimensions` as in
+// models/flavors/registry.h.
+inline models::ModelArgs model_args(const JobConfig::Model& model, bool any_dimensions = false) {
+  return models::model_args(model.name, model.flavor, model.args, any_dimensions);
+}
+
 }  // namespace hyperion::config

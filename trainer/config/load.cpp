@@ -1,7 +1,9 @@
 #include "trainer/config/load.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <map>
 #include <sstream>
@@ -15,9 +17,8 @@
 #include "base/files.h"
 #include "base/nearest.h"
 #include "base/printable.h"
+#include "base/utf8.h"
 #include "models/flavors/registry.h"
-#include "trainer/config/features.h"
-#include "trainer/config/guard.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/schema.h"
 #include "trainer/config/suggest.h"
@@ -25,7 +26,10 @@
 namespace hyperion::config {
 namespace {
 
-constexpr size_t kMostProblems = 50;  // more are only counted
+constexpr size_t kMaxProblems = 50;   // more are only counted
+constexpr size_t kMaxBrackets = 200;  // '[' and '{' of a file
+constexpr size_t kMaxDots = 100;      // of a line
+constexpr size_t kMaxCommas = 5000;   // of a file
 
 // A text from outside in one line of a message.
 std::string one_line(std::string_view text) {
@@ -66,35 +70,36 @@ std::string unknown_key_hint(const std::string& name) {
                                               : did_you_mean(nearest_key(name));
 }
 
-// What is wrong with a value that assign() refused.
-std::string refusal_of(const Option& option, const Value& value) {
-  const auto* text = std::get_if<std::string>(&value);
+// Gives the option this value, or none, which cannot be its; "", or what is wrong with it.
+std::string assign_or_explain(const Option& option, const std::optional<Value>& value, JobConfig& config) {
+  if (value && assign(option, *value, config)) return "";
+  const auto* text = value ? std::get_if<std::string>(&*value) : nullptr;
   const std::string url = text != nullptr && option.names_a_file() ? url_problem(*text) : "";
-  return url.empty() ? "expected " + expected(option) + choice_hint(option, value) : url;
+  return url.empty() ? "expected " + expected(option) + choice_hint(option, value.value_or(Value())) : url;
 }
 
 // Line and column. toml11's tables forget the order of the file.
-using Place = std::pair<size_t, size_t>;
+using Position = std::pair<size_t, size_t>;
 
-// Finding a place reads the file from its start: how often that is done is bounded by kMostEntries for a
-// table and kMostProblems for problems.
-Place place_of(const toml::value& value) {
-  const toml::source_location place = value.location();
-  return {place.line(), place.column()};
+// It is found by reading the file from its start: how often that is done is bounded by kMaxEntries for a
+// table and kMaxProblems for problems.
+Position position_of(const toml::value& value) {
+  const toml::source_location location = value.location();
+  return {location.line(), location.column()};
 }
 
-constexpr size_t kMostEntries = 1000;  // of a table
+constexpr size_t kMaxEntries = 1000;  // of a table
 
 // Adds the texts of a table and of the tables in it, whose keys TOML writes as a.b: they are one name here.
 bool collect_texts(const toml::value& value, const std::string& prefix,
-                   std::map<Place, TextTable::value_type>& found) {
+                   std::map<Position, TextTable::value_type>& found) {
   for (const auto& [key, entry] : value.as_table()) {
     const std::string name = prefix.empty() ? key : prefix + '.' + key;
-    if (found.size() >= kMostEntries) return false;
+    if (found.size() >= kMaxEntries) return false;
     if (entry.is_table()) {
       if (!collect_texts(entry, name, found)) return false;
     } else if (entry.is_string()) {
-      found.emplace(place_of(entry), std::pair(name, entry.as_string().str));
+      found.emplace(position_of(entry), std::pair(name, entry.as_string().str));
     } else {
       return false;
     }
@@ -105,7 +110,7 @@ bool collect_texts(const toml::value& value, const std::string& prefix,
 // The value as the schema knows it; nullopt for what no option takes (dates, mixed lists).
 std::optional<Value> to_value(const toml::value& value, Kind kind) {
   if (value.is_table()) {
-    std::map<Place, TextTable::value_type> texts;
+    std::map<Position, TextTable::value_type> texts;
     if (kind != Kind::kTable || !collect_texts(value, "", texts)) return std::nullopt;
     TextTable table;
     for (auto& [place, entry] : texts) table.push_back(std::move(entry));
@@ -180,8 +185,8 @@ class FileReader {
   }
 
   void add_problem(const toml::value& value, std::string text) {
-    const bool counted_only = problems_.size() >= kMostProblems;
-    problems_.emplace(counted_only ? Place(std::numeric_limits<size_t>::max(), 0) : place_of(value),
+    const bool counted_only = problems_.size() >= kMaxProblems;
+    problems_.emplace(counted_only ? Position(std::numeric_limits<size_t>::max(), 0) : position_of(value),
                       std::move(text));
   }
 
@@ -189,18 +194,15 @@ class FileReader {
     std::optional<Value> held = to_value(value, option.kind());
     if (may_be_clamped(value) && (option.kind() == Kind::kInteger || option.kind() == Kind::kNumber))
       held = parse_text(option, toml::detail::get_region(value)->str());
-    if (!held || !assign(option, *held, resolved_.config)) {
-      add_problem(value, fmt::format("{} = {}: {}", option.name, source_text(value),
-                                     refusal_of(option, held.value_or(Value()))));
-      return;
-    }
-    const Place place = place_of(value);
+    if (const std::string wrong = assign_or_explain(option, held, resolved_.config); !wrong.empty())
+      return add_problem(value, fmt::format("{} = {}: {}", option.name, source_text(value), wrong));
+    const Position place = position_of(value);
     resolved_.origins[option.name] = fmt::format("{}:{}:{}", name_, place.first, place.second);
   }
 
   const std::string& name_;
   ResolvedConfig& resolved_;
-  std::multimap<Place, std::string> problems_;
+  std::multimap<Position, std::string> problems_;
 };
 
 void read_toml(const std::string& text, const std::string& name, ResolvedConfig& resolved,
@@ -229,24 +231,19 @@ void read_toml(const std::string& text, const std::string& name, ResolvedConfig&
 
 void apply_override(const Override& override, ResolvedConfig& resolved, Problems& problems) {
   const Option* option = find_option(override.name);
-  if (option == nullptr) {
-    problems.add(fmt::format("command line: --{}: there is no such option{}", one_line(override.name),
-                             unknown_key_hint(override.name)));
-    return;
-  }
+  if (option == nullptr)
+    return problems.add(fmt::format("command line: --{}: there is no such option{}", one_line(override.name),
+                                    unknown_key_hint(override.name)));
   if (!override.has_value) {
     // Of texts there is no more to say: the quotes that expected() asks for are those of the file.
     const bool any_text = option->kind() == Kind::kText && option->form.empty() && option->choices.empty();
-    problems.add(fmt::format("command line: --{}: needs a value{}", option->name,
-                             any_text ? "" : ": " + expected(*option)));
-    return;
+    return problems.add(fmt::format("command line: --{}: needs a value{}", option->name,
+                                    any_text ? "" : ": " + expected(*option)));
   }
-  const auto value = parse_text(*option, override.value);
-  if (!value || !assign(*option, *value, resolved.config)) {
-    problems.add(fmt::format("command line: --{} = {}: {}", option->name, one_line(override.value),
-                             refusal_of(*option, value.value_or(Value()))));
-    return;
-  }
+  const std::string wrong = assign_or_explain(*option, parse_text(*option, override.value), resolved.config);
+  if (!wrong.empty())
+    return problems.add(
+        fmt::format("command line: --{} = {}: {}", option->name, one_line(override.value), wrong));
   resolved.origins[option->name] = "command line";
 }
 
@@ -271,6 +268,19 @@ void replace_deprecated(ResolvedConfig& resolved) {
                Converter::kFloat8);
 }
 
+bool is_name(const std::string& text) {
+  return !text.empty() && std::isdigit(static_cast<unsigned char>(text[0])) == 0 &&
+         std::ranges::all_of(text, [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
+}
+
+std::string environment_value(const std::string& name, const char* remedy) {
+  const char* value = std::getenv(name.c_str());
+  if (value == nullptr || *value == '\0')
+    throw_config("the environment variable {} is {}: {}", name, value != nullptr ? "empty" : "not set",
+                 remedy);
+  return value;
+}
+
 }  // namespace
 
 std::string ResolvedConfig::origin(const std::string& key) const {
@@ -287,11 +297,36 @@ void Problems::add(const ResolvedConfig& resolved, const std::string& key, const
 
 void Problems::throw_if_any(std::string_view what) const {
   if (lines_.empty()) return;
-  const size_t printed = std::min(lines_.size(), kMostProblems);
+  const size_t printed = std::min(lines_.size(), kMaxProblems);
   std::string text = fmt::format("{}: {}", what, counted(lines_.size(), "problem"));
   for (size_t i = 0; i < printed; ++i) text += "\n  " + lines_[i];
   if (printed < lines_.size()) text += fmt::format("\n  and {} more", lines_.size() - printed);
   throw_config("{}", text);
+}
+
+std::optional<std::string> toml_guard_problem(std::string_view text) {
+  if (text.size() > kMaxTomlBytes)
+    return fmt::format("1:1: the file has {} bytes, at most {} are read", text.size(), kMaxTomlBytes);
+  size_t line = 1, line_start = 0, brackets = 0, dots = 0, commas = 0;
+  for (size_t i = 0; i < text.size();) {
+    const int length = utf8_sequence(text.substr(i));
+    const char c = text[i];
+    const char* wrong = nullptr;
+    if (length < 0) wrong = "the file is not UTF-8 here";
+    if (c == '\0') wrong = "the file holds a NUL byte here";
+    if ((c == '[' || c == '{') && ++brackets > kMaxBrackets)
+      wrong = "the file has more than 200 opening brackets";
+    if (c == '.' && ++dots > kMaxDots) wrong = "the line has more than 100 dots";
+    if (c == ',' && ++commas > kMaxCommas) wrong = "the file has more than 5000 commas";
+    if (wrong != nullptr) return fmt::format("{}:{}: {}", line, i - line_start + 1, wrong);
+    i += static_cast<size_t>(length);
+    if (c == '\n') {
+      ++line;
+      line_start = i;
+      dots = 0;
+    }
+  }
+  return std::nullopt;
 }
 
 ResolvedConfig parse_config(const std::string& toml, const std::string& name,
@@ -317,7 +352,7 @@ ResolvedConfig load_config(const std::filesystem::path& file, const std::vector<
         printable(file), ranks);
   std::string text;
   try {
-    text = read_file_or_pipe(file, kLargestToml);
+    text = read_file_or_pipe(file, kMaxTomlBytes);
   } catch (const Error& error) {
     throw_config("The configuration cannot be read: {}", error.what());
   }
@@ -325,6 +360,37 @@ ResolvedConfig load_config(const std::filesystem::path& file, const std::vector<
   resolved.config.job.config_file = file.string();
   resolved.origins["job.config_file"] = "command line";
   return resolved;
+}
+
+std::string expand_variables(const std::string& text) {
+  std::string result;
+  for (size_t at = 0; at < text.size();) {
+    if (text.compare(at, 2, "%j") == 0) {
+      result += environment_value("SLURM_JOB_ID",
+                                  "%j is the number of a SLURM job, and this is none; write it out");
+      at += 2;
+    } else if (text.compare(at, 2, "${") == 0) {
+      const size_t end = text.find('}', at);
+      const std::string name = end == std::string::npos ? "" : text.substr(at + 2, end - at - 2);
+      if (!is_name(name)) throw_config("'{}': expected ${{NAME}}", printable(text.substr(at)));
+      result += environment_value(name, "set it, or write the value instead");
+      at = end + 1;
+    } else {
+      result += text[at++];
+    }
+  }
+  return result;
+}
+
+void expand_dump_folder(ResolvedConfig& resolved) {
+  std::string& folder = resolved.config.job.dump_folder;
+  try {
+    folder = expand_variables(folder);
+    if (const std::string problem = url_problem(folder); !problem.empty()) throw_config("{}", problem);
+  } catch (const Error& error) {
+    throw_config("{}: job.dump_folder = \"{}\": {}", resolved.origin("job.dump_folder"),
+                 printable(std::filesystem::path(folder)), error.what());
+  }
 }
 
 }  // namespace hyperion::config

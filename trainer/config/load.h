@@ -47,4 +47,19 @@ ResolvedConfig load_config(const std::filesystem::path& file, const std::vector<
 ResolvedConfig parse_config(const std::string& toml, const std::string& name,
                             const std::vector<Override>& overrides);
 
+constexpr size_t kMaxTomlBytes = 256 * 1024;
+// Limits that are checked before toml11 3.7.1 parses a text: that parser recurses for each bracket and each
+// part of a dotted key (20,000 of either overflow an 8 MiB stack), and its lists take quadratic time.
+// "LINE:COLUMN: what is wrong", or nullopt for a text that is safe to parse. Counts brackets, dots and commas
+// wherever they stand, strings and comments included, so that no quoting can bypass the limits.
+std::optional<std::string> toml_guard_problem(std::string_view text);
+
+// `text` with every ${NAME} replaced by the environment variable of that name and every %j by the number of
+// the SLURM job. Everything else stays as it is, another % or $ too. Throws Error(kUsage) when a variable is
+// not set or empty, ${ has no end, or %j is used outside SLURM.
+std::string expand_variables(const std::string& text);
+// Expands job.dump_folder: one TOML file for many jobs, users and file systems. A failure names the place of
+// the key in the file or on the command line.
+void expand_dump_folder(ResolvedConfig& resolved);
+
 }  // namespace hyperion::config

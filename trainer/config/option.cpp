@@ -25,8 +25,7 @@ bool in_range(const Option& option, double value) {
 }
 
 bool is_choice(const Option& option, const std::string& text) {
-  return option.choices.empty() ||
-         std::find(option.choices.begin(), option.choices.end(), text) != option.choices.end();
+  return option.choices.empty() || std::ranges::count(option.choices, text) > 0;
 }
 
 // Digits with single underscores between them, as TOML and Python write whole numbers; a sign in front.
@@ -83,18 +82,15 @@ std::string toml_string(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (c == '\n') {
+    if (c == '"' || c == '\\') out += '\\';
+    if (c == '\n')
       out += "\\n";
-    } else if (c == '\t') {
+    else if (c == '\t')
       out += "\\t";
-    } else if (byte < 0x20 || byte == 0x7f) {
+    else if (byte < 0x20 || byte == 0x7f)
       out += fmt::format("\\u{:04x}", byte);
-    } else {
+    else
       out += c;
-    }
   }
   return out + '"';
 }
@@ -103,10 +99,9 @@ std::string range_text(const Option& option) {
   std::string text;
   if (option.minimum)
     text += fmt::format(" {} {}", option.above_minimum ? "above" : "of at least", *option.minimum);
-  if (option.maximum) {
+  if (option.maximum)
     text += fmt::format("{} {} {}", text.empty() ? "" : " and", option.below_maximum ? "below" : "at most",
                         *option.maximum);
-  }
   if (option.special) text += fmt::format(", or {}", *option.special);
   return text;
 }
@@ -128,13 +123,11 @@ bool acceptable(const Option& option, const Value& value) {
     const auto whole = parse_integer(*text);
     return is_choice(option, *text) || (whole && *whole >= 1);
   }
-  if (const auto* list = std::get_if<std::vector<std::string>>(&value)) {
-    return std::all_of(list->begin(), list->end(),
-                       [&](const auto& entry) { return is_choice(option, entry); });
-  }
+  if (const auto* list = std::get_if<std::vector<std::string>>(&value))
+    return std::ranges::all_of(*list, [&](const auto& entry) { return is_choice(option, entry); });
   if (const auto* table = std::get_if<TextTable>(&value)) {
     std::set<std::string> keys;
-    return std::all_of(table->begin(), table->end(), [&](const auto& entry) {
+    return std::ranges::all_of(*table, [&](const auto& entry) {
       return !entry.first.empty() && !entry.second.empty() && keys.insert(entry.first).second;
     });
   }

@@ -24,7 +24,7 @@ using Value = std::variant<std::monostate, bool, int64_t, double, std::string, s
 // The alternatives of Value but monostate, in its order.
 enum class Kind { kBool, kInteger, kNumber, kText, kList, kListOfLists, kTable };
 
-// How members of one C++ type are read and written: member_type.h has them all.
+// How members of one C++ type are read and written: schema.cpp makes them.
 struct MemberType {
   Kind kind;
   bool optional;                     // it may be unset

@@ -1,7 +1,6 @@
 #include "trainer/config/overrides.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "base/shell.h"
 #include "trainer/config/schema.h"

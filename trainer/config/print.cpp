@@ -1,11 +1,15 @@
 #include "trainer/config/print.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <type_traits>
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "base/counted.h"
+#include "base/hash.h"
 #include "trainer/config/schema.h"
 
 namespace hyperion::config {
@@ -44,6 +48,49 @@ std::string to_json(const JobConfig& config) {
         read(option, config));
   }
   return tree.dump(2, ' ', false, Json::error_handler_t::replace);
+}
+
+TextTable config_entries(const JobConfig& config) {
+  TextTable entries;
+  for (const Option& option : all_options())
+    entries.emplace_back(option.name, toml_text(read(option, config)));
+  return entries;
+}
+
+uint64_t config_hash(const TextTable& entries) {
+  uint64_t hash = entries.size();
+  for (const auto& [key, text] : entries) hash = hash_text(text, hash_text(key, hash));
+  return hash;
+}
+
+std::string config_comparison(const TextTable& stored, const TextTable& now) {
+  if (stored == now)
+    return fmt::format("the configuration is the checkpoint's (hash {:016x})", config_hash(now));
+  std::map<std::string, std::pair<std::string, std::string>> values;
+  for (const auto& [key, text] : stored) values[key] = {text, "(no such key)"};
+  for (const auto& [key, text] : now) values.try_emplace(key, "(new key)", "").first->second.second = text;
+  std::vector<std::string> changes;
+  for (const auto& [key, value] : values)
+    if (value.first != value.second)
+      changes.push_back(fmt::format("{}: {} -> {}", key, value.first, value.second));
+  return fmt::format("the configuration differs from the checkpoint's in {}: {}",
+                     counted(changes.size(), "key"), fmt::join(changes, ", "));
+}
+
+std::string model_options(const JobConfig::Model& saved, const JobConfig::Model& now) {
+  // What a model is made of, not what is done to it and where its tokenizer is.
+  const std::set<std::string> others = {"model.hf_assets_path", "model.tokenizer_path", "model.converters",
+                                        "model.print_after_conversion"};
+  JobConfig there, here;
+  there.model = saved;
+  here.model = now;
+  std::vector<std::string> options;
+  for (const Option& option : all_options()) {
+    if (!option.name.starts_with("model.") || others.contains(option.name)) continue;
+    const Value value = read(option, there);
+    if (value != read(option, here)) options.push_back(override_text(option.name, command_line_text(value)));
+  }
+  return fmt::format("{}", fmt::join(options, " "));
 }
 
 }  // namespace hyperion::config

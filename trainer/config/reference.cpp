@@ -5,7 +5,6 @@
 
 #include <fmt/format.h>
 
-#include "trainer/config/features.h"
 #include "trainer/config/schema.h"
 
 namespace hyperion::config {

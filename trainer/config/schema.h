@@ -11,6 +11,12 @@
 
 namespace hyperion::config {
 
+// The features that a configuration can switch on, with the reason why one is refused that does not exist
+// yet. A new feature gets the refusal "" in features.def: the check, --help and the reference follow.
+#define FEATURE(name, ...) extern const Feature name;
+#include "trainer/config/features.def"
+const std::vector<const Feature*>& features();
+
 struct Section {
   std::string name;  // "training.dataloader"
   std::string meaning;

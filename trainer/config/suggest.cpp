@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cctype>
+#include <utility>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include "base/nearest.h"
 #include "trainer/config/schema.h"
@@ -11,108 +14,89 @@ namespace hyperion::config {
 namespace {
 
 // What other programs call a key, when its own name is far from theirs.
-struct Synonyms {
-  const char* key;
-  std::vector<std::string_view> words;
+constexpr std::pair<std::string_view, std::string_view> kSynonyms[] = {
+    {"optimizer.lr", "learning_rate max_lr peak_lr base_lr"},
+    {"optimizer.name", "optim optimizer_name optimizer_type"},
+    {"optimizer.eps", "adam_eps adam_epsilon epsilon"},
+    {"optimizer.beta1", "adam_beta1 betas"},
+    {"optimizer.beta2", "adam_beta2"},
+    {"lr_scheduler.warmup_steps", "warmup warmup_iters num_warmup_steps lr_warmup_steps"},
+    {"lr_scheduler.total_steps", "decay_steps lr_decay_steps lr_decay_iters"},
+    {"lr_scheduler.decay_type", "lr_scheduler_type lr_decay_style schedule"},
+    {"lr_scheduler.min_lr_factor", "min_lr min_lr_ratio lr_min"},
+    {"training.steps", "max_steps num_steps train_steps iters max_iters train_iters iterations"},
+    {"training.local_batch_size",
+     "batch_size micro_batch_size microbatch_size train_batch_size device_batch_size per_device_batch_size "
+     "per_device_train_batch_size"},
+    {"validation.local_batch_size", "batch_size eval_batch_size per_device_eval_batch_size"},
+    {"training.global_batch_size",
+     "total_batch_size gradient_accumulation_steps grad_accum grad_accum_steps accumulation_steps"},
+    {"training.seq_len",
+     "sequence_length seq_length max_seq_length max_length context_length context_len block_size"},
+    {"validation.seq_len", "sequence_length seq_length max_seq_length context_length block_size"},
+    {"training.max_norm",
+     "grad_clip clip_grad max_grad_norm gradient_clipping gradient_clip_val clip_grad_norm"},
+    {"training.dataset_path", "data data_path data_dir train_data train_file dataset_dir"},
+    {"validation.dataset_path", "data data_path val_data validation_file eval_data"},
+    {"validation.freq", "eval_interval eval_steps eval_freq eval_every val_interval val_check_interval"},
+    {"validation.sequences", "eval_samples num_sequences max_eval_samples"},
+    {"validation.steps", "eval_iters val_iters eval_batches limit_val_batches"},
+    {"training.mixed_precision_param", "precision mixed_precision bf16 amp"},
+    {"metrics.log_freq", "log_interval logging_steps log_every log_every_n_steps"},
+    {"metrics.enable_tensorboard", "tensorboard use_tensorboard"},
+    {"metrics.enable_wandb", "wandb use_wandb wandb_project"},
+    {"checkpoint.interval",
+     "save_interval save_steps save_every checkpoint_interval checkpoint_freq every_n_train_steps"},
+    {"checkpoint.keep_latest_k", "save_total_limit keep_last max_to_keep save_top_k"},
+    {"checkpoint.initial_load_path",
+     "pretrained init_from load resume_from resume_from_checkpoint model_name_or_path"},
+    {"job.dump_folder", "output_dir out_dir output output_folder save_dir log_dir"},
+    {"model.hf_assets_path", "tokenizer tokenizer_name tokenizer_dir tokenizer_file"},
+    {"model.flavor", "size model_size"},
+    {"model.args.dim", "hidden_size d_model n_embd embed_dim model_dim width"},
+    {"model.args.n_layers", "num_layers n_layer num_hidden_layers layers depth"},
+    {"model.args.n_heads", "num_heads n_head num_attention_heads heads"},
+    {"model.args.n_kv_heads", "num_kv_heads num_key_value_heads num_query_groups"},
+    {"model.args.hidden_dim", "intermediate_size ffn_dim ffn_hidden_size mlp_dim d_ff"},
+    {"model.args.rope_theta", "rope_base rotary_base"},
+    {"model.args.norm_eps", "rms_norm_eps layer_norm_eps layernorm_epsilon"},
+    {"model.args.tied", "tie_word_embeddings tie_embeddings weight_tying"},
+    {"model.args.max_seq_len", "max_position_embeddings"},
+    {"parallelism.tensor_parallel_degree", "tp tp_size tp_degree tensor_parallel_size"},
+    {"parallelism.pipeline_parallel_degree", "pp pp_size pp_degree pipeline_parallel_size"},
+    {"parallelism.context_parallel_degree", "cp cp_size cp_degree"},
+    {"parallelism.expert_parallel_degree", "ep ep_size ep_degree"},
+    {"parallelism.data_parallel_shard_degree", "fsdp dp dp_shard fsdp_size zero_stage"},
+    {"parallelism.data_parallel_replicate_degree", "ddp dp_replicate hsdp"},
+    {"activation_checkpoint.mode", "gradient_checkpointing activation_checkpointing recompute"},
+    {"profiling.enable_profiling", "profile profiler"},
 };
-const std::vector<Synonyms>& synonyms() {
-  static const std::vector<Synonyms> list = {
-      {"optimizer.lr", {"learning_rate", "max_lr", "peak_lr", "base_lr"}},
-      {"optimizer.name", {"optim", "optimizer_name", "optimizer_type"}},
-      {"optimizer.eps", {"adam_eps", "adam_epsilon", "epsilon"}},
-      {"optimizer.beta1", {"adam_beta1", "betas"}},
-      {"optimizer.beta2", {"adam_beta2"}},
-      {"lr_scheduler.warmup_steps", {"warmup", "warmup_iters", "num_warmup_steps", "lr_warmup_steps"}},
-      {"lr_scheduler.total_steps", {"decay_steps", "lr_decay_steps", "lr_decay_iters"}},
-      {"lr_scheduler.decay_type", {"lr_scheduler_type", "lr_decay_style", "schedule"}},
-      {"lr_scheduler.min_lr_factor", {"min_lr", "min_lr_ratio", "lr_min"}},
-      {"training.steps",
-       {"max_steps", "num_steps", "train_steps", "iters", "max_iters", "train_iters", "iterations"}},
-      {"training.local_batch_size",
-       {"batch_size", "micro_batch_size", "microbatch_size", "train_batch_size", "device_batch_size",
-        "per_device_batch_size", "per_device_train_batch_size"}},
-      {"validation.local_batch_size", {"batch_size", "eval_batch_size", "per_device_eval_batch_size"}},
-      {"training.global_batch_size",
-       {"total_batch_size", "gradient_accumulation_steps", "grad_accum", "grad_accum_steps",
-        "accumulation_steps"}},
-      {"training.seq_len",
-       {"sequence_length", "seq_length", "max_seq_length", "max_length", "context_length", "context_len",
-        "block_size"}},
-      {"validation.seq_len",
-       {"sequence_length", "seq_length", "max_seq_length", "context_length", "block_size"}},
-      {"training.max_norm",
-       {"grad_clip", "clip_grad", "max_grad_norm", "gradient_clipping", "gradient_clip_val",
-        "clip_grad_norm"}},
-      {"training.dataset_path", {"data", "data_path", "data_dir", "train_data", "train_file", "dataset_dir"}},
-      {"validation.dataset_path", {"data", "data_path", "val_data", "validation_file", "eval_data"}},
-      {"validation.freq",
-       {"eval_interval", "eval_steps", "eval_freq", "eval_every", "val_interval", "val_check_interval"}},
-      {"validation.sequences", {"eval_samples", "num_sequences", "max_eval_samples"}},
-      {"validation.steps", {"eval_iters", "val_iters", "eval_batches", "limit_val_batches"}},
-      {"training.mixed_precision_param", {"precision", "mixed_precision", "bf16", "amp"}},
-      {"metrics.log_freq", {"log_interval", "logging_steps", "log_every", "log_every_n_steps"}},
-      {"metrics.enable_tensorboard", {"tensorboard", "use_tensorboard"}},
-      {"metrics.enable_wandb", {"wandb", "use_wandb", "wandb_project"}},
-      {"checkpoint.interval",
-       {"save_interval", "save_steps", "save_every", "checkpoint_interval", "checkpoint_freq",
-        "every_n_train_steps"}},
-      {"checkpoint.keep_latest_k", {"save_total_limit", "keep_last", "max_to_keep", "save_top_k"}},
-      {"checkpoint.initial_load_path",
-       {"pretrained", "init_from", "load", "resume_from", "resume_from_checkpoint", "model_name_or_path"}},
-      {"job.dump_folder", {"output_dir", "out_dir", "output", "output_folder", "save_dir", "log_dir"}},
-      {"model.hf_assets_path", {"tokenizer", "tokenizer_name", "tokenizer_dir", "tokenizer_file"}},
-      {"model.flavor", {"size", "model_size"}},
-      {"model.args.dim", {"hidden_size", "d_model", "n_embd", "embed_dim", "model_dim", "width"}},
-      {"model.args.n_layers", {"num_layers", "n_layer", "num_hidden_layers", "layers", "depth"}},
-      {"model.args.n_heads", {"num_heads", "n_head", "num_attention_heads", "heads"}},
-      {"model.args.n_kv_heads", {"num_kv_heads", "num_key_value_heads", "num_query_groups"}},
-      {"model.args.hidden_dim", {"intermediate_size", "ffn_dim", "ffn_hidden_size", "mlp_dim", "d_ff"}},
-      {"model.args.rope_theta", {"rope_base", "rotary_base"}},
-      {"model.args.norm_eps", {"rms_norm_eps", "layer_norm_eps", "layernorm_epsilon"}},
-      {"model.args.tied", {"tie_word_embeddings", "tie_embeddings", "weight_tying"}},
-      {"model.args.max_seq_len", {"max_position_embeddings"}},
-      {"parallelism.tensor_parallel_degree", {"tp", "tp_size", "tp_degree", "tensor_parallel_size"}},
-      {"parallelism.pipeline_parallel_degree", {"pp", "pp_size", "pp_degree", "pipeline_parallel_size"}},
-      {"parallelism.context_parallel_degree", {"cp", "cp_size", "cp_degree"}},
-      {"parallelism.expert_parallel_degree", {"ep", "ep_size", "ep_degree"}},
-      {"parallelism.data_parallel_shard_degree", {"fsdp", "dp", "dp_shard", "fsdp_size", "zero_stage"}},
-      {"parallelism.data_parallel_replicate_degree", {"ddp", "dp_replicate", "hsdp"}},
-      {"activation_checkpoint.mode", {"gradient_checkpointing", "activation_checkpointing", "recompute"}},
-      {"profiling.enable_profiling", {"profile", "profiler"}},
-  };
-  return list;
-}
 
+// Words that a key does not take here, in lower case, letters and digits alone.
 struct Unavailable {
-  const char* key;
-  std::vector<std::string_view> words;  // in lower case, letters and digits alone
-  std::string text;
+  std::string_view key, words;
+  const char* text;
 };
-const std::vector<Unavailable>& unavailable_words() {
-  static const std::vector<Unavailable> list = {
-      {"model.name",
-       {"deepseekv3", "gptoss", "llama4", "mixtral", "qwen2moe", "qwen3moe"},
-       "this family is not available yet: models with experts are missing"},
-      {"model.name", {"flux", "vlm"}, "this family is not available: models of images are missing"},
-      {"model.name",
-       {"llama3ft"},
-       "this family is not available: torchft is missing, and llama3 is the same model without it"},
-      {"model.name", {"llama2", "qwen2", "qwen25"}, "this family is not available"},
-      {"model.flavor",
-       {"8bflex", "8bvarlen", "debugmodelflexattn", "debugmodelvarlenattn"},
-       "attention within documents is training.document_mask = true here, with the flavour of the same size"},
-      {"optimizer.name",
-       {"adafactor", "adagrad", "adamax", "lamb", "lion", "muon", "nadam", "radam", "sgd"},
-       "this optimizer is not available"},
-      {"lr_scheduler.decay_type",
-       {"constant", "constantwithwarmup", "none"},
-       "lr_scheduler.decay_ratio = 0.0 keeps the learning rate after the warm-up"},
-      {"lr_scheduler.decay_type",
-       {"exponential", "inversesqrt", "polynomial", "rsqrt"},
-       "this shape is not available"},
-      {"quantize.linear.mx.recipe_name", {"mxfp4cutlass", "mxfp4emulated"}, "MXFP4 is not available"},
-  };
-  return list;
+constexpr Unavailable kUnavailable[] = {
+    {"model.name", "deepseekv3 gptoss llama4 mixtral qwen2moe qwen3moe",
+     "this family is not available yet: models with experts are missing"},
+    {"model.name", "flux vlm", "this family is not available: models of images are missing"},
+    {"model.name", "llama3ft",
+     "this family is not available: torchft is missing, and llama3 is the same model without it"},
+    {"model.name", "llama2 qwen2 qwen25", "this family is not available"},
+    {"model.flavor", "8bflex 8bvarlen debugmodelflexattn debugmodelvarlenattn",
+     "attention within documents is training.document_mask = true here, with the flavour of the same size"},
+    {"optimizer.name", "adafactor adagrad adamax lamb lion muon nadam radam sgd",
+     "this optimizer is not available"},
+    {"lr_scheduler.decay_type", "constant constantwithwarmup none",
+     "lr_scheduler.decay_ratio = 0.0 keeps the learning rate after the warm-up"},
+    {"lr_scheduler.decay_type", "exponential inversesqrt polynomial rsqrt", "this shape is not available"},
+    {"quantize.linear.mx.recipe_name", "mxfp4cutlass mxfp4emulated", "MXFP4 is not available"},
+};
+
+// Whether `word` is one of `words`, between blanks.
+bool is_among(std::string_view word, std::string_view words) {
+  return fmt::format(" {} ", words).find(fmt::format(" {} ", word)) != std::string::npos;
 }
 
 }  // namespace
@@ -126,8 +110,8 @@ std::string nearest_key(std::string_view name) {
   for (const Option& option : all_options())
     if (option.key() == key) meant.push_back(option.name);
   if (meant.empty())
-    for (const Synonyms& entry : synonyms())
-      if (std::ranges::find(entry.words, key) != entry.words.end()) meant.emplace_back(entry.key);
+    for (const auto& [synonym_of, words] : kSynonyms)
+      if (is_among(key, words)) meant.emplace_back(synonym_of);
   if (!meant.empty())
     return std::ranges::min(meant, {}, [&](const std::string& full) { return edit_distance(name, full); });
   std::string best;
@@ -156,8 +140,8 @@ std::string unavailable_word(std::string_view key, std::string_view word) {
   std::string plain;
   for (const unsigned char c : word.substr(0, kLongestSuggested))
     if (std::isalnum(c) != 0) plain += static_cast<char>(std::tolower(c));
-  for (const Unavailable& entry : unavailable_words())
-    if (entry.key == key && std::ranges::count(entry.words, plain) > 0) return entry.text;
+  for (const Unavailable& entry : kUnavailable)
+    if (entry.key == key && is_among(plain, entry.words)) return entry.text;
   return "";
 }
 

@@ -4,14 +4,13 @@
 #include <limits>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "base/box.h"
 #include "base/counted.h"
 #include "base/durable.h"
-#include "trainer/config/features.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/schema.h"
-#include "trainer/config/validate_checkpoint.h"
 
 namespace hyperion::config {
 namespace fs = std::filesystem;
@@ -30,208 +29,291 @@ bool mesh_fits(const JobConfig::Parallelism& p, int64_t world) {
   return p.data_parallel_shard_degree == -1 || left == 1;
 }
 
-void check_features(const ResolvedConfig& resolved, Problems& problems) {
-  for (const Feature* feature : features()) {
-    if (!feature->refusal.empty() && feature->on(resolved.config))
-      problems.add(resolved, feature->key, feature->refusal);
-  }
+bool contains(const std::vector<std::string>& names, std::string_view name) {
+  return std::ranges::count(names, name) > 0;
 }
 
-void check_mesh_and_batch(const ResolvedConfig& resolved, int64_t world, Problems& problems) {
-  const auto& p = resolved.config.parallelism;
-  if (!mesh_fits(p, world)) {
-    problems.add(
-        resolved, "parallelism.data_parallel_shard_degree",
-        fmt::format("pipeline {} x replicate {} x shard {} x context {} x tensor {} must be the {} of "
-                    "the job{}",
-                    p.pipeline_parallel_degree, p.data_parallel_replicate_degree,
-                    p.data_parallel_shard_degree, p.context_parallel_degree, p.tensor_parallel_degree,
-                    counted(world, "rank"),
-                    p.data_parallel_shard_degree == -1 ? ", or divide them where shard is -1" : ""));
-    return;
-  }
-  const auto& t = resolved.config.training;
-  const int64_t microbatch = t.local_batch_size * data_parallel_degree(resolved.config, world);
-  if (t.global_batch_size != -1 && t.global_batch_size % microbatch != 0) {
-    problems.add(
-        resolved, "training.global_batch_size",
-        fmt::format("expected a multiple of {} (local_batch_size {} x {} data-parallel ranks), or -1",
-                    microbatch, t.local_batch_size, microbatch / t.local_batch_size));
-  }
-}
+// The checks of one configuration. Each adds what it finds to the problems, by the key to change.
+class Checks {
+ public:
+  Checks(const ResolvedConfig& resolved, const RunContext& run, Problems& problems)
+      : resolved_(resolved), config_(resolved.config), run_(run), problems_(problems) {}
 
-// `positions`: of the model, where they are known.
-void check_lengths(const ResolvedConfig& resolved, std::optional<int64_t> positions, Problems& problems) {
-  const JobConfig& config = resolved.config;
-  const int64_t tp = config.parallelism.tensor_parallel_degree,
-                cp = config.parallelism.context_parallel_degree;
-  const int64_t divisor = tp * (cp > 1 ? 2 * cp : 1);
-  const auto check_length = [&](const char* key, int64_t length) {
-    if (length % divisor != 0) {
-      problems.add(resolved, key,
-                   fmt::format("expected a multiple of {} (tensor x 2 context, by the degrees)", divisor));
-    }
-    if (positions && *positions < length) {
-      problems.add(resolved, key,
-                   config.model.args.max_seq_len
-                       ? fmt::format("expected at most model.args.max_seq_len = {}", *positions)
-                       : fmt::format("expected at most the {} positions of {} {}; to train on more set "
-                                     "model.args.max_seq_len = {}",
-                                     *positions, config.model.name, config.model.flavor, length));
-    }
-  };
-  check_length("training.seq_len", config.training.seq_len);
-  if (config.validation.enable) check_length("validation.seq_len", config.validation.seq_len);
-}
+  void refuse_features() {
+    for (const Feature* feature : features())
+      refuse_if(!feature->refusal.empty() && feature->on(config_), feature->key, feature->refusal);
+  }
 
-// The update is computed in fp32: what is in range as written may not be there.
-void check_optimizer(const ResolvedConfig& resolved, Problems& problems) {
-  const auto& o = resolved.config.optimizer;
-  for (const auto& [key, value] :
-       {std::pair("optimizer.lr", o.lr), {"optimizer.weight_decay", o.weight_decay}})
-    if (value > std::numeric_limits<float>::max())
-      problems.add(
-          resolved, key,
+  void mesh_and_batch() {
+    if (!run_.world_size) return;
+    const auto& p = config_.parallelism;
+    if (!mesh_fits(p, *run_.world_size))
+      return refuse(
+          "parallelism.data_parallel_shard_degree",
+          fmt::format("pipeline {} x replicate {} x shard {} x context {} x tensor {} must be the {} of "
+                      "the job{}",
+                      p.pipeline_parallel_degree, p.data_parallel_replicate_degree,
+                      p.data_parallel_shard_degree, p.context_parallel_degree, p.tensor_parallel_degree,
+                      counted(*run_.world_size, "rank"),
+                      p.data_parallel_shard_degree == -1 ? ", or divide them where shard is -1" : ""));
+    const auto& t = config_.training;
+    const int64_t ranks = data_parallel_degree(config_, *run_.world_size);
+    const int64_t microbatch = t.local_batch_size * ranks;
+    refuse_if(t.global_batch_size != -1 && t.global_batch_size % microbatch != 0,
+              "training.global_batch_size",
+              fmt::format("expected a multiple of {} (local_batch_size {} x {} data-parallel ranks), or -1",
+                          microbatch, t.local_batch_size, ranks));
+  }
+
+  void lengths() {
+    check_length("training.seq_len", config_.training.seq_len);
+    if (config_.validation.enable) check_length("validation.seq_len", config_.validation.seq_len);
+  }
+
+  // The update is computed in fp32: what is in range as written may not be there.
+  void optimizer() {
+    const auto& o = config_.optimizer;
+    for (const auto& [key, value] :
+         {std::pair("optimizer.lr", o.lr), {"optimizer.weight_decay", o.weight_decay}})
+      refuse_if(
+          value > std::numeric_limits<float>::max(), key,
           "expected at most 3.4e38: a larger number is infinite in fp32, in which the update is computed");
-  if (static_cast<float>(o.eps) < std::numeric_limits<float>::min())
-    problems.add(
-        resolved, "optimizer.eps",
+    refuse_if(
+        static_cast<float>(o.eps) < std::numeric_limits<float>::min(), "optimizer.eps",
         "expected at least 1.2e-38: a smaller number is 0 in fp32, in which the update is computed, and "
         "weights without a gradient would become NaN");
-  for (const auto& [key, beta] : {std::pair("optimizer.beta1", o.beta1), {"optimizer.beta2", o.beta2}})
-    if (static_cast<float>(beta) == 1)
-      problems.add(
-          resolved, key,
-          "expected at most 0.9999999: a larger number is 1 in fp32, in which the update is computed, "
-          "and its moment would never change");
-}
-
-void check_profiling(const ResolvedConfig& resolved, Problems& problems) {
-  const auto& p = resolved.config.profiling;
-  if (p.enable_profiling &&
-      (p.profiler_active > p.profile_freq || p.profiler_warmup > p.profile_freq - p.profiler_active)) {
-    problems.add(resolved, "profiling.profile_freq",
-                 fmt::format("expected at least profiler_active {} + profiler_warmup {}", p.profiler_active,
-                             p.profiler_warmup));
+    for (const auto& [key, beta] : {std::pair("optimizer.beta1", o.beta1), {"optimizer.beta2", o.beta2}})
+      refuse_if(static_cast<float>(beta) == 1, key,
+                "expected at most 0.9999999: a larger number is 1 in fp32, in which the update is computed, "
+                "and its moment would never change");
   }
-}
 
-void check_validation(const ResolvedConfig& resolved, Problems& problems) {
-  const auto& v = resolved.config.validation;
-  if (!v.sequences || v.steps == -1) return;
-  problems.add(
-      resolved, "validation.sequences",
-      fmt::format("counts the sequences of all ranks, and validation.steps = {} ({}) the batches per rank: "
-                  "set one of them (--validation.sequences None unsets it)",
-                  v.steps, resolved.origin("validation.steps")));
-}
+  void profiling() {
+    const auto& p = config_.profiling;
+    refuse_if(p.enable_profiling && (p.profiler_active > p.profile_freq ||
+                                     p.profiler_warmup > p.profile_freq - p.profiler_active),
+              "profiling.profile_freq",
+              fmt::format("expected at least profiler_active {} + profiler_warmup {}", p.profiler_active,
+                          p.profiler_warmup));
+  }
 
-void check_float8(const ResolvedConfig& resolved, Problems& problems) {
-  if (!kFloat8.on(resolved.config)) return;
-  if (kMx.on(resolved.config))
-    problems.add(
-        resolved, "model.converters",
-        "expected one of quantize.linear.float8 and quantize.linear.mx, which convert the same layers");
-  const auto& f = resolved.config.quantize.linear.float8;
-  const std::string prefix = "quantize.linear.float8.";
-  const float8::Recipe recipe = f.recipe_name.value_or(float8::Recipe::kTensorwise);
-  if (f.enable_fsdp_float8_all_gather && recipe != float8::Recipe::kTensorwise) {
-    problems.add(resolved, prefix + "enable_fsdp_float8_all_gather",
-                 fmt::format("recipe_name = \"{}\" has a scale for each row, which shards do not share; set "
-                             "false, or recipe_name = \"tensorwise\"",
-                             text_of(recipe)));
+  void validation() {
+    const auto& v = config_.validation;
+    refuse_if(
+        v.sequences && v.steps != -1, "validation.sequences",
+        fmt::format("counts the sequences of all ranks, and validation.steps = {} ({}) the batches per rank: "
+                    "set one of them (--validation.sequences None unsets it)",
+                    v.steps, resolved_.origin("validation.steps")));
   }
-  if (f.precompute_float8_dynamic_scale_for_fsdp && !f.enable_fsdp_float8_all_gather) {
-    problems.add(resolved, prefix + "precompute_float8_dynamic_scale_for_fsdp",
-                 "expected enable_fsdp_float8_all_gather = true too, whose scales these are");
-  }
-}
 
-void check_model(const ResolvedConfig& resolved, const models::ModelArgs& model, Problems& problems) {
-  const int64_t tp = resolved.config.parallelism.tensor_parallel_degree;
-  if (tp == 1) return;
-  if (model.n_heads % tp != 0 || model.n_kv_heads % tp != 0) {
-    problems.add(resolved, "parallelism.tensor_parallel_degree",
-                 fmt::format("expected a divisor of {} heads and {} key-value heads", model.n_heads,
-                             model.n_kv_heads));
+  void float8() {
+    if (!kFloat8.on(config_)) return;
+    refuse_if(kMx.on(config_), "model.converters",
+              "expected one of quantize.linear.float8 and quantize.linear.mx, which convert the same layers");
+    const auto& f = config_.quantize.linear.float8;
+    const auto recipe = f.recipe_name.value_or(float8::Recipe::kTensorwise);
+    refuse_if(f.enable_fsdp_float8_all_gather && recipe != float8::Recipe::kTensorwise,
+              "quantize.linear.float8.enable_fsdp_float8_all_gather",
+              fmt::format("recipe_name = \"{}\" has a scale for each row, which shards do not share; set "
+                          "false, or recipe_name = \"tensorwise\"",
+                          text_of(recipe)));
+    refuse_if(f.precompute_float8_dynamic_scale_for_fsdp && !f.enable_fsdp_float8_all_gather,
+              "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp",
+              "expected enable_fsdp_float8_all_gather = true too, whose scales these are");
   }
-  for (const auto& [what, extent] : {std::pair("the vocabulary's entries", model.vocab_size),
-                                     {"the hidden width's columns", model.hidden_dim}})
-    if (chunk_of(extent, tp, tp - 1).count == 0)
-      problems.add(
-          resolved, "parallelism.tensor_parallel_degree",
-          fmt::format("expected a degree that leaves every rank a part of {}, which are {}: parts of {} "
-                      "are {}; lower the degree",
-                      what, extent, chunk_of(extent, tp, 0).count,
-                      (extent - 1) / chunk_of(extent, tp, 0).count + 1));
-}
 
-void check_vocabulary(const ResolvedConfig& resolved, int64_t model, int64_t tokenizer, Problems& problems) {
-  if (model >= tokenizer) return;
-  problems.add(
-      resolved, "model.hf_assets_path",
-      fmt::format("the tokenizer has {} entries, the model only {}; use the model's own tokenizer or set "
-                  "model.args.vocab_size = {}",
-                  tokenizer, model, tokenizer));
-}
+  void model() {
+    if (!run_.model) return;
+    const models::ModelArgs& model = *run_.model;
+    const int64_t vocabulary = run_.tokenizer_vocab_size.value_or(0);
+    refuse_if(model.vocab_size < vocabulary, "model.hf_assets_path",
+              fmt::format("the tokenizer has {} entries, the model only {}; use the model's own tokenizer or "
+                          "set model.args.vocab_size = {}",
+                          vocabulary, model.vocab_size, vocabulary));
+    const int64_t tp = config_.parallelism.tensor_parallel_degree;
+    if (tp == 1) return;
+    refuse_if(model.n_heads % tp != 0 || model.n_kv_heads % tp != 0, "parallelism.tensor_parallel_degree",
+              fmt::format("expected a divisor of {} heads and {} key-value heads", model.n_heads,
+                          model.n_kv_heads));
+    for (const auto& [what, extent] : {std::pair("the vocabulary's entries", model.vocab_size),
+                                       {"the hidden width's columns", model.hidden_dim}}) {
+      const int64_t part = chunk_of(extent, tp, 0).count;
+      refuse_if(chunk_of(extent, tp, tp - 1).count == 0, "parallelism.tensor_parallel_degree",
+                fmt::format("expected a degree that leaves every rank a part of {}, which are {}: parts of "
+                            "{} are {}; lower the degree",
+                            what, extent, part, (extent - 1) / part + 1));
+    }
+  }
 
-void check_datasets(const ResolvedConfig& resolved, Problems& problems) {
-  const JobConfig& config = resolved.config;
-  if (!config.training.dataset_path && !uses_default_corpus(config)) {
-    problems.add(resolved, "training.dataset",
-                 "expected training.dataset_path (a file, folder or glob of JSON lines, or a folder of token "
-                 "shards) too, because nothing is downloaded; \"c4_test\" alone is the default corpus");
+  void datasets() {
+    constexpr const char* kPath =
+        "(a file, folder or glob of JSON lines, or a folder of token shards) too, because nothing is "
+        "downloaded; \"c4_test\" alone is the";
+    refuse_if(!config_.training.dataset_path && !uses_default_corpus(config_), "training.dataset",
+              fmt::format("expected training.dataset_path {} default corpus", kPath));
+    refuse_if(config_.validation.enable && !config_.validation.dataset_path &&
+                  !validates_on_default_corpus(config_),
+              "validation.dataset",
+              fmt::format("expected validation.dataset_path {} novel held out of the default corpus", kPath));
   }
-  if (config.validation.enable && !config.validation.dataset_path && !validates_on_default_corpus(config)) {
-    problems.add(
-        resolved, "validation.dataset",
-        "expected validation.dataset_path (a file, folder or glob of JSON lines, or a folder of token "
-        "shards) too, because nothing is downloaded; \"c4_test\" alone is the novel held out of the default "
-        "corpus");
+
+  void checkpoints() {
+    const auto& c = config_.checkpoint;
+    if (c.enable) {
+      saving();
+      loading();
+      components();
+    } else {
+      refuse_if(c.initial_load_path || c.initial_load_in_hf,
+                c.initial_load_path ? "checkpoint.initial_load_path" : "checkpoint.initial_load_in_hf",
+                "expected checkpoint.enable = true too: without checkpoints nothing is loaded and the "
+                "weights would be random; add checkpoint.load_only = true to load and save nothing");
+    }
+    refuse_if(config_.ema.enable && config_.ema.validate_with_ema && !config_.validation.enable,
+              "ema.validate_with_ema", "expected validation.enable = true too");
   }
-}
+
+ private:
+  void refuse(const std::string& key, const std::string& text) { problems_.add(resolved_, key, text); }
+  void refuse_if(bool broken, const std::string& key, const std::string& text) {
+    if (broken) refuse(key, text);
+  }
+
+  void check_length(const char* key, int64_t length) {
+    const auto& p = config_.parallelism;
+    const int64_t cp = p.context_parallel_degree;
+    const int64_t divisor = p.tensor_parallel_degree * (cp > 1 ? 2 * cp : 1);
+    refuse_if(length % divisor != 0, key,
+              fmt::format("expected a multiple of {} (tensor x 2 context, by the degrees)", divisor));
+    const auto& model = config_.model;
+    const std::optional<int64_t> positions =
+        run_.model ? std::optional(run_.model->max_seq_len) : model.args.max_seq_len;
+    if (!positions || *positions >= length) return;
+    refuse(key, model.args.max_seq_len
+                    ? fmt::format("expected at most model.args.max_seq_len = {}", *positions)
+                    : fmt::format("expected at most the {} positions of {} {}; to train on more set "
+                                  "model.args.max_seq_len = {}",
+                                  *positions, model.name, model.flavor, length));
+  }
+
+  // Where the keys that decide it are set: " (model.args.n_heads: job.toml:5:11)".
+  std::string model_args_origins(const std::vector<std::string>& keys) const {
+    std::vector<std::string> places;
+    for (const std::string& key : keys)
+      if (const auto found = resolved_.origins.find("model.args." + key); found != resolved_.origins.end())
+        places.push_back(fmt::format("{}: {}", found->first, found->second));
+    return places.empty() ? "" : fmt::format(" ({})", fmt::join(places, ", "));
+  }
+
+  void saving() {
+    const auto& c = config_.checkpoint;
+    const bool dry_run = config_.comm.mode == CommMode::kFakeBackend;
+    const int64_t world = run_.world_size.value_or(1);
+    refuse_if(c.create_seed_checkpoint && dry_run, "checkpoint.create_seed_checkpoint",
+              "a dry run (comm.mode = \"fake_backend\") saves nothing");
+    refuse_if(c.create_seed_checkpoint && !dry_run && world != 1, "checkpoint.create_seed_checkpoint",
+              fmt::format("expected a job of one process, not of {}: a seed checkpoint is the same for "
+                          "every number of ranks",
+                          world));
+    refuse_if(c.load_only && c.create_seed_checkpoint, "checkpoint.create_seed_checkpoint",
+              "load_only = true saves nothing");
+    refuse_if(c.load_only && c.enable_first_step_checkpoint, "checkpoint.enable_first_step_checkpoint",
+              "load_only = true saves nothing");
+    refuse_if(c.last_save_in_hf && !c.last_save_model_only, "checkpoint.last_save_in_hf",
+              fmt::format("expected last_save_model_only = true with it, as safetensors hold weights alone; "
+                          "it is false ({})",
+                          resolved_.origin("checkpoint.last_save_model_only")));
+    refuse_if(c.export_dtype != checkpoint::Dtype::kFloat32 && !c.last_save_model_only,
+              "checkpoint.export_dtype",
+              "expected last_save_model_only = true too: only a last save of weights alone is converted");
+    if (const auto& problem = run_.export_problem; c.last_save_in_hf && problem)
+      refuse("checkpoint.last_save_in_hf",
+             fmt::format("the model cannot be exported to Hugging Face: {}{}; change that, or set false",
+                         problem->text, model_args_origins(problem->keys)));
+  }
+
+  void loading() {
+    const auto& c = config_.checkpoint;
+    refuse_if(c.initial_load_in_hf && !c.initial_load_model_only, "checkpoint.initial_load_in_hf",
+              "expected initial_load_model_only = true too: safetensors hold weights alone");
+    if (c.resume_mode == ResumeMode::kTransfer) {
+      refuse_if(!c.initial_load_path && !c.initial_load_in_hf, "checkpoint.resume_mode",
+                "expected initial_load_path too: the step-N folder whose weights are loaded");
+      refuse_if(!c.initial_load_model_only, "checkpoint.initial_load_model_only",
+                "resume_mode = \"transfer\" loads the model alone: set true, or resume_mode = \"continue\"");
+      refuse_if(!c.components.empty() && c.components != std::vector<std::string>{"model"},
+                "checkpoint.components",
+                "resume_mode = \"transfer\" loads the model alone: set resume_mode = \"continue\"");
+      refuse_if(contains(c.exclude_from_loading, checkpoint::kModelComponent),
+                "checkpoint.exclude_from_loading",
+                "resume_mode = \"transfer\" loads the model and nothing else");
+    }
+    refuse_if(
+        c.resume_mode == ResumeMode::kContinue && c.initial_load_path && c.initial_load_model_only,
+        "checkpoint.initial_load_model_only",
+        "resume_mode = \"continue\" loads more than the model: set false, or resume_mode = \"transfer\"");
+    refuse_if(c.resume_mode != ResumeMode::kRecover && c.on_config_change != OnConfigChange::kError,
+              "checkpoint.on_config_change",
+              fmt::format("only resume_mode = \"recover\" compares settings; \"{}\" takes those of the "
+                          "configuration",
+                          text_of(c.resume_mode)));
+  }
+
+  // exclude_from_loading (v0.2.2's key) and components (Hyperion's) must not contradict each other.
+  void components() {
+    const auto& c = config_.checkpoint;
+    refuse_if(contains(c.exclude_from_loading, checkpoint::kOptimizerComponent) &&
+                  !contains(c.exclude_from_loading, checkpoint::kSchedulerComponent),
+              "checkpoint.exclude_from_loading",
+              "expected lr_scheduler in the list too: the learning-rate schedule would resume while the "
+              "optimizer's moments start from 0");
+    for (const std::string& component : c.components)
+      refuse_if(contains(c.exclude_from_loading, component), "checkpoint.components",
+                fmt::format("{} is in exclude_from_loading too: name it in one of them", component));
+  }
+
+  const ResolvedConfig& resolved_;
+  const JobConfig& config_;
+  const RunContext& run_;
+  Problems& problems_;
+};
 
 }  // namespace
 
-void check_config(const ResolvedConfig& resolved, const RunFacts& facts, Problems& problems) {
-  check_features(resolved, problems);
-  if (facts.world_size) check_mesh_and_batch(resolved, *facts.world_size, problems);
-  std::optional<int64_t> positions = resolved.config.model.args.max_seq_len;
-  if (facts.model) positions = facts.model->max_seq_len;
-  check_lengths(resolved, positions, problems);
-  check_optimizer(resolved, problems);
-  check_profiling(resolved, problems);
-  check_validation(resolved, problems);
-  check_float8(resolved, problems);
-  if (facts.model) check_model(resolved, *facts.model, problems);
-  if (facts.model && facts.tokenizer_vocab_size) {
-    check_vocabulary(resolved, facts.model->vocab_size, *facts.tokenizer_vocab_size, problems);
-  }
-  check_datasets(resolved, problems);
-  check_checkpoint(resolved, facts, problems);
+void check_config(const ResolvedConfig& resolved, const RunContext& run, Problems& problems) {
+  Checks checks(resolved, run, problems);
+  checks.refuse_features();
+  checks.mesh_and_batch();
+  checks.lengths();
+  checks.optimizer();
+  checks.profiling();
+  checks.validation();
+  checks.float8();
+  checks.model();
+  checks.datasets();
+  checks.checkpoints();
 }
 
 void check_input(const ResolvedConfig& resolved, const char* key, const fs::path& base, Problems& problems) {
   const Value value = read(*find_option(key), resolved.config);
   const auto* path = std::get_if<std::string>(&value);
-  const bool needed = path != nullptr && (!std::string_view(key).starts_with("validation.") ||
-                                          resolved.config.validation.enable);
-  if (!needed) return;
+  if (path == nullptr ||
+      (std::string_view(key).starts_with("validation.") && !resolved.config.validation.enable))
+    return;
   const fs::path file = resolve_input(*path, base);
   std::error_code error;
-  if (!fs::exists(file, error) && error) {
+  if (!fs::exists(file, error) && error)
     problems.add(resolved, key, fmt::format("cannot be read: {}", errno_text(error.value())));
-  } else if (!matches_a_file(file)) {
+  else if (!matches_a_file(file))
     problems.add(resolved, key,
                  fmt::format("no such file or folder, neither in {} nor in {}", fs::current_path().string(),
                              base.string()));
-  }
 }
 
-void require_valid_config(const ResolvedConfig& resolved, const RunFacts& facts,
+void require_valid_config(const ResolvedConfig& resolved, const RunContext& run,
                           const std::optional<fs::path>& base) {
   Problems problems;
-  check_config(resolved, facts, problems);
+  check_config(resolved, run, problems);
   if (base)
     for (const char* key : {"model.hf_assets_path", "training.dataset_path", "validation.dataset_path"})
       check_input(resolved, key, *base, problems);

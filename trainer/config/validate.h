@@ -1,5 +1,5 @@
 // Checks that involve more than one key, made before any device is touched. Pure arithmetic and file names:
-// what a run knows beyond the configuration comes in as RunFacts.
+// what a run knows beyond the configuration comes in as RunContext.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace hyperion::config {
 
 // What is not known (yet) stays unset, and the checks that need it are left out.
-struct RunFacts {
+struct RunContext {
   std::optional<int64_t> world_size;
   std::optional<models::ModelArgs> model;                  // after [model.args]
   std::optional<models::DimensionProblem> export_problem;  // why Hugging Face's formats cannot hold the model
@@ -23,7 +23,7 @@ struct RunFacts {
 
 // Adds to `problems`: switched-on features that are not available, and keys that contradict each other or the
 // facts.
-void check_config(const ResolvedConfig& resolved, const RunFacts& facts, Problems& problems);
+void check_config(const ResolvedConfig& resolved, const RunContext& facts, Problems& problems);
 
 // Adds to `problems`: that the path of `key` (model.hf_assets_path, training.dataset_path or
 // validation.dataset_path) is needed and does not exist. `base` as for resolve_input.
@@ -32,7 +32,7 @@ void check_input(const ResolvedConfig& resolved, const char* key, const std::fil
 
 // Throws Error(kUsage) with all that check_config() and, where `base` is given, check_input() of every path
 // find.
-void require_valid_config(const ResolvedConfig& resolved, const RunFacts& facts,
+void require_valid_config(const ResolvedConfig& resolved, const RunContext& facts,
                           const std::optional<std::filesystem::path>& base = {});
 
 // Keys that the job sets but that have no effect here, in the schema's order: to be logged once.

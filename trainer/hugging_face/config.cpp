@@ -103,6 +103,19 @@ json exported_id(const HfExport& options, const char* key, const std::optional<i
   return id.is_null() && of_tokenizer ? json(*of_tokenizer) : id;
 }
 
+// "" where what was imported is what the tokenizer says.
+std::string compare_id(const ImportedSettings& imported, const std::string& key,
+                       const std::optional<int64_t>& of_tokenizer) {
+  const std::vector<int64_t> ids = imported_ids(imported, key);
+  if (ids.empty() || (of_tokenizer && ids == std::vector{*of_tokenizer})) return "";
+  const bool stops = !of_tokenizer || key != "eos_token_id" || std::ranges::count(ids, *of_tokenizer) > 0;
+  return fmt::format("{} is {}, as imported; the tokenizer's is {}{}", key, fmt::join(ids, ", "),
+                     of_tokenizer ? std::to_string(*of_tokenizer) : "none",
+                     stops ? ""
+                           : ", by which documents end in training: add it in generation_config.json where "
+                             "generated texts are to end by it too");
+}
+
 }  // namespace
 
 ModelArgs parse_hf_config(std::string_view text, const std::string& name) {
@@ -222,30 +235,60 @@ std::string hf_generation_config(const HfExport& options) {
   return config.size() == 1 ? "" : config.dump(2) + "\n";
 }
 
+HuggingFaceFiles hugging_face_files(const config::JobConfig::Model& model, checkpoint::Dtype dtype,
+                                    const data::Tokenizer* tokenizer,
+                                    const std::filesystem::path& tokenizer_path,
+                                    const ImportedSettings& imported, int64_t trained_seq_len) {
+  ModelArgs args = config::model_args(model);
+  std::vector<std::string> left_out;
+  HfExport texts{.dtype = std::string(checkpoint::torch_name(dtype)),
+                 .imported = within_vocabulary(imported, args.vocab_size, left_out)};
+  const std::optional<int64_t> positions = imported_positions(imported);
+  if (positions && !model.args.max_seq_len) args.max_seq_len = std::max(*positions, trained_seq_len);
+  HuggingFaceFiles out;
+  if (tokenizer != nullptr) {
+    out.files = data::tokenizer_files(tokenizer_path);
+    texts.bos_token_id = tokenizer->bos_id();
+    texts.eos_token_id = tokenizer->eos_id();
+    out.remarks = {compare_id(texts.imported, "bos_token_id", texts.bos_token_id),
+                   compare_id(texts.imported, "eos_token_id", texts.eos_token_id)};
+    std::erase(out.remarks, "");
+  }
+  if (!left_out.empty())
+    out.remarks.push_back(fmt::format("{} is left out: imported, and beyond the model's vocabulary of {}",
+                                      fmt::join(left_out, ", "), args.vocab_size));
+  if (positions && args.max_seq_len > *positions && !model.args.max_seq_len)
+    out.remarks.push_back(
+        fmt::format("max_position_embeddings is {}, the length of the sequences in training "
+                    "(training.seq_len); {} was imported",
+                    args.max_seq_len, *positions));
+  if (trained_seq_len > 0 && trained_seq_len < args.max_seq_len)
+    out.remarks.push_back(
+        fmt::format("max_position_embeddings is {}, {}; the weights were last trained with sequences of {} "
+                    "tokens (training.seq_len)",
+                    args.max_seq_len,
+                    args.max_seq_len == positions ? "as imported" : "the model's (model.args.max_seq_len)",
+                    trained_seq_len));
+  out.files["config.json"] = hf_config(args, texts);
+  if (std::string generation = hf_generation_config(texts); !generation.empty())
+    out.files["generation_config.json"] = std::move(generation);
+  return out;
+}
+
 std::vector<std::string> hf_differences(const ModelArgs& ours, const ModelArgs& config) {
   std::vector<std::string> texts;
-  const auto compare = [&](const char* name, const auto& here, const auto& there) {
+  const auto compare = [&](const std::string& name, const auto& here, const auto& there) {
     if (here != there) texts.push_back(fmt::format("{} is {}, but {} in config.json", name, here, there));
   };
   compare("model.name", ours.family, config.family);
-  compare("dim", ours.dim, config.dim);
-  compare("n_layers", ours.n_layers, config.n_layers);
-  compare("n_heads", ours.n_heads, config.n_heads);
-  compare("n_kv_heads", ours.n_kv_heads, config.n_kv_heads);
-  compare("head_dim", ours.head_dim, config.head_dim);
-  compare("hidden_dim", ours.hidden_dim, config.hidden_dim);
-  compare("vocab_size", ours.vocab_size, config.vocab_size);
-  compare("norm_eps", ours.norm_eps, config.norm_eps);
-  compare("rope_theta", ours.rope_theta, config.rope_theta);
-  compare("activation", text_of(ours.activation), text_of(config.activation));
-  compare("qk_norm", ours.qk_norm, config.qk_norm);
-  compare("tied", ours.tied, config.tied);
-  compare("rope_scaling", ours.rope_scaling, config.rope_scaling);
-  if (!ours.rope_scaling || !config.rope_scaling) return texts;
-  compare("rope_factor", ours.rope_factor, config.rope_factor);
-  compare("rope_low_freq_factor", ours.rope_low_freq_factor, config.rope_low_freq_factor);
-  compare("rope_high_freq_factor", ours.rope_high_freq_factor, config.rope_high_freq_factor);
-  compare("rope_original_length", ours.rope_original_length, config.rope_original_length);
+  for_each_hf_dimension<ModelArgs>(ours.rope_scaling && config.rope_scaling,
+                                   [&](const std::string& key, auto, auto member) {
+                                     if (key == "max_seq_len") return;
+                                     if constexpr (Chosen<std::decay_t<decltype(ours.*member)>>)
+                                       compare(key, text_of(ours.*member), text_of(config.*member));
+                                     else
+                                       compare(key, ours.*member, config.*member);
+                                   });
   return texts;
 }
 

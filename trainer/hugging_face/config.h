@@ -1,15 +1,16 @@
-// A model's dimensions as Hugging Face's config.json, in and out. Pure but for reading the file.
+// A model's dimensions as Hugging Face's config.json, in and out, and the other files of an export.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "models/flavors/model_args.h"
-#include "models/flavors/registry.h"
+#include "data/tokenizer/tokenizer.h"
+#include "trainer/config/job_config.h"
 #include "trainer/hugging_face/imported_settings.h"
 
 namespace hyperion::hugging_face {
@@ -40,6 +41,37 @@ std::string hf_config(const models::ModelArgs& args, const HfExport& options);
 // The text of a generation_config.json, by which transformers' generate() begins and stops: the imported one,
 // else of the two tokens; "" when neither is known.
 std::string hf_generation_config(const HfExport& options);
+
+// The files of a model for Hugging Face that hold no weights.
+struct HuggingFaceFiles {
+  std::map<std::string, std::string> files;  // name -> content
+  std::vector<std::string> remarks;          // a line each: what a reader may not expect in them
+};
+
+// The files next to safetensors that make their folder a model which transformers and Hyperion open by its
+// name: config.json, generation_config.json and the tokenizer's files from `tokenizer_path`, with what was
+// imported. An imported max_position_embeddings stays unless [model.args] sets max_seq_len, because a
+// flavour's is not that of the weights, or training had longer sequences. Ids beyond the vocabulary are left
+// out. Without a tokenizer: not its files nor its BOS and EOS. `trained_seq_len`: training.seq_len of the job
+// that made the weights; 0: not known.
+HuggingFaceFiles hugging_face_files(const config::JobConfig::Model& model, checkpoint::Dtype dtype,
+                                    const data::Tokenizer* tokenizer,
+                                    const std::filesystem::path& tokenizer_path,
+                                    const ImportedSettings& imported, int64_t trained_seq_len);
+
+// Calls visit(key of [model.args], its member of ModelOverrides, its member of ModelArgs) for each dimension
+// that config.json describes; `rope_scaling`: also for those of the rescaling.
+template <typename Args, typename Visit>
+void for_each_hf_dimension(bool rope_scaling, const Visit& visit) {
+  const auto described = [&](std::string_view key) {
+    const bool of_scaling = key.starts_with("rope_") && key != "rope_theta" && key != "rope_scaling";
+    return key != "depth_init" && (rope_scaling || !of_scaling);
+  };
+#define OVERRIDE(type, key, ...)                   \
+  if constexpr (requires(Args args) { args.key; }) \
+    if (described(#key)) visit(#key, &models::ModelOverrides::key, &Args::key);
+#include "models/flavors/overrides.def"
+}
 
 // One sentence for each dimension in which `ours` differs from what config.json describes, so that a flavour
 // is not filled with another model's weights: "rope_factor is 8, but 32 in config.json". max_seq_len and how

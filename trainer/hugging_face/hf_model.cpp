@@ -8,9 +8,8 @@
 #include "base/files.h"
 #include "base/nearest.h"
 #include "models/flavors/registry.h"
-#include "trainer/config/features.h"
 #include "trainer/config/input_path.h"
-#include "trainer/config/model_args.h"
+#include "trainer/config/schema.h"
 #include "trainer/config/suggest.h"
 #include "trainer/config/validate.h"
 #include "trainer/hugging_face/config.h"
@@ -79,37 +78,20 @@ void require_sound_dimensions(const config::ResolvedConfig& resolved) {
 
 void take_hf_dimensions(config::ResolvedConfig& resolved, const fs::path& base) {
   config::JobConfig::Model& model = resolved.config.model;
-
   const fs::path file = find_config(resolved.config, base);
   const models::ModelArgs args = read_hf_config(file);
   if (args.family != model.name)
     throw_config("model.name = \"{}\", but {} describes a {} model: set model.name = \"{}\"", model.name,
                  file.string(), args.family, args.family);
-  const auto fill = [&](const char* key, auto& member, const auto& value) {
-    if (member) return;
-    member = value;
-    resolved.origins["model.args." + std::string(key)] = file.string();
-  };
   models::ModelOverrides& to = model.args;
-  fill("dim", to.dim, args.dim);
-  fill("n_layers", to.n_layers, args.n_layers);
-  fill("n_heads", to.n_heads, args.n_heads);
-  fill("n_kv_heads", to.n_kv_heads, args.n_kv_heads);
-  fill("head_dim", to.head_dim, args.head_dim);
-  fill("vocab_size", to.vocab_size, args.vocab_size);
-  if (!to.multiple_of && !to.ffn_dim_multiplier) fill("hidden_dim", to.hidden_dim, args.hidden_dim);
-  fill("norm_eps", to.norm_eps, args.norm_eps);
-  fill("rope_theta", to.rope_theta, args.rope_theta);
-  fill("activation", to.activation, args.activation);
-  fill("qk_norm", to.qk_norm, args.qk_norm);
-  fill("tied", to.tied, args.tied);
-  fill("max_seq_len", to.max_seq_len, args.max_seq_len);
-  fill("rope_scaling", to.rope_scaling, args.rope_scaling);
-  if (!args.rope_scaling) return;
-  fill("rope_factor", to.rope_factor, args.rope_factor);
-  fill("rope_low_freq_factor", to.rope_low_freq_factor, args.rope_low_freq_factor);
-  fill("rope_high_freq_factor", to.rope_high_freq_factor, args.rope_high_freq_factor);
-  fill("rope_original_length", to.rope_original_length, args.rope_original_length);
+  const bool has_width_rule = to.multiple_of || to.ffn_dim_multiplier;
+  for_each_hf_dimension<models::ModelArgs>(args.rope_scaling,
+                                           [&](const std::string& key, auto override, auto dimension) {
+                                             if (to.*override || (has_width_rule && key == "hidden_dim"))
+                                               return;
+                                             to.*override = args.*dimension;
+                                             resolved.origins["model.args." + key] = file.string();
+                                           });
 }
 
 }  // namespace

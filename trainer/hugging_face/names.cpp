@@ -1,6 +1,5 @@
 #include "trainer/hugging_face/names.h"
 
-#include <array>
 #include <charconv>
 
 #include "base/error.h"
@@ -8,64 +7,53 @@
 namespace hyperion::hugging_face {
 namespace {
 
+// The same parameter here and there; * stands for the number of a block.
 struct Names {
   std::string_view ours, theirs;
 };
-constexpr std::array kModelNames = {
-    Names{"tok_embeddings.weight", "model.embed_tokens.weight"},
-    Names{"norm.weight", "model.norm.weight"},
-    Names{"output.weight", "lm_head.weight"},
+constexpr Names kNames[] = {
+    {"tok_embeddings.weight", "model.embed_tokens.weight"},
+    {"norm.weight", "model.norm.weight"},
+    {"output.weight", "lm_head.weight"},
+    {"layers.*.attention.wq.weight", "model.layers.*.self_attn.q_proj.weight"},
+    {"layers.*.attention.wk.weight", "model.layers.*.self_attn.k_proj.weight"},
+    {"layers.*.attention.wv.weight", "model.layers.*.self_attn.v_proj.weight"},
+    {"layers.*.attention.wo.weight", "model.layers.*.self_attn.o_proj.weight"},
+    {"layers.*.attention.q_norm.weight", "model.layers.*.self_attn.q_norm.weight"},
+    {"layers.*.attention.k_norm.weight", "model.layers.*.self_attn.k_norm.weight"},
+    {"layers.*.feed_forward.w1.weight", "model.layers.*.mlp.gate_proj.weight"},
+    {"layers.*.feed_forward.w2.weight", "model.layers.*.mlp.down_proj.weight"},
+    {"layers.*.feed_forward.w3.weight", "model.layers.*.mlp.up_proj.weight"},
+    {"layers.*.attention_norm.weight", "model.layers.*.input_layernorm.weight"},
+    {"layers.*.ffn_norm.weight", "model.layers.*.post_attention_layernorm.weight"},
 };
-constexpr std::array kBlockNames = {
-    Names{"attention.wq.weight", "self_attn.q_proj.weight"},
-    Names{"attention.wk.weight", "self_attn.k_proj.weight"},
-    Names{"attention.wv.weight", "self_attn.v_proj.weight"},
-    Names{"attention.wo.weight", "self_attn.o_proj.weight"},
-    Names{"attention.q_norm.weight", "self_attn.q_norm.weight"},
-    Names{"attention.k_norm.weight", "self_attn.k_norm.weight"},
-    Names{"feed_forward.w1.weight", "mlp.gate_proj.weight"},
-    Names{"feed_forward.w2.weight", "mlp.down_proj.weight"},
-    Names{"feed_forward.w3.weight", "mlp.up_proj.weight"},
-    Names{"attention_norm.weight", "input_layernorm.weight"},
-    Names{"ffn_norm.weight", "post_attention_layernorm.weight"},
-};
-constexpr std::string_view kOurBlock = "layers.", kTheirBlock = "model.layers.";
-
-// "layers.12.REST" -> {12, REST} when 12 is one of the model's blocks.
-struct BlockName {
-  int64_t layer = 0;
-  std::string_view rest;
-};
-std::optional<BlockName> block_name(const models::ModelArgs& args, std::string_view name,
-                                    std::string_view prefix) {
-  if (!name.starts_with(prefix)) return std::nullopt;
-  name.remove_prefix(prefix.size());
-  BlockName block;
-  const auto [end, error] = std::from_chars(name.begin(), name.end(), block.layer);
-  const std::string_view digits(name.begin(), end);
-  if (error != std::errc() || block.layer < 0 || block.layer >= args.n_layers ||
-      digits != std::to_string(block.layer) || end == name.end() || *end != '.')
-    return std::nullopt;
-  block.rest = name.substr(digits.size() + 1);
-  return block;
-}
 
 bool exists(const models::ModelArgs& args, std::string_view ours) {
   if (ours == "output.weight") return !args.tied;
-  return args.qk_norm || (ours != "attention.q_norm.weight" && ours != "attention.k_norm.weight");
+  return args.qk_norm || !(ours.ends_with("q_norm.weight") || ours.ends_with("k_norm.weight"));
+}
+
+bool is_block(const models::ModelArgs& args, std::string_view number) {
+  int64_t block = -1;
+  std::from_chars(number.begin(), number.end(), block);
+  return block >= 0 && block < args.n_layers && number == std::to_string(block);
 }
 
 // `name` in the other notation, or nothing.
 std::optional<std::string> translate(const models::ModelArgs& args, std::string_view name,
                                      std::string_view Names::*from, std::string_view Names::*to) {
-  const bool to_theirs = to == &Names::theirs;
-  for (const Names& names : kModelNames)
-    if (names.*from == name && exists(args, names.ours)) return std::string(names.*to);
-  const auto block = block_name(args, name, to_theirs ? kOurBlock : kTheirBlock);
-  if (!block) return std::nullopt;
-  for (const Names& names : kBlockNames)
-    if (names.*from == block->rest && exists(args, names.ours))
-      return fmt::format("{}{}.{}", to_theirs ? kTheirBlock : kOurBlock, block->layer, names.*to);
+  for (const Names& names : kNames) {
+    if (!exists(args, names.ours)) continue;
+    const std::string_view pattern = names.*from;
+    std::string result(names.*to);
+    const size_t star = pattern.find('*');
+    if (star == pattern.npos && name == pattern) return result;
+    if (star == pattern.npos || name.size() < pattern.size()) continue;
+    const std::string_view end = pattern.substr(star + 1);
+    const std::string_view block = name.substr(star, name.size() - star - end.size());
+    if (name.starts_with(pattern.substr(0, star)) && name.ends_with(end) && is_block(args, block))
+      return result.replace(result.find('*'), 1, block);
+  }
   return std::nullopt;
 }
 

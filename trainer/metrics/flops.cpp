@@ -48,11 +48,10 @@ double flops_per_token_causal(const models::ModelArgs& model, int64_t seq_len) {
 
 PeakFlops gpu_peak_flops(std::string_view device_name) {
   std::string name(device_name);
-  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
-  for (const PeakRow& row : kPeaks) {
+  std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::tolower(c); });
+  for (const PeakRow& row : kPeaks)
     if (name.find(row.name) != std::string::npos && name.find(row.variant) != std::string::npos)
       return {row.flops};
-  }
   return {kA100, false};
 }
 

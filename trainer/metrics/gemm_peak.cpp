@@ -8,25 +8,22 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 
+#include "base/clock.h"
+
 namespace hyperion::metrics {
 namespace {
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // Best of the matmuls of size n that fit into the time from now on, and of at least `runs`.
 double best_rate(at::ScalarType dtype, int64_t n, double seconds, int runs) {
   at::NoGradGuard no_grad;
   const at::Tensor a = at::ones({n, n}, dtype), b = at::ones({n, n}, dtype);
   at::Tensor out = at::mm(a, b);  // warms up
-  const double begin = now();
-  double start = begin, shortest = 1e9;
-  for (int run = 0; run < runs || start - begin < seconds; ++run) {
+  const auto begin = std::chrono::steady_clock::now();
+  double shortest = 1e9;
+  for (int run = 0; run < runs || seconds_since(begin) < seconds; ++run) {
+    const auto start = std::chrono::steady_clock::now();
     at::mm_out(out, a, b);
-    const double stop = now();
-    shortest = std::min(shortest, stop - start);
-    start = stop;
+    shortest = std::min(shortest, seconds_since(start));
   }
   return 2 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n) / shortest;
 }

@@ -27,9 +27,8 @@ int64_t physical_memory() {
 // VmHWM of /proc/self/status, which reset_peak() can lower; without /proc the peak since the process started.
 int64_t peak_resident_bytes() {
   std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
+  for (std::string line; std::getline(status, line);)
     if (line.starts_with("VmHWM:")) return std::stoll(line.substr(6)) * 1024;
-  }
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
   return int64_t{usage.ru_maxrss} * 1024;

@@ -33,11 +33,6 @@ std::string json_value(int64_t value) {
   return std::to_string(value);
 }
 
-std::string begin_line(const LineHead& head) {
-  return fmt::format("{{\"step\": {}, \"time\": {:.6f}, \"run_id\": {}", head.step, head.unix_seconds,
-                     json_value(head.run_id));
-}
-
 bool ends_in_partial_line(int fd) {
   const off_t size = ::lseek(fd, 0, SEEK_END);
   char last = '\n';
@@ -46,15 +41,9 @@ bool ends_in_partial_line(int fd) {
 
 }  // namespace
 
-std::string json_line(const LineHead& head, const MetricList& metrics) {
-  std::string line = begin_line(head);
-  for (const auto& [tag, value] : metrics)
-    line += fmt::format(", {}: {}", json_value(tag), json_value(value));
-  return line + "}\n";
-}
-
-std::string event_json_line(const LineHead& head, const std::string& event, const EventFields& fields) {
-  std::string line = begin_line(head) + ", \"event\": " + json_value(event);
+std::string json_line(const LineHead& head, const JsonFields& fields) {
+  std::string line = fmt::format("{{\"step\": {}, \"time\": {:.6f}, \"run_id\": {}", head.step,
+                                 head.unix_seconds, json_value(head.run_id));
   for (const auto& [key, value] : fields)
     line += fmt::format(", {}: {}", json_value(key),
                         std::visit([](const auto& v) { return json_value(v); }, value));

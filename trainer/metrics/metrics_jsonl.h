@@ -1,11 +1,8 @@
-// metrics.jsonl: one JSON object per line, for scripts and bridges to other trackers; docs/metrics.md lists
-// the keys. A line holds the metrics of a logged step or of a validation, or an event:
-//   {"step": 10, "time": 1771588800.125, "run_id": "20260220-120000", "loss_metrics/global_avg_loss": 4.1,
-//   ...}
-//   {"step": 10, "time": 1771588801.25, "run_id": "20260220-120000", "event": "checkpoint_durable", ...}
-// Metric keys are the TensorBoard tags, numbers carry full double precision, and what JSON has no number for
-// is one of the strings "NaN", "Infinity", "-Infinity" (Python's float() reads them). A run that resumes
-// appends, so a step can occur twice: the later line counts.
+// metrics.jsonl: one JSON object per line, for scripts and bridges to other trackers. A line holds the
+// metrics of a logged step or of a validation, or an event; docs/metrics.md has the keys. Numbers carry full
+// double precision, and what JSON has no number for is one of the strings "NaN", "Infinity", "-Infinity"
+// (Python's float() reads them). A run that resumes appends, so a step can occur twice: the later line
+// counts.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +18,8 @@ namespace hyperion::metrics {
 // Tag and value, in the order they are written.
 using MetricList = std::vector<std::pair<std::string, double>>;
 
-// What an event says beyond its name, in the order it is written.
-using EventFields = std::vector<std::pair<std::string, std::variant<double, int64_t, std::string>>>;
+// What a line says, in the order it is written; an event has "event" first, its name.
+using JsonFields = std::vector<std::pair<std::string, std::variant<double, int64_t, std::string>>>;
 
 // Where a line stands in the history of a job.
 struct LineHead {
@@ -31,8 +28,7 @@ struct LineHead {
   std::string run_id;  // of the start that writes it: the name of its folder under runs/
 };
 
-std::string json_line(const LineHead& head, const MetricList& metrics);
-std::string event_json_line(const LineHead& head, const std::string& event, const EventFields& fields);
+std::string json_line(const LineHead& head, const JsonFields& fields);
 
 // Each line is one write(2) to a file in append mode: a crash leaves whole lines, and a partial last line of
 // an earlier crash is ended first. A failed write is logged once and ends the writing. For several threads:

@@ -18,14 +18,12 @@
 namespace hyperion::metrics {
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-
 double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 double gib(int64_t bytes) {
-  return static_cast<double>(bytes) / kGiB;
+  return static_cast<double>(bytes) / (1 << 30);
 }
 
 DeviceMemory larger(DeviceMemory a, const DeviceMemory& b) {
@@ -65,9 +63,8 @@ MetricsLogger::MetricsLogger(const config::JobConfig::Metrics& options, Measured
     tensorboard_.emplace(folder);
     log_info("TensorBoard logging enabled. Logs will be saved at {}", folder.string());
   }
-  if (options_.enable_jsonl) {
+  if (options_.enable_jsonl)
     jsonl_.emplace((run_.rank == 0 ? run_.dump_folder : run_.dump_folder / rank_folder) / "metrics.jsonl");
-  }
 }
 
 void MetricsLogger::add_batch(int64_t tokens, double data_loading_seconds) {
@@ -148,8 +145,10 @@ void MetricsLogger::log_validation(int64_t step, double loss, const MetricList& 
   window_ = *std::exchange(paused_, std::nullopt);
 }
 
-void MetricsLogger::event(int64_t step, const std::string& name, const EventFields& fields) {
-  if (jsonl_) jsonl_->append(event_json_line({step, unix_seconds(), run_.run_id}, name, fields));
+void MetricsLogger::event(int64_t step, const std::string& name, JsonFields fields) {
+  if (!jsonl_) return;
+  fields.emplace(fields.begin(), "event", name);
+  jsonl_->append(json_line({step, unix_seconds(), run_.run_id}, fields));
 }
 
 void MetricsLogger::log_config(const std::string& toml) {
@@ -195,7 +194,7 @@ void MetricsLogger::warn_about_memory(const DeviceMemory& memory) {
 
 void MetricsLogger::write(int64_t step, const MetricList& metrics) {
   const double time = unix_seconds();
-  if (jsonl_) jsonl_->append(json_line({step, time, run_.run_id}, metrics));
+  if (jsonl_) jsonl_->append(json_line({step, time, run_.run_id}, {metrics.begin(), metrics.end()}));
   if (!tensorboard_) return;
   for (const auto& [tag, value] : metrics) tensorboard_->scalar(tag, value, step, time);
   tensorboard_->flush();

@@ -50,7 +50,7 @@ struct StepMetrics {
   double grad_norm = 0;        // before clipping
   double lr = 0;               // the value this step used
   int64_t n_tokens_seen = 0;   // over all ranks
-  MetricList extra;            // more tags for TensorBoard and metrics.jsonl
+  MetricList extra{};          // more tags for TensorBoard and metrics.jsonl
 };
 
 class MetricsLogger {
@@ -73,7 +73,7 @@ class MetricsLogger {
 
   // A line of metrics.jsonl about something that happened after `step`: docs/metrics.md lists the events.
   // From any thread.
-  void event(int64_t step, const std::string& name, const EventFields& fields);
+  void event(int64_t step, const std::string& name, JsonFields fields);
 
   // The resolved configuration, for TensorBoard's Text tab.
   void log_config(const std::string& toml);

@@ -104,18 +104,17 @@ ProfilerPhase profiler_phase(const config::JobConfig::Profiling& o, int64_t step
 
 Profiler::Profiler(const config::JobConfig::Profiling& options, ProfiledRun run, MemorySnapshotHooks hooks)
     : options_(options), run_(std::move(run)), hooks_(std::move(hooks)) {
-  const config::JobConfig::Profiling& o = options_;
-  if (o.enable_profiling) require_place_for_folder(run_.dump_folder / o.save_traces_folder);
-  if (o.enable_memory_snapshot) require_place_for_folder(run_.dump_folder / o.save_memory_snapshot_folder);
-  if (o.enable_profiling) {
-    log_info("Profiling active. Traces will be saved at {}",
-             (run_.dump_folder / o.save_traces_folder).string());
-    enter(profiler_phase(o, run_.start_step), run_.start_step);
+  const std::filesystem::path traces = run_.dump_folder / options_.save_traces_folder,
+                              snapshots = run_.dump_folder / options_.save_memory_snapshot_folder;
+  if (options_.enable_profiling) require_place_for_folder(traces);
+  if (options_.enable_memory_snapshot) require_place_for_folder(snapshots);
+  if (options_.enable_profiling) {
+    log_info("Profiling active. Traces will be saved at {}", traces.string());
+    enter(profiler_phase(options_, run_.start_step), run_.start_step);
   }
-  if (!o.enable_memory_snapshot) return;
+  if (!options_.enable_memory_snapshot) return;
   if (hooks_.start_recording) {
-    log_info("Memory profiler active. Snapshot will be saved at {}",
-             (run_.dump_folder / o.save_memory_snapshot_folder).string());
+    log_info("Memory profiler active. Snapshot will be saved at {}", snapshots.string());
     hooks_.start_recording(kSnapshotEntries);
   } else {
     log_info(

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <bit>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 
 #include <fmt/format.h>
@@ -58,12 +57,9 @@ void append_bytes(std::string& out, uint32_t field, std::string_view bytes) {
   append_varint(out, bytes.size());
   out.append(bytes);
 }
-void append_double(std::string& out, uint32_t field, double value) {
-  append_key(out, field, kFixed64);
-  append_raw(out, value);
-}
-void append_float(std::string& out, uint32_t field, float value) {
-  append_key(out, field, kFixed32);
+template <typename Float>
+void append_float(std::string& out, uint32_t field, Float value) {
+  append_key(out, field, sizeof value == 8 ? kFixed64 : kFixed32);
   append_raw(out, value);
 }
 
@@ -71,7 +67,7 @@ void append_float(std::string& out, uint32_t field, float value) {
 std::string summary_event(double wall_time, int64_t step, const std::string& value) {
   std::string summary, event;
   append_bytes(summary, 1, value);
-  append_double(event, 1, wall_time);
+  append_float(event, 1, wall_time);
   append_integer(event, 2, step);
   append_bytes(event, 5, summary);
   return event;
@@ -106,7 +102,7 @@ EventWriter::EventWriter(const std::filesystem::path& folder) {
   if (file_ == nullptr)
     throw_pre_checkpoint("{}: cannot create the event file: {}", printable(path_), std::strerror(errno));
   std::string first;
-  append_double(first, 1, now);
+  append_float(first, 1, now);
   append_bytes(first, 3, "brain.Event:2");
   write_record(first);
   flush();

@@ -14,29 +14,36 @@ namespace hyperion::optim {
 namespace {
 
 constexpr int64_t kExchangeBytes = 16 << 20;
-constexpr int64_t kGrain = 1 << 15;  // elements per thread, at least
+constexpr int64_t kGrain = 1 << 15;
 
-enum class Threads { kAll, kThisOne };
-
-// One pass over memory on the CPU. Every element goes through the same two roundings whichever shard holds
-// it, so a shard's average is bit for bit that part of the whole's.
+// One pass over memory on the CPU; `grain`: elements per thread, at least. Every element goes through the
+// same two roundings whichever shard holds it, so a shard's average is bit for bit that part of the whole's.
 template <typename T>
-void average_rows(T* average, const T* weight, int64_t count, T share, Threads threads) {
-  const auto work = [=](int64_t begin, int64_t end) {
+void average_rows(const at::Tensor& averages, const at::Tensor& weights, T share, int64_t grain) {
+  T* average = averages.data_ptr<T>();
+  const T* weight = weights.data_ptr<T>();
+  parallel_for(0, averages.numel(), grain, [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) average[i] += share * (weight[i] - average[i]);
-  };
-  if (threads == Threads::kAll)
-    parallel_for(0, count, kGrain, work);
-  else
-    work(0, count);
+  });
 }
 
-void average_rows(const at::Tensor& average, const at::Tensor& weight, double share, Threads threads) {
+void average_rows(const at::Tensor& average, const at::Tensor& weight, double share, int64_t grain) {
   if (average.scalar_type() == at::kDouble)
-    average_rows(average.data_ptr<double>(), weight.data_ptr<double>(), average.numel(), share, threads);
+    average_rows<double>(average, weight, share, grain);
   else
-    average_rows(average.data_ptr<float>(), weight.data_ptr<float>(), average.numel(),
-                 static_cast<float>(share), threads);
+    average_rows<float>(average, weight, static_cast<float>(share), grain);
+}
+
+// Through a small buffer.
+void exchange(const at::Tensor& one, const at::Tensor& other) {
+  const at::Tensor a = one.view(-1), b = other.view(-1);
+  const int64_t step = std::max<int64_t>(1, kExchangeBytes / static_cast<int64_t>(a.element_size()));
+  for (int64_t first = 0; first < a.numel(); first += step) {
+    const int64_t count = std::min(step, a.numel() - first);
+    const at::Tensor held = a.narrow(0, first, count).clone();
+    a.narrow(0, first, count).copy_(b.narrow(0, first, count));
+    b.narrow(0, first, count).copy_(held);
+  }
 }
 
 }  // namespace
@@ -71,8 +78,7 @@ void Ema::update(int64_t step, const at::Tensor& skip) {
 void Ema::update_in_place(const at::Tensor& skip) {
   if (filled_.front().average.is_cpu()) {
     if (skip.item<double>() != 0) return;
-    for (const Pair& pair : filled_)
-      average_rows(pair.average, pair.weight, 1 - options_.decay, Threads::kAll);
+    for (const Pair& pair : filled_) average_rows(pair.average, pair.weight, 1 - options_.decay, kGrain);
     return;
   }
   std::vector<at::Tensor> averages, weights;
@@ -96,7 +102,7 @@ void Ema::start_update_on_host(const at::Tensor& skip) {
     copied_.wait_on_host();
     if (staged_skip_.item<double>() != 0) return;
     for (const Pair& pair : filled_)  // a team of this thread's own would be made and ended at each update
-      average_rows(pair.average, pair.staged, 1 - options_.decay, Threads::kThisOne);
+      average_rows(pair.average, pair.staged, 1 - options_.decay, pair.average.numel());
   });
 }
 
@@ -117,43 +123,26 @@ const std::vector<at::Tensor>& Ema::tensors() {
   return averages_;
 }
 
-int64_t Ema::bytes() const {
-  int64_t total = 0;
-  for (const at::Tensor& average : averages_) total += static_cast<int64_t>(average.nbytes());
-  return total;
-}
-
 void Ema::swap_in() {
   if (swapped_) throw_bug("the average of the weights is swapped in twice");
-  at::NoGradGuard no_grad;
   wait_for_update();
-  exchange_masters_and_averages();
-  for (size_t i = 0; i < parameters_.size(); ++i)
-    if (parameters_[i]->has_separate_compute_shard()) parameters_[i]->compute_shard().copy_(averages_[i]);
-  swapped_ = true;
+  swap();
 }
 
 void Ema::swap_out() {
   if (!swapped_) throw_bug("the average of the weights is swapped out, but was not in");
-  at::NoGradGuard no_grad;
-  exchange_masters_and_averages();
-  for (const parallel::ShardedParameterPtr& parameter : parameters_)
-    if (parameter->has_separate_compute_shard()) parameter->compute_shard().copy_(parameter->master());
-  swapped_ = false;
+  swap();
 }
 
-// Where the masters themselves are what the model reads; through a small buffer.
-void Ema::exchange_masters_and_averages() {
+void Ema::swap() {
+  at::NoGradGuard no_grad;
+  swapped_ = !swapped_;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i]->has_separate_compute_shard() || averages_[i].numel() == 0) continue;
-    const at::Tensor a = averages_[i].view(-1), b = parameters_[i]->master().view(-1);
-    const int64_t step = std::max<int64_t>(1, kExchangeBytes / static_cast<int64_t>(a.element_size()));
-    for (int64_t first = 0; first < a.numel(); first += step) {
-      const int64_t count = std::min(step, a.numel() - first);
-      const at::Tensor held = a.narrow(0, first, count).clone();
-      a.narrow(0, first, count).copy_(b.narrow(0, first, count));
-      b.narrow(0, first, count).copy_(held);
-    }
+    const at::Tensor& master = parameters_[i]->master();
+    if (parameters_[i]->has_separate_compute_shard())
+      parameters_[i]->compute_shard().copy_(swapped_ ? averages_[i] : master);
+    else  // the masters themselves are what the model reads
+      exchange(averages_[i], master);
   }
 }
 

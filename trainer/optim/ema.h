@@ -37,14 +37,12 @@ class Ema {
   const std::vector<at::Tensor>& tensors();
   // Returns when no update is under way on the host.
   void wait_for_update();
-  int64_t bytes() const;  // held by this rank for the average
 
   // Between swap_in() and swap_out() the model computes with the average. Where the compute dtype is not the
   // masters', its copies are overwritten and written again from the masters; else weights and average are
   // exchanged, through a buffer of at most 16 MiB. Afterwards both are bit for bit what they were.
   void swap_in();
   void swap_out();
-  bool swapped() const { return swapped_; }
 
  private:
   struct Pair {  // of one parameter that this rank holds rows of
@@ -53,7 +51,7 @@ class Ema {
   };
   void update_in_place(const at::Tensor& skip);
   void start_update_on_host(const at::Tensor& skip);
-  void exchange_masters_and_averages();
+  void swap();
 
   std::vector<parallel::ShardedParameterPtr> parameters_;
   config::JobConfig::Ema options_;

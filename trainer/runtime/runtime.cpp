@@ -3,8 +3,9 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
+
+#include <ATen/Parallel.h>
 
 #include "base/counted.h"
 #include "base/device/device.h"
@@ -14,7 +15,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/process.h"
-#include "trainer/config/entries.h"
+#include "trainer/config/print.h"
 #include "trainer/config/validate.h"
 #include "trainer/runtime/version.h"
 

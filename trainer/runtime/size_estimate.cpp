@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "models/flavors/attention_heads.h"
-#include "trainer/config/features.h"
+#include "trainer/config/schema.h"
 
 namespace hyperion::trainer {
 namespace {

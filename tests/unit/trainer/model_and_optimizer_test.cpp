@@ -18,8 +18,6 @@
 #include "tests/support/documents.h"
 #include "tests/support/temporary_folder.h"
 #include "trainer/config/load.h"
-#include "trainer/config/model_args.h"
-#include "trainer/gradient_dump.h"
 #include "trainer/runtime/runtime.h"
 #include "trainer/training_state.h"
 

@@ -46,10 +46,12 @@ TEST_CASE("a signal while a job starts ends it with the code of its kind") {
        {std::tuple(SIGINT, 130, "Ctrl-C"), std::tuple(SIGTERM, 143, "TERM"),
         std::tuple(SIGUSR1, 143, "USR1")}) {
     CAPTURE(name);
-    const Ended quiet = in_process([signal = signal] { end_on_stop_signals(false), ::raise(signal); });
+    const Ended quiet =
+        in_process([signal = signal] { handle_stop_signals(SignalPhase::kStart, false), ::raise(signal); });
     CHECK(quiet.code == code);
     CHECK(quiet.output.empty());
-    const Ended said = in_process([signal = signal] { end_on_stop_signals(true), ::raise(signal); });
+    const Ended said =
+        in_process([signal = signal] { handle_stop_signals(SignalPhase::kStart, true), ::raise(signal); });
     CHECK(said.code == code);
     CHECK(said.output == "[hyperion] " + std::string(name) +
                              " received while the job was starting: it ends, and no step was made\n");
@@ -60,7 +62,7 @@ TEST_CASE(
     "what is to be done before a signal ends a starting job is done, and a second signal does not wait for "
     "it") {
   const Ended acted = in_process([] {
-    end_on_stop_signals(false);
+    handle_stop_signals(SignalPhase::kStart, false);
     const BeforeEndBySignal before([](const std::string& signal) {
       const std::string text = "told the others of " + signal;
       [[maybe_unused]] const auto written = ::write(STDOUT_FILENO, text.data(), text.size());
@@ -72,7 +74,7 @@ TEST_CASE(
   CHECK(acted.output == "told the others of TERM");
 
   const Ended twice = in_process([] {
-    end_on_stop_signals(false);
+    handle_stop_signals(SignalPhase::kStart, false);
     const BeforeEndBySignal before([](const std::string&) { wait_for_ever(); });
     ::raise(SIGTERM);
     ::raise(SIGINT);
@@ -80,7 +82,7 @@ TEST_CASE(
   CHECK(twice.code == 130);
 
   const Ended over = in_process([] {
-    end_on_stop_signals(false);
+    handle_stop_signals(SignalPhase::kStart, false);
     {
       const BeforeEndBySignal before([](const std::string&) { wait_for_ever(); });
     }
@@ -95,7 +97,7 @@ TEST_CASE("in training the first signal is remembered and the process goes on") 
         std::pair(SIGUSR1, StopSignal::kTerminate)}) {
     CAPTURE(signal);
     const Ended ended = in_process([signal = signal, stop = stop] {
-      catch_stop_signals(false);
+      handle_stop_signals(SignalPhase::kTraining, false);
       if (stop_signal() != StopSignal::kNone) ::_exit(2);
       ::raise(signal);
       if (stop_signal() != stop) ::_exit(3);
@@ -110,8 +112,9 @@ TEST_CASE("in training the first signal is remembered and the process goes on") 
 TEST_CASE("a second Ctrl-C or TERM ends a training at once") {
   for (const auto& [signal, code] : {std::pair(SIGINT, 130), std::pair(SIGTERM, 143)}) {
     CAPTURE(signal);
-    const Ended ended =
-        in_process([signal = signal] { catch_stop_signals(false), ::raise(SIGUSR1), ::raise(signal); });
+    const Ended ended = in_process([signal = signal] {
+      handle_stop_signals(SignalPhase::kTraining, false), ::raise(SIGUSR1), ::raise(signal);
+    });
     CHECK(ended.code == code);
   }
 }
@@ -121,7 +124,7 @@ TEST_CASE("a signal ends a dry run at once, in a step too, with a line that name
        {std::tuple(SIGINT, 130, "Ctrl-C"), std::tuple(SIGTERM, 143, "TERM")}) {
     CAPTURE(name);
     const Ended ended = in_process([signal = signal] {
-      end_dry_run_on_stop_signals(true);
+      handle_stop_signals(SignalPhase::kDryRun, true);
       set_running_step(7, 7);
       ::raise(signal);
     });
@@ -135,7 +138,7 @@ TEST_CASE("a signal ends a dry run at once, in a step too, with a line that name
 TEST_CASE("the first signal of a training is answered with the step that it lets finish") {
   const auto answer = [](int64_t step, int64_t last, int signal) {
     return in_process([=] {
-             catch_stop_signals(true);
+             handle_stop_signals(SignalPhase::kTraining, true);
              if (step > 0) set_running_step(step, last);
              ::raise(signal);
              ::raise(SIGUSR1);

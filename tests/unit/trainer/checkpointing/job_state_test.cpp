@@ -20,6 +20,7 @@
 #include "tests/support/error_of.h"
 #include "tests/support/placements.h"
 #include "tests/support/temporary_folder.h"
+#include "trainer/checkpointing/job_record.h"
 
 namespace hyperion::checkpointing {
 
@@ -80,6 +81,15 @@ std::vector<parallel::ShardedParameterPtr> weights(int seed) {
   return all;
 }
 
+// At half its warm-up: the next step's rate is 0.25, of 0.5.
+constexpr int64_t kHalfWarm = 99;
+ResumePlan half_warm_plan() {
+  ResumePlan plan;
+  plan.config.optimizer.lr = 0.5;
+  plan.config.lr_scheduler.warmup_steps = 200;
+  return plan;
+}
+
 }  // namespace
 
 TEST_CASE("weights come back and the copies in the compute dtype follow them") {
@@ -96,14 +106,14 @@ TEST_CASE("weights come back and the copies in the compute dtype follow them") {
 }
 
 TEST_CASE("an optimizer that comes back makes the same next update") {
-  const config::JobConfig config;
   const auto here = weights(1), there = weights(2);
   optim::Adam adam(here, {}), other(there, {});
   const Tensor go = at::zeros({});
   for (int step = 0; step < 3; ++step) adam.step(1e-2, go);
   other.step(1e-1, go);
-  const auto rates = [] { return std::pair(0.5, 0.25); };
-  OptimizerState from(adam, config.optimizer, here, {}, rates), to(other, config.optimizer, there, {}, rates);
+  const ResumePlan plan = half_warm_plan();
+  const TrainState state{kHalfWarm};
+  OptimizerState from(adam, here, {}, plan, state), to(other, there, {}, plan, state);
   ModelState model_from(here), model_to(there);
   const Saved saved = save(from);
   CHECK(saved.tensors.size() == 2 * 3);
@@ -122,13 +132,16 @@ TEST_CASE("an optimizer that comes back makes the same next update") {
 }
 
 TEST_CASE("the learning rate's curve is saved as torch's scheduler counts it, with the trajectory") {
-  SchedulerState state([] { return SchedulerState::Position{12, 0.5, 0.25, Object("a curve")}; });
+  ResumePlan plan = half_warm_plan();
+  plan.settings = {{"optimizer.lr", "0.5"}};
+  const TrainState position{kHalfWarm};
+  SchedulerState state(plan, position);
   const Saved saved = save(state);
-  CHECK(saved.objects.at("lr_scheduler.last_epoch") == Object(12));
-  CHECK(saved.objects.at("lr_scheduler._step_count") == Object(13));
+  CHECK(saved.objects.at("lr_scheduler.last_epoch") == Object(kHalfWarm));
+  CHECK(saved.objects.at("lr_scheduler._step_count") == Object(kHalfWarm + 1));
   CHECK(saved.objects.at("lr_scheduler.base_lrs") == Object::list({0.5}));
   CHECK(saved.objects.at("lr_scheduler._last_lr") == Object::list({0.25}));
-  CHECK(saved.objects.at(std::string(checkpoint::kTrajectoryKey)) == Object("a curve"));
+  CHECK(saved.objects.at(std::string(checkpoint::kTrajectoryKey)) == to_object(plan.settings));
 }
 
 TEST_CASE("a data loader that comes back gives the next batch, and one without a saved position stays") {

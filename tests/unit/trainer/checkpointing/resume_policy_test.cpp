@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "tests/support/error_of.h"
-#include "trainer/config/entries.h"
+#include "trainer/config/print.h"
 #include "trainer/config/schema.h"
 
 namespace hyperion::checkpointing {
@@ -25,8 +25,8 @@ config::ResolvedConfig config(const std::vector<config::Override>& overrides = {
   return config::parse_config(kBase, "job.toml", overrides);
 }
 
-TrajectoryFacts facts() {
-  TrajectoryFacts facts;
+JobContext facts() {
+  JobContext facts;
   facts.global_batch_size = 16;
   facts.seed = 7;
   facts.data = 0xabc;
@@ -37,11 +37,10 @@ checkpoint::ComponentSet all() {
   return {checkpoint::kStateComponents.begin(), checkpoint::kStateComponents.end()};
 }
 
-ResumePlan resume(const config::ResolvedConfig& now, int64_t step, const TrajectoryFacts& new_facts = facts(),
+ResumePlan resume(const config::ResolvedConfig& now, int64_t step, const JobContext& new_facts = facts(),
                   checkpoint::ComponentSet components = all()) {
-  return resume_plan(
-      now, new_facts,
-      {LoadSource::kOwn, std::move(components), fresh_plan(config(), facts()).trajectory, step});
+  return resume_plan(now, new_facts,
+                     {LoadSource::kOwn, std::move(components), fresh_plan(config(), facts()).settings, step});
 }
 
 std::string refusal(const std::function<void()>& act, ExitCode code = ExitCode::kUsage) {
@@ -62,7 +61,7 @@ TEST_CASE("a new training.steps leaves the learning rate of every step as it was
     const ResumePlan after = resume(config({{"training.steps", steps}}), 4);
     for (int64_t step = 1; step <= 10; ++step)
       CHECK(learning_rate(after, step) == learning_rate(before, step));
-    CHECK(*find_setting(after.trajectory, "lr_scheduler.total_steps") == "10");
+    CHECK(*find_setting(after.settings, "lr_scheduler.total_steps") == "10");
     if (std::string(steps) != "10") CHECK_THAT(joined(after.notes), Contains("keeps its 10 steps"));
   }
 }
@@ -133,7 +132,7 @@ TEST_CASE("the remedies of a refused curve suit the way in which the job resumes
              }),
              EndsWith("with --lr_scheduler.min_lr_factor=0.1 for a floor"));
   // A curve that began later counts its steps from there.
-  Trajectory stored = fresh_plan(config(), facts()).trajectory;
+  CurveSettings stored = fresh_plan(config(), facts()).settings;
   set_setting(stored, "lr_scheduler.start_step", "10");
   const auto longer = [&](const std::vector<config::Override>& overrides) {
     return resume_plan(config(overrides), facts(), {LoadSource::kOwn, all(), stored, 15});
@@ -161,7 +160,7 @@ TEST_CASE("a run beyond its curve stays at the floor and says so once") {
 }
 
 TEST_CASE("every setting that shapes the curve is stored and compared") {
-  const Trajectory stored = fresh_plan(config(), facts()).trajectory;
+  const CurveSettings stored = fresh_plan(config(), facts()).settings;
   for (const char* key :
        {"optimizer.name", "optimizer.lr", "optimizer.beta1", "optimizer.beta2", "optimizer.eps",
         "optimizer.weight_decay", "lr_scheduler.warmup_steps", "lr_scheduler.total_steps",
@@ -177,18 +176,18 @@ TEST_CASE("every setting that shapes the curve is stored and compared") {
                                                  {"debug.seed", "8"}};
   for (const config::Override& one : changed) {
     CAPTURE(one.name);
-    TrajectoryFacts new_facts = facts();
+    JobContext new_facts = facts();
     if (one.name == "debug.seed") new_facts.seed = 8;
     const std::string text = refusal([&] { resume(config({one}), 4, new_facts); });
     CHECK_THAT(text, Contains("\n  " + one.name + ": saved ") && Contains("(command line)"));
 
     const ResumePlan kept = resume(config({one, {"checkpoint.on_config_change", "keep"}}), 4, new_facts);
-    CHECK(kept.trajectory == stored);
+    CHECK(kept.settings == stored);
     CHECK(kept.notes.size() == 1);
     CHECK(kept.seed == 7);
 
     const ResumePlan taken = resume(config({one, {"checkpoint.on_config_change", "override"}}), 4, new_facts);
-    CHECK_FALSE(taken.trajectory == stored);
+    CHECK_FALSE(taken.settings == stored);
     CHECK_THAT(joined(taken.notes), Contains(one.name));
   }
   const ResumePlan kept =
@@ -198,10 +197,10 @@ TEST_CASE("every setting that shapes the curve is stored and compared") {
 }
 
 TEST_CASE("a checkpoint from before model.activation was trained with silu") {
-  Trajectory stored = fresh_plan(config(), facts()).trajectory;
+  CurveSettings stored = fresh_plan(config(), facts()).settings;
   std::erase_if(stored, [](const auto& setting) { return setting.first == "model.activation"; });
   const auto resume_with = [&](models::Activation activation) {
-    TrajectoryFacts now = facts();
+    JobContext now = facts();
     now.model.activation = activation;
     return resume_plan(config(), now, {LoadSource::kOwn, all(), stored, 4});
   };
@@ -211,7 +210,7 @@ TEST_CASE("a checkpoint from before model.activation was trained with silu") {
 }
 
 TEST_CASE("recover refuses changed settings all in one message") {
-  TrajectoryFacts other = facts();
+  JobContext other = facts();
   other.global_batch_size = 8;
   const std::string text = refusal([&] {
     resume(config({{"optimizer.lr", "0.2"}, {"training.max_norm", "2"}}), 4, other);
@@ -248,7 +247,7 @@ TEST_CASE(
                                {"checkpoint.on_config_change", "override"},
                                {"lr_scheduler.total_steps", "12"}}),
                        4));
-  TrajectoryFacts other = facts();
+  JobContext other = facts();
   other.model.rope_theta = 10000;
   CHECK_THAT(refusal([&] { resume(config(), 4, other); }), !Contains(keep) && Contains(override_));
 }
@@ -259,7 +258,7 @@ TEST_CASE("parts that are left out by choice are named with what the run begins 
                            bool weights_only = false) {
     const config::ResolvedConfig now = config(keys);
     ComponentChoice choice = choose_components(now.config, source, weights_only);
-    ResumeRequest request{source, choice.loaded, fresh_plan(config(), facts()).trajectory, 4};
+    ResumeRequest request{source, choice.loaded, fresh_plan(config(), facts()).settings, 4};
     request.left_out = choice.left_out;
     return joined(resume_plan(now, facts(), request).warnings);
   };
@@ -294,7 +293,7 @@ TEST_CASE("the options that give a job the model of a checkpoint are those that 
 }
 
 TEST_CASE("what a configuration cannot bring back is refused by name") {
-  TrajectoryFacts other = facts();
+  JobContext other = facts();
   other.model.rope_theta = 10000;
   CHECK_THAT(refusal([&] {
                resume(config({{"checkpoint.on_config_change", "keep"}}), 4, other);
@@ -316,10 +315,10 @@ TEST_CASE("what a configuration cannot bring back is refused by name") {
 
 TEST_CASE("other data are refused with both places and no remedy that is refused in turn") {
   ResumeRequest request{
-      LoadSource::kOwn, all(), fresh_plan(config(), facts()).trajectory, 4, 0x1234567800000000,
+      LoadSource::kOwn, all(), fresh_plan(config(), facts()).settings, 4, 0x1234567800000000,
       "/old/data.jsonl"};
-  TrajectoryFacts now = facts();
-  now.data_place = "/new/data.jsonl";
+  JobContext now = facts();
+  now.data_path = "/new/data.jsonl";
   for (const char* policy : {"error", "keep", "override"}) {
     const std::string text = refusal([&] {
       resume_plan(config({{"checkpoint.on_config_change", policy}}), now, request);
@@ -337,7 +336,7 @@ TEST_CASE("other data are refused with both places and no remedy that is refused
              }),
              Contains("optimizer.lr: saved 0.1") && Contains("/old/data.jsonl"));
   request.stored.reset();
-  request.data_place.clear();
+  request.data_path.clear();
   CHECK_THAT(refusal([&] { resume_plan(config(), now, request); }), Contains("data that it does not name"));
   request.components.erase("dataloader");
   CHECK_NOTHROW(resume_plan(config(), now, request));
@@ -370,8 +369,8 @@ TEST_CASE("transfer takes the weights and starts everything else from the beginn
   const auto parts = choose_components(now.config, LoadSource::kInitial, false).loaded;
   CHECK(parts == checkpoint::ComponentSet{"model"});
   const ResumePlan plan =
-      resume_plan(now, facts(), {LoadSource::kInitial, parts, fresh_plan(config(), facts()).trajectory, 10});
-  CHECK(plan.trajectory == fresh_plan(now, facts()).trajectory);
+      resume_plan(now, facts(), {LoadSource::kInitial, parts, fresh_plan(config(), facts()).settings, 10});
+  CHECK(plan.settings == fresh_plan(now, facts()).settings);
   CHECK(plan.schedule_start == 0);
   CHECK(plan.config.lr_scheduler.total_steps == 50);
   CHECK(learning_rate(plan, 1) == 0.25);
@@ -397,7 +396,7 @@ TEST_CASE("continue takes the configuration and starts the curve at the loaded s
 
   // The second resume keeps that curve.
   const ResumePlan again = resume_plan(config({{"optimizer.lr", "0.5"}, {"training.steps", "30"}}), facts(),
-                                       {LoadSource::kOwn, all(), plan.trajectory, 20});
+                                       {LoadSource::kOwn, all(), plan.settings, 20});
   for (int64_t step = 21; step <= 30; ++step) CHECK(learning_rate(again, step) == learning_rate(plan, step));
 }
 
@@ -468,14 +467,14 @@ TEST_CASE("a checkpoint of another trainer takes the curve from the configuratio
 }
 
 TEST_CASE("an unset seed continues with the saved one") {
-  TrajectoryFacts drawn = facts();
+  JobContext drawn = facts();
   drawn.seed = 99;
   CHECK(resume(config(), 4, drawn).seed == 7);
-  CHECK(*find_setting(resume(config(), 4, drawn).trajectory, "debug.seed") == "7");
+  CHECK(*find_setting(resume(config(), 4, drawn).settings, "debug.seed") == "7");
 }
 
 TEST_CASE("tables pass through checkpoints and hostile ones are refused") {
-  const config::TextTable table = fresh_plan(config(), facts()).trajectory;
+  const config::TextTable table = fresh_plan(config(), facts()).settings;
   CHECK(text_table(to_object(table), "step-1") == table);
   const auto bad = [](const checkpoint::Object& object) {
     return refusal([&] { text_table(object, "step-1: trajectory"); }, ExitCode::kBadData);
@@ -484,7 +483,7 @@ TEST_CASE("tables pass through checkpoints and hostile ones are refused") {
   CHECK_FALSE(bad(checkpoint::Dict{{{checkpoint::Object("a"), checkpoint::Object(1)}}}).empty());
   CHECK_FALSE(bad(checkpoint::Dict{{{checkpoint::Object(1), checkpoint::Object("a")}}}).empty());
   CHECK_FALSE(bad(to_object({{"a", std::string(100000, 'x')}})).empty());
-  Trajectory stored = fresh_plan(config(), facts()).trajectory;
+  CurveSettings stored = fresh_plan(config(), facts()).settings;
   for (const char* text : {"0", "-5", "x", "99999999999999999999"}) {
     set_setting(stored, "lr_scheduler.total_steps", text);
     CHECK_FALSE(refusal(

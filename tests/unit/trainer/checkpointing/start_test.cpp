@@ -23,8 +23,8 @@ config::JobConfig config(const std::vector<config::Override>& overrides = {}) {
 }
 
 // choose_start() on two ranks, which must agree. `folder`: of the job's checkpoints.
-Start start_in(const fs::path& folder, const config::JobConfig& config) {
-  std::vector<Start> starts(2);
+StartingPoint start_in(const fs::path& folder, const config::JobConfig& config) {
+  std::vector<StartingPoint> starts(2);
   test::ThreadRanks::run(2, [&](Coordinator& ranks) {
     starts[static_cast<size_t>(ranks.rank())] =
         choose_start(config, checkpoint::CheckpointFolder(folder), "/", ranks);
@@ -37,7 +37,7 @@ Start start_in(const fs::path& folder, const config::JobConfig& config) {
 
 // "step-4", "finished step-10", "new weights".
 std::string decision(const fs::path& folder, const config::JobConfig& config) {
-  const Start start = start_in(folder, config);
+  const StartingPoint start = start_in(folder, config);
   if (start.checkpoint) return start.checkpoint->path.filename().string();
   if (start.finished) return "finished " + start.finished->path.filename().string();
   return "new weights";
@@ -100,7 +100,7 @@ TEST_CASE("a checkpoint with an index per rank that lost one of them is damaged 
   for (const char* name : {"__0.metadata", "__0_0.distcp", "__1_0.distcp"})
     std::ofstream(folder / "step-6" / name) << "content";
   CHECK(decision(folder, config()) == "step-4");
-  const Start start = start_in(folder, config());
+  const StartingPoint start = start_in(folder, config());
   CHECK_THAT(explain_newer_checkpoints(start, checkpoint::CheckpointFolder(folder), 4, 10),
              Contains("step-6 (damaged)"));
   CHECK_THAT(error_of(ExitCode::kBadData, [&] { decision(folder, config({kStop})); }),
@@ -122,7 +122,7 @@ TEST_CASE("weights of the last step alone end a run that has no steps left and a
   const fs::path folder = temporary.path() / "checkpoint";
   save(folder, 8);
   save(folder, 10, checkpoint::CheckpointKind::kModel);
-  const Start start = start_in(folder, config());
+  const StartingPoint start = start_in(folder, config());
   REQUIRE(start.finished);
   CHECK(start.finished->step == 10);
   CHECK(start.finished->resumable_step == 8);
@@ -137,7 +137,7 @@ TEST_CASE("a load that fails goes back to an older checkpoint from damage alone"
   damage(folder / "step-4");
   SoloCoordinator alone;
   const config::JobConfig job = config();
-  Start start = choose_start(job, checkpoint::CheckpointFolder(folder), "/", alone);
+  StartingPoint start = choose_start(job, checkpoint::CheckpointFolder(folder), "/", alone);
   CHECK_FALSE(fall_back_to_older(job, start, IncompatibleCheckpoint("other shapes"), alone));
   CHECK_FALSE(fall_back_to_older(config({kStop}), start, Error(ExitCode::kBadData, "checksum"), alone));
   CHECK(start.checkpoint->path.filename() == "step-6");

@@ -70,8 +70,7 @@ struct RankState {
         adam(parameters, options.optimizer),
         ema(parameters, options.ema),
         model(parameters),
-        optimizer(adam, options.optimizer, parameters, parallel::whole_placement(mesh, rank),
-                  [] { return std::pair(0.5, 0.25); }),
+        optimizer(adam, parameters, parallel::whole_placement(mesh, rank), plan, state),
         averages(ema, parameters) {}
 
   std::vector<checkpoint::StateComponent*> components() { return {&model, &optimizer, &averages}; }
@@ -111,6 +110,8 @@ struct RankState {
   }
 
   config::JobConfig options;
+  ResumePlan plan;
+  TrainState state;
   Mesh mesh;
   std::vector<parallel::ShardedParameterPtr> parameters;
   optim::Adam adam;

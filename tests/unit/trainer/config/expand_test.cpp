@@ -1,11 +1,10 @@
-#include "trainer/config/expand.h"
-
 #include <cstdlib>
 #include <map>
 
 #include <catch2/catch.hpp>
 
 #include "tests/support/error_of.h"
+#include "trainer/config/load.h"
 
 namespace hyperion::config {
 namespace {

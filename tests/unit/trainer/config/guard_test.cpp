@@ -1,6 +1,6 @@
-#include "trainer/config/guard.h"
-
 #include <catch2/catch.hpp>
+
+#include "trainer/config/load.h"
 
 namespace hyperion::config {
 
@@ -33,7 +33,7 @@ TEST_CASE("deep nesting and long dotted keys are stopped whatever surrounds them
 
 TEST_CASE("long lists and large files are stopped") {
   CHECK(toml_guard_problem("a = [" + times("1,", 5001) + "]").has_value());
-  CHECK(toml_guard_problem(std::string(kLargestToml + 1, '\n')).has_value());
+  CHECK(toml_guard_problem(std::string(kMaxTomlBytes + 1, '\n')).has_value());
 }
 
 TEST_CASE("bytes that are not text are placed") {

@@ -18,7 +18,7 @@ const fs::path kPresets = HYPERION_SOURCE_DIR "/tests/unit/trainer/config/preset
 
 std::vector<std::string> verdict(const fs::path& file, std::vector<Override> overrides, int64_t world_size) {
   const ResolvedConfig resolved = load_config(file, overrides);
-  RunFacts facts;
+  RunContext facts;
   facts.world_size = world_size;
   Problems problems;
   check_config(resolved, facts, problems);

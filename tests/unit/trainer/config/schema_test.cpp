@@ -4,8 +4,6 @@
 
 #include <catch2/catch.hpp>
 
-#include "trainer/config/features.h"
-
 namespace hyperion::config {
 
 TEST_CASE("every option has its own name and member and stands in its section") {

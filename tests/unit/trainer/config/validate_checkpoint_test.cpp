@@ -1,10 +1,9 @@
-#include "trainer/config/validate_checkpoint.h"
-
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
 #include "tests/support/error_of.h"
 #include "trainer/config/print.h"
+#include "trainer/config/validate.h"
 
 namespace hyperion::config {
 
@@ -14,11 +13,10 @@ namespace {
 
 // The problems of these lines in [checkpoint], which is enabled, in one text.
 std::string problems(const std::string& lines, int64_t world_size = 1, const std::string& rest = "") {
-  RunFacts facts;
+  RunContext facts;
   facts.world_size = world_size;
   Problems found;
-  check_checkpoint(parse_config("[checkpoint]\nenable = true\n" + lines + rest, "job.toml", {}), facts,
-                   found);
+  check_config(parse_config("[checkpoint]\nenable = true\n" + lines + rest, "job.toml", {}), facts, found);
   std::string text;
   for (const std::string& line : found.lines()) text += line + "\n";
   return text;
@@ -31,11 +29,11 @@ std::string refusal(const std::string& toml, const std::vector<Override>& overri
 }  // namespace
 
 TEST_CASE("an export of a model that Hugging Face cannot hold is refused with both places") {
-  RunFacts facts;
+  RunContext facts;
   facts.export_problem = {{"n_heads", "dim"}, "n_heads 3 does not divide dim 32"};
   const auto found = [&](const std::string& lines) {
     Problems problems;
-    check_checkpoint(parse_config(lines + "[model.args]\nn_heads = 3\n", "job.toml", {}), facts, problems);
+    check_config(parse_config(lines + "[model.args]\nn_heads = 3\n", "job.toml", {}), facts, problems);
     return problems.lines();
   };
   CHECK(
@@ -153,7 +151,7 @@ TEST_CASE("weights that would not be loaded are refused while checkpoints are of
   for (const char* line : {"initial_load_path = \"weights\"\n", "initial_load_in_hf = true\n"}) {
     const std::string off = std::string("[checkpoint]\nenable = false\n") + line;
     Problems found;
-    check_checkpoint(parse_config(off, "job.toml", {}), {}, found);
+    check_config(parse_config(off, "job.toml", {}), {}, found);
     REQUIRE(found.lines().size() == 1);
     CHECK_THAT(found.lines()[0], Contains("expected checkpoint.enable = true") && Contains("load_only"));
     CHECK(problems(line).empty());

@@ -5,8 +5,8 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "tests/support/temporary_folder.h"
-#include "trainer/config/features.h"
 #include "trainer/config/input_path.h"
+#include "trainer/config/schema.h"
 
 namespace hyperion::config {
 
@@ -19,27 +19,27 @@ ResolvedConfig parse(const std::string& toml) {
   return parse_config(toml, "job.toml", {});
 }
 
-std::vector<std::string> all_problems(const std::string& toml, const RunFacts& facts = {}) {
+std::vector<std::string> all_problems(const std::string& toml, const RunContext& facts = {}) {
   Problems found;
   check_config(parse(toml), facts, found);
   return found.lines();
 }
 
 // The only problem there is; "" when there is none.
-std::string problem(const std::string& toml, const RunFacts& facts = {}) {
+std::string problem(const std::string& toml, const RunContext& facts = {}) {
   const auto lines = all_problems(toml, facts);
   CHECK(lines.size() <= 1);
   return lines.empty() ? "" : lines[0];
 }
 
-RunFacts ranks(int64_t world_size) {
-  RunFacts facts;
+RunContext ranks(int64_t world_size) {
+  RunContext facts;
   facts.world_size = world_size;
   return facts;
 }
 
-RunFacts model(models::ModelArgs dimensions) {
-  RunFacts facts;
+RunContext model(models::ModelArgs dimensions) {
+  RunContext facts;
   facts.model = dimensions;
   return facts;
 }
@@ -172,7 +172,7 @@ TEST_CASE("validation counts sequences of all ranks or batches per rank") {
 }
 
 TEST_CASE("the vocabulary must hold the tokenizer") {
-  RunFacts facts = model({.max_seq_len = 131072});
+  RunContext facts = model({.max_seq_len = 131072});
   facts.tokenizer_vocab_size = 2048;
   CHECK(problem("", facts).empty());
   facts.tokenizer_vocab_size = 128256;

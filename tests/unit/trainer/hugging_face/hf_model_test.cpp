@@ -8,7 +8,6 @@
 #include "base/error.h"
 #include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
-#include "trainer/config/model_args.h"
 #include "trainer/model_options.h"
 
 namespace hyperion::hugging_face {

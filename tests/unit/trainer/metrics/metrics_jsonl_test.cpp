@@ -45,11 +45,11 @@ TEST_CASE("A metrics line is JSON that keeps full precision and names non-finite
 }
 
 TEST_CASE("An event is a line with its name and its fields as JSON") {
-  const auto line = event_json_line({3, 1.5, "run \"1\""}, "checkpoint_durable",
-                                    {{"kind", std::string("full")},
-                                     {"bytes", std::numeric_limits<int64_t>::max()},
-                                     {"write_seconds", 0.25},
-                                     {"worst", std::nan("")}});
+  const auto line = json_line({3, 1.5, "run \"1\""}, {{"event", std::string("checkpoint_durable")},
+                                                      {"kind", std::string("full")},
+                                                      {"bytes", std::numeric_limits<int64_t>::max()},
+                                                      {"write_seconds", 0.25},
+                                                      {"worst", std::nan("")}});
   const auto json = nlohmann::json::parse(line);
   CHECK(json["step"] == 3);
   CHECK(json["run_id"] == "run \"1\"");
@@ -67,7 +67,7 @@ TEST_CASE("Lines that several threads append stay whole") {
     JsonlWriter writer(path);
     const auto append = [&writer](int64_t thread) {
       for (int64_t step = 0; step < 500; ++step)
-        writer.append(event_json_line({step, 0, "r"}, "e", {{"thread", thread}}));
+        writer.append(json_line({step, 0, "r"}, {{"thread", thread}}));
     };
     std::jthread other(append, 1);
     append(2);
