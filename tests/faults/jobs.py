@@ -35,6 +35,8 @@ steps = 5
 log_freq = 1
 [job]
 dump_folder = "{folder}/out"
+[comm]
+speed_check_seconds = 0
 [lr_scheduler]
 warmup_steps = 0
 [debug]

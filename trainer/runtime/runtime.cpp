@@ -17,6 +17,7 @@
 #include "base/process.h"
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
+#include "trainer/runtime/speed_check.h"
 #include "trainer/runtime/version.h"
 
 namespace hyperion::trainer {
@@ -120,6 +121,8 @@ Runtime start_runtime(const config::ResolvedConfig& resolved, const models::Mode
   failpoint("init.before_pg");
   runtime.groups = std::make_unique<parallel::ProcessGroups>(*runtime.mesh, environment, options);
   failpoint("init.after_pg");
+  if (runtime.device.is_cuda() && !config::is_dry_run(config) && config.comm.speed_check_seconds > 0)
+    check_speed(*runtime.groups, *runtime.mesh, environment, runtime.device, config.comm.speed_check_seconds);
   return runtime;
 }
 

@@ -1,0 +1,35 @@
+#include "trainer/runtime/speed_check.h"
+
+#include <catch2/catch.hpp>
+
+namespace hyperion::trainer {
+
+TEST_CASE("a card more than a tenth below the median is named with its host and what is slow") {
+  std::vector<CardSpeed> cards;
+  for (int rank = 0; rank < 16; ++rank) cards.push_back({rank < 8 ? "n0" : "n1", rank, 700, 2600});
+  cards[3].tflops = 640;  // 8.6 % below
+  CHECK(slow_cards(cards).empty());
+  cards[9].tflops = 500;
+  cards[11].copy_gbs = 1300;
+  const auto found = slow_cards(cards);
+  REQUIRE(found.size() == 2);
+  CHECK_THAT(found[0], Catch::Contains("rank 9 on n1 multiplies at 500 TFLOP/s, 71 % of the median of 700"));
+  CHECK_THAT(found[1], Catch::Contains("rank 11 on n1 copies at 1300 GB/s, 50 %"));
+  for (int rank = 0; rank < 7; ++rank) cards[rank].copy_gbs = 100;
+  CHECK(slow_cards(cards).size() <= 8);
+}
+
+TEST_CASE("a group over hosts that exchanges as over TCP is named and one inside a host is not") {
+  CHECK(slow_groups({{"tp/0", 8, 8, 5, 5}}).empty());  // PCI Express alone
+  CHECK(slow_groups({{"tp/0", 8, 8, 350, 350}, {"fsdp/0", 32, 4, 62, 60}}).empty());
+  CHECK(
+      slow_groups({{"tp/0", 8, 8, 350, 350}, {"fsdp/0", 32, 1, 45, 45}}).empty());  // an adapter of 400 Gb/s
+  const auto tcp = slow_groups({{"tp/0", 8, 8, 350, 350}, {"fsdp/0", 32, 1, 2.5, 2.4}});
+  REQUIRE(tcp.size() == 1);
+  CHECK_THAT(tcp[0], Catch::Contains("group fsdp/0 of 32 ranks over several hosts exchanges at 2.4 GB/s") &&
+                         Catch::Contains("inside a host at 350") && Catch::Contains("OFI"));
+  // One adapter of eight.
+  CHECK(slow_groups({{"tp/0", 8, 8, 400, 400}, {"fsdp/0", 32, 8, 50, 50}}).size() == 1);
+}
+
+}  // namespace hyperion::trainer

@@ -1,0 +1,150 @@
+#include "trainer/runtime/speed_check.h"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <set>
+
+#include <fmt/format.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
+
+#include "base/clock.h"
+#include "base/device/streams.h"
+#include "base/log.h"
+#include "base/pack.h"
+#include "base/process.h"
+
+namespace hyperion::trainer {
+namespace {
+
+constexpr double kSlowCard = 0.9;    // of the median
+constexpr double kSlowNetwork = 10;  // GB/s
+constexpr double kSlowBesideNode = 1. / 6;
+constexpr size_t kMaxNamed = 8;
+
+// Seconds that each run of `work` takes, once it has been run for half of the time.
+double seconds_per_run(at::Device device, double seconds, const std::function<void()>& work) {
+  const DeviceStream stream = DeviceStream::current(device);
+  const auto run_for = [&](double limit) {
+    const auto begin = std::chrono::steady_clock::now();
+    int runs = 0;
+    do {
+      work();
+      stream.synchronize();
+      ++runs;
+    } while (seconds_since(begin) < limit);
+    return seconds_since(begin) / runs;
+  };
+  run_for(seconds / 2);
+  return run_for(seconds / 2);
+}
+
+CardSpeed measure_card(at::Device device, double seconds) {
+  constexpr int64_t kSize = 8192;
+  const auto options = at::TensorOptions(at::kBFloat16).device(device);
+  const at::Tensor a = at::zeros({kSize, kSize}, options), b = at::zeros({kSize, kSize}, options);
+  at::Tensor out = at::empty({kSize, kSize}, options);
+  CardSpeed speed;
+  speed.tflops =
+      2e-12 * kSize * kSize * kSize / seconds_per_run(device, seconds / 2, [&] { at::mm_out(out, a, b); });
+  speed.copy_gbs =
+      2e-9 * static_cast<double>(a.nbytes()) / seconds_per_run(device, seconds / 2, [&] { out.copy_(a); });
+  return speed;
+}
+
+GroupSpeed measure_group(parallel::Communicator& group, at::Device device) {
+  constexpr int64_t kBytes = 64 << 20;
+  const int64_t own = kBytes / 4 / group.size(), all = own * group.size();
+  const auto options = at::TensorOptions(at::kFloat).device(device);
+  const at::Tensor part = at::zeros({own}, options), whole = at::zeros({all}, options);
+  const double sent = 4e-9 * static_cast<double>(all - own);
+  return {.group = group.name(),
+          .ranks = group.size(),
+          .gather_gbs =
+              sent / seconds_per_run(device, 0, [&] { group.start_all_gather_into(whole, part).wait(); }),
+          .sum_gbs =
+              sent / seconds_per_run(device, 0, [&] { group.start_reduce_scatter_sum(part, whole).wait(); })};
+}
+
+double median(std::vector<double> values) {
+  std::ranges::nth_element(values, values.begin() + static_cast<ptrdiff_t>(values.size() / 2));
+  return values[values.size() / 2];
+}
+
+}  // namespace
+
+std::vector<std::string> slow_cards(const std::vector<CardSpeed>& cards) {
+  std::vector<std::string> found;
+  for (const auto& [what, unit, member] : {std::tuple("multiplies", "TFLOP/s", &CardSpeed::tflops),
+                                           std::tuple("copies", "GB/s", &CardSpeed::copy_gbs)}) {
+    std::vector<double> values;
+    for (const CardSpeed& card : cards) values.push_back(card.*member);
+    const double usual = median(values);
+    for (const CardSpeed& card : cards)
+      if (card.*member < kSlowCard * usual && found.size() < kMaxNamed)
+        found.push_back(
+            fmt::format("the GPU of rank {} on {} {} at {:.0f} {}, {:.0f} % of the median of {:.0f}: all "
+                        "ranks wait for it in every "
+                        "step; see its clocks and throttle reasons (nvidia-smi -q -d CLOCK,PERFORMANCE), and "
+                        "leave the host out "
+                        "(--exclude) if it stays so",
+                        card.rank, card.host, what, card.*member, unit, 100 * card.*member / usual, usual));
+  }
+  return found;
+}
+
+std::vector<std::string> slow_groups(const std::vector<GroupSpeed>& groups) {
+  double in_node = 0;
+  for (const GroupSpeed& group : groups)
+    if (group.on_host == group.ranks) in_node = std::max(in_node, group.gather_gbs);
+  std::vector<std::string> found;
+  for (const GroupSpeed& group : groups) {
+    const double speed = std::min(group.gather_gbs, group.sum_gbs);
+    const double least = group.on_host > 1 ? std::max(kSlowNetwork, kSlowBesideNode * in_node) : kSlowNetwork;
+    if (group.on_host == group.ranks || speed >= least) continue;
+    found.push_back(
+        fmt::format("group {} of {} ranks over several hosts exchanges at {:.1f} GB/s per rank{}: NCCL may "
+                    "talk plain TCP. "
+                    "NCCL_DEBUG=INFO says what it uses: \"NET/Socket\" is TCP; look for the InfiniBand verbs "
+                    "(libibverbs) in the "
+                    "container, NCCL's OFI plugin on EFA, and NCCL_IB_HCA (docs/operations.md, Networks)",
+                    group.group, group.ranks, speed,
+                    in_node > 0 ? fmt::format(", inside a host at {:.0f}", in_node) : ""));
+  }
+  return found;
+}
+
+void check_speed(const parallel::ProcessGroups& groups, const parallel::Mesh& mesh,
+                 const parallel::Environment& environment, at::Device device, double seconds) {
+  const at::NoGradGuard no_grad;
+  CardSpeed own = measure_card(device, seconds);
+  own.host = host_name();
+  own.rank = environment.rank;
+  const std::vector<std::string> cards = groups.host().gather(pack(own));  // of rank 0
+  std::vector<GroupSpeed> speeds;
+  std::string line = fmt::format("GPU: {:.0f} TFLOP/s in bfloat16 products, {:.0f} GB/s in copies",
+                                 own.tflops, own.copy_gbs);
+  std::set<const parallel::Communicator*> measured;
+  const int n = environment.local_world_size;
+  for (const parallel::MeshDim dim :
+       {parallel::MeshDim::kTp, parallel::MeshDim::kFsdp, parallel::MeshDim::kDpReplicate}) {
+    parallel::Communicator& group = groups.get(dim);
+    if (group.size() == 1 || !measured.insert(&group).second) continue;
+    GroupSpeed speed = measure_group(group, device);
+    speed.on_host = static_cast<int>(std::ranges::count(
+        mesh.group(environment.rank, dim), environment.rank / n, [n](int rank) { return rank / n; }));
+    line += fmt::format("; {}: gathers at {:.1f} GB/s, sums at {:.1f}", speed.group, speed.gather_gbs,
+                        speed.sum_gbs);
+    speeds.push_back(std::move(speed));
+  }
+  log_info("{}", line);
+  for (const std::string& warning : slow_groups(speeds)) log_warning("{}", warning);
+  if (environment.rank == 0)
+    for (const std::string& warning : slow_cards(unpack_each<CardSpeed>(cards))) log_warning("{}", warning);
+}
+
+}  // namespace hyperion::trainer
