@@ -1,5 +1,5 @@
-// A non-finite loss or gradient norm never reaches the weights: the optimizer is told on the device to skip,
-// and the job ends as soon as the host knows, naming the step and the data. What the ranks of a GPU job tell
+// A non-finite loss or gradient norm never reaches the weights: the optimizer skips by a flag on the device,
+// and the job ends as soon as the host knows, naming the step and the data. What the ranks of a GPU job send
 // each other in a step (trainer/step_agreement.h) travels with this check.
 #pragma once
 
@@ -21,7 +21,7 @@ class FiniteGuard {
   // `groups`: all ranks of the job; they agree on the check.
   explicit FiniteGuard(parallel::ReduceChain groups) : groups_(std::move(groups)) {}
 
-  // After the gradient norm of the step `own.step` is known. `own`: what this rank tells the others;
+  // After the gradient norm of the step `own.step` is known. `own`: what this rank sends the others;
   // `losses`: its microbatch losses (0-dim); `scale`: what they were multiplied by (loss_scale);
   // `describe(i)`: where microbatch i's sequences come from.
   struct Outcome {
@@ -38,7 +38,7 @@ class FiniteGuard {
   // step is logged and at the end of training.
   void raise(bool wait);
 
-  // What some rank told in the newest step that raise() has looked at.
+  // What some rank sent in the newest step that raise() has looked at.
   const StepFlags& agreed() const { return agreed_; }
 
  private:

@@ -6,63 +6,38 @@
 #include "base/error.h"
 
 namespace hyperion::trainer {
-namespace {
 
-class OnHost : public StepAgreement {
- public:
-  OnHost(parallel::Communicator& host, bool counts, std::function<bool()> save_failed)
-      : host_(host), counts_(counts), save_failed_(std::move(save_failed)) {}
+StepAgreement::StepAgreement(const parallel::ProcessGroups& groups, const parallel::Mesh& mesh, int rank,
+                             at::Device device, std::function<bool()> save_failed)
+    : host_(groups.host()),
+      batch_groups_(groups.loss_groups()),
+      device_(device),
+      counts_(device.is_cuda() ? mesh.counts_in_loss_groups(rank) : mesh.counts_among_all(rank)),
+      save_failed_(std::move(save_failed)) {}
 
-  void start(int64_t) override {}
-  std::optional<at::Tensor> before_step(int64_t step, int64_t valid_tokens) override {
-    const StepTotals totals =
-        exchange_on_host(host_, counts_ ? valid_tokens : 0, {step, stop_signal(), save_failed_()});
-    read(totals.flags);
-    if (agreed().stop != StopSignal::kNone) return std::nullopt;
-    if (totals.valid_tokens == 0) throw_data("training: none of the step's tokens has a label to learn from");
-    set_running_step(step, step);
-    return at::full({}, totals.valid_tokens, at::TensorOptions(at::kLong));
-  }
-  StepFlags flags(int64_t) override { return agreed(); }
+void StepAgreement::start(int64_t step) {
+  if (device_.is_cuda()) set_running_step(step, step + 1);
+}
 
- private:
-  parallel::Communicator& host_;
-  bool counts_;
-  std::function<bool()> save_failed_;
-};
-
-class OnDevice : public StepAgreement {
- public:
-  OnDevice(parallel::ReduceChain groups, bool counts, at::Device device, std::function<bool()> save_failed)
-      : groups_(std::move(groups)), counts_(counts), device_(device), save_failed_(std::move(save_failed)) {}
-
-  void start(int64_t step) override { set_running_step(step, step + 1); }
-  std::optional<at::Tensor> before_step(int64_t step, int64_t valid_tokens) override {
-    const at::Tensor sum = sum_valid_tokens(groups_, counts_ ? valid_tokens : 0, device_);
+std::optional<at::Tensor> StepAgreement::before_step(int64_t step, int64_t valid_tokens) {
+  if (!counts_) valid_tokens = 0;
+  if (device_.is_cuda()) {
+    const at::Tensor sum = sum_valid_tokens(batch_groups_, valid_tokens, device_);
     set_running_step(step, step + 1);
     return sum;
   }
-  StepFlags flags(int64_t step) override {
-    set_running_step(step, step + 2);  // what comes from here on is sent in the next step
-    return {step, stop_signal(), save_failed_()};
-  }
+  const StepTotals totals = exchange_on_host(host_, valid_tokens, {step, stop_signal(), save_failed_()});
+  read(totals.flags);
+  if (agreed_.stop != StopSignal::kNone) return std::nullopt;
+  if (totals.valid_tokens == 0) throw_data("training: none of the step's tokens has a label to learn from");
+  set_running_step(step, step);
+  return at::full({}, totals.valid_tokens, at::TensorOptions(at::kLong));
+}
 
- private:
-  parallel::ReduceChain groups_;
-  bool counts_;
-  at::Device device_;
-  std::function<bool()> save_failed_;
-};
-
-}  // namespace
-
-std::unique_ptr<StepAgreement> make_step_agreement(const parallel::ProcessGroups& groups,
-                                                   const parallel::Mesh& mesh, int rank, at::Device device,
-                                                   std::function<bool()> save_failed) {
-  if (device.is_cuda())
-    return std::make_unique<OnDevice>(groups.loss_groups(), mesh.counts_in_loss_groups(rank), device,
-                                      std::move(save_failed));
-  return std::make_unique<OnHost>(groups.host(), mesh.counts_among_all(rank), std::move(save_failed));
+StepFlags StepAgreement::flags(int64_t step) {
+  if (device_.is_cpu()) return agreed_;
+  set_running_step(step, step + 2);  // what comes from here on is sent in the next step
+  return {step, stop_signal(), save_failed_()};
 }
 
 StepTotals exchange_on_host(parallel::Communicator& host, int64_t valid_tokens, const StepFlags& own) {

@@ -1,4 +1,4 @@
-// What the ranks tell each other in every step: how many of its tokens have a label, which of them was asked
+// What the ranks send each other in every step: how many of its tokens have a label, which of them was asked
 // to stop, whose background save has failed.
 //
 // On a CPU that is one sum over the host group before the step. On a GPU the host waits for no other rank:
@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
@@ -27,16 +26,18 @@ struct StepFlags {
 
 class StepAgreement {
  public:
-  virtual ~StepAgreement() = default;
+  // `save_failed`: whether this rank's background save has.
+  StepAgreement(const parallel::ProcessGroups& groups, const parallel::Mesh& mesh, int rank,
+                at::Device device, std::function<bool()> save_failed);
 
   // When signals are about to be caught; `step`: the first one.
-  virtual void start(int64_t step) = 0;
+  void start(int64_t step);
   // Before the step: the number of valid tokens of all ranks, 0-dim int64 on the device, of which this rank
   // has read `valid_tokens`. None: the ranks have just agreed to stop (on a GPU they do so with a check).
   // Throws Error(kBadData) when there is no valid token; on a GPU FiniteGuard does.
-  virtual std::optional<at::Tensor> before_step(int64_t step, int64_t valid_tokens) = 0;
+  std::optional<at::Tensor> before_step(int64_t step, int64_t valid_tokens);
   // What this rank's check of the step carries.
-  virtual StepFlags flags(int64_t step) = 0;
+  StepFlags flags(int64_t step);
   // Those of the newest check that has been read (FiniteGuard::agreed).
   void read(const StepFlags& flags) { agreed_ = flags; }
 
@@ -44,13 +45,13 @@ class StepAgreement {
   const StepFlags& agreed() const { return agreed_; }
 
  private:
+  parallel::Communicator& host_;
+  parallel::ReduceChain batch_groups_;  // ranks with different batches
+  at::Device device_;
+  bool counts_;  // false: another rank counts this one's tokens
+  std::function<bool()> save_failed_;
   StepFlags agreed_;
 };
-
-// The form for `device`. `save_failed`: whether this rank's background save has.
-std::unique_ptr<StepAgreement> make_step_agreement(const parallel::ProcessGroups& groups,
-                                                   const parallel::Mesh& mesh, int rank, at::Device device,
-                                                   std::function<bool()> save_failed);
 
 // The two exchanges. Sums over all ranks; `host` takes CPU tensors. `valid_tokens`: 0 on a rank whose batch
 // another rank counts.

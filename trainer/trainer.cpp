@@ -57,8 +57,8 @@ struct Trainer::StepInput {
 Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::string>& command)
     : job_(start_job(resolved)),
       guard_(job_.runtime.groups->all_ranks()),
-      agreement_(make_step_agreement(*job_.runtime.groups, *job_.runtime.mesh, job_.runtime.rank(),
-                                     job_.runtime.device, [this] { return checkpointer_->failed(); })),
+      agreement_(*job_.runtime.groups, *job_.runtime.mesh, job_.runtime.rank(), job_.runtime.device,
+                 [this] { return checkpointer_->failed(); }),
       memory_mover_(job_.runtime.device) {
   const Runtime& runtime = job_.runtime;
   const config::JobConfig& configured = job_.configured.config;
@@ -168,20 +168,22 @@ ExitCode Trainer::run() {
     return code;
   } catch (const Error& error) {
     ended(error.what(), error.code(), FailureDetector::End::kFailed);
-    // All ranks have found the same numbers not finite: the save of an earlier step that is under way is
-    // complete.
-    if (error.code() == ExitCode::kNonFinite) {
-      try {
-        checkpointer_->finish();
-      } catch (const std::exception& of_save) {
-        log_error("{}", of_save.what());
-      }
-    }
+    if (error.code() == ExitCode::kNonFinite) finish_saves();
     throw;
   } catch (const std::exception& error) {
     const Error meant = error_from(error);
     ended(meant.what(), meant.code(), FailureDetector::End::kFailed);
     throw;
+  }
+}
+
+// All ranks have found the same numbers not finite: the save of an earlier step that is in flight is
+// complete.
+void Trainer::finish_saves() {
+  try {
+    checkpointer_->finish();
+  } catch (const std::exception& error) {
+    log_error("{}", error.what());
   }
 }
 
@@ -208,29 +210,29 @@ bool Trainer::nothing_is_left() const {
 }
 
 ExitCode Trainer::train() {
+  if (nothing_is_left()) return complete();
   const auto& options = config().checkpoint;
-  const bool nothing_left = nothing_is_left();
-  if (!nothing_left) {
-    if (checkpointer_->enabled()) audit_replicas(state_.step);  // what it starts with may be saved
-    if (checkpointer_->enabled() && options.create_seed_checkpoint) {
+  if (checkpointer_->enabled()) {
+    audit_replicas(state_.step);  // what it starts with may be saved
+    if (options.create_seed_checkpoint) {
       checkpointer_->save_seed();
       log_info("Created a seed checkpoint");
       return ExitCode::kOk;
     }
-    checkpointer_->preflight(state_.step);
   }
+  checkpointer_->preflight(state_.step);
   const int64_t first = state_.step + 1, last = config().training.steps;
   const bool dry_run = config::is_dry_run(config());
-  if (!nothing_left) dry_run ? set_running_step(first, first) : agreement_->start(first);
+  dry_run ? set_running_step(first, first) : agreement_.start(first);
   handle_stop_signals(dry_run ? SignalPhase::kDryRun : SignalPhase::kTraining,
                       rank_prints(job_.runtime.rank()));
-  if (!nothing_left) log_info("Training starts at step {}", first);
+  log_info("Training starts at step {}", first);
   SaveTimeCheck save_times(options, signal_lead());
   int64_t handled_failure = 0;  // the step after which all ranks dealt with a failed save
   for (int64_t step = first; step <= last; ++step) {
     const auto begin = std::chrono::steady_clock::now();
     const std::optional<StepInput> input = fetch(step);
-    if (!input) return stopped(step - 1, agreement_->agreed().stop, /*trained=*/step > first);
+    if (!input) return stopped(step - 1, agreement_.agreed().stop, /*trained=*/step > first);
     try {
       train_step(step, *input);
     } catch (const c10::OutOfMemoryError&) {
@@ -248,7 +250,7 @@ ExitCode Trainer::train() {
       read_checks(/*wait=*/saves);
       if (saves && step > first) audit_replicas(step);
       // A rank reports its failure in every step until all ranks have dealt with it.
-      const StepFlags& agreed = agreement_->agreed();
+      const StepFlags& agreed = agreement_.agreed();
       const bool save_failed = agreed.save_failed && agreed.step > handled_failure;
       if (save_failed) handled_failure = step;
       checkpointer_->save(step, step == last, save_failed);
@@ -259,6 +261,10 @@ ExitCode Trainer::train() {
       job_.runtime.groups->set_timeout(std::chrono::seconds(config().comm.train_timeout_seconds));
     }
   }
+  return complete();
+}
+
+ExitCode Trainer::complete() {
   guard_.raise(/*wait=*/true);
   checkpointer_->finish();
   parallel::set_phase("end of training");
@@ -270,7 +276,7 @@ ExitCode Trainer::train() {
 
 // None where a rank was asked to stop: the step is not made, and its data stay.
 std::optional<Trainer::StepInput> Trainer::fetch(int64_t step) {
-  if (agreement_->agreed().stop != StopSignal::kNone) return std::nullopt;
+  if (agreement_.agreed().stop != StopSignal::kNone) return std::nullopt;
   parallel::set_phase(fmt::format("step {} data", step));
   failpoint("step.data");
   const parallel::TraceRange range("data");
@@ -283,7 +289,7 @@ std::optional<Trainer::StepInput> Trainer::fetch(int64_t step) {
     input.local_valid += valid_tokens(batch);
     metrics_->add_batch(batch.rows * batch.seq_len, job_.loader->wait_seconds() - waited);
   }
-  const std::optional<at::Tensor> global_valid = agreement_->before_step(step, input.local_valid);
+  const std::optional<at::Tensor> global_valid = agreement_.before_step(step, input.local_valid);
   if (!global_valid) {
     job_.loader->load_state(before);
     return std::nullopt;
@@ -314,7 +320,7 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   std::vector<std::string> sources;
   for (const data::Batch& batch : input.batches)
     sources.push_back(fmt::format("{}", fmt::join(batch.sources, ", ")));
-  const auto [skip, norm] = guard_.check(agreement_->flags(step), losses, own_norm, scale,
+  const auto [skip, norm] = guard_.check(agreement_.flags(step), losses, own_norm, scale,
                                          [sources](size_t i) { return sources.at(i); });
   const double max_norm = config().training.max_norm;
   std::optional<at::Tensor> divisor;
@@ -343,7 +349,7 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
 // Ends the job where the loss of a step was not finite.
 void Trainer::read_checks(bool wait) {
   guard_.raise(wait);
-  agreement_->read(guard_.agreed());
+  agreement_.read(guard_.agreed());
 }
 
 // What several ranks hold must be the same on all of them: a save stores it once. Says so by Error(kBug).

@@ -45,7 +45,9 @@ class Trainer {
   checkpointing::ResumePlan plan() const;
   void load_checkpoint();
   ExitCode train();
+  void finish_saves();
   bool nothing_is_left() const;
+  ExitCode complete();
   std::optional<StepInput> fetch(int64_t step);
   void train_step(int64_t step, const StepInput& input);
   void read_checks(bool wait);
@@ -65,7 +67,7 @@ class Trainer {
   std::optional<BatchMover> mover_;
   std::optional<Validator> validator_;  // none: off
   FiniteGuard guard_;
-  const std::unique_ptr<StepAgreement> agreement_;
+  StepAgreement agreement_;
   StateComponents components_;
   checkpointing::DeviceMover memory_mover_;
   std::unique_ptr<metrics::MetricsLogger> metrics_;

@@ -1,4 +1,4 @@
-// A job's state as its checkpoints hold it: every part of it, and what a save says beside them.
+// A job's state as its checkpoints hold it: every part of it, and what else a save says.
 #pragma once
 
 #include <memory>

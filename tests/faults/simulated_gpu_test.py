@@ -118,6 +118,13 @@ class SimulatedGpu(JobTest):
                 self.assertEqual(job.codes(), [71, 76], job.text() + job.text(1))
         self.assertIn("expected ERROR@RANK:KERNELS", self.run_job(code=2, env=self.gpu(HYPERION_SIMULATED_FAULT="214")).text())
 
+    def test_cards_and_groups_are_measured_at_the_start(self):
+        job = self.run_job("--comm.speed_check_seconds=0.1", "--training.steps=1", *HSDP, code=0, ranks=4,
+                           env=self.gpu(HYPERION_SIMULATED_COMPUTE="off"))
+        for rank in range(4):
+            self.assertRegex(job.text(rank), r"GPU: \d+ TFLOP/s in bfloat16 products, \d+ GB/s in copies; fsdp/\d: gathers at [\d.]+ GB/s, "
+                                             r"sums at [\d.]+; dp_replicate/\d: gathers at")
+
     def test_a_resume_that_is_refused_ends_every_rank_with_its_code(self):
         self.run_job("--checkpoint.enable", "--training.steps=2", code=0, ranks=2, env=self.gpu())
         job = self.run_job("--checkpoint.enable", "--training.max_norm=0.5", code=2, ranks=2, env=self.gpu())

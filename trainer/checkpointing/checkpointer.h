@@ -96,7 +96,7 @@ class Checkpointer {
   std::function<void(int64_t step, const std::string& event, const metrics::JsonFields& fields)> on_event =
       [](int64_t, const std::string&, const metrics::JsonFields&) {};
 
-  // Of a whole save, measured by the last one or by the preflight; 0: not yet.
+  // Of a complete save, measured by the last one or by the preflight; 0: not yet.
   double save_seconds() const { return save_seconds_; }
 
  private:

@@ -112,8 +112,12 @@ void ModelState::load(const Find&) {
 }
 
 OptimizerState::OptimizerState(const optim::Adam& adam, std::vector<parallel::ShardedParameterPtr> parameters,
-                               Placement whole, const ResumePlan& plan, const TrainState& state)
-    : adam_(adam), parameters_(std::move(parameters)), whole_(std::move(whole)), plan_(plan), state_(state) {}
+                               Placement undivided, const ResumePlan& plan, const TrainState& state)
+    : adam_(adam),
+      parameters_(std::move(parameters)),
+      undivided_(std::move(undivided)),
+      plan_(plan),
+      state_(state) {}
 
 std::vector<TensorState> OptimizerState::tensors() {
   std::vector<TensorState> states;
@@ -127,7 +131,7 @@ std::vector<TensorState> OptimizerState::tensors() {
     };
     add("exp_avg", adam_.exp_avg()[i], p.shape, placement);
     add("exp_avg_sq", adam_.exp_avg_sq()[i], p.shape, placement);
-    add("step", adam_.step_count(), {}, whole_);  // one counter for all
+    add("step", adam_.step_count(), {}, undivided_);  // one counter for all
   }
   return states;
 }

@@ -47,10 +47,10 @@ class ModelState : public checkpoint::StateComponent {
 // optimizer.param_groups.<fqn>.*.
 class OptimizerState : public checkpoint::StateComponent {
  public:
-  // `whole`: the placement of the step counter, which every rank has. `plan` and `state`: where the options
-  // and the learning rates come from, at every save.
+  // `undivided`: the placement of the step counter, which every rank has. `plan` and `state`: where the
+  // options and the learning rates come from, at every save.
   OptimizerState(const optim::Adam& adam, std::vector<parallel::ShardedParameterPtr> parameters,
-                 Placement whole, const ResumePlan& plan, const TrainState& state);
+                 Placement undivided, const ResumePlan& plan, const TrainState& state);
   std::string name() const override { return std::string(checkpoint::kOptimizerComponent); }
   std::vector<checkpoint::TensorState> tensors() override;
   std::vector<checkpoint::ObjectState> objects() override;
@@ -59,7 +59,7 @@ class OptimizerState : public checkpoint::StateComponent {
  private:
   const optim::Adam& adam_;
   std::vector<parallel::ShardedParameterPtr> parameters_;
-  Placement whole_;
+  Placement undivided_;
   const ResumePlan& plan_;
   const TrainState& state_;
 };

@@ -17,9 +17,10 @@ namespace hyperion::checkpointing {
 namespace {
 
 // Settings with rules of their own.
-constexpr const char *kTotalSteps = "lr_scheduler.total_steps",
-                     *kStart = "lr_scheduler.start_step",  // no key of the configuration
-                         *kSeed = "debug.seed", *kGlobalBatch = "training.global_batch_size";
+constexpr const char* kTotalSteps = "lr_scheduler.total_steps";
+constexpr const char* kStart = "lr_scheduler.start_step";  // no key of the configuration
+constexpr const char* kSeed = "debug.seed";
+constexpr const char* kGlobalBatch = "training.global_batch_size";
 
 // Keys of the configuration that shape the curve, with the component that the setting belongs to: a setting
 // is compared when its component is loaded.
@@ -253,7 +254,7 @@ class Planner {
   // The loader's position means something in the same data alone. "" when they are.
   std::string data_difference() const {
     if (!loads(checkpoint::kLoaderComponent) || request_->data.value_or(job_.data) == job_.data) return "";
-    const auto place = [](const std::string& where, uint64_t fingerprint) {
+    const auto describe = [](const std::string& where, uint64_t fingerprint) {
       return fmt::format("{} (fingerprint {:08x})", where.empty() ? "data that it does not name" : where,
                          fingerprint >> 32);
     };
@@ -261,7 +262,7 @@ class Planner {
         "The checkpoint at step {} resumes in other data than this job's: {} there, {} here, chosen by "
         "training.dataset_path ({}) and training.text_field ({}); file names, sizes or the tokenizer differ. "
         "Configure the data that it was trained on; or, to begin these from their beginning, {}.",
-        request_->step, place(request_->data_path, *request_->data), place(job_.data_path, job_.data),
+        request_->step, describe(request_->data_path, *request_->data), describe(job_.data_path, job_.data),
         resolved_.origin("training.dataset_path"), resolved_.origin("training.text_field"),
         leave_out_remedy(config_, request_->source, checkpoint::kLoaderComponent));
   }

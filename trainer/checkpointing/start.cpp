@@ -143,7 +143,7 @@ Candidates find_checkpoints(const config::JobConfig& config, const checkpoint::C
                             const fs::path& install_root) {
   const auto& options = config.checkpoint;
   const bool initial = options.initial_load_path || options.initial_load_in_hf;
-  // A seed checkpoint holds the initial weights, whatever has been trained beside it.
+  // A seed checkpoint holds the initial weights, whatever has been trained since.
   if (!options.create_seed_checkpoint && (path_exists(folder.path()) || options.load_step != -1)) {
     if (std::optional<Candidates> own = own_checkpoints(config, folder)) {
       if (initial)

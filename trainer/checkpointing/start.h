@@ -1,4 +1,4 @@
-// Which checkpoint a job starts from: its own newest one that is whole, the one its configuration names, or
+// Which checkpoint a job starts from: its own newest complete one, the one its configuration names, or
 // none. Rank 0 lists them, all ranks open the same.
 #pragma once
 

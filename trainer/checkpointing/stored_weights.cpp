@@ -18,7 +18,7 @@
 namespace hyperion::checkpointing {
 namespace {
 
-// The model's parameters, each whole.
+// The model's parameters, not divided.
 std::vector<checkpoint::TensorState> whole_parameters(const models::ModelArgs& args) {
   std::vector<checkpoint::TensorState> states;
   for (const ParameterPtr& parameter : models::Transformer(args).parameters()) {
@@ -120,7 +120,7 @@ StoredWeights::StoredWeights(const std::filesystem::path& folder, const models::
     : checkpoint_(checkpoint::open_checkpoint(folder)) {
   const bool hugging_face = checkpoint_.index.layout == checkpoint::CheckpointIndex::Layout::kBareBytes;
   if (hugging_face && ema)
-    throw_data("{}: safetensors hold one set of weights and no averages beside them", folder.string());
+    throw_data("{}: safetensors hold one set of weights and no averages", folder.string());
   std::vector<std::string> keys;
   for (const auto& [key, record] : checkpoint_.index.tensors) keys.push_back(key);
   const std::map<std::string, std::string> all = checkpoint::NameMap().apply(keys);

@@ -16,7 +16,7 @@ namespace hyperion::checkpointing {
 
 // Where the model's parameters are in Hugging Face's safetensors, with the order of rotary rows there.
 // `names`: Hugging Face's name -> key in the checkpoint. Tensors that no parameter corresponds to keep their
-// name, so that they are reported as unexpected. (Shapes alone do not tell two models apart: see
+// name, so that they are reported as unexpected. (Two models may have the same shapes: see
 // require_same_model.)
 checkpoint::StoredNames hugging_face_names(const models::ModelArgs& args,
                                            const std::map<std::string, std::string>& names);
@@ -25,14 +25,14 @@ checkpoint::StoredNames hugging_face_names(const models::ModelArgs& args,
 std::pair<std::string, checkpoint::RowMap> hugging_face_place(const models::ModelArgs& args,
                                                               const std::string& fqn);
 
-// Throws Error(kUsage) when config.json beside Hugging Face's weights describes another model than `args`.
+// Throws Error(kUsage) when config.json next to Hugging Face's weights describes another model than `args`.
 void require_same_model(const models::ModelArgs& args, const std::filesystem::path& folder);
 
 // Names of a DCP checkpoint's model, or of its averages without their prefix. `names`: name here -> key.
 checkpoint::StoredNames own_names(const checkpoint::OpenCheckpoint& checkpoint,
                                   const std::map<std::string, std::string>& names, bool ema);
 
-// Throws IncompatibleCheckpoint when the shapes of a checkpoint's weights tell that they are of another model
+// Throws IncompatibleCheckpoint when the shapes of a checkpoint's weights are of another model
 // than `args`: in words ("10 layers there, 8 here; dim 64 there, 32 here"), with `remedy`.
 void require_same_dimensions(const models::ModelArgs& args, const checkpoint::OpenCheckpoint& checkpoint,
                              const checkpoint::StoredNames& names, const std::string& remedy);

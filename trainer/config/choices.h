@@ -1,4 +1,4 @@
-// The enumerations that configuration keys take, each with its texts beside it. Those that other folders
+// The enumerations that configuration keys take, each with its texts. Those that other folders
 // declare: AsyncMode and Writers (checkpoint/types/choices.h), Dtype, float8::Recipe.
 #pragma once
 
@@ -53,7 +53,7 @@ constexpr auto choices(ReshardAfterForward) {
                                            {ReshardAfterForward::kNever, "never"}});
 }
 
-// Whose attention runs. On GPUs cuDNN's where it serves: after a trial, or else not; or else the job ends;
+// Whose attention runs. On GPUs cuDNN's where a probe of it succeeds, or else not; or else the job ends;
 // never. On CPUs ours, or libtorch's flash attention where documents are not apart.
 enum class AttentionChoice { kAuto, kCudnn, kFlash };
 constexpr auto choices(AttentionChoice) {

@@ -113,7 +113,7 @@ std::optional<Value> to_value(const toml::value& value, Kind kind) {
     std::map<Position, TextTable::value_type> texts;
     if (kind != Kind::kTable || !collect_texts(value, "", texts)) return std::nullopt;
     TextTable table;
-    for (auto& [place, entry] : texts) table.push_back(std::move(entry));
+    for (auto& [position, entry] : texts) table.push_back(std::move(entry));
     return Value(std::move(table));
   }
   if (value.is_boolean()) return Value(value.as_boolean());
@@ -174,8 +174,8 @@ class FileReader {
 
   // In the order of the file.
   void report_problems(Problems& problems) const {
-    for (const auto& [place, text] : problems_)
-      problems.add(fmt::format("{}:{}:{}: {}", name_, place.first, place.second, text));
+    for (const auto& [position, text] : problems_)
+      problems.add(fmt::format("{}:{}:{}: {}", name_, position.first, position.second, text));
   }
 
  private:
@@ -196,8 +196,8 @@ class FileReader {
       held = parse_text(option, toml::detail::get_region(value)->str());
     if (const std::string wrong = assign_or_explain(option, held, resolved_.config); !wrong.empty())
       return add_problem(value, fmt::format("{} = {}: {}", option.name, source_text(value), wrong));
-    const Position place = position_of(value);
-    resolved_.origins[option.name] = fmt::format("{}:{}:{}", name_, place.first, place.second);
+    const Position position = position_of(value);
+    resolved_.origins[option.name] = fmt::format("{}:{}:{}", name_, position.first, position.second);
   }
 
   const std::string& name_;
@@ -251,12 +251,11 @@ void apply_override(const Override& override, ResolvedConfig& resolved, Problems
 void replace_deprecated(ResolvedConfig& resolved) {
   JobConfig::Model& model = resolved.config.model;
   if (model.tokenizer_path) {
-    if (resolved.origins.contains("model.hf_assets_path")) {
-      resolved.warnings.push_back(
-          "model.tokenizer_path is deprecated and ignored, because model.hf_assets_path is set.");
-    } else {
-      resolved.warnings.push_back(
-          "model.tokenizer_path is deprecated: its value is used as model.hf_assets_path.");
+    const bool ignored = resolved.origins.contains("model.hf_assets_path");
+    resolved.warnings.push_back(
+        ignored ? "model.tokenizer_path is deprecated and ignored, because model.hf_assets_path is set."
+                : "model.tokenizer_path is deprecated: its value is used as model.hf_assets_path.");
+    if (!ignored) {
       model.hf_assets_path = *model.tokenizer_path;
       resolved.origins["model.hf_assets_path"] = resolved.origin("model.tokenizer_path");
     }

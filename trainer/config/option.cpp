@@ -138,13 +138,6 @@ bool acceptable(const Option& option, const Value& value) {
 
 }  // namespace
 
-std::string_view Option::section() const {
-  return std::string_view(name).substr(0, name.rfind('.'));
-}
-std::string_view Option::key() const {
-  return std::string_view(name).substr(name.rfind('.') + 1);
-}
-
 bool assign(const Option& option, const Value& value, JobConfig& config) {
   return acceptable(option, value) &&
          option.type->assign(value, reinterpret_cast<std::byte*>(&config) + option.offset);

@@ -89,8 +89,8 @@ struct Option {
   bool optional() const { return type->optional; }
 
   // "training.dataloader" and "num_workers".
-  std::string_view section() const;
-  std::string_view key() const;
+  std::string_view section() const { return std::string_view(name).substr(0, name.rfind('.')); }
+  std::string_view key() const { return std::string_view(name).substr(name.rfind('.') + 1); }
 };
 
 // Stores `value` when it has the option's type and is in its range (a whole number is a number too);

@@ -227,11 +227,10 @@ std::string hf_config(const ModelArgs& args, const HfExport& options) {
 std::string hf_generation_config(const HfExport& options) {
   if (const std::string& imported = options.imported.generation; !imported.empty())
     return json::parse(imported).dump(2) + "\n";
-  json config = {{"_from_model_config", true},
-                 {"bos_token_id", exported_id(options, "bos_token_id", options.bos_token_id)},
-                 {"eos_token_id", exported_id(options, "eos_token_id", options.eos_token_id)}};
-  for (const char* key : {"bos_token_id", "eos_token_id"})
-    if (config[key].is_null()) config.erase(key);
+  json config = {{"_from_model_config", true}};
+  for (const auto& [key, id] :
+       {std::pair("bos_token_id", options.bos_token_id), {"eos_token_id", options.eos_token_id}})
+    if (json exported = exported_id(options, key, id); !exported.is_null()) config[key] = std::move(exported);
   return config.size() == 1 ? "" : config.dump(2) + "\n";
 }
 

@@ -51,27 +51,22 @@ void require_known_flavor(const config::ResolvedConfig& resolved) {
   problems.throw_if_any("The configuration cannot be run");
 }
 
-// Each problem has the place of the key that the job sets, or the flavour's.
+// Each problem is one of the key that the job sets, or of the flavour.
 void require_sound_dimensions(const config::ResolvedConfig& resolved) {
   config::Problems problems;
   for (const models::DimensionProblem& problem :
        models::dimension_problems(config::model_args(resolved.config.model, /*any_dimensions=*/true))) {
-    std::string place, text = problem.text;
+    std::string set_key, text = problem.text;
     std::vector<std::string> inherited;
     for (const std::string& key : problem.keys) {
-      if (!resolved.origins.contains("model.args." + key)) {
-        inherited.push_back(key);
-      } else if (place.empty()) {
-        place = "model.args." + key;
-      }
+      const bool set = resolved.origins.contains("model.args." + key);
+      if (!set) inherited.push_back(key);
+      if (set && set_key.empty()) set_key = "model.args." + key;
     }
-    if (place.empty()) {
-      place = "model.flavor";
-    } else if (!inherited.empty()) {
+    if (!set_key.empty() && !inherited.empty())
       text += fmt::format("; model.flavor = \"{}\" gives {}, which model.args can set too",
                           resolved.config.model.flavor, fmt::join(inherited, " and "));
-    }
-    problems.add(resolved, place, text);
+    problems.add(resolved, set_key.empty() ? "model.flavor" : set_key, text);
   }
   problems.throw_if_any("The configuration cannot be run");
 }

@@ -26,14 +26,11 @@ class MemoryMonitor {
   // process.
   DeviceMemory take_peak();
 
-  // Memory of the device in bytes.
-  int64_t capacity() const { return capacity_; }
-
  private:
   void reset_peak();
 
   int cuda_index_;
-  int64_t capacity_ = 0;
+  int64_t capacity_ = 0;  // of the device, in bytes
 };
 
 }  // namespace hyperion::metrics

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <bit>
 #include <cerrno>
+#include <concepts>
 #include <cstring>
 
 #include <fmt/format.h>
@@ -38,39 +39,36 @@ void append_raw(std::string& out, T value) {
   out.append(bytes, sizeof bytes);
 }
 
-// --- protobuf wire format: a field is (number << 3 | wire type), then its content ---
+// A field of protobuf's wire format: (number << 3 | wire type), then its content.
 enum WireType : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
 void append_varint(std::string& out, uint64_t value) {
   for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
   out.push_back(static_cast<char>(value));
 }
-void append_key(std::string& out, uint32_t field, WireType type) {
-  append_varint(out, field << 3 | type);
-}
-void append_integer(std::string& out, uint32_t field, int64_t value) {
-  append_key(out, field, kVarint);
+std::string field(uint32_t number, int64_t value) {
+  std::string out;
+  append_varint(out, number << 3 | kVarint);
   append_varint(out, static_cast<uint64_t>(value));
+  return out;
 }
-void append_bytes(std::string& out, uint32_t field, std::string_view bytes) {
-  append_key(out, field, kBytes);
+std::string field(uint32_t number, std::string_view bytes) {
+  std::string out;
+  append_varint(out, number << 3 | kBytes);
   append_varint(out, bytes.size());
-  out.append(bytes);
+  return out.append(bytes);
 }
-template <typename Float>
-void append_float(std::string& out, uint32_t field, Float value) {
-  append_key(out, field, sizeof value == 8 ? kFixed64 : kFixed32);
+template <std::floating_point Float>
+std::string field(uint32_t number, Float value) {
+  std::string out;
+  append_varint(out, number << 3 | (sizeof value == 8 ? kFixed64 : kFixed32));
   append_raw(out, value);
+  return out;
 }
 
 // Event{1 wall_time, 2 step, 5 summary{1 value}}
 std::string summary_event(double wall_time, int64_t step, const std::string& value) {
-  std::string summary, event;
-  append_bytes(summary, 1, value);
-  append_float(event, 1, wall_time);
-  append_integer(event, 2, step);
-  append_bytes(event, 5, summary);
-  return event;
+  return field(1, wall_time) + field(2, step) + field(5, field(1, value));
 }
 
 }  // namespace
@@ -101,10 +99,7 @@ EventWriter::EventWriter(const std::filesystem::path& folder) {
   } while (file_ == nullptr && errno == EEXIST);
   if (file_ == nullptr)
     throw_pre_checkpoint("{}: cannot create the event file: {}", printable(path_), std::strerror(errno));
-  std::string first;
-  append_float(first, 1, now);
-  append_bytes(first, 3, "brain.Event:2");
-  write_record(first);
+  write_record(field(1, now) + field(3, "brain.Event:2"));
   flush();
 }
 
@@ -114,26 +109,17 @@ EventWriter::~EventWriter() {
 }
 
 void EventWriter::scalar(std::string_view tag, double value, int64_t step, double wall_time) {
-  std::string message;
-  append_bytes(message, 1, tag);
-  append_float(message, 2, static_cast<float>(value));
-  write_record(summary_event(wall_time, step, message));
+  write_record(summary_event(wall_time, step, field(1, tag) + field(2, static_cast<float>(value))));
 }
 
 void EventWriter::text(std::string_view tag, std::string_view markdown, int64_t step, double wall_time) {
-  constexpr int64_t kString = 7;  // tensorflow.DataType DT_STRING
-  std::string dimension, shape, tensor, plugin, metadata, message;
-  append_integer(dimension, 1, 1);
-  append_bytes(shape, 2, dimension);
-  append_integer(tensor, 1, kString);
-  append_bytes(tensor, 2, shape);
-  append_bytes(tensor, 8, markdown);
-  append_bytes(plugin, 1, "text");
-  append_bytes(metadata, 1, plugin);
-  append_bytes(message, 1, fmt::format("{}/text_summary", tag));
-  append_bytes(message, 8, tensor);
-  append_bytes(message, 9, metadata);
-  write_record(summary_event(wall_time, step, message));
+  constexpr int64_t kString = 7;                             // tensorflow.DataType DT_STRING
+  const std::string shape = field(2, field(1, int64_t{1}));  // one dimension, of size 1
+  const std::string tensor = field(1, kString) + field(2, shape) + field(8, markdown);
+  const std::string metadata = field(1, field(1, "text"));  // the plugin's name
+  write_record(
+      summary_event(wall_time, step,
+                    field(1, fmt::format("{}/text_summary", tag)) + field(8, tensor) + field(9, metadata)));
 }
 
 // u64 length, masked crc of those 8 bytes, payload, masked crc of the payload.

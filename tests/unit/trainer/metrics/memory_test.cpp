@@ -9,7 +9,6 @@ namespace hyperion::metrics {
 TEST_CASE("Peak memory on a CPU includes a tensor that is gone again") {
   MemoryMonitor monitor(MemoryMonitor::kCpu);
   const DeviceMemory before = monitor.take_peak();
-  CHECK(monitor.capacity() > 0);
   CHECK(before.max_reserved_bytes > 0);
   CHECK(before.max_reserved_percent > 0);
   CHECK(before.max_reserved_percent < 100);
