@@ -51,21 +51,21 @@ std::vector<std::string> nearest_with_metrics(const fs::path& folder) {
 
 // Each folder once, whatever it is called.
 std::vector<std::string> different_folders(const std::vector<std::string>& folders) {
-  std::vector<std::string> kept;
+  std::vector<std::string> different;
   std::map<fs::path, std::string> names;
   for (const std::string& folder : folders) {
     std::error_code error;
-    fs::path place = fs::weakly_canonical(folder, error);
-    if (error) place = folder;
-    if (!place.has_filename()) place = place.parent_path();
-    const auto [first, is_new] = names.emplace(std::move(place), folder);
+    fs::path path = fs::weakly_canonical(folder, error);
+    if (error) path = folder;
+    if (!path.has_filename()) path = path.parent_path();
+    const auto [first, is_new] = names.emplace(std::move(path), folder);
     if (is_new)
-      kept.push_back(folder);
+      different.push_back(folder);
     else
       log_warning("report: {} and {} are the same folder: it is shown once", printable(first->second),
                   printable(fs::path(folder)));
   }
-  return kept;
+  return different;
 }
 
 report::ReportRun read_run(const std::string& folder, size_t max_buckets) {

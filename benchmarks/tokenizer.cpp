@@ -29,8 +29,8 @@ int main(int argc, char** argv) try {
       tokens = tokenizer->encode(text, false, false).size();
       seconds.push_back(now() - begin);
     }
-    fmt::print("{{\"file\": {:?}, \"bytes\": {}, \"tokens\": {}, \"best_seconds\": {:.6f}}}\n", argv[i],
-               text.size(), tokens, *std::min_element(seconds.begin(), seconds.end()));
+    fmt::print("{{\"file\": {:?}, \"bytes\": {}, \"tokens\": {}, \"best_seconds\": {:.6f}}}\n",
+               std::string(argv[i]), text.size(), tokens, *std::min_element(seconds.begin(), seconds.end()));
   }
   return 0;
 } catch (const hyperion::Error& error) {

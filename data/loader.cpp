@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -37,7 +38,7 @@ TokenStream make_stream(const LoaderOptions& options) {
   std::vector<CorpusFile> files = find_corpus(options.dataset_path, options.dataset_key);
   for (const CorpusFile& file : files)
     if (file.shard) check_shard(file, options);
-  return {std::move(files), options.encode, options.order, options.text_field};
+  return {{std::move(files), options.encode, options.order.shuffle, options.text_field}, options.order};
 }
 
 }  // namespace
@@ -141,7 +142,7 @@ DataLoader::PreparedBatch DataLoader::prepare_batch() {
   const size_t own = static_cast<size_t>(options_.rows * options_.seq_len);
   const size_t before = own * static_cast<size_t>(options_.dp_rank);
   const size_t after = own * static_cast<size_t>(options_.dp_degree - 1 - options_.dp_rank);
-  PreparedBatch ready;
+  PreparedBatch ready{.first = made_};
   stream_.position();
   const std::string begin = stream_.describe_position();
   std::vector<int64_t> tokens(own + 1);
@@ -202,21 +203,23 @@ std::optional<Batch> DataLoader::next() try {
     changed_.notify_all();
   }
   wait_seconds_ += seconds_since(begin);
-  recent_.push_back({state_.sequence, ready.after.sequence, ready.batch->first_sequence, ready.batch->sources,
-                     ready.range});
-  if (recent_.size() > kRememberedBatches) recent_.pop_front();
+  Batch batch = std::exchange(*ready.batch, {});
+  ready.batch->first_sequence = batch.first_sequence;
+  ready.batch->sources = batch.sources;
   state_ = ready.after;
-  return std::move(ready.batch);
+  recent_.push_back(std::move(ready));
+  if (recent_.size() > kRememberedBatches) recent_.pop_front();
+  return batch;
 } catch (const Error& error) {
   if (options_.dp_degree == 1) throw;
   throw Error(error.code(), fmt::format("data-parallel rank {}: {}", options_.dp_rank, error.what()));
 }
 
 std::string DataLoader::where(uint64_t sequence) const {
-  for (const BatchSources& batch : recent_) {
-    if (sequence < batch.first || sequence >= batch.end) continue;
-    const uint64_t row = sequence - batch.own;  // wraps to a large number before the first
-    return row < batch.sources.size() ? batch.sources[row] : batch.range;
+  for (const PreparedBatch& ready : recent_) {
+    if (sequence < ready.first || sequence >= ready.after.sequence) continue;
+    const uint64_t row = sequence - ready.batch->first_sequence;  // wraps to a large number before the first
+    return row < ready.batch->sources.size() ? ready.batch->sources[row] : ready.range;
   }
   return fmt::format("sequence {}, read too long ago to be remembered", sequence);
 }

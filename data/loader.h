@@ -98,15 +98,10 @@ class DataLoader {
 
  private:
   struct PreparedBatch {
-    std::optional<Batch> batch;
-    LoaderState after;
-    std::string range;  // of all ranks' rows
-  };
-  struct BatchSources {
-    uint64_t first, end;  // all ranks' sequences
-    uint64_t own;         // this rank's first
-    std::vector<std::string> sources;
-    std::string range;
+    uint64_t first = 0;  // of all ranks' sequences
+    std::optional<Batch> batch{};
+    LoaderState after{};
+    std::string range{};  // of all ranks' rows
   };
   void prefetch(const std::stop_token& stop);
   PreparedBatch prepare_batch();
@@ -118,7 +113,7 @@ class DataLoader {
   uint64_t made_ = 0;   // sequences; the thread's, too
   LoaderState initial_;
   LoaderState state_;
-  std::deque<BatchSources> recent_;
+  std::deque<PreparedBatch> recent_;  // returned by next(), without tokens
   double wait_seconds_ = 0;
 
   std::mutex mutex_;  // guards ready_ and error_

@@ -8,10 +8,6 @@
 
 namespace hyperion::data {
 
-TokenStream::TokenStream(std::vector<CorpusFile> files, Encode encode, const StreamOptions& options,
-                         TextField field)
-    : reader_(std::move(files), std::move(encode), options.shuffle, std::move(field)), options_(options) {}
-
 void TokenStream::open_document() {
   document_.reset();
   if (node_ != nullptr) {

@@ -25,8 +25,9 @@ struct StreamOptions {
 // All of it throws Error(kBadData) naming file:line for data that cannot be used.
 class TokenStream {
  public:
-  TokenStream(std::vector<CorpusFile> files, Encode encode, const StreamOptions& options,
-              TextField field = {});
+  // `reader`: with the same shuffle.
+  TokenStream(CorpusReader reader, const StreamOptions& options)
+      : reader_(std::move(reader)), options_(options) {}
 
   // Always at an existing token, unless the stream ended.
   StreamPosition position();

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "base/files.h"
 
@@ -14,7 +13,7 @@ namespace hyperion::report {
 class BackwardLines {
  public:
   struct Line {
-    std::string_view text;  // valid until the next call
+    std::string text;
     bool too_long = false;  // longer than the limit; `text` is empty then
     bool ended = true;      // false for a last line without an end, which may be in the making
   };
@@ -30,13 +29,10 @@ class BackwardLines {
   uint64_t done() const { return size_ - begin_; }  // bytes read so far
 
  private:
-  void read_block_before();
-
   InputFile file_;
   size_t max_line_, block_;
   uint64_t size_ = 0, begin_ = 0;  // where in the file buffer_ starts
-  std::string buffer_;             // not returned yet, then the line that was returned last
-  size_t end_ = 0;                 // of what is not returned yet
+  std::string buffer_;             // not returned yet
   bool last_line_ = true;
 };
 

@@ -119,69 +119,63 @@ std::string plot_svg(const Plot& plot, const std::vector<PlotPoints>& points,
   const Scale across = horizontal(axes[axis].interval);
 
   std::string svg = fmt::format(
-      "<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\" class=\"plot{}\"{}{}{}{}>", Frame::kWidth,
-      Frame::kHeight, html_text(plot.title), log ? " log" : "", positive ? " data-positive=\"\"" : "",
-      plot.from_zero ? " data-zero=\"\"" : "", plot.noisy ? " data-noisy=\"\"" : "",
-      plot.over_time ? fmt::format(" data-axis=\"{}\"", axis) : "");
+      R"(<svg viewBox="0 0 {} {}" role="img" aria-label="{}" class="plot{}"{}{}{}{}>)", Frame::kWidth,
+      Frame::kHeight, html_text(plot.title), log ? " log" : "", positive ? R"( data-positive="")" : "",
+      plot.from_zero ? R"( data-zero="")" : "", plot.noisy ? R"( data-noisy="")" : "",
+      plot.over_time ? fmt::format(R"( data-axis="{}")", axis) : "");
   svg += vertical_axis(up, log ? log_ticks(interval, 6) : linear_ticks(interval, 5));
   svg += horizontal_axis(axes[axis]);
-  svg += fmt::format("<path class=\"frame\" d=\"M{},{}V{}H{}\"/>", Frame::kLeft, Frame::kTop, Frame::kBottom,
+  svg += fmt::format(R"(<path class="frame" d="M{},{}V{}H{}"/>)", Frame::kLeft, Frame::kTop, Frame::kBottom,
                      Frame::kRight);
   // An inner picture cuts off what lies outside of the axes.
-  constexpr double kMargin = 4, kInnerWidth = Frame::kRight - Frame::kLeft + 2 * kMargin,
-                   kInnerHeight = Frame::kBottom - Frame::kTop + 2 * kMargin;
-  svg += fmt::format("<svg x=\"{0}\" y=\"{1}\" width=\"{2}\" height=\"{3}\" viewBox=\"{0} {1} {2} {3}\">",
-                     Frame::kLeft - kMargin, Frame::kTop - kMargin, kInnerWidth, kInnerHeight);
+  constexpr double kMargin = 4;
+  svg += fmt::format(R"(<svg x="{0}" y="{1}" width="{2}" height="{3}" viewBox="{0} {1} {2} {3}">)",
+                     Frame::kLeft - kMargin, Frame::kTop - kMargin,
+                     Frame::kRight - Frame::kLeft + 2 * kMargin, Frame::kBottom - Frame::kTop + 2 * kMargin);
   for (const PlotMark& mark : marks) {
     const double x = across(mark.x[axis]);
-    svg += fmt::format("<path class=\"restart r{}\" d=\"", mark.run);
-    svg += std::isfinite(x) ? fmt::format("M{:.1f},{}V{}\"/>", x, Frame::kTop, Frame::kBottom) : "\"/>";
+    svg += fmt::format(R"(<path class="restart r{}" d="{}"/>)", mark.run,
+                       std::isfinite(x) ? fmt::format("M{:.1f},{}V{}", x, Frame::kTop, Frame::kBottom) : "");
   }
   for (const double value : plot.references) {
     const double y = up(value);
-    svg += fmt::format("<path class=\"reference\" data-value=\"{}\" d=\"M{},{:.1f}H{}\"/>", value,
-                       Frame::kLeft, std::isfinite(y) ? y : -Frame::kHeight, Frame::kRight);
+    svg += fmt::format(R"(<path class="reference" data-value="{}" d="M{},{:.1f}H{}"/>)", value, Frame::kLeft,
+                       std::isfinite(y) ? y : -Frame::kHeight, Frame::kRight);
   }
   for (size_t i = 0; i < plot.lines.size(); ++i) {
     const PlotLine& line = plot.lines[i];
     const PlotPoints& at = points[line.points];
     const Paths paths = paths_of(line, at.x[axis], across, up);
-    svg += fmt::format(
-        "<g class=\"line r{}{}\" data-line=\"{}\"><path class=\"band\" d=\"{}\"/><path class=\"raw\"/>"
-        "<path class=\"mean\" d=\"{}\"/><path class=\"dots\" d=\"{}\"/><path class=\"broken\" "
-        "d=\"{}\"/><path class=\"marked\" d=\"{}\"/></g>",
-        at.run, at.superseded ? " superseded" : "", first_line + i, paths.band, paths.mean, paths.dots,
-        paths.broken, paths.marked);
+    svg +=
+        fmt::format(R"(<g class="line r{}{}" data-line="{}"><path class="band" d="{}"/><path class="raw"/>)"
+                    R"(<path class="mean" d="{}"/><path class="dots" d="{}"/><path class="broken" d="{}"/>)"
+                    R"(<path class="marked" d="{}"/></g>)",
+                    at.run, at.superseded ? " superseded" : "", first_line + i, paths.band, paths.mean,
+                    paths.dots, paths.broken, paths.marked);
   }
   return svg + "</svg><path class=\"cursor\"/><path class=\"selection\"/></svg>";
 }
 
 std::string json_numbers(const std::vector<double>& values) {
-  std::string json = "[";
+  std::vector<std::string> texts;
   for (const double value : values) {
-    if (json.size() > 1) json += ',';
-    if (!std::isfinite(value)) {
-      json += "null";
-    } else if (value == std::floor(value) && std::abs(value) < 1e15) {
-      json += fmt::format("{:.0f}", value);
-    } else {
-      json += fmt::format("{:.7g}", value);
-    }
+    const bool integer = value == std::floor(value) && std::abs(value) < 1e15;
+    texts.push_back(!std::isfinite(value) ? "null"
+                                          : fmt::format(fmt::runtime(integer ? "{:.0f}" : "{:.7g}"), value));
   }
-  return json + "]";
+  return fmt::format("[{}]", fmt::join(texts, ","));
 }
 
 std::string lines_json(const Plot& plot) {
-  std::string json;
+  std::vector<std::string> lines;
   for (const PlotLine& line : plot.lines) {
-    json += fmt::format("{}{{\"points\":{},\"mean\":{}", json.empty() ? "" : ",\n", line.points,
-                        json_numbers(line.mean));
+    std::string json = fmt::format(R"({{"points":{},"mean":{})", line.points, json_numbers(line.mean));
     if (!line.low.empty())
       json += fmt::format(",\"low\":{},\"high\":{}", json_numbers(line.low), json_numbers(line.high));
-    json += fmt::format(",\"broken\":[{}],\"marked\":[{}]}}", fmt::join(line.broken, ","),
-                        fmt::join(line.marked, ","));
+    lines.push_back(json + fmt::format(R"(,"broken":[{}],"marked":[{}]}})", fmt::join(line.broken, ","),
+                                       fmt::join(line.marked, ",")));
   }
-  return json;
+  return fmt::format("{}", fmt::join(lines, ",\n"));
 }
 
 }  // namespace hyperion::report
