@@ -10,7 +10,6 @@
 #include "models/kernels/attention/attention.h"
 #include "models/kernels/kernels.h"
 #include "models/layers/activation_checkpoint.h"
-#include "models/maybe_tensor.h"
 
 namespace hyperion::models::ops {
 namespace {
@@ -33,23 +32,11 @@ struct EmbeddingFunction : Function<EmbeddingFunction> {
   }
 };
 
-struct RmsNormFunction : Function<RmsNormFunction> {
-  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight, double eps) {
-    auto [output, rstd] = kernels::table().rms_norm(x, weight, eps);
-    context->save_for_backward({x, weight, rstd});
-    return output;
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const auto saved = context->get_saved_variables();
-    auto [x, weight] = kernels::table().rms_norm_backward(grads[0], saved[0], saved[1], saved[2]);
-    return {x, weight, Tensor()};
-  }
-};
-
 // Without a residual the sum is x itself. Results: the sum, then the norm once for each branch.
 struct AddRmsNormFunction : Function<AddRmsNormFunction> {
-  static variable_list forward(AutogradContext* context, const Tensor& x, const MaybeTensor& residual,
-                               const Tensor& weight, double eps, int64_t branches) {
+  static variable_list forward(AutogradContext* context, const Tensor& x,
+                               const std::optional<Tensor>& residual, const Tensor& weight, double eps,
+                               int64_t branches) {
     context->set_materialize_grads(false);
     context->saved_data["adds"] = residual.has_value();
     variable_list results;
@@ -88,8 +75,8 @@ struct AddRmsNormFunction : Function<AddRmsNormFunction> {
   }
 };
 
-SumAndNorm sum_and_norm(const Tensor& x, const MaybeTensor& residual, const Tensor& weight, double eps,
-                        int64_t branches) {
+SumAndNorm sum_and_norm(const Tensor& x, const std::optional<Tensor>& residual, const Tensor& weight,
+                        double eps, int64_t branches) {
   const variable_list all = AddRmsNormFunction::apply(x, residual, weight, eps, branches);
   return {all[0], {all.begin() + 1, all.end()}};
 }
@@ -170,7 +157,7 @@ Tensor embedding(const Tensor& tokens, const Tensor& weight) {
   return EmbeddingFunction::apply(tokens, weight);
 }
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
-  return RmsNormFunction::apply(x, weight, eps);
+  return rms_norm_of_stream(x, weight, eps).normed[0];
 }
 SumAndNorm add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
                         int64_t branches) {

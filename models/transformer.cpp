@@ -1,6 +1,7 @@
 #include "models/transformer.h"
 
 #include <cmath>
+#include <numbers>
 #include <set>
 
 #include <fmt/format.h>
@@ -8,12 +9,13 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/where.h>
 
 #include "models/block_linear.h"
 #include "models/kernels/common/dtype.h"
 #include "models/layer_metrics.h"
 #include "models/ops.h"
-#include "models/rope.h"
 
 namespace hyperion::models {
 namespace {
@@ -124,6 +126,20 @@ std::vector<std::pair<std::string, Linear*>> Transformer::linears() {
     }
   all.emplace_back("output", &head_.output());
   return all;
+}
+
+at::Tensor rope_frequencies(const ModelArgs& args) {
+  const at::Tensor exponents = at::arange(0, args.head_dim, 2, at::kFloat) / args.head_dim;
+  const at::Tensor frequencies = at::pow(args.rope_theta, exponents).reciprocal();
+  if (!args.rope_scaling) return frequencies;
+  const double factor = args.rope_factor, low = args.rope_low_freq_factor, high = args.rope_high_freq_factor;
+  const double length = static_cast<double>(args.rope_original_length);
+  const at::Tensor wavelengths = 2 * std::numbers::pi / frequencies;
+  const at::Tensor stretched = at::where(wavelengths > length / low, frequencies / factor, frequencies);
+  const at::Tensor blend = (length / wavelengths - low) / (high - low);
+  const at::Tensor blended = (1 - blend) * stretched / factor + blend * stretched;
+  const at::Tensor between = (wavelengths >= length / high).logical_and(wavelengths <= length / low);
+  return at::where(between, blended, stretched);
 }
 
 SequenceContext Transformer::context(int64_t seq_len, at::Device device) const {

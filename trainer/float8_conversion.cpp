@@ -8,8 +8,8 @@
 #include <fmt/ranges.h>
 
 #include "base/error.h"
+#include "models/float8/cast.h"
 #include "models/float8/choice.h"
-#include "models/float8/gather.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/config/schema.h"
 
@@ -63,9 +63,14 @@ std::shared_ptr<const parallel::GatherCodec> make_codec(std::set<const Parameter
   codec.applies = [parameters = std::move(parameters)](const Parameter& parameter) {
     return parameters.contains(&parameter);
   };
-  codec.statistics = float8::gather_statistics;
-  codec.scales = float8::gather_scales;
-  codec.encode = float8::gather_encode;
+  codec.statistics = float8::amaxes;
+  codec.scales = [](const at::Tensor& amaxes) {
+    const float8::Scales made = float8::scales_of(amaxes, float8::kE4m3, /*power_of_two=*/false);
+    return std::pair(made.scale, made.inverse);
+  };
+  codec.encode = [](const at::Tensor& master, const at::Tensor& scale, const at::Tensor& out) {
+    float8::cast_into(out, master, scale);
+  };
   codec.eager = eager;
   return std::make_shared<const parallel::GatherCodec>(std::move(codec));
 }

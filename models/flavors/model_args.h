@@ -35,7 +35,7 @@ struct ModelArgs {
   int64_t max_seq_len = 2048;
   double norm_eps = 1e-5;
   double rope_theta = 500000.0;
-  bool rope_scaling = true;  // Llama 3.1's, by the four values below (models/rope.h)
+  bool rope_scaling = true;  // Llama 3.1's, by the four values below (rope_frequencies)
   double rope_factor = 8, rope_low_freq_factor = 1, rope_high_freq_factor = 4;
   int64_t rope_original_length = 8192;
   RopeStyle rope_style = RopeStyle::kInterleaved;

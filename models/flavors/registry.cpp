@@ -97,39 +97,22 @@ const Flavors& flavors_of(std::string_view name) {
 void apply_overrides(const ModelOverrides& changes, ModelArgs& args) {
   const bool head_dim_follows = args.head_dim * args.n_heads == args.dim;
   const bool kv_follows = args.n_kv_heads == args.n_heads;
-  auto set = [](const auto& from, auto& to) {
-    if (from) to = *from;
-  };
-  set(changes.dim, args.dim);
-  set(changes.n_layers, args.n_layers);
-  set(changes.n_heads, args.n_heads);
-  if (kv_follows) args.n_kv_heads = args.n_heads;
-  set(changes.n_kv_heads, args.n_kv_heads);
-  if (head_dim_follows && args.n_heads > 0) args.head_dim = args.dim / args.n_heads;
-  set(changes.head_dim, args.head_dim);
-  set(changes.vocab_size, args.vocab_size);
-  set(changes.max_seq_len, args.max_seq_len);
-  set(changes.norm_eps, args.norm_eps);
-  set(changes.rope_theta, args.rope_theta);
-  set(changes.rope_scaling, args.rope_scaling);
-  set(changes.rope_factor, args.rope_factor);
-  set(changes.rope_low_freq_factor, args.rope_low_freq_factor);
-  set(changes.rope_high_freq_factor, args.rope_high_freq_factor);
-  set(changes.rope_original_length, args.rope_original_length);
-  set(changes.activation, args.activation);
-  set(changes.qk_norm, args.qk_norm);
-  set(changes.tied, args.tied);
-  set(changes.depth_init, args.depth_init);
+#define OVERRIDE(type, key, ...) \
+  if (changes.key) args.key = *changes.key;
+#define WIDTH_RULE(...)
+#include "models/flavors/overrides.def"
+  if (kv_follows && !changes.n_kv_heads) args.n_kv_heads = args.n_heads;
+  if (head_dim_follows && !changes.head_dim && args.n_heads > 0) args.head_dim = args.dim / args.n_heads;
   if (changes.multiple_of || changes.ffn_dim_multiplier) {
     const double width = 8.0 / 3.0 * static_cast<double>(args.dim) * changes.ffn_dim_multiplier.value_or(1.0);
     if (width > kLargestSize)
       throw_config(
           "model.args.ffn_dim_multiplier = {}: the SwiGLU would be {:.3g} wide, expected at most 2^31",
           changes.ffn_dim_multiplier.value_or(1.0), width);
-    args.hidden_dim =
-        swiglu_width(args.dim, changes.ffn_dim_multiplier.value_or(0.0), changes.multiple_of.value_or(256));
+    if (!changes.hidden_dim)
+      args.hidden_dim =
+          swiglu_width(args.dim, changes.ffn_dim_multiplier.value_or(0.0), changes.multiple_of.value_or(256));
   }
-  set(changes.hidden_dim, args.hidden_dim);
 }
 
 // Billions of parameters in "8B", "0.6b" or "350M", alone or as a part of "Llama-3.1-8B"; nothing in other

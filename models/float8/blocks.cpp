@@ -90,10 +90,8 @@ Operands operands_of(FourTensors&& made) {
 // An operator for the reason that cast() is one.
 TORCH_LIBRARY_FRAGMENT(hyperion, library) {
   library.def(
-      "mx_cast(Tensor x, bool rows, bool columns, bool rounds_up) -> (Tensor, Tensor, Tensor, Tensor)");
-}
-TORCH_LIBRARY_IMPL(hyperion, CompositeExplicitAutograd, library) {
-  library.impl("mx_cast", plain_cast);
+      "mx_cast(Tensor x, bool rows, bool columns, bool rounds_up) -> (Tensor, Tensor, Tensor, Tensor)",
+      torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, plain_cast));
 }
 
 Operands cast_blocks(const Tensor& x, const std::optional<Scaling>& rows,

@@ -6,12 +6,17 @@
 #include <torch/library.h>
 
 #include "base/error.h"
-#include "models/maybe_tensor.h"
 
 namespace hyperion::float8 {
 namespace {
 
 using at::Tensor;
+using MaybeTensor = std::optional<Tensor>;
+
+MaybeTensor if_defined(const Tensor& x) {
+  return x.defined() ? MaybeTensor(x) : std::nullopt;
+}
+
 using CastOperator = std::tuple<Tensor, Tensor>(const Tensor&, const MaybeTensor&, const MaybeTensor&,
                                                 at::ScalarType);
 // Both copies; scale and inverse of the rows, and of the columns.
@@ -42,17 +47,16 @@ Tensor& plain_into(Tensor& out, const Tensor& x, const Tensor& scale) {
 // An operator of libtorch's dispatcher: the CUDA library registers its kernel there when it is loaded, and
 // nothing here needs to know of it.
 TORCH_LIBRARY_FRAGMENT(hyperion, library) {
+  constexpr auto kPlain = c10::DispatchKey::CompositeExplicitAutograd;
   library.def(
-      "float8_cast(Tensor x, Tensor? row_scale, Tensor? column_scale, ScalarType dtype) -> (Tensor, Tensor)");
+      "float8_cast(Tensor x, Tensor? row_scale, Tensor? column_scale, ScalarType dtype) -> (Tensor, Tensor)",
+      torch::dispatch(kPlain, plain_operator));
   library.def(
       "float8_cast_by_amax(Tensor x, Tensor? row_amax, Tensor? column_amax, ScalarType dtype, bool "
-      "power_of_two) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  library.def("float8_cast_into_(Tensor(a!) out, Tensor x, Tensor scale) -> Tensor(a!)");
-}
-TORCH_LIBRARY_IMPL(hyperion, CompositeExplicitAutograd, library) {
-  library.impl("float8_cast", plain_operator);
-  library.impl("float8_cast_by_amax", plain_by_amax);
-  library.impl("float8_cast_into_", plain_into);
+      "power_of_two) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+      torch::dispatch(kPlain, plain_by_amax));
+  library.def("float8_cast_into_(Tensor(a!) out, Tensor x, Tensor scale) -> Tensor(a!)",
+              torch::dispatch(kPlain, plain_into));
 }
 
 Copies cast(const Tensor& x, const Tensor& row_scale, const Tensor& column_scale, at::ScalarType dtype) {

@@ -25,7 +25,7 @@ struct Copies {
 Copies cast(const at::Tensor& x, const at::Tensor& row_scale, const at::Tensor& column_scale,
             at::ScalarType dtype);
 
-// Master rows to `out` [m, n], as the row-major copy of cast(). scale: 0-dim.
+// x to `out` [m, n], as the row-major copy of cast(). scale: 0-dim.
 void cast_into(const at::Tensor& out, const at::Tensor& x, const at::Tensor& scale);
 
 struct Operands {

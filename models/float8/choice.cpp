@@ -1,6 +1,7 @@
 #include "models/float8/choice.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include <fmt/format.h>
@@ -8,12 +9,10 @@
 #include "base/box.h"
 #include "base/error.h"
 #include "base/nearest.h"
-#include "models/float8/cast.h"
+#include "models/float8/blocks.h"
 
 namespace hyperion::float8 {
 namespace {
-
-constexpr int64_t kMxMultiple = 32;  // a block
 
 // torchao's measured rules: below these the casts cost more than the product gains.
 bool too_small(const LinearShape& layer, Recipe recipe) {
@@ -22,42 +21,36 @@ bool too_small(const LinearShape& layer, Recipe recipe) {
   return n <= 2048 || k <= 1024 || (n <= 4096 && k <= 2048);
 }
 
-std::string reason_by_name(const LinearShape& layer, const std::vector<std::string>& filter) {
-  for (const std::string& part : filter)
+struct Rules {
+  const std::vector<std::string>& filter;
+  int64_t multiple;                        // of extents
+  bool of_parts;                           // and of those of a rank's part
+  std::optional<Recipe> drops_small = {};  // kAutoFilter, by the recipe's rule
+};
+
+// Why a layer is left out on any number of ranks; empty: it is not.
+std::string why_not(const LinearShape& layer, const Rules& rules) {
+  for (const std::string& part : rules.filter)
     if (layer.name.find(part) != std::string::npos) return fmt::format("\"{}\" is in filter_fqns", part);
+  if (layer.out % rules.multiple != 0 || layer.in % rules.multiple != 0)
+    return fmt::format("{} x {}: an extent is no multiple of {}", layer.out, layer.in, rules.multiple);
+  if (rules.drops_small && too_small(layer, *rules.drops_small))
+    return fmt::format("{} x {} is too small to gain ({})", layer.out, layer.in, kAutoFilter);
   return "";
 }
 
-std::string reason_by_extents(const LinearShape& layer, int64_t multiple) {
-  if (layer.out % multiple == 0 && layer.in % multiple == 0) return "";
-  return fmt::format("{} x {}: an extent is no multiple of {}", layer.out, layer.in, multiple);
-}
-
-std::string reason_by_part(const LinearShape& layer, int64_t multiple) {
-  const int64_t divided = layer.split == 0 ? layer.out : layer.in;
-  if (divided % (multiple * layer.parts) == 0) return "";
-  return fmt::format(
-      "{} x {}: the part of one of {} tensor parallel ranks is no multiple of {} (of {}, it is {}); "
-      "multiples "
-      "of {} work",
-      layer.out, layer.in, layer.parts, multiple, divided, chunk_of(divided, layer.parts, 0).count,
-      multiple * layer.parts);
-}
-
-// One choice per layer: the first of its reasons that is not empty, and else that by its part.
-template <typename Reasons, typename ByPart>
-std::vector<Choice> choices_by(const std::vector<LinearShape>& layers, const Reasons& reasons,
-                               const ByPart& by_part) {
+std::vector<Choice> choose(const std::vector<LinearShape>& layers, const Rules& rules) {
   std::vector<Choice> choices;
   for (const LinearShape& layer : layers) {
-    Choice choice{layer.name, ""};
-    for (const std::string& reason : reasons(layer))
-      if (choice.why_not.empty()) choice.why_not = reason;
-    if (choice.why_not.empty()) {
-      choice.why_not = by_part(layer);
-      choice.by_part = !choice.why_not.empty();
-    }
-    choices.push_back(std::move(choice));
+    Choice& choice = choices.emplace_back(Choice{layer.name, why_not(layer, rules)});
+    const int64_t divided = layer.split == 0 ? layer.out : layer.in, unit = rules.multiple * layer.parts;
+    if (!choice.why_not.empty() || !rules.of_parts || divided % unit == 0) continue;
+    choice.by_part = true;
+    choice.why_not = fmt::format(
+        "{} x {}: the part of one of {} tensor parallel ranks is no multiple of {} (of {}, it is {}); "
+        "multiples of {} work",
+        layer.out, layer.in, layer.parts, rules.multiple, divided, chunk_of(divided, layer.parts, 0).count,
+        unit);
   }
   return choices;
 }
@@ -66,31 +59,19 @@ std::vector<Choice> choices_by(const std::vector<LinearShape>& layers, const Rea
 
 std::vector<Choice> choose_layers(const std::vector<LinearShape>& layers,
                                   const std::vector<std::string>& filter, Recipe recipe, Gemm gemm) {
-  if (recipe == Recipe::kRowwiseWithGwHp && std::ranges::find(filter, kAutoFilter) != filter.end())
+  const bool drops_small = std::ranges::find(filter, kAutoFilter) != filter.end();
+  if (recipe == Recipe::kRowwiseWithGwHp && drops_small)
     throw_config(
         "quantize.linear.float8.filter_fqns: {} has no rule for recipe_name = \"{}\"; name the layers to "
         "leave out",
         kAutoFilter, text_of(recipe));
-  const bool drops_small = std::ranges::find(filter, kAutoFilter) != filter.end();
-  const auto reasons = [&](const LinearShape& layer) -> std::vector<std::string> {
-    const std::string small =
-        drops_small && too_small(layer, recipe)
-            ? fmt::format("{} x {} is too small to gain ({})", layer.out, layer.in, kAutoFilter)
-            : "";
-    return {reason_by_name(layer, filter), reason_by_extents(layer, kRowMultiple), small};
-  };
-  return choices_by(layers, reasons, [&](const LinearShape& layer) {
-    return gemm == Gemm::kNative ? reason_by_part(layer, kRowMultiple) : "";
-  });
+  return choose(layers, {filter, kRowMultiple, gemm == Gemm::kNative,
+                         drops_small ? std::optional(recipe) : std::nullopt});
 }
 
 std::vector<Choice> choose_mx_layers(const std::vector<LinearShape>& layers,
                                      const std::vector<std::string>& filter) {
-  const auto reasons = [&](const LinearShape& layer) -> std::vector<std::string> {
-    return {reason_by_name(layer, filter), reason_by_extents(layer, kMxMultiple)};
-  };
-  return choices_by(layers, reasons,
-                    [](const LinearShape& layer) { return reason_by_part(layer, kMxMultiple); });
+  return choose(layers, {filter, kBlock, /*of_parts=*/true});
 }
 
 std::vector<std::string> unmatched_filters(const std::vector<LinearShape>& layers,

@@ -44,16 +44,6 @@ LinearMatmuls::LinearMatmuls(Recipe recipe, Gemm gemm, std::shared_ptr<Counters>
 LinearMatmuls::LinearMatmuls(MxRecipe recipe, Gemm gemm, std::shared_ptr<Counters> counters)
     : scalings_(scalings_of(recipe)), gemm_(gemm), counters_(std::move(counters)) {}
 
-std::optional<Scaling> LinearMatmuls::one_scale_of_input() const {
-  const bool one = scalings_.x_w == scalings_.x_out && scalings_.x_out.granularity == Granularity::kTensor;
-  return one ? std::optional(scalings_.x_out) : std::nullopt;
-}
-
-std::optional<Scaling> LinearMatmuls::one_scale_of_gradient() const {
-  const bool one = scalings_.g_w == scalings_.g_x && scalings_.g_x.granularity == Granularity::kTensor;
-  return one ? std::optional(scalings_.g_x) : std::nullopt;
-}
-
 Quantized LinearMatmuls::cast_shard(const Tensor& rows, const Scaling& scaling, Exchange& ranks) const {
   ++counters_->operand_casts;
   return quantize_operands(rows.contiguous(), scaling, std::nullopt, {&ranks, 0}).rows;

@@ -68,13 +68,16 @@ class LinearMatmuls {
 
   // The scaling of a layer's input (of the gradient of its output) in all of its products, where that is one
   // scale for the tensor: its FP8 form then serves them all. None for recipes that need more forms.
-  std::optional<Scaling> one_scale_of_input() const;
-  std::optional<Scaling> one_scale_of_gradient() const;
+  std::optional<Scaling> one_scale_of_input() const { return one_scale(scalings_.x_out, scalings_.x_w); }
+  std::optional<Scaling> one_scale_of_gradient() const { return one_scale(scalings_.g_x, scalings_.g_w); }
   // This rank's rows of an operand, with such a scaling, as all `ranks` gather it.
   Quantized cast_shard(const at::Tensor& rows, const Scaling& scaling, Exchange& ranks) const;
 
  private:
   struct WeightCopies;
+  static std::optional<Scaling> one_scale(const Scaling& rows, const std::optional<Scaling>& columns) {
+    return rows == columns && rows.granularity == Granularity::kTensor ? columns : std::nullopt;
+  }
   at::Tensor multiply(const Quantized& a, const Quantized& b, at::ScalarType out, bool fast_accumulate,
                       bool counts) const;
   Operands cast_operands(const at::Tensor& x, const std::optional<Scaling>& rows,

@@ -5,9 +5,11 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/maximum.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
@@ -50,12 +52,22 @@ at::Tensor amax(const at::Tensor& x, Granularity granularity, const PartOf& part
   return largest;
 }
 
+at::Tensor amaxes(const std::vector<at::Tensor>& matrices, at::Device device) {
+  std::vector<at::Tensor> on_gpu, all;
+  for (const at::Tensor& x : matrices)
+    if (x.numel() > 0 && x.is_cuda()) on_gpu.push_back(x.detach());
+  std::vector<at::Tensor> found;
+  if (!on_gpu.empty()) found = at::_foreach_norm(on_gpu, std::numeric_limits<double>::infinity());
+  size_t next = 0;
+  for (const at::Tensor& x : matrices)
+    all.push_back(x.numel() > 0 && x.is_cuda() ? found[next++] : amax(x, Granularity::kTensor));
+  return at::stack(all).to(device);
+}
+
 // An operator for the reason that cast() is one.
 TORCH_LIBRARY_FRAGMENT(hyperion, library) {
-  library.def("float8_scales(Tensor amax, float largest, bool power_of_two) -> (Tensor, Tensor)");
-}
-TORCH_LIBRARY_IMPL(hyperion, CompositeExplicitAutograd, library) {
-  library.impl("float8_scales", plain_scales);
+  library.def("float8_scales(Tensor amax, float largest, bool power_of_two) -> (Tensor, Tensor)",
+              torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, plain_scales));
 }
 
 Scales scales_of(const at::Tensor& amax, at::ScalarType dtype, bool power_of_two) {

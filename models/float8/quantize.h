@@ -2,6 +2,8 @@
 // 0.18's (float8_utils.py), so that results have the same bits; tests/goldens/float8 holds them.
 #pragma once
 
+#include <vector>
+
 #include <ATen/core/Tensor.h>
 
 #include "base/exchange.h"
@@ -47,6 +49,9 @@ struct PartOf {
 // over them unless the granularity's scales are of indices along `dim`); NaN where there is one. An empty x
 // has 0.
 at::Tensor amax(const at::Tensor& x, Granularity granularity, const PartOf& part = {});
+
+// Of whole matrices of one dtype: fp32 [n] on `device`, by a few kernels for all that are on a GPU.
+at::Tensor amaxes(const std::vector<at::Tensor>& matrices, at::Device device);
 
 struct Scales {
   at::Tensor scale, inverse;  // fp32, of amax's shape; inverse = 1 / scale

@@ -60,10 +60,8 @@ at::Tensor& plain_rescale_in_place(at::Tensor& product, const at::Tensor& row, c
 
 // An operator for the reason that cast() is one.
 TORCH_LIBRARY_FRAGMENT(hyperion, library) {
-  library.def("float8_rescale_(Tensor(a!) product, Tensor row, Tensor column) -> Tensor(a!)");
-}
-TORCH_LIBRARY_IMPL(hyperion, CompositeExplicitAutograd, library) {
-  library.impl("float8_rescale_", plain_rescale_in_place);
+  library.def("float8_rescale_(Tensor(a!) product, Tensor row, Tensor column) -> Tensor(a!)",
+              torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, plain_rescale_in_place));
 }
 
 at::Tensor& rescale_in_place(at::Tensor& product, const at::Tensor& row, const at::Tensor& column) {

@@ -6,7 +6,7 @@
 #include "models/kernels/cross_entropy/cross_entropy.h"
 #include "models/kernels/gated_activation/gated_activation.h"
 #include "models/kernels/kernel.h"
-#include "models/kernels/matmul/cpu.h"
+#include "models/kernels/matmul/matmul.h"
 #include "models/kernels/rms_norm/rms_norm.h"
 #include "models/kernels/rope/rope.h"
 #include "models/kernels/sum_of_squares/sum_of_squares.h"

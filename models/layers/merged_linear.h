@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/layers/linear_node.h"
@@ -11,10 +12,19 @@ namespace hyperion::models {
 class MergedLinear {
  public:
   // name: of all their weights together, for messages.
-  MergedLinear(const std::string& name, std::vector<Linear> layers);
+  MergedLinear(const std::string& name, std::vector<Linear> layers) : layers_(std::move(layers)) {
+    int64_t rows = 0;
+    for (const Linear& layer : layers_) rows += layer.weight()->shape[0];
+    const ParameterPtr all = make_parameter(name, {rows, layers_[0].weight()->shape[1]}, Init::ones());
+    for (const Linear& layer : layers_) layer.weight()->pack = all;
+  }
 
   // x: the input once for each layer, or once. The results of the layers, as column_linear().
-  std::vector<at::Tensor> forward(at::TensorList x, SelectiveCheckpoint* selective) const;
+  std::vector<at::Tensor> forward(at::TensorList x, SelectiveCheckpoint* selective) const {
+    std::vector<const Linear*> layers;
+    for (const Linear& layer : layers_) layers.push_back(&layer);
+    return column_linear(x, layers, selective);
+  }
 
   const ParameterPtr& weight(size_t layer) const { return layers_[layer].weight(); }
   std::vector<Linear>& layers() { return layers_; }

@@ -1,6 +1,6 @@
 // How chosen parameters are all-gathered in a smaller form than their compute dtype. parallel/ exchanges what
 // the ranks must know of each other's shards, encodes and sends; the encoding itself is defined by the
-// functions below, which the trainer takes from the FP8 linears (models/float8/gather.h).
+// functions below, which the trainer takes from the FP8 linears (models/float8/quantize.h and cast.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

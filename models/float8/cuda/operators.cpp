@@ -1,14 +1,14 @@
 // The operators of cast.h, quantize.h and scaled_matmul.h for CUDA tensors.
+#include <tuple>
+#include <utility>
+#include <vector>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
-
-#include <tuple>
-#include <utility>
-#include <vector>
 
 #include "models/float8/blocks.h"
 #include "models/float8/cast.h"
@@ -51,6 +51,21 @@ From source_of(const Tensor& x) {
 
 cudaStream_t stream_for(const Tensor& x) {
   return c10::cuda::getCurrentCUDAStream(x.device().index()).stream();
+}
+
+std::tuple<Tensor, Tensor> scales_on_cuda(const Tensor& given, double largest, bool power_of_two) {
+  const c10::cuda::CUDAGuard on(given.device());
+  const Tensor amax = given.contiguous();
+  const auto options = amax.options().dtype(at::kFloat);
+  Tensor scale = at::empty_like(amax, options), inverse = at::empty_like(amax, options);
+  const ScaleTask task = {.amax = amax.const_data_ptr(),
+                          .count = amax.numel(),
+                          .scale = scale.mutable_data_ptr<float>(),
+                          .inverse = inverse.mutable_data_ptr<float>(),
+                          .largest = largest,
+                          .power_of_two = power_of_two};
+  C10_CUDA_CHECK(launch_scale(task, source_of(amax), stream_for(amax)));
+  return {scale, inverse};
 }
 
 // One launch of the cast, and the tensors that it reads and writes.
@@ -113,17 +128,12 @@ class Cast {
                 "FP8: an amax of ", amax.numel(), " numbers on ", amax.device(), ": expected 1 or ", many,
                 " on ", x_.device());
     const Tensor& kept = inputs_.emplace_back(amax.contiguous());
+    if (x_.numel() == 0) {  // no tile would make them
+      const auto [scale, inverse] = scales_on_cuda(kept, largest_of(dtype_), power_of_two_);
+      return {scale, inverse};
+    }
     const auto options = kept.options().dtype(at::kFloat);
     Scales made = {at::empty_like(kept, options), at::empty_like(kept, options)};
-    if (x_.numel() == 0) {  // no tile would make them
-      const ScaleTask task = {.amax = kept.const_data_ptr(),
-                              .count = kept.numel(),
-                              .scale = made.scale.mutable_data_ptr<float>(),
-                              .inverse = made.inverse.mutable_data_ptr<float>(),
-                              .largest = largest_of(dtype_),
-                              .power_of_two = power_of_two_};
-      C10_CUDA_CHECK(launch_scale(task, source_of(kept), stream_for(x_)));
-    }
     scales = {.each = kept.numel() > 1,
               .amax = kept.const_data_ptr(),
               .amax_is_bf16 = source_of(kept) == From::kBFloat16,
@@ -219,21 +229,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mx_cast_on_cuda(const Tensor& given, 
   }
   C10_CUDA_CHECK(launch_mx(task, source_of(x), stream_for(x)));
   return {row_values, column_values, row_scales, column_scales};
-}
-
-std::tuple<Tensor, Tensor> scales_on_cuda(const Tensor& given, double largest, bool power_of_two) {
-  const c10::cuda::CUDAGuard on(given.device());
-  const Tensor amax = given.contiguous();
-  const auto options = amax.options().dtype(at::kFloat);
-  Tensor scale = at::empty_like(amax, options), inverse = at::empty_like(amax, options);
-  const ScaleTask task = {.amax = amax.const_data_ptr(),
-                          .count = amax.numel(),
-                          .scale = scale.mutable_data_ptr<float>(),
-                          .inverse = inverse.mutable_data_ptr<float>(),
-                          .largest = largest,
-                          .power_of_two = power_of_two};
-  C10_CUDA_CHECK(launch_scale(task, source_of(amax), stream_for(amax)));
-  return {scale, inverse};
 }
 
 Tensor& rescale_on_cuda(Tensor& product, const Tensor& row, const Tensor& column) {

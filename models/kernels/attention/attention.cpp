@@ -174,39 +174,34 @@ AttentionGradients efficient_documents_backward(const at::Tensor& grad, const Cu
   return {rows(dq), sum_heads(rows(dk), kv_heads), sum_heads(rows(dv), kv_heads)};
 }
 
-AttentionResult cuda_forward(const CudaInput& in) {
+struct CudaForm {
+  AttentionResult (*forward)(const CudaInput& in);
+  AttentionGradients (*backward)(const at::Tensor& grad, const CudaInput& in, const AttentionResult& result);
+};
+
+CudaForm cuda_form(const CudaInput& in) {
   const bool documents = in.documents.defined();
-  AttentionResult result;
   switch (attention_kernel(in.q, documents)) {
     case AttentionKernel::kCudnn:
-      result = cudnn_forward(in);
-      break;
+      return {cudnn_forward, cudnn_backward};
     case AttentionKernel::kFlash:
-      result = documents ? flash_documents_forward(in) : flash_forward(in);
-      break;
+      if (documents) return {flash_documents_forward, flash_documents_backward};
+      return {flash_forward, flash_backward};
     case AttentionKernel::kEfficient:
-      result = documents ? efficient_documents_forward(in) : efficient_forward(in);
+      if (documents) return {efficient_documents_forward, efficient_documents_backward};
   }
+  return {efficient_forward, efficient_backward};
+}
+
+AttentionResult cuda_forward(const CudaInput& in) {
+  AttentionResult result = cuda_form(in).forward(in);
   result.output = result.output.narrow(3, 0, in.head_dim);
   return result;
 }
 
 AttentionGradients cuda_backward(const at::Tensor& grad, const CudaInput& in, AttentionResult result) {
-  const bool documents = in.documents.defined();
-  const at::Tensor padded = pad_last_dim(grad);
   result.output = pad_last_dim(result.output);
-  AttentionGradients grads;
-  switch (attention_kernel(in.q, documents)) {
-    case AttentionKernel::kCudnn:
-      grads = cudnn_backward(padded, in, result);
-      break;
-    case AttentionKernel::kFlash:
-      grads = documents ? flash_documents_backward(padded, in, result) : flash_backward(padded, in, result);
-      break;
-    case AttentionKernel::kEfficient:
-      grads = documents ? efficient_documents_backward(padded, in, result)
-                        : efficient_backward(padded, in, result);
-  }
+  AttentionGradients grads = cuda_form(in).backward(pad_last_dim(grad), in, result);
   for (at::Tensor* t : {&grads.q, &grads.k, &grads.v}) *t = t->narrow(3, 0, in.head_dim);
   return grads;
 }

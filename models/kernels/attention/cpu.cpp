@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <string>
+#include <span>
 #include <vector>
+
+#include <fmt/ranges.h>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -19,40 +21,52 @@
 namespace hyperion::kernels::cpu {
 namespace {
 
-constexpr Instructions kAll[] = {Instructions::kAvx512Bf16, Instructions::kAvx512, Instructions::kAvx2,
-                                 Instructions::kNone};
+struct InstructionSet {
+  Instructions instructions;
+  std::string_view name;
+  bool processor_has;
+  const AttentionBlocks& (*blocks)();
+};
 
-const AttentionBlocks& blocks_for(Instructions instructions) {
+// From the most to the least.
+std::span<const InstructionSet> instruction_sets() {
 #ifdef HYPERION_X86_64
-  switch (instructions) {
-    case Instructions::kAvx512Bf16:
-      return attention_blocks_avx512_bf16();
-    case Instructions::kAvx512:
-      return attention_blocks_avx512();
-    case Instructions::kAvx2:
-      return attention_blocks_avx2();
-    case Instructions::kNone:
-      break;
-  }
+  static const bool avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  static const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                             __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512bw") &&
+                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  static const InstructionSet all[] = {
+      {Instructions::kAvx512Bf16, "avx512_bf16", avx512 && __builtin_cpu_supports("avx512bf16"),
+       attention_blocks_avx512_bf16},
+      {Instructions::kAvx512, "avx512", avx512, attention_blocks_avx512},
+      {Instructions::kAvx2, "avx2", avx2, attention_blocks_avx2},
+      {Instructions::kNone, "none", true, attention_blocks_plain}};
+#else
+  static const InstructionSet all[] = {
+      {Instructions::kAvx512Bf16, "avx512_bf16", false, attention_blocks_plain},
+      {Instructions::kAvx512, "avx512", false, attention_blocks_plain},
+      {Instructions::kAvx2, "avx2", false, attention_blocks_plain},
+      {Instructions::kNone, "none", true, attention_blocks_plain}};
 #endif
-  return attention_blocks_plain();
+  return all;
+}
+
+const InstructionSet& set_of(Instructions instructions) {
+  return *std::ranges::find(instruction_sets(), instructions, &InstructionSet::instructions);
 }
 
 Instructions choose_instructions() {
   const char* wanted = std::getenv("HYPERION_CPU_INSTRUCTIONS");
-  std::string names;
-  for (const Instructions one : kAll) {
-    if (wanted == nullptr || *wanted == '\0') {
-      if (processor_has(one)) return one;
-      continue;
-    }
-    if (text_of(one) == wanted) {
-      if (processor_has(one)) return one;
+  std::vector<std::string_view> names;
+  for (const InstructionSet& set : instruction_sets()) {
+    const bool any = wanted == nullptr || *wanted == '\0';
+    if ((any || set.name == wanted) && set.processor_has) return set.instructions;
+    if (!any && set.name == wanted)
       throw_config("HYPERION_CPU_INSTRUCTIONS is '{}', which this processor does not have: unset it", wanted);
-    }
-    names += (names.empty() ? "" : ", ") + std::string(text_of(one));
+    names.push_back(set.name);
   }
-  throw_config("HYPERION_CPU_INSTRUCTIONS is '{}', expected one of {}", wanted, names);
+  throw_config("HYPERION_CPU_INSTRUCTIONS is '{}', expected one of {}", wanted, fmt::join(names, ", "));
 }
 
 // [batch, heads, tokens, head_dim] with the elements of a head behind each other.
@@ -85,7 +99,7 @@ AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k, const at::Tens
 }
 
 const ElementKernels& kernels_for(const at::Tensor& t, Instructions instructions) {
-  const AttentionBlocks& blocks = blocks_for(instructions);
+  const AttentionBlocks& blocks = set_of(instructions).blocks();
   return t.scalar_type() == at::kBFloat16 ? blocks.bf16 : blocks.fp32;
 }
 
@@ -118,38 +132,11 @@ int64_t parts_of(const at::Tensor& q, const at::Tensor& k) {
 }  // namespace
 
 std::string_view text_of(Instructions instructions) {
-  switch (instructions) {
-    case Instructions::kAvx512Bf16:
-      return "avx512_bf16";
-    case Instructions::kAvx512:
-      return "avx512";
-    case Instructions::kAvx2:
-      return "avx2";
-    case Instructions::kNone:
-      break;
-  }
-  return "none";
+  return set_of(instructions).name;
 }
 
 bool processor_has(Instructions instructions) {
-#ifdef HYPERION_X86_64
-  const bool avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512cd") &&
-                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vl");
-  switch (instructions) {
-    case Instructions::kAvx512Bf16:
-      return avx512 && __builtin_cpu_supports("avx512bf16");
-    case Instructions::kAvx512:
-      return avx512;
-    case Instructions::kAvx2:
-      return avx2;
-    case Instructions::kNone:
-      break;
-  }
-#endif
-  return instructions == Instructions::kNone;
+  return set_of(instructions).processor_has;
 }
 
 Instructions chosen_instructions() {

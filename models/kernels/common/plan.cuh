@@ -3,6 +3,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <type_traits>
 
 #include "models/kernels/common/chunks.cuh"
 #include "models/kernels/common/launch.h"
@@ -37,5 +38,12 @@ struct Variants {
     return chunk > 1 ? bf16_chunks : bf16_single;
   }
 };
+// kernel(x, chunk): that of the type of x with chunks of decltype(chunk)::value elements.
+template <typename Task, typename F>
+Variants<Task> variants_of(const F& kernel) {
+  const std::integral_constant<int, 1> single;
+  return {kernel(float(), std::integral_constant<int, 4>()), kernel(float(), single),
+          kernel(__nv_bfloat16(), std::integral_constant<int, 8>()), kernel(__nv_bfloat16(), single)};
+}
 
 }  // namespace hyperion::kernels

@@ -1,12 +1,10 @@
 #include "models/kernels/common/rows.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
 #include <type_traits>
-#include <vector>
 
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define HYPERION_VECTORISED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -295,13 +293,6 @@ HYPERION_VECTORISED void adam(const AdamNumbers& numbers, const float* grad, flo
     v[i] = k.beta2 * v[i] + k.rest2 * g * g;
     weight[i] = weight[i] * k.shrink - k.step_size * m[i] / (std::sqrt(v[i]) / k.root_of_correction2 + k.eps);
   }
-}
-
-float* scratch(int slot, int64_t n) {
-  thread_local std::array<std::vector<float>, 3> buffers;
-  auto& buffer = buffers.at(static_cast<size_t>(slot));
-  if (buffer.size() < static_cast<size_t>(n)) buffer.resize(static_cast<size_t>(n));
-  return buffer.data();
 }
 
 }  // namespace hyperion::kernels::rows

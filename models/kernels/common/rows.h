@@ -70,7 +70,4 @@ struct AdamNumbers {
 // Updates n weights and their moments m and v (models/kernels/adam/adam.h).
 void adam(const AdamNumbers& numbers, const float* grad, float* weight, float* m, float* v, int64_t n);
 
-// Scratch of at least n floats for the calling thread; `slot` tells several apart.
-float* scratch(int slot, int64_t n);
-
 }  // namespace hyperion::kernels::rows

@@ -1,29 +1,28 @@
 #include "models/kernels/common/scratch.h"
 
-#include <cstddef>
-#include <cstdlib>
+#include <array>
 #include <memory>
-#include <new>
 
 namespace hyperion::kernels::cpu {
 
-float* thread_scratch(int64_t floats) {
+float* thread_scratch(int64_t floats, int slot) {
   constexpr size_t kCacheLine = 64;
-  struct Free {
-    void operator()(float* memory) const { std::free(memory); }
+  struct Memory {
+    std::unique_ptr<float[]> floats;
+    size_t bytes = 0;
   };
-  thread_local std::unique_ptr<float, Free> memory;
-  thread_local int64_t size = 0;
-  if (size < floats) {
-    memory.reset();
-    size = 0;
-    memory.reset(static_cast<float*>(std::aligned_alloc(
-        kCacheLine,
-        (static_cast<size_t>(floats) * sizeof(float) + kCacheLine - 1) / kCacheLine * kCacheLine)));
-    if (memory == nullptr) throw std::bad_alloc();
-    size = floats;
+  thread_local std::array<Memory, 3> slots;
+  Memory& memory = slots.at(static_cast<size_t>(slot));
+  const size_t wanted = static_cast<size_t>(floats) * sizeof(float);
+  if (memory.bytes < wanted + kCacheLine) {
+    memory = {};
+    memory = {
+        std::make_unique_for_overwrite<float[]>(static_cast<size_t>(floats) + kCacheLine / sizeof(float)),
+        wanted + kCacheLine};
   }
-  return memory.get();
+  void* first = memory.floats.get();
+  size_t room = memory.bytes;
+  return static_cast<float*>(std::align(kCacheLine, wanted, first, room));
 }
 
 }  // namespace hyperion::kernels::cpu

@@ -141,17 +141,12 @@ template <typename Run>
 cudaError_t plan(const CrossEntropyTask& task, Element element, const Run& run) {
   const bool chunks = divides(chunk_of(element), {task.columns}) && aligned({task.logits});
   const int chunk = chunks ? chunk_of(element) : 1;
-  const Variants<CrossEntropyTask> losses = {cross_entropy_row<float, 4>, cross_entropy_row<float, 1>,
-                                             cross_entropy_row<__nv_bfloat16, 8>,
-                                             cross_entropy_row<__nv_bfloat16, 1>};
-  const Variants<CrossEntropyTask> statistics = {
-      vocab_statistics_row<float, 4>, vocab_statistics_row<float, 1>, vocab_statistics_row<__nv_bfloat16, 8>,
-      vocab_statistics_row<__nv_bfloat16, 1>};
-  const Variants<CrossEntropyTask> gradient = {vocab_gradient_row<float, 4>, vocab_gradient_row<float, 1>,
-                                               vocab_gradient_row<__nv_bfloat16, 8>,
-                                               vocab_gradient_row<__nv_bfloat16, 1>};
-  const auto& wanted = task.losses != nullptr ? losses : task.statistics != nullptr ? statistics : gradient;
-  return run(wanted.of(element, chunk), task, task.rows,
+  const auto variants = variants_of<CrossEntropyTask>([&](auto x, auto chunk) {
+    return task.losses != nullptr       ? cross_entropy_row<decltype(x), decltype(chunk)::value>
+           : task.statistics != nullptr ? vocab_statistics_row<decltype(x), decltype(chunk)::value>
+                                        : vocab_gradient_row<decltype(x), decltype(chunk)::value>;
+  });
+  return run(variants.of(element, chunk), task, task.rows,
              threads_for(task.columns / chunk, 4, kCrossEntropyThreads));
 }
 

@@ -83,15 +83,12 @@ __global__ void __launch_bounds__(kActivationThreads)
 
 // Forward, or backward where the task has a gradient.
 template <models::Activation kActivation>
-Variants<GatedActivationTask> variants_of(const GatedActivationTask& task) {
-  if (task.grad == nullptr)
-    return {gated_activation_chunk<kActivation, float, 4>, gated_activation_chunk<kActivation, float, 1>,
-            gated_activation_chunk<kActivation, __nv_bfloat16, 8>,
-            gated_activation_chunk<kActivation, __nv_bfloat16, 1>};
-  return {gated_activation_backward_chunk<kActivation, float, 4>,
-          gated_activation_backward_chunk<kActivation, float, 1>,
-          gated_activation_backward_chunk<kActivation, __nv_bfloat16, 8>,
-          gated_activation_backward_chunk<kActivation, __nv_bfloat16, 1>};
+Variants<GatedActivationTask> kernels_of(const GatedActivationTask& task) {
+  return variants_of<GatedActivationTask>([&](auto x, auto chunk) {
+    return task.grad == nullptr
+               ? gated_activation_chunk<kActivation, decltype(x), decltype(chunk)::value>
+               : gated_activation_backward_chunk<kActivation, decltype(x), decltype(chunk)::value>;
+  });
 }
 
 template <typename Run>
@@ -103,7 +100,7 @@ cudaError_t plan(const GatedActivationTask& task, Element element, const Run& ru
   const unsigned threads = threads_for(task.n / chunk, 1, kActivationThreads);
   const int64_t blocks = task.rows * ((task.n / chunk + threads - 1) / threads);
   const auto variants = models::with_activation(
-      task.activation, [&](auto act) { return variants_of<decltype(act)::value>(task); });
+      task.activation, [&](auto act) { return kernels_of<decltype(act)::value>(task); });
   return run(variants.of(element, chunk), task, blocks, threads);
 }
 

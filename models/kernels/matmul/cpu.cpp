@@ -1,4 +1,4 @@
-#include "models/kernels/matmul/cpu.h"
+#include "models/kernels/attention/cpu.h"
 
 #include <algorithm>
 #include <vector>
@@ -9,10 +9,10 @@
 
 #include "base/device/parallel_for.h"
 #include "base/error.h"
-#include "models/kernels/attention/cpu.h"
 #include "models/kernels/common/dtype.h"
 #include "models/kernels/common/scratch.h"
 #include "models/kernels/matmul/cpu_blocks.h"
+#include "models/kernels/matmul/matmul.h"
 
 #ifdef HYPERION_X86_64
 #include <cpuid.h>

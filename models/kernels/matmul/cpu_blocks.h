@@ -1,5 +1,5 @@
 // Matrix products c = a b on raw pointers: what one thread computes, for AVX-512 with bf16 products.
-// models/kernels/matmul/cpu.h has the whole. As attention_blocks.h says, nothing here may be shared with
+// models/kernels/matmul/matmul.h has the whole. As attention_blocks.h says, nothing here may be shared with
 // files for other processors.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Matrix products in the compute dtype: on CPUs with AVX-512 and bf16 products by kernels of our own
-// (models/kernels/matmul/cpu.h), else by libtorch. On CPUs without bf16 instructions libtorch multiplies bf16
+// Matrix products in the compute dtype: on CPUs with AVX-512 and bf16 products by kernels of our own, else by
+// libtorch. On CPUs without bf16 instructions libtorch multiplies bf16
 // element by element (measured: 1-6 GFLOP/s against 40-190 in fp32), so there the operands are widened,
 // multiplied in fp32 and the result is rounded once. That is also what the bf16 hardware paths compute: fp32
 // accumulation, one rounding.
@@ -20,5 +20,19 @@ void add_matmul(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b)
 
 // Whether this process widens bf16 operands on the CPU (see above).
 bool widens_bf16();
+
+namespace cpu {
+
+// Whether ours take a [m, k] and b [k, n]: fp32 or bf16 on a CPU of that kind, with neighbours in rows or in
+// columns, and enough of them that packing pays. Not where the processor multiplies tiles (AMX): libtorch's
+// products use them.
+bool takes_matmul(const at::Tensor& a, const at::Tensor& b);
+
+// Then a times b -> [m, n] in their dtype; sums in fp32, bf16 is rounded once. The bits do not depend on the
+// number of threads.
+using Matmul = at::Tensor(const at::Tensor& a, const at::Tensor& b);
+Matmul matmul;
+
+}  // namespace cpu
 
 }  // namespace hyperion::kernels

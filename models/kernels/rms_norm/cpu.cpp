@@ -8,6 +8,7 @@
 #include "base/device/parallel_for.h"
 #include "models/kernels/common/dtype.h"
 #include "models/kernels/common/rows.h"
+#include "models/kernels/common/scratch.h"
 #include "models/kernels/rms_norm/rms_norm.h"
 
 namespace hyperion::kernels::cpu {
@@ -29,7 +30,7 @@ RmsNormResult forward(const at::Tensor& x, const at::Tensor& weight, double eps,
     T* sums = residual == nullptr ? nullptr : sum->mutable_data_ptr<T>();
     T* out = result.output.mutable_data_ptr<T>();
     parallel_for(0, count, kRowsPerTask, [&](int64_t begin, int64_t end) {
-      float* row = rows::scratch(0, n);
+      float* row = thread_scratch(n);
       for (int64_t r = begin; r < end; ++r) {
         if (added != nullptr)
           rows::add(added + r * n, in + r * n, sums + r * n, row, n);
@@ -60,7 +61,7 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& grad, const at::Ten
     const T* added = grad_sum == nullptr ? nullptr : grad_sum->const_data_ptr<T>();
     T* out = dx.mutable_data_ptr<T>();
     parallel_for(0, tasks, 1, [&](int64_t first, int64_t last) {
-      float *row = rows::scratch(0, n), *g = rows::scratch(1, n), *d = rows::scratch(2, n);
+      float *row = thread_scratch(n), *g = thread_scratch(n, 1), *d = thread_scratch(n, 2);
       for (int64_t r = first * kRowsPerTask; r < std::min(count, last * kRowsPerTask); ++r) {
         rows::widen(xs + r * n, row, n);
         rows::widen(gs + r * n, g, n);

@@ -192,9 +192,8 @@ cudaError_t plan(const AddRmsNormTask& task, Element element, const Run& run) {
   const bool chunks = divides(chunk_of(element), {task.n}) &&
                       aligned({task.x, task.residual, task.weight, task.sum, task.output});
   const int chunk = chunks ? chunk_of(element) : 1;
-  const Variants<AddRmsNormTask> variants = {add_rms_norm_row<float, 4>, add_rms_norm_row<float, 1>,
-                                             add_rms_norm_row<__nv_bfloat16, 8>,
-                                             add_rms_norm_row<__nv_bfloat16, 1>};
+  const auto variants = variants_of<AddRmsNormTask>(
+      [](auto x, auto chunk) { return add_rms_norm_row<decltype(x), decltype(chunk)::value>; });
   return run(variants.of(element, chunk), task, task.rows, threads_for(task.n / chunk, kHeld, kNormThreads));
 }
 
@@ -204,9 +203,8 @@ cudaError_t plan(const AddRmsNormBackwardTask& task, Element element, const Run&
                       aligned({task.grad, task.grad_sum, task.sum, task.weight, task.grad_x, task.partial}) &&
                       aligned({task.more[0], task.more[1]});
   const int chunk = chunks ? chunk_of(element) : 1;
-  const Variants<AddRmsNormBackwardTask> variants = {
-      add_rms_norm_backward_rows<float, 4>, add_rms_norm_backward_rows<float, 1>,
-      add_rms_norm_backward_rows<__nv_bfloat16, 8>, add_rms_norm_backward_rows<__nv_bfloat16, 1>};
+  const auto variants = variants_of<AddRmsNormBackwardTask>(
+      [](auto x, auto chunk) { return add_rms_norm_backward_rows<decltype(x), decltype(chunk)::value>; });
   const cudaError_t rows = run(variants.of(element, chunk), task, task.blocks,
                                threads_for(task.n / chunk, kHeld, kNormBackwardThreads));
   if (rows != cudaSuccess) return rows;

@@ -5,6 +5,7 @@
 #include "base/device/parallel_for.h"
 #include "models/kernels/common/dtype.h"
 #include "models/kernels/common/rows.h"
+#include "models/kernels/common/scratch.h"
 #include "models/kernels/rope/rope.h"
 
 namespace hyperion::kernels::cpu {
@@ -35,7 +36,7 @@ void rope_into(const at::Tensor& x, const at::Tensor& y, const at::Tensor& cos, 
     T* out = to.mutable_data_ptr<T>();
     const int64_t in_stride = from.stride(0), out_stride = to.stride(0);
     parallel_for(0, tokens, 16, [&](int64_t begin, int64_t end) {
-      float *row = rows::scratch(0, width), *rotated = rows::scratch(1, width);
+      float *row = thread_scratch(width), *rotated = thread_scratch(width, 1);
       for (int64_t token = begin; token < end; ++token) {  // token = sequence * seq + position
         const int64_t angle = token % positions * half;
         const int64_t sequence = token / seq, position = token % seq, each = seq / parts;

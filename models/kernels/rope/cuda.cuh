@@ -73,12 +73,10 @@ cudaError_t plan(const RopeTask& task, Element element, const Run& run) {
   for (const HeadsLayout* heads : {&task.q, &task.k, &task.v, &task.q_out, &task.k_out, &task.v_out})
     chunks = chunks && aligned({heads->data}) &&
              divides(whole, {heads->part, heads->sequence, heads->position, heads->head});
-  const Variants<RopeTask> neighbours = {rope_token<float, 4, true>, rope_token<float, 1, true>,
-                                         rope_token<__nv_bfloat16, 8, true>,
-                                         rope_token<__nv_bfloat16, 1, true>};
-  const Variants<RopeTask> halves = {rope_token<float, 4, false>, rope_token<float, 1, false>,
-                                     rope_token<__nv_bfloat16, 8, false>,
-                                     rope_token<__nv_bfloat16, 1, false>};
+  const auto neighbours = variants_of<RopeTask>(
+      [](auto x, auto chunk) { return rope_token<decltype(x), decltype(chunk)::value, true>; });
+  const auto halves = variants_of<RopeTask>(
+      [](auto x, auto chunk) { return rope_token<decltype(x), decltype(chunk)::value, false>; });
   const int chunk = chunks ? whole : 1;
   const int64_t units = int64_t{task.heads + 2 * task.kv_heads} * (task.half / chunk);
   return run((task.interleaved ? neighbours : halves).of(element, chunk), task, task.sequences * task.length,

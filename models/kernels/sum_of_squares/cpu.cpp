@@ -6,6 +6,7 @@
 #include "base/device/parallel_for.h"
 #include "models/kernels/common/dtype.h"
 #include "models/kernels/common/rows.h"
+#include "models/kernels/common/scratch.h"
 #include "models/kernels/sum_of_squares/sum_of_squares.h"
 
 namespace hyperion::kernels::cpu {
@@ -17,7 +18,7 @@ at::Tensor sum_of_squares(const at::Tensor& given) {
   const at::Tensor partial = at::zeros({blocks}, at::TensorOptions(at::kDouble));
   with_element_type(x, [&]<typename T>(T) {
     parallel_for(0, blocks, 8, [&](int64_t begin, int64_t end) {
-      float* row = rows::scratch(0, kBlock);
+      float* row = thread_scratch(kBlock);
       for (int64_t block = begin; block < end; ++block) {
         const int64_t count = std::min(kBlock, n - block * kBlock);
         const T* from = x.const_data_ptr<T>() + block * kBlock;

@@ -23,8 +23,8 @@
 #include "base/files.h"
 #include "models/flavors/registry.h"
 #include "models/float8/blocks.h"
+#include "models/float8/cast.h"
 #include "models/float8/choice.h"
-#include "models/float8/gather.h"
 #include "models/float8/linear_matmuls.h"
 #include "models/float8/quantize.h"
 #include "models/layers/linear_node.h"
@@ -321,14 +321,14 @@ TEST_CASE("layers of one input cast it once and a block that is run again leaves
 TEST_CASE("a weight that was gathered in FP8 is used as it came") {
   const Tensor master = at::randn({48, 32});
   const Tensor x = at::randn({16, 32}).to(at::kBFloat16), dy = at::randn({16, 48}).to(at::kBFloat16);
-  const auto [scales, inverses] = gather_scales(gather_statistics({master}, at::kCPU));
+  const auto [scales, inverses] = scales_of(amaxes({master}, at::kCPU), kE4m3, false);
   const Tensor scale = scales[0];
   CHECK(inverses[0].equal(scale.reciprocal()));
   Layer layer(at::full({48, 32}, NAN, at::kBFloat16));  // nobody reads it
   layer.parameter->encoded = at::empty({48, 32}, kE4m3);
   layer.parameter->encoded_scale = scale;
   layer.parameter->encoded_inverse = inverses[0];
-  gather_encode(master, scale, layer.parameter->encoded);
+  cast_into(layer.parameter->encoded, master, scale);
   const Products gathered = layer.run(Recipe::kTensorwise, Gemm::kEmulated, x, dy);
   CHECK(layer.counters->weight_casts == 0);
   // The same bits as a cast of the fp32 master.
@@ -338,7 +338,7 @@ TEST_CASE("a weight that was gathered in FP8 is used as it came") {
   const Tensor out =
       scaled_matmul(quantize(x, {}), {direct.values.t(), direct.scale}, at::kBFloat16, true, Gemm::kEmulated);
   CHECK(gathered.out.equal(out));
-  CHECK(gather_statistics({at::empty({0, 32}), master}, at::kCPU)[0].item<float>() == 0);  // an empty shard
+  CHECK(amaxes({at::empty({0, 32}), master}, at::kCPU)[0].item<float>() == 0);  // an empty shard
 }
 
 TEST_CASE("of an input that is given once for each layer the first one gets the gradient of all on a CPU") {

@@ -17,7 +17,6 @@
 
 #include "models/flavors/registry.h"
 #include "models/init.h"
-#include "models/rope.h"
 
 namespace hyperion::models {
 
