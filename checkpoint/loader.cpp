@@ -5,9 +5,6 @@
 #include <cstring>
 #include <set>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include "base/clock.h"
 #include "base/collective.h"
 #include "base/error.h"

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "base/printable.h"
-#include "checkpoint/types/object.h"
 
 namespace hyperion::checkpoint {
 namespace {

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <tuple>
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include "base/error.h"

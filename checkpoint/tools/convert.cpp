@@ -1,6 +1,5 @@
 // ckpt convert
 #include <algorithm>
-#include <memory>
 #include <set>
 #include <system_error>
 
@@ -27,7 +26,6 @@ namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
-using Format = ConvertOptions::Format;
 using Take = ItemReader::Take;
 
 // The model's weights, by name without the prefix of averages.
@@ -54,11 +52,10 @@ struct Weight {
 std::vector<Weight> plan_weights(const OpenCheckpoint& source, const ConvertOptions& options) {
   const std::map<std::string, TensorRecord> records = weights_of(source, options.ema);
   std::vector<ConvertedTensor> wanted;
-  if (options.tensors) {
+  if (options.tensors)
     wanted = options.tensors(records);
-  } else {
+  else
     for (const auto& [name, record] : records) wanted.push_back({name, name});
-  }
   std::vector<Weight> weights;
   std::set<std::string> names;
   for (ConvertedTensor& one : wanted) {
@@ -254,7 +251,7 @@ ExitCode convert_checkpoint(const ConvertOptions& asked, std::FILE* out) {
   const WorkFolder work(options.destination);
   {
     WeightReader reader(source, weights, total);
-    const fs::path finished = options.format == Format::kSafetensors
+    const fs::path finished = options.format == WeightFormat::kSafetensors
                                   ? write_safetensors(weights, options, reader, work)
                                   : write_dcp(weights, source, options, reader, work);
     work.publish(finished, options.destination);

@@ -17,9 +17,7 @@
 #include "checkpoint/tools/aligned_table.h"
 #include "checkpoint/tools/compare.h"
 #include "checkpoint/tools/content.h"
-#include "checkpoint/tools/digest.h"
 #include "checkpoint/tools/folders.h"
-#include "checkpoint/tools/json_text.h"
 #include "checkpoint/tools/tools.h"
 #include "checkpoint/types/object.h"
 

@@ -1,5 +1,4 @@
-#include "checkpoint/tools/digest.h"
-
+// ckpt digest
 #include <algorithm>
 #include <bit>
 #include <set>
@@ -13,11 +12,8 @@
 #include "base/nearest.h"
 #include "base/printable.h"
 #include "base/progress.h"
-#include "checkpoint/state.h"
-#include "checkpoint/tools/aligned_table.h"
 #include "checkpoint/tools/content.h"
 #include "checkpoint/tools/folders.h"
-#include "checkpoint/tools/json_text.h"
 #include "checkpoint/tools/tools.h"
 
 namespace hyperion::checkpoint {
