@@ -4,6 +4,7 @@
 #include "app/model_source.h"
 #include "base/error.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/printable.h"
 #include "checkpoint/storage/index_files.h"

@@ -18,7 +18,7 @@ namespace {
 constexpr uint64_t kConvertedAtATime = uint64_t{16} << 20;  // bytes of a tensor at a time
 
 // Writes this rank's part of a tensor, in the stored type, where the plan has it. Elements that follow each
-// other in the file go out in one write: all of whole rows, of columns a run of each row.
+// other in the file go out in one write: all of complete rows, of columns a run of each row.
 class PartWriter {
  public:
   PartWriter(const ExportedTensor& tensor, size_t number, SafetensorsWriter& writer, MemoryMover& mover,

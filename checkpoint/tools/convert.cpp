@@ -107,7 +107,7 @@ class WeightReader : public ItemReader {
     reading_ = true;
     const size_t from = size_of(weight.from_dtype), to = size_of(weight.dtype);
     each_box(weight.shape, static_cast<int64_t>(kContentPiece / std::max(from, to)), [&](const Box& box) {
-      const auto count = static_cast<uint64_t>(elements_of(box.shape));
+      const auto count = static_cast<uint64_t>(box.numel());
       rows_.resize(count * from);
       read_rows(weight, box);
       const bool finite = read_.scan(weight.key, weight.from_dtype, rows_.data(), count * from) == 0;
@@ -246,8 +246,7 @@ ExitCode convert_checkpoint(const ConvertOptions& asked, std::FILE* out) {
   const OpenCheckpoint source = open_checkpoint(options.source);
   const std::vector<Weight> weights = plan_weights(source, options);
   uint64_t total = 0;
-  for (const Weight& weight : weights)
-    total += static_cast<uint64_t>(elements_of(weight.shape)) * size_of(weight.dtype);
+  for (const Weight& weight : weights) total += bytes_of(weight.dtype, weight.shape);
   const WorkFolder work(options.destination);
   {
     WeightReader reader(source, weights, total);

@@ -112,10 +112,10 @@ std::map<std::string, Component> components_of(const CheckpointIndex& index) {
   std::map<std::string, Component> components;
   for (const auto& [key, record] : index.tensors) {
     Component& component = components[component_of(key)];
-    const auto elements = static_cast<uint64_t>(elements_of(record.shape));
+    const uint64_t bytes = bytes_of(record.dtype, record.shape);
     ++component.tensors;
-    component.elements += elements;
-    component.bytes += elements * size_of(record.dtype);
+    component.elements += bytes / size_of(record.dtype);
+    component.bytes += bytes;
     component.dtypes.emplace(torch_name(record.dtype));
   }
   for (const auto& [key, record] : index.objects) ++components[component_of(key)].values;
