@@ -7,7 +7,6 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/printable.h"
-#include "checkpoint/names.h"
 #include "checkpoint/storage/index_files.h"
 #include "checkpoint/tools/folders.h"
 #include "checkpoint/tools/tools.h"

@@ -4,8 +4,6 @@
 #include <span>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include "base/error.h"
 #include "base/files.h"
 #include "checkpoint/cast.h"
@@ -20,7 +18,7 @@ namespace {
 constexpr uint64_t kConvertedAtATime = uint64_t{16} << 20;  // bytes of a tensor at a time
 
 // Writes this rank's part of a tensor, in the stored type, where the plan has it. Elements that follow each
-// other in the file go out in one write: all of whole rows, of columns a run of each row.
+// other in the file go out in one write: all of complete rows, of columns a run of each row.
 class PartWriter {
  public:
   PartWriter(const ExportedTensor& tensor, size_t number, SafetensorsWriter& writer, MemoryMover& mover,
@@ -111,13 +109,15 @@ void export_safetensors(int64_t step, const std::string& save_id, const std::vec
   for (const ExportedTensor& tensor : tensors)
     planned.push_back({tensor.name, tensor.dtype, tensor.tensor->shape});
   const SafetensorsPlan plan = plan_safetensors(planned, kSafetensorsFileBytes, notes);
-  try {
+  const auto on_rank_0 = [&](const auto& part) {
     collectively(ranks, [&] {
-      if (!lead) return;
-      run_save_part([&] {
-        folder.begin(save_id, /*coordinator=*/true);
-        create_safetensors(incoming, plan);
-      });
+      if (lead) run_save_part(part);
+    });
+  };
+  try {
+    on_rank_0([&] {
+      folder.begin(save_id, /*coordinator=*/true);
+      create_safetensors(incoming, plan);
     });
     collectively(ranks, [&] {
       NotFinite not_finite;
@@ -132,12 +132,9 @@ void export_safetensors(int64_t step, const std::string& save_id, const std::vec
       });
       if (!not_finite.empty()) throw Error(ExitCode::kNonFinite, not_finite.text());
     });
-    collectively(ranks, [&] {
-      if (!lead) return;
-      run_save_part([&] {
-        for (const auto& [name, text] : more_files) write_file_atomic(incoming / name, text);
-        folder.commit(incoming, step);
-      });
+    on_rank_0([&] {
+      for (const auto& [name, text] : more_files) write_file_atomic(incoming / name, text);
+      folder.commit(incoming, step);
     });
   } catch (const Error& error) {
     if (error.code() == ExitCode::kCommunication) throw;

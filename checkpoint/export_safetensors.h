@@ -1,5 +1,5 @@
 // Writes weights of a job as one folder of safetensors: every rank its own parts into the same files, so that
-// no rank ever holds a whole tensor.
+// no rank ever holds a complete tensor.
 #pragma once
 
 #include <functional>
@@ -21,7 +21,7 @@ struct ExportedTensor {
 };
 
 // The folder becomes step-<step> of `folder`, atomically. `more_files`: name and content, written
-// beside (config.json). `notes`: see plan_safetensors. Collective. Throws Error(kSaveFailed), or
+// next to it (config.json). `notes`: see plan_safetensors. Collective. Throws Error(kSaveFailed), or
 // Error(kNonFinite) for NaN and infinite numbers, with the same text on every rank.
 void export_safetensors(int64_t step, const std::string& save_id, const std::vector<ExportedTensor>& tensors,
                         const std::map<std::string, std::string>& more_files,

@@ -8,7 +8,6 @@
 
 #include "base/counted.h"
 #include "base/printable.h"
-#include "checkpoint/types/object.h"
 
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define HYPERION_VECTORISED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))

@@ -5,9 +5,6 @@
 #include <cstring>
 #include <set>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include "base/clock.h"
 #include "base/collective.h"
 #include "base/error.h"
@@ -98,9 +95,9 @@ class BoxLoader {
     const Dtype stored = item.record->dtype;
     const uint64_t from_size = size_of(stored), to_size = size_of(tensor.dtype);
     const int64_t rows = box.shape.empty() ? 1 : box.shape.front(), width = box.numel() / rows;
-    const bool whole_rows =
+    const bool complete_rows =
         own.shape.empty() || std::equal(own.shape.begin() + 1, own.shape.end(), box.shape.begin() + 1);
-    const bool in_place = whole_rows && !tensor.on_device;
+    const bool in_place = complete_rows && !tensor.on_device;
     const bool direct = in_place && stored == tensor.dtype;
     const int64_t step =
         direct && !item.row_map

@@ -117,9 +117,9 @@ std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vec
 
 // Fills this rank's part of every tensor that is here, however the stored one is cut. Where that is wider
 // than the part, only runs of its rows are read (see read_box()); blocks that a manifest has checksums of are
-// read whole, each once. Memory: two pieces of 64 MiB of a tensor, and what a mapped order of rows adds to
-// one. Throws Error(kBadData) naming file, byte range and tensor; IncompatibleCheckpoint for rows in another
-// order in a tensor of several pieces.
+// read completely, each once. Memory: two pieces of 64 MiB of a tensor, and what a mapped order of rows adds
+// to one. Throws Error(kBadData) naming file, byte range and tensor; IncompatibleCheckpoint for rows in
+// another order in a tensor of several pieces.
 struct LoadReport {
   uint64_t bytes = 0;
   double seconds = 0;

@@ -30,9 +30,9 @@ struct ParameterPrefix {
 constexpr std::array<ParameterPrefix, 3> kParameterPrefixes = {
     {{kMomentsPrefix, true}, {kParameterGroupPrefix, true}, {kEmaPrefix, false}}};
 
-constexpr size_t kMostShown = 20;  // names of each kind
-constexpr size_t kLongestPattern = 4096;
-constexpr size_t kLongestName = 65536;
+constexpr size_t kMaxShown = 20;  // names of each kind
+constexpr size_t kMaxPattern = 4096;
+constexpr size_t kMaxName = 65536;
 constexpr uint32_t kMatchLimit = 1'000'000;  // steps of the matcher for one name
 
 // A key as prefix + parameter name + suffix; a parameter name is empty for keys that hold none.
@@ -83,8 +83,8 @@ template <typename Items, typename Line>
 std::string list_lines(const char* what, const Items& items, Line line) {
   if (items.empty()) return "";
   std::string text = fmt::format("\n  {} {}:", items.size(), what);
-  for (size_t i = 0; i < std::min(items.size(), kMostShown); ++i) text += "\n    " + line(items[i]);
-  if (items.size() > kMostShown) text += fmt::format("\n    and {} more", items.size() - kMostShown);
+  for (size_t i = 0; i < std::min(items.size(), kMaxShown); ++i) text += "\n    " + line(items[i]);
+  if (items.size() > kMaxShown) text += fmt::format("\n    and {} more", items.size() - kMaxShown);
   return text;
 }
 
@@ -104,10 +104,10 @@ struct NameMap::Rule {
 
 NameMap::NameMap(const RenameTable& table) {
   for (const auto& [pattern, replacement] : table) {
-    if (pattern.size() > kLongestPattern || replacement.size() > kLongestPattern)
+    if (pattern.size() > kMaxPattern || replacement.size() > kMaxPattern)
       throw_config("checkpoint.rename: \"{}\": expected a name of at most {} bytes", printable(pattern),
-                   kLongestPattern);
-    auto rule = std::make_unique<Rule>();
+                   kMaxPattern);
+    auto rule = std::make_shared<Rule>();
     rule->pattern = pattern;
     rule->replacement = replacement;
     int error = 0;
@@ -125,9 +125,6 @@ NameMap::NameMap(const RenameTable& table) {
     rename_parameter("");  // a replacement that cannot be used is found now
   }
 }
-NameMap::~NameMap() = default;
-NameMap::NameMap(NameMap&&) noexcept = default;
-NameMap& NameMap::operator=(NameMap&&) noexcept = default;
 
 std::optional<std::string> NameMap::rename_parameter(const std::string& name) const {
   for (const auto& rule : rules_) {
@@ -150,7 +147,7 @@ std::optional<std::string> NameMap::rename_parameter(const std::string& name) co
 
 std::string NameMap::apply(const std::string& key) const {
   std::string name = canonical_name(key);
-  if (rules_.empty() || name.size() > kLongestName) return name;
+  if (rules_.empty() || name.size() > kMaxName) return name;
   const KeyParts parts = split_key(name);
   if (parts.name.empty()) return name;
   const std::optional<std::string> changed = rename_parameter(std::string(parts.name));

@@ -28,9 +28,6 @@ class NameMap {
   // groups as $1. The first pattern that matches decides. Optimizer and EMA keys are renamed by the
   // parameter's name inside them. Throws Error(kUsage) for a pattern that cannot be used.
   explicit NameMap(const RenameTable& table = {});
-  ~NameMap();
-  NameMap(NameMap&&) noexcept;
-  NameMap& operator=(NameMap&&) noexcept;
 
   // The name that `key` of a checkpoint has in this job. Throws Error(kUsage) when a pattern needs too long
   // for it.
@@ -43,7 +40,7 @@ class NameMap {
  private:
   struct Rule;
   std::optional<std::string> rename_parameter(const std::string& name) const;
-  std::vector<std::unique_ptr<Rule>> rules_;
+  std::vector<std::shared_ptr<const Rule>> rules_;
 };
 
 // XXH3 over the sorted names: equal exactly when the names are.

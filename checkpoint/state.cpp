@@ -1,9 +1,7 @@
 #include "checkpoint/state.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <string_view>
 
 #include "checkpoint/storage/block_buffer.h"
 

@@ -30,10 +30,10 @@ struct FileRecord {
 };
 
 enum class CheckpointKind {
-  kFull,           // the whole state
+  kFull,           // the full state
   kModel,          // weights alone
   kSeed,           // the initial weights, written by a job that ends then
-  kPreCheckpoint,  // the whole state, written before step 1 to prove that a checkpoint can be saved
+  kPreCheckpoint,  // the full state, written before step 1 to prove that a checkpoint can be saved
   // Of folders without a manifest that says it:
   kForeign,      // another program's checkpoint in DCP format
   kSafetensors,  // weights in safetensors

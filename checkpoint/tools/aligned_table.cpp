@@ -9,13 +9,12 @@
 #include <unistd.h>
 
 #include "base/printable.h"
-#include "checkpoint/types/object.h"
 
 namespace hyperion::checkpoint {
 namespace {
 
 constexpr std::string_view kGap = "  ";
-constexpr size_t kLeast = 12;  // columns that a column keeps
+constexpr size_t kMinWidth = 12;  // columns that a column keeps
 
 bool continues_character(char c) {
   return (c & 0xC0) == 0x80;
@@ -98,7 +97,7 @@ std::string AlignedTable::text(size_t width) const {
   size_t total = std::accumulate(widths.begin(), widths.end(), gaps);
   while (total > width) {
     size_t& widest = *std::ranges::max_element(widths);
-    if (widest <= kLeast) break;
+    if (widest <= kMinWidth) break;
     --widest;
     --total;
   }

@@ -1,4 +1,4 @@
-// Human-readable tables and numbers, as the checkpoint tools print them.
+// Tables, numbers and JSON, as the checkpoint tools print them.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,9 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 namespace hyperion::checkpoint {
 
@@ -32,5 +35,12 @@ class AlignedTable {
   std::vector<bool> right_;
   std::vector<std::vector<std::string>> rows_;  // the headings first
 };
+
+using Json = nlohmann::ordered_json;
+
+// Names from files may hold bytes that are no UTF-8: they are replaced.
+inline void print_json(const Json& json, std::FILE* out) {
+  fmt::print(out, "{}\n", json.dump(1, ' ', false, Json::error_handler_t::replace));
+}
 
 }  // namespace hyperion::checkpoint

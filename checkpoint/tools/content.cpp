@@ -4,12 +4,8 @@
 #include <cstring>
 #include <tuple>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include "base/error.h"
 #include "base/printable.h"
-#include "checkpoint/format/metadata_tiling.h"
 
 namespace hyperion::checkpoint {
 namespace {
@@ -28,29 +24,22 @@ bool Selection::has(const std::string& key) const {
          (all || !describes_run(key));
 }
 
-int64_t elements_of(const Dims& shape) {
-  const std::optional<int64_t> count = element_count(shape);
-  if (!count) throw_data("a tensor of shape [{}] has more elements than 2^63", fmt::join(shape, ", "));
-  return *count;
-}
-
-void each_box(const Dims& whole, int64_t most, const std::function<void(const Box&)>& take) {
-  const size_t rank = whole.size();
-  if (elements_of(whole) == 0) return;
-  Box box = whole_box(whole);
-  if (rank == 0) return take(box);
+void each_box(const Dims& shape, int64_t max, const std::function<void(const Box&)>& take) {
+  Box box = whole_box(shape);
+  if (box.numel() == 0) return;
+  if (shape.empty()) return take(box);
   // Every box spans the dimensions after `cut` completely and has extent 1 in those before it.
-  size_t cut = rank - 1;
+  size_t cut = shape.size() - 1;
   int64_t inner = 1;
-  while (cut > 0 && inner * whole[cut] <= most) inner *= whole[cut--];
-  const int64_t step = std::max<int64_t>(1, most / inner);
+  while (cut > 0 && inner * shape[cut] <= max) inner *= shape[cut--];
+  const int64_t step = std::max<int64_t>(1, max / inner);
   std::fill_n(box.shape.begin(), cut, 1);
   for (;;) {
-    box.shape[cut] = std::min(step, whole[cut] - box.offset[cut]);
+    box.shape[cut] = std::min(step, shape[cut] - box.offset[cut]);
     take(box);
     box.offset[cut] += box.shape[cut];
     size_t d = cut;
-    while (box.offset[d] == whole[d]) {
+    while (box.offset[d] == shape[d]) {
       if (d == 0) return;
       box.offset[d--] = 0;
       ++box.offset[d];
@@ -84,30 +73,30 @@ ChunkReader& ContentReader::chunk(const std::string& key, const TensorRecord& re
 void ContentReader::read(const std::string& key, const Box& wanted, std::byte* out) {
   const TensorRecord& record = checkpoint_.index.tensors.at(key);
   const size_t element = size_of(record.dtype);
-  int64_t missing = elements_of(wanted.shape);
+  int64_t missing = wanted.numel();
   for (const Chunk& chunk : record.chunks) {
     const std::optional<Box> part = intersection(wanted, {chunk.offset, chunk.shape});
     if (!part) continue;
     ChunkReader& reader = this->chunk(key, record, chunk);
     if (part->shape == wanted.shape) return reader.read(*part, out);
-    part_.resize(static_cast<size_t>(elements_of(part->shape)) * element);
+    part_.resize(bytes_of(record.dtype, part->shape));
     reader.read(*part, part_.data());
     for_each_run(wanted.shape, relative_to(wanted.offset, *part), [&](const Run& run) {
       std::memcpy(out + static_cast<size_t>(run.in_tensor) * element,
                   part_.data() + static_cast<size_t>(run.in_box) * element,
                   static_cast<size_t>(run.count) * element);
     });
-    missing -= elements_of(part->shape);
+    missing -= part->numel();
   }
   if (missing != 0)
     throw_data("{}: tensor {} is not filled by its pieces without gap or overlap",
                checkpoint_.folder.string(), printable(key));
 }
 
-void ContentReader::stream(const std::string& key, int64_t most, const Take& take) {
+void ContentReader::stream(const std::string& key, int64_t max, const Take& take) {
   const TensorRecord& record = checkpoint_.index.tensors.at(key);
-  each_box(record.shape, most, [&](const Box& box) {
-    piece_.resize(static_cast<size_t>(elements_of(box.shape)) * size_of(record.dtype));
+  each_box(record.shape, max, [&](const Box& box) {
+    piece_.resize(bytes_of(record.dtype, box.shape));
     read(key, box, piece_.data());
     take(box, piece_.data());
   });

@@ -28,14 +28,13 @@ bool describes_run(const std::string& key);
 
 constexpr uint64_t kContentPiece = uint64_t{16} << 20;  // bytes of a tensor that tools hold at a time
 
-int64_t elements_of(const Dims& shape);  // 1 without dimensions; Error(kBadData) from 2^63 on
-inline uint64_t bytes_of(const TensorRecord& tensor) {
-  return static_cast<uint64_t>(elements_of(tensor.shape)) * size_of(tensor.dtype);
+inline uint64_t bytes_of(Dtype dtype, const Dims& shape) {  // of a tensor of an index, whose size was checked
+  return static_cast<uint64_t>(whole_box(shape).numel()) * size_of(dtype);
 }
 
-// Calls take(box) for boxes of at most `most` elements that fill a tensor of `whole`, each a contiguous run
+// Calls take(box) for boxes of at most `max` elements that fill a tensor of `shape`, each a contiguous run
 // of its row-major order, in that order. None for a tensor without elements.
-void each_box(const Dims& whole, int64_t most, const std::function<void(const Box&)>& take);
+void each_box(const Dims& shape, int64_t max, const std::function<void(const Box&)>& take);
 
 // For one thread. What is read was compared with the manifest's checksums, or, without a manifest, with the
 // CRCs of archives (safetensors have neither).
@@ -47,9 +46,9 @@ class ContentReader {
   // A box of tensor `key`, row-major, to `out`. Throws Error(kBadData) naming file and tensor.
   void read(const std::string& key, const Box& wanted, std::byte* out);
 
-  // Calls take(box, data) for boxes of at most `most` elements that fill the tensor, as each_box() does.
+  // Calls take(box, data) for boxes of at most `max` elements that fill the tensor, as each_box() does.
   using Take = std::function<void(const Box& box, const std::byte* data)>;
-  void stream(const std::string& key, int64_t most, const Take& take);
+  void stream(const std::string& key, int64_t max, const Take& take);
 
  private:
   ShardReader& file(const std::string& name);

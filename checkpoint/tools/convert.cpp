@@ -1,6 +1,5 @@
 // ckpt convert
 #include <algorithm>
-#include <memory>
 #include <set>
 #include <system_error>
 
@@ -27,7 +26,6 @@ namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
-using Format = ConvertOptions::Format;
 using Take = ItemReader::Take;
 
 // The model's weights, by name without the prefix of averages.
@@ -54,11 +52,10 @@ struct Weight {
 std::vector<Weight> plan_weights(const OpenCheckpoint& source, const ConvertOptions& options) {
   const std::map<std::string, TensorRecord> records = weights_of(source, options.ema);
   std::vector<ConvertedTensor> wanted;
-  if (options.tensors) {
+  if (options.tensors)
     wanted = options.tensors(records);
-  } else {
+  else
     for (const auto& [name, record] : records) wanted.push_back({name, name});
-  }
   std::vector<Weight> weights;
   std::set<std::string> names;
   for (ConvertedTensor& one : wanted) {
@@ -110,7 +107,7 @@ class WeightReader : public ItemReader {
     reading_ = true;
     const size_t from = size_of(weight.from_dtype), to = size_of(weight.dtype);
     each_box(weight.shape, static_cast<int64_t>(kContentPiece / std::max(from, to)), [&](const Box& box) {
-      const auto count = static_cast<uint64_t>(elements_of(box.shape));
+      const auto count = static_cast<uint64_t>(box.numel());
       rows_.resize(count * from);
       read_rows(weight, box);
       const bool finite = read_.scan(weight.key, weight.from_dtype, rows_.data(), count * from) == 0;
@@ -249,12 +246,11 @@ ExitCode convert_checkpoint(const ConvertOptions& asked, std::FILE* out) {
   const OpenCheckpoint source = open_checkpoint(options.source);
   const std::vector<Weight> weights = plan_weights(source, options);
   uint64_t total = 0;
-  for (const Weight& weight : weights)
-    total += static_cast<uint64_t>(elements_of(weight.shape)) * size_of(weight.dtype);
+  for (const Weight& weight : weights) total += bytes_of(weight.dtype, weight.shape);
   const WorkFolder work(options.destination);
   {
     WeightReader reader(source, weights, total);
-    const fs::path finished = options.format == Format::kSafetensors
+    const fs::path finished = options.format == WeightFormat::kSafetensors
                                   ? write_safetensors(weights, options, reader, work)
                                   : write_dcp(weights, source, options, reader, work);
     work.publish(finished, options.destination);

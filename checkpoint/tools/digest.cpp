@@ -1,5 +1,4 @@
-#include "checkpoint/tools/digest.h"
-
+// ckpt digest
 #include <algorithm>
 #include <bit>
 #include <set>
@@ -13,11 +12,8 @@
 #include "base/nearest.h"
 #include "base/printable.h"
 #include "base/progress.h"
-#include "checkpoint/state.h"
-#include "checkpoint/tools/aligned_table.h"
 #include "checkpoint/tools/content.h"
 #include "checkpoint/tools/folders.h"
-#include "checkpoint/tools/json_text.h"
 #include "checkpoint/tools/tools.h"
 
 namespace hyperion::checkpoint {
@@ -107,7 +103,10 @@ Digest digest_of(const OpenCheckpoint& checkpoint, const Selection& only) {
   ContentReader contents(checkpoint);
   const std::vector<std::string> keys = keys_in_file_order(checkpoint.index, only);
   uint64_t total = 0, done = 0;
-  for (const std::string& key : keys) total += bytes_of(checkpoint.index.tensors.at(key));
+  for (const std::string& key : keys) {
+    const TensorRecord& record = checkpoint.index.tensors.at(key);
+    total += bytes_of(record.dtype, record.shape);
+  }
   Progress progress("digest", total, "B");
   for (const std::string& key : keys) {
     const TensorRecord& record = checkpoint.index.tensors.at(key);
@@ -115,7 +114,7 @@ Digest digest_of(const OpenCheckpoint& checkpoint, const Selection& only) {
     RunningHash hash;
     contents.stream(key, static_cast<int64_t>(kContentPiece / width),
                     [&](const Box& box, const std::byte* data) {
-                      const uint64_t bytes = static_cast<uint64_t>(elements_of(box.shape)) * width;
+                      const uint64_t bytes = static_cast<uint64_t>(box.numel()) * width;
                       hash.add(data, bytes);
                       progress.update(done += bytes);
                     });

@@ -17,7 +17,6 @@
 #include "checkpoint/tools/aligned_table.h"
 #include "checkpoint/tools/content.h"
 #include "checkpoint/tools/folders.h"
-#include "checkpoint/tools/json_text.h"
 #include "checkpoint/tools/tools.h"
 
 namespace hyperion::checkpoint {
@@ -113,25 +112,14 @@ std::map<std::string, Component> components_of(const CheckpointIndex& index) {
   std::map<std::string, Component> components;
   for (const auto& [key, record] : index.tensors) {
     Component& component = components[component_of(key)];
-    const auto elements = static_cast<uint64_t>(elements_of(record.shape));
+    const uint64_t bytes = bytes_of(record.dtype, record.shape);
     ++component.tensors;
-    component.elements += elements;
-    component.bytes += elements * size_of(record.dtype);
+    component.elements += bytes / size_of(record.dtype);
+    component.bytes += bytes;
     component.dtypes.emplace(torch_name(record.dtype));
   }
   for (const auto& [key, record] : index.objects) ++components[component_of(key)].values;
   return components;
-}
-
-Json chunks_json(const TensorRecord& record) {
-  Json chunks = Json::array();
-  for (const Chunk& chunk : record.chunks)
-    chunks.push_back({{"offset", chunk.offset},
-                      {"shape", chunk.shape},
-                      {"file", chunk.where.file},
-                      {"at", chunk.where.offset},
-                      {"length", chunk.where.length}});
-  return chunks;
 }
 
 void print_one_json(const OpenCheckpoint& checkpoint, CheckpointKind kind, std::FILE* out) {
@@ -153,9 +141,17 @@ void print_one_json(const OpenCheckpoint& checkpoint, CheckpointKind kind, std::
                                 {"dtypes", component.dtypes},
                                 {"values", component.values}};
   json["tensors"] = Json::object();
-  for (const auto& [key, record] : checkpoint.index.tensors)
+  for (const auto& [key, record] : checkpoint.index.tensors) {
+    Json chunks = Json::array();
+    for (const auto& [offset, shape, where] : record.chunks)
+      chunks.push_back({{"offset", offset},
+                        {"shape", shape},
+                        {"file", where.file},
+                        {"at", where.offset},
+                        {"length", where.length}});
     json["tensors"][key] = {
-        {"dtype", torch_name(record.dtype)}, {"shape", record.shape}, {"chunks", chunks_json(record)}};
+        {"dtype", torch_name(record.dtype)}, {"shape", record.shape}, {"chunks", std::move(chunks)}};
+  }
   json["values"] = Json::array();
   for (const auto& [key, record] : checkpoint.index.objects) json["values"].push_back(key);
   print_json(json, out);

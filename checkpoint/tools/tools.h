@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "base/error.h"
+#include "checkpoint/finite.h"
 #include "checkpoint/tools/content.h"
 #include "checkpoint/types/choices.h"
-#include "checkpoint/types/index.h"
 
 namespace hyperion::checkpoint {
 
@@ -37,13 +37,64 @@ struct VerifyOptions {
 };
 ExitCode verify_checkpoints(const VerifyOptions& options, std::FILE* out);
 
-// --- digest: contents as text, equal for equal contents however they are cut (digest.h) ---
+struct Damage {
+  std::string file;
+  std::string what;                 // one sentence that names path and bytes
+  uint64_t begin = 0, end = 0;      // bytes of the file; both 0: all of it
+  std::vector<std::string> keys{};  // tensors and values in those bytes, as far as the index can be read
+};
+
+struct VerifiedFile {
+  std::string name;
+  uint64_t bytes = 0;
+  std::string compared;  // what was: "size", "size, checksums, CRCs, numbers"
+  bool finite = true;    // no number in it is NaN or infinite, as far as that was compared
+};
+
+struct Verification {
+  std::filesystem::path folder;
+  CheckpointKind kind = CheckpointKind::kDamaged;  // the manifest's, where it can be read
+  std::vector<VerifiedFile> files;
+  std::vector<Damage> damages;
+  NotFinite not_finite;            // tensors that hold NaN or infinite numbers
+  std::vector<std::string> notes;  // what is odd but no damage
+  bool intact() const { return damages.empty() && not_finite.empty(); }
+};
+
+// Manifest, save id, sizes, that the index points inside the files, the checksums of all blocks, the CRCs of
+// all archives, and that all numbers of tensors are finite (a view's with those of its storage). `quick`:
+// manifest, save id, sizes and index alone. Every failure to read is a Damage; nothing is thrown for what
+// is on disk.
+Verification verify_checkpoint(const std::filesystem::path& folder, bool quick = false);
+
+// --- digest: hashes of the contents, which do not depend on files, ranks or the program that wrote them ---
 struct DigestOptions {
   std::filesystem::path path;
   Selection only{};
   bool json = false;
 };
 ExitCode print_digest(const DigestOptions& options, std::FILE* out);
+
+// One text for each value, the same for equal ones: keys of dicts and items of sets are sorted, numbers keep
+// their kind and all digits.
+std::string canonical_text(const Object& object);
+
+struct DigestEntry {
+  std::string key;
+  bool is_tensor = true;
+  Dtype dtype = Dtype::kFloat32;  // of tensors
+  Dims shape;
+  uint64_t hash = 0;  // XXH3-64 of the tensor's row-major bytes, or of canonical_text()
+
+  std::string line() const;  // "0123456789abcdef  bfloat16  layers.0.norm.weight  [64]"
+};
+struct Digest {
+  std::vector<DigestEntry> entries;  // by key
+  uint64_t total() const;            // XXH3-64 of all lines, each with its end
+};
+
+// Reads all contents, in bounded memory, with a progress line. Throws Error(kBadData).
+Digest digest_of(const OpenCheckpoint& checkpoint, const Selection& only = {});
 
 // --- diff: names, shapes, types and values of two checkpoints ---
 struct DiffOptions {
@@ -52,6 +103,28 @@ struct DiffOptions {
   bool json = false;
 };
 ExitCode diff_checkpoints(const DiffOptions& options, std::FILE* out);
+
+// Differences between the values of two tensors of one shape, a and b, summed up as they are streamed.
+class ValueDifference {
+ public:
+  ValueDifference(Dtype a, Dtype b) : a_(a), b_(b) {}
+
+  // The next `count` elements of both. The types must be equal, or both floating-point.
+  void add(const std::byte* a, const std::byte* b, uint64_t count);
+
+  // Elements that differ: in bits where both have one type, else in value.
+  uint64_t different() const { return different_; }
+  bool is_float() const;                       // else the figures below have no meaning
+  double max_abs() const { return max_abs_; }  // NaN when one side alone is NaN or infinite somewhere
+  double relative_l2() const;                  // |a - b| / |a|; infinite for a = 0
+
+ private:
+  void add_numbers(const double* a, const double* b, uint64_t count);
+
+  Dtype a_, b_;
+  uint64_t different_ = 0;
+  double max_abs_ = 0, square_ = 0, square_a_ = 0;
+};
 
 // The same for names alone: a configuration has names and no values.
 struct NameList {
@@ -69,8 +142,7 @@ struct ConvertedTensor {
 };
 struct ConvertOptions {
   std::filesystem::path source, destination;  // the destination must not exist
-  using Format = WeightFormat;
-  Format format = Format::kSafetensors;
+  WeightFormat format = WeightFormat::kSafetensors;
   std::optional<Dtype> dtype{};  // of floating-point tensors; nothing: as they are
   bool ema = false;              // the averages instead of the weights
   // Which tensors are written, given all model weights of the source (averages without their "ema."). Empty:

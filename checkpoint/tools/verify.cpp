@@ -1,12 +1,10 @@
-#include "checkpoint/tools/verify.h"
-
+// ckpt verify
 #include <algorithm>
 #include <map>
 #include <optional>
 #include <span>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "base/counted.h"
 #include "base/error.h"
@@ -18,9 +16,7 @@
 #include "checkpoint/storage/index_files.h"
 #include "checkpoint/storage/shard_reader.h"
 #include "checkpoint/tools/aligned_table.h"
-#include "checkpoint/tools/content.h"
 #include "checkpoint/tools/folders.h"
-#include "checkpoint/tools/json_text.h"
 #include "checkpoint/tools/tools.h"
 
 namespace hyperion::checkpoint {
@@ -242,7 +238,7 @@ class Verifier {
 // --- printing ---
 
 Json to_json(const Verification& one) {
-  Json json = {{"folder", one.folder.string()}, {"kind", text_of(one.kind)}, {"whole", one.whole()}};
+  Json json = {{"folder", one.folder.string()}, {"kind", text_of(one.kind)}, {"whole", one.intact()}};
   json["files"] = json["damages"] = json["not_finite"] = Json::array();
   for (const VerifiedFile& file : one.files)
     json["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"compared", file.compared}});
@@ -259,9 +255,9 @@ Json to_json(const Verification& one) {
 
 std::string list_keys(const std::vector<std::string>& keys) {
   constexpr size_t kNamed = 8;
-  const auto end = keys.begin() + static_cast<ptrdiff_t>(std::min(keys.size(), kNamed));
   std::string text;
-  for (auto key = keys.begin(); key != end; ++key) text += (text.empty() ? "" : ", ") + printable(*key);
+  for (const std::string& key : std::span(keys).first(std::min(keys.size(), kNamed)))
+    text += (text.empty() ? "" : ", ") + printable(key);
   return keys.size() > kNamed ? fmt::format("{} and {} more", text, keys.size() - kNamed) : text;
 }
 
@@ -345,7 +341,7 @@ ExitCode verify_checkpoints(const VerifyOptions& options, std::FILE* out) {
   } else {
     print_all(all, options.quick, out);
   }
-  return std::ranges::all_of(all, &Verification::whole) ? ExitCode::kOk : ExitCode::kBadData;
+  return std::ranges::all_of(all, &Verification::intact) ? ExitCode::kOk : ExitCode::kBadData;
 }
 
 }  // namespace hyperion::checkpoint

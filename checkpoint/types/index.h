@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -44,8 +43,8 @@ struct Span {
   bool operator==(const Span&) const = default;
 };
 
-// A rectangular piece of a tensor. `where` is a whole archive in DCP files, and the bare bytes in safetensors
-// files.
+// A rectangular piece of a tensor. `where` is a complete archive in DCP files, and the bare bytes in
+// safetensors files.
 struct Chunk {
   Dims offset;  // of the piece in the tensor
   Dims shape;   // of the piece; may have extents of 0

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <charconv>
 #include <cstring>
 
@@ -19,12 +18,12 @@ constexpr uint64_t kMaxObjectPickle = uint64_t{1} << 30;
 // Caches both ends of an archive, which hold everything but the elements: two reads instead of twenty.
 class EdgeCache : public ByteSource {
  public:
-  explicit EdgeCache(ByteSource& whole) : whole_(whole), size_(whole.size()) {
+  explicit EdgeCache(ByteSource& source) : source_(source), size_(source.size()) {
     const uint64_t edge = size_ <= 2 * kEdge ? size_ : kEdge;
-    head_ = whole.read_text(0, edge);
-    if (edge < size_) tail_ = whole.read_text(size_ - edge, edge);
+    head_ = source.read_text(0, edge);
+    if (edge < size_) tail_ = source.read_text(size_ - edge, edge);
   }
-  const std::string& name() const override { return whole_.name(); }
+  const std::string& name() const override { return source_.name(); }
   uint64_t size() const override { return size_; }
   void read(uint64_t offset, void* out, uint64_t bytes) override {
     require_inside(offset, bytes);
@@ -35,12 +34,12 @@ class EdgeCache : public ByteSource {
     else if (offset >= tail_at)
       std::memcpy(out, tail_.data() + (offset - tail_at), bytes);
     else
-      whole_.read(offset, out, bytes);
+      source_.read(offset, out, bytes);
   }
 
  private:
   static constexpr uint64_t kEdge = 2 << 10;
-  ByteSource& whole_;
+  ByteSource& source_;
   uint64_t size_;
   std::string head_, tail_;
 };
@@ -95,7 +94,7 @@ class TensorPickle {
     } else if (untyped_) {
       fail("its tensor has no element type");
     }
-    archive.first = whole_number(args[1], "storage offset");
+    archive.first = source_number(args[1], "storage offset");
     archive.shape = dims(args[2], "shape");
     archive.strides = dims(args[3], "strides");
     if (archive.shape.size() != archive.strides.size())
@@ -115,7 +114,7 @@ class TensorPickle {
   [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
     throw_data("{}: {}", file_, fmt::format(format, std::forward<Args>(args)...));
   }
-  int64_t whole_number(PickleValue value, const char* what) const {
+  int64_t source_number(PickleValue value, const char* what) const {
     const auto number = value.integer();
     if (!number || *number < 0) fail("the {} of its tensor is no whole number from 0 on", what);
     return *number;
@@ -124,7 +123,7 @@ class TensorPickle {
     const auto parts = value.tuple();
     if (!parts || parts->size() > 64) fail("the {} of its tensor is no tuple of at most 64", what);
     Dims dims;
-    for (const PickleValue& part : *parts) dims.push_back(whole_number(part, what));
+    for (const PickleValue& part : *parts) dims.push_back(source_number(part, what));
     return dims;
   }
   // ('storage', class, key, location, count); the location (device) is ignored.
@@ -140,7 +139,7 @@ class TensorPickle {
     key = *name;
     untyped_ = kind->which == PickleClass::kUntypedStorage;
     archive.dtype = kind->dtype;
-    count_ = whole_number((*parts)[4], "storage size");
+    count_ = source_number((*parts)[4], "storage size");
   }
   // The last element must be inside the storage, and the storage large enough for all of them.
   void check_extent(int64_t count) const {

@@ -7,7 +7,6 @@
 #include "checkpoint/format/dcp/metadata.h"
 #include "checkpoint/format/metadata_tiling.h"
 #include "checkpoint/format/pickle/pickle_reader.h"
-#include "checkpoint/types/object.h"
 
 namespace hyperion::checkpoint {
 namespace {

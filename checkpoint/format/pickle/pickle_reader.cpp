@@ -9,7 +9,6 @@
 #include "base/printable.h"
 #include "base/utf8.h"
 #include "checkpoint/format/pickle/pickle_opcodes.h"
-#include "checkpoint/types/object.h"
 
 namespace hyperion::checkpoint {
 namespace {

@@ -27,28 +27,23 @@ constexpr std::array kKnownGlobals = {
     KnownGlobal{"pathlib", "PurePosixPath", PickleClass::kPath},
     KnownGlobal{"pathlib", "WindowsPath", PickleClass::kPath},
     KnownGlobal{"pathlib", "PureWindowsPath", PickleClass::kPath},
-    KnownGlobal{"pathlib._local", "PosixPath", PickleClass::kPath},
-    KnownGlobal{"pathlib._local", "PurePosixPath", PickleClass::kPath},
-    KnownGlobal{"pathlib._local", "WindowsPath", PickleClass::kPath},
-    KnownGlobal{"pathlib._local", "PureWindowsPath", PickleClass::kPath},
     KnownGlobal{"collections", "OrderedDict", PickleClass::kOrderedDict},
     KnownGlobal{"torch._utils", "_rebuild_tensor_v2", PickleClass::kRebuildTensorV2},
     KnownGlobal{"torch._utils", "_rebuild_tensor_v3", PickleClass::kRebuildTensorV3},
     KnownGlobal{"torch.storage", "UntypedStorage", PickleClass::kUntypedStorage},
     KnownGlobal{"_codecs", "encode", PickleClass::kEncode},
-    KnownGlobal{"__builtin__", "bytes", PickleClass::kBytes},
     KnownGlobal{"builtins", "bytes", PickleClass::kBytes},
-    KnownGlobal{"__builtin__", "set", PickleClass::kSet},
     KnownGlobal{"builtins", "set", PickleClass::kSet},
-    KnownGlobal{"__builtin__", "frozenset", PickleClass::kSet},
     KnownGlobal{"builtins", "frozenset", PickleClass::kSet},
-    KnownGlobal{"__builtin__", "getattr", PickleClass::kGetAttribute},
     KnownGlobal{"builtins", "getattr", PickleClass::kGetAttribute},
 };
 
 }  // namespace
 
 std::optional<PickleGlobal> find_pickle_global(std::string_view module, std::string_view name) {
+  // Two modules have another name in other versions of Python.
+  if (module == "__builtin__") module = "builtins";
+  if (module == "pathlib._local") module = "pathlib";
   for (const KnownGlobal& known : kKnownGlobals)
     if (known.name == name && known.module == module) return PickleGlobal{known.which, Dtype::kFloat32};
   if (module != "torch") return std::nullopt;

@@ -34,7 +34,7 @@ class PickleWriter {
   void get(uint32_t slot);
 
   void reserve(size_t bytes) { out_.reserve(bytes); }
-  // What was written since the last take(): a long pickle need not be held as a whole.
+  // What was written since the last take(): a long pickle need not be held at once.
   size_t size() const { return out_.size(); }
   void take(const std::function<void(std::string_view bytes)>& take_bytes) {
     take_bytes(out_);

@@ -7,7 +7,6 @@
 #include "base/printable.h"
 #include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/format/zip/zip_layout.h"
-#include "checkpoint/types/object.h"
 
 namespace hyperion::checkpoint {
 namespace {

@@ -10,7 +10,7 @@ namespace hyperion::checkpoint {
 
 using namespace test;
 namespace fs = std::filesystem;
-using Format = ConvertOptions::Format;
+using Format = WeightFormat;
 
 namespace {
 

@@ -67,11 +67,9 @@ TEST_CASE("diff compares the numbers of floating-point types with each other") {
   const fs::path a = save_toy(folder.path() / "a", 1);
   const fs::path b = folder.path() / "half";
   run_tool([&](std::FILE* out) {
-    return convert_checkpoint({.source = a,
-                               .destination = b,
-                               .format = ConvertOptions::Format::kSafetensors,
-                               .dtype = Dtype::kBFloat16},
-                              out);
+    return convert_checkpoint(
+        {.source = a, .destination = b, .format = WeightFormat::kSafetensors, .dtype = Dtype::kBFloat16},
+        out);
   });
   const Ran ran = diff(a, b, true, {.component = "model"});
   INFO(ran.text);

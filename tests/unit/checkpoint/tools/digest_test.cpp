@@ -1,5 +1,3 @@
-#include "checkpoint/tools/digest.h"
-
 #include <set>
 
 #include <catch2/catch.hpp>

@@ -24,7 +24,7 @@
 #include "checkpoint/format/zip/crc32.h"
 #include "checkpoint/loader.h"
 #include "checkpoint/saver.h"
-#include "checkpoint/tools/digest.h"
+#include "checkpoint/tools/tools.h"
 #include "tests/support/placements.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/thread_ranks.h"

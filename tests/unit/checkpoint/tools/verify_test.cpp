@@ -1,5 +1,3 @@
-#include "checkpoint/tools/verify.h"
-
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
@@ -44,7 +42,7 @@ TEST_CASE("verify finds a good checkpoint whole") {
                            Catch::Contains("size, checksums, CRCs, numbers  right"));
   std::ofstream(path / "notes.txt") << "mine";
   const Verification noted = verify_checkpoint(path, kQuick);
-  CHECK(noted.whole());
+  CHECK(noted.intact());
   CHECK(noted.notes == std::vector<std::string>{"notes.txt is no part of the checkpoint: ignored"});
 }
 
@@ -53,7 +51,7 @@ TEST_CASE("verify names file and bytes and tensor of a flipped bit") {
   const fs::path path = save_toy(folder.path(), 3, {.shards = 2});
   const Span where = place_of(path, "norm.weight");
   flip_bit(path / where.file, where.offset + where.length / 2);
-  CHECK(verify_checkpoint(path, kQuick).whole());  // the cheap check reads no content
+  CHECK(verify_checkpoint(path, kQuick).intact());  // the cheap check reads no content
   const Verification found = verify_checkpoint(path, kWhole);
   REQUIRE(found.damages.size() == 1);
   CHECK(found.damages[0].file == where.file);
@@ -76,7 +74,7 @@ TEST_CASE("verify finds flipped bits in the index and the manifest") {
     flip_bit(path / file, fs::file_size(path / file) / 2);
     const Verification found = verify_checkpoint(path, kQuick);
     CAPTURE(file);
-    REQUIRE_FALSE(found.whole());
+    REQUIRE_FALSE(found.intact());
     CHECK(found.damages[0].file == file);
   }
 }
@@ -97,7 +95,7 @@ TEST_CASE("verify finds a flipped bit without a manifest by the archive") {
   ShardReader file(path, where.file);
   SliceSource entry(file, where.offset, where.length);
   flip_bit(path / where.file, where.offset + open_tensor_archive(entry).data.data_offset);
-  CHECK(verify_checkpoint(path, kQuick).whole());
+  CHECK(verify_checkpoint(path, kQuick).intact());
   const Verification found = verify_checkpoint(path, kWhole);
   REQUIRE(found.damages.size() == 1);
   CHECK(found.damages[0].file == where.file);
@@ -136,7 +134,7 @@ TEST_CASE("verify names the tensors whose numbers are not finite") {
   }
   const Verification found = verify_checkpoint(path);
   CHECK(found.damages.empty());
-  CHECK_FALSE(found.whole());
+  CHECK_FALSE(found.intact());
   CHECK(found.not_finite.text() == "norm.weight (1 number), ema.tok_embeddings.weight (2 numbers)");
   const Ran ran = verify(path, kWhole);
   INFO(ran.text);
@@ -190,7 +188,7 @@ TEST_CASE("verify finds a file of zeros") {
   const fs::path path = save_toy(folder.path(), 3);
   const uint64_t size = fs::file_size(path / "__0_0.distcp");
   std::ofstream(path / "__0_0.distcp", std::ios::binary) << std::string(size, '\0');
-  CHECK_FALSE(verify_checkpoint(path, kWhole).whole());
+  CHECK_FALSE(verify_checkpoint(path, kWhole).intact());
 }
 
 TEST_CASE("verify finds missing and swapped files") {
@@ -208,11 +206,11 @@ TEST_CASE("verify finds missing and swapped files") {
   SECTION("files of two steps") {
     fs::rename(first / "__0_0.distcp", folder.path() / "aside");
     fs::rename(second / "__0_0.distcp", first / "__0_0.distcp");
-    CHECK_FALSE(verify_checkpoint(first, kWhole).whole());
+    CHECK_FALSE(verify_checkpoint(first, kWhole).intact());
   }
   SECTION("an index of another save") {
     fs::copy_file(second / ".metadata", first / ".metadata", fs::copy_options::overwrite_existing);
-    CHECK_FALSE(verify_checkpoint(first, kQuick).whole());
+    CHECK_FALSE(verify_checkpoint(first, kQuick).intact());
   }
   SECTION("a folder with another name") {
     fs::rename(first, folder.path() / "step-5");

@@ -9,7 +9,7 @@
 #include "checkpoint/export_safetensors.h"
 #include "checkpoint/loader.h"
 #include "checkpoint/saver.h"
-#include "checkpoint/tools/digest.h"
+#include "checkpoint/tools/tools.h"
 #include "models/init.h"
 #include "parallel/placement.h"
 #include "tests/support/temporary_folder.h"
