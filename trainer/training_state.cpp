@@ -25,8 +25,8 @@ StateComponents state_components(const StateSources& sources) {
   const auto add = [&](auto component) { components.push_back(std::move(component)); };
   add(std::make_unique<checkpointing::ModelState>(model.parameters));
   add(std::make_unique<checkpointing::OptimizerState>(*model.optimizer, plan.config.optimizer,
-                                                      model.parameters, parallel::whole_placement(mesh, rank),
-                                                      rates));
+                                                      model.parameters,
+                                                      parallel::replicated_placement(mesh, rank), rates));
   if (model.ema) add(std::make_unique<checkpointing::EmaState>(*model.ema, model.parameters));
   add(std::make_unique<checkpointing::TrainStateComponent>(
       state, mesh.degree(parallel::MeshDim::kBatch),

@@ -1,6 +1,5 @@
 #include "base/device/device.h"
 
-
 #include <dlfcn.h>
 
 #include "base/counted.h"

@@ -70,7 +70,7 @@ struct RankState {
         adam(parameters, options.optimizer),
         ema(parameters, options.ema),
         model(parameters),
-        optimizer(adam, options.optimizer, parameters, parallel::whole_placement(mesh, rank),
+        optimizer(adam, options.optimizer, parameters, parallel::replicated_placement(mesh, rank),
                   [] { return std::pair(0.5, 0.25); }),
         averages(ema, parameters) {}
 
