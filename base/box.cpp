@@ -50,7 +50,7 @@ std::optional<Box> intersection(const Box& a, const Box& b) {
 void for_each_run(const std::vector<int64_t>& shape, const Box& box,
                   const std::function<void(const Run&)>& visit) {
   if (box.numel() == 0) return;
-  // Dimensions from `inner` on are whole: a run spans them and the range of the one before.
+  // Dimensions from `inner` on are complete: a run spans them and the range of the one before.
   size_t inner = shape.size();
   while (inner > 0 && box.shape[inner - 1] == shape[inner - 1]) --inner;
   const size_t outer = inner == 0 ? 0 : inner - 1;  // dimensions that are iterated over

@@ -12,12 +12,6 @@ namespace {
 
 enum class FailureType : char { kError, kIncompatible, kPermission };
 
-FailureType type_of(const Error& error) {
-  if (dynamic_cast<const IncompatibleCheckpoint*>(&error) != nullptr) return FailureType::kIncompatible;
-  if (dynamic_cast<const PermissionDenied*>(&error) != nullptr) return FailureType::kPermission;
-  return FailureType::kError;
-}
-
 struct Failure {
   FailureType type = FailureType::kError;
   ExitCode code = ExitCode::kBug;
@@ -30,6 +24,13 @@ struct Failure {
     return type == FailureType::kError && (code == ExitCode::kBadData || code == ExitCode::kSaveFailed);
   }
 };
+
+Failure failure_of(const Error& error) {
+  const FailureType type = dynamic_cast<const IncompatibleCheckpoint*>(&error) ? FailureType::kIncompatible
+                           : dynamic_cast<const PermissionDenied*>(&error)     ? FailureType::kPermission
+                                                                               : FailureType::kError;
+  return {type, error.code(), error.what()};
+}
 
 // What a rank sends: its packed result, or how it failed.
 using Outcome = std::variant<std::string, Failure>;
@@ -52,8 +53,8 @@ Outcome outcome_of(const std::function<std::string()>& action, std::exception_pt
   try {
     return action();
   } catch (const Error& error) {
-    if (error.code() == ExitCode::kCommunication) throw;  // the other ranks cannot be told
-    return Failure{type_of(error), error.code(), error.what()};
+    if (error.code() == ExitCode::kCommunication) throw;  // nothing can be sent any more
+    return failure_of(error);
   } catch (const std::exception& error) {
     unknown = std::current_exception();
     const Error meant = error_from(error);
@@ -95,11 +96,11 @@ std::string with_rank(int rank, const std::string& message) {
 }
 
 bool is_damage(const Error& error) {
-  return Failure{.type = type_of(error), .code = error.code()}.damage();
+  return failure_of(error).damage();
 }
 
 std::string encode_error(const Error& error) {
-  return pack(Failure{type_of(error), error.code(), error.what()});
+  return pack(failure_of(error));
 }
 
 void throw_encoded_error(const std::string& bytes) {

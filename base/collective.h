@@ -34,7 +34,7 @@ class SoloCoordinator : public Coordinator {
   std::string broadcast(const std::string& text) override { return text; }
 };
 
-// What was read is whole but does not fit this job: other names, shapes, types or parts. Not damage, from
+// What was read is intact but does not fit this job: other names, shapes, types or parts. Not damage, from
 // which a job goes back to the checkpoint before: an incompatible checkpoint is for the user to settle.
 class IncompatibleCheckpoint : public Error {
  public:

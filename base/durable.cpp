@@ -3,7 +3,6 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
-#include <cstdio>
 #include <cstring>
 #include <mutex>
 
@@ -76,10 +75,8 @@ void make_folders(const fs::path& folder) {
 int rename_entry(const fs::path& from, const fs::path& to, RenameMode mode) {
   if (const int error = failpoint("file.rename", to.native()).error_number; error != 0) return error;
   constexpr unsigned kFlags[] = {0, RENAME_NOREPLACE, RENAME_EXCHANGE};
-  const int result = mode == RenameMode::kReplace ? ::rename(from.c_str(), to.c_str())
-                                                  : ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(),
-                                                                kFlags[static_cast<int>(mode)]);
-  if (result != 0) return errno;
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), kFlags[static_cast<int>(mode)]) != 0)
+    return errno;
   durable_step(mode == RenameMode::kExchange ? "exchange" : "rename", to);
   return 0;
 }

@@ -4,15 +4,14 @@
 #include <cerrno>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/error.h"
 #include "base/printable.h"
-#include "base/resources.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
@@ -80,23 +79,12 @@ void write_all(int fd, const fs::path& path, std::string_view content) {
 }  // namespace
 
 const char* kind_of_file(mode_t mode) {
-  switch (mode & S_IFMT) {
-    case S_IFREG:
-      return "a regular file";
-    case S_IFDIR:
-      return "a folder";
-    case S_IFIFO:
-      return "a named pipe";
-    case S_IFSOCK:
-      return "a socket";
-    case S_IFCHR:
-    case S_IFBLK:
-      return "a device";
-    case S_IFLNK:
-      return "a symbolic link";
-    default:
-      return "no file that can be read";
-  }
+  constexpr std::pair<mode_t, const char*> kKinds[] = {
+      {S_IFREG, "a regular file"}, {S_IFDIR, "a folder"}, {S_IFIFO, "a named pipe"},   {S_IFSOCK, "a socket"},
+      {S_IFCHR, "a device"},       {S_IFBLK, "a device"}, {S_IFLNK, "a symbolic link"}};
+  for (const auto& [type, kind] : kKinds)
+    if ((mode & S_IFMT) == type) return kind;
+  return "no file that can be read";
 }
 
 bool path_exists(const fs::path& path, ExitCode code) {
@@ -174,7 +162,7 @@ std::string read_file(const fs::path& path, size_t limit, Links links) {
   return content;
 }
 
-std::string read_file_or_pipe(const fs::path& path, size_t limit, int patience_seconds) {
+std::string read_file_or_pipe(const fs::path& path, size_t limit, int timeout_seconds) {
   const Descriptor file(::open(path.c_str(), kReadFlags));
   if (!file) fail_open(path, errno, Links::kFollow);
   const mode_t mode = stat_of(file.get(), path).st_mode;
@@ -184,11 +172,11 @@ std::string read_file_or_pipe(const fs::path& path, size_t limit, int patience_s
   char part[1 << 16];
   while (true) {
     pollfd wait = {file.get(), POLLIN, 0};
-    const int ready = ::poll(&wait, 1, patience_seconds * 1000);
+    const int ready = ::poll(&wait, 1, timeout_seconds * 1000);
     if (ready < 0 && errno == EINTR) continue;
     if (ready == 0)
       throw_data("{}: is {}, and nothing came from it for {} s: start what writes into it, or name a file",
-                 printable(path), kind_of_file(mode), patience_seconds);
+                 printable(path), kind_of_file(mode), timeout_seconds);
     const ssize_t n = ::read(file.get(), part, sizeof part);
     if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (n < 0) throw_data("{}: read failed: {}", printable(path), errno_text(errno));

@@ -73,21 +73,20 @@ class InputFile {
   uint64_t size_ = 0;
 };
 
-// The whole file. Throws Error(kBadData) naming the path and errno; `limit` bytes at most (default 1 GiB).
+// All of a file. Throws Error(kBadData) naming the path and errno; `limit` bytes at most (default 1 GiB).
 std::string read_file(const std::filesystem::path& path, size_t limit = size_t{1} << 30,
                       Links links = Links::kFollow);
 
 // The same for a file, and also what a pipe or a terminal gives until it ends; an error when nothing comes
-// for `patience_seconds`. What a pipe gave cannot be read again.
-std::string read_file_or_pipe(const std::filesystem::path& path, size_t limit, int patience_seconds = 30);
+// for `timeout_seconds`. What a pipe gave cannot be read again.
+std::string read_file_or_pipe(const std::filesystem::path& path, size_t limit, int timeout_seconds = 30);
 
 // Writes to a temporary name in the folder of `path`, flushes to disk, renames. A reader sees the old or the
 // new content. A link under either name is replaced, never followed.
 void write_file_atomic(const std::filesystem::path& path, std::string_view content);
 
 // Makes a new file for writing; a file or link left under this name is removed first, and one that appears in
-// between is an error. Returns an empty descriptor, and sets errno, when it
-// cannot be created.
+// between is an error. Returns an empty descriptor, and sets errno, when it cannot be created.
 Descriptor create_new_file(const std::filesystem::path& path);
 
 }  // namespace hyperion

@@ -1,7 +1,6 @@
 #include "base/json.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -134,9 +133,9 @@ bool JsonNode::flag(std::optional<bool> otherwise) const {
   return value_->get<bool>();
 }
 
-uint64_t JsonNode::count(uint64_t least, uint64_t most) const {
-  const bool fits = !is_null() && value_->is_number_unsigned() && *value_ >= least && *value_ <= most;
-  if (!fits) refuse(fmt::format("a whole number from {} to {}", least, most));
+uint64_t JsonNode::count(uint64_t min, uint64_t max) const {
+  const bool fits = !is_null() && value_->is_number_unsigned() && *value_ >= min && *value_ <= max;
+  if (!fits) refuse(fmt::format("a whole number from {} to {}", min, max));
   return value_->get<uint64_t>();
 }
 

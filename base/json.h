@@ -35,7 +35,7 @@ class JsonNode {
   const nlohmann::json& array() const;
   const std::string& text() const;
   bool flag(std::optional<bool> otherwise = {}) const;
-  uint64_t count(uint64_t least = 0, uint64_t most = std::numeric_limits<uint64_t>::max()) const;
+  uint64_t count(uint64_t min = 0, uint64_t max = std::numeric_limits<uint64_t>::max()) const;
   double positive_number() const;
 
   // Calls use(element) for each element of this list.

@@ -1,10 +1,7 @@
 #include "base/log.h"
 
-#include <cstdlib>
 #include <memory>
 #include <optional>
-#include <string>
-#include <string_view>
 #include <utility>
 
 #include <spdlog/pattern_formatter.h>
@@ -13,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/printable.h"
+#include "base/process.h"
 #include "base/terminal.h"
 #include "base/text.h"
 
@@ -48,8 +46,8 @@ class LevelAndText : public spdlog::custom_flag_formatter {
 };
 
 spdlog::level::level_enum level_from_environment() {
-  const char* name = std::getenv("HYPERION_LOG_LEVEL");
-  if (name == nullptr || *name == '\0') return spdlog::level::info;
+  const std::string name = environment_variable("HYPERION_LOG_LEVEL").value_or("");
+  if (name.empty()) return spdlog::level::info;
   static constexpr std::pair<std::string_view, spdlog::level::level_enum> kLevels[] = {
       {"debug", spdlog::level::debug},
       {"info", spdlog::level::info},
@@ -100,8 +98,7 @@ bool rank_prints(int rank, std::string_view log_rank) {
 }
 
 bool rank_prints(int rank) {
-  const char* log_rank = std::getenv("LOG_RANK");
-  return rank_prints(rank, log_rank == nullptr ? "" : log_rank);
+  return rank_prints(rank, environment_variable("LOG_RANK").value_or(""));
 }
 
 }  // namespace hyperion

@@ -7,7 +7,7 @@
 
 namespace hyperion {
 
-// Without cuts each of the ranks has it whole.
+// Without cuts each of the ranks has all of it.
 struct Placement {
   std::vector<Cut> cuts;          // that leave this rank's part, one box (base/box.h: box_of)
   int replicas = 1, replica = 0;  // how many ranks hold that part; this rank's number among them

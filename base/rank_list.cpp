@@ -1,11 +1,18 @@
 #include "base/rank_list.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 namespace hyperion {
+
+std::vector<int> first_ranks(int count) {
+  std::vector<int> ranks(static_cast<size_t>(count));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
 
 std::string rank_list(std::span<const int> ranks) {
   constexpr size_t kListed = 8;

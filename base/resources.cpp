@@ -1,7 +1,6 @@
 #include "base/resources.h"
 
 #include <algorithm>
-#include <charconv>
 #include <fstream>
 #include <limits>
 #include <new>

@@ -1,10 +1,6 @@
 #include "base/shared_segment.h"
 
-#include <cerrno>
-#include <cstring>
 #include <ctime>
-#include <string>
-#include <utility>
 
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -22,46 +18,36 @@ constexpr size_t kSize = sizeof(SharedSegment::Header) + SharedSegment::kCapacit
 static_assert(sizeof(SharedSegment::Header) % 64 == 0 && SharedSegment::kCapacity % 64 == 0);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
-void* map_segment(int fd, size_t size) {
-  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  return memory == MAP_FAILED ? nullptr : memory;
-}
-
 }  // namespace
 
+void SharedSegment::Unmap::operator()(void* memory) const {
+  munmap(memory, size);
+}
+
+std::optional<SharedSegment> SharedSegment::map(Descriptor fd, size_t size) {
+  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (memory == MAP_FAILED) return std::nullopt;
+  return SharedSegment(std::move(fd), memory, size);
+}
+
 std::optional<SharedSegment> SharedSegment::create(size_t extra) {
-  const int fd = memfd_create("hyperion", MFD_CLOEXEC);
-  if (fd < 0) return std::nullopt;
-  SharedSegment segment(fd, nullptr, kSize + extra);
-  if (ftruncate(fd, static_cast<off_t>(segment.size_)) == 0 && flock(fd, LOCK_EX | LOCK_NB) == 0)
-    segment.memory_ = map_segment(fd, segment.size_);
-  if (segment.memory_ == nullptr) return std::nullopt;
-  return segment;  // fresh pages are zero, and so are all counters
+  Descriptor fd(memfd_create("hyperion", MFD_CLOEXEC));
+  const size_t size = kSize + extra;
+  if (!fd || ftruncate(fd.get(), static_cast<off_t>(size)) != 0 || flock(fd.get(), LOCK_EX | LOCK_NB) != 0)
+    return std::nullopt;
+  return map(std::move(fd), size);  // fresh pages are zero, and so are all counters
 }
 
 std::optional<SharedSegment> SharedSegment::open(int pid, int fd, size_t extra) {
-  const int own = ::open(fmt::format("/proc/{}/fd/{}", pid, fd).c_str(), O_RDWR | O_CLOEXEC);
-  if (own < 0) return std::nullopt;
+  Descriptor own(::open(fmt::format("/proc/{}/fd/{}", pid, fd).c_str(), O_RDWR | O_CLOEXEC));
   const size_t size = kSize + extra;
-  void* memory = lseek(own, 0, SEEK_END) == static_cast<off_t>(size) ? map_segment(own, size) : nullptr;
-  if (memory == nullptr) {
-    close(own);
-    return std::nullopt;
-  }
-  return SharedSegment(own, memory, size);
-}
-
-SharedSegment::SharedSegment(SharedSegment&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), memory_(std::exchange(other.memory_, nullptr)), size_(other.size_) {}
-
-SharedSegment::~SharedSegment() {
-  if (memory_ != nullptr) munmap(memory_, size_);
-  if (fd_ >= 0) close(fd_);
+  if (!own || lseek(own.get(), 0, SEEK_END) != static_cast<off_t>(size)) return std::nullopt;
+  return map(std::move(own), size);
 }
 
 bool SharedSegment::owner_ended() const {
-  if (flock(fd_, LOCK_SH | LOCK_NB) != 0) return false;
-  flock(fd_, LOCK_UN);
+  if (flock(fd_.get(), LOCK_SH | LOCK_NB) != 0) return false;
+  flock(fd_.get(), LOCK_UN);
   return true;
 }
 

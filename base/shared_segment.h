@@ -7,7 +7,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <utility>
+
+#include "base/durable.h"
 
 namespace hyperion {
 
@@ -34,14 +38,11 @@ class SharedSegment {
   static std::optional<SharedSegment> create(size_t extra = 0);
   // Another process's segment; nothing when it cannot be opened, or has another size.
   static std::optional<SharedSegment> open(int pid, int fd, size_t extra = 0);
-  SharedSegment(SharedSegment&& other) noexcept;
-  SharedSegment& operator=(SharedSegment&&) = delete;
-  ~SharedSegment();
 
-  int fd() const { return fd_; }
-  Header& header() const { return *static_cast<Header*>(memory_); }
+  int fd() const { return fd_.get(); }
+  Header& header() const { return *static_cast<Header*>(memory_.get()); }
   std::byte* payload(uint64_t offset) const {
-    return static_cast<std::byte*>(memory_) + sizeof(Header) + offset;
+    return static_cast<std::byte*>(memory_.get()) + sizeof(Header) + offset;
   }
   std::byte* extra() const { return payload(kCapacity); }  // aligned to 64
   const std::byte* message(uint32_t index) const { return payload(header().offsets[index % kSlots]); }
@@ -49,10 +50,16 @@ class SharedSegment {
   bool owner_ended() const;
 
  private:
-  SharedSegment(int fd, void* memory, size_t size) : fd_(fd), memory_(memory), size_(size) {}
-  int fd_;
-  void* memory_;
-  size_t size_;
+  struct Unmap {
+    size_t size;
+    void operator()(void* memory) const;
+  };
+  SharedSegment(Descriptor fd, void* memory, size_t size)
+      : fd_(std::move(fd)), memory_(memory, Unmap{size}) {}
+  static std::optional<SharedSegment> map(Descriptor fd, size_t size);
+
+  Descriptor fd_;
+  std::unique_ptr<void, Unmap> memory_;
 };
 
 // Sleeps until `counter` no longer holds `seen`, a wake-up, or 100 ms. Works between processes.

@@ -54,8 +54,8 @@ void ignore_closed_pipe() {
 }
 
 void print_text(std::string_view text) {
-  const bool whole = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
-  flush_stdout(whole ? 0 : errno);
+  const bool complete = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+  flush_stdout(complete ? 0 : errno);
 }
 
 void print_outside_text(std::string_view text) {

@@ -1,26 +1,23 @@
 #include "base/terminal.h"
 
 #include <atomic>
-#include <cstdlib>
-#include <string_view>
+#include <string>
 
 #include <unistd.h>
+
+#include "base/process.h"
 
 namespace hyperion {
 namespace {
 
 std::atomic<bool> disabled = false;
 
-std::string_view variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 }  // namespace
 
 bool terminal_escapes(int fd) {
-  const std::string_view term = variable("TERM");
-  return !disabled && variable("NO_COLOR").empty() && !term.empty() && term != "dumb" && ::isatty(fd) == 1;
+  const std::string term = environment_variable("TERM").value_or("");
+  return !disabled && environment_variable("NO_COLOR").value_or("").empty() && !term.empty() &&
+         term != "dumb" && ::isatty(fd) == 1;
 }
 
 void disable_terminal_escapes() {

@@ -9,23 +9,17 @@
 namespace hyperion::parallel {
 namespace {
 
-constexpr std::array<std::string_view, kMeshDims.size()> kNames = {
-    "pp", "dp_replicate", "dp_shard", "cp", "tp", "batch", "fsdp", "loss", "world"};
+// The layout dimensions that a (derived) dimension spans: [first, end) of Mesh::degrees_, outermost first.
+struct Span {
+  std::string_view name;
+  int first, end;
+};
+constexpr Span kSpans[] = {{"pp", 0, 1},   {"dp_replicate", 1, 2}, {"dp_shard", 2, 3},
+                           {"cp", 3, 4},   {"tp", 4, 5},           {"batch", 1, 3},
+                           {"fsdp", 2, 4}, {"loss", 1, 4},         {"world", 0, 5}};
 
-// The layout dimensions a (derived) dimension spans, outermost first, as indices into Mesh::degrees_.
-std::vector<int> spanned(MeshDim dim) {
-  switch (dim) {
-    case MeshDim::kBatch:
-      return {1, 2};
-    case MeshDim::kFsdp:
-      return {2, 3};
-    case MeshDim::kLoss:
-      return {1, 2, 3};
-    case MeshDim::kWorld:
-      return {0, 1, 2, 3, 4};
-    default:
-      return {static_cast<int>(dim)};
-  }
+const Span& span_of(MeshDim dim) {
+  return kSpans[static_cast<size_t>(dim)];
 }
 
 std::array<int, 5> coordinates_of(int rank, const std::array<int, 5>& degrees) {
@@ -51,7 +45,7 @@ std::string product_text(const std::array<int, 5>& degrees) {
 }  // namespace
 
 std::string_view name_of(MeshDim dim) {
-  return kNames[static_cast<size_t>(dim)];
+  return span_of(dim).name;
 }
 
 Mesh::Mesh(const MeshConfig& config, int world_size)
@@ -61,8 +55,8 @@ Mesh::Mesh(const MeshConfig& config, int world_size)
   int64_t others = 1;  // the product of all but dp_shard; stops growing once it exceeds any sensible world
   for (int i = 0; i < 5; ++i) {
     if (degrees_[i] < 1 && !(i == 2 && degrees_[i] == -1)) {
-      throw_config("mesh {}: {} is {}, expected a degree of at least 1{}", product_text(degrees_), kNames[i],
-                   degrees_[i], i == 2 ? " or -1 for the rest of the ranks" : "");
+      throw_config("mesh {}: {} is {}, expected a degree of at least 1{}", product_text(degrees_),
+                   kSpans[i].name, degrees_[i], i == 2 ? " or -1 for the rest of the ranks" : "");
     }
     if (i != 2 && others <= world_size) others *= degrees_[i];
   }
@@ -85,26 +79,25 @@ Mesh::Mesh(const MeshConfig& config, int world_size)
 
 int Mesh::degree(MeshDim dim) const {
   int degree = 1;
-  for (int i : spanned(dim)) degree *= degrees_[i];
+  for (int i = span_of(dim).first; i < span_of(dim).end; ++i) degree *= degrees_[i];
   return degree;
 }
 
 int Mesh::coordinate(int rank, MeshDim dim) const {
   const auto coordinates = coordinates_of(rank, degrees_);
   int index = 0;
-  for (int i : spanned(dim)) index = index * degrees_[i] + coordinates[i];
+  for (int i = span_of(dim).first; i < span_of(dim).end; ++i) index = index * degrees_[i] + coordinates[i];
   return index;
 }
 
 std::vector<int> Mesh::group(int rank, MeshDim dim) const {
   auto coordinates = coordinates_of(rank, degrees_);
-  const auto dims = spanned(dim);
   std::vector<int> ranks(degree(dim));
   for (size_t member = 0; member < ranks.size(); ++member) {
     int rest = static_cast<int>(member);
-    for (auto i = dims.rbegin(); i != dims.rend(); ++i) {
-      coordinates[*i] = rest % degrees_[*i];
-      rest /= degrees_[*i];
+    for (int i = span_of(dim).end - 1; i >= span_of(dim).first; --i) {
+      coordinates[i] = rest % degrees_[i];
+      rest /= degrees_[i];
     }
     ranks[member] = rank_of(coordinates, degrees_);
   }
@@ -114,7 +107,7 @@ std::vector<int> Mesh::group(int rank, MeshDim dim) const {
 int Mesh::slice(int rank, MeshDim dim) const {
   auto coordinates = coordinates_of(rank, degrees_);
   auto degrees = degrees_;
-  for (int i : spanned(dim)) {
+  for (int i = span_of(dim).first; i < span_of(dim).end; ++i) {
     coordinates[i] = 0;
     degrees[i] = 1;
   }

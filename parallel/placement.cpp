@@ -11,7 +11,7 @@ Placement placement_of(const Parameter& parameter, int home, const Mesh& mesh, i
 }
 
 Placement placement_of(std::vector<Cut> cuts, int home, const Mesh& mesh, int rank) {
-  if (cuts.empty()) return whole_placement(mesh, rank);
+  if (cuts.empty()) return replicated_placement(mesh, rank);
   cuts.back().index = mesh.coordinate(rank, MeshDim::kFsdp);
   const bool divided = cuts.size() > 1;
   if (divided) cuts.front().index = mesh.coordinate(rank, MeshDim::kTp);
@@ -24,7 +24,7 @@ Placement placement_of(std::vector<Cut> cuts, int home, const Mesh& mesh, int ra
           .here = mesh.coordinate(rank, MeshDim::kPp) == home};
 }
 
-Placement whole_placement(const Mesh& mesh, int rank) {
+Placement replicated_placement(const Mesh& mesh, int rank) {
   return {.cuts = {}, .replicas = mesh.world_size(), .replica = rank};
 }
 

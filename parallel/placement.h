@@ -18,7 +18,7 @@ Placement placement_of(const Parameter& parameter, int home, const Mesh& mesh, i
 // Of what is placed as another rank says, by its cuts (as above) and home.
 Placement placement_of(std::vector<Cut> cuts, int home, const Mesh& mesh, int rank);
 
-// Of what every rank has whole.
-Placement whole_placement(const Mesh& mesh, int rank);
+// Of what every rank has in full.
+Placement replicated_placement(const Mesh& mesh, int rank);
 
 }  // namespace hyperion::parallel

@@ -16,8 +16,8 @@ StateComponents state_components(const StateSources& sources) {
   StateComponents components;
   const auto add = [&](auto component) { components.push_back(std::move(component)); };
   add(std::make_unique<checkpointing::ModelState>(model.parameters));
-  add(std::make_unique<checkpointing::OptimizerState>(*model.optimizer, model.parameters,
-                                                      parallel::whole_placement(mesh, rank), plan, state));
+  add(std::make_unique<checkpointing::OptimizerState>(
+      *model.optimizer, model.parameters, parallel::replicated_placement(mesh, rank), plan, state));
   if (model.ema) add(std::make_unique<checkpointing::EmaState>(*model.ema, model.parameters));
   add(std::make_unique<checkpointing::TrainStateComponent>(
       state, mesh.degree(parallel::MeshDim::kBatch),

@@ -1,9 +1,8 @@
 #include "base/device/device.h"
 
-#include <memory>
-
 #include <dlfcn.h>
 
+#include "base/counted.h"
 #include "base/error.h"
 
 namespace hyperion {
@@ -45,9 +44,9 @@ DeviceKind choose_device(const std::optional<std::string>& wanted, const DriverP
   }
   if (const std::string problem = library_problem(); !problem.empty()) {
     throw_config(
-        "this machine has {} GPU{}, but Hyperion's CUDA library cannot be used: {}; build with a CUDA "
+        "this machine has {}, but Hyperion's CUDA library cannot be used: {}; build with a CUDA "
         "toolkit (HYPERION_CUDA=ON), or set HYPERION_DEVICE=cpu to train on the CPU",
-        driver.devices, driver.devices == 1 ? "" : "s", problem);
+        counted(driver.devices, "GPU"), problem);
   }
   return DeviceKind::kCuda;
 }

@@ -43,14 +43,14 @@ constinit thread_local Team own_team;
 void run_on_threads(int64_t begin, int64_t end, int64_t grain, RangeWork work) {
   if (begin >= end) return;
   const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-  const int64_t most = std::max<int64_t>(1, (end - begin) / std::max<int64_t>(1, grain));
-  if (threads == 1 || most == 1) {
+  const int64_t max_ranges = std::max<int64_t>(1, (end - begin) / std::max<int64_t>(1, grain));
+  if (threads == 1 || max_ranges == 1) {
     work.call(work.work, begin, end);
     return;
   }
   // More ranges than threads: a slow thread takes fewer of them.
   constexpr int64_t kRangesPerThread = 4;
-  const int64_t ranges = std::min(most, kRangesPerThread * threads);
+  const int64_t ranges = std::min(max_ranges, kRangesPerThread * threads);
   const int64_t each = (end - begin + ranges - 1) / ranges;
   ParallelLoop loop{
       .begin = begin, .end = end, .each = each, .count = (end - begin + each - 1) / each, .work = work};

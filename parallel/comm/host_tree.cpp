@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
-#include <numeric>
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/maximum.h>
@@ -14,6 +13,7 @@
 #include "base/device/error_text.h"
 #include "base/error.h"
 #include "base/pack.h"
+#include "base/rank_list.h"
 
 namespace hyperion::parallel {
 
@@ -82,12 +82,6 @@ std::string bytes_of(const at::Tensor& tensor) {
 
 void copy_bytes(const std::string& bytes, const at::Tensor& tensor) {
   std::memcpy(tensor.data_ptr(), bytes.data(), bytes.size());
-}
-
-std::vector<int> first_ranks(int count) {
-  std::vector<int> ranks(static_cast<size_t>(count));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
 }
 
 class HostTree : public Communicator {

@@ -3,8 +3,6 @@
 // each member with every other; in a tree no rank has more than some sockets, however many ranks there are.
 #pragma once
 
-#include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>

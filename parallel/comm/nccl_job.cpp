@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <iterator>
 #include <string_view>
-#include <utility>
 
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -23,9 +22,11 @@
 #include "base/printable.h"
 #include "base/process.h"
 #include "base/resources.h"
+#include "base/text.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/health/failure_detector.h"
 #include "parallel/health/failure_record.h"
+#include "parallel/job/network.h"
 #include "parallel/job/phase.h"
 
 namespace hyperion::parallel {
@@ -126,15 +127,7 @@ class Variable {
 
 // libtorch reads the first name and falls back to the second one.
 void refuse_two_names_of_one_setting(const EnvironmentLookup& lookup, std::vector<std::string>& refused) {
-  for (const auto& [name, older] : std::initializer_list<std::pair<const char*, const char*>>{
-           {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"},
-           {"TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"},
-           {"TORCH_NCCL_DESYNC_DEBUG", "NCCL_DESYNC_DEBUG"},
-           {"TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING"},
-           {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"},
-           {"TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK"},
-           {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"},
-           {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}}) {
+  for (const auto& [name, older] : kOlderNames) {
     const Variable one(lookup, name), other(lookup, older);
     if (one && other && !other.is(one.value()))
       refused.push_back(fmt::format("{} and {} are two names of one setting: unset one of them", one.shown(),
@@ -165,20 +158,16 @@ void refuse_what_hides_failures(const EnvironmentLookup& lookup, std::vector<std
                       name));
 }
 
-// NCCL's rule: a list of prefixes, "=" before it for whole names, "^" for all but these.
+// NCCL's rule: a list of prefixes, "=" before it for exact names, "^" for all but these.
 bool names_an_interface(std::string_view list, const std::set<std::string>& interfaces) {
   if (list.empty() || list.front() == '^') return true;
-  const bool whole = list.front() == '=';
-  list.remove_prefix(whole ? 1 : 0);
-  while (!list.empty()) {
-    const size_t comma = std::min(list.find(','), list.size());
-    std::string_view one = list.substr(0, comma);
-    one = one.substr(0, one.find(':'));  // a port may follow
+  const bool exact = list.front() == '=';
+  for (const std::string_view entry : split(list.substr(exact ? 1 : 0), ',')) {
+    const std::string_view name = entry.substr(0, entry.find(':'));  // a port may follow
     const auto is_named = [&](std::string_view interface) {
-      return whole ? interface == one : interface.starts_with(one);
+      return exact ? interface == name : interface.starts_with(name);
     };
-    if (!one.empty() && std::ranges::any_of(interfaces, is_named)) return true;
-    list.remove_prefix(std::min(comma + 1, list.size()));
+    if (!name.empty() && std::ranges::any_of(interfaces, is_named)) return true;
   }
   return false;
 }

@@ -1,7 +1,6 @@
 #include "parallel/comm/process_group.h"
 
 #include <exception>
-#include <numeric>
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -50,67 +49,61 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
   PhaseGuard phase("rendezvous");
   if (options.backend == CommBackend::kNccl) report_failures_of_threads();
   const bool real = options.backend != CommBackend::kFake && environment.world_size > 1;
+  const bool nccl = options.backend == CommBackend::kNccl;
   if (real) {
-    network_ = describe_network(gloo_interfaces(environment), options.backend == CommBackend::kNccl,
-                                network_variables());
-    if (options.backend == CommBackend::kNccl) {
+    network_ = describe_network(gloo_interfaces(environment), nccl, network_variables());
+    if (nccl) {
       require_consistent_variables();
       set_unless_user_did(nccl_environment(options));
     }
     Fingerprint identity = options.identity;
     identity["WORLD_SIZE"] = std::to_string(environment.world_size);
     identity["mesh"] = mesh.describe();
-    identity["device"] = options.backend == CommBackend::kNccl ? "cuda" : "cpu";
+    identity["device"] = nccl ? "cuda" : "cpu";
     identity["WORLD_SIZE = LOCAL_WORLD_SIZE"] = environment.single_host() ? "yes" : "no";
     store_ = join_ranks(environment, identity, options.init_timeout, options.response_timeout);
     detector_ =
         std::make_unique<FailureDetector>(store_, environment, options.init_timeout, options.response_timeout,
-                                          /*ends_process=*/options.backend == CommBackend::kNccl);
+                                          /*ends_process=*/nccl);
   }
 
-  std::map<std::vector<int>, std::shared_ptr<Communicator>> shareable;
-  // Groups that carry parameters, gradients and activations have connections of their own; the rest share by
-  // their set of ranks.
-  for (MeshDim dim : {MeshDim::kWorld, MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kPp, MeshDim::kTp,
-                      MeshDim::kCp, MeshDim::kDpShard, MeshDim::kBatch, MeshDim::kLoss}) {
-    const bool of_all_replicas = dim == MeshDim::kWorld || dim == MeshDim::kBatch || dim == MeshDim::kLoss;
-    if (real && options.backend == CommBackend::kNccl && of_all_replicas) continue;
+  // Groups that carry parameters, gradients and activations have connections of their own; the pp and loss
+  // groups are the world or fsdp group where these have the same ranks.
+  std::map<std::vector<int>, std::shared_ptr<Communicator>> shared;
+  for (const MeshDim dim :
+       {MeshDim::kWorld, MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kTp, MeshDim::kPp, MeshDim::kLoss}) {
+    if (real && nccl && (dim == MeshDim::kWorld || dim == MeshDim::kLoss)) continue;
     const std::vector<int> ranks = mesh.group(environment.rank, dim);
-    const bool own = dim == MeshDim::kFsdp || dim == MeshDim::kDpReplicate || dim == MeshDim::kTp;
+    const bool shares = dim == MeshDim::kPp || dim == MeshDim::kLoss;
     auto& group = groups_[dim];
-    if (const auto found = shareable.find(ranks); !own && found != shareable.end()) {
+    if (const auto found = shared.find(ranks); shares && found != shared.end())
       group = found->second;
-    } else {
+    else
       group = make_group(mesh.group_name(environment.rank, dim), mesh.coordinate(environment.rank, dim),
                          ranks, options, environment.single_host());
-    }
-    // A later dimension of the same ranks joins the most specific group: dp_shard the fsdp one, batch the
-    // world.
-    if (dim != MeshDim::kDpReplicate && dim != MeshDim::kTp) shareable.try_emplace(ranks, group);
+    if (dim == MeshDim::kWorld || dim == MeshDim::kFsdp) shared.try_emplace(ranks, group);
   }
   if (!real) {
     options_.host_fan_out = 0;
     return;
   }
-  if (options.backend == CommBackend::kNccl && !environment.single_host() && options.host_fan_out == 0)
-    options_.host_fan_out = kHostFanOut;
+  if (nccl && !environment.single_host() && options.host_fan_out == 0) options_.host_fan_out = kHostFanOut;
   if (options_.host_fan_out > 0) {
     ranks_per_node_ = agree_on_ranks_per_node(*store_, environment);
     network_.push_back(describe_host_tree(environment, ranks_per_node_, options_.host_fan_out));
     if (ranks_per_node_ == 1 && environment.local_world_size > 1 && environment.rank == 0)
       log_warning(
           "the ranks are not numbered node by node (srun --distribution=cyclic?), so groups that should be "
-          "inside a "
-          "node exchange over the network; number them so (srun --distribution=block)");
+          "inside a node exchange over the network; number them so (srun --distribution=block)");
   }
-  if (options.backend == CommBackend::kNccl || options_.host_fan_out > 0) host_ = make_host_group("host/0");
+  if (nccl || options_.host_fan_out > 0) host_ = make_host_group("host/0");
 }
 
 ProcessGroups::~ProcessGroups() = default;
 
 Communicator& ProcessGroups::get(MeshDim dim) const {
   const auto group = groups_.find(dim);
-  if (group == groups_.end()) throw_bug("over NCCL there is no group of dimension {}", name_of(dim));
+  if (group == groups_.end()) throw_bug("there is no group of dimension {}", name_of(dim));
   return *group->second;
 }
 
@@ -139,11 +132,8 @@ std::shared_ptr<Communicator> ProcessGroups::make_host_group(const std::string& 
   const int rank = environment_.rank, world = environment_.world_size;
   CommOptions options = options_;
   if (options.backend == CommBackend::kNccl) options.backend = CommBackend::kGloo;
-  if (options.host_fan_out == 0) {
-    std::vector<int> ranks(static_cast<size_t>(world));
-    std::iota(ranks.begin(), ranks.end(), 0);
-    return make_group(name, rank, ranks, options, environment_.single_host());
-  }
+  if (options.host_fan_out == 0)
+    return make_group(name, rank, first_ranks(world), options, environment_.single_host());
   std::vector<std::shared_ptr<Communicator>> groups;
   for (const HostTreeLevel& level : host_tree_plan(name, rank, world, ranks_per_node_, options.host_fan_out))
     groups.push_back(make_group(level.name, level.index, level.ranks, options, level.one_node));

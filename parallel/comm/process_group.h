@@ -29,7 +29,7 @@ struct CommOptions {
   int device_index = 0;  // the CUDA device of this rank (kNccl)
   int trace_buffer_size = 20000;  // NCCL flight recorder: operations kept; 0 = off
   std::string trace_prefix{};     // NCCL flight recorder: dump file is <trace_prefix><rank>
-  Fingerprint identity{};         // what must be equal on all ranks, beside the mesh: configuration, binary
+  Fingerprint identity{};         // what must be equal on all ranks besides the mesh: configuration, binary
   // Members of a group of the tree that host() is then (parallel/comm/host_tree.h). 0: kHostFanOut over NCCL
   // where there are several hosts; elsewhere host() is one flat group.
   int host_fan_out = 0;
@@ -39,11 +39,11 @@ struct CommOptions {
 // exists, except those that the user has set.
 std::map<std::string, std::string> nccl_environment(const CommOptions& options);
 
-// Construction is collective: every rank of the world makes the same groups in the same order. Dimensions of
-// degree 1 have no connections. Dimensions with the same ranks share a communicator (batch and loss with
-// world, or beside tensor parallelism with fsdp; dp_shard with fsdp), but fsdp, dp_replicate and tp never
-// share with world, so their traffic does not queue behind it. Over NCCL, where a communicator takes memory
-// of the GPU and connections of its own, world, batch and loss are not made: host() and loss_groups() do what
+// The groups of world, fsdp, dp_replicate, tp, pp and loss. Construction is collective: every rank of the
+// world makes the same groups in the same order. Dimensions of degree 1 have no connections. Pp and loss
+// share a communicator with world or fsdp where these have the same ranks, but fsdp, dp_replicate and tp
+// never share with world, so their traffic does not queue behind it. Over NCCL, where a communicator takes
+// memory of the GPU and connections of its own, world and loss are not made: host() and loss_groups() do what
 // they are for.
 class ProcessGroups {
  public:
@@ -52,11 +52,11 @@ class ProcessGroups {
   ProcessGroups(const Mesh& mesh, const Environment& environment, const CommOptions& options);
   ~ProcessGroups();
 
-  // Throws Error(kBug) for a dimension that has no group over NCCL.
+  // Throws Error(kBug) for a dimension that has no group.
   Communicator& get(MeshDim dim) const;
   Communicator& world() const { return get(MeshDim::kWorld); }
-  // All ranks, for CPU tensors and text whatever the device. Beside NCCL a tree over several hosts
-  // (parallel/comm/host_tree.h), shared memory or Gloo on one; otherwise the world group itself.
+  // All ranks, for CPU tensors and text whatever the device. Where tensors go over NCCL, a tree over several
+  // hosts (parallel/comm/host_tree.h), shared memory or Gloo on one; otherwise the world group itself.
   Communicator& host() const { return host_ ? *host_ : world(); }
   // The ranks whose token counts and losses add up: the loss group, over NCCL fsdp and then dp_replicate; and
   // then pp.

@@ -200,8 +200,10 @@ class SharedMemoryCommunicator : public Communicator {
       for (size_t i = 0; i < items.size(); ++i) {
         const MailItem& item = *items[i];
         const int peer = transfers[i].peer;
-        advance_until([&] { return item.done || !item.failure.empty(); }, [&](int r) { return r == peer; },
-                      transfers[i].kind == Transfer::Kind::kSend ? "has not received it" : "has not sent it");
+        const char* const lag =
+            transfers[i].kind == Transfer::Kind::kSend ? "has not received it" : "has not sent it";
+        advance_until([&] { return item.done || !item.failure.empty(); },
+                      [&](int r) { return r == peer ? lag : nullptr; });
         if (!item.failure.empty())
           throw std::invalid_argument(fmt::format("from rank {}: {}", global_ranks()[peer], item.failure));
       }
@@ -236,18 +238,7 @@ class SharedMemoryCommunicator : public Communicator {
     while (write_next_message()) {
     }
     return [this, operation = std::move(operation)] {
-      while (!operation->done()) {
-        require_segments();
-        while (write_next_message()) {
-        }
-        if (has_transfers()) {
-          // Peers may need their data to get to this operation.
-          advance_until([&] { return operation->done() || !has_transfers(); },
-                        [this](int r) { return lags_behind(r); }, "has not started it");
-        } else {
-          read_next_message();
-        }
-      }
+      advance_until([&] { return operation->done(); }, [this](int r) { return lag_of(r); });
     };
   }
 
@@ -269,7 +260,6 @@ class SharedMemoryCommunicator : public Communicator {
     own.offsets[written_ % SharedSegment::kSlots] = *offset;
     ++operation.written;
     own.posted.store(++written_, std::memory_order_release);
-    wake_all(own.posted);
     ring_bells();
     return true;
   }
@@ -297,21 +287,6 @@ class SharedMemoryCommunicator : public Communicator {
     return start + size < tail ? take(start) : std::nullopt;
   }
 
-  // Waits for every peer's next message and reads it; or, when the own next message is still unwritten
-  // because the ring is full, waits until the peers have read enough.
-  void read_next_message() {
-    const auto deadline = Clock::now() + timeout_;
-    if (written_ == read_) {
-      wait_for_ring_space(deadline);
-      return;
-    }
-    for (int r = 0; r < size(); ++r) {
-      wait_until(r, segments_[r].header().posted, deadline, "has not started it",
-                 [&](uint32_t posted) { return static_cast<int32_t>(posted - read_) > 0; });
-    }
-    read_posted_message();
-  }
-
   // The next message of every rank, which all have written.
   void read_posted_message() {
     Operation& operation = *queue_.front();
@@ -321,22 +296,19 @@ class SharedMemoryCommunicator : public Communicator {
     ++operation.read;
     auto& completed = segments_[rank()].header().completed;
     completed.store(++read_, std::memory_order_release);
-    wake_all(completed);
     ring_bells();
     if (operation.done()) queue_.pop_front();
   }
 
-  // Whether this rank's next step in its collectives waits for rank r: for its message, or where the ring is
-  // full for its reading.
-  bool lags_behind(int r) const {
+  // Why this rank's next step in its collectives waits for rank r: for its message, or where the ring is full
+  // for its reading. Null: it does not.
+  const char* lag_of(int r) const {
     const SharedSegment::Header& header = segments_[r].header();
-    if (written_ == read_) return header.completed.load(std::memory_order_acquire) != written_;
-    return static_cast<int32_t>(header.posted.load(std::memory_order_acquire) - read_) <= 0;
-  }
-
-  bool has_transfers() const {
-    const auto busy = [](const auto& box) { return !box.idle(); };
-    return std::ranges::any_of(outgoing_, busy) || std::ranges::any_of(incoming_, busy);
+    if (written_ == read_)
+      return header.completed.load(std::memory_order_acquire) != written_ ? "has not finished the ones before"
+                                                                          : nullptr;
+    const auto posted = static_cast<int32_t>(header.posted.load(std::memory_order_acquire) - read_);
+    return posted <= 0 ? "has not started it" : nullptr;
   }
 
   // Does all that needs no waiting, in collectives and transfers. Whether anything was done.
@@ -345,7 +317,7 @@ class SharedMemoryCommunicator : public Communicator {
     while (write_next_message()) moved = true;
     while (written_ != read_) {
       bool posted = true;
-      for (int r = 0; r < size() && posted; ++r) posted = !lags_behind(r);
+      for (int r = 0; r < size() && posted; ++r) posted = lag_of(r) == nullptr;
       if (!posted) break;
       read_posted_message();
       moved = true;
@@ -360,10 +332,10 @@ class SharedMemoryCommunicator : public Communicator {
     return moved;
   }
 
-  // Advances until done(); sleeps on the own bell where nothing can be done. waits_for(r): whether what is
-  // waited for needs rank r, which `lacking` says about it.
-  template <typename Done, typename WaitsFor>
-  void advance_until(const Done& done, const WaitsFor& waits_for, const char* lacking) {
+  // Advances until done(), in collectives and transfers: peers may need the ones to get to the others. Sleeps
+  // on the own bell where nothing can be done. lag_of(r): what is waited for of rank r; null: nothing.
+  template <typename Done, typename LagOf>
+  void advance_until(const Done& done, const LagOf& lag_of) {
     auto deadline = Clock::now() + timeout_;
     while (true) {
       require_segments();
@@ -382,9 +354,14 @@ class SharedMemoryCommunicator : public Communicator {
       own.listening.store(0);
       if (moved || own.bell.load() != seen) continue;
       for (int r = 0; r < size(); ++r) {
-        if (r == rank() || !waits_for(r)) continue;
-        if (segments_[r].owner_ended() && !advance() && !done()) throw_left(r);
-        if (Clock::now() > deadline && !done()) throw_timeout(r, lacking);
+        const char* const lag = r == rank() ? nullptr : lag_of(r);
+        if (lag == nullptr) continue;
+        if (segments_[r].owner_ended() && !advance() && !done())
+          throw std::runtime_error(fmt::format("rank {} has left the group", global_ranks()[r]));
+        if (Clock::now() > deadline && !done())
+          throw std::runtime_error(fmt::format("timed out after {} s: rank {} {}",
+                                               std::chrono::duration<double>(timeout_).count(),
+                                               global_ranks()[r], lag));
       }
     }
   }
@@ -402,39 +379,6 @@ class SharedMemoryCommunicator : public Communicator {
       if (peer != rank()) ring_bell(peer);
   }
 
-  void wait_for_ring_space(Clock::time_point deadline) {
-    for (int r = 0; r < size(); ++r) {
-      wait_until(r, segments_[r].header().completed, deadline, "has not finished the ones before",
-                 [&](uint32_t completed) { return completed == written_; });
-    }
-  }
-
-  template <typename Condition>
-  void wait_until(int peer, const std::atomic<uint32_t>& counter, Clock::time_point deadline,
-                  const char* lacking, const Condition& reached) {
-    while (true) {
-      const uint32_t seen = counter.load(std::memory_order_acquire);
-      if (reached(seen)) return;
-      wait_for_change(counter, seen);
-      if (counter.load(std::memory_order_acquire) != seen) continue;
-      if (peer != rank() && segments_[peer].owner_ended() &&
-          !reached(counter.load(std::memory_order_acquire)))
-        throw_left(peer);
-      if (Clock::now() > deadline) throw_timeout(peer, lacking);
-    }
-  }
-
-  // Its process has ended, or it has given up the group.
-  [[noreturn]] void throw_left(int peer) const {
-    throw std::runtime_error(fmt::format("rank {} has left the group", global_ranks()[peer]));
-  }
-
-  [[noreturn]] void throw_timeout(int peer, const char* lacking) const {
-    throw std::runtime_error(fmt::format("timed out after {} s: rank {} {}",
-                                         std::chrono::duration<double>(timeout_).count(),
-                                         global_ranks()[peer], lacking));
-  }
-
   std::vector<SharedSegment> segments_;
   std::vector<Mailbox> outgoing_, incoming_;  // by peer
   std::chrono::milliseconds timeout_;
@@ -450,38 +394,33 @@ std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, 
                                                               c10d::Store& store,
                                                               std::chrono::milliseconds timeout) {
   const int size = static_cast<int>(global_ranks.size());
-  const auto key = [](const char* what, int r) { return fmt::format("shm/{}/{}", what, r); };
-  std::optional<SharedSegment> own =
-      SharedSegment::create(SharedMemoryCommunicator::mailbox_bytes(global_ranks.size()));
+  const size_t mailboxes = SharedMemoryCommunicator::mailbox_bytes(global_ranks.size());
+  std::optional<SharedSegment> own = SharedSegment::create(mailboxes);
   if (!own)
     log_warning("rank {}: no shared memory between the ranks of this host ({}): they use Gloo",
                 global_ranks[rank], std::strerror(errno));
-  // What every rank has said, in two requests to the store.
-  const auto said = [&]<typename Value>(const char* what, const Value& own_value) {
-    store.set(key(what, rank), pack(own_value));
+  // What every rank has, in two requests to the store.
+  const auto of_all = [&]<typename Value>(const char* what, const Value& own_value) {
     std::vector<std::string> keys;
-    for (int r = 0; r < size; ++r) keys.push_back(key(what, r));
+    for (int r = 0; r < size; ++r) keys.push_back(fmt::format("shm/{}/{}", what, r));
+    store.set(keys[rank], pack(own_value));
     std::vector<Value> values;
     for (const std::vector<uint8_t>& bytes : store.multiGet(keys))
       values.push_back(unpack<Value>({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
     return values;
   };
-  using Place = std::optional<std::pair<int, int>>;  // process and descriptor
-  const std::vector<Place> places = said("at", own ? Place({getpid(), own->fd()}) : Place());
+  using File = std::pair<int, int>;  // process and descriptor; none: 0
+  const std::vector<File> files = of_all("at", own ? File(getpid(), own->fd()) : File());
   std::vector<SharedSegment> segments;
   bool good = own.has_value();
   for (int r = 0; r < size && good; ++r) {
-    if (r == rank) {
-      segments.push_back(std::move(*own));
-      continue;
-    }
-    auto peer = places[r] ? SharedSegment::open(places[r]->first, places[r]->second,
-                                                SharedMemoryCommunicator::mailbox_bytes(global_ranks.size()))
-                          : std::nullopt;
-    good = peer.has_value();
-    if (peer) segments.push_back(std::move(*peer));
+    auto segment = r == rank             ? std::move(own)
+                   : files[r].first == 0 ? std::nullopt
+                                         : SharedSegment::open(files[r].first, files[r].second, mailboxes);
+    good = segment.has_value();
+    if (good) segments.push_back(std::move(*segment));
   }
-  if (std::ranges::count(said("good", good), false) > 0) return nullptr;
+  if (std::ranges::count(of_all("good", good), false) > 0) return nullptr;
   return std::make_unique<SharedMemoryCommunicator>(std::move(name), rank, std::move(global_ranks),
                                                     std::move(segments), timeout);
 }

@@ -7,27 +7,27 @@ namespace hyperion::parallel {
 
 Pending StreamedExchange::start_on_stream(std::vector<at::Tensor> tensors,
                                           const std::function<Pending()>& start) {
-  struct Started {
+  struct InFlight {
     Pending operation;
     DeviceEvent finished;
     std::vector<at::Tensor> tensors;
   };
-  auto started = std::make_shared<Started>();
-  started->tensors = std::move(tensors);
+  auto in_flight = std::make_shared<InFlight>();
+  in_flight->tensors = std::move(tensors);
   // It must not write before earlier work has read: the memory of `out` may have been freed by that work.
   stream_.wait(DeviceStream::current(device_));
   {
     const StreamScope scope(stream_);
-    started->operation = start();
-    started->finished.record(stream_);
+    in_flight->operation = start();
+    in_flight->finished.record(stream_);
   }
-  return Pending([this, started = std::move(started)] {
-    if (!started->operation.done()) {  // on a CPU, or a result that goes to the host
+  return Pending([this, in_flight = std::move(in_flight)] {
+    if (!in_flight->operation.done()) {  // on a CPU, or a result that goes to the host
       const StreamScope scope(stream_);
-      started->operation.wait();
-      started->finished.record(stream_);
+      in_flight->operation.wait();
+      in_flight->finished.record(stream_);
     }
-    DeviceStream::current(device_).wait(started->finished);
+    DeviceStream::current(device_).wait(in_flight->finished);
   });
 }
 

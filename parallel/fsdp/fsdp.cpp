@@ -10,7 +10,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include "base/error.h"
 #include "parallel/comm/trace_range.h"
 
 namespace hyperion::parallel {
@@ -38,8 +37,8 @@ void pack(const at::Tensor& grad, const at::Tensor& slots) {
 
 // Whether libtorch's kernel for it takes these: one launch for all.
 bool chunk_cat_takes(const std::vector<at::Tensor>& grads, const at::Tensor& packed) {
-  constexpr int64_t kMostChunks = 65'535;  // of its grid
-  return packed.is_cuda() && packed.size(0) <= kMostChunks &&
+  constexpr int64_t kMaxChunks = 65'535;  // of its grid
+  return packed.is_cuda() && packed.size(0) <= kMaxChunks &&
          std::ranges::all_of(grads,
                              [&](const auto& grad) {
                                return grad.defined() && grad.is_contiguous() &&
@@ -54,27 +53,18 @@ bool chunk_cat_takes(const std::vector<at::Tensor>& grads, const at::Tensor& pac
 std::map<const Parameter*, PackMemory> pack_memory(const std::vector<ParameterPtr>& parameters, int world,
                                                    const ShardingOptions& options) {
   if (!options.pack_weights) return {};
-  struct Pack {
-    ParameterPtr pack;
-    int64_t rows = 0, columns = 0;
-    bool fits = true;
-  };
-  std::map<const Parameter*, Pack> packs;
+  std::map<Parameter*, bool> fits;
   for (const ParameterPtr& parameter : parameters) {
     if (!parameter->pack) continue;
-    Pack& pack = packs[parameter->pack.get()];
-    pack.pack = parameter->pack;
-    pack.rows += parameter->rows();
-    pack.columns = parameter->local.at(1);
+    const auto [pack, is_first] = fits.try_emplace(parameter->pack.get(), true);
+    if (is_first) pack->first->local = {0, parameter->local.at(1)};
+    pack->first->local[0] += parameter->rows();
     if (parameter->rows() % world != 0 || (options.codec && options.codec->applies(*parameter)))
-      pack.fits = false;
+      pack->second = false;
   }
   std::map<const Parameter*, PackMemory> memory;
-  for (auto& [key, pack] : packs) {
-    if (!pack.fits) continue;
-    pack.pack->local = {pack.rows, pack.columns};
-    memory.emplace(key, PackMemory(*pack.pack, world, options));
-  }
+  for (const auto& [pack, fit] : fits)
+    if (fit) memory.emplace(pack, PackMemory(*pack, world, options));
   return memory;
 }
 
@@ -172,9 +162,7 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
     parameters_.push_back(sharded);
   }
   // Memory of a GPU is only held while a step has gradients; a CPU's would cost a page fault for each page.
-  const bool pinned = options.state_device.is_cpu() && !options.device.is_cpu();
-  const auto state =
-      at::TensorOptions(options.state_dtype).device(options.state_device).pinned_memory(pinned);
+  const at::TensorOptions state = options.state();
   std::shared_ptr<TensorMemory> memory;
   if (options.state_device.is_cuda()) {
     memory = std::make_shared<TensorMemory>(owned_numel * state.dtype().itemsize(), options.state_device);
@@ -188,19 +176,18 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
   }
   make_local_gradients();
   if (memory) memory->free();
-  choose_gradient_dtypes();
+  choose_gradient_dtypes(parameters);
   plan_parts();
 }
 
 // Asks for gradients of matrices in the dtype in which they are added up, whatever the number of ranks: only
 // GPUs' products of bf16 leave fp32.
-void ShardGroup::choose_gradient_dtypes() {
+void ShardGroup::choose_gradient_dtypes(const std::vector<ParameterPtr>& parameters) const {
   const ShardingOptions& options = context_.options();
   if (!options.device.is_cuda() || options.compute_dtype != at::kBFloat16 ||
       options.reduce_dtype != at::kFloat)
     return;
-  for (const ShardedParameterPtr& sharded : parameters_) {
-    const ParameterPtr& parameter = sharded->shared_parameter();
+  for (const ParameterPtr& parameter : parameters) {
     if (parameter->shape.size() != 2) continue;
     parameter->gradient_dtype = options.reduce_dtype;
     if (parameter->pack) parameter->pack->gradient_dtype = options.reduce_dtype;
@@ -330,7 +317,7 @@ std::vector<at::Tensor> ShardGroup::take_gradients() {
     }
     const Parameter& parameter = parameters_[first]->parameter();
     const at::Tensor grad = std::exchange(parameter.weight.mutable_grad(), {});
-    const at::TensorOptions reduced = parameter.weight.options().dtype(context_.options().reduce_dtype);
+    const at::TensorOptions reduced = context_.options().reduced();
     sent.push_back(grad.defined() ? grad.to(reduced.dtype()).contiguous()
                                   : at::zeros(parameter.local, reduced));
   }
@@ -343,9 +330,7 @@ at::Tensor ShardGroup::pack_gradients(size_t first, size_t last) {
   const int64_t world = context_.shard().size();
   int64_t sum = 0;
   for (size_t i = first; i < last; ++i) sum += parameters_[i]->padded_numel();
-  const ShardingOptions& options = context_.options();
-  const at::Tensor packed =
-      at::empty({world, sum}, at::TensorOptions(options.reduce_dtype).device(options.device));
+  const at::Tensor packed = at::empty({world, sum}, context_.options().reduced());
   std::vector<at::Tensor> grads;
   for (size_t i = first; i < last; ++i)
     grads.push_back(std::exchange(parameters_[i]->parameter().weight.mutable_grad(), {}));
@@ -379,10 +364,7 @@ void ShardGroup::start_reduce_scatter() {
   // stream has made the gradients.
   context_.reduce_stream_.wait(DeviceStream::current(context_.options().device));
   StreamScope scope(context_.reduce_stream_);
-  const ShardingOptions& options = context_.options();
-  const at::Tensor local_sum =
-      into_gradients ? grads_
-                     : at::empty({sum}, at::TensorOptions(options.reduce_dtype).device(options.device));
+  const at::Tensor local_sum = into_gradients ? grads_ : at::empty({sum}, context_.options().reduced());
   std::vector<CollectivePart> parts;
   int64_t offset = 0;
   for (const at::Tensor& tensor : sent) {

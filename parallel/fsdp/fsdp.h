@@ -4,7 +4,7 @@
 // another pair of communicators.
 //
 // Under tensor parallelism the weights of a unit are those that this rank's layers read (Parameter::local);
-// what every tensor parallel rank has whole has a gradient that is the sum of theirs.
+// what every tensor parallel rank has in full has a gradient that is the sum of theirs.
 //
 // All reductions are sums: the loss is already divided by the global number of valid tokens.
 #pragma once
@@ -30,7 +30,7 @@ class ShardGroup;
 struct LocalGradients {
   // Of parameters that no other tensor parallel rank has the same rows of; without tensor parallelism of all.
   std::vector<at::Tensor> divided;
-  // Of parameters that every tensor parallel rank has whole, sharded over fsdp alike.
+  // Of parameters that every tensor parallel rank has in full, sharded over fsdp alike.
   std::vector<at::Tensor> replicated;
 };
 
@@ -96,8 +96,7 @@ class ShardGroup {
   const std::string& name() const { return name_; }
   const std::vector<ShardedParameterPtr>& parameters() const { return parameters_; }
   const std::vector<ShardedParameterPtr>& owned() const { return owned_; }
-  const at::Tensor& owned_grads() const { return grads_; }  // 1-D, the padded rows of all own parameters
-  // Views of owned_grads(), one for each stretch of parameters that are divided, or are not.
+  // Views of one tensor, one per run of own parameters that are divided, or are not.
   const LocalGradients& local_gradients() const { return local_gradients_; }
 
   // Starts the all-gather of the weights; does nothing when they are gathered or in flight.
@@ -117,14 +116,14 @@ class ShardGroup {
  private:
   friend class FsdpContext;
   enum class State { kSharded, kGathering, kUnsharded };
-  // What a reduce-scatter sends as one tensor: the gradients of parameters [first, last) packed, or one of
-  // them as it is.
+  // What a reduce-scatter sends as one tensor: the gradients of parameters [first, last) packed, or that of
+  // one parameter as it is.
   struct SentPart {
     size_t first, last;
     bool packed;
   };
   void make_local_gradients();
-  void choose_gradient_dtypes();
+  void choose_gradient_dtypes(const std::vector<ParameterPtr>& parameters) const;
   void plan_parts();
   std::vector<at::Tensor> take_gradients();
   at::Tensor pack_gradients(size_t first, size_t last);
@@ -136,7 +135,7 @@ class ShardGroup {
   std::string name_;
   FsdpContext& context_;
   std::vector<ShardedParameterPtr> parameters_, owned_;
-  at::Tensor grads_;
+  at::Tensor grads_;  // 1-D, the padded rows of all own parameters
   LocalGradients local_gradients_;
   std::vector<SentPart> sent_parts_;  // of all parameters, in order
   State state_ = State::kSharded;

@@ -20,7 +20,7 @@ namespace hyperion::parallel {
 namespace {
 
 constexpr int64_t kWordsAtOnce = int64_t{4} << 20;
-constexpr size_t kMostNamed = 10;
+constexpr size_t kMaxNamed = 10;
 
 // The constants of splitmix64.
 constexpr uint64_t kGolden = 0x9e3779b97f4a7c15, kFirst = 0xbf58476d1ce4e5b9, kSecond = 0x94d049bb133111eb;
@@ -80,14 +80,14 @@ std::string compare(Communicator& group, const std::vector<std::string>& names, 
   group.all_reduce_sum(all);  // which takes host tensors over NCCL too
   all = all.cpu();
   std::string list;
-  for (size_t i = 0; i < std::min(differing.size(), kMostNamed); ++i) {
+  for (size_t i = 0; i < std::min(differing.size(), kMaxNamed); ++i) {
     std::vector<int64_t> of_ranks;
     for (int64_t r = 0; r < group.size(); ++r)
       of_ranks.push_back(all.const_data_ptr<int64_t>()[r * count + differing[i]]);
     list += fmt::format("\n  {}: rank {} differs", names[static_cast<size_t>(differing[i])],
                         rank_list(differing_ranks(of_ranks, group.global_ranks())));
   }
-  if (differing.size() > kMostNamed) list += fmt::format("\n  and {} more", differing.size() - kMostNamed);
+  if (differing.size() > kMaxNamed) list += fmt::format("\n  and {} more", differing.size() - kMaxNamed);
   return fmt::format("\nover group {} (ranks {}) {} with different bits:{}", group.name(),
                      rank_list(group.global_ranks()), counted(differing.size(), "tensor"), list);
 }

@@ -1,4 +1,4 @@
-// Do replicas hold equal bits? What several ranks hold in whole is computed by each of them from equal
+// Do replicas hold equal bits? What several ranks hold in full is computed by each of them from equal
 // numbers, so a difference is a bug: a sum of gradients that is missing, an operation whose result differs
 // from rank to rank, or memory that is faulty.
 #pragma once
@@ -25,8 +25,8 @@ struct ReplicatedTensor {
 //
 // The bits of each tensor are hashed once: XXH3-64 on a CPU (6 GB/s per rank, measured on a busy machine;
 // from memory that is not in a cache), hash_of_bits() on a GPU. Tensors that differ have equal hashes with a
-// probability of 2^-64, if nobody has made them so. On a GPU the host waits for the device once for each
-// group.
+// probability of 2^-64, if they were not made so on purpose. On a GPU the host waits for the device once for
+// each group.
 void audit_replicas(const std::vector<ReplicatedTensor>& tensors);
 
 // A 64-bit hash of the tensor's bits, as a 0-dim int64 on its device: the sum over its words of a mixture

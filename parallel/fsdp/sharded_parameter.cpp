@@ -52,7 +52,7 @@ void TensorMemory::free() {
 }
 
 PackMemory::PackMemory(Parameter& pack, int world, const ShardingOptions& options) {
-  const auto compute = at::TensorOptions(options.compute_dtype).device(options.device);
+  const at::TensorOptions compute = options.computed();
   const int64_t numel = whole_box(pack.local).numel();
   if (reads_shards(world, options)) {
     shards = at::zeros({numel}, compute);
@@ -71,14 +71,12 @@ ShardedParameter::ShardedParameter(ParameterPtr parameter, Placement placement,
       world_(placement_.cuts.back().parts),
       direct_(reads_shards(world_, options)) {
   const int64_t numel = padded_numel();
-  const bool pinned = options.state_device.is_cpu() && !options.device.is_cpu();
-  const auto state =
-      at::TensorOptions(options.state_dtype).device(options.state_device).pinned_memory(pinned);
+  const at::TensorOptions state = options.state();
   const bool encoded = options.codec && options.codec->applies(*parameter_);
   const bool same_dtype = options.compute_dtype == options.state_dtype && !encoded;
-  const int64_t place = pack == nullptr ? 0 : std::exchange(pack->taken, pack->taken + numel);
+  const int64_t offset = pack == nullptr ? 0 : std::exchange(pack->taken, pack->taken + numel);
   if (pack != nullptr && direct_)
-    all_gather_input_ = pack->shards.narrow(0, place, numel);
+    all_gather_input_ = pack->shards.narrow(0, offset, numel);
   else
     all_gather_input_ = encoded ? at::zeros({numel}, state.dtype(at::kByte)).view(options.codec->dtype)
                                 : at::zeros({numel}, state.dtype(options.compute_dtype));
@@ -91,9 +89,9 @@ ShardedParameter::ShardedParameter(ParameterPtr parameter, Placement placement,
     gathered_ = pack != nullptr ? pack->gathered
                                 : std::make_shared<TensorMemory>(world_ * numel * gathered.dtype().itemsize(),
                                                                  options.device);
-    all_gather_output_ = gathered_->tensor({world_ * numel}, gathered, world_ * place);
+    all_gather_output_ = gathered_->tensor({world_ * numel}, gathered, world_ * offset);
   }
-  const auto compute = gathered.dtype(options.compute_dtype);
+  const at::TensorOptions compute = options.computed();
   const auto unsharded = [&](const at::TensorOptions& type) {
     return tensor_on_storage(all_gather_output_.storage(), parameter_->local, type,
                              all_gather_output_.storage_offset());

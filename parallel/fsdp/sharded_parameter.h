@@ -22,10 +22,15 @@ struct ShardingOptions {
   at::ScalarType state_dtype = at::kFloat;  // of master, gradient and optimizer state
   at::ScalarType compute_dtype = at::kBFloat16;
   at::ScalarType reduce_dtype = at::kFloat;  // gradients are summed in it
-  // Whether weights that layers may multiply as one (Parameter::pack) lie side by side where they can, so
-  // that they do.
-  bool pack_weights = false;
+  bool pack_weights = false;  // whether the weights of a Parameter::pack lie side by side where they can
   std::shared_ptr<const GatherCodec> codec{};  // null: everything is gathered in compute_dtype
+
+  at::TensorOptions state() const {
+    const bool pinned = state_device.is_cpu() && !device.is_cpu();
+    return at::TensorOptions(state_dtype).device(state_device).pinned_memory(pinned);
+  }
+  at::TensorOptions computed() const { return at::TensorOptions(compute_dtype).device(device); }
+  at::TensorOptions reduced() const { return at::TensorOptions(reduce_dtype).device(device); }
 };
 
 // Memory of tensors that stay while it is freed and allocated again: autograd keeps the unsharded leaves (and
@@ -58,14 +63,13 @@ struct PackMemory {
 class ShardedParameter {
  public:
   // `placement`: this rank's; its last cut is by rows over the fsdp group. `pack`: where the weight is
-  // gathered beside others; null: in memory of its own.
+  // gathered next to others; null: in memory of its own.
   ShardedParameter(ParameterPtr parameter, Placement placement, const ShardingOptions& options,
                    PackMemory* pack = nullptr);
 
   const Parameter& parameter() const { return *parameter_; }
-  const ParameterPtr& shared_parameter() const { return parameter_; }
   const Placement& placement() const { return placement_; }
-  Box box() const { return box_of(parameter_->shape, placement_.cuts); }  // of the whole tensor
+  Box box() const { return box_of(parameter_->shape, placement_.cuts); }  // of the global tensor
 
   // This rank's rows, unpadded: [local rows, ...].
   const at::Tensor& master() const { return master_; }

@@ -1,7 +1,6 @@
 #include "parallel/health/failure_detector.h"
 
 #include <exception>
-#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
@@ -67,7 +66,7 @@ void FailureDetector::leave(End end) {
 
 std::vector<int> FailureDetector::ended_ranks(milliseconds timeout) {
   std::unique_lock lock(mutex_);
-  constexpr milliseconds kTick{50};  // counted: on a busy host the time may be over before anybody has looked
+  constexpr milliseconds kTick{50};  // counted: on a busy host the time may be over before the first look
   for (milliseconds left = timeout;; left -= kTick) {
     update();
     if (lost_ && !lost_->failed) return lost_->ranks;
@@ -97,9 +96,7 @@ PostMortem FailureDetector::find_lost_ranks_of_process(const std::string& phase)
     const std::lock_guard links_lock(current->mutex_);
     current->links_.send(End::kFailed);  // it may take seconds until all is known
   }
-  std::vector<int> all_ranks(static_cast<size_t>(current->environment_.world_size));
-  std::iota(all_ranks.begin(), all_ranks.end(), 0);
-  return current->find_lost_ranks(all_ranks, "a collective", phase);
+  return current->find_lost_ranks(first_ranks(current->environment_.world_size), "a collective", phase);
 }
 
 void FailureDetector::watch() {

@@ -15,6 +15,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "base/rank_list.h"
+#include "parallel/job/rendezvous.h"
 
 namespace hyperion::parallel {
 namespace {
@@ -30,9 +31,17 @@ constexpr const char* kSummary = "failure/summary";  // lost ranks, failed ranks
 
 constexpr int kQuoted = 3;  // reports in a message
 
-// Waiting is counted in these, so that a process which stands still, as all do on a host that does, does not
-// find its time over when it goes on.
 constexpr milliseconds kTick{100};
+
+// Until done(), for `timeout` at most. Counted in ticks, so that a process which stands still, as all do on a
+// host that does, does not find its time over when it goes on.
+bool wait_until(milliseconds timeout, const auto& done) {
+  for (; !done(); timeout -= kTick) {
+    if (timeout <= milliseconds(0)) return false;
+    std::this_thread::sleep_for(kTick);
+  }
+  return true;
+}
 
 // "0:1:1024,2000:8:4": first rank, distance and number of ranks of each run. A group of a mesh is one run.
 std::string pack_ranks(std::span<const int> ranks) {
@@ -88,12 +97,11 @@ int leave_failure_report(c10d::Store& store, int own_rank, const std::vector<int
 }
 
 void collect_failure_reports(c10d::Store& store, milliseconds timeout, const std::vector<int>& ended) {
-  Reports reports = read_reports(store);
-  for (milliseconds left = timeout; !std::ranges::includes(ended, reports.missing) && left > milliseconds(0);
-       left -= kTick) {
-    std::this_thread::sleep_for(kTick);
+  Reports reports;
+  wait_until(timeout, [&] {
     reports = read_reports(store);
-  }
+    return std::ranges::includes(ended, reports.missing);
+  });
   std::vector<int> failed;
   std::string quoted;
   for (const auto& [rank, report] : reports.of_rank) {
@@ -106,15 +114,6 @@ void collect_failure_reports(c10d::Store& store, milliseconds timeout, const std
 }
 
 namespace {
-
-bool is_published(c10d::Store& store, milliseconds timeout) {
-  try {
-    store.wait({kSummary}, timeout);
-    return true;
-  } catch (const c10::DistStoreError&) {
-    return false;
-  }
-}
 
 PostMortem read_summary(c10d::Store& store, int own_rank) {
   std::istringstream lines(store.get_to_str(kSummary));
@@ -143,14 +142,14 @@ PostMortem read_summary(c10d::Store& store, int own_rank) {
 }  // namespace
 
 PostMortem read_failure_reports(c10d::Store& store, int own_rank, int collector, milliseconds timeout) {
-  const bool answered = is_published(store, timeout);
+  const bool answered = wait_for_keys(store, {kSummary}, timeout);
   if (!answered) {
     // It is lost or its host is busy: the first rank that has waited so long takes its place.
     const std::string now = store.compareSet(kCollector, std::to_string(collector), std::to_string(own_rank));
     if (std::stoi(now) == own_rank) collect_failure_reports(store, milliseconds(0));
   }
   const PostMortem found =
-      answered || is_published(store, seconds(1)) ? read_summary(store, own_rank) : PostMortem();
+      answered || wait_for_keys(store, {kSummary}, seconds(1)) ? read_summary(store, own_rank) : PostMortem();
   if (!answered && found.lost.empty())
     return {fmt::format("; rank {}, which asks the others, does not answer: see its log first", collector),
             {collector}};
@@ -175,13 +174,12 @@ PostMortem exchange_failure_reports(const c10::intrusive_ptr<c10d::Store>& store
   const auto begin = Clock::now();
   try {
     std::thread(std::move(exchange)).detach();
-    for (milliseconds left = response_timeout + seconds(3); left > milliseconds(0); left -= kTick) {
-      if (answer.wait_for(kTick) != std::future_status::ready) continue;
+    if (wait_until(response_timeout + seconds(3),
+                   [&] { return answer.wait_for(seconds(0)) == std::future_status::ready; })) {
       if (own_rank == 0) {
         // The store ends with rank 0: let those read it whose operation failed a little later.
         std::this_thread::sleep_until(begin + response_timeout);
-        for (left = response_timeout / 2; left > milliseconds(0); left -= kTick)
-          std::this_thread::sleep_for(kTick);
+        wait_until(response_timeout / 2, [] { return false; });
       }
       return answer.get();
     }

@@ -37,7 +37,7 @@ std::string connected_key(int rank) {  // it has connected to the ranks of its h
   return fmt::format("watches/{}", rank);
 }
 
-constexpr size_t kLongestLine = 4096;
+constexpr size_t kMaxLine = 4096;
 
 std::string lost_line(const std::set<int>& ranks, bool failed) {
   return fmt::format("{} {}\n", failed ? "failed" : "ended", fmt::join(ranks, " "));
@@ -217,7 +217,7 @@ LostRanks RankLinks::poll() {
       known = take_line(link, line);
     }
     if (ended && link.rank >= 0 && !link.has_left) note_end(link);
-    if (ended || !known || link.unread.size() > kLongestLine) link.socket = {};
+    if (ended || !known || link.unread.size() > kMaxLine) link.socket = {};
   }
   std::erase_if(links_, [](const Link& link) { return !link.socket; });
   const std::set<int>& lost = ended_.empty() ? failed_ : ended_;
@@ -231,7 +231,7 @@ bool RankLinks::read(Link& link) {
     const bool failed = count < 0 && errno != EAGAIN && errno != EINTR;
     link.broken = failed && !link.same_host;
     if (count == 0 || failed) return true;
-    if (count < 0 || link.unread.size() > kLongestLine) return false;
+    if (count < 0 || link.unread.size() > kMaxLine) return false;
   }
 }
 

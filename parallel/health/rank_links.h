@@ -1,6 +1,6 @@
-// Connections over which the ranks of a job hear of each other's end: among all ranks of a host, and from the
+// Connections over which the ranks of a job notice each other's end: among all ranks of a host, and from the
 // first rank of each host to rank 0. A connection ends with its process, however that ends, at once and
-// without anybody asking; a host without power or network is noticed when it does not confirm for kSilence.
+// without a request; a host without power or network is noticed when it does not confirm for kSilence.
 #pragma once
 
 #include <chrono>
@@ -37,9 +37,9 @@ class RankLinks {
   enum class End { kDone, kFailed };
   void send(End end);
 
-  // Whether there is, or was, another rank that this one hears of.
+  // Whether there is, or was, a link to another rank.
   bool connected() const { return !links_.empty() || !ended_.empty() || !failed_.empty(); }
-  // Whether others hear of other hosts by this rank alone.
+  // Whether what happens on other hosts reaches ranks through this one alone.
   bool relays() const { return relays_; }
 
  private:

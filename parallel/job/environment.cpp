@@ -1,18 +1,18 @@
 #include "parallel/job/environment.h"
 
-#include <charconv>
 #include <cstdint>
 
 #include "base/error.h"
 #include "base/process.h"
+#include "base/text.h"
 
 namespace hyperion::parallel {
 namespace {
 
-constexpr int64_t kMaxRanks = 1 << 20;
+constexpr int kMaxRanks = 1 << 20;
 constexpr size_t kMaxHosts = 100000;
 
-// Reads whole numbers and text from the environment, with errors that name the variable.
+// Reads integers and text from the environment, with errors that name the variable.
 class Reader {
  public:
   explicit Reader(const EnvironmentLookup& lookup) : lookup_(lookup) {}
@@ -22,18 +22,17 @@ class Reader {
     auto value = lookup_(name);
     return value && !value->empty() ? value : std::nullopt;
   }
-  std::optional<int64_t> number(const std::string& name, int64_t low, int64_t high) const {
+  template <typename Number>
+  std::optional<Number> number(const std::string& name, Number low, Number high) const {
     const auto value = text(name);
     if (!value) return std::nullopt;
-    int64_t result = 0;
-    const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), result);
-    if (error != std::errc() || end != value->data() + value->size() || result < low || result > high) {
+    const auto result = parse_number<Number>(*value);
+    if (!result || *result < low || *result > high)
       throw_config("environment variable {} is '{}', expected a whole number from {} to {}", name, *value,
                    low, high);
-    }
     return result;
   }
-  int64_t required(const std::string& name, int64_t low, int64_t high, const std::string& because) const {
+  int required(const std::string& name, int low, int high, const std::string& because) const {
     const auto value = number(name, low, high);
     if (!value)
       throw_config("environment variable {} is not set, but {} is: start all ranks with one launcher", name,
@@ -47,21 +46,19 @@ class Reader {
 
 void read_master(const Reader& reader, Environment& environment) {
   if (const auto address = reader.text("MASTER_ADDR")) environment.master_addr = *address;
-  if (const auto port = reader.number("MASTER_PORT", 1, 65535))
-    environment.master_port = static_cast<int>(*port);
+  if (const auto port = reader.number("MASTER_PORT", 1, 65535)) environment.master_port = *port;
 }
 
 Environment read_torchrun(const Reader& reader) {
   Environment environment;
-  const int64_t world = reader.required("WORLD_SIZE", 1, kMaxRanks, "RANK");
-  environment.world_size = static_cast<int>(world);
-  environment.rank = static_cast<int>(reader.required("RANK", 0, world - 1, "WORLD_SIZE"));
-  const int64_t local_world = reader.number("LOCAL_WORLD_SIZE", 1, world).value_or(world);
-  environment.local_world_size = static_cast<int>(local_world);
-  environment.local_rank = static_cast<int>(
-      reader.number("LOCAL_RANK", 0, local_world - 1).value_or(environment.rank % local_world));
-  environment.node =
-      static_cast<int>(reader.number("GROUP_RANK", 0, world - 1).value_or(environment.rank / local_world));
+  const int world = reader.required("WORLD_SIZE", 1, kMaxRanks, "RANK");
+  environment.world_size = world;
+  environment.rank = reader.required("RANK", 0, world - 1, "WORLD_SIZE");
+  const int local_world = reader.number("LOCAL_WORLD_SIZE", 1, world).value_or(world);
+  environment.local_world_size = local_world;
+  environment.local_rank =
+      reader.number("LOCAL_RANK", 0, local_world - 1).value_or(environment.rank % local_world);
+  environment.node = reader.number("GROUP_RANK", 0, world - 1).value_or(environment.rank / local_world);
   if (world > 1) {
     reader.required("MASTER_PORT", 1, 65535, "RANK");
     if (!reader.text("MASTER_ADDR"))
@@ -69,13 +66,12 @@ Environment read_torchrun(const Reader& reader) {
   }
   read_master(reader, environment);
   environment.agent_store = reader.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
-  environment.restart_count =
-      static_cast<int>(reader.number("TORCHELASTIC_RESTART_COUNT", 0, 1 << 20).value_or(0));
+  environment.restart_count = reader.number("TORCHELASTIC_RESTART_COUNT", 0, 1 << 20).value_or(0);
   return environment;
 }
 
 // This host's entry of "4(x2),3": 4 tasks on the first two hosts, 3 on the third.
-int64_t slurm_tasks_on_node(const Reader& reader, const Environment& environment) {
+int slurm_tasks_on_node(const Reader& reader, const Environment& environment) {
   const char* name =
       reader.text("SLURM_STEP_TASKS_PER_NODE") ? "SLURM_STEP_TASKS_PER_NODE" : "SLURM_TASKS_PER_NODE";
   const auto list = reader.text(name);
@@ -83,21 +79,17 @@ int64_t slurm_tasks_on_node(const Reader& reader, const Environment& environment
     throw_config(
         "environment variable SLURM_TASKS_PER_NODE is not set, but SLURM_PROCID is: start the ranks with "
         "srun");
-  const char* at = list->data();
-  const char* const end = at + list->size();
-  for (int64_t node = 0; at < end;) {
-    int64_t tasks = 0, repeat = 1;
-    auto parsed = std::from_chars(at, end, tasks);
-    bool good = parsed.ec == std::errc() && tasks > 0 && tasks <= environment.world_size;
-    if (good && end - parsed.ptr > 2 && parsed.ptr[0] == '(' && parsed.ptr[1] == 'x') {
-      parsed = std::from_chars(parsed.ptr + 2, end, repeat);
-      good = parsed.ec == std::errc() && repeat > 0 && repeat <= kMaxRanks && parsed.ptr < end &&
-             *parsed.ptr++ == ')';
-    }
-    if (!good || (parsed.ptr < end && *parsed.ptr != ',')) break;
-    node += repeat;
-    if (environment.node < node) return tasks;
-    at = parsed.ptr + 1;
+  int64_t nodes = 0;
+  for (const std::string_view entry : split(*list, ',')) {
+    const size_t open = entry.find("(x");
+    const auto tasks = parse_number<int>(entry.substr(0, open));
+    std::optional<int> repeat = 1;
+    if (open != entry.npos)
+      repeat = entry.ends_with(')') ? parse_number<int>(entry.substr(open + 2, entry.size() - open - 3))
+                                    : std::nullopt;
+    if (!tasks || *tasks < 1 || *tasks > environment.world_size || !repeat || *repeat < 1) break;
+    nodes += *repeat;
+    if (environment.node < nodes) return *tasks;
   }
   throw_config("environment variable {} is '{}', expected a list like 4(x2),3 with an entry for host {}",
                name, *list, environment.node);
@@ -105,11 +97,11 @@ int64_t slurm_tasks_on_node(const Reader& reader, const Environment& environment
 
 Environment read_slurm(const Reader& reader) {
   Environment environment;
-  const int64_t world = reader.required("SLURM_NTASKS", 1, kMaxRanks, "SLURM_PROCID");
-  environment.world_size = static_cast<int>(world);
-  environment.rank = static_cast<int>(reader.required("SLURM_PROCID", 0, world - 1, "SLURM_NTASKS"));
-  environment.local_rank = static_cast<int>(reader.required("SLURM_LOCALID", 0, world - 1, "SLURM_PROCID"));
-  environment.node = static_cast<int>(reader.number("SLURM_NODEID", 0, world - 1).value_or(0));
+  const int world = reader.required("SLURM_NTASKS", 1, kMaxRanks, "SLURM_PROCID");
+  environment.world_size = world;
+  environment.rank = reader.required("SLURM_PROCID", 0, world - 1, "SLURM_NTASKS");
+  environment.local_rank = reader.required("SLURM_LOCALID", 0, world - 1, "SLURM_PROCID");
+  environment.node = reader.number("SLURM_NODEID", 0, world - 1).value_or(0);
   const auto list = reader.text("SLURM_STEP_NODELIST") ? reader.text("SLURM_STEP_NODELIST")
                                                        : reader.text("SLURM_JOB_NODELIST");
   if (world > 1 && !list)
@@ -122,16 +114,16 @@ Environment read_slurm(const Reader& reader) {
   // Jobs on one host must not meet: 10,000 ports above the well-known ones and below Linux's ephemeral range
   // (32768).
   environment.master_port =
-      static_cast<int>(20000 + reader.number("SLURM_JOB_ID", 0, INT64_MAX).value_or(0) % 10000);
+      static_cast<int>(20000 + reader.number<int64_t>("SLURM_JOB_ID", 0, INT64_MAX).value_or(0) % 10000);
   read_master(reader, environment);
   return environment;
 }
 
 // Appends the hosts of one element, "prefix[0-3,7]suffix" with any number of bracketed parts.
-void expand_element(std::string_view prefix, std::string_view rest, std::string_view whole, int depth,
+void expand_element(std::string_view prefix, std::string_view rest, std::string_view list, int depth,
                     std::vector<std::string>& hosts) {
   const auto malformed = [&](const char* why) {
-    throw_config("SLURM node list '{}' is malformed: {}; set MASTER_ADDR to the host of rank 0", whole, why);
+    throw_config("SLURM node list '{}' is malformed: {}; set MASTER_ADDR to the host of rank 0", list, why);
   };
   const size_t open = rest.find('[');
   if (open == std::string_view::npos) {
@@ -144,31 +136,21 @@ void expand_element(std::string_view prefix, std::string_view rest, std::string_
   const size_t close = rest.find(']', open);
   if (close == std::string_view::npos) malformed("'[' without ']'");
   if (depth > 8) malformed("more than eight bracketed parts in one name");
-  std::string_view ranges = rest.substr(open + 1, close - open - 1);
   const std::string stem = std::string(prefix).append(rest.substr(0, open));
-  while (true) {
-    const size_t comma = ranges.find(',');
-    const std::string_view range = ranges.substr(0, comma);
+  const auto parse = [&](std::string_view text) {
+    const auto value = parse_number<int>(text);
+    if (!value || *value < 0 || text.size() > 9 || text[0] == '-')
+      malformed("a range is not of the form 3 or 3-7");
+    return *value;
+  };
+  for (const std::string_view range : split(rest.substr(open + 1, close - open - 1), ',')) {
     const size_t dash = range.find('-');
     const std::string_view low_text = range.substr(0, dash);
-    const std::string_view high_text = dash == std::string_view::npos ? low_text : range.substr(dash + 1);
-    const auto parse = [&](std::string_view text) {
-      int64_t value = 0;
-      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-      if (text.empty() || text.size() > 9 || text[0] == '-' || error != std::errc() ||
-          end != text.data() + text.size()) {
-        malformed("a range is not of the form 3 or 3-7");
-      }
-      return value;
-    };
-    const int64_t low = parse(low_text), high = parse(high_text);
+    const int low = parse(low_text), high = dash == range.npos ? low : parse(range.substr(dash + 1));
     if (high < low) malformed("a range runs backwards");
-    for (int64_t i = low; i <= high; ++i) {
-      expand_element(stem + fmt::format("{:0{}}", i, low_text.size()), rest.substr(close + 1), whole,
+    for (int i = low; i <= high; ++i)
+      expand_element(stem + fmt::format("{:0{}}", i, low_text.size()), rest.substr(close + 1), list,
                      depth + 1, hosts);
-    }
-    if (comma == std::string_view::npos) return;
-    ranges.remove_prefix(comma + 1);
   }
 }
 

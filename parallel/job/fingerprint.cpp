@@ -9,13 +9,13 @@
 namespace hyperion::parallel {
 namespace {
 
-constexpr size_t kMostListed = 20;
-constexpr size_t kLongestValue = 80;
+constexpr size_t kMaxListed = 20;
+constexpr size_t kMaxValue = 80;
 
 std::string shorten_value(const std::string& value) {
   if (value.empty()) return "nothing";
-  if (value.size() <= kLongestValue) return value;
-  return fmt::format("{}...", value.substr(0, kLongestValue));
+  if (value.size() <= kMaxValue) return value;
+  return fmt::format("{}...", value.substr(0, kMaxValue));
 }
 
 }  // namespace
@@ -44,7 +44,7 @@ std::string describe_differences(const Fingerprint& rank0, const std::vector<Dif
       line += fmt::format(", {} on rank {}", shorten_value(value), rank_list(which));
     lines.push_back(std::move(line));
   }
-  const size_t listed = std::min(lines.size(), kMostListed);
+  const size_t listed = std::min(lines.size(), kMaxListed);
   std::string message = fmt::format(
       "the ranks do not run the same job; start all of them with the same launcher, configuration, binary "
       "and data. "

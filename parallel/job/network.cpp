@@ -12,8 +12,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/durable.h"
 #include "base/error.h"
 #include "base/printable.h"
+#include "base/process.h"
+#include "base/text.h"
 
 namespace hyperion::parallel {
 namespace {
@@ -48,21 +51,19 @@ std::vector<LocalAddress> local_addresses() {
   return result;
 }
 
-// The local address that packets to `host` leave from; a connected UDP socket tells it without sending any.
+// The local address that packets to `host` leave from; a connected UDP socket has it without sending any.
 std::string address_towards(const std::string& host) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_DGRAM;
   if (getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return "";
   std::string result;
   for (const addrinfo* info = found; info != nullptr && result.empty(); info = info->ai_next) {
-    const int fd = socket(info->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    const Descriptor fd(socket(info->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     sockaddr_storage local{};
     socklen_t length = sizeof local;
-    if (fd >= 0 && connect(fd, info->ai_addr, info->ai_addrlen) == 0 &&
-        getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) == 0) {
+    if (fd && connect(fd.get(), info->ai_addr, info->ai_addrlen) == 0 &&
+        getsockname(fd.get(), reinterpret_cast<sockaddr*>(&local), &length) == 0)
       result = numeric_host(reinterpret_cast<const sockaddr*>(&local));
-    }
-    if (fd >= 0) close(fd);
   }
   freeaddrinfo(found);
   return result;
@@ -89,11 +90,8 @@ NetworkInterface user_interface(const std::string& name) {
 std::vector<NetworkInterface> gloo_interfaces(const Environment& environment, std::string_view wanted) {
   if (!wanted.empty()) {
     std::vector<NetworkInterface> result;
-    for (size_t start = 0; start <= wanted.size();) {
-      const size_t end = std::min(wanted.find(',', start), wanted.size());
-      result.push_back(user_interface(std::string(wanted.substr(start, end - start))));
-      start = end + 1;
-    }
+    for (const std::string_view name : split(wanted, ','))
+      result.push_back(user_interface(std::string(name)));
     return result;
   }
   if (environment.single_host())
@@ -110,14 +108,12 @@ std::vector<NetworkInterface> gloo_interfaces(const Environment& environment, st
   }
   throw_comm(
       "rank {}: this host has no network address that the other hosts can reach (MASTER_ADDR is {}); name "
-      "the "
-      "interface in GLOO_SOCKET_IFNAME",
+      "the interface in GLOO_SOCKET_IFNAME",
       environment.rank, environment.master_addr);
 }
 
 std::vector<NetworkInterface> gloo_interfaces(const Environment& environment) {
-  const char* wanted = std::getenv("GLOO_SOCKET_IFNAME");
-  return gloo_interfaces(environment, wanted == nullptr ? "" : wanted);
+  return gloo_interfaces(environment, environment_variable("GLOO_SOCKET_IFNAME").value_or(""));
 }
 
 std::vector<std::pair<std::string, std::string>> network_variables() {
@@ -135,14 +131,10 @@ std::vector<std::pair<std::string, std::string>> network_variables() {
 }
 
 void set_unless_user_did(const std::map<std::string, std::string>& variables) {
-  static const std::map<std::string, const char*> older_names = {
-      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"},
-      {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"},
-      {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}};
   for (const auto& [name, value] : variables) {
-    const auto older = older_names.find(name);
-    if (older != older_names.end() && std::getenv(older->second) != nullptr) continue;
-    setenv(name.c_str(), value.c_str(), /*overwrite=*/0);
+    const auto found = std::ranges::find(kOlderNames, name, &std::pair<const char*, const char*>::first);
+    if (found == std::end(kOlderNames) || std::getenv(found->second) == nullptr)
+      setenv(name.c_str(), value.c_str(), /*overwrite=*/0);
   }
 }
 
@@ -155,15 +147,12 @@ std::vector<std::string> describe_network(const std::vector<NetworkInterface>& g
             ? interface.name
             : fmt::format("{} ({})", interface.name.empty() ? "?" : interface.name, interface.address));
   std::string line = fmt::format("Network: Gloo on {}, {}", fmt::join(interfaces, " and "), gloo.front().why);
-  std::set<std::string> set;
+  std::vector<std::string> open = {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"};
   for (const auto& [name, value] : variables) {
     settings.push_back(name + "=" + escape_control_bytes(value));
-    if (!value.empty()) set.insert(name);
+    if (!value.empty()) std::erase(open, name);
   }
   if (nccl) {
-    std::vector<std::string> open;
-    for (const char* name : {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"})
-      if (!set.contains(name)) open.emplace_back(name);
     line += open.empty() ? "; NCCL as its variables say"
                          : fmt::format("; {} not set: NCCL chooses (NCCL_DEBUG=INFO shows what)",
                                        fmt::join(open, " and "));

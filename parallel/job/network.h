@@ -27,13 +27,23 @@ std::vector<NetworkInterface> gloo_interfaces(const Environment& environment);  
 // TORCH_FR_*, GLOO_*), by name.
 std::vector<std::pair<std::string, std::string>> network_variables();
 
-// Sets variables of this process's environment that the user has not set, by this name or an older one that
-// c10d reads too.
+// Variables of c10d and the older names that it reads where the newer one is not set.
+inline constexpr std::pair<const char*, const char*> kOlderNames[] = {
+    {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"},
+    {"TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"},
+    {"TORCH_NCCL_DESYNC_DEBUG", "NCCL_DESYNC_DEBUG"},
+    {"TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING"},
+    {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"},
+    {"TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK"},
+    {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"},
+    {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}};
+
+// Sets variables of this process's environment that the user has not set, by this name or an older one.
 void set_unless_user_did(const std::map<std::string, std::string>& variables);
 
 // For the log of a start: interfaces and variables, a line each. `nccl`: the ranks exchange tensors over
-// NCCL, which chooses its interfaces itself unless told; `variables`: network_variables() as the user set
-// them.
+// NCCL, which chooses its interfaces itself unless they say which; `variables`: network_variables() as the
+// user set them.
 std::vector<std::string> describe_network(const std::vector<NetworkInterface>& gloo, bool nccl,
                                           const std::vector<std::pair<std::string, std::string>>& variables);
 

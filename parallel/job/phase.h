@@ -1,7 +1,6 @@
 // What the process is doing right now ("step 12 backward layers.3"), for messages about what failed.
 #pragma once
 
-#include <exception>
 #include <string>
 #include <string_view>
 

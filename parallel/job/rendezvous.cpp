@@ -1,7 +1,6 @@
 #include "parallel/job/rendezvous.h"
 
 #include <atomic>
-#include <set>
 #include <thread>
 
 #include <c10/util/Exception.h>
@@ -58,7 +57,9 @@ c10::intrusive_ptr<c10d::Store> connect(const Environment& environment, millisec
     if (socket >= 0) options.masterListenFd = socket;
   }
   try {
-    return c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
+    return c10::make_intrusive<c10d::PrefixStore>(
+        fmt::format("hyperion/{}", environment.restart_count),
+        c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options));
   } catch (const c10::Error& error) {
     const std::string why = brief(error);
     if (options.isServer && why.find("EADDRINUSE") != std::string::npos)
@@ -70,109 +71,69 @@ c10::intrusive_ptr<c10d::Store> connect(const Environment& environment, millisec
   }
 }
 
-// --- what the ranks write into it ---
-
-std::string prefix(const Environment& environment) {
-  return fmt::format("hyperion/{}", environment.restart_count);
-}
-
 std::string joined_key(int rank) {
   return fmt::format("joined/{}", rank);
 }
 
 // --- rank 0 ---
 
-class JoinedRanks {
- public:
-  JoinedRanks(c10d::Store& store, const Environment& environment, const Fingerprint& identity,
-              milliseconds grace)
-      : store_(store), world_(environment.world_size), identity_(identity), grace_(grace) {}
+// Why the ranks do not meet; empty when all have joined, or one that differs has.
+std::string describe_missing_ranks(c10d::Store& store, int world, milliseconds timeout, milliseconds grace) {
+  if (wait_for_keys(store, {"complete"}, timeout)) return "";
+  const double waited = static_cast<double>(timeout.count()) / 1000.0;
+  std::vector<int> missing;
+  for (int r = 0; r < world; ++r)
+    if (!store.check({joined_key(r)})) missing.push_back(r);
+  if (!missing.empty())
+    return fmt::format(
+        "{} of {} ranks joined within {} s, missing: rank {}; see the logs of the missing ranks",
+        world - missing.size(), world, waited, rank_list(missing));
+  if (wait_for_keys(store, {"complete"}, grace)) return "";  // the last one has just joined
+  return fmt::format("all {} ranks joined within {} s, but they do not answer: see their logs", world,
+                     waited);
+}
 
-  // Returns when every rank has joined as the same job; else tells all why not, and throws it.
-  void require_all(milliseconds timeout) {
-    store_.set("identity", pack(identity_));
-    wait_for_ranks(timeout);
-    std::vector<DifferingRank> differing;
-    int left = 0;
-    if (store_.check({kLeft})) {
-      const std::string text = store_.get_to_str(kLeft);
-      left = std::stoi(text);
-      problem_ = fmt::format("rank {} ended before all ranks had met: {}; see its log", left,
-                             text.substr(text.find(' ') + 1));
-    } else if (store_.add("differing", 0) > 0) {
-      wait_until_all_compared();
-      differing = differing_ranks();
-      code_ = ExitCode::kUsage;
-      problem_ = describe_differences(identity_, differing);
-    }
-    store_.set("gate", problem_.empty() ? "" : encode_error(Error(code_, problem_)));
-    if (problem_.empty()) return;
-    std::vector<std::string> told;
-    std::set<int> listeners;
-    for (const DifferingRank& rank : differing) listeners.insert(rank.rank);
-    for (int r = 1; r < world_; ++r)
-      if (r != left && joined(r)) listeners.insert(r);
-    for (const int rank : listeners) told.push_back(fmt::format("told/{}", rank));
-    try {  // the store ends with this process: let the others read first
-      store_.wait(told, grace_);
-    } catch (const c10::Error&) {
-    }
-    throw Error(code_, problem_);
-  }
-
- private:
-  bool joined(int rank) { return store_.check({joined_key(rank)}); }
-
-  // Until all have joined, or one that differs has.
-  void wait_for_ranks(milliseconds timeout) {
-    try {
-      store_.wait({"complete"}, timeout);
-      return;
-    } catch (const c10::Error&) {
-    }
-    std::vector<int> missing;
-    for (int r = 0; r < world_; ++r)
-      if (!joined(r)) missing.push_back(r);
-    if (!missing.empty()) {
-      problem_ = fmt::format(
-          "{} of {} ranks joined within {} s, missing: rank {}; see the logs of the missing ranks",
-          world_ - missing.size(), world_, static_cast<double>(timeout.count()) / 1000.0, rank_list(missing));
-      return;
-    }
-    try {  // the last one joined a moment ago
-      store_.wait({"complete"}, grace_);
-    } catch (const c10::Error&) {
-      problem_ = fmt::format("all {} ranks joined within {} s, but they do not answer: see their logs",
-                             world_, static_cast<double>(timeout.count()) / 1000.0);
-    }
-  }
-
-  std::vector<DifferingRank> differing_ranks() {
-    std::vector<DifferingRank> ranks;
-    const int64_t count = store_.add("differing", 0);
-    for (int64_t i = 1; i <= count; ++i) {
-      Fingerprint entries = unpack<Fingerprint>(store_.get_to_str(fmt::format("differing/{}", i)));
-      const auto rank = entries.extract("");
-      ranks.push_back({std::stoi(rank.mapped()), std::move(entries)});
-    }
-    return ranks;
-  }
-
+std::vector<DifferingRank> differing_ranks(c10d::Store& store, int world, milliseconds grace) {
   // So that those that start a little later are named, and end with this message, as well.
-  void wait_until_all_compared() {
-    const auto deadline = std::chrono::steady_clock::now() + grace_;
-    while (store_.add("agreeing", 0) + store_.add("differing", 0) < world_ - 1 &&
-           std::chrono::steady_clock::now() < deadline)
-      std::this_thread::sleep_for(milliseconds(50));
+  const auto deadline = std::chrono::steady_clock::now() + grace;
+  while (store.add("agreeing", 0) + store.add("differing", 0) < world - 1 &&
+         std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(milliseconds(50));
+  std::vector<DifferingRank> ranks;
+  const int64_t count = store.add("differing", 0);
+  for (int64_t i = 1; i <= count; ++i) {
+    Fingerprint entries = unpack<Fingerprint>(store.get_to_str(fmt::format("differing/{}", i)));
+    const auto rank = entries.extract("");
+    ranks.push_back({std::stoi(rank.mapped()), std::move(entries)});
   }
+  return ranks;
+}
 
-  c10d::Store& store_;
-  const int world_;
-  const Fingerprint& identity_;
-  const milliseconds grace_;  // for ranks that join, or read why the job ends, a little later
-  ExitCode code_ = ExitCode::kCommunication;
-  std::string problem_;
-};
+// Returns when every rank has joined as the same job; else sends all the reason, and throws it. `grace`: for
+// ranks that join, or read why the job ends, a little later.
+void require_all_ranks(c10d::Store& store, int world, const Fingerprint& identity, milliseconds timeout,
+                       milliseconds grace) {
+  store.set("identity", pack(identity));
+  std::string problem = describe_missing_ranks(store, world, timeout, grace);
+  ExitCode code = ExitCode::kCommunication;
+  int left = 0;
+  if (store.check({kLeft})) {
+    const std::string text = store.get_to_str(kLeft);
+    left = std::stoi(text);
+    problem = fmt::format("rank {} ended before all ranks had met: {}; see its log", left,
+                          text.substr(text.find(' ') + 1));
+  } else if (store.add("differing", 0) > 0) {
+    code = ExitCode::kUsage;
+    problem = describe_differences(identity, differing_ranks(store, world, grace));
+  }
+  store.set("gate", problem.empty() ? "" : encode_error(Error(code, problem)));
+  if (problem.empty()) return;
+  std::vector<std::string> readers;
+  for (int r = 1; r < world; ++r)
+    if (r != left && store.check({joined_key(r)})) readers.push_back(fmt::format("read/{}", r));
+  wait_for_keys(store, readers, grace);  // the store ends with this process
+  throw Error(code, problem);
+}
 
 // --- the others ---
 
@@ -203,19 +164,27 @@ void join_rank0(c10d::Store& store, const Environment& environment, const Finger
     store.set("complete", "");
   store.wait({"gate"}, timeout + grace + seconds(2));  // rank 0 speaks first: it knows who is missing
   const std::string answer = store.get_to_str("gate");
-  store.set(fmt::format("told/{}", rank), "");
+  store.set(fmt::format("read/{}", rank), "");
   if (!answer.empty()) throw_encoded_error(answer);
 }
 
 }  // namespace
 
+bool wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys, milliseconds timeout) {
+  try {
+    store.wait(keys, timeout);
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
 c10::intrusive_ptr<c10d::Store> join_ranks(const Environment& environment, const Fingerprint& identity,
                                            milliseconds timeout, milliseconds response_timeout) {
-  const auto store =
-      c10::make_intrusive<c10d::PrefixStore>(prefix(environment), connect(environment, timeout));
+  const auto store = connect(environment, timeout);
   const struct MetOrLeft {
     ~MetOrLeft() { met_or_left = true; }
-  } at_the_end;  // an error that ends the rendezvous has been told, too
+  } at_the_end;  // an error that ends the rendezvous has been sent, too
   Fingerprint expected = identity;
   expected.emplace(kProcesses, "1");
   const milliseconds grace = response_timeout + seconds(1);
@@ -225,7 +194,7 @@ c10::intrusive_ptr<c10d::Store> join_ranks(const Environment& environment, const
       throw_config("two processes have RANK {}: every process of the job needs its own", environment.rank);
     }
     if (environment.rank == 0)
-      JoinedRanks(*store, environment, expected, grace).require_all(timeout);
+      require_all_ranks(*store, environment.world_size, expected, timeout, grace);
     else
       join_rank0(*store, environment, expected, timeout, grace);
   } catch (const c10::Error& error) {
@@ -238,12 +207,7 @@ void leave_ranks(const Environment& environment, const std::string& why) noexcep
   if (environment.rank == 0 || met_or_left.exchange(true)) return;
   try {
     if (!connect_to(environment.master_addr, environment.master_port, seconds(1))) return;
-    c10d::TCPStoreOptions options;
-    options.port = static_cast<uint16_t>(environment.master_port);
-    options.waitWorkers = false;
-    options.timeout = seconds(2);
-    const auto store = c10::make_intrusive<c10d::PrefixStore>(
-        prefix(environment), c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options));
+    const auto store = connect(environment, seconds(2));
     store->set(kLeft, fmt::format("{} {}", environment.rank, why));
     store->set("complete", "");
   } catch (const std::exception&) {  // they will find out when comm.init_timeout_seconds have passed

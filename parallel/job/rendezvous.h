@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -25,9 +26,13 @@ c10::intrusive_ptr<c10d::Store> join_ranks(const Environment& environment, const
                                            std::chrono::milliseconds timeout,
                                            std::chrono::milliseconds response_timeout = kPeerResponseTimeout);
 
-// Of a rank other than 0 that ends before the ranks have met, by a signal or an error of its own: tells those
-// that wait in join_ranks(), which end with Error(kCommunication) and `why`. Does nothing when they have met
-// or rank 0 does not listen (yet). Takes a few seconds at most where hosts do not answer; never throws.
+// Whether all `keys` are in the store before `timeout` is over.
+bool wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys,
+                   std::chrono::milliseconds timeout);
+
+// Of a rank other than 0 that ends before the ranks have met, by a signal or an error of its own: those that
+// wait in join_ranks() end with Error(kCommunication) and `why`. Does nothing when they have met or rank 0
+// does not listen (yet). Takes a few seconds at most where hosts do not answer; never throws.
 void leave_ranks(const Environment& environment, const std::string& why) noexcept;
 
 }  // namespace hyperion::parallel

@@ -203,7 +203,7 @@ TEST_CASE("started operations overlap and complete in any order") {
 TEST_CASE("a mesh of two by two has its groups and shares what has the same ranks") {
   struct Groups {
     int64_t fsdp, replicate, world, tp;  // a bit for each rank of the group
-    bool loss_is_world, dp_shard_is_fsdp, host_is_world;
+    bool loss_is_world, host_is_world;
   };
   const auto results = run_ranks(4, [](const Environment& environment) {
     const Mesh mesh({.dp_replicate = 2, .dp_shard = 2}, 4);
@@ -219,7 +219,6 @@ TEST_CASE("a mesh of two by two has its groups and shares what has the same rank
                   total(MeshDim::kWorld),
                   total(MeshDim::kTp),
                   &groups.get(MeshDim::kLoss) == &groups.world(),
-                  &groups.get(MeshDim::kDpShard) == &groups.get(MeshDim::kFsdp),
                   &groups.host() == &groups.world()};
   });
   for (int rank = 0; rank < 4; ++rank) {
@@ -229,7 +228,6 @@ TEST_CASE("a mesh of two by two has its groups and shares what has the same rank
     CHECK(results[rank].world == 0b1111);
     CHECK(results[rank].tp == 1 << rank);
     CHECK(results[rank].loss_is_world);
-    CHECK(results[rank].dp_shard_is_fsdp);
     CHECK(results[rank].host_is_world);
   }
 }

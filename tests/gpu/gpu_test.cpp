@@ -64,7 +64,8 @@ TEST_CASE("a GPU holds memory of gradients from their first sum to the update al
           const auto count = [&] {
             int64_t sum = 0;
             for (const auto& group : training.stage().groups())
-              sum += static_cast<int64_t>(group->owned_grads().storage().nbytes());
+              for (const at::Tensor& gradients : group->local_gradients().divided)
+                sum += static_cast<int64_t>(gradients.storage().nbytes());
             bytes.push_back(sum);
           };
           count();

@@ -26,27 +26,6 @@ cudaDeviceProp properties(int index) {
   return result;
 }
 
-int device_count() {
-  return c10::cuda::device_count();
-}
-
-void set_device(int index) {
-  c10::cuda::set_device(static_cast<c10::DeviceIndex>(index));
-}
-
-std::string device_name(int index) {
-  return properties(index).name;
-}
-
-int compute_capability(int index) {
-  const cudaDeviceProp device = properties(index);
-  return 10 * device.major + device.minor;
-}
-
-int64_t total_memory(int index) {
-  return static_cast<int64_t>(properties(index).totalGlobalMem);
-}
-
 DeviceLibrary::Memory memory(int index) {
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(index));
   size_t free = 0, total = 0;
@@ -68,14 +47,10 @@ void* allocate_pinned(uint64_t bytes) {
   return nullptr;
 }
 
-void free_pinned(void* memory) {
-  C10_CUDA_CHECK_WARN(cudaFreeHost(memory));
-}
-
 std::string versions() {
   int cuda = 0, nccl = 0;
   C10_CUDA_CHECK(cudaRuntimeGetVersion(&cuda));
-  TORCH_CHECK(ncclGetVersion(&nccl) == ncclSuccess, "NCCL does not tell its version");
+  TORCH_CHECK(ncclGetVersion(&nccl) == ncclSuccess, "NCCL does not say its version");
   return fmt::format("CUDA {}.{}, NCCL {}.{}.{}", cuda / 1000, cuda % 1000 / 10, nccl / 10000,
                      nccl % 10000 / 100, nccl % 100);
 }
@@ -84,10 +59,6 @@ void record_memory_history(int max_entries) {
   const std::optional<std::string> enabled =
       max_entries > 0 ? std::optional<std::string>("all") : std::nullopt;
   torch::cuda::_record_memory_history(enabled, "all", "all", static_cast<size_t>(max_entries));
-}
-
-std::string memory_snapshot() {
-  return torch::cuda::_memory_snapshot_pickled();
 }
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
@@ -109,17 +80,17 @@ extern "C" __attribute__((visibility("default"))) const DeviceLibrary* hyperion_
   static const DeviceLibrary library = {
       .version = DeviceLibrary::kVersion,
       .struct_size = sizeof(DeviceLibrary),
-      .device_count = device_count,
-      .set_device = set_device,
-      .device_name = device_name,
-      .compute_capability = compute_capability,
-      .total_memory = total_memory,
+      .device_count = [] { return static_cast<int>(c10::cuda::device_count()); },
+      .set_device = [](int index) { c10::cuda::set_device(static_cast<c10::DeviceIndex>(index)); },
+      .device_name = [](int index) -> std::string { return properties(index).name; },
+      .compute_capability = [](int index) { return 10 * properties(index).major + properties(index).minor; },
+      .total_memory = [](int index) { return static_cast<int64_t>(properties(index).totalGlobalMem); },
       .memory = memory,
       .allocate_pinned = allocate_pinned,
-      .free_pinned = free_pinned,
+      .free_pinned = [](void* memory) { C10_CUDA_CHECK_WARN(cudaFreeHost(memory)); },
       .versions = versions,
       .record_memory_history = record_memory_history,
-      .memory_snapshot = memory_snapshot,
+      .memory_snapshot = torch::cuda::_memory_snapshot_pickled,
       .add_kernels = kernels::add_cuda_kernels,
       .make_nccl_backend = make_nccl_backend,
   };

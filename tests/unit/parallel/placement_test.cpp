@@ -30,7 +30,7 @@ TEST_CASE(
                 .cuts = {{.dim = dim, .parts = 4, .index = tp}, rows}, .replicas = 2, .replica = replicate});
     CHECK(placement_of(divided({8}, {}, 4), 0, mesh, rank) ==
           Placement{.cuts = {rows}, .replicas = 8, .replica = replicate * 4 + tp});
-    CHECK(whole_placement(mesh, rank) == Placement{.cuts = {}, .replicas = 24, .replica = rank});
+    CHECK(replicated_placement(mesh, rank) == Placement{.cuts = {}, .replicas = 24, .replica = rank});
   }
 }
 

@@ -70,7 +70,7 @@ struct RankState {
         adam(parameters, options.optimizer),
         ema(parameters, options.ema),
         model(parameters),
-        optimizer(adam, parameters, parallel::whole_placement(mesh, rank), plan, state),
+        optimizer(adam, parameters, parallel::replicated_placement(mesh, rank), plan, state),
         averages(ema, parameters) {}
 
   std::vector<checkpoint::StateComponent*> components() { return {&model, &optimizer, &averages}; }
