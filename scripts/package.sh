@@ -91,8 +91,8 @@ for library in libstdc++.so.6 libgcc_s.so.1; do
 done
 
 # --- everything else --------------------------------------------------------------------------------------------------
-for script in common.sh train.sh launch.py failures.py train.slurm slurm_rank.sh gpu_check.sh gpu_check.py gpu_checks.py gpu_trace.py \
-  bounded_command.py bundle_environment.sh; do
+for script in common.sh train.sh launch.py failures.py train.slurm slurm_rank.sh gpu_check.sh gpu_check.py gpu_checks.py gpu_card.py \
+  gpu_trace.py bounded_command.py bundle_environment.sh; do
   install -m 755 "$root/scripts/$script" "$stage/scripts/$script"
 done
 install -m 644 "$root/benchmarks/torchtitan_gpu.py" "$stage/benchmarks/"
