@@ -16,6 +16,7 @@ import os
 import pathlib
 import platform
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -197,7 +198,8 @@ class Card:
             time.sleep(0.02)
         self.problem = "" if "held" in said.read_text() else last_lines(said.read_text(), 1) or f"no answer within {CARD_SECONDS} s"
         self.samples = folder / "samples"
-        bounded_command.start_background(["nvidia-smi", f"--query-gpu={','.join(SAMPLED)}", "--format=csv,noheader,nounits", "-lms", "500"],
+        at_once = ["stdbuf", "-oL"] if shutil.which("stdbuf") else []  # not when a buffer is full
+        bounded_command.start_background([*at_once, "nvidia-smi", f"--query-gpu={','.join(SAMPLED)}", "--format=csv,noheader,nounits", "-lms", "500"],
                                          self.samples, dict(os.environ))
 
     def position(self):
