@@ -2,7 +2,8 @@
 """The GPUs of this host through the driver alone, which takes a second or two where libtorch takes many: for scripts/gpu_check.py.
 
 usage: gpu_card.py hold|probe
-  hold   keeps a context on each GPU until it is ended, so that no other process has to initialise it; prints "held" when it has them
+  hold   keeps a context on each GPU until it is ended, so that no other process has to initialise it; prints "held" when it has them. A
+         GPU in a compute mode that allows one process a context is kept open without one.
   probe  runs a kernel on each GPU; exit code 1, and what the driver said, where one does not run
 """
 import ctypes
@@ -10,6 +11,7 @@ import sys
 import time
 
 KERNEL = b".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing() { ret; }\n"
+COMPUTE_MODE = 20  # CUdevice_attribute; 0: any number of processes
 NO_COMPILER = 221  # CUresult: the driver's compiler of PTX is not installed
 
 
@@ -34,6 +36,9 @@ class Driver:
     def devices(self):
         return range(self.out(ctypes.c_int, "cuDeviceGetCount")[0].value)
 
+    def is_shared(self, device):
+        return self.out(ctypes.c_int, "cuDeviceGetAttribute", COMPUTE_MODE, device)[0].value == 0
+
     def enter(self, device):
         context, _ = self.out(ctypes.c_void_p, "cuDevicePrimaryCtxRetain", device)
         self("cuCtxSetCurrent", context)
@@ -57,9 +62,11 @@ def main():
     try:
         driver = Driver()
         for device in driver.devices():
-            driver.enter(device)
             if sys.argv[1] == "probe":
+                driver.enter(device)
                 driver.run_kernel()
+            elif driver.is_shared(device):
+                driver.enter(device)
     except OSError as error:
         print(error)
         return 1

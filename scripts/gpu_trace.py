@@ -35,7 +35,7 @@ def copies_in_blocks(events, steps):
     """Copies that a block's range launched, without those of collectives in it: {kernel: count per step}."""
     def spans(expression):
         return [(float(event["ts"]), float(event["ts"]) + float(event["dur"])) for event in events
-                if event.get("cat") not in ON_GPU and re.match(expression, event["name"])]
+                if event.get("cat") == "user_annotation" and re.match(expression, event["name"])]
 
     blocks, collectives = spans(BLOCK), spans(COLLECTIVE)
     launched = {event["args"]["correlation"]: float(event["ts"]) for event in events

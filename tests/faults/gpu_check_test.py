@@ -245,6 +245,7 @@ class Reading(unittest.TestCase):
             trace.append({"ph": "X", "name": "cudaLaunchKernel", "cat": "cuda_runtime", "ts": ts, "dur": 1, "args": {"correlation": number}})
             kernel = name if "copy" in name else "Memcpy DtoD"
             trace.append({"ph": "X", "name": kernel, "cat": "kernel", "ts": 200 + ts, "dur": 1, "args": {"correlation": number}})
+        trace.append({**range_of("all-gather layers.0", 0, 90), "cat": "gpu_user_annotation"})  # where the GPU runs it, not where it is launched
         self.assertEqual(gpu_trace.reduce({"traceEvents": trace})["copies_in_blocks"], {"direct_copy_kernel": 2})
 
     def test_nccl_comes_first_and_sanitizers_last_and_each_test_has_one_place(self):
