@@ -18,6 +18,8 @@ find_package(CLI11 REQUIRED)
 find_path(XXHASH_INCLUDE xxhash.h REQUIRED)
 
 # --- libtorch: the torch 2.11 wheel's folder ---
+# At least 2.11: on a GPU, gradients of weights are added up in fp32 by addmm of bf16 factors into an fp32 sum
+# (models/kernels/matmul/matmul.cpp), which 2.10 refuses. No newer one: its C++ interface has no promise of stability.
 set(HYPERION_TORCH "$ENV{HYPERION_TORCH}" CACHE PATH "The torch folder of a torch 2.11 wheel")
 if(NOT HYPERION_TORCH)
   file(GLOB found ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
@@ -32,7 +34,8 @@ endif()
 file(STRINGS ${HYPERION_TORCH}/version.py torch_version_line REGEX "^__version__")
 string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+[^']*" HYPERION_TORCH_VERSION "${torch_version_line}")
 if(NOT HYPERION_TORCH_VERSION MATCHES "^2\\.11\\.")
-  message(FATAL_ERROR "torch ${HYPERION_TORCH_VERSION} at ${HYPERION_TORCH}: Hyperion is written for torch 2.11")
+  message(FATAL_ERROR "torch ${HYPERION_TORCH_VERSION} at ${HYPERION_TORCH}: Hyperion is written for torch 2.11 "
+                      "(2.10 does not add products of bf16 to a sum in fp32)")
 endif()
 
 foreach(name torch_cpu c10)

@@ -14,6 +14,7 @@ TERM_SECONDS = 3.0  # from TERM to KILL
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 libc = ctypes.CDLL(None, use_errno=True)
+background = {}  # process -> Popen: what runs beside the commands until the end
 
 
 class Stopped(Exception):
@@ -52,11 +53,11 @@ def processes():
 
 
 def descendants():
-    """Processes started by this one, directly or not, without those that have ended."""
+    """Processes started by this one, directly or not, without those that have ended or run in the background."""
     living = [(process, parent) for process, state, parent in processes() if state not in "ZX"]
     found, newest = set(), {os.getpid()}
     while newest:
-        newest = {process for process, parent in living if parent in newest} - found
+        newest = {process for process, parent in living if parent in newest} - found - set(background)
         found |= newest
     return found
 
@@ -95,16 +96,32 @@ def end_descendants(child=None):
     return len(killed)
 
 
+def die_with_parent(number):
+    return lambda: libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def start_background(command, output, environment):
+    """A process that outlives the commands, with stdout into the file `output`: end_background() ends it, or the end of this one."""
+    with open(output, "wb") as file:
+        child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                                 start_new_session=True, preexec_fn=die_with_parent(signal.SIGKILL))
+    background[child.pid] = child
+    return child
+
+
+def end_background():
+    for child in background.values():
+        child.kill()
+        child.wait()
+    background.clear()
+
+
 def run(command, seconds, output, cwd, environment):
     """Runs `command` with stdout and stderr into the file `output`. Returns its exit code (negative: a signal ended it; None: it was
     ended at its limit) and how many of its processes had to be killed. Stopped passes through when nothing of it is left."""
-
-    def end_with_parent():
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
     with open(output, "wb") as file:
         child = subprocess.Popen(command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-                                 start_new_session=True, preexec_fn=end_with_parent)
+                                 start_new_session=True, preexec_fn=die_with_parent(signal.SIGTERM))
     code = None
     try:
         code = child.wait(timeout=max(0.0, seconds))

@@ -6,14 +6,18 @@ usage: gpu_check.py --root FOLDER [options]                 runs the checks of a
                                                             a bundle, and prints the programs that they need
 
 The report is written again after each check, so that a run that is cut off leaves what it found. A check that does not end within its
-limit is ended with all it started. Exit code: 0 all passed, 1 something failed, 2 it cannot run, 128 + signal when TERM or INT came.
+limit is ended with all it started. Exit code: 0 all passed or cannot run on this host, 1 something failed or was not run, 2 it cannot run
+at all, 128 + signal when TERM or INT came.
 """
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
 import platform
 import re
+import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,8 +26,10 @@ import time
 import bounded_command
 import gpu_checks
 
-BUDGET_SECONDS = 570  # of the checks of a part
+BUDGET_SECONDS = 570  # of a part
 MACHINE_SECONDS = 15  # to find out what the machine has
+LIBRARIES_SECONDS = 20  # to read CUDA's libraries
+CARD_SECONDS = 10  # to take hold of the GPUs; to see whether they run a kernel, which takes a second or two
 SKIPPED = 77  # exit code of a test that cannot run here
 LAST_LINES = 40
 REPORTED_CHARACTERS = 20000  # of what a failed check printed, in the report
@@ -95,7 +101,7 @@ def query_gpus(fields, what="gpu"):
 
 # Run by the Python whose torch the bundle uses; a line of facts before and after the import of torch, which may take long.
 FACTS = """
-import json, sys
+import importlib.metadata, json, sys
 facts = {"python": sys.version.split()[0]}
 sys.path.insert(0, sys.argv[1])
 try:
@@ -103,6 +109,10 @@ try:
     facts["torchtitan"] = torchtitan_gpu.version()
 except Exception as error:
     facts["no_torchtitan"] = f"{type(error).__name__}: {error}"
+try:
+    facts["torchao"] = importlib.metadata.version("torchao")
+except importlib.metadata.PackageNotFoundError as error:
+    facts["no_torchao"] = str(error)
 print("facts " + json.dumps(facts), flush=True)
 try:
     import torch
@@ -133,6 +143,83 @@ def machine(root, gpus):
     return {**found, **facts}
 
 
+def read_libraries(library):
+    """Reads what libhyperion_cuda.so is linked with, and what that loads later, into the page cache: the first check shall not pay for a
+    cold disk. Returns a line about it."""
+    start = time.monotonic()
+    listed = subprocess.run(["ldd", str(library)], capture_output=True, text=True, timeout=MACHINE_SECONDS).stdout
+    found = [pathlib.Path(path) for path in re.findall(r"=> (/\S+)", listed) if not re.match(r"/(usr/)?lib\d*/", path)]
+    files = sorted({file.resolve() for path in found for file in path.parent.glob(path.name.partition(".")[0] + "*.so*")})
+
+    def read(path):
+        count = 0
+        with open(path, "rb", buffering=0) as file:
+            while time.monotonic() < start + LIBRARIES_SECONDS and (block := file.read(1 << 24)):
+                count += len(block)
+        return count
+
+    with concurrent.futures.ThreadPoolExecutor(8) as readers:
+        total = sum(readers.map(read, files))
+    return f"{total / 1e9:.1f} GB of {len(files)} CUDA libraries read in {time.monotonic() - start:.1f} s"
+
+
+# --- the card ----------------------------------------------------------------------------------------------------------
+
+SAMPLED = ("clocks.sm", "power.draw", "temperature.gpu", "clocks_event_reasons.active")
+REASONS = {0x1: "idle", 0x2: "application clocks", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost", 0x20: "software thermal slowdown",
+           0x40: "hardware thermal slowdown", 0x80: "power brake", 0x100: "display clocks"}  # of nvidia-smi, why clocks are not the highest
+
+
+def summary(samples):
+    """What nvidia-smi said during a check, of lines of SAMPLED: a note, and figures; "" and {} where it said nothing."""
+    rows = [row for row in (line.split(", ") for line in samples.splitlines()) if len(row) == len(SAMPLED) and row[3].startswith("0x")]
+    figures = {}
+    for column, name in enumerate(("clock_mhz", "power_w", "temperature_c")):
+        if values := [float(row[column]) for row in rows if re.fullmatch(r"[\d.]+", row[column])]:
+            figures[name] = {"min": min(values), "median": statistics.median(values), "max": max(values)}
+    shares = {reason: sum(bool(int(row[3], 16) & bit) for row in rows) / len(rows) for bit, reason in REASONS.items()} if rows else {}
+    figures.update({"throttled": {reason: share for reason, share in shares.items() if share}} if rows else {})
+    if not {"clock_mhz", "power_w"} <= set(figures):
+        return "", figures
+    return (f"{figures['clock_mhz']['median']:.0f} MHz, {figures['power_w']['median']:.0f} W"
+            + "".join(f", {reason} {100 * share:.0f} %" for reason, share in figures["throttled"].items()), figures)
+
+
+class Card:
+    """The GPUs while checks run: held open by an idle process, sampled by nvidia-smi, and asked whether they still run a kernel."""
+
+    def __init__(self, environment, folder):
+        self.command = [sys.executable, str(pathlib.Path(__file__).with_name("gpu_card.py"))]
+        self.environment, self.folder = environment, folder
+        said = folder / "hold"
+        holder = bounded_command.start_background([*self.command, "hold"], said, environment)
+        end = time.monotonic() + CARD_SECONDS
+        while "held" not in said.read_text() and holder.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+        self.problem = "" if "held" in said.read_text() else last_lines(said.read_text(), 1) or f"no answer within {CARD_SECONDS} s"
+        self.samples = folder / "samples"
+        at_once = ["stdbuf", "-oL"] if shutil.which("stdbuf") else []  # not when a buffer is full
+        bounded_command.start_background([*at_once, "nvidia-smi", f"--query-gpu={','.join(SAMPLED)}", "--format=csv,noheader,nounits", "-lms", "500"],
+                                         self.samples, dict(os.environ))
+
+    def position(self):
+        return self.samples.stat().st_size
+
+    def since(self, position):
+        with open(self.samples, "rb") as file:
+            file.seek(position)
+            return summary(file.read().decode(errors="replace"))
+
+    def probe(self):
+        """Whether a kernel runs, in words; `problem` is set when none does."""
+        start, said = time.monotonic(), self.folder / "probe"
+        code, _ = bounded_command.run([*self.command, "probe"], CARD_SECONDS, said, self.folder, self.environment)
+        if code != 0:
+            self.problem = last_lines(said.read_text(errors="replace"), 1) or f"no end within {CARD_SECONDS} s"
+            return f"no kernel runs any more: {self.problem}"
+        return f"a kernel still runs ({time.monotonic() - start:.1f} s)"
+
+
 # --- running -----------------------------------------------------------------------------------------------------------
 
 
@@ -156,13 +243,14 @@ def install_peer(wheels, packages, environment):
 class Run:
     """The checks' results, and the report that holds them."""
 
-    def __init__(self, root, report, path):
+    def __init__(self, root, report, path, folder):
         self.root, self.report, self.path = root, report, path
-        self.busy_before = set(query_gpus("pid", "compute-apps"))
         self.used = {}  # seconds of each allotment
         self.environment = dict(os.environ)
         if preload := self.environment.pop("HYPERION_GPU_CHECK_PRELOAD", ""):
             self.environment["LD_PRELOAD"] = preload  # a simulated GPU (docs/simulated_gpu.md), for the checks alone
+        self.card = Card(self.environment, folder)
+        self.busy_before = set(query_gpus("pid", "compute-apps"))
 
     def write(self, state):
         self.report["state"] = state
@@ -181,13 +269,21 @@ class Run:
         limit = min(check.limit, left)
         if check.allotment:
             limit = min(limit, gpu_checks.ALLOTMENTS[check.allotment] - self.used.get(check.allotment, 0.0))
-        if check.skipped or limit < 2:
-            return self.add(part, check, "skipped", note=check.skipped or "no time left")
-        start = time.monotonic()
+        if check.skipped:
+            return self.add(part, check, "skipped", note=check.skipped)
+        if self.card.problem or limit < 2:
+            return self.add(part, check, "not run", note=f"no kernel runs: {self.card.problem}" if self.card.problem else "no time left")
+        start, samples = time.monotonic(), self.card.position()
         with tempfile.TemporaryDirectory(prefix="hyperion-gpu-check-", ignore_cleanup_errors=True) as folder:
             outcome = self.outcome(check, start + limit, pathlib.Path(folder))
         took = time.monotonic() - start
         self.used[check.allotment] = self.used.get(check.allotment, 0.0) + took
+        said, card = self.card.since(samples)
+        if outcome["outcome"] == "FAILED":
+            said = self.card.probe()
+        outcome["note"] = "; ".join(filter(None, (outcome["note"], said)))
+        if card:
+            outcome["figures"] = {**outcome.get("figures", {}), "card": card}
         return self.add(part, check, outcome.pop("outcome"), took, **outcome)
 
     def outcome(self, check, end, folder):
@@ -224,34 +320,35 @@ class Run:
 
 
 def comparison(checks):
-    """Lines: the speed of each training of part 1, beside torchtitan's and as a share of what the card's matrix products reach."""
+    """Lines: the speed of each training, as a share of what the card's matrix products reach and of torchtitan's."""
     speeds = {(check["kind"], check["name"]): check["figures"] for check in checks if "tps" in check["figures"]}
-    ceilings = [row["tflops"] for check in checks if check["name"] == "ceilings" for row in check["figures"].get("rows", []) if "tflops" in row]
+    ceilings = {"FP8" in row["name"]: row["tflops"] for check in checks for row in check["figures"].get("rows", []) if "sustained" in row}
     for (kind, name), figures in speeds.items():
         text = f"{kind}, {name}: {figures['tps']:,.0f} tokens/s"
-        if ceilings and max(ceilings) > 0:
-            text += f", {100 * figures['tflops'] / max(ceilings):.0f} % of the fastest matrix product"
-        peer = speeds.get(("torchtitan", name.removeprefix("FP8, "))) if kind == "rank 0" else None
-        if peer and peer["tps"] > 0:
-            text += f", {figures['tps'] / peer['tps']:.2f} x torchtitan in bf16"
+        if ceiling := ceilings.get("FP8" in name):
+            text += f", {100 * figures['tflops'] / ceiling:.0f} % of a sustained matrix product"
+        for (other, peer), theirs in speeds.items():
+            if (kind, other) == ("rank 0", "torchtitan") and set(peer.split(", ")) - {"compiled"} == set(name.split(", ")) and theirs["tps"] > 0:
+                text += f", {figures['tps'] / theirs['tps']:.2f} x torchtitan ({peer})"
         yield text
 
 
-def run_parts(options, run, place):
+def run_parts(options, run, start):
     for part, chosen in options.chosen.items():
         print(f"part {part}: limits of {gpu_checks.limits(chosen):.0f} s in all", flush=True)
-        end = time.monotonic() + options.budget
+        end = start + options.budget
         for check in chosen:
             run.check(part, check, end - time.monotonic())
+        start = time.monotonic()
 
 
 def choose(options, place):
     """The checks of each part that was asked for."""
-    parts = [1, 2] if options.part == "all" else [int(options.part)]
+    parts = list(gpu_checks.PARTS) if options.part == "all" else [int(options.part)]
     chosen = {}
     for part in parts:
         checks = gpu_checks.PARTS[part](place)
-        total = MACHINE_SECONDS + gpu_checks.limits(checks)
+        total = gpu_checks.START_SECONDS + gpu_checks.limits(checks)
         if total > gpu_checks.PART_SECONDS:
             raise AssertionError(f"the limits of part {part} add up to {total} s, at most {gpu_checks.PART_SECONDS} s expected")
         chosen[part] = [check for check in checks if options.only in check.name]
@@ -264,9 +361,9 @@ def choose(options, place):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=pathlib.Path)
-    parser.add_argument("--part", choices=("1", "2", "all"), default="all", help="1 measures, 2 tests; each takes less than ten minutes")
+    parser.add_argument("--part", choices=("1", "2", "3", "all"), default="all", help="1 NCCL, kernels and 8B, 2 speed, 3 the rest; each takes less than ten minutes")
     parser.add_argument("--only", metavar="NAME", default="", help="checks with this in their name")
-    parser.add_argument("--budget", metavar="SECONDS", type=float, default=BUDGET_SECONDS, help="of each part (570)")
+    parser.add_argument("--budget", metavar="SECONDS", type=float, default=BUDGET_SECONDS, help="of each part, its start with it (570)")
     parser.add_argument("--json", type=pathlib.Path, help="the report; default: gpu_check.json, or gpu_check.partN.json of one part")
     parser.add_argument("--peer", metavar="FOLDER", type=pathlib.Path, help="wheels of torchtitan 0.2.2 and what it needs")
     parser.add_argument("--small", action="store_true", help="a rehearsal: small models and tensors")
@@ -291,28 +388,33 @@ def main():
         return 0
     path = options.json or pathlib.Path("gpu_check.json" if options.part == "all" else f"gpu_check.part{options.part}.json")
     report = {"state": "running", "small": options.small, "machine": {}, "checks": []}
-    with tempfile.TemporaryDirectory(prefix="hyperion-gpu-check-", ignore_cleanup_errors=True) as packages:
+    with tempfile.TemporaryDirectory(prefix="hyperion-gpu-check-", ignore_cleanup_errors=True) as packages, \
+            tempfile.TemporaryDirectory(prefix="hyperion-gpu-check-", ignore_cleanup_errors=True) as folder:
         code, state = 0, "done"
         try:
-            run = Run(root, report, path)
+            libraries = read_libraries(place.programs / "libhyperion_cuda.so")
+            print(libraries, flush=True)
+            run = Run(root, report, path, pathlib.Path(folder))
             if options.peer:
                 install_peer(options.peer, packages, run.environment)
-            report["machine"] = machine(root, gpus)
+            report["machine"] = {**machine(root, gpus), "libraries": libraries}
             missing = report["machine"].get("no_torchtitan", "")
             place.peer = f"torchtitan cannot be imported ({missing})" if missing else ""
+            place.peer_float8 = "" if "torchao" in report["machine"] else f"torchao is not installed ({report['machine'].get('no_torchao', 'not asked')})"
             options.chosen = choose(options, place)
             run.write("running")
-            run_parts(options, run, place)
+            run_parts(options, run, start)
         except bounded_command.Stopped as stopped:
             bounded_command.end_descendants()
             code, state = 128 + stopped.number, f"stopped by {stopped}"
+        bounded_command.end_background()
         report["seconds"] = round(time.monotonic() - start, 3)
         run.write(state)
     print(*comparison(report["checks"]), sep="\n")
     outcomes = [check["outcome"] for check in report["checks"]]
-    failed = outcomes.count("FAILED")
-    print(f"{outcomes.count('passed')} passed, {failed} failed, {outcomes.count('skipped')} skipped; {state}; {path}")
-    return code or (1 if failed else 0)
+    failed, missing = outcomes.count("FAILED"), outcomes.count("not run")
+    print(f"{outcomes.count('passed')} passed, {failed} failed, {missing} not run, {outcomes.count('skipped')} skipped; {state}; {path}")
+    return code or (1 if failed or missing else 0)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What scripts/gpu_check.py runs, in two parts, with a limit for each check; and how its output is read.
+"""What scripts/gpu_check.py runs, in three parts, with a limit for each check; and how its output is read.
 
-Part 1 measures: what the card can do, a step of llama3 8B as rank 0 of 8 (collectives are copies on this GPU), torchtitan 0.2.2 on the
-same task. Part 2 tests: kernels, numbers, several GPUs, FP8, memory errors.
+Part 1: NCCL, kernels and numbers, then a step of llama3 8B as rank 0 of 8 (collectives are copies on this GPU). Part 2: speed, what the
+card can do and torchtitan 0.2.2 on the same task. Part 3: the rest, memory errors last.
 """
 import dataclasses
 import importlib.util
@@ -15,7 +15,8 @@ from typing import Callable
 
 import gpu_trace
 
-PART_SECONDS = 540  # the limits of a part's checks add up to no more
+START_SECONDS = 45  # of a part, before its first check
+PART_SECONDS = 540  # the limits of a part's checks and its start add up to no more
 FIRST_WITH_FP8 = 8.9  # compute capability
 LARGE = "configs/llama3_8b.toml"
 DEBUG = "configs/debug_model.toml"
@@ -44,7 +45,12 @@ class Check:
     allotment: str = ""  # checks of one allotment share ALLOTMENTS[allotment] seconds
 
 
-ALLOTMENTS = {"gpu tests": 150}
+ALLOTMENTS = {"first tests": 200, "other tests": 125}
+# Tests of part 1 by what is in their names: the only contact with NCCL that one GPU allows comes first.
+FIRST_TESTS = ("every collective of NCCL", "fused kernel", "kernel of a norm", "every kernel", "products of bf16", "gradients that a GPU packs",
+               "attention on a GPU", "the FP8 cast on a GPU", "FP8 scales", "FP8 products", "MXFP8")
+RANK_OF_FOUR = ("a rank of four",)
+SANITIZED = "every kernel takes odd shapes and one row and long rows and unaligned addresses in one process"  # of gpu_tests
 
 
 @dataclasses.dataclass
@@ -56,6 +62,7 @@ class Place:
     capabilities: list  # of each GPU
     small: bool  # a rehearsal: a small model in the place of 8B, small tensors
     peer: str  # what is missing for torchtitan; "": nothing
+    peer_float8: str = ""  # the same for its FP8
     simulated: bool = False  # the GPU
 
 
@@ -124,7 +131,15 @@ def traced(_, folder):
     table = gpu_trace.reduce(json.loads(traces[-1].read_text()))
     if not table["launches_per_step"]:
         return "the trace holds no kernels: the profiler has no access to this GPU", table
-    return f"{table['launches_per_step']:,.0f} launches per step, GPU busy {100 * table['busy']:.1f} %", table
+    copies = table["copies_in_blocks"]
+    return (f"{table['launches_per_step']:,.0f} launches per step, GPU busy {100 * table['busy']:.1f} %, {sum(copies.values()):g} copies inside "
+            f"blocks (0 expected){''.join(f', {name[:60]}' for name in copies)}", table)
+
+
+def traced_speed(output, folder):
+    """Medians leave the few steps out that the profiler slows down."""
+    (speed_note, figures), (trace_note, table) = speed(output, folder), traced(output, folder)
+    return f"{speed_note}; {trace_note}", {**figures, "trace": table}
 
 
 # --- the checks --------------------------------------------------------------------------------------------------------
@@ -145,14 +160,15 @@ def rank_0(place, name, limit, mode, options=(), ranks=8, steps=8, read=speed, s
     return Check("rank 0", name, limit, [command], {"NGPU": str(ranks), "HYPERION_DEVICE": "cuda"}, read, skipped)
 
 
-def torchtitan(place, name, limit, mode, compiled=False):
+def torchtitan(place, name, limit, mode, compiled=False, float8=False):
     model = "debugmodel" if place.small else "8B"
     command = [sys.executable, str(place.root / "benchmarks" / "torchtitan_gpu.py"), "--comm.mode", "fake_backend", "--model.name", "llama3",
                "--model.flavor", model, "--training.local_batch_size", "1", "--training.seq_len", "64" if place.small else "8192",
                "--training.steps", "8", "--metrics.log_freq", "1", "--metrics.disable_color_printing", "--activation_checkpoint.mode", mode,
                "--activation_checkpoint.selective_ac_option", "op", "--job.dump_folder", "{folder}"]
     command += ["--compile.enable"] if compiled else []
-    skipped = place.peer
+    command += ["--model.converters", "quantize.linear.float8", "--quantize.linear.float8.enable_fsdp_float8_all_gather"] if float8 else []
+    skipped = place.peer or (no_fp8(place) or place.peer_float8 if float8 else "")
     if compiled and place.simulated:
         skipped = "on a simulated GPU scripts/step_budget.py compiles it"
     elif compiled and not skipped:
@@ -178,55 +194,78 @@ def no_fp8(place):
     return "" if all(capability >= FIRST_WITH_FP8 for capability in place.capabilities) else "this GPU has no FP8"
 
 
+def gpu_tests(place, names, allotment):
+    """The tests with one of these in their names, in the order of the names."""
+    def order(test):
+        return next((number for number, name in enumerate(names) if name in test["name"]), len(names))
+
+    return [Check("test", test["name"], 60, [test["command"]], dict(entry.split("=", 1) for entry in test["environment"]),
+                  skip=tuple(test["skip"]), allotment=allotment)
+            for test in sorted(place.tests, key=order) if order(test) < len(names)]
+
+
+def sanitized(place, tool):
+    sanitizer = shutil.which("compute-sanitizer")
+    return Check("memory", f"{tool} of our kernels", 60,
+                 [[str(sanitizer), "--tool", tool, "--error-exitcode", "1", str(place.programs / "gpu_tests"), SANITIZED]],
+                 skip=("^skipped: ",), skipped="" if sanitizer else "no compute-sanitizer on the PATH")
+
+
+def training_options(place):
+    return [f"--training.steps={6 if place.small else 20}"]
+
+
 def part_1(place):
-    profiled = ["--profiling.enable_profiling", "--profiling.profile_freq=6", "--profiling.profiler_warmup=1",
+    profiled = ["--profiling.enable_profiling", "--profiling.profile_freq=12", "--profiling.profiler_warmup=1",
                 "--profiling.profiler_active=2"]
     return [
-        benchmark(place, "ceilings", 30),
-        benchmark(place, "attention", 30),
-        rank_0(place, "none", 45, "none"),
-        rank_0(place, "selective", 45, "selective"),
-        torchtitan(place, "selective", 90, "selective"),
-        torchtitan(place, "none", 60, "none"),
-        rank_0(place, "trace, selective", 45, "selective", profiled, steps=6, read=traced),
+        *gpu_tests(place, FIRST_TESTS, "first tests"),
+        training(place, "losses as on the CPU", 40, [*training_options(place), "--training.local_batch_size=1", "--debug.seed=1"],
+                 read=same_losses, devices=("cuda", "cpu")),
+        *gpu_tests(place, RANK_OF_FOUR, "first tests"),
+        rank_0(place, "none, traced", 60, "none", profiled, steps=12, read=traced_speed),
+        rank_0(place, "none, reshard never", 45, "none", ["--parallelism.fsdp_reshard_after_forward=never"]),
         rank_0(place, "FP8, none", 45, "none", FP8, skipped=no_fp8(place)),
-        rank_0(place, "FP8, selective", 45, "selective", FP8, skipped=no_fp8(place)),
-        rank_0(place, "full", 45, "full"),
+        benchmark(place, "attention", 30),
         rank_0(place, "none, of 1024", 45, "none", ranks=1024),
     ]
 
 
 def part_2(place):
-    def gpu_test(test):
-        environment = dict(entry.split("=", 1) for entry in test["environment"])
-        return Check("test", test["name"], 60, [test["command"]], environment, skip=tuple(test["skip"]), allotment="gpu tests")
-
-    gpus, steps = len(place.capabilities), f"--training.steps={6 if place.small else 20}"
-    learns = speed if place.small else falling_loss  # a few tokens per step do not lower the loss for certain
-    sanitizer = shutil.which("compute-sanitizer")
-    kernels = [str(place.programs / "gpu_tests"), "the FP8 cast on a GPU*,fused kernels of a GPU*"]
     return [
-        *(gpu_test(test) for test in place.tests),
-        training(place, "losses as on the CPU", 40, [steps, "--training.local_batch_size=1", "--debug.seed=1"],
-                 read=same_losses, devices=("cuda", "cpu")),
-        training(place, "FP8 tensorwise", 20, [steps, *FP8], skipped=no_fp8(place), read=learns),
-        training(place, "FP8 rowwise", 20, [steps, FP8[0], "--quantize.linear.float8.recipe_name=rowwise"],
-                 skipped=no_fp8(place), read=learns),
-        training(place, "all GPUs, FSDP over NCCL", 40, [steps], ranks=gpus,
-                 skipped="this host has one GPU" if gpus == 1 else ""),
-        benchmark(place, "block", 30),
-        benchmark(place, "operations", 40),
-        benchmark(place, "float8", 20),
-        Check("benchmark", "FP8 layers", 40, [[str(place.programs / "benchmark_float8"), "5"]], read=lambda output, _: ("\n" + output, {}),
-              skipped="its layers are those of 8B, too large for a rehearsal" if place.small else ""),
-        torchtitan(place, "compiled, none", 80, "none", compiled=True),
-        Check("memory", "memcheck and racecheck of our kernels", 45,
-              [[str(sanitizer), "--tool", tool, "--target-processes", "all", "--error-exitcode", "1", *kernels] for tool in ("memcheck", "racecheck")],
-              skipped="" if sanitizer else "no compute-sanitizer on the PATH"),
+        benchmark(place, "ceilings", 60),
+        rank_0(place, "none", 45, "none"),
+        torchtitan(place, "compiled, none", 110, "none", compiled=True),
+        rank_0(place, "selective", 45, "selective"),
+        torchtitan(place, "selective", 80, "selective"),
+        rank_0(place, "FP8, none", 45, "none", FP8, skipped=no_fp8(place)),
+        torchtitan(place, "FP8, compiled, none", 110, "none", compiled=True, float8=True),
     ]
 
 
-PARTS = {1: part_1, 2: part_2}
+def part_3(place):
+    gpus, steps = len(place.capabilities), training_options(place)
+    learns = speed if place.small else falling_loss  # a few tokens per step do not lower the loss for certain
+    first = {check.name for check in gpu_tests(place, FIRST_TESTS + RANK_OF_FOUR, "")}
+    return [
+        *(check for check in gpu_tests(place, ("",), "other tests") if check.name not in first),
+        training(place, "FP8 tensorwise", 25, [*steps, *FP8], skipped=no_fp8(place), read=learns),
+        training(place, "FP8 rowwise", 25, [*steps, FP8[0], "--quantize.linear.float8.recipe_name=rowwise"],
+                 skipped=no_fp8(place), read=learns),
+        training(place, "all GPUs, FSDP over NCCL", 30, steps, ranks=gpus,
+                 skipped="this host has one GPU" if gpus == 1 else ""),
+        rank_0(place, "full", 45, "full"),
+        benchmark(place, "block", 25),
+        benchmark(place, "operations", 40),
+        benchmark(place, "float8", 20),
+        Check("benchmark", "FP8 layers", 30, [[str(place.programs / "benchmark_float8"), "5"]], read=lambda output, _: ("\n" + output, {}),
+              skipped="its layers are those of 8B, too large for a rehearsal" if place.small else ""),
+        sanitized(place, "memcheck"),
+        sanitized(place, "racecheck"),
+    ]
+
+
+PARTS = {1: part_1, 2: part_2, 3: part_3}
 
 
 def limits(checks):

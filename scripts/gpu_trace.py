@@ -24,15 +24,34 @@ KINDS = (  # the first expression that is found in a kernel's name decides
 )
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 GAPS = 10
+BLOCK, COLLECTIVE = r"(forward|backward|recompute) layers\.\d+$", r"fake |all-gather |reduce-scatter |all-reduce "  # ranges (docs/metrics.md)
 
 
 def kind_of(name):
     return next((kind for kind, expression in KINDS if re.search(expression, name)), "other")
 
 
+def copies_in_blocks(events, steps):
+    """Copies that a block's range launched, without those of collectives in it: {kernel: count per step}."""
+    def spans(expression):
+        return [(float(event["ts"]), float(event["ts"]) + float(event["dur"])) for event in events
+                if event.get("cat") == "user_annotation" and re.match(expression, event["name"])]
+
+    blocks, collectives = spans(BLOCK), spans(COLLECTIVE)
+    launched = {event["args"]["correlation"]: float(event["ts"]) for event in events
+                if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})}
+    found = collections.Counter()
+    for event in events:
+        at = launched.get(event.get("args", {}).get("correlation"))
+        if event.get("cat") in ON_GPU and at is not None and kind_of(event["name"]) == "copies":
+            if any(begin <= at <= end for begin, end in blocks) and not any(begin <= at <= end for begin, end in collectives):
+                found[event["name"]] += 1 / steps
+    return dict(found)
+
+
 def reduce(trace):
-    """{steps, launches_per_step, busy, ms_per_step, kinds: {kind: {ms_per_step, launches_per_step}}, gaps: [{ms, after, before}]} of a
-    Chrome trace. `busy`: the share of the time between the first kernel and the last in which any ran. Times are of one step."""
+    """{steps, launches_per_step, busy, ms_per_step, kinds: {kind: {ms_per_step, launches_per_step}}, copies_in_blocks: {kernel: copies per
+    step}, gaps: [{ms, after, before}]} of a Chrome trace. `busy`: the share of the time between the first kernel and the last in which any ran. Times are of one step."""
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     steps = max(1, len({event["name"] for event in events if event["name"].startswith("ProfilerStep#")}))
     work = sorted((event for event in events if event.get("cat") in ON_GPU), key=lambda event: event["ts"])
@@ -55,6 +74,7 @@ def reduce(trace):
         "busy": busy / span if span else 0.0,
         "ms_per_step": span / 1e3 / steps,
         "kinds": dict(sorted(kinds.items(), key=lambda entry: -entry[1]["ms_per_step"])),
+        "copies_in_blocks": copies_in_blocks(events, steps),
         "gaps": sorted(gaps, key=lambda gap: -gap["ms"])[:GAPS],
     }
 
@@ -63,6 +83,7 @@ def table(reduced):
     lines = [f"{reduced['steps']} steps of {reduced['ms_per_step']:.2f} ms, {reduced['launches_per_step']:,.0f} launches each, "
              f"GPU busy {100 * reduced['busy']:.1f} %", "", "| kind | ms per step | launches per step |", "|---|---:|---:|"]
     lines += [f"| {kind} | {row['ms_per_step']:.3f} | {row['launches_per_step']:,.0f} |" for kind, row in reduced["kinds"].items()]
+    lines += ["", f"copies inside blocks per step: {reduced['copies_in_blocks'] or 'none'}"]
     lines += ["", "| gap, ms | after | before |", "|---:|---|---|"]
     lines += [f"| {gap['ms']:.3f} | {gap['after'][:60]} | {gap['before'][:60]} |" for gap in reduced["gaps"]]
     return "\n".join(lines)

@@ -35,7 +35,7 @@ if [ $peer = yes ]; then
   rm -rf "$wheels"
   mkdir -p "$wheels"
   retry "${HYPERION_PYTHON:-python3}" -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --dest "$wheels" \
-    torchtitan==0.2.2 tyro==1.0.17 docstring_parser==0.18.0 || fail "the wheels cannot be downloaded" "see pip's message above"
+    torchtitan==0.2.2 torchao==0.18.0 tyro==1.0.17 docstring_parser==0.18.0 || fail "the wheels cannot be downloaded" "see pip's message above"
   tar -C "$dist" --sort=name --owner=0 --group=0 --numeric-owner -czf "$wheels.tar.gz" hyperion-peer
   say "$wheels.tar.gz: $(du -h "$wheels.tar.gz" | cut -f1)"
   exit 0
@@ -91,8 +91,8 @@ for library in libstdc++.so.6 libgcc_s.so.1; do
 done
 
 # --- everything else --------------------------------------------------------------------------------------------------
-for script in common.sh train.sh launch.py failures.py train.slurm slurm_rank.sh gpu_check.sh gpu_check.py gpu_checks.py gpu_trace.py \
-  bounded_command.py bundle_environment.sh; do
+for script in common.sh train.sh launch.py failures.py train.slurm slurm_rank.sh gpu_check.sh gpu_check.py gpu_checks.py gpu_card.py \
+  gpu_trace.py bounded_command.py bundle_environment.sh; do
   install -m 755 "$root/scripts/$script" "$stage/scripts/$script"
 done
 install -m 644 "$root/benchmarks/torchtitan_gpu.py" "$stage/benchmarks/"

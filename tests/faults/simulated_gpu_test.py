@@ -86,6 +86,12 @@ class SimulatedGpu(JobTest):
                     self.run_job("--optimizer.lr=1e38", "--metrics.log_freq=100", code=93, ranks=ranks, env=self.gpu(schedule),
                                  says=["step 2", "not finite", "data.jsonl:"])
 
+    def test_tuned_products_of_libtorch_are_refused_on_any_number_of_gpus_and_not_on_a_cpu(self):
+        for ranks in (1, 2):
+            self.run_job(code=2, ranks=ranks, env=self.gpu(PYTORCH_TUNABLEOP_ENABLED="1"),
+                         says=["PYTORCH_TUNABLEOP_ENABLED=1", "fp32 sums of bf16 factors", "unset it"])
+        self.run_job("--training.steps=1", code=0, env={"HYPERION_DEVICE": "cpu", "PYTORCH_TUNABLEOP_ENABLED": "1"})
+
     def test_text_that_one_thread_cannot_tokenise_for_the_gpu_is_said_at_the_start_and_shards_are_not(self):
         (self.folder / "data.jsonl").rename(self.folder / "text.jsonl")
         text, shards = (f"--training.dataset_path={self.folder / name}" for name in ("text.jsonl", "shards"))

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <set>
 #include <sstream>
 
@@ -16,12 +17,15 @@
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 
+#include "models/float8/cast.h"
+#include "models/float8/scaled_matmul.h"
 #include "models/kernels/matmul/matmul.h"
 #include "tests/gpu/gpu.h"
 #include "tests/support/ranks.h"
@@ -70,12 +74,21 @@ Inputs make_inputs(int64_t tokens, int64_t width, int64_t head_dim, at::ScalarTy
           .kv_heads = 2};
 }
 
-Inputs on(at::Device device, Inputs inputs) {
+Inputs transformed(Inputs inputs, const std::function<Tensor(const Tensor&)>& transform) {
   for (Tensor* t : {&inputs.x, &inputs.residual, &inputs.weight, &inputs.grad, &inputs.grad_sum,
                     &inputs.product, &inputs.heads_grad, &inputs.cos, &inputs.sin, &inputs.gate_up,
                     &inputs.logits, &inputs.labels, &inputs.scale})
-    *t = t->to(device);
+    *t = transform(*t);
   return inputs;
+}
+
+Inputs on(at::Device device, const Inputs& inputs) {
+  return transformed(inputs, [&](const Tensor& t) { return t.to(device); });
+}
+
+// A copy that begins one element behind an aligned address.
+Tensor unaligned(const Tensor& t) {
+  return at::empty({t.numel() + 1}, t.options()).narrow(0, 1, t.numel()).view(t.sizes()).copy_(t);
 }
 
 Tensors run_kernels(const Inputs& in, kernels::KernelChoice choice) {
@@ -266,6 +279,40 @@ TEST_CASE("tensors that no fused kernel takes run the plain form and each reason
         "cross-entropy for rows with gaps", "cross-entropy for tensors of dtype Double"})
     expected.insert(fmt::format("No fused {}: its plain form runs instead", reason));
   CHECK(lines == expected);
+}
+
+// compute-sanitizer watches this one (scripts/gpu_checks.py), so nothing runs in a process of its own, and
+// few kernels are not ours.
+TEST_CASE("every kernel takes odd shapes and one row and long rows and unaligned addresses in one process") {
+  if (const DriverProbe driver = probe_driver(); driver.devices == 0) {
+    std::printf("skipped: no GPU: %s\n", driver.reason.c_str());
+    return;
+  }
+  use_gpu(0);
+  at::manual_seed(12);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})
+    for (const auto& [tokens, width, head_dim, aligned] :
+         {std::tuple(5, 45, 14, true), std::tuple(1, 8, 16, true), std::tuple(3, 20000, 128, true),
+          std::tuple(64, 128, 64, false)}) {
+      CAPTURE(dtype, tokens, width, aligned);
+      Inputs in = on(at::kCUDA, make_inputs(tokens, width, head_dim, dtype));
+      if (!aligned) in = transformed(in, unaligned);
+      Tensors results = run_kernels(in, kernels::KernelChoice::kAuto);
+      if (device_library().compute_capability(0) >= 89) {
+        Tensor x = at::randn({tokens, (width + 15) / 16 * 16}).to(dtype).to(at::kCUDA);
+        if (!aligned) x = unaligned(x);
+        using float8::Granularity;
+        for (const auto& [rows, columns] : {std::pair(Granularity::kTensor, Granularity::kTensor),
+                                            std::pair(Granularity::kRow, Granularity::kColumn)}) {
+          const float8::Operands found = float8::quantize_operands(x, float8::Scaling{.granularity = rows},
+                                                                   float8::Scaling{.granularity = columns});
+          Tensor product = x.to(at::kBFloat16).clone();
+          float8::rescale_in_place(product, found.rows.inverse, found.columns.inverse);
+          results.insert(results.end(), {found.rows.values, found.columns.values, product});
+        }
+      }
+      for (const Tensor& result : results) CHECK(result.cpu().to(at::kFloat).isfinite().all().item<bool>());
+    }
 }
 
 TEST_CASE("a GPU trains with fused kernels to the losses of plain ones") {

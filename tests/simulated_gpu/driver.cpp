@@ -14,6 +14,7 @@ using namespace simulated_gpu;
 extern "C" {
 
 CUresult cuInit(unsigned) {
+  [[maybe_unused]] static const bool once = delay("HYPERION_SIMULATED_INIT_SECONDS");
   return CUDA_SUCCESS;
 }
 // NVRTC asks for a table of the driver's, and without this function goes on as if it had got one.

@@ -8,8 +8,9 @@
 #include <cuda_runtime_api.h>
 
 #include "tests/simulated_gpu/context.h"
-#include "tests/simulated_gpu/trace.h"
 #include "tests/simulated_gpu/cost.h"
+#include "tests/simulated_gpu/stream.h"
+#include "tests/simulated_gpu/trace.h"
 
 using namespace simulated_gpu;
 
@@ -36,6 +37,10 @@ extern "C" {
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) {
   return cuCtxGetCurrent(context);
+}
+CUresult cuCtxSynchronize() {
+  wait_for_all_streams();
+  return CUDA_SUCCESS;
 }
 CUresult cuCtxSetCurrent(CUcontext) {
   return CUDA_SUCCESS;

@@ -10,9 +10,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <unistd.h>
 
@@ -30,6 +32,12 @@ namespace simulated_gpu {
 std::atomic<bool>& has_context(int device) {
   static std::array<std::atomic<bool>, 256> contexts{};
   return contexts.at(static_cast<size_t>(device));
+}
+
+bool delay(const char* variable) {
+  if (const char* seconds = std::getenv(variable))
+    std::this_thread::sleep_for(std::chrono::duration<double>(std::atof(seconds)));
+  return true;
 }
 
 }  // namespace simulated_gpu
@@ -54,8 +62,10 @@ int devices() {
 // GPU each takes half a gigabyte.
 void need_context() {
   std::atomic<bool>& made = has_context(t_device);
-  if (!made && !made.exchange(true))
+  if (!made && !made.exchange(true)) {
+    cuInit(0);
     trace("context", (std::to_string(t_device) + " " + std::to_string(getpid())).c_str());
+  }
 }
 
 // HYPERION_SIMULATED_FAULT="ERROR@RANK:KERNELS": the GPU of that rank (RANK; 0 without it) fails when so many
@@ -471,6 +481,8 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEven
 // --- kernels ---
 
 void** __cudaRegisterFatBinary(void*) {
+  // The first of a process is libtorch_cuda's.
+  [[maybe_unused]] static const bool once = delay("HYPERION_SIMULATED_LOAD_SECONDS");
   static void* handle = nullptr;
   return &handle;
 }

@@ -84,6 +84,10 @@ Runtime start_runtime(const config::ResolvedConfig& resolved, const models::Mode
   if (config.debug.deterministic) ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   if (choose_device(environment_variable("HYPERION_DEVICE"), probe_driver(), load_device_library) ==
       DeviceKind::kCuda) {
+    if (environment_variable("PYTORCH_TUNABLEOP_ENABLED") == "1")
+      throw_config(
+          "PYTORCH_TUNABLEOP_ENABLED=1: libtorch's tuned matrix products do not leave fp32 sums of bf16 "
+          "factors, which gradients of weights are here: unset it");
     const int index = environment.local_rank % device_library().device_count();
     device_library().set_device(index);
     runtime.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
