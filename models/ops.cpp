@@ -157,13 +157,13 @@ Tensor embedding(const Tensor& tokens, const Tensor& weight) {
   return EmbeddingFunction::apply(tokens, weight);
 }
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
-  return rms_norm_of_stream(x, weight, eps).normed[0];
+  return rms_norm_of_residual(x, weight, eps).normed[0];
 }
 SumAndNorm add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
                         int64_t branches) {
   return sum_and_norm(x, residual, weight, eps, branches);
 }
-SumAndNorm rms_norm_of_stream(const Tensor& x, const Tensor& weight, double eps, int64_t branches) {
+SumAndNorm rms_norm_of_residual(const Tensor& x, const Tensor& weight, double eps, int64_t branches) {
   return sum_and_norm(x, std::nullopt, weight, eps, branches);
 }
 RotatedHeads rope_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos, const Tensor& sin,

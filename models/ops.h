@@ -31,8 +31,8 @@ struct SumAndNorm {
 SumAndNorm add_rms_norm(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight, double eps,
                         int64_t branches = 1);
 // The same where there is nothing to add: sum is x.
-SumAndNorm rms_norm_of_stream(const at::Tensor& x, const at::Tensor& weight, double eps,
-                              int64_t branches = 1);
+SumAndNorm rms_norm_of_residual(const at::Tensor& x, const at::Tensor& weight, double eps,
+                                int64_t branches = 1);
 
 // Queries [batch, seq, heads, head_dim] and keys [batch, seq, kv_heads, head_dim] of a block with pairs of
 // their elements rotated by the angles whose cosines and sines are given, fp32 [seq, head_dim/2] or, with

@@ -44,8 +44,9 @@ TransformerBlock::TransformerBlock(const ModelArgs& args, int64_t layer, const P
 
 at::Tensor TransformerBlock::forward(const at::Tensor& input, const SequenceContext& context,
                                      const BlockRun& run) const {
-  const auto [x, norm_of_x] = attention_norm_.of_stream(input);
-  // Alive to the end: in its place a GPU's allocator would put what outlives the block.
+  const auto [x, norm_of_x] = attention_norm_.of_residual(input);
+  // Kept until the block ends: freed here, its memory would be given to tensors that outlive the block, and a
+  // GPU's pool would fragment.
   const at::Tensor attended = attention_.forward(norm_of_x, context, run);
   const ops::SumAndNorm h = ffn_norm_.of_sum(x, attended);  // x + attention(norm(x)), and its norm
   const at::Tensor out = feed_forward_.forward(h, run);     // h + feed_forward(norm(h))

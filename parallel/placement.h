@@ -15,10 +15,10 @@ namespace hyperion::parallel {
 // divide those of the tensor parallel group too.
 Placement placement_of(const Parameter& parameter, int home, const Mesh& mesh, int rank);
 
-// Of what is placed as another rank says, by its cuts (as above) and home.
+// The same of a tensor that is known by its cuts (as above) and pipeline stage alone.
 Placement placement_of(std::vector<Cut> cuts, int home, const Mesh& mesh, int rank);
 
-// Of what every rank has in full.
+// Of a tensor that every rank has in full.
 Placement replicated_placement(const Mesh& mesh, int rank);
 
 }  // namespace hyperion::parallel

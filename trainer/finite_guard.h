@@ -22,7 +22,7 @@ class FiniteGuard {
   explicit FiniteGuard(parallel::ReduceChain groups) : groups_(std::move(groups)) {}
 
   // After the gradient norm of the step `own.step` is known. `own`: what this rank sends the others;
-  // `losses`: its microbatch losses (0-dim); `scale`: what they were multiplied by (loss_scale);
+  // `losses`: its microbatch losses (0-dim); `scale`: what they were multiplied by (inverse_of);
   // `describe(i)`: where microbatch i's sequences come from.
   struct Outcome {
     at::Tensor skip;  // the optimizer's flag: 0-dim float, 1 when anything is not finite

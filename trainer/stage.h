@@ -51,8 +51,8 @@ class Stage {
   // Call after anything has written the masters: what layers and all-gathers keep of the old ones becomes
   // invalid. Collective when weights are gathered encoded.
   void weights_changed();
-  // The next gradients are the first ones of a step. On a GPU those there are free their memory: nothing may
-  // read gradients() until the last microbatch of the next step.
+  // Before the first backward of a step, and when the optimizer has read them: on a GPU the gradients' memory
+  // is freed, and gradients() is not valid until the last microbatch of the next step has been reduced.
   void drop_gradients();
 
   // `unit` in all of these: its index in model.units().

@@ -60,7 +60,7 @@ at::Tensor sum_valid_tokens(const parallel::ReduceChain& groups, int64_t valid_t
   return sum;
 }
 
-at::Tensor loss_scale(const at::Tensor& valid_tokens) {
+at::Tensor inverse_of(const at::Tensor& valid_tokens) {
   return valid_tokens.to(at::kDouble).reciprocal().to(at::kFloat);
 }
 

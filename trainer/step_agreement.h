@@ -66,6 +66,6 @@ at::Tensor sum_valid_tokens(const parallel::ReduceChain& groups, int64_t valid_t
 
 // What a summed loss is multiplied by: 1 / valid_tokens (0-dim int64) as 0-dim fp32, rounded from fp64.
 // Infinite when there is no valid token.
-at::Tensor loss_scale(const at::Tensor& valid_tokens);
+at::Tensor inverse_of(const at::Tensor& valid_tokens);
 
 }  // namespace hyperion::trainer

@@ -274,7 +274,7 @@ ExitCode Trainer::complete() {
   return ExitCode::kOk;
 }
 
-// None where a rank was asked to stop: the step is not made, and its data stay.
+// nullopt where a rank was asked to stop: the step is not made, and the loader goes back to before it.
 std::optional<Trainer::StepInput> Trainer::fetch(int64_t step) {
   if (agreement_.agreed().stop != StopSignal::kNone) return std::nullopt;
   parallel::set_phase(fmt::format("step {} data", step));
@@ -303,7 +303,7 @@ std::optional<Trainer::StepInput> Trainer::fetch(int64_t step) {
 // Adam's update by the gradient of the mean cross-entropy over the valid tokens of all ranks, clipped to
 // training.max_norm.
 void Trainer::train_step(int64_t step, const StepInput& input) {
-  const at::Tensor scale = loss_scale(input.global_valid);
+  const at::Tensor scale = inverse_of(input.global_valid);
   models::LayerMetrics reported{.activations = config().metrics.log_layer_activations};
   const std::vector<at::Tensor> losses = model_.schedule->train_step(
       step, input.batches.size(), [&](size_t i) { return mover_->move(input.batches[i]); }, scale,

@@ -72,7 +72,8 @@ class Trainer {
   checkpointing::DeviceMover memory_mover_;
   std::unique_ptr<metrics::MetricsLogger> metrics_;
   std::unique_ptr<metrics::Profiler> profiler_;
-  std::optional<checkpointing::Checkpointer> checkpointer_;  // a save reads what is above it, and ends first
+  std::optional<checkpointing::Checkpointer>
+      checkpointer_;  // the last: a save in the background reads what is above
 };
 
 }  // namespace hyperion::trainer

@@ -23,9 +23,9 @@ namespace hyperion::models {
 // x times the transposed weight of each layer: one result per layer. One gather serves all of them, and in
 // FP8 one cast. Where their weights lie side by side (Parameter::pack) they are one product, of which the
 // results are views; and backward is two, without a copy where the gradients are views of one tensor of that
-// layout. The run that backward follows keeps what it needs of the gathered rows; only where `selective` had
-// the results of all layers, so that this run gathered nothing, does backward gather the shard, while it
-// computes the input gradient (of a model's nodes by operation that is none).
+// layout. The run that backward follows keeps the gathered rows that it needs. Only where `selective` has
+// saved the results of all layers, so that this run gathered nothing, does backward gather them, while it
+// computes the input gradient; checkpointing by operation saves those of no such node.
 //
 // x: one tensor, or the same once for each layer (ops::SumAndNorm::normed). Of several the first gets the
 // gradient and the others none; but on a GPU, where the norm's kernel adds them up, each gets its layer's.
@@ -38,8 +38,9 @@ enum class RowResult {
   kNeededOnce,   // only in this run
   kNotNeeded,    // never: neither product nor exchange is run, and the result's elements are undefined
 };
-// x times the layer's transposed weight, added up over the ranks. `selective` saves the sum of a group
-// whatever the product's turn says: it is 1/T of the product, and the exchange is not repeated.
+// x times the layer's transposed weight, added up over the ranks. With several ranks `selective` always saves
+// the sum, also of a product that it would recompute: it is 1/T of the product, and the exchange is not
+// repeated.
 at::Tensor row_linear(const at::Tensor& x, const Linear& layer, RowResult result = RowResult::kNeededAgain,
                       SelectiveCheckpoint* selective = nullptr);
 

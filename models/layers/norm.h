@@ -17,8 +17,8 @@ class Norm {
 
   at::Tensor forward(const at::Tensor& x) const { return ops::rms_norm(x, weight_->weight, eps_); }
   // The stream and its norm.
-  ops::SumAndNorm of_stream(const at::Tensor& stream) const {
-    return ops::rms_norm_of_stream(stream, weight_->weight, eps_, readers_);
+  ops::SumAndNorm of_residual(const at::Tensor& residual) const {
+    return ops::rms_norm_of_residual(residual, weight_->weight, eps_, readers_);
   }
   // stream + added and the norm of that sum, by one kernel.
   ops::SumAndNorm of_sum(const at::Tensor& stream, const at::Tensor& added) const {

@@ -28,9 +28,9 @@ class ShardGroup;
 
 // The sharded gradients of this rank, padding included (its values are zero); each element once.
 struct LocalGradients {
-  // Of parameters that no other tensor parallel rank has the same rows of; without tensor parallelism of all.
+  // Gradients of parameters that are divided over the tensor parallel ranks; without these, of all.
   std::vector<at::Tensor> divided;
-  // Of parameters that every tensor parallel rank has in full, sharded over fsdp alike.
+  // Gradients of parameters that every tensor parallel rank has in full; sharded over fsdp as the others.
   std::vector<at::Tensor> replicated;
 };
 

@@ -95,7 +95,7 @@ class ShardedParameter {
   const at::Tensor& compute_shard() const { return compute_shard_; }
   bool has_separate_compute_shard() const { return !compute_shard_.is_same(master_); }
 
-  // Of what every rank of the fsdp group stores: that of rank 0, whose rows are never fewer.
+  // Elements of a rank's shard with its padding: as many as rank 0's, which is the largest.
   int64_t padded_numel() const {
     return chunk_of(parameter_->rows(), world_, 0).count * parameter_->row_numel();
   }

@@ -88,8 +88,9 @@ class Checkpointer {
   // Waits for what is being written. Throws as save() does.
   void finish();
 
-  // For a run that has nothing left to do: the end of a sentence with the command that makes the last save
-  // that is asked for of the checkpoint `newest` of `step`; "" when that is one, or none is asked for.
+  // For a run that has made all its steps: the end of a sentence with the command that makes the last save
+  // that is asked for (model only, Hugging Face) out of `newest`, its checkpoint of `step`; "" where it is
+  // there, or none is asked for.
   std::string last_save_remedy(const std::filesystem::path& newest, int64_t step) const;
 
   // Called with what metrics.jsonl records about saves; also on the thread of a save.

@@ -147,7 +147,7 @@ TEST_CASE("a residual stream and its norm in one node have the bits of a sum and
 
   const auto stream = results_and_gradients(
       [](std::vector<Tensor>& leaves) {
-        const ops::SumAndNorm both = ops::rms_norm_of_stream(leaves[0], leaves[1], 1e-5);
+        const ops::SumAndNorm both = ops::rms_norm_of_residual(leaves[0], leaves[1], 1e-5);
         return std::vector{both.sum * 2, both.normed[0]};
       },
       {residual, weight});
@@ -190,7 +190,7 @@ TEST_CASE("the gradients of a norm's branches are added up in its node from the 
     const Tensor of_x = x.detach().requires_grad_(), of_residual = residual.detach().requires_grad_(),
                  of_weight = weight.detach().requires_grad_();
     const ops::SumAndNorm both = adds ? ops::add_rms_norm(of_x, of_residual, of_weight, 1e-5, branches)
-                                      : ops::rms_norm_of_stream(of_residual, of_weight, 1e-5, branches);
+                                      : ops::rms_norm_of_residual(of_residual, of_weight, 1e-5, branches);
     for (const Tensor& branch : both.normed)
       CHECK(branch.const_data_ptr() == both.normed[0].const_data_ptr());
     std::vector<Tensor> results = both.normed, given = {(seeds[2] + seeds[1]) + seeds[0]};

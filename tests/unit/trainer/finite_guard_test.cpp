@@ -98,7 +98,7 @@ TEST_CASE(
     "a step without a token to predict skips the update and is bad data, not a loss that is not finite") {
   const auto group = parallel::make_solo_communicator("loss/0", 0);
   FiniteGuard guard(parallel::ReduceChain({group.get()}));
-  const at::Tensor scale = loss_scale(at::zeros({}, at::TensorOptions(at::kLong)));
+  const at::Tensor scale = inverse_of(at::zeros({}, at::TensorOptions(at::kLong)));
   CHECK(guard.check({7}, {scalar(0)}, scalar(0), scale, sequence).skip.item<float>() == 1);
   CHECK_THAT(error_of(ExitCode::kBadData, [&] { guard.raise(false); }),
              Contains("training: none of the step's tokens has a label to learn from"));
