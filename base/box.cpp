@@ -13,6 +13,7 @@ Range chunk_of(int64_t extent, int64_t parts, int64_t index) {
 }
 
 int64_t Box::numel() const {
+  if (std::ranges::count(shape, 0) > 0) return 0;  // whatever the others multiply to
   int64_t n = 1;
   for (const int64_t extent : shape) n *= extent;
   return n;

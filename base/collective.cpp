@@ -107,6 +107,16 @@ void throw_encoded_error(const std::string& bytes) {
   throw_failure(unpack<Failure>(bytes));
 }
 
+namespace {
+
+// Of another rank, whose GPU is not this rank's.
+[[noreturn]] void throw_failure_of_other(Failure failure) {
+  if (failure.code == ExitCode::kHardware) failure.code = ExitCode::kCommunication;
+  throw_failure(failure);
+}
+
+}  // namespace
+
 std::vector<std::string> run_on_every_rank(Coordinator& ranks, const std::function<std::string()>& action) {
   std::exception_ptr unknown;
   std::vector<std::string> results;
@@ -115,7 +125,7 @@ std::vector<std::string> run_on_every_rank(Coordinator& ranks, const std::functi
   });
   if (!failure) return results;
   if (unknown && failure->rank == ranks.rank()) std::rethrow_exception(unknown);
-  throw_failure(failure->failure);
+  throw_failure_of_other(failure->failure);
 }
 
 std::string run_on_rank_0(Coordinator& ranks, const std::function<std::string()>& action) {
@@ -124,7 +134,7 @@ std::string run_on_rank_0(Coordinator& ranks, const std::function<std::string()>
   auto outcome = unpack<Outcome>(ranks.broadcast(first ? pack(outcome_of(action, unknown)) : ""));
   if (auto* result = std::get_if<std::string>(&outcome)) return std::move(*result);
   if (unknown) std::rethrow_exception(unknown);
-  throw_failure(std::get<Failure>(outcome));
+  throw_failure_of_other(std::get<Failure>(outcome));
 }
 
 }  // namespace hyperion

@@ -28,7 +28,8 @@ std::optional<GpuFault> gpu_fault(const std::exception& error) {
   const std::string_view text = error.what();
   const auto contains = [&](std::string_view part) { return text.find(part) != std::string_view::npos; };
   for (const auto& [number, sentence] : kFaults)
-    if (contains(fmt::format("CUDA error: {}", sentence)) ||                    // libtorch
+    if (contains(fmt::format("CUDA error: {}", sentence)) ||
+        contains(fmt::format("CUDA driver error: {}", sentence)) ||             // libtorch
         (contains("Cuda failure") && contains(fmt::format("'{}'", sentence))))  // NCCL
       return GpuFault{number, fmt::format("CUDA error {}: {}", number, sentence)};
   return std::nullopt;

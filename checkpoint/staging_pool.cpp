@@ -1,5 +1,6 @@
 #include "checkpoint/staging_pool.h"
 
+#include <algorithm>
 #include <system_error>
 
 #include <pthread.h>
@@ -15,7 +16,7 @@ void StagingPool::reserve(uint64_t bytes) {
   memory_.reset();
   bytes_ = 0;
   if (failpoint("ckpt.pool").error_number != 0) throw std::bad_alloc();
-  memory_ = mover_.allocate(bytes);
+  memory_ = mover_.allocate(std::max<uint64_t>(bytes, 1));  // CUDA gives no address for nothing
   bytes_ = bytes;
 }
 

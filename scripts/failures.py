@@ -79,7 +79,7 @@ def find_cause(ends, shown=frozenset()):
     noticed = [end for end in ends if end.code == COMMUNICATION]
     if own:
         cause = min(own, key=lambda end: (end.code != HARDWARE, end.number not in reports, end.at))
-        if cause.number not in reports:
+        if cause.number not in reports and cause.code != HARDWARE:
             cause = next((end for end in own if end.code == cause.code and end.number in shown), cause)
         return Cause(cause, cause.code, reports[cause.number])
     if not noticed:
@@ -163,9 +163,19 @@ def judge_hardware(folder, cause):
     """Code, whether the host's GPUs have failed before, and what to say of it: of a Cause whose code is HARDWARE."""
     host = cause.rank.host
     illegal = "CUDA error 700" in cause.rank.record.get("message", "")
-    earlier = [json.loads(path.read_text()) for path in sorted(folder.parent.glob("start-*/cause.json")) if path.parent != folder]
-    (folder / "cause.json").write_text(json.dumps({"host": host, "illegal_address": illegal}))
-    elsewhere = [other["host"] for other in earlier if other["illegal_address"] and other["host"] != host]
+    job, earlier = os.environ.get("SLURM_JOB_ID"), []
+    for path in sorted(folder.parent.glob("start-*/cause.json")):
+        try:  # what cannot be read was cut off by the failure
+            other = json.loads(path.read_text(errors="replace"))
+            if path.parent != folder and other["job"] == job and isinstance(other["host"], str):
+                earlier.append(other)
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+    try:
+        (folder / "cause.json").write_text(json.dumps({"job": job, "host": host, "illegal_address": illegal}))
+    except OSError as error:
+        print(f"[train.slurm] {folder}/cause.json: {error}", file=sys.stderr)
+    elsewhere = [other["host"] for other in earlier if other.get("illegal_address") and other["host"] != host]
     if illegal and elsewhere:
         return BUG, False, [f"an illegal address on {elsewhere[0]} before, and now on {host}: not a GPU's fault but a bug, to be reported"]
     repeated = any(other["host"] == host for other in earlier)

@@ -210,7 +210,10 @@ bool Trainer::nothing_is_left() const {
 }
 
 ExitCode Trainer::train() {
-  if (nothing_is_left()) return complete();
+  if (nothing_is_left()) {
+    handle_stop_signals(SignalPhase::kTraining, rank_prints(job_.runtime.rank()));
+    return complete();
+  }
   const auto& options = config().checkpoint;
   if (checkpointer_->enabled()) {
     audit_replicas(state_.step);  // what it starts with may be saved

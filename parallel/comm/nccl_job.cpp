@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
-#include <filesystem>
 #include <iterator>
 #include <string_view>
 
@@ -62,29 +61,36 @@ std::terminate_handler terminate_before = nullptr;
   std::abort();
 }
 
-// In a handler of SIGABRT: the library that called abort(), which is the first after the C library's frames.
-std::string library_that_aborted() {
+// In a handler of SIGABRT: the file name of the library that has called abort() itself; empty where the C
+// library did, which has found a corrupt heap or a failed assertion. Allocates nothing.
+std::string_view library_that_aborted() {
   void* frames[32];
-  bool in_libc = false;
+  bool in_abort = false;
   for (int i = 0, n = ::backtrace(frames, std::size(frames)); i < n; ++i) {
     Dl_info found{};
-    if (::dladdr(frames[i], &found) == 0 || found.dli_fname == nullptr) continue;
-    const std::string library = std::filesystem::path(found.dli_fname).filename();
-    const bool libc = library.starts_with("libc.so");
-    if (in_libc && !libc) return library;
-    in_libc |= libc;
+    const bool known = ::dladdr(frames[i], &found) != 0 && found.dli_fname != nullptr;
+    if (in_abort) {
+      if (!known) return {};
+      const std::string_view path = found.dli_fname;
+      return path.substr(path.rfind('/') + 1);
+    }
+    in_abort = known && found.dli_sname != nullptr && std::string_view(found.dli_sname) == "abort";
   }
-  return "";
+  return {};
 }
 
-// The driver and NCCL abort over a GPU or a link that they can do nothing about. After any other abort the
-// handler returns, and the process ends as without it.
-void end_on_abort(int) {
+// The driver and NCCL abort over a GPU or a link that they can do nothing about. Any other SIGABRT, also one
+// from outside, ends the process as without this handler.
+void end_on_abort(int, siginfo_t* info, void*) {
   ::signal(SIGABRT, SIG_DFL);
-  ::alarm(5);  // ends the process where what follows waits for the thread that aborts
-  const std::string library = library_that_aborted();
-  if (library.starts_with("libcuda.so") || library.starts_with("libnccl.so"))
-    end_process(ExitCode::kHardware, gpu_fault_message({0, library + " ended the process"}));
+  if (info->si_code == SI_TKILL && info->si_pid == ::getpid()) {
+    const std::string_view library = library_that_aborted();
+    if (library.starts_with("libcuda.so") || library.starts_with("libnccl.so")) {
+      ::alarm(5);  // ends the process where what follows waits for the thread that aborts
+      end_process(ExitCode::kHardware, gpu_fault_message({0, fmt::format("{} ended the process", library)}));
+    }
+  }
+  ::raise(SIGABRT);
 }
 
 }  // namespace
@@ -104,7 +110,10 @@ std::optional<ExitCode> code_of_thread_failure(const std::exception& error) {
 void report_failures_of_threads() {
   void* frame;
   ::backtrace(&frame, 1);  // loads what it needs, which a signal handler must not
-  ::signal(SIGABRT, end_on_abort);
+  struct sigaction action = {};
+  action.sa_sigaction = end_on_abort;
+  action.sa_flags = SA_SIGINFO | SA_NODEFER;
+  ::sigaction(SIGABRT, &action, nullptr);
   if (std::get_terminate() != on_terminate) terminate_before = std::set_terminate(on_terminate);
 }
 

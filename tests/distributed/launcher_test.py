@@ -128,6 +128,7 @@ class CauseTest(unittest.TestCase):
 
     def test_a_gpu_that_failed_is_the_cause_of_what_others_met(self):
         self.assertEqual(self.cause(self.end(0, 70, 1), self.end(1, 76, 2), self.end(2, 71, 1, lost=[0])), (1, 76, []))
+        self.assertEqual(self.cause(self.end(0, 76, 2), self.end(1, 76, 1), shown={0}), (1, 76, []))  # its own host, not a shown one's
 
     def test_a_host_whose_gpus_fail_in_two_starts_and_an_illegal_address_on_two_hosts_are_told(self):
         def answer(start, host, number):
@@ -144,6 +145,7 @@ class CauseTest(unittest.TestCase):
             again = answer(2, "n0", 719)
             self.assertEqual(again.stdout, "76 n0 repeated\n")
             self.assertIn("a GPU of n0 has failed in an earlier start, too", again.stderr)
+            (self.folder / "start-2" / "cause.json").write_text("")  # cut off
             bug = answer(3, "n2", 700)
             self.assertEqual(bug.stdout, "70 n2\n")
             self.assertIn("an illegal address on n1 before, and now on n2", bug.stderr)

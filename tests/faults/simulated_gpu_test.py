@@ -34,7 +34,7 @@ JOBS = {  # what: (ranks, options)
     "document masks, so ranks have different numbers of labels": (2, ["--training.document_mask", "--activation_checkpoint.mode=none"]),
     "accumulated, never resharded": (2, ["--training.global_batch_size=8", "--parallelism.fsdp_reshard_after_forward=never"]),
     "norms, RoPE and SwiGLU recomputed": (2, ["--activation_checkpoint.mode=elementwise", "--training.global_batch_size=8"]),
-    "HSDP": (4, [*HSDP, "--training.global_batch_size=16", ASYNC, *VALIDATION]),
+    "HSDP": (4, [*HSDP, "--training.global_batch_size=16", ASYNC, "--checkpoint.writers=one_replica", *VALIDATION]),
     "tensor parallel, offloaded": (2, [TP, "--activation_checkpoint.mode=none", "--training.enable_cpu_offload"]),
     "FSDP and tensor parallel, recomputed": (4, [TP, "--training.global_batch_size=8", "--activation_checkpoint.mode=selective",
                                                  "--activation_checkpoint.selective_ac_option=op", ASYNC]),
@@ -60,7 +60,8 @@ class SimulatedGpu(JobTest):
         job = self.start("--checkpoint.enable", "--checkpoint.interval=2", *options, folder=folder, ranks=ranks, env=env)
         codes = job.codes()
         self.assertEqual(codes, [0] * ranks, job.text())
-        self.assertNotIn("Warning", job.text())
+        for rank in range(ranks):
+            self.assertNotIn("checkpoints are written while training waits", job.text(rank))
         digest = subprocess.run([BINARY, "ckpt", "digest", folder / "out/checkpoint/step-5"], capture_output=True, text=True)
         self.assertEqual(digest.returncode, 0, digest.stderr)
         losses = [line[key] for line in self.metrics(folder) for key in ("loss_metrics/global_avg_loss", "validation_metrics/loss") if key in line]
@@ -125,8 +126,9 @@ class SimulatedGpu(JobTest):
         self.assertIn("expected ERROR@RANK:KERNELS", self.run_job(code=2, env=self.gpu(HYPERION_SIMULATED_FAULT="214")).text())
 
     def test_cards_and_groups_are_measured_at_the_start(self):
-        job = self.run_job("--comm.speed_check_seconds=0.1", "--training.steps=1", *HSDP, code=0, ranks=4,
-                           env=self.gpu(HYPERION_SIMULATED_COMPUTE="off"))
+        job = self.start("--comm.speed_check_seconds=0.1", "--training.steps=1", *HSDP, ranks=4,
+                         env=self.gpu(HYPERION_SIMULATED_COMPUTE="off"))
+        job.codes()  # nothing is computed, so what the job ends with means nothing
         for rank in range(4):
             self.assertRegex(job.text(rank), r"GPU: \d+ TFLOP/s in bfloat16 products, \d+ GB/s in copies; fsdp/\d: gathers at [\d.]+ GB/s, "
                                              r"sums at [\d.]+; dp_replicate/\d: gathers at")

@@ -344,6 +344,8 @@ cudaError_t cudaFree(void* memory) {
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
   need_context();
   trace("host alloc", "");
+  *memory = nullptr;
+  if (bytes == 0) return cudaSuccess;
   *memory = allocate(bytes, MemoryKind::kPinned);
   return *memory == nullptr ? failed(cudaErrorMemoryAllocation) : cudaSuccess;
 }
