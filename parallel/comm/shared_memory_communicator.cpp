@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 
 #include <unistd.h>
 
@@ -107,10 +108,11 @@ class SharedMemoryCommunicator : public Communicator {
 
  private:
   Finish do_all_gather(const std::vector<CollectivePart>& parts) override {
-    return for_each_part(parts, [this](const CollectivePart& part) { return gather(part.out, part.in); });
+    return for_each_part(parts,
+                         [this](const CollectivePart& part) { return gather_rows(part.out, part.in); });
   }
 
-  Finish gather(const at::Tensor& out, const at::Tensor& in) {
+  Finish gather_rows(const at::Tensor& out, const at::Tensor& in) {
     auto operation = make_operation(out, in, in.numel(), 1);
     const size_t width = in.element_size();
     auto* to = static_cast<std::byte*>(out.data_ptr());
@@ -170,7 +172,7 @@ class SharedMemoryCommunicator : public Communicator {
 
   // Rank 0 reads what all have written.
   Finish do_gather(const at::Tensor& out, const at::Tensor& in) override {
-    if (rank() == 0) return gather(out, in);
+    if (rank() == 0) return gather_rows(out, in);
     return enqueue(make_operation(in, in, in.numel(), 1));
   }
 
@@ -414,7 +416,7 @@ std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, 
   std::vector<SharedSegment> segments;
   bool good = own.has_value();
   for (int r = 0; r < size && good; ++r) {
-    auto segment = r == rank             ? std::move(own)
+    auto segment = r == rank             ? std::exchange(own, std::nullopt)
                    : files[r].first == 0 ? std::nullopt
                                          : SharedSegment::open(files[r].first, files[r].second, mailboxes);
     good = segment.has_value();

@@ -35,8 +35,6 @@ steps = 5
 log_freq = 1
 [job]
 dump_folder = "{folder}/out"
-[comm]
-speed_check_seconds = 0
 [lr_scheduler]
 warmup_steps = 0
 [debug]
@@ -60,6 +58,8 @@ class Job:
             own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port.getsockname()[1], "OMP_NUM_THREADS": 1, "HYPERION_DEVICE": "cpu",
                    "LOG_RANK": ",".join(map(str, range(ranks))), **(env or {})}
+            if own["HYPERION_DEVICE"] == "cuda" and not any("speed_check_seconds" in str(option) for option in options):
+                options = (*options, "--comm.speed_check_seconds=0")  # simulated GPUs are not equally fast
             command = [*(before or {}).get(rank, []), BINARY, "train", config or folder / "job.toml", *options,
                        *(per_rank[rank] if per_rank else [])]
             path = folder / f"rank{rank}.log"

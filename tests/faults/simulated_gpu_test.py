@@ -125,6 +125,12 @@ class SimulatedGpu(JobTest):
                 self.assertEqual(job.codes(), [71, 76], job.text() + job.text(1))
         self.assertIn("expected ERROR@RANK:KERNELS", self.run_job(code=2, env=self.gpu(HYPERION_SIMULATED_FAULT="214")).text())
 
+    def test_an_abort_from_outside_ends_a_rank_at_once_and_is_no_fault_of_its_gpu(self):
+        job = self.start("--allow-faults", env=self.gpu(FAULT="rank=0;point=step.fwd;action=stop;nth=2"))
+        job.signal_at_stop(0, signal.SIGABRT)
+        self.assertEqual(job.codes(), [-signal.SIGABRT], job.text())
+        self.assertNotIn("the GPU failed", job.text())
+
     def test_cards_and_groups_are_measured_at_the_start(self):
         job = self.start("--comm.speed_check_seconds=0.1", "--training.steps=1", *HSDP, ranks=4,
                          env=self.gpu(HYPERION_SIMULATED_COMPUTE="off"))

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "tests/simulated_gpu/context.h"
+#include "tests/simulated_gpu/fault.h"
 #include "tests/simulated_gpu/memory.h"
 #include "tests/simulated_gpu/operators.h"
 #include "tests/simulated_gpu/stream.h"
@@ -68,36 +69,6 @@ void need_context() {
   }
 }
 
-// HYPERION_SIMULATED_FAULT="ERROR@RANK:KERNELS": the GPU of that rank (RANK; 0 without it) fails when so many
-// kernels have been launched: later calls return the error, or, for "abort", the driver ends the process.
-struct Fault {
-  int error = 0;
-  long kernels = -1;
-
-  Fault() {
-    const char* given = std::getenv("HYPERION_SIMULATED_FAULT");
-    if (given == nullptr) return;
-    char what[16] = "";
-    int rank = 0;
-    const char* own = std::getenv("RANK");
-    if (std::sscanf(given, "%15[^@]@%d:%ld", what, &rank, &kernels) != 3) {
-      std::fprintf(stderr, "HYPERION_SIMULATED_FAULT is '%s', expected ERROR@RANK:KERNELS\n", given);
-      std::_Exit(2);
-    }
-    error = std::atoi(what);  // 0: abort
-    if (rank != (own == nullptr ? 0 : std::atoi(own))) kernels = -1;
-  }
-};
-
-// Of a call; `kernel`: it launches one.
-cudaError_t fault(bool kernel = false) {
-  static const Fault given;
-  static std::atomic<long> launched{0};
-  if (given.kernels < 0 || (launched += kernel ? 1 : 0) < given.kernels) return cudaSuccess;
-  if (given.error == 0) std::abort();
-  return failed(static_cast<cudaError_t>(given.error));
-}
-
 struct Event {
   Stream* stream = nullptr;  // null: never recorded
   uint64_t number = 0;
@@ -123,7 +94,7 @@ std::map<const void*, std::string>& kernels() {
 
 cudaError_t launch(const void* function, dim3 grid, dim3 block) {
   need_context();
-  if (const cudaError_t error = fault(/*kernel=*/true); error != cudaSuccess) return error;
+  if (const cudaError_t error = fault(/*kernel=*/true); error != cudaSuccess) return failed(error);
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535 || block.x == 0 ||
       block.x * block.y * block.z > 1024)
     return failed(cudaErrorInvalidConfiguration);
@@ -139,7 +110,7 @@ cudaError_t launch(const void* function, dim3 grid, dim3 block) {
 // The host's half of a copy: pageable memory is read before the call returns, and written before it too.
 cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t stream) {
   need_context();
-  if (const cudaError_t error = fault(); error != cudaSuccess) return error;
+  if (const cudaError_t error = fault(); error != cudaSuccess) return failed(error);
   if (bytes > 0) ++launches().copies;
   if (bytes == 0 || (!computing() && kind_of(to) == MemoryKind::kDevice)) return cudaSuccess;
   Stream& queue = stream_of(stream);
@@ -271,7 +242,7 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
 }
 cudaError_t cudaDeviceSynchronize() {
   need_context();
-  if (const cudaError_t error = fault(); error != cudaSuccess) return error;
+  if (const cudaError_t error = fault(); error != cudaSuccess) return failed(error);
   trace("synchronize", "device");
   wait_for_all_streams();
   return cudaSuccess;
@@ -293,38 +264,6 @@ cudaError_t cudaGetLastError() {
 cudaError_t cudaPeekAtLastError() {
   return t_error;
 }
-const char* cudaGetErrorName(cudaError_t) {
-  return "error of the simulated GPU";
-}
-const char* cudaGetErrorString(cudaError_t error) {
-  switch (error) {
-    case cudaErrorMemoryAllocation:
-      return "out of memory";
-    case cudaErrorInvalidConfiguration:
-      return "invalid configuration argument";
-    case cudaErrorDevicesUnavailable:
-      return "CUDA-capable device(s) is/are busy or unavailable";
-    case cudaErrorECCUncorrectable:
-      return "uncorrectable ECC error encountered";
-    case cudaErrorNvlinkUncorrectable:
-      return "uncorrectable NVLink error detected during the execution";
-    case cudaErrorContained:
-      return "Invalid access of peer GPU memory over nvlink or a hardware error";
-    case cudaErrorIllegalAddress:
-      return "an illegal memory access was encountered";
-    case cudaErrorHardwareStackError:
-      return "hardware stack error";
-    case cudaErrorLaunchFailure:
-      return "unspecified launch failure";
-    case cudaErrorSystemNotReady:
-      return "system not yet initialized";
-    case cudaErrorUnknown:
-      return "unknown error";
-    default:
-      return "error of the simulated GPU";
-  }
-}
-
 // --- memory ---
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
@@ -406,13 +345,13 @@ cudaError_t cudaStreamDestroy(cudaStream_t) {
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   need_context();
-  if (const cudaError_t error = fault(); error != cudaSuccess) return error;
+  if (const cudaError_t error = fault(); error != cudaSuccess) return failed(error);
   Stream& queue = stream_of(stream);
   return queue.done(queue.newest()) ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   need_context();
-  if (const cudaError_t error = fault(); error != cudaSuccess) return error;
+  if (const cudaError_t error = fault(); error != cudaSuccess) return failed(error);
   trace("synchronize", "stream");
   stream_of(stream).wait();
   return cudaSuccess;
@@ -463,13 +402,13 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   need_context();
-  if (const cudaError_t error = fault(); error != cudaSuccess) return error;
+  if (const cudaError_t error = fault(); error != cudaSuccess) return failed(error);
   const Event& e = event_of(event);
   return e.stream == nullptr || e.stream->done(e.number) ? cudaSuccess : failed(cudaErrorNotReady);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   need_context();
-  if (const cudaError_t error = fault(); error != cudaSuccess) return error;
+  if (const cudaError_t error = fault(); error != cudaSuccess) return failed(error);
   trace("synchronize", "event");
   const Event e = event_of(event);
   if (e.stream != nullptr) e.stream->wait(e.number);

@@ -19,13 +19,13 @@ using nlohmann::json;
 
 static_assert(std::endian::native == std::endian::little, "tensor bytes are little-endian");
 
-constexpr size_t kMaxRank = 64;
+constexpr size_t kMaxDimensions = 64;
 constexpr size_t kMaxJsonMultiple = 12;  // of the text's size: memory of its values
 
 // A list of whole numbers from 0 to INT64_MAX.
 Dims read_dims(const json& list, const std::string& where) {
-  if (!list.is_array() || list.size() > kMaxRank)
-    throw_data("{}: expected a list of at most {} whole numbers", where, kMaxRank);
+  if (!list.is_array() || list.size() > kMaxDimensions)
+    throw_data("{}: expected a list of at most {} whole numbers", where, kMaxDimensions);
   Dims dims;
   for (const json& value : list) {
     if (!value.is_number_unsigned() || value.get<uint64_t>() > INT64_MAX)

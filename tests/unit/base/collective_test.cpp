@@ -2,6 +2,7 @@
 
 #include <array>
 #include <new>
+#include <stdexcept>
 
 #include <catch2/catch.hpp>
 
@@ -148,6 +149,16 @@ TEST_CASE("a rank that runs out of memory throws that itself and the others say 
   CHECK(seen[0].code == ExitCode::kResources);
   CHECK_THAT(seen[0].text, Catch::StartsWith("rank 1: memory ran out"));
   CHECK(seen[2] == seen[0]);
+}
+
+TEST_CASE("a GPU that fails is its own rank's error and a lost peer for the others") {
+  const auto fail = [] { throw std::runtime_error("CUDA error: uncorrectable ECC error encountered"); };
+  const auto seen = run({succeed, fail, succeed});
+  CHECK(seen[1].type == 'x');  // libtorch's, which ends the rank with kHardware
+  for (const size_t rank : {0u, 2u}) {
+    CHECK(seen[rank].code == ExitCode::kCommunication);
+    CHECK_THAT(seen[rank].text, Catch::Contains("rank 1: the GPU failed (CUDA error 214"));
+  }
 }
 
 TEST_CASE("an error of rank 0 is thrown by every rank as it is") {
