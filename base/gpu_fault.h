@@ -1,4 +1,4 @@
-// GPUs that fail while a job runs, told from other exceptions of libtorch and NCCL by their text, which
+// GPUs that fail while a job runs, recognised among exceptions of libtorch and NCCL by their text, which
 // quotes CUDA's sentence for its error.
 #pragma once
 

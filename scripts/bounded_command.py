@@ -14,7 +14,7 @@ TERM_SECONDS = 3.0  # from TERM to KILL
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 libc = ctypes.CDLL(None, use_errno=True)
-background = {}  # process -> Popen: what runs beside the commands until the end
+background = {}  # process -> Popen: what runs alongside the commands until the end
 
 
 class Stopped(Exception):

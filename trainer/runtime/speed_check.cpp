@@ -11,6 +11,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/CachingDeviceAllocator.h>
 
 #include "base/clock.h"
 #include "base/device/streams.h"
@@ -141,6 +142,7 @@ void check_speed(const parallel::ProcessGroups& groups, const parallel::Mesh& me
                         speed.sum_gbs);
     speeds.push_back(std::move(speed));
   }
+  c10::getDeviceAllocator(device.type())->emptyCache();  // the model's memory is what the step line reports
   log_info("{}", line);
   for (const std::string& warning : slow_groups(speeds)) log_warning("{}", warning);
   if (environment.rank == 0)

@@ -34,8 +34,7 @@ std::vector<std::string> slow_cards(const std::vector<CardSpeed>& cards);
 std::vector<std::string> slow_groups(const std::vector<GroupSpeed>& groups);
 
 // Collective: each GPU multiplies and copies for `seconds`, then each group gathers and sums 64 MiB. Logs
-// what was found, and the warnings on rank 0. Takes up to 640 MiB of the GPU, which libtorch's allocator
-// keeps for later.
+// what was found, and the warnings on rank 0. Takes up to 640 MiB of the GPU, and gives it back.
 void check_speed(const parallel::ProcessGroups& groups, const parallel::Mesh& mesh,
                  const parallel::Environment& environment, at::Device device, double seconds);
 

@@ -7,7 +7,8 @@
 
 namespace hyperion {
 
-TEST_CASE("a GPU that fails is told by the text of libtorch and of NCCL and a mistake of a program is not") {
+TEST_CASE(
+    "a failed GPU is recognised by the text of libtorch and of NCCL and a mistake of a program is not") {
   const auto number = [](const char* text) {
     const auto fault = gpu_fault(std::runtime_error(text));
     return fault ? fault->number : 0;
