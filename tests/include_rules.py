@@ -15,6 +15,7 @@ RULES = {
     "models/flavors": ("base",),
     "models": ("base/*", "models/flavors"),
     "parallel": ("base",),
+    "parallel/pipeline": ("base",),
     "parallel/job": ("base/*",),
     "parallel/health": ("base/*", "parallel/job"),
     "parallel/comm": ("base/*", "parallel", "parallel/job", "parallel/health"),

@@ -67,16 +67,15 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
                                           /*ends_process=*/nccl);
   }
 
-  // Groups that carry parameters, gradients and activations have connections of their own; the pp and loss
-  // groups are the world or fsdp group where these have the same ranks.
+  // Groups that carry parameters, gradients and activations have connections of their own; the loss group is
+  // the world or fsdp group where these have the same ranks.
   std::map<std::vector<int>, std::shared_ptr<Communicator>> shared;
   for (const MeshDim dim :
        {MeshDim::kWorld, MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kTp, MeshDim::kPp, MeshDim::kLoss}) {
     if (real && nccl && (dim == MeshDim::kWorld || dim == MeshDim::kLoss)) continue;
     const std::vector<int> ranks = mesh.group(environment.rank, dim);
-    const bool shares = dim == MeshDim::kPp || dim == MeshDim::kLoss;
     auto& group = groups_[dim];
-    if (const auto found = shared.find(ranks); shares && found != shared.end())
+    if (const auto found = shared.find(ranks); dim == MeshDim::kLoss && found != shared.end())
       group = found->second;
     else
       group = make_group(mesh.group_name(environment.rank, dim), mesh.coordinate(environment.rank, dim),

@@ -40,10 +40,10 @@ struct CommOptions {
 std::map<std::string, std::string> nccl_environment(const CommOptions& options);
 
 // The groups of world, fsdp, dp_replicate, tp, pp and loss. Construction is collective: every rank of the
-// world makes the same groups in the same order. Dimensions of degree 1 have no connections. Pp and loss
-// share a communicator with world or fsdp where these have the same ranks, but fsdp, dp_replicate and tp
-// never share with world, so their traffic does not queue behind it. Over NCCL, where a communicator takes
-// memory of the GPU and connections of its own, world and loss are not made: host() and loss_groups() do what
+// world makes the same groups in the same order. Dimensions of degree 1 have no connections. Loss shares a
+// communicator with world or fsdp where these have the same ranks, but fsdp, dp_replicate, tp and pp never
+// share with world, so their traffic does not queue behind it. Over NCCL, where a communicator takes memory
+// of the GPU and connections of its own, world and loss are not made: host() and loss_groups() do what
 // they are for.
 class ProcessGroups {
  public:

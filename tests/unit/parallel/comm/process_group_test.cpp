@@ -63,6 +63,17 @@ TEST_CASE("a tensor parallel group of all ranks shares its connections with no o
   CHECK(groups.get(MeshDim::kLoss).size() == 1);
 }
 
+TEST_CASE("a pipeline's group of all ranks shares its connections with no other group") {
+  Environment environment;
+  environment.world_size = 4;
+  CommOptions options;
+  options.backend = CommBackend::kFake;
+  ProcessGroups groups(Mesh({.pp = 4, .dp_shard = 1}, 4), environment, options);
+  CHECK(&groups.get(MeshDim::kPp) != &groups.world());
+  CHECK(groups.get(MeshDim::kPp).name() == "pp/0");
+  CHECK(groups.get(MeshDim::kPp).size() == 4);
+}
+
 TEST_CASE("one process needs no rendezvous") {
   Environment environment;
   environment.master_addr = "nowhere.invalid";
