@@ -28,6 +28,7 @@
 #include "models/flavors/registry.h"
 #include "trainer/checkpointing/checkpointer.h"
 #include "trainer/checkpointing/stored_weights.h"
+#include "trainer/checkpointing/writers_choice.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/load.h"
 #include "trainer/hugging_face/config.h"
@@ -374,6 +375,8 @@ class JobCheck {
     table_.check("settings", {"checkpoints", "tokenizer", "training data"}, [&] {
       plan_ = trainer::plan_run(*resolved_, model_, *mesh_, seed(), loader_->fingerprint(),
                                 trainer::job_record(*resolved_, *data_), chosen());
+    table_.check(
+        "writers", {"configuration"}, [&] { return describe_writers(); }, "-");
       for (const std::string& warning : plan_->warnings) log_warning("{}", warning);
       const auto& curve = plan_->config.lr_scheduler;
       return fmt::format(
@@ -414,6 +417,13 @@ class JobCheck {
   std::string describe_state() {
     state_ = std::make_unique<StateShapes>(*plan_, config(), model_, *mesh_, environment_, *loader_);
     if (!start_.checkpoint) return "new weights and optimizer states";
+  std::string describe_writers() const {
+    if (!config().checkpoint.enable || config().checkpoint.load_only) return "nothing is saved";
+    return checkpointing::choose_writers(config().checkpoint.writers, environment_.world_size,
+                                         mesh_->degree(parallel::MeshDim::kDpReplicate))
+        .text;
+  }
+
     const auto items =
         checkpointing::plan_component_load(*start_.checkpoint, state_->parts, plan_->config, model_);
     checkpointing::load_values(*start_.checkpoint, state_->parts);

@@ -20,6 +20,7 @@
 #include "parallel/placement.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/stored_weights.h"
+#include "trainer/checkpointing/writers_choice.h"
 #include "trainer/config/validate.h"
 
 namespace hyperion::checkpointing {
@@ -127,8 +128,12 @@ void Checkpointer::attach(CheckpointedState state) {
   if (!enabled()) return;
   state_.emplace(std::move(state));
   config_ = &state_->config;
+  const ChosenWriters chosen = choose_writers(options().writers, runtime_.world_size(),
+                                              runtime_.mesh->degree(parallel::MeshDim::kDpReplicate));
+  if (!options().load_only && runtime_.world_size() > 1)
+    log_info("Checkpoints are written by {}", chosen.text);
   saver_.emplace(checkpoint::SaverOptions{.folder = path_,
-                                          .writers = options().writers,
+                                          .writers = chosen.writers,
                                           .async = options().async_mode,
                                           .keep_latest = options().keep_latest_k,
                                           .ranks_per_node = runtime_.environment.local_world_size,
