@@ -172,10 +172,13 @@ std::string describe_memory(const config::ResolvedConfig& resolved, const models
         resolved, size,
         {.host = {std::numeric_limits<double>::infinity(), "the host's memory"}, .device = gpu});
   return fmt::format(
-      "{} per rank for weights, gradients and optimizer{}{}, and at least {} for activations; {}",
+      "{} per rank for weights, gradients and optimizer{}{}, and at least {} for activations{}; {}",
       readable_bytes(size.states()),
       config.ema.enable ? fmt::format(", {} for averages", readable_bytes(size.averages)) : "",
       config.training.enable_cpu_offload ? " (in host memory)" : "", readable_bytes(size.activations),
+      size.save_pool > 0
+          ? fmt::format("; {} of host memory for background saves", readable_bytes(size.save_pool))
+          : "",
       gpu ? fmt::format("{} is {}", gpu->what, readable_bytes(gpu->bytes))
           : "not compared with a GPU's memory: none is in use here, and --gpu-memory is not given");
 }
@@ -372,11 +375,11 @@ class JobCheck {
   void check_start() {
     table_.check("dump folder", readable_keys(), [&] { return probe_writable(config().job.dump_folder); });
     table_.check("checkpoints", {"configuration"}, [&] { return find_checkpoint(); });
+    table_.check(
+        "writers", {"configuration"}, [&] { return describe_writers(); }, "-");
     table_.check("settings", {"checkpoints", "tokenizer", "training data"}, [&] {
       plan_ = trainer::plan_run(*resolved_, model_, *mesh_, seed(), loader_->fingerprint(),
                                 trainer::job_record(*resolved_, *data_), chosen());
-    table_.check(
-        "writers", {"configuration"}, [&] { return describe_writers(); }, "-");
       for (const std::string& warning : plan_->warnings) log_warning("{}", warning);
       const auto& curve = plan_->config.lr_scheduler;
       return fmt::format(
@@ -414,9 +417,6 @@ class JobCheck {
     return start_.checkpoint->path.string();
   }
 
-  std::string describe_state() {
-    state_ = std::make_unique<StateShapes>(*plan_, config(), model_, *mesh_, environment_, *loader_);
-    if (!start_.checkpoint) return "new weights and optimizer states";
   std::string describe_writers() const {
     if (!config().checkpoint.enable || config().checkpoint.load_only) return "nothing is saved";
     return checkpointing::choose_writers(config().checkpoint.writers, environment_.world_size,
@@ -424,6 +424,9 @@ class JobCheck {
         .text;
   }
 
+  std::string describe_state() {
+    state_ = std::make_unique<StateShapes>(*plan_, config(), model_, *mesh_, environment_, *loader_);
+    if (!start_.checkpoint) return "new weights and optimizer states";
     const auto items =
         checkpointing::plan_component_load(*start_.checkpoint, state_->parts, plan_->config, model_);
     checkpointing::load_values(*start_.checkpoint, state_->parts);
