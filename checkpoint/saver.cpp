@@ -269,9 +269,7 @@ void Saver::prepare_pool() {
   if (ranks_.rank() == 0)
     log_warning(
         "checkpoint.async_mode = \"{}\": {} {} {} no {}host memory for a copy of the state ({:.1f} MiB on "
-        "rank "
-        "0), "
-        "so checkpoints are written while training waits: give the job more host memory, or set "
+        "rank 0), so checkpoints are written while training waits: give the job more host memory, or set "
         "checkpoint.async_mode = \"disabled\"",
         text_of(options_.async), without.size() == 1 ? "rank" : "ranks", rank_list(without),
         without.size() == 1 ? "has" : "have", mover_.allocates_pinned() ? "pinned " : "",
