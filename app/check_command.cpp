@@ -28,6 +28,7 @@
 #include "models/flavors/registry.h"
 #include "trainer/checkpointing/checkpointer.h"
 #include "trainer/checkpointing/stored_weights.h"
+#include "trainer/checkpointing/writers_choice.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/load.h"
 #include "trainer/hugging_face/config.h"
@@ -171,10 +172,13 @@ std::string describe_memory(const config::ResolvedConfig& resolved, const models
         resolved, size,
         {.host = {std::numeric_limits<double>::infinity(), "the host's memory"}, .device = gpu});
   return fmt::format(
-      "{} per rank for weights, gradients and optimizer{}{}, and at least {} for activations; {}",
+      "{} per rank for weights, gradients and optimizer{}{}, and at least {} for activations{}; {}",
       readable_bytes(size.states()),
       config.ema.enable ? fmt::format(", {} for averages", readable_bytes(size.averages)) : "",
       config.training.enable_cpu_offload ? " (in host memory)" : "", readable_bytes(size.activations),
+      size.save_pool > 0
+          ? fmt::format("; {} of host memory for background saves", readable_bytes(size.save_pool))
+          : "",
       gpu ? fmt::format("{} is {}", gpu->what, readable_bytes(gpu->bytes))
           : "not compared with a GPU's memory: none is in use here, and --gpu-memory is not given");
 }
@@ -371,6 +375,8 @@ class JobCheck {
   void check_start() {
     table_.check("dump folder", readable_keys(), [&] { return probe_writable(config().job.dump_folder); });
     table_.check("checkpoints", {"configuration"}, [&] { return find_checkpoint(); });
+    table_.check(
+        "writers", {"configuration"}, [&] { return describe_writers(); }, "-");
     table_.check("settings", {"checkpoints", "tokenizer", "training data"}, [&] {
       plan_ = trainer::plan_run(*resolved_, model_, *mesh_, seed(), loader_->fingerprint(),
                                 trainer::job_record(*resolved_, *data_), chosen());
@@ -409,6 +415,13 @@ class JobCheck {
       trainer::require_checkpoint_of_job(*resolved_, model_, trainer::job_record(*resolved_, *data_),
                                          *start_.checkpoint);
     return start_.checkpoint->path.string();
+  }
+
+  std::string describe_writers() const {
+    if (!config().checkpoint.enable || config().checkpoint.load_only) return "nothing is saved";
+    return checkpointing::choose_writers(config().checkpoint.writers, environment_.world_size,
+                                         mesh_->degree(parallel::MeshDim::kDpReplicate))
+        .text;
   }
 
   std::string describe_state() {

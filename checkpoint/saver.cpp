@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "base/log.h"
+#include "base/rank_list.h"
 #include "checkpoint/cast.h"
 #include "checkpoint/format/metadata_tiling.h"
 #include "checkpoint/names.h"
@@ -198,19 +199,12 @@ SaveJob Saver::make_job(int64_t step, const SaveContent& content, const CachedPl
   return job;
 }
 
-// Items that read from the pool when `staged` and there is memory for it, else from where the state lives.
+// Items that read from the pool when `staged`, else from where the state lives.
 std::shared_ptr<Saver::Items> Saver::make_items(const CachedPlan& planned, bool staged) {
   auto items = std::make_shared<Items>(planned, mover_);
   if (!staged) return items;
-  try {
-    pool_.reserve(items->pool_bytes());
-    items->use_pool(pool_.memory());
-  } catch (const std::bad_alloc&) {
-    log_warning(
-        "rank {}: no memory for the {} bytes of a copy of the state: checkpoints are written while training "
-        "waits; set checkpoint.async_mode = \"disabled\" or give the job more host memory",
-        ranks_.rank(), items->pool_bytes());
-  }
+  pool_.reserve(items->pool_bytes());
+  items->use_pool(pool_.memory());
   return items;
 }
 
@@ -241,7 +235,7 @@ SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {
     SaveJob job = make_job(step, content, all);
     job.commit = keep;
     job.read_back = true;
-    const auto items = make_items(all, options_.async != AsyncMode::kDisabled);
+    const auto items = make_items(all, pooled_ && !probe);
     mover_.prepare();
     return write_and_purge(job, *items);
   } catch (const Error& error) {
@@ -252,25 +246,46 @@ SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {
   }
 }
 
+// All ranks have a pool or none has: a rank without one writes while training waits, and the others would sit
+// in a collective of training until it times out.
 void Saver::prepare_pool() {
-  if (options_.async == AsyncMode::kDisabled) return;
+  if (options_.async == AsyncMode::kDisabled || pooled_) return;
   finish();
-  const uint64_t before = pool_.bytes();
-  if (make_items(plan_for({}), /*staged=*/true)->staged() && pool_.bytes() > before)
-    pool_.touch_in_background();
+  const uint64_t bytes = Items(plan_for({}), mover_).pool_bytes();
+  bool allocated = true;
+  try {
+    pool_.reserve(bytes);
+  } catch (const std::bad_alloc&) {
+    allocated = false;
+  }
+  const std::vector<int> without = combine_on_rank_0(ranks_, allocated, [](const std::vector<bool>& by_rank) {
+    std::vector<int> found;
+    for (size_t rank = 0; rank < by_rank.size(); ++rank)
+      if (!by_rank[rank]) found.push_back(static_cast<int>(rank));
+    return found;
+  });
+  pooled_ = without.empty();
+  if (pooled_) return pool_.touch_in_background();
+  if (ranks_.rank() == 0)
+    log_warning(
+        "checkpoint.async_mode = \"{}\": {} {} {} no {}host memory for a copy of the state ({:.1f} MiB on "
+        "rank 0), so checkpoints are written while training waits: give the job more host memory, or set "
+        "checkpoint.async_mode = \"disabled\"",
+        text_of(options_.async), without.size() == 1 ? "rank" : "ranks", rank_list(without),
+        without.size() == 1 ? "has" : "have", mover_.allocates_pinned() ? "pinned " : "",
+        static_cast<double>(bytes) / (1 << 20));
+  options_.async = AsyncMode::kDisabled;
+  pool_.release();
 }
 
 bool Saver::save(int64_t step, const SaveContent& content, bool now) {
   finish();
   const auto begin = std::chrono::steady_clock::now();
+  if (!now) prepare_pool();
+  const bool background = options_.async != AsyncMode::kDisabled && !now;
   CachedPlan& plan = plan_for(content);
   SaveJob job = make_job(step, content, plan);
-  bool background = options_.async != AsyncMode::kDisabled && !now;
   std::shared_ptr<Items> items = make_items(plan, background);
-  if (background && !every_rank_has_pool(plan, *items)) {
-    background = false;
-    items = make_items(plan, /*staged=*/false);
-  }
   mover_.prepare();
   if (background)
     start_in_background(std::move(job), std::move(items));
@@ -300,16 +315,6 @@ void Saver::start_in_background(SaveJob job, std::shared_ptr<Items> items) {
     }
   });
   in_flight_ = std::move(starting);  // not before: where no thread could be started nothing may wait for one
-}
-
-// A rank without a pool writes while training waits. Then all wait, or the others would sit in a collective
-// of training until it times out.
-bool Saver::every_rank_has_pool(CachedPlan& planned, const Items& items) {
-  if (!planned.pooled)
-    planned.pooled = combine_on_rank_0(ranks_, items.staged(), [](const std::vector<bool>& staged) {
-      return std::ranges::count(staged, false) == 0;
-    });
-  return planned.pooled;
 }
 
 void Saver::join_staging() {

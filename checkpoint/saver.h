@@ -54,12 +54,14 @@ class Saver {
 
   // A save of everything, written, committed, read back from disk and compared; `keep`: it stays as
   // step-<step>, else it goes to a temporary name and is removed. `probe`: of the smallest tensor only. Warms
-  // what later saves use. Throws Error(kPreCheckpoint), or Error(kNonFinite).
+  // what later saves use, the pool too where it is there. Throws Error(kPreCheckpoint), or Error(kNonFinite).
   SaveReport preflight(int64_t step, bool keep, bool probe = false);
 
-  // Before training, when background saves will follow: makes their plan and allocates their pool, which the
-  // system gets memory for while the first steps run, so that the first of these saves is as quick as the
-  // others. Does nothing in mode kDisabled, or where the pool is there.
+  // Before preflight() and training, when background saves will follow: makes their plan and allocates their
+  // pool, which the system gets memory for while the first steps run (pinned memory: now), so that the first
+  // of these saves is as quick as the others. Where some rank has no memory for it, no rank keeps one and
+  // saves are synchronous from then on; rank 0 logs that. Does nothing in mode kDisabled, or where the pool
+  // is there. Collective.
   void prepare_pool();
 
   // Saves `step`. Waits for the save before it. Synchronous in mode kDisabled or when `now`. Returns whether
@@ -92,7 +94,6 @@ class Saver {
     std::vector<TensorState> tensors;  // those it holds
     SaveLayout layout;
     SavePlan plan;
-    bool pooled = false;  // every rank has a pool for it
   };
   struct InFlightSave;  // the save that a thread works on
   class Items;
@@ -105,7 +106,6 @@ class Saver {
   std::shared_ptr<Items> make_items(const CachedPlan& planned, bool staged);
   void start_in_background(SaveJob job, std::shared_ptr<Items> items);
   SaveReport write_and_purge(const SaveJob& job, Items& items);
-  bool every_rank_has_pool(CachedPlan& planned, const Items& items);
 
   SaverOptions options_;
   std::vector<StateComponent*> components_;
@@ -118,6 +118,7 @@ class Saver {
   std::string run_id_;
   int64_t next_id_ = 0;
   StagingPool pool_;
+  bool pooled_ = false;  // every rank has a pool that is large enough
   std::unique_ptr<InFlightSave> in_flight_;
   double stall_seconds_ = 0;
 };

@@ -13,11 +13,15 @@ namespace hyperion::checkpoint {
 void StagingPool::reserve(uint64_t bytes) {
   stop_touching();
   if (memory_ && bytes <= bytes_) return;
-  memory_.reset();
-  bytes_ = 0;
+  release();
   if (failpoint("ckpt.pool").error_number != 0) throw std::bad_alloc();
   memory_ = mover_.allocate(std::max<uint64_t>(bytes, 1));  // CUDA gives no address for nothing
   bytes_ = bytes;
+}
+
+void StagingPool::release() {
+  memory_.reset();
+  bytes_ = 0;
 }
 
 void StagingPool::touch_in_background() {

@@ -22,6 +22,8 @@ class StagingPool {
   // Allocates `bytes` bytes unless it has as many, and ends what touch_in_background() began. Throws
   // std::bad_alloc, and has none then.
   void reserve(uint64_t bytes);
+  // Gives the memory back. Not while touch_in_background() is under way.
+  void release();
   uint64_t bytes() const { return bytes_; }
   const std::shared_ptr<std::byte>& memory() const { return memory_; }
 

@@ -4,6 +4,7 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -13,13 +14,17 @@
 #include <ATen/ops/linspace.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/autograd.h>
 
+#include "base/counted.h"
 #include "base/device/error_text.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "models/kernels/attention/attention.h"
 #include "models/kernels/attention/cpu.h"
+#include "models/ops.h"
 #include "parallel/job/phase.h"
 #include "trainer/checkpointing/job_state.h"
 
@@ -32,32 +37,39 @@ using kernels::AttentionKernel;
 constexpr double kLargestError = 0.05;  // of two bf16 kernels: about 0.005
 
 struct Shape {
-  int64_t heads, kv_heads, head_dim, length;
+  int64_t heads, kv_heads, head_dim, batch, length;
   at::ScalarType dtype;
 
   std::string describe() const {
-    return fmt::format("{} x {} heads of {}, {} tokens", heads, kv_heads, head_dim, length);
+    return fmt::format("{} x {} heads of {}, {} of {} tokens", heads, kv_heads, head_dim,
+                       counted(batch, "sequence"), length);
   }
 };
 
-// [1, heads, length, head_dim] in the layout that the model's blocks have. The heads differ. Random numbers
-// of the device are left alone: they are part of a job's state.
+// [batch, heads, length, head_dim] in the layout that the model's blocks have. The heads differ, sequences do
+// not. Random numbers of the device are left alone: they are part of a job's state.
 Tensor make_input(const Shape& shape, int64_t heads, uint64_t seed, at::Device device) {
   const auto options = at::TensorOptions(at::kFloat);
   const Tensor values =
       at::randn({shape.length, 1, shape.head_dim}, at::detail::createCPUGenerator(seed), options);
   const Tensor of_heads = at::linspace(0.5, 1.5, heads, options).view({heads, 1});
-  return (values.to(device) * of_heads.to(device)).to(shape.dtype).unsqueeze(0).transpose(1, 2);
+  return (values.to(device) * of_heads.to(device))
+      .to(shape.dtype)
+      .repeat({shape.batch, 1, 1, 1})
+      .transpose(1, 2);
 }
 
 struct Results {
-  Tensor output;
-  kernels::AttentionGradients gradients;
+  Tensor output, grad_q, grad_k, grad_v;
 };
 
+// By autograd, as in a step: its thread runs the backward, for which cuDNN builds plans in each thread.
 Results compute(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& grad) {
-  const kernels::AttentionResult result = kernels::attention_forward(q, k, v, {});
-  return {result.output, kernels::attention_backward(grad, q, k, v, {}, result)};
+  const auto leaf = [](const Tensor& t) { return t.detach().requires_grad_(); };
+  const Tensor leaf_q = leaf(q), leaf_k = leaf(k), leaf_v = leaf(v);
+  const Tensor output = models::ops::attention(leaf_q, leaf_k, leaf_v, {}, nullptr);
+  torch::autograd::backward({output}, {grad});
+  return {output.detach(), leaf_q.grad(), leaf_k.grad(), leaf_v.grad()};
 }
 
 // Why cuDNN cannot be used for this shape; empty: it can. Leaves cuDNN allowed.
@@ -84,9 +96,9 @@ std::string try_cudnn(const Shape& shape, at::Device device) {
   };
   for (const auto& [what, found, wanted] :
        {std::tuple("output", cudnn.output, flash.output),
-        std::tuple("gradient of the queries", cudnn.gradients.q, flash.gradients.q),
-        std::tuple("gradient of the keys", cudnn.gradients.k, flash.gradients.k),
-        std::tuple("gradient of the values", cudnn.gradients.v, flash.gradients.v)}) {
+        std::tuple("gradient of the queries", cudnn.grad_q, flash.grad_q),
+        std::tuple("gradient of the keys", cudnn.grad_k, flash.grad_k),
+        std::tuple("gradient of the values", cudnn.grad_v, flash.grad_v)}) {
     const double difference = norm(found - wanted), size = norm(wanted);
     if (!(difference <= kLargestError * size))  // nor where one is NaN
       return fmt::format("its {} differs from flash attention's by {:.3g} of {:.3g} (at most {:.0f} % may)",
@@ -97,7 +109,7 @@ std::string try_cudnn(const Shape& shape, at::Device device) {
 
 // The kernel that serves a shape, where cuDNN is allowed as far as it is now.
 AttentionKernel kernel_of(const Shape& shape, const config::JobConfig& config) {
-  const Tensor q = at::empty({1, shape.heads, shape.length, shape.head_dim},
+  const Tensor q = at::empty({shape.batch, shape.heads, shape.length, shape.head_dim},
                              at::TensorOptions(shape.dtype).device(at::kMeta));
   const AttentionKernel kernel = kernels::attention_kernel(q, config.training.document_mask);
   return kernel == AttentionKernel::kCudnn && config.debug.deterministic ? AttentionKernel::kFlash : kernel;
@@ -107,16 +119,19 @@ AttentionKernel kernel_of(const Shape& shape, const config::JobConfig& config) {
 // neither.
 std::optional<std::string> try_cudnn_on_sequences(const Shape& training, const config::JobConfig& config,
                                                   at::Device device) {
-  std::set<int64_t> lengths = {training.length};
-  if (config.validation.enable) lengths.insert(config.validation.seq_len);
+  std::set<std::pair<int64_t, int64_t>> batches = {{training.batch, training.length}};
+  if (config.validation.enable)
+    batches.emplace(config.validation.local_batch_size, config.validation.seq_len);
   std::optional<std::string> why_not;
-  for (const int64_t length : lengths) {
+  for (const auto& [batch, length] : batches) {
     Shape shape = training;
+    shape.batch = batch;
     shape.length = length;
     if (kernel_of(shape, config) != AttentionKernel::kCudnn) continue;
     why_not = try_cudnn(shape, device);
     if (why_not->empty()) continue;
-    if (length != training.length) *why_not += fmt::format(" ({} tokens)", length);
+    if (batch != training.batch || length != training.length)
+      *why_not += fmt::format(" ({} of {} tokens)", counted(batch, "sequence"), length);
     break;
   }
   return why_not;
@@ -184,8 +199,10 @@ void choose_on_gpu(const Shape& training, const config::JobConfig& config, at::D
   const parallel::PhaseGuard phase("trial of cuDNN's attention");
   if (flash)
     kernels::allow_cudnn_attention(false);
-  else if (const auto why_not = try_cudnn_on_sequences(training, config, device))
+  else if (const auto why_not = try_cudnn_on_sequences(training, config, device)) {
+    c10::getDeviceAllocator(device.type())->emptyCache();  // the model's memory is what the step line reports
     agree_on_cudnn(*why_not, training, required, ranks);
+  }
   switch (kernel_of(training, config)) {
     case AttentionKernel::kCudnn:
       log_info("Attention: cuDNN, tried on {}", training.describe());
@@ -204,9 +221,10 @@ void choose_attention(const models::ModelArgs& args, const config::JobConfig& co
                       parallel::Communicator& ranks) {
   if (device.is_cpu()) return choose_on_cpu(args, config);
   const int64_t tensor = config.parallelism.tensor_parallel_degree;  // ranks that divide the heads
-  choose_on_gpu({args.n_heads / tensor, args.n_kv_heads / tensor, args.head_dim, config.training.seq_len,
-                 checkpointing::scalar_type(config.training.mixed_precision_param)},
-                config, device, ranks);
+  choose_on_gpu(
+      {args.n_heads / tensor, args.n_kv_heads / tensor, args.head_dim, config.training.local_batch_size,
+       config.training.seq_len, checkpointing::scalar_type(config.training.mixed_precision_param)},
+      config, device, ranks);
 }
 
 }  // namespace hyperion::trainer

@@ -1,5 +1,9 @@
 #include "base/device/device.h"
 
+#include <algorithm>
+#include <array>
+#include <cctype>
+
 #include <dlfcn.h>
 
 #include "base/counted.h"
@@ -28,6 +32,17 @@ DriverProbe probe_driver() {
   if (device_of != nullptr && memory_of != nullptr && device_of(&device, 0) == 0)
     memory_of(&probe.memory, device);
   return probe;
+}
+
+std::string pci_address(int device) {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return "";
+  const auto address_of = reinterpret_cast<int (*)(char*, int, int)>(dlsym(library, "cuDeviceGetPCIBusId"));
+  std::array<char, 32> text{};
+  if (address_of == nullptr || address_of(text.data(), static_cast<int>(text.size()), device) != 0) return "";
+  std::string address = text.data();
+  std::ranges::transform(address, address.begin(), [](unsigned char c) { return std::tolower(c); });
+  return address;
 }
 
 DeviceKind choose_device(const std::optional<std::string>& wanted, const DriverProbe& driver,

@@ -1,4 +1,4 @@
-// What a user chooses about saving: the configuration and the saver share these.
+// How a save is made: the configuration and the saver share these.
 #pragma once
 
 #include <array>
@@ -23,9 +23,6 @@ enum class Writers {
   kAll,         // replicas share the work: every rank writes, in parallel
   kOneReplica,  // the first replica alone writes: fewer and larger files
 };
-constexpr auto choices(Writers) {
-  return choice_list<Writers>({{Writers::kAll, "all"}, {Writers::kOneReplica, "one_replica"}});
-}
 
 // The format of a model's weights.
 enum class WeightFormat { kDcp, kSafetensors };

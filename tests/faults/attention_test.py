@@ -30,7 +30,7 @@ class Attention(JobTest):
         return job, {kernel: counts[line] for kernel, line in FORWARD.items()}
 
     def test_cudnn_is_tried_before_the_model_is_made_and_what_the_job_asks_for_is_done(self):
-        warning = "cuDNN's attention failed its trial on 4 x 2 heads of 8, 64 tokens: on rank 0: "
+        warning = "cuDNN's attention failed its trial on 4 x 2 heads of 8, 2 sequences of 64 tokens: on rank 0: "
         reasons = {"refuse": "No valid execution plans built", "wrong": "its output differs from flash attention's by"}
         heads = "--model.args.n_kv_heads=2"
         for choice in ("auto", "cudnn", "flash"):
@@ -39,16 +39,16 @@ class Attention(JobTest):
                     option = f"--model.attention={choice}"
                     if choice == "cudnn" and cudnn:
                         job, _ = self.run_on_gpus(option, heads, cudnn=cudnn, code=2, says=[
-                            'model.attention = "cudnn": cuDNN\'s attention failed its trial on 4 x 2 heads of 8, 64 tokens', reasons[cudnn]])
+                            'model.attention = "cudnn": cuDNN\'s attention failed its trial on 4 x 2 heads of 8, 2 sequences of 64 tokens', reasons[cudnn]])
                         self.assertNotIn("Training starts", job.text())
                         continue
                     job, calls = self.run_on_gpus(option, heads, cudnn=cudnn)
                     if choice == "flash" or cudnn:
                         self.assertEqual(calls["flash"], STEPS_FORWARD + (cudnn == "wrong" and choice == "auto"), calls)
-                        self.assertIn("Attention: flash, for 4 x 2 heads of 8, 64 tokens", job.text())
+                        self.assertIn("Attention: flash, for 4 x 2 heads of 8, 2 sequences of 64 tokens", job.text())
                     else:
                         self.assertEqual(calls["cudnn"], STEPS_FORWARD + 1, calls)
-                        self.assertIn("Attention: cuDNN, tried on 4 x 2 heads of 8, 64 tokens", job.text())
+                        self.assertIn("Attention: cuDNN, tried on 4 x 2 heads of 8, 2 sequences of 64 tokens", job.text())
                     if choice == "auto" and cudnn:
                         self.assertIn(warning + reasons[cudnn], job.text())
                         self.assertEqual(calls["cudnn"], 1, calls)
@@ -61,18 +61,36 @@ class Attention(JobTest):
         one = {1: ["env", "HYPERION_SIMULATED_CUDNN=refuse"]}
         job, calls = self.run_on_gpus("--model.attention=auto", ranks=2, before=one)
         self.assertEqual((calls["cudnn"], calls["flash"]), (2, 1 + 2 * STEPS_FORWARD), calls)
-        self.assertIn("64 tokens: it failed on rank 1, see its log. Every rank uses flash attention", job.text())
+        self.assertIn("2 sequences of 64 tokens: it failed on rank 1, see its log. Every rank uses flash attention", job.text())
         self.assertIn("on rank 1: No valid execution plans built", job.text(1))
         job, _ = self.run_on_gpus("--model.attention=cudnn", ranks=2, before=one, code=2)
         self.assertIn("it failed on rank 1, see its log", job.text())
         self.assertIn("on rank 1: No valid execution plans built", job.text(1))
 
-    def test_the_length_of_the_validation_is_tried_too(self):
+    def test_a_cudnn_without_a_plan_for_the_backward_of_the_jobs_batch_on_autograds_thread_is_not_used(self):
+        job, calls = self.run_on_gpus("--model.attention=auto", cudnn="refuse_backward", says=[
+            "cuDNN's attention failed its trial on 4 x 4 heads of 8, 2 sequences of 64 tokens: on rank 0: No valid execution plans built"])
+        self.assertEqual((calls["cudnn"], calls["flash"]), (1, STEPS_FORWARD), calls)
+        self.run_on_gpus("--model.attention=cudnn", cudnn="refuse_backward", code=2, says=["No valid execution plans built"])
+        _, calls = self.run_on_gpus("--training.local_batch_size=1", cudnn="refuse_backward", says=["Attention: cuDNN, tried on"])
+        self.assertEqual(calls["flash"], 1, calls)
+
+    def test_the_memory_of_the_trial_is_given_back(self):
+        frees = {}
+        for choice in ("auto", "flash"):
+            self.run_on_gpus(f"--model.attention={choice}", cudnn="refuse_backward")
+            frees[choice] = (self.folder / "trace").read_text().splitlines().count("free\t")
+        self.assertGreater(frees["auto"], frees["flash"])  # a steady step frees nothing
+
+    def test_the_length_and_the_batch_of_the_validation_are_tried_too(self):
         validation = ("--validation.enable", "--validation.dataset=jsonl", f"--validation.dataset_path={self.folder}/data.jsonl",
                       "--validation.steps=1", "--validation.freq=100", "--validation.seq_len=128")
         _, calls = self.run_on_gpus(*validation)
-        with_one = self.run_on_gpus(*validation, "--validation.seq_len=64")[1]
+        same = (*validation, "--validation.seq_len=64", "--validation.local_batch_size=2")
+        with_one = self.run_on_gpus(*same)[1]
         self.assertEqual(calls["cudnn"], with_one["cudnn"] + 1)
+        self.run_on_gpus(*same, "--training.local_batch_size=1", cudnn="refuse_backward",
+                         says=["1 sequence of 64 tokens: on rank 0: No valid execution plans built. (2 sequences of 64 tokens)"])
 
     def test_where_cudnn_does_not_serve_auto_takes_another_kernel_and_cudnn_is_refused(self):
         for option, kernel in (("--training.document_mask", "flash_documents"), ("--training.mixed_precision_param=float32", "efficient"),

@@ -49,6 +49,18 @@ class Check(CheckpointTest):
         help_text = subprocess.run([BINARY, "check", "--help"], capture_output=True, text=True, timeout=PATIENCE).stdout
         self.assertIn("--ranks", help_text)
 
+    def test_who_writes_checkpoints_is_said_with_the_reason(self):
+        hsdp = ("--parallelism.data_parallel_replicate_degree=2", "--training.global_batch_size=-1")
+        for options, text in ((("--ranks=2",), 'all 2 ranks (checkpoint.writers = "auto": at most 512 ranks)'),
+                              (("--ranks=512", *hsdp), 'all 512 ranks (checkpoint.writers = "auto": at most 512 ranks)'),
+                              (("--ranks=1024", *hsdp), 'one replica, 512 of 1,024 ranks (checkpoint.writers = "auto": more than 512 ranks, '
+                                                        'and 2 replicas)'),
+                              (("--ranks=1024", *hsdp, "--checkpoint.writers=all"), 'all 1,024 ranks (checkpoint.writers = "all")'),
+                              (("--ranks=1024", "--training.global_batch_size=-1"), "without replicas each rank has a shard of its own"),
+                              (("--checkpoint.no_enable",), "nothing is saved")):
+            with self.subTest(options):
+                self.assertIn(text, self.rows(self.check(*options))["writers"][1])
+
     def test_a_preset_of_a_large_model_is_checked_in_little_memory(self):
         options = ["--model.flavor=70B", "--training.global_batch_size=-1", "--ranks=64"]
         done = subprocess.run(["bash", "-c", 'ulimit -v 8000000; exec "$@"', "_", BINARY, "check", self.folder / "job.toml",
@@ -138,7 +150,7 @@ class Check(CheckpointTest):
 
     def test_every_failure_stands_in_its_own_row_and_what_depends_on_it_in_one_row(self):
         every = ["configuration", "model", "ranks", "batch", "memory", "tokenizer", "training data", "dump folder", "checkpoints",
-                 "settings", "state", "a start would"]
+                 "writers", "settings", "state", "a start would"]
         bad = self.folder / "bad.jsonl"
         bad.write_bytes(b"PAR1")
         for options, code, row, looked_at in (

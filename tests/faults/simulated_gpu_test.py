@@ -189,6 +189,30 @@ class SimulatedGpu(JobTest):
             self.assertEqual(job.text(rank).count("A checkpoint could not be saved, training continues"), 1, job.text(rank))
         self.assertTrue((self.folder / "continued/checkpoint/step-8/.metadata").exists())
 
+    def test_the_pool_of_background_saves_is_pinned_before_step_1_and_the_first_save_pins_nothing(self):
+        trace = self.folder / "trace"
+        for options in ([ASYNC], ["--checkpoint.async_mode=async_with_pinned_mem", "--checkpoint.no_validate_before_training"]):
+            with self.subTest(options):
+                job = self.run_job("--checkpoint.enable", "--checkpoint.interval=2", "--training.steps=3", *options, f"--job.dump_folder={self.folder / str(len(options))}", code=0,
+                                   env=self.gpu("eager", HYPERION_SIMULATED_TRACE=trace),
+                                   says=["Background saves copy the state to a pool of ", " MiB in pinned host memory"])
+                lines = trace.read_text().splitlines()
+                trace.unlink()
+                first_step, save, last = (lines.index(f"range\t{name}") for name in ("data", "checkpoint staging", "checkpoint save"))
+                pinned = [i for i, line in enumerate(lines) if line.startswith("host alloc")]
+                self.assertTrue(any(i < first_step for i in pinned), lines)
+                self.assertFalse([i for i in pinned if save < i < last], lines)
+                self.assertIn("Checkpoint step-2 is staged", job.text())
+
+    def test_a_host_without_pinned_memory_for_the_pool_saves_while_training_waits_and_says_so_once(self):
+        job = self.run_job("--checkpoint.enable", "--checkpoint.interval=1", ASYNC, "--allow-faults", ranks=2, code=0,
+                           env=self.gpu(FAULT="rank=1;point=ckpt.pool;nth=0;action=errno:ENOMEM"))
+        self.assertEqual(job.text().count("checkpoint.async_mode = \"async\": rank 1 has no pinned host memory for a copy of the state ("), 1,
+                         job.text())
+        self.assertIn("so checkpoints are written while training waits: give the job more host memory, or set "
+                      "checkpoint.async_mode = \"disabled\"", job.text())
+        self.assertNotIn("is staged", job.text())
+
     def test_a_step_without_a_token_to_predict_ends_as_on_a_cpu(self):
         (self.folder / "data.jsonl").write_text("{\"text\": \"\"}\n" * 50)  # two tokens each, the second of which has no label
         options = ["--training.document_mask", "--training.seq_len=1", "--training.local_batch_size=1"]

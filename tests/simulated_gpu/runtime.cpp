@@ -19,12 +19,12 @@
 #include <unistd.h>
 
 #include "tests/simulated_gpu/context.h"
+#include "tests/simulated_gpu/cost.h"
 #include "tests/simulated_gpu/fault.h"
 #include "tests/simulated_gpu/memory.h"
 #include "tests/simulated_gpu/operators.h"
 #include "tests/simulated_gpu/stream.h"
 #include "tests/simulated_gpu/trace.h"
-#include "tests/simulated_gpu/cost.h"
 
 using namespace simulated_gpu;
 
@@ -228,7 +228,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device) {
-  std::snprintf(id, static_cast<size_t>(length), "0000:%02x:00.0", device);
+  std::snprintf(id, static_cast<size_t>(length), "0000:%02X:00.0", 0x1b + device);
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {

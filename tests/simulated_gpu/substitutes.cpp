@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <map>
 
+#include <unistd.h>
+
 #include <ATen/ATen.h>
 
 #include "models/kernels/cross_entropy/cross_entropy.h"
@@ -169,12 +171,14 @@ Values efficient_sequences_backward(const Values& a) {
   return {grads[0].unsqueeze(0), grads[1].unsqueeze(0), grads[2].unsqueeze(0)};
 }
 
-// HYPERION_SIMULATED_CUDNN: "refuse", as a version that has no plan for the shape, or "wrong".
+// HYPERION_SIMULATED_CUDNN: "refuse", as a version that has no plan for the shape, "refuse_backward", one
+// that has none for the backward of several sequences on another thread than the main one, or "wrong".
 std::string cudnn_fault() {
   const char* value = std::getenv("HYPERION_SIMULATED_CUDNN");
   const std::string fault = value == nullptr ? "" : value;
-  if (fault.empty() || fault == "refuse" || fault == "wrong") return fault;
-  std::fprintf(stderr, "HYPERION_SIMULATED_CUDNN is '%s', expected refuse or wrong\n", value);
+  if (fault.empty() || fault == "refuse" || fault == "refuse_backward" || fault == "wrong") return fault;
+  std::fprintf(stderr, "HYPERION_SIMULATED_CUDNN is '%s', expected refuse, refuse_backward or wrong\n",
+               value);
   std::_Exit(99);
 }
 
@@ -202,6 +206,9 @@ Values cudnn_backward(const Values& a) {
       a[0].toTensor(), a[4].toTensor(), a[5].toTensor().squeeze(-1));
 }
 Values cudnn_backward_results(const Values& a) {
+  const bool several_on_another_thread = a[1].toTensor().size(0) > 1 && ::gettid() != ::getpid();
+  TORCH_CHECK(cudnn_fault() != "refuse_backward" || !several_on_another_thread,
+              "No valid execution plans built.");
   return {at::empty_like(a[1].toTensor()), at::empty_like(a[2].toTensor()), at::empty_like(a[3].toTensor())};
 }
 

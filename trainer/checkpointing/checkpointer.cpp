@@ -20,6 +20,7 @@
 #include "parallel/placement.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/stored_weights.h"
+#include "trainer/checkpointing/writers_choice.h"
 #include "trainer/config/validate.h"
 
 namespace hyperion::checkpointing {
@@ -127,8 +128,12 @@ void Checkpointer::attach(CheckpointedState state) {
   if (!enabled()) return;
   state_.emplace(std::move(state));
   config_ = &state_->config;
+  const ChosenWriters chosen = choose_writers(options().writers, runtime_.world_size(),
+                                              runtime_.mesh->degree(parallel::MeshDim::kDpReplicate));
+  if (!options().load_only && runtime_.world_size() > 1)
+    log_info("Checkpoints are written by {}", chosen.text);
   saver_.emplace(checkpoint::SaverOptions{.folder = path_,
-                                          .writers = options().writers,
+                                          .writers = chosen.writers,
                                           .async = options().async_mode,
                                           .keep_latest = options().keep_latest_k,
                                           .ranks_per_node = runtime_.environment.local_world_size,
@@ -221,19 +226,24 @@ void Checkpointer::preflight(int64_t step) {
       from_rank_0(*ranks_, [&] { return explain_newer_checkpoints(start_, folder, step, last); });
   if (runtime_.rank() == 0 && !warning.empty()) log_warning("{}", warning);
   announce_index_size();
+  prepare_background_saves(step);
   if (options().validate_before_training)
     save_before_training(step, resumed);
   else
     log_info(
         "checkpoint.validate_before_training = false: the first checkpoint will be the first test of "
         "storage");
+}
+
+// Unless the only save to come is the last, which is synchronous.
+void Checkpointer::prepare_background_saves(int64_t step) {
   const int64_t next = (step / options().interval + 1) * options().interval;
   const bool first = step == 0 && options().enable_first_step_checkpoint;
-  if (std::min(next, first ? 1 : next) >= last) return;  // the last save is synchronous
+  if (std::min(next, first ? 1 : next) >= config_->training.steps) return;
   saver_->prepare_pool();
   if (const uint64_t pool = saver_->pool_bytes(); pool > 0)
-    log_info("Background saves copy the state to a pool of {:.1f} MiB in host memory",
-             static_cast<double>(pool) / (1 << 20));
+    log_info("Background saves copy the state to a pool of {:.1f} MiB in {}host memory",
+             static_cast<double>(pool) / (1 << 20), state_->mover.allocates_pinned() ? "pinned " : "");
 }
 
 void Checkpointer::save_before_training(int64_t step, bool resumed) {

@@ -65,8 +65,8 @@ class Checkpointer {
   // checkpoint.on_corrupt says. Throws Error(kBadData), IncompatibleCheckpoint.
   void load();
 
-  // Saves before the first step of this run (`step`: updates done so far) and reads back what was written,
-  // after a check that no file or link has the name of a step to be saved; prepares for background saves.
+  // Prepares for background saves; saves before the first step of this run (`step`: updates done so far) and
+  // reads back what was written, after a check that no file or link has the name of a step to be saved.
   // Throws Error(kPreCheckpoint), Error(kNonFinite).
   void preflight(int64_t step);
 
@@ -105,6 +105,7 @@ class Checkpointer {
   bool saves() const { return saver_ && !options().load_only; }
   void load_from(const ChosenCheckpoint& chosen);
   void announce_index_size();
+  void prepare_background_saves(int64_t step);
   void save_before_training(int64_t step, bool resumed);
   void write(int64_t step, const checkpoint::SaveContent& content, bool now);
   void write_last(int64_t step);

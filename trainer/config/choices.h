@@ -1,5 +1,5 @@
 // The enumerations that configuration keys take, each with its texts. Those that other folders
-// declare: AsyncMode and Writers (checkpoint/types/choices.h), Dtype, float8::Recipe.
+// declare: AsyncMode (checkpoint/types/choices.h), Dtype, float8::Recipe.
 #pragma once
 
 #include "base/choice.h"
@@ -71,6 +71,14 @@ constexpr auto choices(ResumePreflight) {
 enum class OnSaveFailure { kStop, kContinue };
 constexpr auto choices(OnSaveFailure) {
   return choice_list<OnSaveFailure>({{OnSaveFailure::kStop, "stop"}, {OnSaveFailure::kContinue, "continue"}});
+}
+
+// Which ranks write what replicas share; auto: trainer/checkpointing/writers_choice.h decides.
+enum class WritersChoice { kAuto, kAll, kOneReplica };
+constexpr auto choices(WritersChoice) {
+  return choice_list<WritersChoice>({{WritersChoice::kAuto, "auto"},
+                                     {WritersChoice::kAll, "all"},
+                                     {WritersChoice::kOneReplica, "one_replica"}});
 }
 
 enum class ResumeMode { kRecover, kTransfer, kContinue };

@@ -17,6 +17,7 @@
 #include "base/process.h"
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
+#include "trainer/runtime/cpu_binding.h"
 #include "trainer/runtime/speed_check.h"
 #include "trainer/runtime/version.h"
 
@@ -89,6 +90,7 @@ Runtime start_runtime(const config::ResolvedConfig& resolved, const models::Mode
           "PYTORCH_TUNABLEOP_ENABLED=1: libtorch's tuned matrix products do not leave fp32 sums of bf16 "
           "factors, which gradients of weights are here: unset it");
     const int index = environment.local_rank % device_library().device_count();
+    bind_to_node_of_gpu(index);
     device_library().set_device(index);
     runtime.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
     runtime.device_name = device_library().device_name(index);

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "models/flavors/attention_heads.h"
 #include "trainer/config/schema.h"
+#include "trainer/config/validate.h"
 
 namespace hyperion::trainer {
 namespace {
@@ -82,7 +83,14 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
   size.optimizer = 2 * parameters * state;
   size.gradients = parameters * state;
   if (config.ema.enable) size.averages = parameters * state;
-  if (config.checkpoint.enable && config.checkpoint.create_seed_checkpoint) return size;  // makes no step
+  const auto& saves = config.checkpoint;
+  if (saves.enable && saves.create_seed_checkpoint) return size;  // makes no step
+  // The last save is synchronous.
+  const int64_t first_save = saves.enable_first_step_checkpoint ? 1 : saves.interval;
+  if (saves.enable && !saves.load_only && !config::is_dry_run(config) &&
+      saves.async_mode != checkpoint::AsyncMode::kDisabled && first_save < training.steps)
+    size.save_pool = (parameters * state + size.optimizer + size.averages) /
+                     static_cast<double>(config.parallelism.data_parallel_replicate_degree);
   const double length = static_cast<double>(training.seq_len);
   const double tokens = static_cast<double>(training.local_batch_size) * length;
   const bool gathered = tensor > 1 && config.parallelism.disable_loss_parallel;  // logits, to a second copy
@@ -110,7 +118,9 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
 
 void require_memory(const config::ResolvedConfig& resolved, const JobSize& size, const RankMemory& memory) {
   const bool offload = resolved.config.training.enable_cpu_offload;
-  std::vector<Part> host = {{"tokens of a step", size.tokens}, {"names and shapes", size.description}};
+  std::vector<Part> host = {{"tokens of a step", size.tokens},
+                            {"names and shapes", size.description},
+                            {"copy for background saves", size.save_pool}};
   std::vector<Part> device = {{"activations of a microbatch", size.activations}};
   auto& states = offload ? host : device;
   states.insert(
@@ -128,6 +138,12 @@ void require_memory(const config::ResolvedConfig& resolved, const JobSize& size,
   config::Problems problems;
   const auto check = [&](const std::vector<Part>& needed, const MemoryLimit& limit) {
     if (total(needed) <= limit.bytes) return;
+    if (&needed == &host && total(needed) - size.save_pool <= limit.bytes)
+      return problems.add(
+          resolved, "checkpoint.async_mode",
+          fmt::format("each rank {}; set checkpoint.async_mode = \"disabled\", with which training "
+                      "waits for each save",
+                      lack(needed, limit)));
     const bool model = size.states() + size.description > size.activations + attention + size.tokens;
     std::string key = "training.seq_len";
     if (model) key = size.mostly_tables ? "model.args.vocab_size" : "model.args.n_layers";

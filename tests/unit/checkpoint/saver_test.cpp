@@ -296,6 +296,25 @@ TEST_CASE("without memory for the pool a save is written while training waits") 
   CHECK(holds(folder.path() / "step-1", 100, 3));
 }
 
+TEST_CASE("where one rank has no memory for the pool no rank keeps one or asks for it later") {
+  const TemporaryFolder folder;
+  ThreadRanks::run(3, [&](Coordinator& ranks) {
+    Job job(ranks, folder.path(), 30, 3, AsyncMode::kAsync);
+    if (ranks.rank() == 0)
+      arm_faults("point=ckpt.pool;action=errno:ENOMEM", 0);  // of the rank that comes first
+    test::wait_for_all(ranks);
+    job.saver.prepare_pool();
+    CHECK(job.saver.pool_bytes() == 0);
+    job.dummy.set(7);
+    job.saver.preflight(0, /*keep=*/true);
+    CHECK(job.saver.save(1));  // durable when it returns
+    CHECK(job.saver.pool_bytes() == 0);
+    test::wait_for_all(ranks);
+    if (ranks.rank() == 0) arm_faults("", 0);
+  });
+  CHECK(names_in(folder.path()) == std::vector<std::string>{"step-1"});
+}
+
 TEST_CASE("a failure of one rank fails the save on every rank with its name and leaves nothing") {
   const TemporaryFolder folder;
   std::atomic<int> failed = 0;

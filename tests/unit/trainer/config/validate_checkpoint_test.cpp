@@ -142,9 +142,10 @@ TEST_CASE("a rename table of anything but texts is refused") {
   CHECK_FALSE(refusal(many).empty());
 }
 
-TEST_CASE("checkpoint.writers takes no value but its two") {
+TEST_CASE("checkpoint.writers takes no value but its three") {
   const std::string text = refusal("[checkpoint]\nwriters = \"some\"\n");
-  CHECK_THAT(text, Contains("checkpoint.writers") && Contains("all") && Contains("one_replica"));
+  CHECK_THAT(text, Contains("checkpoint.writers") && Contains("\"auto\"") && Contains("\"all\"") &&
+                       Contains("one_replica"));
 }
 
 TEST_CASE("weights that would not be loaded are refused while checkpoints are off") {

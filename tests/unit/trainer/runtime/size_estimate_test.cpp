@@ -68,6 +68,39 @@ TEST_CASE("Tensor parallel ranks share the matrices and the kept activations but
         Approx(7.0 / 8 * 8192 * 128256 * 4));  // all logits
 }
 
+TEST_CASE("the copy of the state for background saves counts where such saves will be made") {
+  const models::ModelArgs model = models::model_args("llama3", "8B");
+  const auto parameters = static_cast<double>(models::count_parameters(model).total);
+  const auto pool = [&](const std::string& checkpoint, const std::string& others = "") {
+    const std::string toml =
+        "[training]\nsteps = 100\n" + others + "[checkpoint]\nenable = true\n" + checkpoint;
+    return job_size(resolved(toml).config, model, 8, 1).save_pool;
+  };
+  const std::string async = "async_mode = \"async\"\n";
+  CHECK(pool(async + "interval = 10") == Approx(12 * parameters / 8));
+  CHECK(pool(async + "interval = 10", "[ema]\nenable = true\n") == Approx(16 * parameters / 8));
+  CHECK(pool(async + "interval = 10", "[parallelism]\ndata_parallel_replicate_degree = 4\n") ==
+        Approx(12 * parameters / 8 / 4));
+  CHECK(pool(async + "interval = 100") == 0);  // the last save alone, which is synchronous
+  CHECK(pool(async + "interval = 100\nenable_first_step_checkpoint = true") > 0);
+  CHECK(pool(async + "interval = 10\nload_only = true") == 0);
+  CHECK(pool("interval = 10") == 0);
+}
+
+TEST_CASE(
+    "a host without memory for the copy of background saves is refused with the key that turns it off") {
+  const models::ModelArgs model = models::model_args("llama3", "8B");
+  const std::string background =
+      "[training]\nsteps = 100\n[checkpoint]\nenable = true\ninterval = 10\nasync_mode = \"async\"";
+  const double gpu = 200 * kGB;
+  CHECK(refusal(background, model, 120 * kGB, 1, gpu).empty());
+  const std::string said = refusal(background, model, 64 * kGB, 1, gpu);
+  CHECK_THAT(said,
+             Contains("job.toml:6:14: checkpoint.async_mode = \"async\"") &&
+                 Contains("copy for background saves 89.7 GiB") &&
+                 Contains("but this host's memory is 59.6 GiB; set checkpoint.async_mode = \"disabled\""));
+}
+
 TEST_CASE("A model or sequence that cannot fit is refused with the sizes and the key") {
   const models::ModelArgs debug = models::model_args("llama3", "debugmodel");
   CHECK(refusal("", debug, kGB).empty());
