@@ -30,6 +30,19 @@ DriverProbe probe_driver() {
   return probe;
 }
 
+std::string gpu_bus_id(int device) {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  if (library == nullptr) return "";
+  const auto device_of = reinterpret_cast<int (*)(int*, int)>(dlsym(library, "cuDeviceGet"));
+  const auto bus_id_of = reinterpret_cast<int (*)(char*, int, int)>(dlsym(library, "cuDeviceGetPCIBusId"));
+  int handle = 0;
+  char bus_id[32] = "";
+  if (device_of == nullptr || bus_id_of == nullptr || device_of(&handle, device) != 0 ||
+      bus_id_of(bus_id, sizeof bus_id, handle) != 0)
+    return "";
+  return bus_id;
+}
+
 DeviceKind choose_device(const std::optional<std::string>& wanted, const DriverProbe& driver,
                          const std::function<std::string()>& library_problem) {
   const std::string choice = wanted && !wanted->empty() ? *wanted : "auto";
