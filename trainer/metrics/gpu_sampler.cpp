@@ -139,13 +139,6 @@ struct GpuSampler::Shared {
   }
 };
 
-std::vector<std::string> names_of_reasons(uint64_t bits) {
-  std::vector<std::string> names;
-  for (const ThrottleReason& reason : kThrottleReasons)
-    if ((bits & reason.bits) != 0) names.emplace_back(reason.name);
-  return names;
-}
-
 GpuSampler::GpuSampler(const std::string& bus_id, std::chrono::milliseconds period)
     : shared_(std::make_shared<Shared>()) {
   std::thread([shared = shared_, bus_id, period] {

@@ -7,7 +7,6 @@
 #include <optional>
 #include <string>
 #include <tuple>
-#include <vector>
 
 namespace hyperion::metrics {
 
@@ -34,7 +33,6 @@ struct ThrottleReason {
 };
 inline constexpr ThrottleReason kThrottleReasons[] = {
     {"thermal", 0x20 | 0x40}, {"power_brake", 0x80}, {"hw_slowdown", 0x08}};
-std::vector<std::string> names_of_reasons(uint64_t bits);
 
 // Reads the counters every `period` on a thread of its own: a call of NVML takes up to milliseconds, and one
 // to a GPU that has failed may not return.

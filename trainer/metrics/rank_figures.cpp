@@ -85,10 +85,13 @@ std::string RankWarnings::slow_rank(int64_t step, size_t rank, double seconds, d
 std::string RankWarnings::gpu_trouble(size_t rank, const GpuCounters& now) {
   Known& known = ranks_[rank];
   std::vector<std::string> found;
-  if (const uint64_t more = now.throttled & ~known.throttled; more != 0) {
-    found.push_back(fmt::format("clocks are throttled ({})", fmt::join(names_of_reasons(more), ", ")));
-    known.throttled |= more;
+  std::vector<std::string> reasons;
+  for (const ThrottleReason& reason : kThrottleReasons) {
+    if ((now.throttled & reason.bits) == 0 || (known.throttled & reason.bits) != 0) continue;
+    reasons.emplace_back(reason.name);
+    known.throttled |= reason.bits;
   }
+  if (!reasons.empty()) found.push_back(fmt::format("clocks are throttled ({})", fmt::join(reasons, ", ")));
   const auto grown = [&](const std::optional<int64_t>& count, int64_t& warned, int64_t times, const char* one,
                          const char* many) {
     if (!count || *count <= warned || *count < times * warned) return;
