@@ -13,7 +13,7 @@ namespace hyperion::trainer {
 RankMonitor::RankMonitor(const Runtime& runtime) : runtime_(runtime) {
   metrics::RankPlace own{.host = host_name()};
   if (runtime.device.is_cuda()) {
-    own.gpu = gpu_bus_id(runtime.device.index());
+    own.gpu = pci_address(runtime.device.index());
     gpu_.emplace(own.gpu);
   }
   std::vector<std::string> places = runtime.groups->host().gather(pack(own));
@@ -22,6 +22,7 @@ RankMonitor::RankMonitor(const Runtime& runtime) : runtime_(runtime) {
 
 metrics::MetricList RankMonitor::log_step(int64_t step) {
   const metrics::RankFigures own{timer_->own_seconds(), gpu_ ? gpu_->take() : std::nullopt};
+  timer_.reset();
   return combine_on_rank_0(runtime_.groups->host(), own, [&](std::vector<metrics::RankFigures> ranks) {
     for (const std::string& warning : warnings_->add(step, ranks)) log_warning("{}", warning);
     return metrics::rank_metrics(ranks);

@@ -1,5 +1,9 @@
 #include "base/device/device.h"
 
+#include <algorithm>
+#include <array>
+#include <cctype>
+
 #include <dlfcn.h>
 
 #include "base/counted.h"
@@ -30,17 +34,15 @@ DriverProbe probe_driver() {
   return probe;
 }
 
-std::string gpu_bus_id(int device) {
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+std::string pci_address(int device) {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return "";
-  const auto device_of = reinterpret_cast<int (*)(int*, int)>(dlsym(library, "cuDeviceGet"));
-  const auto bus_id_of = reinterpret_cast<int (*)(char*, int, int)>(dlsym(library, "cuDeviceGetPCIBusId"));
-  int handle = 0;
-  char bus_id[32] = "";
-  if (device_of == nullptr || bus_id_of == nullptr || device_of(&handle, device) != 0 ||
-      bus_id_of(bus_id, sizeof bus_id, handle) != 0)
-    return "";
-  return bus_id;
+  const auto address_of = reinterpret_cast<int (*)(char*, int, int)>(dlsym(library, "cuDeviceGetPCIBusId"));
+  std::array<char, 32> text{};
+  if (address_of == nullptr || address_of(text.data(), static_cast<int>(text.size()), device) != 0) return "";
+  std::string address = text.data();
+  std::ranges::transform(address, address.begin(), [](unsigned char c) { return std::tolower(c); });
+  return address;
 }
 
 DeviceKind choose_device(const std::optional<std::string>& wanted, const DriverProbe& driver,

@@ -20,9 +20,9 @@ struct DriverProbe {
 // Loads libcuda.so.1, initialises it, counts and asks for the memory. Creates no CUDA context.
 DriverProbe probe_driver();
 
-// The PCI address of a device that probe_driver() has found, as NVML and nvidia-smi name it: "0000:1b:00.0".
-// Empty where the driver does not say.
-std::string gpu_bus_id(int device);
+// The PCI address of a visible device as sysfs spells it ("0000:1b:00.0"), from the driver alone; "" where
+// it does not say.
+std::string pci_address(int device);
 
 // `wanted`: HYPERION_DEVICE ("auto", "cpu" or "cuda"; absent or empty = auto). `library_problem` says why our
 // CUDA library cannot be used (empty when it can); it is asked only when a device is there and wanted. Never

@@ -30,12 +30,12 @@ CUresult cuDeviceGet(CUdevice* device, int ordinal) {
   *device = ordinal;
   return CUDA_SUCCESS;
 }
-CUresult cuDeviceGetPCIBusId(char* id, int length, CUdevice device) {
-  cudaDeviceGetPCIBusId(id, length, device);
-  return CUDA_SUCCESS;
-}
 CUresult cuDeviceTotalMem(size_t* bytes, CUdevice) {
   *bytes = device_memory();
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetPCIBusId(char* id, int length, CUdevice device) {
+  cudaDeviceGetPCIBusId(id, length, device);
   return CUDA_SUCCESS;
 }
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
