@@ -23,7 +23,7 @@ RankMonitor::RankMonitor(const Runtime& runtime) : runtime_(runtime) {
 metrics::MetricList RankMonitor::log_step(int64_t step) {
   const metrics::RankFigures own{timer_->own_seconds(), gpu_ ? gpu_->take() : std::nullopt};
   timer_.reset();
-  return combine_on_rank_0(runtime_.groups->host(), own, [&](std::vector<metrics::RankFigures> ranks) {
+  return combine_on_rank_0(runtime_.groups->host(), own, [&](const std::vector<metrics::RankFigures>& ranks) {
     for (const std::string& warning : warnings_->add(step, ranks)) log_warning("{}", warning);
     return metrics::rank_metrics(ranks);
   });

@@ -74,7 +74,6 @@ int nvmlDeviceGetPowerUsage(void* device, unsigned* milliwatts) {
   return answer(milliwatts, field(device, "power", 700000));
 }
 
-
 // --- what libtorch must find, and does not call in training ---
 
 int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, void*) {

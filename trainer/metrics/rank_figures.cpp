@@ -73,11 +73,9 @@ std::string RankWarnings::slow_rank(int64_t step, size_t rank, double seconds, d
   logs = seconds > kSlow * median && seconds - median > kSlowSeconds ? logs + 1 : 0;
   if (logs < kSlowLogs || (logs - kSlowLogs) % kSlowLogsAgain != 0) return {};
   return fmt::format(
-      "{}: its own work of step {} took {:.3f} s, {:.0f} % more than the median of {:.3f} s, and so in each "
-      "of "
-      "the last {} logged steps: all ranks wait for it. Look {}at other programs on that host and at what "
-      "its "
-      "data take, and leave the host out (--exclude) if it stays so",
+      "{}: its own work of step {} took {:.3f} s, {:.0f} % more than the median of {:.3f} s, and it was that "
+      "slow in each of the last {} logged steps: all ranks wait for it. Look {}at other programs on that "
+      "host and at what its data take, and leave the host out (--exclude) if it stays so",
       name(rank), step, seconds, 100 * (seconds / median - 1), median, logs,
       places_[rank].gpu.empty() ? "" : "at its clocks (nvidia-smi -q -d CLOCK,PERFORMANCE), ");
 }
@@ -105,9 +103,8 @@ std::string RankWarnings::gpu_trouble(size_t rank, const GpuCounters& now) {
   grown(now.remapped_rows, known.remapped_rows, 1, "remapped row of memory", "remapped rows of memory");
   if (found.empty()) return {};
   return fmt::format(
-      "{}: {} since the start of this run; see nvidia-smi -q -d "
-      "CLOCK,PERFORMANCE,TEMPERATURE,ECC,ROW_REMAPPER "
-      "there, and drain the host if it goes on",
+      "{}: {} since the start of this run; look at its clocks, temperature, ECC errors and remapped rows "
+      "(nvidia-smi -q) and at the kernel's log for Xid, and drain the host if it goes on",
       name(rank), fmt::join(found, ", "));
 }
 
