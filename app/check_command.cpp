@@ -341,7 +341,7 @@ class JobCheck {
       trainer::check_training_documents(config());
       // A job reads tokens in the order of its shuffle and cannot compare them with a checksum.
       for (const data::CorpusFile& file : data::find_corpus(trainer::training_files(config())))
-        if (file.shard) data::ShardSource(file.path).verify();
+        if (file.format == data::CorpusFormat::kTokenShard) data::ShardSource(file.path).verify();
       loader_ = trainer::training_loader(config(), tokenizer(), loader_context());
       return describe_files(trainer::training_files(config()));
     });

@@ -1,8 +1,7 @@
-#include "app/commands.h"
-
 #include <chrono>
 #include <string_view>
 
+#include "app/commands.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -19,7 +18,8 @@ std::vector<data::CorpusFile> find_inputs(const std::vector<std::string>& inputs
   std::vector<data::CorpusFile> files;
   for (const std::string& input : inputs) {
     for (data::CorpusFile& file : data::find_corpus(input, "INPUT")) {
-      if (file.shard) throw_config("{}: is a token shard already, expected text", file.path.string());
+      if (file.format == data::CorpusFormat::kTokenShard)
+        throw_config("{}: is a token shard already, expected text", file.path.string());
       files.push_back(std::move(file));
     }
   }

@@ -37,7 +37,7 @@ void check_shard(const CorpusFile& file, const LoaderOptions& options) {
 TokenStream make_stream(const LoaderOptions& options) {
   std::vector<CorpusFile> files = find_corpus(options.dataset_path, options.dataset_key);
   for (const CorpusFile& file : files)
-    if (file.shard) check_shard(file, options);
+    if (file.format == CorpusFormat::kTokenShard) check_shard(file, options);
   return {{std::move(files), options.encode, options.order.shuffle, options.text_field}, options.order};
 }
 
@@ -84,7 +84,8 @@ DataLoader::DataLoader(LoaderOptions options) : options_(std::move(options)), st
   if (options_.text_field.name != TextField().name)
     initial_.fingerprint = hash_text(options_.text_field.name, initial_.fingerprint);
   state_ = initial_;
-  const bool text = std::ranges::none_of(stream_.files(), &CorpusFile::shard);
+  const bool text = std::ranges::all_of(
+      stream_.files(), [](const CorpusFile& file) { return file.format == CorpusFormat::kText; });
   if (!text || !options_.order.repeat) options_.node.reset();
 }
 

@@ -58,7 +58,8 @@ CorpusFile make_corpus_file(const fs::path& path, const fs::path& root) {
     InputFile{content};  // says what it is
   if (error) throw_data("dataset file {}: cannot be examined: {}", path.string(), error.message());
   if (size == 0) throw_data("dataset file {}: is empty: remove it or write it again", path.string());
-  return {path, path.lexically_relative(root).generic_string(), size, shard};
+  return {path, path.lexically_relative(root).generic_string(), size,
+          shard ? CorpusFormat::kTokenShard : CorpusFormat::kText};
 }
 
 // Adds the file, the shard or what is in the folder, below which links to folders are not followed; names are
@@ -130,19 +131,19 @@ uint64_t corpus_fingerprint(const std::vector<CorpusFile>& files) {
   for (const CorpusFile& file : files) {
     hash = hash_text(file.name, hash);
     hash = hash_bytes(&file.size, sizeof(file.size), hash);
-    if (file.shard) hash = hash_text(read_file(file.path / "index.json"), hash);
+    if (file.format == CorpusFormat::kTokenShard) hash = hash_text(read_file(file.path / "index.json"), hash);
   }
   return hash;
 }
 
 void check_text_field(const std::string& dataset_path, const TextField& field, const std::string& key) {
   for (const CorpusFile& file : find_corpus(dataset_path, key))
-    if (!file.shard) JsonLines::check_first_line(file.path, field);
+    if (file.format == CorpusFormat::kText) JsonLines::check_first_line(file.path, field);
 }
 
 std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode& encode,
                                             const TextField& field) {
-  if (file.shard) return std::make_unique<ShardSource>(file.path);
+  if (file.format == CorpusFormat::kTokenShard) return std::make_unique<ShardSource>(file.path);
   if (!encode) throw_bug("{}: holds text, but no tokenizer was given", file.path.string());
   return std::make_unique<TextSource>(file.path, encode, field);
 }

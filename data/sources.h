@@ -33,11 +33,13 @@ class DocumentSource {
   virtual void copy(uint64_t offset, std::span<int64_t> out) const = 0;
 };
 
+enum class CorpusFormat { kText, kTokenShard };  // JSON lines, a folder of `hyperion tokenize`
+
 struct CorpusFile {
   std::filesystem::path path;
   std::string name;  // relative to the dataset path: the same wherever the data is stored
   uint64_t size;     // bytes on disk (of a shard: of its tokens)
-  bool shard;        // a folder with a token shard
+  CorpusFormat format;
 };
 
 // The files behind a dataset path, sorted by name. A path is a file of JSON lines, a token shard, a folder,

@@ -24,7 +24,7 @@ std::vector<std::string> sample_of_text(const config::JobConfig& config) {
   std::vector<std::string> documents;
   for (const data::CorpusFile& file : data::find_corpus(training_files(config))) {
     if (documents.size() == kSampledFiles) break;
-    if (file.shard) continue;
+    if (file.format != data::CorpusFormat::kText) continue;
     documents.push_back(
         data::JsonLines::check_first_line(file.path, {config.training.text_field, kTrainingKeys.field}));
     documents.back().resize(std::min(documents.back().size(), kSampledBytes));

@@ -115,6 +115,7 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
     metrics_->event(step, event, fields);
   };
   log_start(run, *checkpointer_, state_.step, *metrics_);
+  if (!config::is_dry_run(config())) rank_monitor_.emplace(runtime);
   profiler_ = make_profiler(config().profiling, config().job, runtime, state_.step);
 }
 
@@ -234,6 +235,7 @@ ExitCode Trainer::train() {
   int64_t handled_failure = 0;  // the step after which all ranks dealt with a failed save
   for (int64_t step = first; step <= last; ++step) {
     const auto begin = std::chrono::steady_clock::now();
+    if (rank_monitor_ && metrics_->should_log(step)) rank_monitor_->start_step();
     const std::optional<StepInput> input = fetch(step);
     if (!input) return stopped(step - 1, agreement_.agreed().stop, /*trained=*/step > first);
     try {
@@ -340,6 +342,7 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
     model_.stage->weights_changed();
   }
   model_.stage->drop_gradients();
+  if (rank_monitor_ && metrics_->should_log(step)) rank_monitor_->stop_step();
   read_checks(/*wait=*/metrics_->should_log(step));  // logging waits for the step's numbers anyway
 
   state_.step = step;
@@ -386,6 +389,8 @@ void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, cons
       .lr = checkpointing::learning_rate(plan_, step),
       .n_tokens_seen = state_.tokens_seen,
       .extra = reduce_layer_metrics(reported, job_.runtime.groups->all_ranks(), job_.runtime.world_size())};
+  if (rank_monitor_)
+    for (const auto& metric : rank_monitor_->log_step(step)) metrics.extra.push_back(metric);
   if (resumed_step_ > 0 && !std::isnan(state_.last_loss)) {  // so that a jump of the curve is seen
     if (state_.last_loss_step > 0)
       log_info(

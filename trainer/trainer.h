@@ -20,6 +20,7 @@
 #include "trainer/metrics/metrics_logger.h"
 #include "trainer/metrics/profiler.h"
 #include "trainer/model_and_optimizer.h"
+#include "trainer/rank_monitor.h"
 #include "trainer/signals.h"
 #include "trainer/training_state.h"
 #include "trainer/validator.h"
@@ -71,6 +72,7 @@ class Trainer {
   StateComponents components_;
   checkpointing::DeviceMover memory_mover_;
   std::unique_ptr<metrics::MetricsLogger> metrics_;
+  std::optional<RankMonitor> rank_monitor_;  // none in a dry run, whose other ranks do not exist
   std::unique_ptr<metrics::Profiler> profiler_;
   std::optional<checkpointing::Checkpointer>
       checkpointer_;  // the last: a save in the background reads what is above

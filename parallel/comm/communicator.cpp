@@ -16,6 +16,7 @@
 #include "base/gpu_fault.h"
 #include "base/rank_list.h"
 #include "base/resources.h"
+#include "parallel/comm/step_timer.h"
 #include "parallel/comm/trace_range.h"
 #include "parallel/health/failure_record.h"
 #include "parallel/job/phase.h"
@@ -71,10 +72,17 @@ Pending Communicator::start_operation(const std::string& operation, int64_t numb
       throw_failure(operation, number, phase, error);
     }
   };
+  const c10::DeviceType waits = takes_host_tensors() ? at::kCPU : at::kCUDA;
   std::string phase = current_phase();
+  RankWait starting(waits);
   Finish finish = guarded(phase, start);
+  starting.done();
   if (!finish) return {};
-  return Pending([guarded, phase = std::move(phase), finish = std::move(finish)] { guarded(phase, finish); });
+  return Pending([guarded, waits, phase = std::move(phase), finish = std::move(finish)] {
+    RankWait finishing(waits);
+    guarded(phase, finish);
+    finishing.done();
+  });
 }
 
 Communicator::Finish Communicator::for_each_part(const std::vector<CollectivePart>& parts,

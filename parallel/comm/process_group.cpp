@@ -87,14 +87,15 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
     return;
   }
   if (nccl && !environment.single_host() && options.host_fan_out == 0) options_.host_fan_out = kHostFanOut;
-  if (options_.host_fan_out > 0) {
+  if (!environment.single_host()) {
     ranks_per_node_ = agree_on_ranks_per_node(*store_, environment);
-    network_.push_back(describe_host_tree(environment, ranks_per_node_, options_.host_fan_out));
     if (ranks_per_node_ == 1 && environment.local_world_size > 1 && environment.rank == 0)
       log_warning(
           "the ranks are not numbered node by node (srun --distribution=cyclic?), so groups that should be "
           "inside a node exchange over the network; number them so (srun --distribution=block)");
   }
+  if (options_.host_fan_out > 0)
+    network_.push_back(describe_host_tree(environment, ranks_per_node_, options_.host_fan_out));
   if (nccl || options_.host_fan_out > 0) host_ = make_host_group("host/0");
 }
 

@@ -75,6 +75,9 @@ class ProcessGroups {
   void set_timeout(std::chrono::milliseconds timeout);
   // The others are sent how this rank ends: before it leaves a job that is done, or fails.
   void leave(FailureDetector::End end);
+  // Of the first node, where the job has several and its ranks are numbered node by node; 1 where they are
+  // not, and on one host.
+  int ranks_per_node() const { return ranks_per_node_; }
   // For the log of a start: the interface of this rank and the user's variables; empty where nothing is sent.
   const std::vector<std::string>& network() const { return network_; }
 

@@ -3,6 +3,8 @@
 #include <memory>
 #include <utility>
 
+#include "parallel/comm/step_timer.h"
+
 namespace hyperion::parallel {
 
 Pending StreamedExchange::start_on_stream(std::vector<at::Tensor> tensors,
@@ -27,7 +29,9 @@ Pending StreamedExchange::start_on_stream(std::vector<at::Tensor> tensors,
       in_flight->operation.wait();
       in_flight->finished.record(stream_);
     }
+    RankWait wait(device_.type());
     DeviceStream::current(device_).wait(in_flight->finished);
+    wait.done();
   });
 }
 

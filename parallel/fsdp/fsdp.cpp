@@ -10,6 +10,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include "parallel/comm/step_timer.h"
 #include "parallel/comm/trace_range.h"
 
 namespace hyperion::parallel {
@@ -83,7 +84,9 @@ FsdpContext::FsdpContext(const Mesh& mesh, int rank, Communicator& shard, Commun
 
 void FsdpContext::finish_reduction() {
   if (in_flight_) complete_on_reduce_stream(*in_flight_);
+  RankWait wait(options_.device.type());
   DeviceStream::current(options_.device).wait(reduced_);
+  wait.done();
   // What is sent belongs to the compute stream's memory: only now may later work of that stream reuse it.
   in_flight_.reset();
 }
@@ -269,7 +272,9 @@ void ShardGroup::finish_unshard() {
   if (state_ == State::kUnsharded) return;
   const TraceRange range("all-gather wait", name_);
   all_gather_.wait();  // blocks the host on a CPU only
+  RankWait wait(context_.options().device.type());
   DeviceStream::current(context_.options().device).wait(gathered_);
+  wait.done();
   state_ = State::kUnsharded;
 }
 

@@ -9,10 +9,12 @@ Standard library only.
 import collections
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import unittest
 from pathlib import Path
 
 from jobs import BINARY, PATIENCE, ROOT, JobTest, main
@@ -138,6 +140,22 @@ class SimulatedGpu(JobTest):
         for rank in range(4):
             self.assertRegex(job.text(rank), r"GPU: \d+ TFLOP/s in bfloat16 products, \d+ GB/s in copies; fsdp/\d: gathers at [\d.]+ GB/s, "
                                              r"sums at [\d.]+; dp_replicate/\d: gathers at")
+
+    @unittest.skipUnless(os.geteuid() == 0 and subprocess.run(["unshare", "--uts", "true"]).returncode == 0, "host names need root")
+    def test_groups_over_hosts_are_told_apart_however_the_ranks_are_numbered(self):
+        for numbering, on_host in (((0, 0, 1, 1), {"fsdp": 2, "dp_replicate": 1}), ((0, 1, 0, 1), {"fsdp": 1, "dp_replicate": 2})):
+            places = [(node, numbering[:rank].count(node)) for rank, node in enumerate(numbering)]
+            before = {rank: ["unshare", "--uts", "env", f"GROUP_RANK={node}", f"LOCAL_RANK={local}", "LOCAL_WORLD_SIZE=2", "sh", "-c",
+                             f'hostname n{node} && exec "$@"', "sh"] for rank, (node, local) in enumerate(places)}
+            job = self.start("--comm.speed_check_seconds=0.1", "--training.steps=1", *HSDP, ranks=4, before=before,
+                             env=self.gpu(HYPERION_SIMULATED_COMPUTE="off", GLOO_SOCKET_IFNAME="lo"))
+            job.codes()
+            for rank in range(4):
+                for group, ranks in on_host.items():
+                    line = re.search(rf"; {group}/\d: gathers at [\d.]+ GB/s, sums at [\d.]+([^;\n]*)", job.text(rank))
+                    self.assertEqual(line.group(1).strip(), "" if ranks == 2 else "(1 of 2 ranks on this host)", job.text(rank))
+            for rank, node in re.findall(r"the GPU of rank (\d) on n(\d)", job.text()):
+                self.assertEqual(int(node), numbering[int(rank)])
 
     def test_a_resume_that_is_refused_ends_every_rank_with_its_code(self):
         self.run_job("--checkpoint.enable", "--training.steps=2", code=0, ranks=2, env=self.gpu())

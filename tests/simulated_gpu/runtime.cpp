@@ -72,7 +72,7 @@ void need_context() {
 struct Event {
   Stream* stream = nullptr;  // null: never recorded
   uint64_t number = 0;
-  Clock::time_point time;
+  std::shared_ptr<Clock::time_point> time;  // when the stream came to it; null: without timing
 };
 
 Event& event_of(cudaEvent_t event) {
@@ -377,9 +377,11 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
   return cudaSuccess;
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   need_context();
-  *event = reinterpret_cast<cudaEvent_t>(new Event);
+  auto* made = new Event;
+  if ((flags & cudaEventDisableTiming) == 0) made->time = std::make_shared<Clock::time_point>();
+  *event = reinterpret_cast<cudaEvent_t>(made);
   return cudaSuccess;
 }
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
@@ -393,8 +395,7 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
   need_context();
   Event& e = event_of(event);
   e.stream = &stream_of(stream);
-  e.number = e.stream->newest();
-  e.time = Clock::now();
+  e.number = e.time ? e.stream->enqueue([time = e.time] { *time = Clock::now(); }) : e.stream->newest();
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
@@ -415,7 +416,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
-  *milliseconds = std::chrono::duration<float, std::milli>(event_of(to).time - event_of(from).time).count();
+  *milliseconds = std::chrono::duration<float, std::milli>(*event_of(to).time - *event_of(from).time).count();
   return cudaSuccess;
 }
 

@@ -136,7 +136,7 @@ void Checkpointer::attach(CheckpointedState state) {
                                           .writers = chosen.writers,
                                           .async = options().async_mode,
                                           .keep_latest = options().keep_latest_k,
-                                          .ranks_per_node = runtime_.environment.local_world_size,
+                                          .ranks_per_node = runtime_.groups->ranks_per_node(),
                                           .facts = state_->facts,
                                           .held_part =
                                               [&mesh = *runtime_.mesh](const auto& kind, int rank) {

@@ -14,6 +14,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include "base/clock.h"
+#include "base/collective.h"
 #include "base/device/streams.h"
 #include "base/log.h"
 #include "base/pack.h"
@@ -119,6 +120,10 @@ std::vector<std::string> slow_groups(const std::vector<GroupSpeed>& groups) {
   return found;
 }
 
+int ranks_on_host(const std::vector<std::string>& hosts, const std::vector<int>& ranks, int own) {
+  return static_cast<int>(std::ranges::count(ranks, hosts.at(own), [&](int rank) { return hosts.at(rank); }));
+}
+
 void check_speed(const parallel::ProcessGroups& groups, const parallel::Mesh& mesh,
                  const parallel::Environment& environment, at::Device device, double seconds) {
   const at::NoGradGuard no_grad;
@@ -130,16 +135,20 @@ void check_speed(const parallel::ProcessGroups& groups, const parallel::Mesh& me
   std::string line = fmt::format("GPU: {:.0f} TFLOP/s in bfloat16 products, {:.0f} GB/s in copies",
                                  own.tflops, own.copy_gbs);
   std::set<const parallel::Communicator*> measured;
-  const int n = environment.local_world_size;
+  // With the node's number, as hosts that are containers may have one name.
+  const auto hosts = combine_on_rank_0(groups.host(), fmt::format("{} {}", own.host, environment.node),
+                                       [](std::vector<std::string> of_ranks) { return of_ranks; });
   for (const parallel::MeshDim dim :
        {parallel::MeshDim::kTp, parallel::MeshDim::kFsdp, parallel::MeshDim::kDpReplicate}) {
     parallel::Communicator& group = groups.get(dim);
     if (group.size() == 1 || !measured.insert(&group).second) continue;
     GroupSpeed speed = measure_group(group, device);
-    speed.on_host = static_cast<int>(std::ranges::count(
-        mesh.group(environment.rank, dim), environment.rank / n, [n](int rank) { return rank / n; }));
-    line += fmt::format("; {}: gathers at {:.1f} GB/s, sums at {:.1f}", speed.group, speed.gather_gbs,
-                        speed.sum_gbs);
+    speed.on_host = ranks_on_host(hosts, mesh.group(environment.rank, dim), environment.rank);
+    line += fmt::format("; {}: gathers at {:.1f} GB/s, sums at {:.1f}{}", speed.group, speed.gather_gbs,
+                        speed.sum_gbs,
+                        speed.on_host < speed.ranks
+                            ? fmt::format(" ({} of {} ranks on this host)", speed.on_host, speed.ranks)
+                            : "");
     speeds.push_back(std::move(speed));
   }
   c10::getDeviceAllocator(device.type())->emptyCache();  // the model's memory is what the step line reports

@@ -33,6 +33,10 @@ struct GroupSpeed {
 std::vector<std::string> slow_cards(const std::vector<CardSpeed>& cards);
 std::vector<std::string> slow_groups(const std::vector<GroupSpeed>& groups);
 
+// Of `ranks`, how many are on the host of rank `own`; `hosts`: of all ranks. Pure. However the ranks are
+// numbered.
+int ranks_on_host(const std::vector<std::string>& hosts, const std::vector<int>& ranks, int own);
+
 // Collective: each GPU multiplies and copies for `seconds`, then each group gathers and sums 64 MiB. Logs
 // what was found, and the warnings on rank 0. Takes up to 640 MiB of the GPU, and gives it back.
 void check_speed(const parallel::ProcessGroups& groups, const parallel::Mesh& mesh,

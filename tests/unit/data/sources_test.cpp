@@ -56,8 +56,8 @@ TEST_CASE("a dataset path is a file or a folder or a pattern") {
   CHECK(names(find_corpus(root + "/{b,a}.*")) == Names{"a.json.gz", "b.jsonl"});
   CHECK(names(find_corpus(root + "/s*")) == Names{"sub/c.jsonl.zst", "sub/d.ndjson", "sub/shard"});
   CHECK(names(find_corpus(root + "/sub/shard")) == Names{"shard"});
-  CHECK(find_corpus(root + "/sub/shard")[0].shard);
-  CHECK_FALSE(find_corpus(root + "/b.jsonl")[0].shard);
+  CHECK(find_corpus(root + "/sub/shard")[0].format == CorpusFormat::kTokenShard);
+  CHECK(find_corpus(root + "/b.jsonl")[0].format == CorpusFormat::kText);
 }
 
 TEST_CASE("a dataset path without data is an error that names it") {

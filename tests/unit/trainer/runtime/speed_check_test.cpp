@@ -32,4 +32,13 @@ TEST_CASE("a group over hosts that exchanges as over TCP is named and one inside
   CHECK(slow_groups({{"tp/0", 8, 8, 400, 400}, {"fsdp/0", 32, 8, 50, 50}}).size() == 1);
 }
 
+TEST_CASE("ranks of a group on one host are counted by their hosts and not by how they are numbered") {
+  const std::vector<std::string> by_node = {"n0 0", "n0 0", "n1 1", "n1 1"},
+                                 cyclic = {"n0 0", "n1 1", "n0 0", "n1 1"};
+  CHECK(ranks_on_host(by_node, {2, 3}, 3) == 2);
+  CHECK(ranks_on_host(by_node, {1, 3}, 3) == 1);
+  CHECK(ranks_on_host(cyclic, {2, 3}, 3) == 1);
+  CHECK(ranks_on_host(cyclic, {1, 3}, 3) == 2);
+}
+
 }  // namespace hyperion::trainer

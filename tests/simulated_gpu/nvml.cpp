@@ -1,0 +1,92 @@
+// libnvidia-ml.so.1 of simulated GPUs: what NVML says of them is in the file HYPERION_SIMULATED_NVML, read by
+// each call, so that a test can change it while a job runs. Lines "0000:01:00.0 reasons 0x40" (the address of
+// a GPU, a field, a value), and "hang": no call returns.
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include <unistd.h>
+
+namespace {
+
+constexpr int kSuccess = 0, kNotSupported = 3, kNotFound = 6;
+
+using Device = std::string;  // its address
+
+unsigned long long field(void* device, const char* name, unsigned long long usual) {
+  const char* path = std::getenv("HYPERION_SIMULATED_NVML");
+  std::ifstream file(path != nullptr ? path : "");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string address, field, value;
+    words >> address >> field >> value;
+    while (address == "hang") pause();
+    if (address == *static_cast<Device*>(device) && field == name)
+      return std::strtoull(value.c_str(), nullptr, 0);
+  }
+  return usual;
+}
+
+int answer(unsigned* value, unsigned long long found) {
+  *value = static_cast<unsigned>(found);
+  return kSuccess;
+}
+
+}  // namespace
+
+extern "C" {
+
+int nvmlInit_v2() {
+  return kSuccess;
+}
+int nvmlShutdown() {
+  return kSuccess;
+}
+int nvmlDeviceGetHandleByPciBusId_v2(const char* address, void** device) {
+  if (std::strncmp(address, "0000:", 5) != 0) return kNotFound;
+  static Device own;
+  own = address;
+  *device = &own;
+  return kSuccess;
+}
+int nvmlDeviceGetTotalEccErrors(void* device, int type, int, unsigned long long* errors) {
+  *errors = field(device, type == 0 ? "ecc_corrected" : "ecc_uncorrected", 0);
+  return kSuccess;
+}
+int nvmlDeviceGetRemappedRows(void* device, unsigned* corrected, unsigned* uncorrected, unsigned* pending,
+                              unsigned* failed) {
+  *uncorrected = *pending = *failed = 0;
+  return answer(corrected, field(device, "remapped_rows", 0));
+}
+int nvmlDeviceGetCurrentClocksEventReasons(void* device, unsigned long long* reasons) {
+  *reasons = field(device, "reasons", 0x04);  // at its power limit
+  return kSuccess;
+}
+int nvmlDeviceGetClockInfo(void* device, int, unsigned* mhz) {
+  return answer(mhz, field(device, "sm_clock", 1400));
+}
+int nvmlDeviceGetTemperature(void* device, int, unsigned* celsius) {
+  return answer(celsius, field(device, "temperature", 60));
+}
+int nvmlDeviceGetPowerUsage(void* device, unsigned* milliwatts) {
+  return answer(milliwatts, field(device, "power", 700000));
+}
+
+// --- what libtorch must find, and does not call in training ---
+
+int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, void*) {
+  return kNotSupported;
+}
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void*, unsigned, void*) {
+  return kNotSupported;
+}
+int nvmlDeviceGetComputeRunningProcesses(void*, unsigned*, void*) {
+  return kNotSupported;
+}
+int nvmlSystemGetCudaDriverVersion_v2(int*) {
+  return kNotSupported;
+}
+
+}  // extern "C"
