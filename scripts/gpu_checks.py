@@ -140,7 +140,8 @@ def traced(_, folder):
         return "the trace holds no kernels: the profiler has no access to this GPU", table
     copies = table["copies_in_blocks"]
     return (f"{table['launches_per_step']:,.0f} launches per step, GPU busy {100 * table['busy']:.1f} %, {sum(copies.values()):g} copies inside "
-            f"blocks (0 expected), collectives that overlap nothing {table['exposed_ms_per_step']:.2f} ms per step{''.join(f', {name[:60]}' for name in copies)}", table)
+            f"blocks (0 expected){''.join(f', {name[:60]}' for name in copies)}; collectives overlap nothing for {table['exposed_ms_per_step']:.2f} ms per step",
+            table)
 
 
 def traced_speed(output, folder):

@@ -69,7 +69,8 @@ def exposed(work):
 
 def reduce(trace):
     """{steps, launches_per_step, busy, ms_per_step, kinds: {kind: {ms_per_step, launches_per_step}}, exposed_ms_per_step (of collectives that
-    overlap nothing), copies_in_blocks: {kernel: copies per step}, gaps: [{ms, after, before}]} of a Chrome trace. `busy`: the share of the time between the first kernel and the last in which any ran. Times are of one step."""
+    overlap nothing), copies_in_blocks: {kernel: copies per step}, gaps: [{ms, after, before}]} of a Chrome trace. `busy`: the share of the
+    time between the first kernel and the last in which any ran. Times are of one step."""
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     steps = max(1, len({event["name"] for event in events if event["name"].startswith("ProfilerStep#")}))
     work = sorted((event for event in events if event.get("cat") in ON_GPU), key=lambda event: event["ts"])

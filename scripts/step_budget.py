@@ -288,7 +288,7 @@ def budget(step, card):
 
 
 def ranges(step, card, reference=None):
-    """budget() of the middle, and "low" and "high" of what the card's constants leave open; of the ratio to the Step `reference` too."""
+    """budget() in the middle of the card's constants; "range": (low, high) of its results, "ratio": that to the Step `reference`."""
     result, slow, fast = (budget(step, one) for one in (card.middle, card.slow, card.fast))
     result["range"] = {key: (slow[key], fast[key]) for key in ("tokens_per_second", "mfu") if key in slow}
     result["range"]["seconds"] = fast["seconds"], slow["seconds"]
