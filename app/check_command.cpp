@@ -26,6 +26,7 @@
 #include "data/sources.h"
 #include "data/token_shards.h"
 #include "models/flavors/registry.h"
+#include "parallel/comm/communicator_memory.h"
 #include "trainer/checkpointing/checkpointer.h"
 #include "trainer/checkpointing/stored_weights.h"
 #include "trainer/checkpointing/writers_choice.h"
@@ -159,6 +160,13 @@ std::optional<MemoryLimit> gpu_memory(const CommandLine& line) {
                    : std::nullopt;
 }
 
+std::string describe_communicators(int count) {
+  return count == 0 ? ""
+                    : fmt::format("; NCCL communicators, not counted: {}, of {} to {} each", count,
+                                  readable_bytes(parallel::kLeastOfCommunicator),
+                                  readable_bytes(parallel::kMostOfCommunicator));
+}
+
 // Compares what is on a GPU with `gpu`, as a job does at its start.
 std::string describe_memory(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
                             const parallel::Mesh& mesh, const std::optional<MemoryLimit>& gpu) {
@@ -179,7 +187,8 @@ std::string describe_memory(const config::ResolvedConfig& resolved, const models
       size.save_pool > 0
           ? fmt::format("; {} of host memory for background saves", readable_bytes(size.save_pool))
           : "",
-      gpu ? fmt::format("{} is {}", gpu->what, readable_bytes(gpu->bytes))
+      gpu ? fmt::format("{} is {}", gpu->what, readable_bytes(gpu->bytes)) +
+                describe_communicators(size.communicators)
           : "not compared with a GPU's memory: none is in use here, and --gpu-memory is not given");
 }
 

@@ -141,11 +141,14 @@ void ceilings(const BenchmarkDevice& place) {
         const float8::Quantized rows = float8::quantize(a, {.granularity = granularity});
         float8::Quantized columns = float8::quantize(b, {.granularity = granularity});
         columns = transposed(columns);
-        works.emplace_back([rows, columns] {
-          float8::scaled_matmul(rows, columns, at::kBFloat16, /*fast_accumulate=*/true,
-                                float8::Gemm::kNative);
-        });
-        names.emplace_back(granularity == float8::Granularity::kTensor ? "FP8 tensorwise" : "FP8 rowwise");
+        for (const bool fast : {true, false}) {  // forward; gradients
+          works.emplace_back([rows, columns, fast] {
+            float8::scaled_matmul(rows, columns, at::kBFloat16, fast, float8::Gemm::kNative);
+          });
+          names.push_back(fmt::format("FP8 {}{}",
+                                      granularity == float8::Granularity::kTensor ? "tensorwise" : "rowwise",
+                                      fast ? "" : ", slow accumulation"));
+        }
       }
     const std::vector<double> seconds = medians(works, 5);
     const double operations = 2.0 * static_cast<double>(product.m * product.k * product.n);
@@ -442,6 +445,8 @@ void operations(const BenchmarkDevice&) {
                             }},
                            {"norm of gradients", numbers, [&] { at::_foreach_norm(other, 2); }},
                            {"scaling of gradients", 2 * numbers, [&] { at::_foreach_mul_(other, scale); }},
+                           {"FP8 cast, both layouts", 2 * bf16_bytes(wide.numel()),
+                            [&] { float8::cast(wide, scale, scale, float8::kE4m3); }},
                            {"gather of a dry run, 8 ranks", bf16_bytes(9 * shard.numel()), [&] {
                               gathered.copy_(shard.view({1, -1}).expand({8, -1}));
                             }}};

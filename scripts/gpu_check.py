@@ -33,7 +33,7 @@ CARD_SECONDS = 10  # to take hold of the GPUs; to see whether they run a kernel,
 SKIPPED = 77  # exit code of a test that cannot run here
 LAST_LINES = 40
 REPORTED_CHARACTERS = 20000  # of what a failed check printed, in the report
-PROGRAMS = ["benchmark_gpu", "benchmark_float8"]
+PROGRAMS = ["benchmark_gpu", "benchmark_candidates", "benchmark_float8"]
 GPU_FREED_SECONDS = 5.0  # for processes that were ended to leave the GPU
 
 
@@ -127,7 +127,7 @@ print("facts " + json.dumps(facts))
 
 def machine(root, gpus):
     """What the report says about where it was made."""
-    found = {"gpus": gpus, "clocks": query_gpus("clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu"),
+    found = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "gpus": gpus, "clocks": query_gpus("clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu"),
              "system": platform.platform(), "cpus": os.cpu_count()}
     if (root / "BUNDLE").exists():
         found["bundle"] = (root / "BUNDLE").read_text()
@@ -397,7 +397,7 @@ def main():
             run = Run(root, report, path, pathlib.Path(folder))
             if options.peer:
                 install_peer(options.peer, packages, run.environment)
-            report["machine"] = {**machine(root, gpus), "libraries": libraries}
+            report["machine"] = {**machine(root, gpus), "libraries": libraries, "simulated": place.simulated}
             missing = report["machine"].get("no_torchtitan", "")
             place.peer = f"torchtitan cannot be imported ({missing})" if missing else ""
             place.peer_float8 = "" if "torchao" in report["machine"] else f"torchao is not installed ({report['machine'].get('no_torchao', 'not asked')})"

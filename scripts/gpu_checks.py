@@ -124,6 +124,13 @@ def json_lines(output, _):
     return f"{len(rows)} figures", {"rows": rows}
 
 
+def candidates(output, folder):
+    """What changes that are not made would save."""
+    _, figures = json_lines(output, folder)
+    return "; ".join(f"{row['name']}: {row['saved_ms_per_step']:.2f} ms per step" if "saved_ms_per_step" in row else f"{row['name']}: refused"
+                     for row in figures["rows"]), figures
+
+
 def traced(_, folder):
     traces = sorted(folder.glob("profile_traces/iteration_*/rank0_trace.json"))
     if not traces:
@@ -133,7 +140,8 @@ def traced(_, folder):
         return "the trace holds no kernels: the profiler has no access to this GPU", table
     copies = table["copies_in_blocks"]
     return (f"{table['launches_per_step']:,.0f} launches per step, GPU busy {100 * table['busy']:.1f} %, {sum(copies.values()):g} copies inside "
-            f"blocks (0 expected){''.join(f', {name[:60]}' for name in copies)}", table)
+            f"blocks (0 expected){''.join(f', {name[:60]}' for name in copies)}; collectives overlap nothing for {table['exposed_ms_per_step']:.2f} ms per step",
+            table)
 
 
 def traced_speed(output, folder):
@@ -228,6 +236,7 @@ def part_1(place):
         rank_0(place, "FP8, none", 45, "none", FP8, skipped=no_fp8(place)),
         benchmark(place, "attention", 30),
         rank_0(place, "none, of 1024", 45, "none", ranks=1024),
+        Check("benchmark", "candidates", 30, [[str(place.programs / "benchmark_candidates"), *(["--small"] if place.small else [])]], read=candidates),
     ]
 
 

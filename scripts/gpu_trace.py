@@ -49,9 +49,28 @@ def copies_in_blocks(events, steps):
     return dict(found)
 
 
+def exposed(work):
+    """Microseconds in which kernels of NCCL run and nothing else does, of events in the order of their beginnings."""
+    def merged(events):
+        spans = []
+        for event in events:
+            begin, end = float(event["ts"]), float(event["ts"]) + float(event["dur"])
+            if spans and begin <= spans[-1][1]:
+                spans[-1][1] = max(spans[-1][1], end)
+            else:
+                spans.append([begin, end])
+        return spans
+
+    def length(spans):
+        return sum(end - begin for begin, end in spans)
+
+    return length(merged(work)) - length(merged([event for event in work if kind_of(event["name"]) != "collectives"]))
+
+
 def reduce(trace):
-    """{steps, launches_per_step, busy, ms_per_step, kinds: {kind: {ms_per_step, launches_per_step}}, copies_in_blocks: {kernel: copies per
-    step}, gaps: [{ms, after, before}]} of a Chrome trace. `busy`: the share of the time between the first kernel and the last in which any ran. Times are of one step."""
+    """{steps, launches_per_step, busy, ms_per_step, kinds: {kind: {ms_per_step, launches_per_step}}, exposed_ms_per_step (of collectives that
+    overlap nothing), copies_in_blocks: {kernel: copies per step}, gaps: [{ms, after, before}]} of a Chrome trace. `busy`: the share of the
+    time between the first kernel and the last in which any ran. Times are of one step."""
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     steps = max(1, len({event["name"] for event in events if event["name"].startswith("ProfilerStep#")}))
     work = sorted((event for event in events if event.get("cat") in ON_GPU), key=lambda event: event["ts"])
@@ -74,6 +93,7 @@ def reduce(trace):
         "busy": busy / span if span else 0.0,
         "ms_per_step": span / 1e3 / steps,
         "kinds": dict(sorted(kinds.items(), key=lambda entry: -entry[1]["ms_per_step"])),
+        "exposed_ms_per_step": exposed(work) / 1e3 / steps,
         "copies_in_blocks": copies_in_blocks(events, steps),
         "gaps": sorted(gaps, key=lambda gap: -gap["ms"])[:GAPS],
     }
@@ -83,6 +103,7 @@ def table(reduced):
     lines = [f"{reduced['steps']} steps of {reduced['ms_per_step']:.2f} ms, {reduced['launches_per_step']:,.0f} launches each, "
              f"GPU busy {100 * reduced['busy']:.1f} %", "", "| kind | ms per step | launches per step |", "|---|---:|---:|"]
     lines += [f"| {kind} | {row['ms_per_step']:.3f} | {row['launches_per_step']:,.0f} |" for kind, row in reduced["kinds"].items()]
+    lines += ["", f"collectives that overlap nothing: {reduced['exposed_ms_per_step']:.3f} ms per step"]
     lines += ["", f"copies inside blocks per step: {reduced['copies_in_blocks'] or 'none'}"]
     lines += ["", "| gap, ms | after | before |", "|---:|---|---|"]
     lines += [f"| {gap['ms']:.3f} | {gap['after'][:60]} | {gap['before'][:60]} |" for gap in reduced["gaps"]]

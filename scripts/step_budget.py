@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Where the time of a training step goes on a given GPU, without one: launches, bytes and FLOPs of a steady step, counted on a
-simulated GPU (docs/simulated_gpu.md), and the time that a card needs for them by its roofline.
+simulated GPU (docs/simulated_gpu.md), and the time that a card needs for them by its roofline: a prediction, from low to high, as the
+constants of the card are (scripts/cards.json). The shares of a step are those of constants in the middle of their ranges.
 
 usage: step_budget.py NAME=TRACE[,SHORTER] ... [--world W] [--tensor-parallel T] [--replicas R] [--layers L] [--tokens N] [options]
        step_budget.py --run configs/llama3_8b.toml [--world 8] [--mode none selective] [--column ours torchtitan ...] [--keep FOLDER]
@@ -26,42 +27,15 @@ import sys
 import tempfile
 import tomllib
 
-from step_collectives import NETWORK_SHARE, Cluster, collective_of, group_sizes
-from step_collectives import FAKE, seconds_of as seconds_of_collectives
+import cards
+from step_collectives import FAKE, Cluster, collective_of, group_sizes
+from step_collectives import seconds_of as seconds_of_collectives
+from step_picture import bars, between, picture
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
-@dataclasses.dataclass(frozen=True)
-class Card:
-    """What a GPU reaches in a training step. FLOP/s and bytes/s."""
-
-    name: str
-    products: dict  # dtype -> FLOP/s of large matrix products
-    attention: dict  # kernel -> (forward, backward) FLOP/s, counted with the causal half
-    memory: float  # read and written, by kernels as plain as a copy
-    launch: float  # seconds in which one kernel ends and the next begins
-    link: float  # what a rank sends in a ring over the links of its host
-    link_share: float  # of the compute units, which a collective takes away from what it overlaps
-    peak: float = 989.4e12  # dense bf16 of the data sheet, which MFU is a share of
-
-
-# Of the 700 W card: 798 TFLOP/s in bf16 and 1,403 in FP8 were read for one product of 8192^3 on a cool card and 3.0 TB/s, nine tenths of the
-# data sheet's, for a copy. In a step that keeps the card at its power limit products are planned with 720 and 1,250, and what moves memory with
-# nine tenths of the copy. cuDNN's attention of 8192 tokens with heads of 128 was read at 600 to 630 forward; flash attention 2, which has no
-# kernel for this card, at 330 to 370. Backward passes of both are at about 0.8 of that. NCCL's rings reach about 350 GB/s of the 450 of NVLink
-# with 16 to 24 of 132 multiprocessors. 1.5 us between kernels are assumed. torchtitan's published runs were made on H100s of 500 W with HBM2e of
-# 2.4 TB/s: the clock that a power limit leaves falls with its root, so all FLOP/s are sqrt(500 / 700) = 0.845 of the other card's, and memory is
-# as far below the data sheet's. An H200 is the 700 W card with 4.8 TB/s.
-H100 = Card("H100 SXM, 700 W", {"bf16": 720e12, "fp16": 720e12, "fp8": 1250e12, "fp32": 50e12},
-            {"cudnn": (600e12, 480e12), "flash": (350e12, 280e12), "efficient": (200e12, 150e12)}, 2.7e12, 1.5e-6, 350e9, 0.15)
-CARDS = {
-    "h100-700w": H100,
-    "h100-500w": dataclasses.replace(H100, name="H100 96 GB, 500 W", memory=1.95e12,
-                                     products={"bf16": 608e12, "fp16": 608e12, "fp8": 1056e12, "fp32": 42e12},
-                                     attention={"cudnn": (507e12, 406e12), "flash": (296e12, 237e12), "efficient": (169e12, 127e12)}),
-    "h200": dataclasses.replace(H100, name="H200, 700 W", memory=3.9e12),
-}
+CARDS = cards.read()
 
 # The first line that fits decides: family, expression found in the operator's name, in the range it ran in, and how wide its largest tensor is
 # (Widths) or its dtype. What no line fits is "other".
@@ -87,9 +61,9 @@ FAMILIES = (
     ("casts and copies", r"aten::(copy_|cat|_to_copy|clone)", "", ""),
     ("fills", r"aten::(zero_|fill_)|memset", "", ""),
 )
-PRODUCTS, HEAD_PRODUCTS, COLLECTIVES, OTHER = "products", "products of the head", "collectives", "other"
+PRODUCTS, HEAD_PRODUCTS, COLLECTIVES, OTHER, OVERHEAD = "products", "products of the head", "collectives", "other", "not modelled"
 ORDER = (PRODUCTS, HEAD_PRODUCTS, "attention", "norms", "RoPE", "SwiGLU", "residual adds", "casts and copies", "FP8 casts", "loss",
-         "gather, pack, reduce", COLLECTIVES, "optimizer", "embedding", "fills", OTHER)
+         "gather, pack, reduce", COLLECTIVES, "optimizer", "embedding", "fills", OTHER, OVERHEAD)
 OF_BLOCKS = {PRODUCTS, "attention", "norms", "RoPE", "SwiGLU", "residual adds", "casts and copies", "FP8 casts"}
 ELEMENTWISE = OF_BLOCKS - {PRODUCTS, "attention"}
 
@@ -222,15 +196,31 @@ def launches_of(record):
     return record.kernels + record.copies
 
 
-def seconds_of(record, card):
-    """Of one record that is no collective, without the launches' gaps."""
-    memory = (record.read + record.written) / card.memory
-    if not record.flops:
-        return memory
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What records of a step ask of a card."""
+
+    family: str
+    times: float
+    launches: int
+    bytes: int
+    flops: int
+    memory: str  # the rates of Card.rates
+    compute: str
+
+    def seconds(self, card):
+        """Of one, without the gap before the next kernel."""
+        return max(self.bytes / card.rates[self.memory], self.flops / card.rates[self.compute])
+
+
+def work_of(record, times, family):
     if is_attention(record):
-        kernel = next((name for name in card.attention if name in record.operator), "flash")
-        return max(memory, record.flops / card.attention[kernel]["backward" in record.operator])
-    return max(memory, record.flops / card.products.get(record.dtype, card.products["bf16"]))
+        kernel = next((name for name in ("cudnn", "flash", "efficient") if name in record.operator), "flash")
+        compute = f"{kernel}_{'backward' if 'backward' in record.operator else 'forward'}"
+    else:
+        compute = record.dtype if record.dtype in ("fp8", "fp8_slow", "fp16", "fp32") else "bf16"
+    casts = family == "FP8 casts" and 4 * record.written > record.read  # a search for the largest element writes next to nothing
+    return Work(family, times, launches_of(record), record.read + record.written, record.flops, "cast" if casts else "memory", compute)
 
 
 @dataclasses.dataclass
@@ -241,119 +231,109 @@ class Row:
     seconds: float = 0.0
 
 
-def budget(step, card, cluster, *, layers, tokens, flops_per_token=None):
-    """Of a steady step of one GPU, to which `tokens` tokens fall: rows by family, of one block too, operators that no family takes, and
-    tokens a second."""
-    widths = Widths(step)
-    rows, unknown, collectives, kernels = {family: Row() for family in ORDER}, collections.Counter(), collections.Counter(), 0.0
-    for record, times in step.items():
-        kernels += times * record.kernels
-        if collective := collective_of(record, cluster):
-            collectives[collective] += times
+class Step:
+    """A steady step of one GPU, to which `tokens` tokens fall."""
+
+    def __init__(self, records, cluster, *, layers, tokens, flops_per_token=None):
+        self.cluster, self.layers, self.tokens, self.flops_per_token = cluster, layers, tokens, flops_per_token
+        widths = Widths(records)
+        self.works, self.collectives, self.unknown, self.kernels = [], collections.Counter(), collections.Counter(), 0.0
+        for record, times in records.items():
+            self.kernels += times * record.kernels
+            if collective := collective_of(record, cluster):
+                self.collectives[collective] += times
+            elif record.operator != "range" and not FAKE.match(record.range):  # not what a dry run copies instead
+                family = family_of(record, widths)
+                self.works.append(work_of(record, times, family))
+                if family == OTHER:
+                    self.unknown[record.operator] += times * max(1, record.read + record.written)
+
+    def rows(self, card):
+        """{family: Row} on a card."""
+        rows = {family: Row() for family in ORDER}
+        for collective, times in self.collectives.items():
             rows[COLLECTIVES].bytes += times * collective.sent
             rows[COLLECTIVES].launches += times
-        elif record.operator != "range" and not FAKE.match(record.range):  # not what a dry run copies instead
-            family = family_of(record, widths)
-            row = rows[family]
-            row.launches += times * launches_of(record)
-            row.bytes += times * (record.read + record.written)
-            row.flops += times * record.flops
-            row.seconds += times * (seconds_of(record, card) + card.launch * launches_of(record))
-            if family == OTHER:
-                unknown[record.operator] += times * max(1, record.read + record.written)
-    rows[COLLECTIVES].seconds = seconds_of_collectives(collectives, sum(row.seconds for row in rows.values()), card, cluster)
+        for work in self.works:
+            row = rows[work.family]
+            row.launches += work.times * work.launches
+            row.bytes += work.times * work.bytes
+            row.flops += work.times * work.flops
+            row.seconds += work.times * (work.seconds(card) + card.launch * work.launches)
+        rows[COLLECTIVES].seconds = seconds_of_collectives(self.collectives, sum(row.seconds for row in rows.values()), card, self.cluster)
+        rows[OVERHEAD].seconds = (card.overhead - 1) * sum(row.seconds for row in rows.values())
+        return rows
+
+    def seconds(self, card):
+        return sum(row.seconds for row in self.rows(card).values())
+
+
+def budget(step, card):
+    """Of a Step on a card: rows by family, of one block too, operators that no family takes, and tokens a second."""
+    rows, layers, tokens = step.rows(card), step.layers, step.tokens
     seconds = sum(row.seconds for row in rows.values())
     elementwise = sum(rows[family].bytes for family in ELEMENTWISE)
     result = {
-        "card": card.name, "layers": layers, "tokens": tokens, "kernels": kernels, "launches": sum(row.launches for row in rows.values()),
-        "seconds": seconds, "tokens_per_second": tokens / seconds, "kib_per_token_and_layer": elementwise / tokens / layers / 1024,
-        "bytes": sum(row.bytes for row in rows.values()), "flops": sum(row.flops for row in rows.values()),
-        "families": {family: dataclasses.asdict(row) for family, row in rows.items() if row.launches or row.bytes},
+        "card": card.name, "layers": layers, "tokens": tokens, "kernels": step.kernels, "launches": sum(row.launches for row in rows.values()),
+        "bytes": sum(row.bytes for row in rows.values()), "flops": sum(row.flops for row in rows.values()), "seconds": seconds,
+        "tokens_per_second": tokens / seconds, "kib_per_token_and_layer": elementwise / tokens / layers / 1024,
+        "families": {family: dataclasses.asdict(row) for family, row in rows.items() if row.launches or row.seconds},
         "blocks": {family: {key: value / layers for key, value in dataclasses.asdict(rows[family]).items()}
                    for family in ORDER if family in OF_BLOCKS and rows[family].launches},
-        "other": dict(unknown.most_common(8)), "cluster": dataclasses.asdict(cluster),
-        "groups": [text for group in ("tp", "fsdp", "dp_replicate") if (text := cluster.text_of(group, card.link))],
+        "other": dict(step.unknown.most_common(8)), "cluster": dataclasses.asdict(step.cluster),
     }
-    if flops_per_token:
-        result["mfu"] = tokens / seconds * flops_per_token / card.peak
+    if step.flops_per_token:
+        result["mfu"] = tokens / seconds * step.flops_per_token / card.peak
+    return result
+
+
+def ranges(step, card, reference=None):
+    """budget() in the middle of the card's constants; "range": (low, high) of its results, "ratio": that to the Step `reference`."""
+    result, slow, fast = (budget(step, one) for one in (card.middle, card.slow, card.fast))
+    result["range"] = {key: (slow[key], fast[key]) for key in ("tokens_per_second", "mfu") if key in slow}
+    result["range"]["seconds"] = fast["seconds"], slow["seconds"]
+    for part in ("families", "blocks"):
+        result["range"][part] = {family: (fast[part].get(family, {"seconds": 0.0})["seconds"], row["seconds"]) for family, row in slow[part].items()}
+    result["groups"] = [text for group in ("tp", "fsdp", "dp_replicate") if (text := step.cluster.text_of(group, (card.slow, card.fast)))]
+    result["network_share"] = card.slow.network_share, card.fast.network_share
+    if reference:
+        result["ratio"] = card.ratio(step, reference)
     return result
 
 
 # --- what is printed ---
 
 
-def text_of(name, result, title=""):
-    tokens, layers = result["tokens"], result["layers"]
+def three_digits(ends):
+    return between([float(f"{end:.3g}") for end in ends])
+
+
+def text_of(name, result, reference):
+    tokens, layers, ends = result["tokens"], result["layers"], result["range"]
     cluster = result["cluster"]
-    lines = [f"{name}{title}: {result['tokens_per_second']:,.0f} tokens a second and GPU on {result['card']}"
-             + (f", MFU {100 * result['mfu']:.1f} %" if "mfu" in result else "")
-             + f"; {1e6 * result['seconds'] / tokens:.1f} us a token, {result['kib_per_token_and_layer']:,.0f} KiB a token and layer "
+    lines = [f"{name}: predicted {three_digits(ends['tokens_per_second'])} tokens a second and GPU on {result['card']}"
+             + (f", MFU {between(ends['mfu'], factor=100)} %" if "mfu" in ends else "")
+             + f"; {between(ends['seconds'], 1, 1e6 / tokens)} us a token, {result['kib_per_token_and_layer']:,.0f} KiB a token and layer "
                f"element by element, {result['kernels']:,.0f} kernels in the trace"
-             + (f"; the host took {1e3 * result['host_seconds']:.0f} ms of its own" if "host_seconds" in result else ""),
-             f"collectives in rings: {'; '.join(result['groups']) or 'none'} (nodes of {cluster['node']} GPUs; between them "
-             f"{cluster['network']:g} Gb/s per GPU, of which {100 * NETWORK_SHARE:.0f} % are taken to be reached)",
-             f"{'':24} {'launches':>9} {'GB':>8} {'TFLOP':>8} {'ms':>8} {'share':>6} | a block: {'launches':>8} {'KiB/token':>10} {'us/token':>9}"]
+             + (f"; the host took {1e3 * result['host_seconds']:.0f} ms of its own" if "host_seconds" in result else "")]
+    lines += [f"{between(result['ratio'], 2)} times the tokens a second of {reference} on the same card"] if "ratio" in result else []
+    lines += [f"collectives in rings: {'; '.join(result['groups']) or 'none'} (nodes of {cluster['node']} GPUs; between them "
+              f"{cluster['network']:g} Gb/s per GPU, of which {between(result['network_share'], factor=100)} % are taken to be reached)",
+              f"{'':24} {'launches':>9} {'GB':>8} {'TFLOP':>8} {'ms':>16} {'share':>6} | a block: {'launches':>8} {'KiB/token':>10} {'us/token':>16}"]
     for family, row in result["families"].items():
-        line = (f"{family:24} {row['launches']:9,.0f} {row['bytes'] / 1e9:8.1f} {row['flops'] / 1e12:8.1f} {1e3 * row['seconds']:8.1f} "
-                f"{100 * row['seconds'] / result['seconds']:5.1f}% |")
+        line = (f"{family:24} {row['launches']:9,.0f} {row['bytes'] / 1e9:8.1f} {row['flops'] / 1e12:8.1f} {between(ends['families'][family], 1, 1e3):>16} "
+                f"{100 * row['seconds'] / result['seconds']:5.0f}% |")
         if block := result["blocks"].get(family):
-            line += f"{'':10}{block['launches']:8,.1f} {block['bytes'] / tokens / 1024:10,.1f} {1e6 * block['seconds'] / tokens:9.3f}"
+            line += (f"{'':10}{block['launches']:8,.1f} {block['bytes'] / tokens / 1024:10,.1f} "
+                     f"{between(ends['blocks'][family], 3, 1e6 / tokens):>16}")
         lines.append(line.rstrip())
-    block = {key: sum(row[key] for row in result["blocks"].values()) for key in ("launches", "bytes", "seconds")}
-    lines.append(f"{'all':24} {result['launches']:9,.0f} {result['bytes'] / 1e9:8.1f} {result['flops'] / 1e12:8.1f} {1e3 * result['seconds']:8.1f} 100.0% |"
-                 f"{'':10}{block['launches']:8,.1f} {block['bytes'] / tokens / 1024:10,.1f} {1e6 * block['seconds'] / tokens:9.3f}")
+    block = {key: sum(row[key] for row in result["blocks"].values()) for key in ("launches", "bytes")}
+    of_blocks = [sum(end) for end in zip(*ends["blocks"].values())] or (0, 0)
+    lines.append(f"{'all':24} {result['launches']:9,.0f} {result['bytes'] / 1e9:8.1f} {result['flops'] / 1e12:8.1f} {between(ends['seconds'], 1, 1e3):>16}   100% |"
+                 f"{'':10}{block['launches']:8,.1f} {block['bytes'] / tokens / 1024:10,.1f} {between(of_blocks, 3, 1e6 / tokens):>16}")
     if result["other"]:
         lines.append("other: " + ", ".join(f"{operator} {size / 1e9:.2f} GB" for operator, size in result["other"].items()))
     return "\n".join(lines)
-
-
-def segments(results):
-    """Families in the order of the picture, and the microseconds a token of the longest column."""
-    used = [family for family in ORDER if any(family in result["families"] for result in results.values())]
-    return used, max(1e6 * result["seconds"] / result["tokens"] for result in results.values())
-
-
-SHADES = "█▓▒░▚▞▤▥◆▦▧◇▨▩○●"
-
-
-def bars(results, width=100):
-    """Where the time of a token goes, a line a column."""
-    used, longest = segments(results)
-    names = max(map(len, results))
-    lines = []
-    for name, result in results.items():
-        line, position = "", 0.0
-        for family in used:
-            position += 1e6 * result["families"].get(family, {"seconds": 0})["seconds"] / result["tokens"] / longest * width
-            line += SHADES[ORDER.index(family)] * (round(position) - len(line))
-        lines.append(f"{name:{names}} |{line} {1e6 * result['seconds'] / result['tokens']:.1f} us a token")
-    lines.append(" " * names + "  " + "  ".join(f"{SHADES[ORDER.index(family)]} {family}" for family in used))
-    return "\n".join(lines)
-
-
-COLOURS = ("#4c78a8", "#9ecae9", "#f58518", "#54a24b", "#88d27a", "#b79a20", "#f2cf5b", "#439894", "#83bcb6", "#e45756", "#ff9d98", "#79706e", "#bab0ac",
-           "#d67195", "#fcbfd2", "#b279a2")
-
-
-def picture(results):
-    """The bars as SVG."""
-    used, longest = segments(results)
-    left, width, high = 200, 900, 46
-    rows = [f'<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="13" '
-            f'width="{left + width + 120}" height="{high * len(results) + 24 * ((len(used) + 3) // 4) + 30}">']
-    for i, (name, result) in enumerate(results.items()):
-        x, y = float(left), i * high + 10
-        rows.append(f'<text x="{left - 10}" y="{y + 20}" text-anchor="end">{name}</text>')
-        for family in used:
-            us = 1e6 * result["families"].get(family, {"seconds": 0})["seconds"] / result["tokens"]
-            rows.append(f'<rect x="{x:.1f}" y="{y}" width="{us / longest * width:.1f}" height="30" fill="{COLOURS[ORDER.index(family)]}">'
-                        f'<title>{family}: {us:.1f} us a token</title></rect>')
-            x += us / longest * width
-        rows.append(f'<text x="{x + 6:.1f}" y="{y + 20}">{1e6 * result["seconds"] / result["tokens"]:.0f} us a token</text>')
-    for i, family in enumerate(used):
-        x, y = left + i % 4 * 230, len(results) * high + 20 + i // 4 * 24
-        rows.append(f'<rect x="{x}" y="{y}" width="14" height="14" fill="{COLOURS[ORDER.index(family)]}"/><text x="{x + 20}" y="{y + 12}">{family}</text>')
-    return "\n".join([*rows, "</svg>"]) + "\n"
 
 
 # --- running the programs ---
@@ -465,7 +445,7 @@ def main():
             config = tomllib.loads(pathlib.Path(options.run).read_text())
             named = {f"{column}, {mode}": str(run(column, config, options.world or 8, mode, 3, folder, options))
                      for mode in options.mode for column in options.column}
-        results = {}
+        results, reference, card = {}, None, cards.Range(CARDS, options.card)
         for name, paths in named.items():
             step, facts = steady_step(*paths.split(",", 1))
             tokens = options.tokens or facts.get("tokens")
@@ -481,14 +461,16 @@ def main():
             if world % (tensor * replicas):
                 parser.error(f"{world} ranks are no tensor parallel groups of {tensor} in {replicas} replicas")
             cluster = Cluster(world, tensor, replicas, options.node, options.network)
-            results[name] = budget(step, CARDS[options.card], cluster, layers=layers, tokens=tokens, flops_per_token=facts.get("flops_per_token"))
+            priced = Step(step, cluster, layers=layers, tokens=tokens, flops_per_token=facts.get("flops_per_token"))
+            results[name] = ranges(priced, card, reference)
+            reference = reference or priced
             results[name] |= {"host_seconds": facts["host_seconds"]} if "host_seconds" in facts else {}
     if options.svg:
-        options.svg.write_text(picture(results))
+        options.svg.write_text(picture(results, ORDER))
     if options.json:
         print(json.dumps(results, indent=1))
     else:
-        print("\n\n".join([*(text_of(name, result) for name, result in results.items()), bars(results)]))
+        print("\n\n".join([*(text_of(name, result, next(iter(results))) for name, result in results.items()), bars(results, ORDER)]))
 
 
 if __name__ == "__main__":

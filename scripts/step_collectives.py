@@ -2,8 +2,6 @@
 import dataclasses
 import re
 
-# Of the line rate of its network a GPU is taken to reach nine tenths, as of the memory's: 45 GB/s of 400 Gb/s. Not measured.
-NETWORK_SHARE = 0.9
 # What the fake backend's stand-ins are called (parallel/comm/communicator.cpp).
 FAKE = re.compile(r"fake (\w+) (\d+) bytes sent in (\w+)/\d+ of (\d+) ranks")
 OF_SHARDS = r"^(all-gather|reduce-scatter|FSDP::|gradient norm|metrics|data)"
@@ -27,18 +25,19 @@ class Cluster:
                          "world": (self.world, 1)}[group]
         return ranks, min(ranks, max(1, self.node // stride))
 
-    def bytes_per_second(self, group, link):
+    def bytes_per_second(self, group, card):
         """Of one rank, in rings as NCCL makes them: a ring passes through all members on a node before it leaves the node, so that
         what a rank sends leaves the node once, over the adapters of all its members there together. The slower part counts."""
         ranks, on_node = self.members(group)
-        between = on_node * NETWORK_SHARE * self.network * 1e9 / 8
-        return link if ranks == on_node else between if on_node == 1 else min(link, between)
+        between = on_node * card.network_share * self.network * 1e9 / 8
+        return card.link if ranks == on_node else between if on_node == 1 else min(card.link, between)
 
-    def text_of(self, group, link):
+    def text_of(self, group, cards):
+        """`cards`: (the slowest, the fastest)."""
         ranks, on_node = self.members(group)
         nodes = -(-ranks // on_node)
-        return (f"{group} {ranks} ranks on {nodes} node{'s' * (nodes > 1)} at {self.bytes_per_second(group, link) / 1e9:,.0f} GB/s"
-                if ranks > 1 else "")
+        slow, fast = (self.bytes_per_second(group, card) / 1e9 for card in cards)
+        return f"{group} {ranks} ranks on {nodes} node{'s' * (nodes > 1)} at {slow:,.0f} to {fast:,.0f} GB/s" if ranks > 1 else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +83,7 @@ def seconds_of(collectives, computing, card, cluster):
     what lasts longer than the step computes is waited for."""
     overlapping = waited_for = of_units = longest = 0.0
     for collective, times in collectives.items():
-        seconds = collective.sent / cluster.bytes_per_second(collective.group, card.link)
+        seconds = collective.sent / cluster.bytes_per_second(collective.group, card)
         if not collective.overlaps:
             waited_for += times * seconds
             continue

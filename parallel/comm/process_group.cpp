@@ -16,6 +16,7 @@
 #include "base/rank_list.h"
 #include "base/resources.h"
 #include "parallel/comm/backend_communicator.h"
+#include "parallel/comm/communicator_memory.h"
 #include "parallel/comm/host_tree.h"
 #include "parallel/comm/nccl_job.h"
 #include "parallel/comm/shared_memory_communicator.h"
@@ -150,13 +151,15 @@ std::shared_ptr<Communicator> ProcessGroups::new_host_group(const std::string& n
 
 namespace {
 
-// NCCL, which allocates some hundred megabytes for a group, says "unhandled cuda error" when it gets none.
+// NCCL, which allocates kLeastOfCommunicator or more for a group, says "unhandled cuda error" when it gets
+// none.
 void throw_if_gpu_is_full(const std::exception& error, int rank, int device, const std::string& group) {
   constexpr double kGiB = 1 << 30;
   const DeviceLibrary::Memory memory = device_library().memory(device);
   const bool cuda_failed =
       std::string_view(error.what()).find("unhandled cuda error") != std::string_view::npos;
-  if (!exhausted_resource(error) && !(cuda_failed && static_cast<double>(memory.free) < 0.5 * kGiB)) return;
+  if (!exhausted_resource(error) && !(cuda_failed && static_cast<double>(memory.free) < kMostOfCommunicator))
+    return;
   const auto gib = [](int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / kGiB); };
   throw Error(
       ExitCode::kResources,

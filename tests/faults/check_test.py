@@ -199,7 +199,10 @@ class Check(CheckpointTest):
         self.assertIn("a start would", self.rows(text)["not checked"][1])
         memory = self.rows(self.check(*big, "--gpu-memory=900", env=no_gpu))["memory"]
         self.assertEqual(memory[0], "right")
-        self.assertTrue(memory[1].endswith("; --gpu-memory is 900.00 GiB"), memory)
+        self.assertTrue(memory[1].endswith("; --gpu-memory is 900.00 GiB; NCCL communicators, not counted: 1, of 256.00 MiB to 1.50 GiB each"), memory)
+        memory = self.rows(self.check(*big, "--gpu-memory=9000", "--parallelism.tensor_parallel_degree=2", "--parallelism.data_parallel_replicate_degree=2",
+                                      env=no_gpu))["memory"]
+        self.assertIn("; NCCL communicators, not counted: 3, of 256.00 MiB", memory[1])
         # A job reads its data first.
         self.check(*big, "--gpu-memory=80", "--training.dataset_path=none.jsonl", env=no_gpu, code=2,
                    says=['A job would end with exit code 2: "training data" and "memory" are wrong.'])

@@ -23,6 +23,7 @@ PATIENCE = 240  # seconds; what is waited for so long takes one or a few on an i
 PRELOAD = BINARY.parent / "libsimulated_gpu.so"
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import cards  # noqa: E402
 import gpu_check  # noqa: E402
 import gpu_checks  # noqa: E402
 import gpu_trace  # noqa: E402
@@ -258,6 +259,20 @@ class Reading(unittest.TestCase):
         self.assertEqual([check.kind for check in parts[-1][-2:]], ["memory", "memory"])
         self.assertEqual(sorted(check.name for part in parts for check in part if check.kind == "test"), sorted(test["name"] for test in tests))
 
+    def test_what_collectives_take_while_nothing_else_runs_is_exposed(self):
+        def kernel(name, ts, dur):
+            return {"ph": "X", "name": name, "cat": "kernel", "ts": ts, "dur": dur}
+        trace = [kernel("ncclDevKernel_AllGather", 0, 100), kernel("nvjet", 60, 100), kernel("ncclDevKernel_ReduceScatter", 120, 80),
+                 kernel("ncclDevKernel_AllGather", 190, 30), kernel("nvjet", 230, 10), {**kernel("ProfilerStep#4", 0, 240), "cat": "user_annotation"}]
+        table = gpu_trace.reduce({"traceEvents": trace})
+        self.assertAlmostEqual(table["exposed_ms_per_step"], (60 + 60) / 1e3)
+        self.assertIn("collectives that overlap nothing: 0.120 ms per step", gpu_trace.table(table))
+
+    def test_what_a_change_would_save_stands_in_the_note(self):
+        rows = [{"name": "a change", "now_us": 3.0, "then_us": 2.0, "saved_ms_per_step": 0.5}, {"name": "another", "accepted": False}]
+        note, figures = gpu_checks.candidates("".join(json.dumps(row) + "\n" for row in rows), None)
+        self.assertEqual((note, figures["rows"]), ("a change: 0.50 ms per step; another: refused", rows))
+
     def test_samples_of_a_card_become_clocks_and_power_and_why_it_is_slow(self):
         note, figures = gpu_check.summary("1400, 700.10, 60, 0x0000000000000004\n1980, 200.00, 50, 0x0000000000000000\n[N/A], x\n")
         self.assertEqual(note, "1690 MHz, 450 W, power cap 50 %")
@@ -296,17 +311,59 @@ class Rehearsal(GpuCheckTest):
         self.assertEqual(self.read()["state"], "done")
         return self.outcomes()
 
-    def test_benchmarks_pass_on_a_simulated_gpu(self):
-        for part, name in ((2, "ceilings"), (1, "attention")):
+    def test_benchmarks_pass_on_a_simulated_gpu_whose_figures_become_no_constants_of_a_card(self):
+        reports, rows = [], {}
+        for part, name in ((2, "ceilings"), (1, "attention"), (1, "candidates"), (3, "operations")):
             process = self.start(ROOT, f"--part={part}", f"--only={name}", "--small")
             self.assertEqual(process.wait(timeout=PATIENCE), 0, self.said())
             self.assertEqual(set(self.outcomes().values()), {"passed"})
             (check,) = (check for check in self.read()["checks"] if check["name"] == name)
-            self.assertTrue(check["figures"]["rows"])
+            rows[name] = check["figures"]["rows"]
+            reports.append(self.read())
+        self.assertEqual([row["name"] for row in rows["candidates"]], [
+            "embedding's gradient by rows", "Adam without gradients written back, with bf16 copies", "residual sum in the product",
+            "product written into its slot, async TP", "lengths by cuDNN, forward"])
+        self.constants_are_taken_from_a_real_card_alone(reports)
+
+    def constants_are_taken_from_a_real_card_alone(self, reports):
+        file = self.folder / "cards.json"
+        before = (ROOT / "scripts/cards.json").read_text()
+        file.write_text(before)
+
+        def update(**changed):
+            paths = []
+            for number, report in enumerate(reports):
+                report["machine"] |= {key: value for key, value in changed.items() if key != "small"}
+                report["small"] = changed.get("small", report["small"])
+                paths.append(self.folder / f"report{number}.json")
+                paths[-1].write_text(json.dumps(report))
+            return subprocess.run([sys.executable, ROOT / "scripts/cards.py", *paths, "--file", file], capture_output=True, text=True)
+
+        for changed, said in (({}, "is a rehearsal (--small)"), ({"small": False}, "is a rehearsal (a simulated GPU)"),
+                              ({"simulated": False}, "the report is of a simulated H100")):
+            done = update(**changed)
+            self.assertEqual((done.returncode, file.read_text()), (2, before), done.stderr)
+            self.assertIn(said, done.stderr)
+        # As if these were figures of a card of the file, whose rates are more than nothing.
+        for row in (row for report in reports for check in report["checks"] for row in check["figures"].get("rows", [])):
+            rate = (1400 if "FP8" in row["name"] else 800) * (0.9 if "on end" in row["name"] else 0.85 if "slow" in row["name"] else 1)
+            row.update({key: rate for key in row if key.endswith("tflops")})
+        done = update(gpus=["NVIDIA H100 80GB HBM3, 580.0, 81559 MiB, 9.0"])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        constants = cards.read(file)["h100-700w"]["constants"]
+        taken = {name for name, constant in constants.items() if constant["source"] == "measured"}
+        self.assertEqual(taken, {"bf16", "fp8", "fp8_slow", "cudnn_forward", "cudnn_backward", "flash_forward", "flash_backward", "copy",
+                                 "plain_share", "cast_share"})
+        ends = {name: (constants[name]["low"], constants[name]["high"]) for name in ("bf16", "fp8", "fp8_slow", "cudnn_forward")}
+        self.assertEqual(ends, {"bf16": (720, 720), "fp8": (1.75, 1.75), "fp8_slow": (0.85, 0.85), "cudnn_forward": (720, 800)})
+        self.assertEqual(constants["copy"]["date"], reports[0]["machine"]["date"])
+        self.assertIn("NVIDIA H100 80GB HBM3", constants["copy"]["why"])
+        self.assertEqual({name: constants[name] for name in set(constants) - taken},
+                         {name: value for name, value in json.loads(before)["h100-700w"]["constants"].items() if name not in taken})
 
 
 class Whole(Rehearsal):
-    test_benchmarks_pass_on_a_simulated_gpu = None  # part of what follows
+    test_benchmarks_pass_on_a_simulated_gpu_whose_figures_become_no_constants_of_a_card = None  # part of what follows
 
     def test_all_parts_run_from_an_unpacked_bundle(self):
         made = subprocess.run([ROOT / "scripts" / "package.sh", "--no-build", "--into", self.folder / "dist"], stdout=subprocess.PIPE,

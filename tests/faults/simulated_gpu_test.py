@@ -251,6 +251,14 @@ class SimulatedGpu(JobTest):
                           job.text(rank))
             self.assertIn("0.00 GiB reserved for this rank's tensors, 0.25 GiB used by contexts, NCCL and other processes", job.text(rank))
 
+    def test_a_communicator_takes_as_much_memory_as_the_key_says(self):
+        gib = 1 << 30
+        for each, memory, code in ((gib // 4, gib, 0), (3 * gib // 2, 4 * gib, 0), (3 * gib // 2, gib, 72)):
+            job = self.start("--training.steps=2", ranks=2, env=self.gpu(HYPERION_SIMULATED_MEMORY=memory, HYPERION_SIMULATED_NCCL_MEMORY=each))
+            self.assertIn(code, job.codes(), (each, memory, job.text()))
+            if code:
+                self.assertIn("ran out while NCCL connected group fsdp/0: of 1.00 GiB are 1.00 GiB free", job.text(0) + job.text(1))
+
     def test_a_units_gathers_are_one_launch_and_none_grow_with_the_ranks(self):
         step = self.steady_step("--activation_checkpoint.mode=none", ranks=2)
         blocks = 2  # beside them the embedding and the head, gathered once

@@ -6,6 +6,8 @@ Standard library only. Recorded needs no program, Peer the interop environment.
 """
 
 import json
+import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,10 +20,12 @@ from jobs import BINARY, ROOT, JobTest, main
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import cards  # noqa: E402
 import step_budget  # noqa: E402
 from step_collectives import Cluster  # noqa: E402
 
 LAYERS, TOKENS, WORLD = 2, 2 * 32, 8
+CARD = cards.Range(step_budget.CARDS, "h100-700w")
 WIDTH, HIDDEN, VOCABULARY = 32, 768, 2048  # of the folder's job: jobs.TOML
 PARAMETERS = 286_880  # as the program's log says
 PRODUCTS = LAYERS * (4 * WIDTH * WIDTH + 3 * WIDTH * HIDDEN) + WIDTH * VOCABULARY  # parameters that are multiplied with
@@ -74,18 +78,19 @@ class Recorded(unittest.TestCase):
             with self.subTest(what):
                 found = json.loads(self.run_script(what, "--tokens", 10, "--json"))["a"]
                 rows = found["families"]
-                card = step_budget.CARDS["h100-700w"]
+                card = CARD.middle
                 self.assertEqual(found["layers"], 1)
                 self.assertEqual(found["kernels"], 6)
                 expected = {  # family: launches, bytes, FLOPs, seconds
                     "norms": (1, 2.7e6, 0, 2.7e6 / card.memory + card.launch),
-                    "products": (1, 150, 720e6, 1e-6 + card.launch),
-                    "attention": (4, 40, 1080e6, 2e-6 + 4 * card.launch),
+                    "products": (1, 150, 720e6, 720e6 / card.rates["bf16"] + card.launch),
+                    "attention": (4, 40, 1080e6, 600e6 / card.rates["cudnn_forward"] + 480e6 / card.rates["cudnn_backward"] + 4 * card.launch),
                     "gather, pack, reduce": (1, 5.4e6, 0, 5.4e6 / card.memory + card.launch),
                     "optimizer": (1, 28e3, 0, 28e3 / card.memory + card.launch),
                     "other": (1, 0, 0, card.launch),
                     "collectives": (3, 3000 + 3000, 0, 6000 / card.link),
                 }
+                expected["not modelled"] = (0, 0, 0, (card.overhead - 1) * sum(row[3] for row in expected.values()))
                 self.assertEqual(set(rows), set(expected))
                 for family, (launches, size, flops, seconds) in expected.items():
                     row = rows[family]
@@ -94,6 +99,63 @@ class Recorded(unittest.TestCase):
                 self.assertEqual(found["other"], {"kernel not counted": 1})
                 self.assertAlmostEqual(found["kib_per_token_and_layer"], 2.7e6 / 10 / 1024)
                 self.assertAlmostEqual(found["tokens_per_second"], 10 / sum(row["seconds"] for row in rows.values()), places=3)
+
+    def test_what_is_printed_are_ranges_of_a_prediction(self):
+        text = self.run_script(f"first={self.short}", f"second={self.long}", "--tokens", 10, "--world", 4)
+        self.assertRegex(text, r"(?m)^first: predicted [\d,]+ to [\d,]+ tokens a second and GPU")
+        self.assertRegex(text, r"(?m)^1.00 times the tokens a second of first on the same card")
+        found = json.loads(self.run_script(f"first={self.short}", "--tokens", 10, "--json"))["first"]
+        low, high = found["range"]["tokens_per_second"]
+        self.assertTrue(low < found["tokens_per_second"] < high, found)
+        self.assertAlmostEqual(10 / found["range"]["seconds"][1], low)
+
+    def test_the_ratio_of_two_steps_takes_the_same_card_for_both_and_its_ends_are_the_worst(self):
+        fp8 = self.folder / "fp8"
+        fp8.write_text(2 * RECORDED.replace("of=bf16 10x64x64", "of=fp8_slow 10x64x64"))
+        low, high = json.loads(self.run_script(f"a={self.short}", f"b={fp8}", "--tokens", 10, "--json"))["b"]["ratio"]
+        steps = [step_budget.Step(step_budget.steady_step(path)[0], Cluster(4), layers=1, tokens=10) for path in (self.short, fp8)]
+        self.assertLess(1, low)
+        for drawn in range(300):
+            draw = random.Random(drawn)
+            card = CARD.with_values({constant: draw.choice(ends) for constant, ends in CARD.ends.items()})
+            ratio = steps[0].seconds(card) / steps[1].seconds(card)
+            self.assertTrue(low - 1e-9 <= ratio <= high + 1e-9, (drawn, ratio, low, high))
+        self.assertLess(high / low, steps[0].seconds(CARD.slow) / steps[0].seconds(CARD.fast))
+
+    def test_fp8_products_of_gradients_and_casts_have_rates_of_their_own(self):
+        rates = CARD.middle.rates
+        records = {"fp8": step_budget.Record("aten::_scaled_mm", 1, flops=10**12, of="fp8 8x8x8"),
+                   "fp8_slow": step_budget.Record("aten::_scaled_mm", 1, flops=10**12, of="fp8_slow 8x8x8"),
+                   "cast": step_budget.Record("hyperion::float8_cast_", 1, read=2 * 10**9, written=2 * 10**9, of="bf16[8,8]"),
+                   "memory": step_budget.Record("hyperion::float8_amax_", 1, read=10**9, written=4, of="bf16[8,8]")}
+        widths = step_budget.Widths(records.values())
+        for rate, record in records.items():
+            seconds = step_budget.work_of(record, 1, step_budget.family_of(record, widths)).seconds(CARD.middle)
+            self.assertAlmostEqual(seconds, (record.flops or record.read + record.written) / rates[rate], places=12, msg=rate)
+        self.assertTrue(1.1 <= rates["fp8"] / rates["fp8_slow"] <= 1.2)
+        self.assertLess(rates["cast"], rates["memory"])
+
+    def test_every_constant_of_a_card_is_a_range_with_its_source_and_the_peak_is_the_step_lines(self):
+        for name, entry in step_budget.CARDS.items():
+            self.assertEqual(set(cards.Range(step_budget.CARDS, name).ends), {*cards.NAMES} - {"flops"})
+            for constant in entry["constants"].values():
+                self.assertLessEqual({"low", "high", "unit", "source", "date", "what"}, set(constant))
+                self.assertRegex(constant["date"], r"^\d{4}-\d\d-\d\d$")
+        self.assertEqual((ROOT / "scripts/cards.json").read_text(), cards.text_of(step_budget.CARDS))
+        peak = re.search(r'\{"h100", "", (\d+)e12\}', (ROOT / "trainer/metrics/flops.cpp").read_text())
+        self.assertEqual(CARD.middle.peak, float(peak[1]) * 1e12)
+
+    def test_a_card_with_a_wrong_constant_is_refused_with_its_name(self):
+        for key, value, expected in (("low", 800, "800 to 740 is no range"), ("source", "guessed", "source 'guessed'"), (None, "", "no such constant")):
+            entry = json.loads((ROOT / "scripts/cards.json").read_text())
+            constants = entry["h100-700w"]["constants"]
+            if key:
+                constants["bf16"][key] = value
+            else:
+                constants["bf15"] = constants["bf16"]
+            (self.folder / "cards.json").write_text(json.dumps(entry))
+            with self.assertRaisesRegex(SystemExit, f"h100-700w, bf1[56]: {expected}"):
+                cards.read(self.folder / "cards.json")
 
     def test_a_slower_card_takes_longer_for_every_family(self):
         rows = {card: json.loads(self.run_script(f"a={self.short}", "--tokens", 10, "--world", 4, "--card", card, "--json"))["a"]["families"]
@@ -117,23 +179,25 @@ class Recorded(unittest.TestCase):
             trace = self.folder / "tensor"
             trace.write_text(2 * RECORDED.replace("range\tforward layers.0\n", "range\tforward layers.0\n" + more))
             found[name] = json.loads(self.run_script(f"a={trace}", "--tokens", 10, "--json"))["a"]
-        card = step_budget.CARDS["h100-700w"]
+        card = CARD.middle
         self.assertEqual(found["waits"]["cluster"]["world"], 8 * 4)
-        self.assertEqual(found["waits"]["groups"], ["tp 8 ranks on 1 node at 350 GB/s", "fsdp 4 ranks on 4 nodes at 45 GB/s"])
+        tp, fsdp = zip(*((one.link / 1e9, one.network_share * 50) for one in (CARD.slow, CARD.fast)))
+        self.assertEqual(found["waits"]["groups"], [f"tp 8 ranks on 1 node at {tp[0]:.0f} to {tp[1]:.0f} GB/s",
+                                                    f"fsdp 4 ranks on 4 nodes at {fsdp[0]:.0f} to {fsdp[1]:.0f} GB/s"])
         # Four ranks that are on four nodes send over the network.
-        fsdp = 6000 / 45e9
-        for name, seconds in (("none", 6000 / card.link), ("waits", fsdp + 7e5 / card.link), ("in pieces", fsdp + 0.15 * 7e5 / card.link)):
+        fsdp = 6000 / (card.network_share * 50e9)
+        for name, seconds in (("none", 6000 / card.link), ("waits", fsdp + 7e5 / card.link), ("in pieces", fsdp + card.link_share * 7e5 / card.link)):
             self.assertAlmostEqual(found[name]["families"]["collectives"]["seconds"], seconds, delta=1e-12, msg=name)
 
     def test_collectives_between_nodes_take_what_the_network_leaves(self):
-        link, gpu = 350e9, 45e9
+        link, gpu = CARD.middle.link, CARD.middle.network_share * 50e9
         for cluster, group, rate in ((Cluster(8), "fsdp", link), (Cluster(16), "fsdp", link), (Cluster(16, network=200), "fsdp", 8 * gpu / 2),
                                      (Cluster(16, node=4), "fsdp", 4 * gpu), (Cluster(256, tensor=8), "tp", link),
                                      (Cluster(256, tensor=8), "fsdp", gpu), (Cluster(256, tensor=4), "fsdp", 2 * gpu),
                                      (Cluster(256, tensor=16), "tp", link), (Cluster(256, replicas=32), "fsdp", link),
                                      (Cluster(256, replicas=32), "dp_replicate", gpu), (Cluster(8, replicas=2), "dp_replicate", link)):
             with self.subTest(cluster=cluster, group=group):
-                self.assertAlmostEqual(cluster.bytes_per_second(group, link), rate)
+                self.assertAlmostEqual(cluster.bytes_per_second(group, CARD.middle), min(rate, link))
 
     def test_transfers_that_last_longer_than_the_step_computes_are_not_hidden(self):
         long = self.folder / "network"
@@ -141,8 +205,8 @@ class Recorded(unittest.TestCase):
             "range\tfake all_gather 3000000000 bytes sent in fsdp/0 of 4 ranks\n") + "range\tforward"))
         seconds = {network: json.loads(self.run_script(f"a={long}", "--tokens", 10, "--node", 1, "--network", network, "--json"))["a"]["seconds"]
                    for network in (400, 800)}
-        for network, found in seconds.items():  # eleven transfers of 3 GB at 45 or 90 GB/s
-            self.assertAlmostEqual(found, 33e9 / (network / 400 * 45e9), places=9)
+        for network, found in seconds.items():  # eleven transfers of 3 GB
+            self.assertAlmostEqual(found, CARD.middle.overhead * 33e9 / (network / 8 * 1e9 * CARD.middle.network_share), places=9)
         self.assertIn("is not above 0", self.run_script(f"a={long}", "--network", 0, code=2))
 
     def test_a_trace_that_is_too_short_or_says_too_little_is_refused(self):
@@ -165,6 +229,9 @@ class Simulated(JobTest):
         self.trace = trace.read_text().splitlines()
         return step_budget.steady_step(trace)[0]
 
+    def budget(self, records, tensor=1, **options):
+        return step_budget.budget(step_budget.Step(records, Cluster(WORLD, tensor), layers=LAYERS, tokens=TOKENS / tensor, **options), CARD.middle)
+
     def sum(self, step, key, expression=""):
         return sum(times * getattr(record, key) for record, times in step.items() if expression in record.operator)
 
@@ -179,7 +246,12 @@ class Simulated(JobTest):
                     self.assertEqual(self.sum(step, "flops") - attention, TOKENS * (6 * PRODUCTS + 2 * again))
                     self.assertEqual(attention, LAYERS * forward * (3.5 + times))
                     dtypes = {record.dtype for record in step if record.flops and "attention" not in record.operator}
-                    self.assertEqual(dtypes, {"fp8" if options else "bf16"})
+                    self.assertEqual(dtypes, {"fp8", "fp8_slow"} if options else {"bf16"})
+
+    def test_products_of_gradients_in_fp8_are_the_two_thirds_that_accumulate_slowly(self):
+        step = self.step("--model.converters=float8")
+        flops = {dtype: sum(times * record.flops for record, times in step.items() if record.dtype == dtype) for dtype in ("fp8", "fp8_slow")}
+        self.assertEqual(flops, {"fp8": TOKENS * 2 * PRODUCTS, "fp8_slow": TOKENS * 4 * PRODUCTS})
 
     def test_bytes_of_an_update_and_of_collectives_are_those_of_the_shard(self):
         step = self.step()
@@ -188,7 +260,7 @@ class Simulated(JobTest):
         # Weight and both moments read and written, the gradient read, and written too where Adam clips it.
         clips = not any(record.operator == "aten::mul_" and record.range == "gradient clipping" and record.sizes for record in step)
         self.assertAlmostEqual(sum(record.read + record.written for record in adam) / shard, 32 if clips else 28, delta=0.1)
-        result = step_budget.budget(step, step_budget.CARDS["h100-700w"], Cluster(WORLD), layers=LAYERS, tokens=TOKENS)
+        result = self.budget(step)
         # bf16 weights of blocks gathered twice, of embedding and head once, and fp32 gradients scattered.
         ends = 2 * WIDTH * VOCABULARY + WIDTH
         sent = (2 * (2 * PARAMETERS - ends) + 4 * PARAMETERS) * (WORLD - 1) / WORLD
@@ -207,9 +279,7 @@ class Simulated(JobTest):
         # logits exchange: three numbers a rank in fp32.
         part = TOKENS * WIDTH * 2 * (T - 1) / T
         self.assertAlmostEqual(sent / (2 * part * (4 * LAYERS + 2)), 1, delta=0.1)
-        card = step_budget.CARDS["h100-700w"]
-        alone, shared = (step_budget.budget(records, card, Cluster(WORLD, ranks), layers=LAYERS, tokens=TOKENS / ranks, flops_per_token=1e6)
-                         for records, ranks in ((whole, 1), (step, T)))
+        alone, shared = (self.budget(records, ranks, flops_per_token=1e6) for records, ranks in ((whole, 1), (step, T)))
         self.assertLess(shared["tokens_per_second"], alone["tokens_per_second"])  # of a GPU: it launches as much for half of the tokens
         self.assertAlmostEqual(shared["mfu"] / shared["tokens_per_second"], alone["mfu"] / alone["tokens_per_second"])
 
@@ -222,7 +292,7 @@ class Simulated(JobTest):
         (result,) = json.loads(done.stdout).values()
         training = tomllib.loads(config.read_text())["training"]
         self.assertEqual(result["tokens"], training["seq_len"] * training["local_batch_size"] / 2)
-        self.assertEqual(result["groups"], ["tp 2 ranks on 1 node at 350 GB/s", "fsdp 16 ranks on 4 nodes at 180 GB/s"])
+        self.assertEqual([text.partition(" at ")[0] for text in result["groups"]], ["tp 2 ranks on 1 node", "fsdp 16 ranks on 4 nodes"])
         self.assertLess(result["mfu"], 1)
 
     def test_every_kernel_of_a_step_is_counted_and_nearly_all_bytes_have_a_family(self):
@@ -230,13 +300,13 @@ class Simulated(JobTest):
             step = self.step(mode=mode)
             optimizers = [i for i, line in enumerate(self.trace) if line == "range\toptimizer"]
             lines = sum(line.startswith("kernel\t") for line in self.trace[optimizers[-2]:optimizers[-1]])
-            result = step_budget.budget(step, step_budget.CARDS["h100-700w"], Cluster(WORLD), layers=LAYERS, tokens=TOKENS)
+            result = self.budget(step)
             self.assertEqual(result["kernels"], lines)
             self.assertLess(result["families"]["other"]["bytes"], 0.02 * result["bytes"], result["other"])
 
     def test_a_block_launches_no_more_kernels_than_has_been_reached(self):
         step = self.step()
-        result = step_budget.budget(step, step_budget.CARDS["h100-700w"], Cluster(WORLD), layers=LAYERS, tokens=TOKENS)
+        result = self.budget(step)
         self.assertGreater(result["blocks"]["products"]["launches"], 6)
         self.assertLessEqual(sum(row["launches"] for row in result["blocks"].values()), KERNELS_OF_A_BLOCK, result["blocks"])
 

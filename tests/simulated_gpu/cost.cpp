@@ -155,8 +155,9 @@ void count_product(const Call& call, const std::vector<Tensor>& results, Cost& c
   const int64_t m = left.dim() < 2 ? 1 : left.numel() / k;
   const int64_t n = numel / m;
   cost.flops = 2 * static_cast<uint64_t>(numel) * static_cast<uint64_t>(k);
-  cost.of = name_of(left.scalar_type()) + " " + std::to_string(m) + "x" + std::to_string(k) + "x" +
-            std::to_string(n);
+  cost.of = name_of(left.scalar_type());
+  if (call.value("use_fast_accum") != nullptr && !call.flag("use_fast_accum")) cost.of += "_slow";
+  cost.of += " " + std::to_string(m) + "x" + std::to_string(k) + "x" + std::to_string(n);
 }
 
 // Two products forward and five backward, of which a causal mask needs half. Sequences that lie behind each

@@ -16,7 +16,9 @@ namespace simulated_gpu {
 struct Cost {
   uint64_t read = 0, written = 0;  // bytes of device memory, each tensor once
   uint64_t flops = 0;  // of matrix products and attention: 2 for a multiplication with its addition
-  std::string of;      // "bf16 8192x4096x14336" of a product (m x k x n), else the largest tensor
+  // "bf16 8192x4096x14336" of a product (m x k x n; "fp8_slow": FP8 without fast accumulation), else the
+  // largest tensor
+  std::string of;
 };
 
 // Of any operator: the tensors that it is given are read, those that its schema changes or returns are

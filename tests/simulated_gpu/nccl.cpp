@@ -14,24 +14,31 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <nccl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <ATen/ATen.h>
-#include <nccl.h>
 
+#include "tests/simulated_gpu/cost.h"
 #include "tests/simulated_gpu/memory.h"
 #include "tests/simulated_gpu/nccl_communicator.h"
 #include "tests/simulated_gpu/nccl_transfers.h"
 #include "tests/simulated_gpu/stream.h"
 #include "tests/simulated_gpu/trace.h"
-#include "tests/simulated_gpu/cost.h"
 
 using namespace simulated_gpu;
 
 namespace {
 
-constexpr size_t kBuffers = size_t{256} << 20;  // device memory of a communicator
+// Device memory of a communicator: HYPERION_SIMULATED_NCCL_MEMORY bytes.
+size_t buffers() {
+  static const size_t bytes = [] {
+    const char* given = std::getenv("HYPERION_SIMULATED_NCCL_MEMORY");
+    return given == nullptr ? size_t{256} << 20 : std::strtoull(given, nullptr, 10);
+  }();
+  return bytes;
+}
 
 size_t item_size(ncclDataType_t type) {
   switch (type) {
@@ -308,7 +315,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t*) {
   if (size > kMostRanks) return ncclInvalidArgument;
   trace("nccl", "init");
-  if (!make_pages(kBuffers)) return ncclUnhandledCudaError;
+  if (!make_pages(buffers())) return ncclUnhandledCudaError;
   const int file = shm_open(id.internal, O_RDWR | O_CREAT, 0600);
   const size_t bytes = shared_bytes(size);
   if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) return ncclSystemError;
@@ -332,7 +339,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   comm->finish();
   comm->shared->members[comm->rank].left = true;
-  drop_pages(kBuffers);
+  drop_pages(buffers());
   return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {

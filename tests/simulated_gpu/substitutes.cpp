@@ -212,6 +212,29 @@ Values cudnn_backward_results(const Values& a) {
   return {at::empty_like(a[1].toTensor()), at::empty_like(a[2].toTensor()), at::empty_like(a[3].toTensor())};
 }
 
+Values cudnn_sequences(const Values& a) {
+  const Sequences sequences(a[4].toTensor());
+  const Tensor q = a[0].toTensor();
+  const Tensor lse = at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat));
+  const Tensor out = forward_of_sequences(
+      {q, a[1].toTensor(), a[2].toTensor(), a[10].toBool(), scale_of(a[12])}, sequences,
+      [&](int64_t i) { return lse.narrow(1, sequences.begin(i), sequences.length(i)).unsqueeze(0); });
+  return {out, lse.t().unsqueeze(-1)};
+}
+Values cudnn_sequences_results(const Values& a) {
+  TORCH_CHECK(cudnn_fault() != "refuse", "No valid execution plans built.");
+  const Tensor q = a[0].toTensor();
+  return {at::empty_like(q),
+          at::empty({q.size(0), q.size(1), 1}, q.options().dtype(at::kFloat)),
+          a[4],
+          a[5],
+          a[6],
+          a[7],
+          at::empty({}, q.options().dtype(at::kLong)),
+          at::empty({}, q.options().dtype(at::kLong)),
+          Tensor()};
+}
+
 Values scaled_product(const Values& a) {
   const auto wide = [](const Tensor& t) { return t.to(at::kFloat); };
   const auto dtype = a[6].isNone() ? at::kFloat : a[6].toScalarType();
@@ -306,6 +329,7 @@ const Substitute* substitute_for(const std::string& name, const std::string& ove
       {"aten::_efficient_attention_backward", {efficient_sequences_backward, nullptr}},
       {"aten::_scaled_dot_product_cudnn_attention", {cudnn, cudnn_results}},
       {"aten::_scaled_dot_product_cudnn_attention_backward", {cudnn_backward, cudnn_backward_results}},
+      {"aten::_cudnn_attention_forward", {cudnn_sequences, cudnn_sequences_results}},
       {"aten::_fused_rms_norm_backward", {fused_rms_norm_backward, nullptr}},
       {"aten::_scaled_mm", {scaled_product, nullptr}},
       {"aten::mm.dtype", {wide_product, nullptr}},

@@ -21,6 +21,7 @@ struct JobSize {
   double attention = 0;          // scratch of each thread that computes attention on a CPU
   double attention_threads = 1;  // that have work in every layer, at most
   double save_pool = 0;          // copy of the state for background saves, in host memory
+  int communicators = 0;         // of NCCL, where the job is on GPUs; not known well enough to be counted
   double tokens = 0;             // of all microbatches of a step, in host memory
   double description = 0;        // names and shapes, in host memory
   bool mostly_tables = false;    // more than half of the parameters are the embedding's and the head's

@@ -167,6 +167,17 @@ TEST_CASE("What is on a GPU is compared with the GPU's memory and the rest with 
              Contains("but this host's memory is 59.6 GiB"));
 }
 
+TEST_CASE("Each group of several ranks has an NCCL communicator, and a dry run has none") {
+  const models::ModelArgs model = models::model_args("llama3", "8B");
+  config::JobConfig config = resolved("[parallelism]\ntensor_parallel_degree = 2").config;
+  CHECK(job_size(config, model, 1, 1).communicators == 1);
+  CHECK(job_size(config, model, 4, 1).communicators == 2);
+  config.parallelism.data_parallel_replicate_degree = 2;
+  CHECK(job_size(config, model, 4, 1).communicators == 3);
+  config.comm.mode = config::CommMode::kFakeBackend;
+  CHECK(job_size(config, model, 4, 1).communicators == 0);
+}
+
 TEST_CASE("No size overflows") {
   const models::ModelArgs largest =
       models::model_args("llama3", "debugmodel", {.dim = 1 << 20, .n_layers = 1 << 10});
