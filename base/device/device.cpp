@@ -44,8 +44,8 @@ DeviceKind choose_device(const std::optional<std::string>& wanted, const DriverP
   }
   if (const std::string problem = library_problem(); !problem.empty()) {
     throw_config(
-        "this machine has {}, but Hyperion's CUDA library cannot be used: {}; build with a CUDA "
-        "toolkit (HYPERION_CUDA=ON), or set HYPERION_DEVICE=cpu to train on the CPU",
+        "this machine has {}, but Hyperion's CUDA library cannot be used: {}, or set HYPERION_DEVICE=cpu to "
+        "train on the CPU",
         counted(driver.devices, "GPU"), problem);
   }
   return DeviceKind::kCuda;

@@ -21,9 +21,9 @@ struct DriverProbe {
 DriverProbe probe_driver();
 
 // `wanted`: HYPERION_DEVICE ("auto", "cpu" or "cuda"; absent or empty = auto). `library_problem` says why our
-// CUDA library cannot be used (empty when it can); it is asked only when a device is there and wanted. Never
-// falls to CPU silently: a device without a usable library, or cuda without a device, throws Error(kUsage)
-// with the remedy.
+// CUDA library cannot be used, and the remedy (empty when it can); it is asked only when a device is there
+// and wanted. Never falls to CPU silently: a device without a usable library, or cuda without a device,
+// throws Error(kUsage) with the remedy.
 DeviceKind choose_device(const std::optional<std::string>& wanted, const DriverProbe& driver,
                          const std::function<std::string()>& library_problem);
 
