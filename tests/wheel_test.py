@@ -164,6 +164,9 @@ class Wheel(unittest.TestCase):
     def test_an_unknown_preset_is_refused_with_the_nearest(self):
         self.assert_refused(self.run_command("hyperion", "train", "debug_modle"), "did you mean debug_model?", "llama3_8b")
 
+    def test_a_folder_of_logs_that_cannot_be_made_is_refused(self):
+        self.assert_refused(self.run_command("hyperion-launch", "debug_model", HYPERION_LOG_DIR="/proc/none"), "/proc/none", "set HYPERION_LOG_DIR")
+
     def test_no_torch_and_another_torch_are_refused_with_the_command_of_pip(self):
         install = "-m pip install torch==2.11.0"
         self.assert_refused(self.run_command("hyperion", torch=None), "there is no torch 2.11", install)
