@@ -3,7 +3,7 @@
 # --- Debian packages (scripts/setup.sh installs them) ---
 find_package(Threads REQUIRED)
 find_package(fmt 9 REQUIRED)
-find_package(spdlog REQUIRED)
+find_path(SPDLOG_INCLUDE spdlog/spdlog.h REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
@@ -16,6 +16,9 @@ find_package(nlohmann_json REQUIRED)
 find_package(toml11 REQUIRED)
 find_package(CLI11 REQUIRED)
 find_path(XXHASH_INCLUDE xxhash.h REQUIRED)
+add_library(hyperion_spdlog STATIC base/spdlog_library.cpp)
+target_compile_definitions(hyperion_spdlog PUBLIC SPDLOG_SHARED_LIB SPDLOG_COMPILED_LIB SPDLOG_FMT_EXTERNAL)
+target_link_libraries(hyperion_spdlog PUBLIC fmt::fmt Threads::Threads)
 
 # --- libtorch: the torch 2.11 wheel's folder ---
 # At least 2.11: on a GPU, gradients of weights are added up in fp32 by addmm of bf16 factors into an fp32 sum

@@ -25,10 +25,6 @@ print(spec.submodule_search_locations[0] if spec else "")' 2>/dev/null)}
   done
   LD_LIBRARY_PATH=$bundle_path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
   export LD_LIBRARY_PATH
-  # A system whose C++ library is older than ours gets the one in the bundle; a newer one must not be replaced.
-  if ldd "$bundle/libexec/hyperion" 2>&1 | grep 'GLIBCXX_.*not found\|CXXABI_.*not found' >/dev/null; then
-    LD_LIBRARY_PATH=$bundle/lib/fallback:$LD_LIBRARY_PATH
-  fi
   bundle_missing=$(ldd "$bundle/libexec/hyperion" 2>&1 | grep 'not found' || true)
   [ -z "$bundle_missing" ] || bundle_fail "this system lacks what the bundle needs: $bundle_missing" \
     "use a system like the one named in $bundle/BUNDLE, or build from source there (scripts/setup.sh)"

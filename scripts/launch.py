@@ -390,9 +390,12 @@ def main():
     shown = shown_ranks()
     kill_seconds = number("HYPERION_KILL_SECONDS", KILL_SECONDS)
     kept = os.environ.get("HYPERION_LOG_DIR")
-    if kept:
-        os.makedirs(kept, exist_ok=True)
-    log_folder = kept or tempfile.mkdtemp(prefix="hyperion-logs-")
+    try:
+        if kept:
+            os.makedirs(kept, exist_ok=True)
+        log_folder = kept or tempfile.mkdtemp(prefix="hyperion-logs-")
+    except OSError as error:
+        fail(f"no folder can be made for the output of the ranks: {error}", "set HYPERION_LOG_DIR to a folder that can be written")
     failure_folder = os.environ.get("HYPERION_FAILURE_DIR") or os.path.join(os.path.abspath(log_folder), "failures")
     started = time.time()
 

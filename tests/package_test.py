@@ -35,15 +35,13 @@ class Bundle(unittest.TestCase):
             file.extractall(folder / "unpacked")
         (root,) = (folder / "unpacked").iterdir()
         programs = [path for path in root.rglob("*") if path.is_file() and path.read_bytes()[:4] == b"\x7fELF"]
-        brought = [path for path in programs if path.parent == root / "lib/fallback"]
-        self.assertEqual({path.name for path in brought}, {"libstdc++.so.6", "libgcc_s.so.1"})
-        own = [path for path in programs if path not in brought]
         text = (root / "BUNDLE").read_text()
-        said = re.search(r"GLIBC ([\d.]+); GLIBC ([\d.]+) where the system's C\+\+ library has GLIBCXX ([\d.]+)$", text, re.MULTILINE)
+        said = re.search(r"GLIBC ([\d.]+), a C\+\+ library with GLIBCXX ([\d.]+)$", text, re.MULTILINE)
         self.assertIsNotNone(said, text)
         self.assertIn(said[0], done.stderr)
         found = [tuple(map(int, version.split("."))) for version in said.groups()]
-        self.assertEqual(found, [highest("GLIBC", programs), highest("GLIBC", own), highest("GLIBCXX", own)])
+        self.assertEqual(found, [highest("GLIBC", programs), highest("GLIBCXX", programs)])
+        self.assertLessEqual(found, [(2, 34), (3, 4, 29)])  # RHEL 9's
 
 
 if __name__ == "__main__":

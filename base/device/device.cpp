@@ -26,6 +26,8 @@ DriverProbe probe_driver() {
   if (result != 0) return {0, fmt::format("the NVIDIA driver did not initialise (CUresult {})", result)};
   if (devices == 0) return {0, "the NVIDIA driver sees no device"};
   DriverProbe probe{devices, ""};
+  const auto version = reinterpret_cast<int (*)(int*)>(dlsym(library, "cuDriverGetVersion"));
+  if (version != nullptr) version(&probe.cuda);
   const auto device_of = reinterpret_cast<int (*)(int*, int)>(dlsym(library, "cuDeviceGet"));
   const auto memory_of = reinterpret_cast<int (*)(size_t*, int)>(dlsym(library, "cuDeviceTotalMem_v2"));
   int device = 0;
@@ -57,10 +59,18 @@ DeviceKind choose_device(const std::optional<std::string>& wanted, const DriverP
         "HYPERION_DEVICE is cuda, but there is no GPU: {}; use HYPERION_DEVICE=cpu to train on the CPU",
         driver.reason);
   }
+  constexpr int kCuda = 13000;  // torch 2.11's and our library's
+  if (driver.cuda > 0 && driver.cuda < kCuda) {
+    throw_config(
+        "this machine has {}, but its NVIDIA driver serves CUDA up to {}.{}, and CUDA 13.0 needs driver 580 "
+        "or newer: update it (for data-center GPUs NVIDIA's cuda-compat-13-0 on LD_LIBRARY_PATH may serve), "
+        "or set HYPERION_DEVICE=cpu to train on the CPU",
+        counted(driver.devices, "GPU"), driver.cuda / 1000, driver.cuda % 1000 / 10);
+  }
   if (const std::string problem = library_problem(); !problem.empty()) {
     throw_config(
-        "this machine has {}, but Hyperion's CUDA library cannot be used: {}; build with a CUDA "
-        "toolkit (HYPERION_CUDA=ON), or set HYPERION_DEVICE=cpu to train on the CPU",
+        "this machine has {}, but Hyperion's CUDA library cannot be used: {}, or set HYPERION_DEVICE=cpu to "
+        "train on the CPU",
         counted(driver.devices, "GPU"), problem);
   }
   return DeviceKind::kCuda;

@@ -25,15 +25,18 @@ std::string try_load() {
   std::error_code ignored;
   const auto binary = std::filesystem::read_symlink("/proc/self/exe", ignored);
   const auto path = binary.parent_path() / "libhyperion_cuda.so";
-  if (!std::filesystem::exists(path, ignored)) return fmt::format("{} does not exist", path.string());
+  if (!std::filesystem::exists(path, ignored))
+    return fmt::format("{} does not exist; build with a CUDA toolkit (HYPERION_CUDA=ON)", path.string());
   // RTLD_GLOBAL: libtorch_cuda registers operators and hooks that libtorch_cpu finds by their symbols.
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
-  if (handle == nullptr) return dlerror();
+  if (handle == nullptr)
+    return fmt::format("{}; install torch 2.11 with CUDA 13 (pip install --force-reinstall torch==2.11.0)",
+                       dlerror());
   const auto entry = reinterpret_cast<const DeviceLibrary* (*)()>(dlsym(handle, kDeviceLibraryEntry));
   if (entry == nullptr) return fmt::format("{} has no symbol {}", path.string(), kDeviceLibraryEntry);
   const DeviceLibrary* table = entry();
   if (table->version != DeviceLibrary::kVersion || table->struct_size != sizeof(DeviceLibrary)) {
-    return fmt::format("{} has interface version {}, this binary needs {}: build both together",
+    return fmt::format("{} has interface version {}, this binary needs {}; build both together",
                        path.string(), table->version, DeviceLibrary::kVersion);
   }
   g_library = table;

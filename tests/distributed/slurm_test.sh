@@ -101,6 +101,8 @@ END
 slurmctld
 slurmd -N n0
 slurmd -N n1
+job_field() { scontrol show job "$1" | sed -n "s/.*\b$2=\([^ ]*\).*/\1/p"; }  # JOB NAME
+job_is() { [ "$(job_field "$1" JobState)" = "$2" ]; }
 nodes_are_idle() { [ "$(sinfo -h -N -o %t 2>/dev/null | tr '\n' ' ')" = "idle idle " ]; }
 wait_until "both nodes to be idle" nodes_are_idle
 echo "cluster is up"
@@ -113,6 +115,20 @@ MASTER_ADDR=127.0.0.1 timeout 200 srun -N2 --ntasks-per-node=1 --kill-on-bad-exi
 grep -q 'step: *2 ' "$folder/srun.log" || fail "no line of step 2"
 echo "two ranks under srun trained two steps"
 
+# --- the wheel, from a folder where nothing else is ---
+if [ "$binary" = "$root/build/hyperion" ]; then  # which is what package.sh packages
+  "$root/scripts/package.sh" --wheel --no-build --into "$folder/made" >"$folder/package.log" 2>&1 || fail "there is no wheel"
+  python3 -m venv "$folder/venv"
+  "$folder/venv/bin/pip" install --quiet --no-index --no-deps "$folder"/made/*.whl
+  dirname "$(sed -n 's/^torch //p' "$root/build/setup")" >"$(echo "$folder"/venv/lib/python3*/site-packages)/torch.pth"
+  job=$(cd "$folder" && venv/bin/hyperion-slurm --parsable --nodes=2 --ntasks-per-node=1 --gpus-per-node=0 --cpus-per-task=1 --time=5 \
+    --output="$folder/job-%j.log" debug_model --training.steps=2 --metrics.log_freq=1 --training.seq_len=128 --training.local_batch_size=1)
+  wheel_job_has_ended() { job_is "$job" COMPLETED || job_is "$job" FAILED; }
+  wait_until "job $job of the wheel" wheel_job_has_ended
+  grep -q 'step: *2 ' "$folder/job-$job.log" || fail "the wheel's job has no line of step 2"
+  echo "hyperion-slurm trained two steps on two nodes"
+fi
+
 # --- scripts/train.slurm, with programs that stand in for the binary ---
 submit() {  # STAND-IN [SBATCH OPTION...]: prints the job's number
   printf '#!/bin/sh\n%s\n' "$1" >"$folder/stand_in"
@@ -120,8 +136,6 @@ submit() {  # STAND-IN [SBATCH OPTION...]: prints the job's number
   HYPERION_BINARY=$folder/stand_in HYPERION_ROOT=$root sbatch --parsable -N2 --ntasks-per-node=1 --gpus-per-node=0 \
     --cpus-per-task=1 --time=5 --output="$folder/job-%j.log" "${@:2}" scripts/train.slurm some.toml --a.b=c
 }
-job_field() { scontrol show job "$1" | sed -n "s/.*\b$2=\([^ ]*\).*/\1/p"; }  # JOB NAME
-job_is() { [ "$(job_field "$1" JobState)" = "$2" ]; }
 job_restarted() { [ "$(job_field "$1" Restarts)" -ge "${2:-1}" ]; }  # JOB [TIMES]: as often at least
 # A job that was requeued waits for two minutes. Start it sooner, but not in the second in which it was requeued: for slurmd
 # that would be the job it has just ended.

@@ -2,9 +2,15 @@
 
 #include <algorithm>
 #include <cctype>
+#include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <glob.h>
+
+#include "base/error.h"
+#include "base/nearest.h"
+#include "base/printable.h"
 
 namespace hyperion::config {
 namespace fs = std::filesystem;
@@ -43,6 +49,21 @@ fs::path resolve_input(const std::string& path, const fs::path& base) {
   if (path.empty() || matches_a_file(path) || fs::path(path).is_absolute()) return path;
   const fs::path below = (base / path).lexically_normal();
   return matches_a_file(below) ? below : fs::path(path);
+}
+
+fs::path config_file(const fs::path& named, const fs::path& base) {
+  std::error_code error;
+  if (named.empty() || named != named.filename() || fs::exists(named, error)) return named;
+  std::vector<std::string> presets;
+  for (const fs::directory_entry& entry : fs::directory_iterator(base / "configs", error))
+    if (entry.path().extension() == ".toml") presets.push_back(entry.path().stem());
+  std::ranges::sort(presets);
+  const std::string name = named.extension() == ".toml" ? named.stem() : named;
+  if (std::ranges::count(presets, name) > 0) return base / "configs" / (name + ".toml");
+  throw_config(
+      "The configuration cannot be read: {}: there is no such file, and no preset of that name{}; "
+      "presets: {}",
+      printable(named), did_you_mean(nearest_name(name, presets)), fmt::join(presets, ", "));
 }
 
 }  // namespace hyperion::config

@@ -339,8 +339,9 @@ ResolvedConfig parse_config(const std::string& toml, const std::string& name,
   return resolved;
 }
 
-ResolvedConfig load_config(const std::filesystem::path& file, const std::vector<Override>& overrides,
+ResolvedConfig load_config(const std::filesystem::path& named, const std::vector<Override>& overrides,
                            int ranks) {
+  const std::filesystem::path file = config_file(named, install_root());
   std::error_code ignored;
   const std::filesystem::file_type type = std::filesystem::status(file, ignored).type();
   if (ranks > 1 &&

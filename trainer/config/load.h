@@ -37,10 +37,11 @@ class Problems {
   std::vector<std::string> lines_;
 };
 
-// Reads `file`, then applies `overrides` in their order. Precedence: command line, file, default. Throws
-// Error(kUsage) with every unknown key, wrong type and value out of range, each as "FILE:LINE:COLUMN: key =
-// value: expected ...". The file may be a pipe or /dev/stdin, unless it is read by each of several `ranks`.
-ResolvedConfig load_config(const std::filesystem::path& file, const std::vector<Override>& overrides,
+// Reads the file that `named` names (config_file(), input_path.h), then applies `overrides` in their order.
+// Precedence: command line, file, default. Throws Error(kUsage) with every unknown key, wrong type and value
+// out of range, each as "FILE:LINE:COLUMN: key = value: expected ...". The file may be a pipe or /dev/stdin,
+// unless it is read by each of several `ranks`.
+ResolvedConfig load_config(const std::filesystem::path& named, const std::vector<Override>& overrides,
                            int ranks = 1);
 
 // The same for TOML text; `name` stands for the file in messages.

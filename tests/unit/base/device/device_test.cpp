@@ -55,6 +55,16 @@ TEST_CASE("there is no silent fall to the CPU") {
   CHECK(error_of("gpu", kTwo, usable).find("HYPERION_DEVICE is 'gpu'") != std::string::npos);
 }
 
+TEST_CASE("a driver of before CUDA 13 is refused with its version and the driver that is needed") {
+  DriverProbe driver = kTwo;
+  driver.cuda = 12040;
+  CHECK(error_of("auto", driver, broken).find("serves CUDA up to 12.4, and CUDA 13.0 needs driver 580") !=
+        std::string::npos);
+  CHECK(choose_device("cpu", driver, usable) == DeviceKind::kCpu);
+  driver.cuda = 13010;
+  CHECK(choose_device("auto", driver, usable) == DeviceKind::kCuda);
+}
+
 TEST_CASE("the CUDA library is not asked for without a device") {
   const auto asked = []() -> std::string { throw std::logic_error("asked"); };
   CHECK(choose_device("auto", kNone, asked) == DeviceKind::kCpu);

@@ -306,6 +306,21 @@ TEST_CASE("inputs are looked for as given and then below the base folder") {
   CHECK_THAT(lines[0], Contains("job.toml:2:18: model.hf_assets_path = \"none\": no such file or folder"));
 }
 
+TEST_CASE("a configuration is named by its path or by the name of a preset") {
+  const test::TemporaryFolder folder;
+  folder.write("configs/small_model.toml", "");
+  folder.write("configs/large_model.toml", "");
+  const fs::path base = folder.path(), small = base / "configs/small_model.toml";
+  CHECK(config_file("small_model", base) == small);
+  CHECK(config_file("small_model.toml", base) == small);
+  CHECK(config_file("./small_model", base) == "./small_model");
+  CHECK(config_file(small, "/no/such") == small);
+  CHECK_THROWS_WITH(config_file("smal_model", base),
+                    Contains("smal_model: there is no such file, and no preset of that name; did you mean "
+                             "small_model?; presets: large_model, small_model"));
+  CHECK_THROWS_WITH(config_file("nothing.toml", base), Contains("of that name; presets: large_model"));
+}
+
 TEST_CASE("a configuration that is not valid is refused with all problems in one error") {
   try {
     require_valid_config(parse("[checkpoint]\nenable = true\nload_only = true\ncreate_seed_checkpoint = "
