@@ -8,6 +8,7 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
 #include "parallel/comm/trace_range.h"
@@ -15,22 +16,29 @@
 namespace hyperion::parallel {
 namespace {
 
-// Writes the rows of a gradient into `slots`, [world, padded numel]: row r is what rank r holds of it, in
-// torch.chunk's layout. Some ranks hold full rows, then one may hold fewer, and the rest none: the number of
-// copies does not depend on the number of ranks.
-void pack(const at::Tensor& grad, const at::Tensor& slots) {
+constexpr at::ScalarType kSumDtype =
+    at::kFloat;  // of sums over microbatches, in whatever dtype they are sent
+
+// Writes the rows of a gradient into `slots`, [world, padded numel], or adds them to it: row r is what rank r
+// holds of it, in torch.chunk's layout. Some ranks hold full rows, then one may hold fewer, and the rest
+// none: the number of copies does not depend on the number of ranks.
+void pack(const at::Tensor& grad, const at::Tensor& slots, bool add) {
   if (!grad.defined()) {
-    slots.zero_();
+    if (!add) slots.zero_();
     return;
   }
+  const auto write = [&](const at::Tensor& to, const at::Tensor& from) {
+    if (add)
+      to.add_(from);
+    else
+      to.copy_(from);
+  };
   const at::Tensor flat = grad.reshape(-1);
   const int64_t count = slots.size(1), full = flat.numel() / count, rest = flat.numel() % count;
-  slots.narrow(0, 0, full).copy_(flat.narrow(0, 0, full * count).view({full, count}));
-  if (rest > 0) {
-    const at::Tensor last = slots.select(0, full);
-    last.narrow(0, 0, rest).copy_(flat.narrow(0, full * count, rest));
-    last.narrow(0, rest, count - rest).zero_();
-  }
+  write(slots.narrow(0, 0, full), flat.narrow(0, 0, full * count).view({full, count}));
+  if (rest > 0) write(slots.select(0, full).narrow(0, 0, rest), flat.narrow(0, full * count, rest));
+  if (add) return;
+  if (rest > 0) slots.select(0, full).narrow(0, rest, count - rest).zero_();
   const int64_t used = full + (rest > 0 ? 1 : 0);
   if (used < slots.size(0)) slots.narrow(0, used, slots.size(0) - used).zero_();
 }
@@ -195,8 +203,9 @@ void ShardGroup::choose_gradient_dtypes(const std::vector<ParameterPtr>& paramet
 }
 
 // A gradient is a part of its own where, as layers leave it, a reduce-scatter gives each rank its rows; the
-// others are packed, by one kernel those of one dtype. (On a CPU a message for each gradient would cost more
-// than a copy.) Decided once, so that all ranks send the same whatever their microbatches leave.
+// others are packed, by one kernel those of one dtype. (On a CPU a message for each
+// gradient would cost more than a copy.) Decided once, so that all ranks send the same whatever their
+// microbatches leave.
 void ShardGroup::plan_parts() {
   const ShardingOptions& options = context_.options();
   const auto dtype = [&](size_t i) {
@@ -214,6 +223,7 @@ void ShardGroup::plan_parts() {
       while (last < parameters_.size() && packed(last) && dtype(last) == dtype(first)) ++last;
     sent_parts_.push_back({first, last, packed(first)});
   }
+  sums_.resize(sent_parts_.size());
 }
 
 void ShardGroup::make_local_gradients() {
@@ -306,47 +316,75 @@ void ShardGroup::reduce(bool last_microbatch) {
   if (last_microbatch && context_.replicate().size() > 1) start_replica_all_reduce();
 }
 
+void ShardGroup::accumulate() {
+  if (context_.shard().size() == 1) {
+    reduce(/*last_microbatch=*/false);
+    return;
+  }
+  const TraceRange range("accumulate", name_);
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; i < sent_parts_.size(); ++i) {
+    const SentPart& part = sent_parts_[i];
+    if (part.packed) {
+      const bool add = sums_[i].defined();
+      if (!add) sums_[i] = empty_pack(part, kSumDtype);
+      pack_gradients(part, sums_[i], add);
+      continue;
+    }
+    at::Tensor& sum = parameters_[part.first]->parameter().weight.mutable_grad();
+    if (sum.defined()) sum = sum.to(kSumDtype).contiguous();
+  }
+}
+
 // What a reduce-scatter sends of the gradients, which it takes: one tensor for each part, in which the rows
 // of rank r follow those of rank r - 1. Where a layer has left none, zeros.
 std::vector<at::Tensor> ShardGroup::take_gradients() {
+  const at::TensorOptions reduced = context_.options().reduced();
   std::vector<at::Tensor> sent;
-  for (const auto& [first, last, packed] : sent_parts_) {
-    if (packed) {
-      sent.push_back(pack_gradients(first, last));
+  for (size_t i = 0; i < sent_parts_.size(); ++i) {
+    const SentPart& part = sent_parts_[i];
+    if (part.packed) {
+      at::Tensor sum = std::exchange(sums_[i], {});
+      const bool add = sum.defined();
+      if (!add) sum = empty_pack(part, context_.options().reduce_dtype);
+      pack_gradients(part, sum, add);
+      sent.push_back(sum.to(reduced.dtype()));
       continue;
     }
-    const Parameter& parameter = parameters_[first]->parameter();
+    const Parameter& parameter = parameters_[part.first]->parameter();
     const at::Tensor grad = std::exchange(parameter.weight.mutable_grad(), {});
-    const at::TensorOptions reduced = context_.options().reduced();
     sent.push_back(grad.defined() ? grad.to(reduced.dtype()).contiguous()
                                   : at::zeros(parameter.local, reduced));
   }
   return sent;
 }
 
-// [world, sum of padded rows] of parameters first to last - 1 in the reduce dtype: row r is what rank r will
-// hold. Frees the gradients that it copies.
-at::Tensor ShardGroup::pack_gradients(size_t first, size_t last) {
-  const int64_t world = context_.shard().size();
+// [world, sum of padded rows] of a part's parameters, without values.
+at::Tensor ShardGroup::empty_pack(const SentPart& part, at::ScalarType dtype) const {
   int64_t sum = 0;
-  for (size_t i = first; i < last; ++i) sum += parameters_[i]->padded_numel();
-  const at::Tensor packed = at::empty({world, sum}, context_.options().reduced());
+  for (size_t i = part.first; i < part.last; ++i) sum += parameters_[i]->padded_numel();
+  return at::empty({context_.shard().size(), sum}, context_.options().reduced().dtype(dtype));
+}
+
+// Writes the gradients of a part's parameters into `packed`, or adds them to it: row r is what rank r will
+// hold. Frees the gradients.
+void ShardGroup::pack_gradients(const SentPart& part, const at::Tensor& packed, bool add) {
   std::vector<at::Tensor> grads;
-  for (size_t i = first; i < last; ++i)
+  for (size_t i = part.first; i < part.last; ++i)
     grads.push_back(std::exchange(parameters_[i]->parameter().weight.mutable_grad(), {}));
   if (chunk_cat_takes(grads, packed)) {
-    at::Tensor out = packed;
-    at::_chunk_cat_out(out, grads, /*dim=*/0, /*num_chunks=*/world);
-    return packed;
+    at::Tensor out = add ? at::empty_like(packed) : packed;
+    at::_chunk_cat_out(out, grads, /*dim=*/0, /*num_chunks=*/packed.size(0));
+    if (add) packed.add_(out);
+    return;
   }
   int64_t offset = 0;
   for (size_t i = 0; i < grads.size(); ++i) {
-    const int64_t count = parameters_[first + i]->padded_numel();
-    pack(grads[i], packed.narrow(1, offset, count));
+    const int64_t count = parameters_[part.first + i]->padded_numel();
+    pack(grads[i], packed.narrow(1, offset, count), add);
     grads[i].reset();
     offset += count;
   }
-  return packed;
 }
 
 void ShardGroup::start_reduce_scatter() {

@@ -103,10 +103,21 @@ TEST_CASE("a rank of four that talks to nobody gives the numbers of the CPU what
   if (gpus() == 0) return;
   // In bf16 gradients of matrices whose rows four ranks divide are reduced from where their products leave
   // them.
-  for (const auto& [compute, reshard] : {std::pair(at::kFloat, false), std::pair(at::kFloat, true),
-                                         std::pair(at::kBFloat16, false), std::pair(at::kBFloat16, true)}) {
-    TinyJob job{.compute = compute,
+  struct Case {
+    at::ScalarType compute;
+    bool reshard;
+    bool once = false;  // added up there over microbatches, too
+    const char* model = "llama3";
+  };
+  for (const auto& [compute, reshard, once, model] :
+       {Case{at::kFloat, false}, Case{at::kFloat, true}, Case{at::kBFloat16, false},
+        Case{at::kBFloat16, true}, Case{at::kFloat, true, true}, Case{at::kBFloat16, true, true},
+        Case{at::kBFloat16, false, true, "qwen3"}}) {
+    TinyJob job{.model = model,
+                .compute = compute,
                 .reshard_after_forward = reshard,
+                .accumulation = once ? 3 : 1,
+                .reduce_once = once,
                 .pack_weights = compute == at::kBFloat16,
                 .fake = true};
     job.mesh.dp_shard = 4;
@@ -124,7 +135,7 @@ TEST_CASE("a rank of four that talks to nobody gives the numbers of the CPU what
           kGpuTimeout);
     };
     const double difference = largest_difference(on(true), on(false));
-    CAPTURE(compute, reshard, difference);
+    CAPTURE(compute, reshard, once, model, difference);
     CHECK(difference < (compute == at::kFloat ? 1e-4 : 2e-2));
   }
 }

@@ -90,7 +90,7 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
   models::ActivationCheckpointing checkpointing;
   checkpointing.blocks.assign(model_.blocks().size(), job.checkpoint);
   stage_ = std::make_unique<trainer::Stage>(model_, 0, model_.units().size(), *fsdp_, checkpointing);
-  schedule_ = std::make_unique<trainer::ScheduleRunner>(*stage_, job.reshard_after_forward);
+  schedule_ = std::make_unique<trainer::ScheduleRunner>(*stage_, job.reshard_after_forward, job.reduce_once);
   for (const parallel::ShardedParameterPtr& parameter : stage_->parameters()) {
     at::Tensor master = parameter->master();
     models::initialize(parameter->parameter(), 1, parameter->box(), master);

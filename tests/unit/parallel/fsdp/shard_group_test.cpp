@@ -1,6 +1,7 @@
 // The weights of one unit over ranks that exchange nothing: what each rank keeps of a gradient.
 #include <map>
 #include <numeric>
+#include <optional>
 
 #include <catch2/catch.hpp>
 
@@ -38,6 +39,29 @@ std::vector<at::Tensor> kept_gradients(int rank, const std::vector<at::Tensor>& 
   for (const ShardedParameterPtr& parameter : unit.parameters()) kept.push_back(parameter->grad());
   return kept;
 }
+
+// Two ranks, of which this one is alone: keeps the parts of its reduce-scatters.
+class Parts : public Communicator {
+ public:
+  Parts() : Communicator("fsdp/0", 0, {0, 1}) {}
+  std::string_view backend() const override { return "test"; }
+  void set_timeout(std::chrono::milliseconds) override {}
+  std::vector<int64_t> sent;  // elements
+  std::vector<at::ScalarType> dtypes;
+
+ private:
+  Finish do_all_gather(const std::vector<CollectivePart>&) override { return {}; }
+  Finish do_reduce_scatter_sum(const std::vector<CollectivePart>& parts) override {
+    for (const auto& [out, in] : parts) {
+      sent.push_back(in.numel());
+      dtypes.push_back(in.scalar_type());
+      out.copy_(in.narrow(0, 0, out.numel()));
+    }
+    return {};
+  }
+  Finish do_all_reduce(const at::Tensor&, bool) override { return {}; }
+  Finish do_barrier() override { return {}; }
+};
 
 }  // namespace
 
@@ -158,26 +182,6 @@ TEST_CASE("weights lie side by side only where they are gathered without padding
 }
 
 TEST_CASE("a unit sends the same parts whatever gradients a microbatch leaves") {
-  // Keeps how many elements each part of a reduce-scatter has.
-  class Parts : public Communicator {
-   public:
-    Parts() : Communicator("fsdp/0", 0, {0, 1}) {}
-    std::string_view backend() const override { return "test"; }
-    void set_timeout(std::chrono::milliseconds) override {}
-    std::vector<int64_t> sent;
-
-   private:
-    Finish do_all_gather(const std::vector<CollectivePart>&) override { return {}; }
-    Finish do_reduce_scatter_sum(const std::vector<CollectivePart>& parts) override {
-      for (const auto& [out, in] : parts) {
-        sent.push_back(in.numel());
-        out.copy_(in.narrow(0, 0, out.numel()));
-      }
-      return {};
-    }
-    Finish do_all_reduce(const at::Tensor&, bool) override { return {}; }
-    Finish do_barrier() override { return {}; }
-  };
   Parts shard;
   const auto replicate = make_solo_communicator("dp_replicate/0", 0);
   FsdpContext context(Mesh({}, 2), 0, shard, *replicate, {.compute_dtype = at::kBFloat16});
@@ -197,6 +201,45 @@ TEST_CASE("a unit sends the same parts whatever gradients a microbatch leaves") 
     CHECK(shard.sent == std::vector<int64_t>{8 + 6});
     const at::Tensor expected = gradient.defined() ? gradient.narrow(0, 0, 3).to(at::kFloat) : at::zeros({3});
     CHECK(unit.parameters()[1]->grad().equal(expected));
+  }
+}
+
+TEST_CASE("gradients of several microbatches are added up in fp32 and reduced once, whatever is sent") {
+  const at::ScalarType reduce = GENERATE(at::kFloat, at::kBFloat16);
+  Parts shard;
+  const auto replicate = make_solo_communicator("dp_replicate/0", 0);
+  FsdpContext context(Mesh({}, 2), 0, shard, *replicate,
+                      {.compute_dtype = at::kBFloat16, .reduce_dtype = reduce});
+  const std::vector<ParameterPtr> parameters = {make_parameter("a", {5, 2}, Init::ones()),
+                                                make_parameter("b", {6}, Init::ones())};
+  std::map<const Parameter*, ShardedParameterPtr> known;
+  ShardGroup unit("unit", parameters, known, context);
+  const auto leave = [&](double a, std::optional<double> b) {
+    unit.finish_unshard();
+    parameters[0]->weight.mutable_grad() = at::full({5, 2}, a, at::kBFloat16);
+    if (b) parameters[1]->weight.mutable_grad() = at::full({6}, *b, at::kBFloat16);
+  };
+  const double small = 1.0 / 512;  // half of the distance of 1 and the next bf16
+  for (int step = 0; step < 2; ++step) {
+    unit.drop_grads();
+    leave(1, std::nullopt);
+    unit.accumulate();
+    for (const double b : {1.0, 2.0, 4.0}) {
+      leave(small, b);
+      unit.accumulate();
+    }
+    CHECK(shard.sent.empty());
+    const bool in_last = step == 0;  // or there is nothing left for the reduction to add
+    leave(small, 8.0);
+    if (!in_last) unit.accumulate();
+    unit.reduce(/*last_microbatch=*/true);
+    context.finish_reduction();
+    CHECK(shard.sent == std::vector<int64_t>{2 * (3 * 2 + 3)});
+    CHECK(shard.dtypes == std::vector<at::ScalarType>{reduce});
+    CHECK(unit.parameters()[0]->grad().equal(at::full({3, 2}, 1 + 4 * small)));
+    CHECK(unit.parameters()[1]->grad().equal(at::full({3}, 15.0)));
+    shard.sent.clear();
+    shard.dtypes.clear();
   }
 }
 
