@@ -165,7 +165,7 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
       sharded = std::make_shared<ShardedParameter>(parameter, context.placement(*parameter), options,
                                                    pack == packs.end() ? nullptr : &pack->second);
       owned_.push_back(sharded);
-      owned_numel += sharded->padded_numel();
+      owned_numel += sharded->slot_numel();
     }
     parameters_.push_back(sharded);
   }
@@ -179,13 +179,17 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
   grads_ = memory ? memory->tensor({owned_numel}, state) : at::zeros({owned_numel}, state);
   int64_t offset = 0;
   for (const ShardedParameterPtr& parameter : owned_) {
-    parameter->bind_grad(grads_.narrow(0, offset, parameter->padded_numel()), memory);
-    offset += parameter->padded_numel();
+    parameter->bind_grad(grads_.narrow(0, offset, parameter->slot_numel()), memory);
+    offset += parameter->slot_numel();
   }
   make_local_gradients();
   if (memory) memory->free();
   choose_gradient_dtypes(parameters);
   plan_parts();
+  int64_t most = 0;
+  for (const ShardedParameterPtr& parameter : parameters_)
+    most = std::max(most, parameter->slot_numel() - parameter->padded_numel());
+  if (most > 0) zeros_ = at::zeros({context.shard().size() * most}, options.computed());
 }
 
 // Asks for gradients of matrices in the dtype in which they are added up, whatever the number of ranks: only
@@ -202,8 +206,8 @@ void ShardGroup::choose_gradient_dtypes(const std::vector<ParameterPtr>& paramet
   }
 }
 
-// A gradient is a part of its own where, as layers leave it, a reduce-scatter gives each rank its rows; the
-// others are packed, by one kernel those of one dtype. (On a CPU a message for each
+// A gradient is a part of its own where, as layers leave it, a reduce-scatter gives each rank its rows, with
+// nothing behind them; the others are packed, by one kernel those of one dtype. (On a CPU a message for each
 // gradient would cost more than a copy.) Decided once, so that all ranks send the same whatever their
 // microbatches leave.
 void ShardGroup::plan_parts() {
@@ -215,7 +219,8 @@ void ShardGroup::plan_parts() {
   };
   const auto packed = [&](size_t i) {
     return !options.device.is_cuda() || dtype(i) != options.reduce_dtype ||
-           parameters_[i]->parameter().rows() % context_.shard().size() != 0;
+           parameters_[i]->parameter().rows() % context_.shard().size() != 0 ||
+           parameters_[i]->slot_numel() != parameters_[i]->padded_numel();
   };
   for (size_t first = 0, last = 0; first < parameters_.size(); first = last) {
     last = first + 1;
@@ -235,7 +240,7 @@ void ShardGroup::make_local_gradients() {
   const auto divided = [&](size_t i) { return !owned_[i]->parameter().cuts.empty(); };
   int64_t begin = 0, end = 0;
   for (size_t i = 0; i < owned_.size(); ++i) {
-    end += owned_[i]->padded_numel();
+    end += owned_[i]->slot_numel();
     if (i + 1 < owned_.size() && divided(i + 1) == divided(i)) continue;
     (divided(i) ? gradients.divided : gradients.replicated).push_back(grads_.narrow(0, begin, end - begin));
     begin = end;
@@ -307,8 +312,7 @@ void ShardGroup::reduce(bool last_microbatch) {
       if (grad.defined()) {
         parameter->add_to_grad(grad.reshape(-1));
       } else if (!parameter->holds_grad()) {
-        parameter->start_grad();
-        parameter->grad().zero_();
+        parameter->add_to_grad(at::zeros({parameter->padded_numel()}, context_.options().reduced()));
       }
       grad.reset();
     }
@@ -359,31 +363,38 @@ std::vector<at::Tensor> ShardGroup::take_gradients() {
   return sent;
 }
 
-// [world, sum of padded rows] of a part's parameters, without values.
+// [world, sum of slots] of a part's parameters, without values.
 at::Tensor ShardGroup::empty_pack(const SentPart& part, at::ScalarType dtype) const {
   int64_t sum = 0;
-  for (size_t i = part.first; i < part.last; ++i) sum += parameters_[i]->padded_numel();
+  for (size_t i = part.first; i < part.last; ++i) sum += parameters_[i]->slot_numel();
   return at::empty({context_.shard().size(), sum}, context_.options().reduced().dtype(dtype));
 }
 
 // Writes the gradients of a part's parameters into `packed`, or adds them to it: row r is what rank r will
 // hold. Frees the gradients.
 void ShardGroup::pack_gradients(const SentPart& part, const at::Tensor& packed, bool add) {
-  std::vector<at::Tensor> grads;
-  for (size_t i = part.first; i < part.last; ++i)
+  std::vector<at::Tensor> grads, in_slots;
+  for (size_t i = part.first; i < part.last; ++i) {
     grads.push_back(std::exchange(parameters_[i]->parameter().weight.mutable_grad(), {}));
-  if (chunk_cat_takes(grads, packed)) {
+    in_slots.push_back(grads.back());
+    if (const int64_t zeros = parameters_[i]->slot_numel() - parameters_[i]->padded_numel(); zeros > 0)
+      in_slots.push_back(zeros_.narrow(0, 0, packed.size(0) * zeros).view({packed.size(0), zeros}));
+  }
+  if (chunk_cat_takes(in_slots, packed)) {
     at::Tensor out = add ? at::empty_like(packed) : packed;
-    at::_chunk_cat_out(out, grads, /*dim=*/0, /*num_chunks=*/packed.size(0));
+    at::_chunk_cat_out(out, in_slots, /*dim=*/0, /*num_chunks=*/packed.size(0));
     if (add) packed.add_(out);
     return;
   }
+  in_slots.clear();
   int64_t offset = 0;
   for (size_t i = 0; i < grads.size(); ++i) {
-    const int64_t count = parameters_[part.first + i]->padded_numel();
+    const ShardedParameter& parameter = *parameters_[part.first + i];
+    const int64_t count = parameter.padded_numel(), slot = parameter.slot_numel();
     pack(grads[i], packed.narrow(1, offset, count), add);
+    if (!add && slot > count) packed.narrow(1, offset + count, slot - count).zero_();
     grads[i].reset();
-    offset += count;
+    offset += slot;
   }
 }
 
@@ -396,7 +407,7 @@ void ShardGroup::start_reduce_scatter() {
   for (const ShardedParameterPtr& parameter : parameters_) {
     parameter->allocate_grad();
     if (into_gradients) parameter->start_grad();
-    sum += parameter->padded_numel();
+    sum += parameter->slot_numel();
   }
   // The reduction runs on a stream of its own, overlapping the backward of the next unit, once the compute
   // stream has made the gradients.
@@ -434,7 +445,7 @@ void ShardGroup::add_to_sharded_gradients(const at::Tensor& local_sum) {
   int64_t offset = 0;
   for (const ShardedParameterPtr& parameter : parameters_) {
     parameter->add_to_grad(local_sum.narrow(0, offset, parameter->padded_numel()));
-    offset += parameter->padded_numel();
+    offset += parameter->slot_numel();
   }
 }
 

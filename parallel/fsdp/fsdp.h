@@ -146,6 +146,7 @@ class ShardGroup {
   LocalGradients local_gradients_;
   std::vector<SentPart> sent_parts_;  // of all parameters, in order
   std::vector<at::Tensor> sums_;      // that accumulate() keeps of each packed part; undefined: none
+  at::Tensor zeros_;                  // in the compute dtype: what lies behind shards in a pack
   State state_ = State::kSharded;
   Pending all_gather_;  // in flight
   DeviceEvent gathered_;

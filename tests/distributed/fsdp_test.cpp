@@ -206,6 +206,7 @@ TEST_CASE("gradients that are reduced once per step are those that are reduced i
     const char* float8 = "";
     models::ActivationCheckpoint checkpoint = models::ActivationCheckpoint::kNone;
     bool reshard = true;
+    int64_t alignment = 1;
   };
   const char* model = GENERATE("llama3", "qwen3");  // qwen3: the head's weight is the embedding's
   for (const Layout& layout :
@@ -213,6 +214,7 @@ TEST_CASE("gradients that are reduced once per step are those that are reduced i
         Layout{3, {}, at::kFloat, "", models::ActivationCheckpoint::kFull},
         Layout{4, {.dp_replicate = 2}, at::kFloat, "", models::ActivationCheckpoint::kSelectiveOp, false},
         Layout{4, {.dp_shard = 2, .tp = 2}, at::kFloat}, Layout{2, {}, at::kBFloat16},
+        Layout{2, {}, at::kBFloat16, "", models::ActivationCheckpoint::kNone, true, kGpuShardAlignment},
         Layout{2, {}, at::kBFloat16, "tensorwise"}}) {
     CAPTURE(model, layout.ranks, layout.mesh.tp, layout.compute, layout.float8);
     TinyJob job{.model = model,
@@ -221,6 +223,7 @@ TEST_CASE("gradients that are reduced once per step are those that are reduced i
                 .reshard_after_forward = layout.reshard,
                 .checkpoint = layout.checkpoint,
                 .accumulation = layout.ranks == 3 ? 2 : 3,
+                .shard_alignment = layout.alignment,
                 .heads = 4,
                 .kv_heads = 2,
                 .float8 = layout.float8};
@@ -236,6 +239,7 @@ TEST_CASE("gradients that are reduced once per step are those that are reduced i
     CHECK((gradients(layout.ranks, true) == once));  // the same bits
     TinyJob alone = job;
     alone.mesh = {};
+    alone.shard_alignment = 1;
     std::map<std::pair<int64_t, int64_t>, float> of_one_rank;
     for (const auto& [parameter, element, value] : run_one_rank([alone](const Environment& environment) {
            return TinyTraining(alone, environment).first_gradients();

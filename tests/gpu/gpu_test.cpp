@@ -128,6 +128,7 @@ TEST_CASE("a rank of four that talks to nobody gives the numbers of the CPU what
             if (gpu) {
               use_gpu(0);
               here.device = at::Device(at::kCUDA, 0);
+              here.shard_alignment = parallel::kGpuShardAlignment;
             }
             environment.world_size = 4;
             return train_tiny(here, environment, 20);
@@ -138,6 +139,31 @@ TEST_CASE("a rank of four that talks to nobody gives the numbers of the CPU what
     CAPTURE(compute, reshard, once, model, difference);
     CHECK(difference < (compute == at::kFloat ? 1e-4 : 2e-2));
   }
+}
+
+TEST_CASE("every shard on a GPU begins at 16 bytes") {
+  if (gpus() == 0) return;
+  const int64_t elsewhere = run_one_rank(
+      [](parallel::Environment environment) {
+        use_gpu(0);
+        environment.world_size = 4;
+        TinyTraining training({.model = "qwen3",
+                               .mesh = {.dp_shard = 4},
+                               .compute = at::kBFloat16,
+                               .shard_alignment = parallel::kGpuShardAlignment,
+                               .device = at::Device(at::kCUDA, 0),
+                               .fake = true},
+                              environment);
+        training.first_gradients();
+        int64_t found = 0;
+        for (const parallel::ShardedParameterPtr& parameter : training.stage().parameters())
+          for (const at::Tensor& tensor : {parameter->master(), parameter->compute_shard(), parameter->grad(),
+                                           parameter->all_gather_input()})
+            found += reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 != 0 ? 1 : 0;
+        return found;
+      },
+      kGpuTimeout);
+  CHECK(elsewhere == 0);
 }
 
 TEST_CASE("state on the host trains to the losses of state on the GPU") {

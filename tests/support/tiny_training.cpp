@@ -71,6 +71,7 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
   const parallel::ShardingOptions sharding{.device = job.device,
                                            .state_device = job.offload ? at::Device(at::kCPU) : job.device,
                                            .compute_dtype = job.compute,
+                                           .shard_alignment = job.shard_alignment,
                                            .pack_weights = job.pack_weights,
                                            .codec = float8_.codec};
   groups_->set_observer([this](const parallel::CommOperation& operation) {

@@ -25,6 +25,7 @@ struct TinyJob {
   models::ActivationCheckpoint checkpoint = models::ActivationCheckpoint::kNone;
   int64_t accumulation = 1;
   bool reduce_once = false;  // per step, whatever the accumulation
+  int64_t shard_alignment = 1;
   at::Device device = at::kCPU;
   bool offload = false;             // master weights, gradients and optimizer state on the host
   bool pack_weights = false;        // products of one input as one

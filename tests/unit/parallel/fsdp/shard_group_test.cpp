@@ -1,5 +1,6 @@
 // The weights of one unit over ranks that exchange nothing: what each rank keeps of a gradient.
 #include <map>
+#include <memory>
 #include <numeric>
 #include <optional>
 
@@ -241,6 +242,80 @@ TEST_CASE("gradients of several microbatches are added up in fp32 and reduced on
     shard.sent.clear();
     shard.dtypes.clear();
   }
+}
+
+TEST_CASE("every shard of a block of qwen3 begins at 16 bytes on 128 ranks and is what it is without zeros") {
+  constexpr int kRanks = 128;
+  const at::ScalarType compute = GENERATE(at::kFloat, at::kBFloat16);
+  const int rank = GENERATE(0, 77);
+  std::vector<int> ranks(kRanks);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const auto shard = make_fake_communicator("fsdp/0", rank, ranks);
+  const auto replicate = make_solo_communicator("dp_replicate/0", rank);
+  struct Unit {  // qwen3 0.6B's shapes; norms of heads have one number on each rank
+    Unit(int64_t alignment, at::ScalarType compute, int rank, Communicator& shard, Communicator& replicate)
+        : context(Mesh({}, kRanks), rank, shard, replicate,
+                  {.compute_dtype = compute, .shard_alignment = alignment, .pack_weights = true}) {
+      const auto add = [&](const char* name, std::vector<int64_t> shape, const ParameterPtr& pack = {}) {
+        parameters.push_back(make_parameter(name, std::move(shape), Init::ones()));
+        parameters.back()->pack = pack;
+      };
+      const ParameterPtr qkv = make_parameter("qkv", {4096, 1024}, Init::ones()),
+                         gate_up = make_parameter("gate and up", {6144, 1024}, Init::ones());
+      add("wq", {2048, 1024}, qkv);
+      add("wk", {1024, 1024}, qkv);
+      add("wv", {1024, 1024}, qkv);
+      add("wo", {1024, 2048});
+      add("q_norm", {128});
+      add("k_norm", {128});
+      add("w1", {3072, 1024}, gate_up);
+      add("w2", {1024, 3072});
+      add("w3", {3072, 1024}, gate_up);
+      add("attention_norm", {1024});
+      add("ffn_norm", {1000});  // not all ranks have the same of it
+      unit = std::make_unique<ShardGroup>("unit", parameters, known, context);
+    }
+    FsdpContext context;
+    std::vector<ParameterPtr> parameters;
+    std::map<const Parameter*, ShardedParameterPtr> known;
+    std::unique_ptr<ShardGroup> unit;
+  };
+  Unit aligned(kGpuShardAlignment, compute, rank, *shard, *replicate),
+      dense(1, compute, rank, *shard, *replicate);
+  at::manual_seed(1);
+  for (const bool accumulates : {true, false}) {
+    for (size_t i = 0; i < aligned.parameters.size(); ++i) {
+      const at::Tensor gradient = at::randn(aligned.parameters[i]->shape).to(compute);
+      for (Unit* one : {&aligned, &dense}) one->parameters[i]->weight.mutable_grad() = gradient.clone();
+    }
+    for (Unit* one : {&aligned, &dense}) {
+      one->unit->finish_unshard();
+      if (accumulates)
+        one->unit->accumulate();
+      else
+        one->unit->reduce(/*last_microbatch=*/true);
+    }
+  }
+  aligned.context.finish_reduction();
+  dense.context.finish_reduction();
+  int64_t zeros = 0;
+  for (size_t i = 0; i < aligned.parameters.size(); ++i) {
+    const ShardedParameter &parameter = *aligned.unit->parameters()[i], &other = *dense.unit->parameters()[i];
+    CAPTURE(parameter.parameter().fqn);
+    for (const at::Tensor& tensor : {parameter.master(), parameter.grad(), parameter.compute_shard(),
+                                     parameter.all_gather_input(), parameter.all_gather_output()})
+      CHECK(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 == 0);
+    CHECK(parameter.grad().equal(other.grad()));
+    CHECK(parameter.all_gather_input().numel() ==
+          other.all_gather_input().numel());  // zeros are not gathered
+    CHECK(other.slot_numel() == other.padded_numel());
+    zeros += parameter.slot_numel() - parameter.padded_numel();
+  }
+  CHECK(zeros == 3 + 3);
+  const at::Tensor all = aligned.unit->local_gradients().divided.front(),
+                   without = dense.unit->local_gradients().divided.front();
+  CHECK(all.numel() == without.numel() + zeros);
+  CHECK(all.ne(0).sum().item<int64_t>() == without.ne(0).sum().item<int64_t>());
 }
 
 }  // namespace hyperion::parallel
