@@ -234,7 +234,8 @@ class SimulatedGpu(JobTest):
 
     def test_gradients_of_several_microbatches_are_reduced_once_by_no_more_kernels(self):
         blocks, microbatches = 2, 4
-        for more in ([], [FP8, "--quantize.linear.float8.recipe_name=rowwise"]):
+        # FP8 products with one scale for each tensor leave fp32, to which they cannot add: 7 sums a block and the head's do.
+        for more, sums_apart in (([], 0), ([FP8, "--quantize.linear.float8.recipe_name=rowwise"], 0), ([FP8], 7 * blocks + 1)):
             options = ["--activation_checkpoint.mode=none", "--training.local_batch_size=1", f"--training.global_batch_size={2 * microbatches}", *more]
             often, once = (self.steady_step(*options, *key, ranks=2) for key in ([], [ONCE]))
             def count(step, prefix):
@@ -243,7 +244,7 @@ class SimulatedGpu(JobTest):
             self.assertEqual(sum(map(sum, sums.values())), (microbatches + 1) * (blocks + 2), sums)
             self.assertEqual(sum(of_step[1] for of_step in sums.values()), blocks + 2, sums)
             kernels = [count(step, "kernel") for step in (often, once)]
-            self.assertLessEqual(kernels[1], kernels[0])
+            self.assertLessEqual(kernels[1], kernels[0] + (microbatches - 1) * sums_apart)
             products = "kernel\tcublasGemmEx"  # those of later microbatches add to the sum themselves
             self.assertEqual(often.get(products), once.get(products))
             for kind in ("malloc", "free", "host alloc"):
