@@ -180,10 +180,13 @@ std::string describe_memory(const config::ResolvedConfig& resolved, const models
         resolved, size,
         {.host = {std::numeric_limits<double>::infinity(), "the host's memory"}, .device = gpu});
   return fmt::format(
-      "{} per rank for weights, gradients and optimizer{}{}, and at least {} for activations{}; {}",
+      "{} per rank for weights, gradients and optimizer{}{}{}, and at least {} for activations{}; {}",
       readable_bytes(size.states()),
       config.ema.enable ? fmt::format(", {} for averages", readable_bytes(size.averages)) : "",
-      config.training.enable_cpu_offload ? " (in host memory)" : "", readable_bytes(size.activations),
+      config.training.enable_cpu_offload ? " (in host memory)" : "",
+      size.sums > 0 ? fmt::format(", {} for gradients of several microbatches", readable_bytes(size.sums))
+                    : "",
+      readable_bytes(size.activations),
       size.save_pool > 0
           ? fmt::format("; {} of host memory for background saves", readable_bytes(size.save_pool))
           : "",

@@ -75,7 +75,8 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   made.stage = std::make_unique<Stage>(*made.transformer, 0, made.transformer->units().size(), *made.fsdp,
                                        checkpointing);
   made.schedule = std::make_unique<ScheduleRunner>(
-      *made.stage, config.parallelism.fsdp_reshard_after_forward != config::ReshardAfterForward::kNever);
+      *made.stage, config.parallelism.fsdp_reshard_after_forward != config::ReshardAfterForward::kNever,
+      config.parallelism.fsdp_reduce_gradients == config::ReduceGradients::kOncePerStep);
   made.parameters = made.stage->parameters();
   made.optimizer = std::make_unique<optim::Adam>(made.parameters, config.optimizer);
   return made;

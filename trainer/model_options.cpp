@@ -33,6 +33,7 @@ parallel::ShardingOptions sharding_options(const config::JobConfig::Training& tr
           .state_dtype = checkpointing::scalar_type(training.dtype),
           .compute_dtype = checkpointing::scalar_type(training.mixed_precision_param),
           .reduce_dtype = checkpointing::scalar_type(training.mixed_precision_reduce),
+          .shard_alignment = device.is_cuda() ? parallel::kGpuShardAlignment : 1,
           .pack_weights = true,
           .codec = std::move(codec)};
 }

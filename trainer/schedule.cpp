@@ -9,10 +9,11 @@
 
 namespace hyperion::trainer {
 
-Schedule training_schedule(size_t units, size_t microbatches, bool reshard_after_forward) {
+Schedule training_schedule(size_t units, size_t microbatches, bool reshard_after_forward, bool reduce_once) {
   const size_t head = units - 1;
   Schedule schedule;
   for (size_t i = 0; i < microbatches; ++i) {
+    const Do with_gradients = reduce_once && i + 1 < microbatches ? Do::kAccumulate : Do::kReduce;
     for (size_t unit = 0; unit < head; ++unit) {
       schedule.push_back({Do::kForward, i, unit, unit + 1});
       if (reshard_after_forward) schedule.push_back({Do::kFree, i, unit});
@@ -23,7 +24,7 @@ Schedule training_schedule(size_t units, size_t microbatches, bool reshard_after
       schedule.push_back({unit == head ? Do::kLoss : Do::kBackward, i, unit,
                           unit > 1 ? std::optional(unit - 1) : std::nullopt});
       schedule.push_back({Do::kFree, i, unit});
-      schedule.push_back({Do::kReduce, i, unit});
+      schedule.push_back({with_gradients, i, unit});
     }
     schedule.push_back({Do::kFinish, i});
   }
@@ -47,8 +48,8 @@ std::vector<at::Tensor> ScheduleRunner::train_step(int64_t step, size_t microbat
                                                    const at::Tensor& scale, models::LayerMetrics* metrics) {
   step_ = step;
   stage_.drop_gradients();
-  return run(training_schedule(stage_.end(), microbatches, reshard_after_forward_), microbatches, microbatch,
-             scale, metrics);
+  return run(training_schedule(stage_.end(), microbatches, reshard_after_forward_, reduce_once_),
+             microbatches, microbatch, scale, metrics);
 }
 
 at::Tensor ScheduleRunner::loss_sum(const models::Microbatch& batch) {
@@ -104,6 +105,9 @@ std::vector<at::Tensor> ScheduleRunner::run(const Schedule& schedule, size_t mic
         break;
       case Do::kFree:
         stage_.group(unit).reshard();
+        break;
+      case Do::kAccumulate:
+        stage_.group(unit).accumulate();
         break;
       case Do::kReduce:
         stage_.group(unit).reduce(/*last_microbatch=*/action.microbatch + 1 == microbatches);

@@ -16,12 +16,13 @@
 namespace hyperion::trainer {
 
 enum class Do : uint8_t {
-  kForward,   // of the embedding or a block
-  kLoss,      // of the head; in training its backward too
-  kBackward,  // of a block or the embedding
-  kFree,      // a unit's gathered weights
-  kReduce,    // starts to add a unit's gradients up over the ranks
-  kFinish,    // of a microbatch: its last reduction is complete, and nothing of it is kept
+  kForward,     // of the embedding or a block
+  kLoss,        // of the head; in training its backward too
+  kBackward,    // of a block or the embedding
+  kFree,        // a unit's gathered weights
+  kAccumulate,  // adds a unit's gradients to this rank's sums
+  kReduce,      // starts to add a unit's gradients, or sums, up over the ranks
+  kFinish,      // of a microbatch: its last reduction is complete, and nothing of it is kept
   kSumReplicated,
 };
 
@@ -35,16 +36,17 @@ struct Action {
 using Schedule = std::vector<Action>;
 
 // A step of `microbatches` through units 0 to units - 1 of one stage. No more than two units are gathered at
-// once; without reshard_after_forward a block's weights stay gathered from its forward to its backward.
-Schedule training_schedule(size_t units, size_t microbatches, bool reshard_after_forward);
+// once; without reshard_after_forward a block's weights stay gathered from its forward to its backward. With
+// reduce_once gradients are reduced in the last microbatch alone, each unit's sum of all of them.
+Schedule training_schedule(size_t units, size_t microbatches, bool reshard_after_forward, bool reduce_once);
 // One microbatch without gradients.
 Schedule evaluation_schedule(size_t units);
 
 class ScheduleRunner {
  public:
   // `stage` holds all units of its model.
-  ScheduleRunner(Stage& stage, bool reshard_after_forward)
-      : stage_(stage), reshard_after_forward_(reshard_after_forward) {}
+  ScheduleRunner(Stage& stage, bool reshard_after_forward, bool reduce_once)
+      : stage_(stage), reshard_after_forward_(reshard_after_forward), reduce_once_(reduce_once) {}
 
   // Makes the gradients of scale * (summed cross-entropy of all microbatches), in stage.gradients(). Returns
   // the unscaled sum of each microbatch (0-dim). `microbatch(i)` is called where its first action runs, so
@@ -63,7 +65,7 @@ class ScheduleRunner {
   void gather(const Action& action, const char* phase) const;
 
   Stage& stage_;
-  bool reshard_after_forward_;
+  bool reshard_after_forward_, reduce_once_;
   int64_t step_ = 0;
 };
 

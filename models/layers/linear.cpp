@@ -34,6 +34,12 @@ at::Tensor Linear::weight_gradient(Operand& grad, Operand& x) const {
                  : kernels::matmul(grad.values.t(), x.values, dtype);
 }
 
+bool Linear::multiplies_into(const at::Tensor& sum) const {
+  return sum.defined() && sum.is_cuda() && sum.is_contiguous() &&
+         sum.scalar_type() == weight_->gradient_dtype.value_or(weight_->weight.scalar_type()) &&
+         (!float8_ || !(float8_->casts_input_for_backward() || float8_->rounds_weight_gradient()));
+}
+
 void Linear::add_weight_gradient(at::Tensor& sum, const Operand& grad, const Operand& x) const {
   if (sum.defined())
     kernels::add_matmul(sum, grad.values.t(), x.values);

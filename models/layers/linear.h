@@ -43,6 +43,8 @@ class Linear {
   // Adds the gradient of some rows of a product to `sum`, [out, in] in fp32 (fp64 for fp64), which the first
   // call makes. Not where rows are coupled.
   void add_weight_gradient(at::Tensor& sum, const Operand& grad, const Operand& x) const;
+  // Whether add_weight_gradient() adds within the product itself, on a GPU: `sum` may be undefined.
+  bool multiplies_into(const at::Tensor& sum) const;
   // Adds it to the weight's .grad(), in whatever dtype it is.
   void accumulate(const at::Tensor& weight_gradient) const;
 

@@ -124,10 +124,35 @@ bool saves_next_product(SelectiveCheckpoint* selective, const Linear& layer) {
   return selective != nullptr && selective->saves_next_matmul(layer.weight()->shape);
 }
 
+// The .grad() that the layers' weights have of microbatches before, as one matrix; undefined where one has
+// none or they do not lie side by side.
+Tensor sum_of_microbatches(const Layers& layers) {
+  const Tensor first = layers.front()->weight()->weight.grad();
+  if (layers.size() == 1 || !first.defined()) return first;
+  int64_t rows = 0;
+  for (const Linear* layer : layers) {
+    const Tensor sum = layer->weight()->weight.grad();
+    if (!sum.defined() || !sum.is_alias_of(first) || !sum.is_contiguous() ||
+        sum.storage_offset() != first.storage_offset() + rows * first.size(1))
+      return {};
+    rows += sum.size(0);
+  }
+  return first.as_strided({rows, first.size(1)}, {first.size(1), 1});
+}
+
+// The weight gradient of one product, that of `layers`; undefined where the product has added it to their sum
+// of microbatches before.
+Tensor weight_gradient_of(const Linear& product, const Layers& layers, Operand& grad, Operand& x) {
+  Tensor sum = sum_of_microbatches(layers);
+  if (!product.multiplies_into(sum)) return product.weight_gradient(grad, x);
+  product.add_weight_gradient(sum, grad, x);
+  return {};
+}
+
 // A weight's gradient as a node returns it to autograd: undefined where it was added to .grad() here, because
 // autograd would round it to the weight's dtype.
 Tensor return_or_add_gradient(const Linear& layer, Tensor gradient) {
-  if (gradient.scalar_type() == layer.weight()->weight.scalar_type()) return gradient;
+  if (!gradient.defined() || gradient.scalar_type() == layer.weight()->weight.scalar_type()) return gradient;
   layer.accumulate(gradient);
   return {};
 }
@@ -226,8 +251,13 @@ Gradients column_backward(SavedNode& node, const variable_list& grads) {
       gradients.of_inputs[i] = products[i]->input_gradient(operands[i]);
   }
   for (size_t i = 0; i < products.size(); ++i)
-    gradients.of_weights.push_back(products[i]->weight_gradient(operands[i], input.wait()));
-  if (all_layers) gradients.of_weights = split_by_layers(gradients.of_weights[0], layers, 0);
+    gradients.of_weights.push_back(
+        weight_gradient_of(*products[i], all_layers ? layers : Layers{layers[i]}, operands[i], input.wait()));
+  if (all_layers) {
+    const Tensor of_all = gradients.of_weights[0];
+    gradients.of_weights =
+        of_all.defined() ? split_by_layers(of_all, layers, 0) : variable_list(layers.size());
+  }
   if (sum) gradients.of_inputs[0] = sum->wait();
   return gradients;
 }
@@ -238,7 +268,7 @@ Gradients row_backward(SavedNode& node, const Tensor& grad) {
   Gradients gradients;
   gradients.of_inputs =
       gradient.multiply(1, [&](size_t, Operand& rows) { return layer.input_gradient(rows); });
-  gradients.of_weights = {layer.weight_gradient(gradient.wait(), *node.input)};
+  gradients.of_weights = {weight_gradient_of(layer, {&layer}, gradient.wait(), *node.input)};
   return gradients;
 }
 

@@ -8,6 +8,7 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
 #include "parallel/comm/step_timer.h"
@@ -16,22 +17,29 @@
 namespace hyperion::parallel {
 namespace {
 
-// Writes the rows of a gradient into `slots`, [world, padded numel]: row r is what rank r holds of it, in
-// torch.chunk's layout. Some ranks hold full rows, then one may hold fewer, and the rest none: the number of
-// copies does not depend on the number of ranks.
-void pack(const at::Tensor& grad, const at::Tensor& slots) {
+constexpr at::ScalarType kSumDtype =
+    at::kFloat;  // of sums over microbatches, in whatever dtype they are sent
+
+// Writes the rows of a gradient into `slots`, [world, padded numel], or adds them to it: row r is what rank r
+// holds of it, in torch.chunk's layout. Some ranks hold full rows, then one may hold fewer, and the rest
+// none: the number of copies does not depend on the number of ranks.
+void pack(const at::Tensor& grad, const at::Tensor& slots, bool add) {
   if (!grad.defined()) {
-    slots.zero_();
+    if (!add) slots.zero_();
     return;
   }
+  const auto write = [&](const at::Tensor& to, const at::Tensor& from) {
+    if (add)
+      to.add_(from);
+    else
+      to.copy_(from);
+  };
   const at::Tensor flat = grad.reshape(-1);
   const int64_t count = slots.size(1), full = flat.numel() / count, rest = flat.numel() % count;
-  slots.narrow(0, 0, full).copy_(flat.narrow(0, 0, full * count).view({full, count}));
-  if (rest > 0) {
-    const at::Tensor last = slots.select(0, full);
-    last.narrow(0, 0, rest).copy_(flat.narrow(0, full * count, rest));
-    last.narrow(0, rest, count - rest).zero_();
-  }
+  write(slots.narrow(0, 0, full), flat.narrow(0, 0, full * count).view({full, count}));
+  if (rest > 0) write(slots.select(0, full).narrow(0, 0, rest), flat.narrow(0, full * count, rest));
+  if (add) return;
+  if (rest > 0) slots.select(0, full).narrow(0, rest, count - rest).zero_();
   const int64_t used = full + (rest > 0 ? 1 : 0);
   if (used < slots.size(0)) slots.narrow(0, used, slots.size(0) - used).zero_();
 }
@@ -160,7 +168,7 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
       sharded = std::make_shared<ShardedParameter>(parameter, context.placement(*parameter), options,
                                                    pack == packs.end() ? nullptr : &pack->second);
       owned_.push_back(sharded);
-      owned_numel += sharded->padded_numel();
+      owned_numel += sharded->slot_numel();
     }
     parameters_.push_back(sharded);
   }
@@ -174,13 +182,17 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
   grads_ = memory ? memory->tensor({owned_numel}, state) : at::zeros({owned_numel}, state);
   int64_t offset = 0;
   for (const ShardedParameterPtr& parameter : owned_) {
-    parameter->bind_grad(grads_.narrow(0, offset, parameter->padded_numel()), memory);
-    offset += parameter->padded_numel();
+    parameter->bind_grad(grads_.narrow(0, offset, parameter->slot_numel()), memory);
+    offset += parameter->slot_numel();
   }
   make_local_gradients();
   if (memory) memory->free();
   choose_gradient_dtypes(parameters);
   plan_parts();
+  int64_t most = 0;
+  for (const ShardedParameterPtr& parameter : parameters_)
+    most = std::max(most, parameter->slot_numel() - parameter->padded_numel());
+  if (most > 0) zeros_ = at::zeros({context.shard().size() * most}, options.computed());
 }
 
 // Asks for gradients of matrices in the dtype in which they are added up, whatever the number of ranks: only
@@ -197,9 +209,10 @@ void ShardGroup::choose_gradient_dtypes(const std::vector<ParameterPtr>& paramet
   }
 }
 
-// A gradient is a part of its own where, as layers leave it, a reduce-scatter gives each rank its rows; the
-// others are packed, by one kernel those of one dtype. (On a CPU a message for each gradient would cost more
-// than a copy.) Decided once, so that all ranks send the same whatever their microbatches leave.
+// A gradient is a part of its own where, as layers leave it, a reduce-scatter gives each rank its rows, with
+// nothing behind them; the others are packed, by one kernel those of one dtype. (On a CPU a message for each
+// gradient would cost more than a copy.) Decided once, so that all ranks send the same whatever their
+// microbatches leave.
 void ShardGroup::plan_parts() {
   const ShardingOptions& options = context_.options();
   const auto dtype = [&](size_t i) {
@@ -209,7 +222,8 @@ void ShardGroup::plan_parts() {
   };
   const auto packed = [&](size_t i) {
     return !options.device.is_cuda() || dtype(i) != options.reduce_dtype ||
-           parameters_[i]->parameter().rows() % context_.shard().size() != 0;
+           parameters_[i]->parameter().rows() % context_.shard().size() != 0 ||
+           parameters_[i]->slot_numel() != parameters_[i]->padded_numel();
   };
   for (size_t first = 0, last = 0; first < parameters_.size(); first = last) {
     last = first + 1;
@@ -217,6 +231,7 @@ void ShardGroup::plan_parts() {
       while (last < parameters_.size() && packed(last) && dtype(last) == dtype(first)) ++last;
     sent_parts_.push_back({first, last, packed(first)});
   }
+  sums_.resize(sent_parts_.size());
 }
 
 void ShardGroup::make_local_gradients() {
@@ -228,7 +243,7 @@ void ShardGroup::make_local_gradients() {
   const auto divided = [&](size_t i) { return !owned_[i]->parameter().cuts.empty(); };
   int64_t begin = 0, end = 0;
   for (size_t i = 0; i < owned_.size(); ++i) {
-    end += owned_[i]->padded_numel();
+    end += owned_[i]->slot_numel();
     if (i + 1 < owned_.size() && divided(i + 1) == divided(i)) continue;
     (divided(i) ? gradients.divided : gradients.replicated).push_back(grads_.narrow(0, begin, end - begin));
     begin = end;
@@ -302,8 +317,7 @@ void ShardGroup::reduce(bool last_microbatch) {
       if (grad.defined()) {
         parameter->add_to_grad(grad.reshape(-1));
       } else if (!parameter->holds_grad()) {
-        parameter->start_grad();
-        parameter->grad().zero_();
+        parameter->add_to_grad(at::zeros({parameter->padded_numel()}, context_.options().reduced()));
       }
       grad.reset();
     }
@@ -311,47 +325,82 @@ void ShardGroup::reduce(bool last_microbatch) {
   if (last_microbatch && context_.replicate().size() > 1) start_replica_all_reduce();
 }
 
+void ShardGroup::accumulate() {
+  if (context_.shard().size() == 1) {
+    reduce(/*last_microbatch=*/false);
+    return;
+  }
+  const TraceRange range("accumulate", name_);
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; i < sent_parts_.size(); ++i) {
+    const SentPart& part = sent_parts_[i];
+    if (part.packed) {
+      const bool add = sums_[i].defined();
+      if (!add) sums_[i] = empty_pack(part, kSumDtype);
+      pack_gradients(part, sums_[i], add);
+      continue;
+    }
+    at::Tensor& sum = parameters_[part.first]->parameter().weight.mutable_grad();
+    if (sum.defined()) sum = sum.to(kSumDtype).contiguous();
+  }
+}
+
 // What a reduce-scatter sends of the gradients, which it takes: one tensor for each part, in which the rows
 // of rank r follow those of rank r - 1. Where a layer has left none, zeros.
 std::vector<at::Tensor> ShardGroup::take_gradients() {
+  const at::TensorOptions reduced = context_.options().reduced();
   std::vector<at::Tensor> sent;
-  for (const auto& [first, last, packed] : sent_parts_) {
-    if (packed) {
-      sent.push_back(pack_gradients(first, last));
+  for (size_t i = 0; i < sent_parts_.size(); ++i) {
+    const SentPart& part = sent_parts_[i];
+    if (part.packed) {
+      at::Tensor sum = std::exchange(sums_[i], {});
+      const bool add = sum.defined();
+      if (!add) sum = empty_pack(part, context_.options().reduce_dtype);
+      pack_gradients(part, sum, add);
+      sent.push_back(sum.to(reduced.dtype()));
       continue;
     }
-    const Parameter& parameter = parameters_[first]->parameter();
+    const Parameter& parameter = parameters_[part.first]->parameter();
     const at::Tensor grad = std::exchange(parameter.weight.mutable_grad(), {});
-    const at::TensorOptions reduced = context_.options().reduced();
     sent.push_back(grad.defined() ? grad.to(reduced.dtype()).contiguous()
                                   : at::zeros(parameter.local, reduced));
   }
   return sent;
 }
 
-// [world, sum of padded rows] of parameters first to last - 1 in the reduce dtype: row r is what rank r will
-// hold. Frees the gradients that it copies.
-at::Tensor ShardGroup::pack_gradients(size_t first, size_t last) {
-  const int64_t world = context_.shard().size();
+// [world, sum of slots] of a part's parameters, without values.
+at::Tensor ShardGroup::empty_pack(const SentPart& part, at::ScalarType dtype) const {
   int64_t sum = 0;
-  for (size_t i = first; i < last; ++i) sum += parameters_[i]->padded_numel();
-  const at::Tensor packed = at::empty({world, sum}, context_.options().reduced());
-  std::vector<at::Tensor> grads;
-  for (size_t i = first; i < last; ++i)
+  for (size_t i = part.first; i < part.last; ++i) sum += parameters_[i]->slot_numel();
+  return at::empty({context_.shard().size(), sum}, context_.options().reduced().dtype(dtype));
+}
+
+// Writes the gradients of a part's parameters into `packed`, or adds them to it: row r is what rank r will
+// hold. Frees the gradients.
+void ShardGroup::pack_gradients(const SentPart& part, const at::Tensor& packed, bool add) {
+  std::vector<at::Tensor> grads, in_slots;
+  for (size_t i = part.first; i < part.last; ++i) {
     grads.push_back(std::exchange(parameters_[i]->parameter().weight.mutable_grad(), {}));
-  if (chunk_cat_takes(grads, packed)) {
-    at::Tensor out = packed;
-    at::_chunk_cat_out(out, grads, /*dim=*/0, /*num_chunks=*/world);
-    return packed;
+    in_slots.push_back(grads.back());
+    if (const int64_t zeros = parameters_[i]->slot_numel() - parameters_[i]->padded_numel(); zeros > 0)
+      in_slots.push_back(zeros_.narrow(0, 0, packed.size(0) * zeros).view({packed.size(0), zeros}));
   }
+  if (chunk_cat_takes(in_slots, packed)) {
+    at::Tensor out = add ? at::empty_like(packed) : packed;
+    at::_chunk_cat_out(out, in_slots, /*dim=*/0, /*num_chunks=*/packed.size(0));
+    if (add) packed.add_(out);
+    return;
+  }
+  in_slots.clear();
   int64_t offset = 0;
   for (size_t i = 0; i < grads.size(); ++i) {
-    const int64_t count = parameters_[first + i]->padded_numel();
-    pack(grads[i], packed.narrow(1, offset, count));
+    const ShardedParameter& parameter = *parameters_[part.first + i];
+    const int64_t count = parameter.padded_numel(), slot = parameter.slot_numel();
+    pack(grads[i], packed.narrow(1, offset, count), add);
+    if (!add && slot > count) packed.narrow(1, offset + count, slot - count).zero_();
     grads[i].reset();
-    offset += count;
+    offset += slot;
   }
-  return packed;
 }
 
 void ShardGroup::start_reduce_scatter() {
@@ -363,7 +412,7 @@ void ShardGroup::start_reduce_scatter() {
   for (const ShardedParameterPtr& parameter : parameters_) {
     parameter->allocate_grad();
     if (into_gradients) parameter->start_grad();
-    sum += parameter->padded_numel();
+    sum += parameter->slot_numel();
   }
   // The reduction runs on a stream of its own, overlapping the backward of the next unit, once the compute
   // stream has made the gradients.
@@ -401,7 +450,7 @@ void ShardGroup::add_to_sharded_gradients(const at::Tensor& local_sum) {
   int64_t offset = 0;
   for (const ShardedParameterPtr& parameter : parameters_) {
     parameter->add_to_grad(local_sum.narrow(0, offset, parameter->padded_numel()));
-    offset += parameter->padded_numel();
+    offset += parameter->slot_numel();
   }
 }
 

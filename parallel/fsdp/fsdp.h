@@ -109,8 +109,14 @@ class ShardGroup {
   // The next reduce() is the first one of a step. On a GPU it also frees the sharded gradients: nothing may
   // read them until they have been reduced.
   void drop_grads();
-  // Takes the .grad() of the weights and starts adding its sum over the fsdp group to the sharded gradients;
-  // in the first microbatch of a step they become that sum. On the last one replicas are summed too.
+  // Keeps the .grad() of the weights for the next reduce(), which sends the sum of all that was kept. Without
+  // communication; the sums are fp32, as large as the unsharded weights of this rank. Where reduce() sends a
+  // .grad() as it is, the sum stays there, and layers whose products can add to it do. With one shard it is
+  // added to the gradients at once.
+  void accumulate();
+  // Takes the .grad() of the weights, and what accumulate() has kept, and starts adding its sum over the fsdp
+  // group to the sharded gradients; the first one of a step they become. On the last one replicas are summed
+  // too. Which tensors it sends follows from the parameters alone.
   void reduce(bool last_microbatch);
 
  private:
@@ -126,7 +132,8 @@ class ShardGroup {
   void choose_gradient_dtypes(const std::vector<ParameterPtr>& parameters) const;
   void plan_parts();
   std::vector<at::Tensor> take_gradients();
-  at::Tensor pack_gradients(size_t first, size_t last);
+  at::Tensor empty_pack(const SentPart& part, at::ScalarType dtype) const;
+  void pack_gradients(const SentPart& part, const at::Tensor& packed, bool add);
   bool reduces_into_gradients() const;
   void add_to_sharded_gradients(const at::Tensor& local_sum);
   void start_reduce_scatter();
@@ -138,6 +145,8 @@ class ShardGroup {
   at::Tensor grads_;  // 1-D, the padded rows of all own parameters
   LocalGradients local_gradients_;
   std::vector<SentPart> sent_parts_;  // of all parameters, in order
+  std::vector<at::Tensor> sums_;      // that accumulate() keeps of each packed part; undefined: none
+  at::Tensor zeros_;                  // in the compute dtype: what lies behind shards in a pack
   State state_ = State::kSharded;
   Pending all_gather_;  // in flight
   DeviceEvent gathered_;

@@ -69,6 +69,7 @@ ShardedParameter::ShardedParameter(ParameterPtr parameter, Placement placement,
       placement_(std::move(placement)),
       rank_(placement_.cuts.back().index),
       world_(placement_.cuts.back().parts),
+      alignment_(options.shard_alignment),
       direct_(reads_shards(world_, options)) {
   const int64_t numel = padded_numel();
   const at::TensorOptions state = options.state();
@@ -138,12 +139,16 @@ void ShardedParameter::start_grad() {
 }
 
 void ShardedParameter::add_to_grad(const at::Tensor& term) {
-  if (holds_grad_) {
-    padded_grad_.add_(term.to(padded_grad_.device()));
+  const bool first = !holds_grad_;
+  start_grad();  // whose memory views need
+  const at::Tensor own = padded_grad_.narrow(0, 0, term.numel());
+  if (!first) {
+    own.add_(term.to(own.device()));
     return;
   }
-  start_grad();
-  padded_grad_.copy_(term);
+  own.copy_(term);
+  if (const int64_t rest = padded_grad_.numel() - own.numel(); rest > 0)
+    padded_grad_.narrow(0, own.numel(), rest).zero_();
 }
 
 void ShardedParameter::drop_grad() {

@@ -15,6 +15,9 @@
 
 namespace hyperion::parallel {
 
+// On a GPU, where NCCL and the fused optimizer access 16 bytes at once: of fp32 gradients.
+inline constexpr int64_t kGpuShardAlignment = 4;
+
 struct ShardingOptions {
   at::Device device = at::kCPU;  // where layers compute
   // Where master, gradient and optimizer state are kept (CPU offload: the host).
@@ -22,6 +25,8 @@ struct ShardingOptions {
   at::ScalarType state_dtype = at::kFloat;  // of master, gradient and optimizer state
   at::ScalarType compute_dtype = at::kBFloat16;
   at::ScalarType reduce_dtype = at::kFloat;  // gradients are summed in it
+  // In elements: every shard begins at a multiple of it in buffers of several, behind zeros.
+  int64_t shard_alignment = 1;
   bool pack_weights = false;  // whether the weights of a Parameter::pack lie side by side where they can
   std::shared_ptr<const GatherCodec> codec{};  // null: everything is gathered in compute_dtype
 
@@ -73,8 +78,8 @@ class ShardedParameter {
 
   // This rank's rows, unpadded: [local rows, ...].
   const at::Tensor& master() const { return master_; }
-  // The sum of the step so far, where holds_grad(). Bound by the owning ShardGroup: 1-D [padded_numel], and
-  // the memory that it is part of where that is freed between steps.
+  // The sum of the step so far, where holds_grad(). Bound by the owning ShardGroup: 1-D [slot_numel], and the
+  // memory that it is part of where that is freed between steps.
   const at::Tensor& grad() const { return grad_; }
   void bind_grad(const at::Tensor& padded, std::shared_ptr<TensorMemory> memory = nullptr) {
     padded_grad_ = padded;
@@ -99,6 +104,8 @@ class ShardedParameter {
   int64_t padded_numel() const {
     return chunk_of(parameter_->rows(), world_, 0).count * parameter_->row_numel();
   }
+  // With the zeros behind it, so that the next shard in a buffer begins at a multiple of the alignment.
+  int64_t slot_numel() const { return (padded_numel() + alignment_ - 1) / alignment_ * alignment_; }
   // 1-D [padded_numel] in the compute dtype, or encoded: what this rank sends in an all-gather.
   const at::Tensor& all_gather_input() const { return all_gather_input_; }
   bool encoded() const { return parameter_->encoded.defined(); }
@@ -125,6 +132,7 @@ class ShardedParameter {
   ParameterPtr parameter_;
   Placement placement_;
   int64_t rank_, world_;  // of its last cut
+  int64_t alignment_;
   at::Tensor master_, grad_, padded_grad_, compute_shard_, all_gather_input_, all_gather_output_;
   std::shared_ptr<TensorMemory> gathered_, grad_memory_;
   bool holds_grad_ = false;

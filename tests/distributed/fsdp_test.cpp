@@ -1,5 +1,7 @@
 // FSDP, HSDP and replication on a CPU: equal to one rank, in FSDP2's order, with no more memory and bytes
 // than planned.
+#include <map>
+
 #include <catch2/catch.hpp>
 
 #include <ATen/TensorOperators.h>
@@ -164,9 +166,11 @@ TEST_CASE("a step moves the planned bytes and accumulation reduces the replicas 
     int64_t padded = 0, of_blocks = 0;                           // elements of a rank's shards, times ranks
     int64_t all_gather = 0, reduce_scatter = 0, all_reduce = 0;  // bytes
   };
-  const auto results = run_ranks(4, [](const Environment& environment) {
-    TinyTraining training({.mesh = {.dp_replicate = 2}, .compute = at::kBFloat16, .accumulation = 3},
-                          environment);
+  const bool once = GENERATE(false, true);
+  const auto results = run_ranks(4, [once](const Environment& environment) {
+    TinyTraining training(
+        {.mesh = {.dp_replicate = 2}, .compute = at::kBFloat16, .accumulation = 3, .reduce_once = once},
+        environment);
     Counted counted;
     for (const auto& group : training.stage().groups())
       for (const auto& parameter : group->parameters()) {
@@ -186,10 +190,93 @@ TEST_CASE("a step moves the planned bytes and accumulation reduces the replicas 
   });
   for (const Counted& rank : results) {
     // Half of a unit is another rank's. In each of 3 microbatches every unit is gathered once in bf16, blocks
-    // twice, and gradients are scattered in fp32; the replicas' shards are reduced once, at the end.
+    // twice, and gradients are scattered in fp32, or once their sum; the replicas' shards are reduced once,
+    // at the end.
     CHECK(rank.all_gather == 3 * 2 * (rank.padded + rank.of_blocks) / 2);
-    CHECK(rank.reduce_scatter == 3 * 4 * rank.padded / 2);
+    CHECK(rank.reduce_scatter == (once ? 1 : 3) * 4 * rank.padded / 2);
     CHECK(rank.all_reduce == 4 * rank.padded / 2);
+  }
+}
+
+TEST_CASE("gradients that are reduced once per step are those that are reduced in every microbatch") {
+  struct Layout {
+    int ranks;
+    MeshConfig mesh;
+    at::ScalarType compute;
+    const char* float8 = "";
+    models::ActivationCheckpoint checkpoint = models::ActivationCheckpoint::kNone;
+    bool reshard = true;
+    int64_t alignment = 1;
+  };
+  const char* model = GENERATE("llama3", "qwen3");  // qwen3: the head's weight is the embedding's
+  for (const Layout& layout :
+       {Layout{1, {}, at::kFloat}, Layout{2, {}, at::kFloat},
+        Layout{3, {}, at::kFloat, "", models::ActivationCheckpoint::kFull},
+        Layout{4, {.dp_replicate = 2}, at::kFloat, "", models::ActivationCheckpoint::kSelectiveOp, false},
+        Layout{4, {.dp_shard = 2, .tp = 2}, at::kFloat}, Layout{2, {}, at::kBFloat16},
+        Layout{2, {}, at::kBFloat16, "", models::ActivationCheckpoint::kNone, true, kGpuShardAlignment},
+        Layout{2, {}, at::kBFloat16, "tensorwise"}}) {
+    CAPTURE(model, layout.ranks, layout.mesh.tp, layout.compute, layout.float8);
+    TinyJob job{.model = model,
+                .mesh = layout.mesh,
+                .compute = layout.compute,
+                .reshard_after_forward = layout.reshard,
+                .checkpoint = layout.checkpoint,
+                .accumulation = layout.ranks == 3 ? 2 : 3,
+                .shard_alignment = layout.alignment,
+                .heads = 4,
+                .kv_heads = 2,
+                .float8 = layout.float8};
+    const auto gradients = [&](int ranks, bool once) {
+      job.reduce_once = once;
+      return run_ranks(ranks, [job](const Environment& environment) {
+        TinyTraining training(job, environment);
+        training.first_gradients();
+        return training.first_gradients();  // nothing is left of a step before
+      });
+    };
+    const auto often = gradients(layout.ranks, false), once = gradients(layout.ranks, true);
+    CHECK((gradients(layout.ranks, true) == once));  // the same bits
+    TinyJob alone = job;
+    alone.mesh = {};
+    alone.shard_alignment = 1;
+    std::map<std::pair<int64_t, int64_t>, float> of_one_rank;
+    for (const auto& [parameter, element, value] : run_one_rank([alone](const Environment& environment) {
+           return TinyTraining(alone, environment).first_gradients();
+         }))
+      of_one_rank[{parameter, element}] = value;
+    float largest = 0, difference = 0, to_one_rank = 0;
+    for (size_t rank = 0; rank < once.size(); ++rank) {
+      REQUIRE(once[rank].size() == often[rank].size());
+      for (size_t i = 0; i < once[rank].size(); ++i) {
+        const auto& [parameter, element, value] = once[rank][i];
+        largest = std::max(largest, std::abs(value));
+        difference = std::max(difference, std::abs(value - often[rank][i].value));
+        to_one_rank = std::max(to_one_rank, std::abs(value - of_one_rank.at({parameter, element})));
+      }
+    }
+    REQUIRE(largest > 0);
+    CHECK(difference < 1e-6 * largest);
+    // One rank has other microbatches, whose gradients bf16 rounds.
+    CHECK(to_one_rank < (layout.compute == at::kFloat ? 2e-6 : 3e-2) * largest);
+  }
+}
+
+TEST_CASE("a job that reduces gradients once per step has the losses of one that does in every microbatch") {
+  for (const auto& [ranks, mesh] :
+       {std::pair{2, MeshConfig{}}, std::pair{4, MeshConfig{.dp_replicate = 2}}}) {
+    TinyJob job{.mesh = mesh, .accumulation = 3};
+    const std::vector<TinyStep> often = train_on(ranks, job, 10);
+    job.reduce_once = true;
+    const std::vector<TinyStep> once = train_on(ranks, job, 10);
+    CHECK(largest_loss_difference(once, often) < 1e-6);
+    CHECK(train_on(ranks, job, 10) == once);
+    job.shared_memory = ranks > 2;  // where sockets add up in the same order
+    CHECK(train_on(ranks, job, 10) == once);
+    job.accumulation = 1;
+    const std::vector<TinyStep> one_batch = train_on(ranks, job, 2);
+    job.reduce_once = false;
+    CHECK(train_on(ranks, job, 2) == one_batch);  // without accumulation nothing changes
   }
 }
 

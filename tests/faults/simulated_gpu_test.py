@@ -26,6 +26,7 @@ TP = "--parallelism.tensor_parallel_degree=2"
 HSDP = ("--parallelism.data_parallel_replicate_degree=2", "--parallelism.data_parallel_shard_degree=2")
 VALIDATION = ("--validation.enable", "--validation.dataset=jsonl", "--validation.dataset_path=data.jsonl", "--validation.seq_len=32",
               "--validation.sequences=7", "--validation.freq=5")
+ONCE = "--parallelism.fsdp_reduce_gradients=once_per_step"
 IN_PIECES = "--parallelism.enable_async_tensor_parallel"  # on the CPU the plain form runs
 JOBS = {  # what: (ranks, options)
     "one GPU": (1, [ASYNC]),
@@ -35,6 +36,9 @@ JOBS = {  # what: (ranks, options)
     "recomputed, offloaded": (2, ["--activation_checkpoint.mode=full", "--training.enable_cpu_offload", ASYNC]),
     "document masks, so ranks have different numbers of labels": (2, ["--training.document_mask", "--activation_checkpoint.mode=none"]),
     "accumulated, never resharded": (2, ["--training.global_batch_size=8", "--parallelism.fsdp_reshard_after_forward=never"]),
+    "reduced once per step": (2, [ONCE, "--training.global_batch_size=12", "--activation_checkpoint.mode=none"]),
+    "reduced once per step, HSDP, offloaded": (4, [ONCE, *HSDP, "--training.global_batch_size=24", "--training.enable_cpu_offload"]),
+    "reduced once per step, FSDP and tensor parallel, FP8": (4, [ONCE, TP, FP8, "--training.global_batch_size=12"]),
     "norms, RoPE and SwiGLU recomputed": (2, ["--activation_checkpoint.mode=elementwise", "--training.global_batch_size=8"]),
     "HSDP": (4, [*HSDP, "--training.global_batch_size=16", ASYNC, "--checkpoint.writers=one_replica", *VALIDATION]),
     "tensor parallel, offloaded": (2, [TP, "--activation_checkpoint.mode=none", "--training.enable_cpu_offload"]),
@@ -277,6 +281,24 @@ class SimulatedGpu(JobTest):
         few = self.steady_step("--comm.mode=fake_backend", "--activation_checkpoint.mode=none", env={"NGPU": "8", "HYPERION_SIMULATED_GPUS": "8", "HYPERION_SIMULATED_COMPUTE": "off"})
         copies = sum(times for line, times in few.items() if line.startswith("kernel") and "Copy" in line and "Foreach" in line)
         self.assertLessEqual(copies, 2 * (2 * blocks + 2) + 1, few)  # of the fake backend's gathers, and of the optimizer
+
+    def test_gradients_of_several_microbatches_are_reduced_once_by_no_more_kernels(self):
+        blocks, microbatches = 2, 4
+        # FP8 products with one scale for each tensor leave fp32, to which they cannot add: 7 sums a block and the head's do.
+        for more, sums_apart in (([], 0), ([FP8, "--quantize.linear.float8.recipe_name=rowwise"], 0), ([FP8], 7 * blocks + 1)):
+            options = ["--activation_checkpoint.mode=none", "--training.local_batch_size=1", f"--training.global_batch_size={2 * microbatches}", *more]
+            often, once = (self.steady_step(*options, *key, ranks=2) for key in ([], [ONCE]))
+            def count(step, prefix):
+                return sum(times for line, times in step.items() if line.startswith(prefix))
+            sums = {kind: [count(step, f"nccl\t{kind}reduce scatter") for step in (often, once)] for kind in ("", "group of ")}
+            self.assertEqual(sum(map(sum, sums.values())), (microbatches + 1) * (blocks + 2), sums)
+            self.assertEqual(sum(of_step[1] for of_step in sums.values()), blocks + 2, sums)
+            kernels = [count(step, "kernel") for step in (often, once)]
+            self.assertLessEqual(kernels[1], kernels[0] + (microbatches - 1) * sums_apart)
+            products = "kernel\tcublasGemmEx"  # those of later microbatches add to the sum themselves
+            self.assertEqual(often.get(products), once.get(products))
+            for kind in ("malloc", "free", "host alloc"):
+                self.assertEqual(count(once, kind), 0, once)
 
     def test_layers_that_read_one_input_are_one_product_and_where_they_are_not_a_line_says_why(self):
         products = "kernel\tcublasGemmEx"

@@ -103,10 +103,21 @@ TEST_CASE("a rank of four that talks to nobody gives the numbers of the CPU what
   if (gpus() == 0) return;
   // In bf16 gradients of matrices whose rows four ranks divide are reduced from where their products leave
   // them.
-  for (const auto& [compute, reshard] : {std::pair(at::kFloat, false), std::pair(at::kFloat, true),
-                                         std::pair(at::kBFloat16, false), std::pair(at::kBFloat16, true)}) {
-    TinyJob job{.compute = compute,
+  struct Case {
+    at::ScalarType compute;
+    bool reshard;
+    bool once = false;  // added up there over microbatches, too
+    const char* model = "llama3";
+  };
+  for (const auto& [compute, reshard, once, model] :
+       {Case{at::kFloat, false}, Case{at::kFloat, true}, Case{at::kBFloat16, false},
+        Case{at::kBFloat16, true}, Case{at::kFloat, true, true}, Case{at::kBFloat16, true, true},
+        Case{at::kBFloat16, false, true, "qwen3"}}) {
+    TinyJob job{.model = model,
+                .compute = compute,
                 .reshard_after_forward = reshard,
+                .accumulation = once ? 3 : 1,
+                .reduce_once = once,
                 .pack_weights = compute == at::kBFloat16,
                 .fake = true};
     job.mesh.dp_shard = 4;
@@ -117,6 +128,7 @@ TEST_CASE("a rank of four that talks to nobody gives the numbers of the CPU what
             if (gpu) {
               use_gpu(0);
               here.device = at::Device(at::kCUDA, 0);
+              here.shard_alignment = parallel::kGpuShardAlignment;
             }
             environment.world_size = 4;
             return train_tiny(here, environment, 20);
@@ -124,9 +136,34 @@ TEST_CASE("a rank of four that talks to nobody gives the numbers of the CPU what
           kGpuTimeout);
     };
     const double difference = largest_difference(on(true), on(false));
-    CAPTURE(compute, reshard, difference);
+    CAPTURE(compute, reshard, once, model, difference);
     CHECK(difference < (compute == at::kFloat ? 1e-4 : 2e-2));
   }
+}
+
+TEST_CASE("every shard on a GPU begins at 16 bytes") {
+  if (gpus() == 0) return;
+  const int64_t elsewhere = run_one_rank(
+      [](parallel::Environment environment) {
+        use_gpu(0);
+        environment.world_size = 4;
+        TinyTraining training({.model = "qwen3",
+                               .mesh = {.dp_shard = 4},
+                               .compute = at::kBFloat16,
+                               .shard_alignment = parallel::kGpuShardAlignment,
+                               .device = at::Device(at::kCUDA, 0),
+                               .fake = true},
+                              environment);
+        training.first_gradients();
+        int64_t found = 0;
+        for (const parallel::ShardedParameterPtr& parameter : training.stage().parameters())
+          for (const at::Tensor& tensor : {parameter->master(), parameter->compute_shard(), parameter->grad(),
+                                           parameter->all_gather_input()})
+            found += reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 != 0 ? 1 : 0;
+        return found;
+      },
+      kGpuTimeout);
+  CHECK(elsewhere == 0);
 }
 
 TEST_CASE("state on the host trains to the losses of state on the GPU") {

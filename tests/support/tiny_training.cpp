@@ -71,6 +71,7 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
   const parallel::ShardingOptions sharding{.device = job.device,
                                            .state_device = job.offload ? at::Device(at::kCPU) : job.device,
                                            .compute_dtype = job.compute,
+                                           .shard_alignment = job.shard_alignment,
                                            .pack_weights = job.pack_weights,
                                            .codec = float8_.codec};
   groups_->set_observer([this](const parallel::CommOperation& operation) {
@@ -90,7 +91,7 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
   models::ActivationCheckpointing checkpointing;
   checkpointing.blocks.assign(model_.blocks().size(), job.checkpoint);
   stage_ = std::make_unique<trainer::Stage>(model_, 0, model_.units().size(), *fsdp_, checkpointing);
-  schedule_ = std::make_unique<trainer::ScheduleRunner>(*stage_, job.reshard_after_forward);
+  schedule_ = std::make_unique<trainer::ScheduleRunner>(*stage_, job.reshard_after_forward, job.reduce_once);
   for (const parallel::ShardedParameterPtr& parameter : stage_->parameters()) {
     at::Tensor master = parameter->master();
     models::initialize(parameter->parameter(), 1, parameter->box(), master);

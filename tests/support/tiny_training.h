@@ -24,6 +24,8 @@ struct TinyJob {
   bool reshard_after_forward = true;
   models::ActivationCheckpoint checkpoint = models::ActivationCheckpoint::kNone;
   int64_t accumulation = 1;
+  bool reduce_once = false;  // per step, whatever the accumulation
+  int64_t shard_alignment = 1;
   at::Device device = at::kCPU;
   bool offload = false;             // master weights, gradients and optimizer state on the host
   bool pack_weights = false;        // products of one input as one
@@ -66,6 +68,7 @@ class TinyTraining {
   struct GradientElement {
     int64_t parameter, element;
     float value;
+    bool operator==(const GradientElement&) const = default;
   };
   std::vector<GradientElement> first_gradients();
   // What layers report of step 0, the same on every rank.

@@ -53,6 +53,12 @@ constexpr auto choices(ReshardAfterForward) {
                                            {ReshardAfterForward::kNever, "never"}});
 }
 
+enum class ReduceGradients { kEveryMicrobatch, kOncePerStep };
+constexpr auto choices(ReduceGradients) {
+  return choice_list<ReduceGradients>({{ReduceGradients::kEveryMicrobatch, "every_microbatch"},
+                                       {ReduceGradients::kOncePerStep, "once_per_step"}});
+}
+
 // Whose attention runs. On GPUs cuDNN's where a probe of it succeeds, or else not; or else the job ends;
 // never. On CPUs ours, or libtorch's flash attention where documents are not apart.
 enum class AttentionChoice { kAuto, kCudnn, kFlash };

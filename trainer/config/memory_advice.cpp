@@ -44,6 +44,8 @@ std::string memory_advice(const JobConfig& config) {
   const auto& parallelism = config.parallelism;
   if (parallelism.fsdp_reshard_after_forward == ReshardAfterForward::kNever)
     ways.emplace_back("set parallelism.fsdp_reshard_after_forward = \"always\" (\"never\" now)");
+  if (parallelism.fsdp_reduce_gradients == ReduceGradients::kOncePerStep && training.global_batch_size > 0)
+    ways.emplace_back("set parallelism.fsdp_reduce_gradients = \"every_microbatch\" (\"once_per_step\" now)");
   ways.emplace_back("shard over more ranks");
   if (parallelism.data_parallel_replicate_degree > 1)
     ways.back() += fmt::format(" in place of replicas (parallelism.data_parallel_replicate_degree = {} now)",

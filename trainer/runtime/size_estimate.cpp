@@ -94,6 +94,8 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
       saves.async_mode != checkpoint::AsyncMode::kDisabled && first_save < training.steps)
     size.save_pool = (parameters * state + size.optimizer + size.averages) /
                      static_cast<double>(config.parallelism.data_parallel_replicate_degree);
+  const bool once = config.parallelism.fsdp_reduce_gradients == config::ReduceGradients::kOncePerStep;
+  if (once && microbatches > 1 && shards > 1) size.sums = parameters_of(model, tensor) * sizeof(float);
   const double length = static_cast<double>(training.seq_len);
   const double tokens = static_cast<double>(training.local_batch_size) * length;
   const bool gathered = tensor > 1 && config.parallelism.disable_loss_parallel;  // logits, to a second copy
@@ -124,11 +126,13 @@ void require_memory(const config::ResolvedConfig& resolved, const JobSize& size,
   std::vector<Part> host = {{"tokens of a step", size.tokens},
                             {"names and shapes", size.description},
                             {"copy for background saves", size.save_pool}};
-  std::vector<Part> device = {{"activations of a microbatch", size.activations}};
+  std::vector<Part> device = {{"activations of a microbatch", size.activations},
+                              {"gradients of several microbatches", size.sums}};
   auto& states = offload ? host : device;
-  states.insert(
-      states.end(),
-      {{"weights", size.weights}, {"optimizer state", size.optimizer}, {"gradients", size.gradients}});
+  // A GPU has room for shards' gradients only when a unit's sum becomes them, and is freed.
+  const double gradients = size.sums > 0 && memory.device && !offload ? 0 : size.gradients;
+  states.insert(states.end(),
+                {{"weights", size.weights}, {"optimizer state", size.optimizer}, {"gradients", gradients}});
   auto& averages = resolved.config.ema.device == config::EmaDevice::kCpu ? host : states;
   averages.push_back({"averaged weights", size.averages});
   double attention = 0;
@@ -147,12 +151,17 @@ void require_memory(const config::ResolvedConfig& resolved, const JobSize& size,
           fmt::format("each rank {}; set checkpoint.async_mode = \"disabled\", with which training "
                       "waits for each save",
                       lack(needed, limit)));
-    const bool model = size.states() + size.description > size.activations + attention + size.tokens;
+    const bool model =
+        size.states() + size.sums + size.description > size.activations + attention + size.tokens;
+    const bool has_sums = !memory.device || &needed == &device;
     std::string key = "training.seq_len";
     if (model) key = size.mostly_tables ? "model.args.vocab_size" : "model.args.n_layers";
     if (model && !resolved.origins.contains(key)) key = "model.flavor";
     problems.add(resolved, key,
-                 fmt::format("each rank {}; {}", lack(needed, limit),
+                 fmt::format("each rank {}; {}{}", lack(needed, limit),
+                             size.sums > 0 && has_sums
+                                 ? "set parallelism.fsdp_reduce_gradients = \"every_microbatch\", or "
+                                 : "",
                              model ? "train a smaller model, or shard it over more ranks"
                              : resolved.config.training.local_batch_size > 1
                                  ? "lower training.seq_len or training.local_batch_size"

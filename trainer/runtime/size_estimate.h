@@ -16,6 +16,7 @@ struct JobSize {
   double weights = 0;            // masters, and their copies in the compute dtype
   double optimizer = 0;          // both moments
   double gradients = 0;          // of this rank's shards
+  double sums = 0;               // of unsharded gradients over the microbatches of a step
   double averages = 0;           // EMA
   double activations = 0;        // of one microbatch: each block's input, RoPE tables, a chunk of logits
   double attention = 0;          // scratch of each thread that computes attention on a CPU

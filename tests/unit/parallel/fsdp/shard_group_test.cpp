@@ -1,6 +1,8 @@
 // The weights of one unit over ranks that exchange nothing: what each rank keeps of a gradient.
 #include <map>
+#include <memory>
 #include <numeric>
+#include <optional>
 
 #include <catch2/catch.hpp>
 
@@ -38,6 +40,29 @@ std::vector<at::Tensor> kept_gradients(int rank, const std::vector<at::Tensor>& 
   for (const ShardedParameterPtr& parameter : unit.parameters()) kept.push_back(parameter->grad());
   return kept;
 }
+
+// Two ranks, of which this one is alone: keeps the parts of its reduce-scatters.
+class Parts : public Communicator {
+ public:
+  Parts() : Communicator("fsdp/0", 0, {0, 1}) {}
+  std::string_view backend() const override { return "test"; }
+  void set_timeout(std::chrono::milliseconds) override {}
+  std::vector<int64_t> sent;  // elements
+  std::vector<at::ScalarType> dtypes;
+
+ private:
+  Finish do_all_gather(const std::vector<CollectivePart>&) override { return {}; }
+  Finish do_reduce_scatter_sum(const std::vector<CollectivePart>& parts) override {
+    for (const auto& [out, in] : parts) {
+      sent.push_back(in.numel());
+      dtypes.push_back(in.scalar_type());
+      out.copy_(in.narrow(0, 0, out.numel()));
+    }
+    return {};
+  }
+  Finish do_all_reduce(const at::Tensor&, bool) override { return {}; }
+  Finish do_barrier() override { return {}; }
+};
 
 }  // namespace
 
@@ -158,26 +183,6 @@ TEST_CASE("weights lie side by side only where they are gathered without padding
 }
 
 TEST_CASE("a unit sends the same parts whatever gradients a microbatch leaves") {
-  // Keeps how many elements each part of a reduce-scatter has.
-  class Parts : public Communicator {
-   public:
-    Parts() : Communicator("fsdp/0", 0, {0, 1}) {}
-    std::string_view backend() const override { return "test"; }
-    void set_timeout(std::chrono::milliseconds) override {}
-    std::vector<int64_t> sent;
-
-   private:
-    Finish do_all_gather(const std::vector<CollectivePart>&) override { return {}; }
-    Finish do_reduce_scatter_sum(const std::vector<CollectivePart>& parts) override {
-      for (const auto& [out, in] : parts) {
-        sent.push_back(in.numel());
-        out.copy_(in.narrow(0, 0, out.numel()));
-      }
-      return {};
-    }
-    Finish do_all_reduce(const at::Tensor&, bool) override { return {}; }
-    Finish do_barrier() override { return {}; }
-  };
   Parts shard;
   const auto replicate = make_solo_communicator("dp_replicate/0", 0);
   FsdpContext context(Mesh({}, 2), 0, shard, *replicate, {.compute_dtype = at::kBFloat16});
@@ -198,6 +203,119 @@ TEST_CASE("a unit sends the same parts whatever gradients a microbatch leaves") 
     const at::Tensor expected = gradient.defined() ? gradient.narrow(0, 0, 3).to(at::kFloat) : at::zeros({3});
     CHECK(unit.parameters()[1]->grad().equal(expected));
   }
+}
+
+TEST_CASE("gradients of several microbatches are added up in fp32 and reduced once, whatever is sent") {
+  const at::ScalarType reduce = GENERATE(at::kFloat, at::kBFloat16);
+  Parts shard;
+  const auto replicate = make_solo_communicator("dp_replicate/0", 0);
+  FsdpContext context(Mesh({}, 2), 0, shard, *replicate,
+                      {.compute_dtype = at::kBFloat16, .reduce_dtype = reduce});
+  const std::vector<ParameterPtr> parameters = {make_parameter("a", {5, 2}, Init::ones()),
+                                                make_parameter("b", {6}, Init::ones())};
+  std::map<const Parameter*, ShardedParameterPtr> known;
+  ShardGroup unit("unit", parameters, known, context);
+  const auto leave = [&](double a, std::optional<double> b) {
+    unit.finish_unshard();
+    parameters[0]->weight.mutable_grad() = at::full({5, 2}, a, at::kBFloat16);
+    if (b) parameters[1]->weight.mutable_grad() = at::full({6}, *b, at::kBFloat16);
+  };
+  const double small = 1.0 / 512;  // half of the distance of 1 and the next bf16
+  for (int step = 0; step < 2; ++step) {
+    unit.drop_grads();
+    leave(1, std::nullopt);
+    unit.accumulate();
+    for (const double b : {1.0, 2.0, 4.0}) {
+      leave(small, b);
+      unit.accumulate();
+    }
+    CHECK(shard.sent.empty());
+    const bool in_last = step == 0;  // or there is nothing left for the reduction to add
+    leave(small, 8.0);
+    if (!in_last) unit.accumulate();
+    unit.reduce(/*last_microbatch=*/true);
+    context.finish_reduction();
+    CHECK(shard.sent == std::vector<int64_t>{2 * (3 * 2 + 3)});
+    CHECK(shard.dtypes == std::vector<at::ScalarType>{reduce});
+    CHECK(unit.parameters()[0]->grad().equal(at::full({3, 2}, 1 + 4 * small)));
+    CHECK(unit.parameters()[1]->grad().equal(at::full({3}, 15.0)));
+    shard.sent.clear();
+    shard.dtypes.clear();
+  }
+}
+
+TEST_CASE("every shard of a block of qwen3 begins at 16 bytes on 128 ranks and is what it is without zeros") {
+  constexpr int kRanks = 128;
+  const at::ScalarType compute = GENERATE(at::kFloat, at::kBFloat16);
+  const int rank = GENERATE(0, 77);
+  std::vector<int> ranks(kRanks);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const auto shard = make_fake_communicator("fsdp/0", rank, ranks);
+  const auto replicate = make_solo_communicator("dp_replicate/0", rank);
+  struct Unit {  // qwen3 0.6B's shapes; norms of heads have one number on each rank
+    Unit(int64_t alignment, at::ScalarType compute, int rank, Communicator& shard, Communicator& replicate)
+        : context(Mesh({}, kRanks), rank, shard, replicate,
+                  {.compute_dtype = compute, .shard_alignment = alignment, .pack_weights = true}) {
+      const auto add = [&](const char* name, std::vector<int64_t> shape, const ParameterPtr& pack = {}) {
+        parameters.push_back(make_parameter(name, std::move(shape), Init::ones()));
+        parameters.back()->pack = pack;
+      };
+      const ParameterPtr qkv = make_parameter("qkv", {4096, 1024}, Init::ones()),
+                         gate_up = make_parameter("gate and up", {6144, 1024}, Init::ones());
+      add("wq", {2048, 1024}, qkv);
+      add("wk", {1024, 1024}, qkv);
+      add("wv", {1024, 1024}, qkv);
+      add("wo", {1024, 2048});
+      add("q_norm", {128});
+      add("k_norm", {128});
+      add("w1", {3072, 1024}, gate_up);
+      add("w2", {1024, 3072});
+      add("w3", {3072, 1024}, gate_up);
+      add("attention_norm", {1024});
+      add("ffn_norm", {1000});  // not all ranks have the same of it
+      unit = std::make_unique<ShardGroup>("unit", parameters, known, context);
+    }
+    FsdpContext context;
+    std::vector<ParameterPtr> parameters;
+    std::map<const Parameter*, ShardedParameterPtr> known;
+    std::unique_ptr<ShardGroup> unit;
+  };
+  Unit aligned(kGpuShardAlignment, compute, rank, *shard, *replicate),
+      dense(1, compute, rank, *shard, *replicate);
+  at::manual_seed(1);
+  for (const bool accumulates : {true, false}) {
+    for (size_t i = 0; i < aligned.parameters.size(); ++i) {
+      const at::Tensor gradient = at::randn(aligned.parameters[i]->shape).to(compute);
+      for (Unit* one : {&aligned, &dense}) one->parameters[i]->weight.mutable_grad() = gradient.clone();
+    }
+    for (Unit* one : {&aligned, &dense}) {
+      one->unit->finish_unshard();
+      if (accumulates)
+        one->unit->accumulate();
+      else
+        one->unit->reduce(/*last_microbatch=*/true);
+    }
+  }
+  aligned.context.finish_reduction();
+  dense.context.finish_reduction();
+  int64_t zeros = 0;
+  for (size_t i = 0; i < aligned.parameters.size(); ++i) {
+    const ShardedParameter &parameter = *aligned.unit->parameters()[i], &other = *dense.unit->parameters()[i];
+    CAPTURE(parameter.parameter().fqn);
+    for (const at::Tensor& tensor : {parameter.master(), parameter.grad(), parameter.compute_shard(),
+                                     parameter.all_gather_input(), parameter.all_gather_output()})
+      CHECK(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 == 0);
+    CHECK(parameter.grad().equal(other.grad()));
+    CHECK(parameter.all_gather_input().numel() ==
+          other.all_gather_input().numel());  // zeros are not gathered
+    CHECK(other.slot_numel() == other.padded_numel());
+    zeros += parameter.slot_numel() - parameter.padded_numel();
+  }
+  CHECK(zeros == 3 + 3);
+  const at::Tensor all = aligned.unit->local_gradients().divided.front(),
+                   without = dense.unit->local_gradients().divided.front();
+  CHECK(all.numel() == without.numel() + zeros);
+  CHECK(all.ne(0).sum().item<int64_t>() == without.ne(0).sum().item<int64_t>());
 }
 
 }  // namespace hyperion::parallel

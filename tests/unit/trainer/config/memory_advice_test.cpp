@@ -38,6 +38,13 @@ TEST_CASE("out of memory advises no key that cannot be lowered further") {
   CHECK(memory_advice(config) ==
         "lower training.local_batch_size (8 now) or training.seq_len (2048 now), shard over more ranks, or "
         "give the job more memory");
+  config.parallelism.fsdp_reduce_gradients = ReduceGradients::kOncePerStep;
+  CHECK_THAT(memory_advice(config), !Contains("fsdp_reduce_gradients"));  // nothing is accumulated
+  config.training.global_batch_size = 64;
+  CHECK_THAT(
+      memory_advice(config),
+      Contains("set parallelism.fsdp_reduce_gradients = \"every_microbatch\" (\"once_per_step\" now)"));
+  config.parallelism.fsdp_reduce_gradients = ReduceGradients::kEveryMicrobatch;
   config.training.local_batch_size = 1;
   config.parallelism.data_parallel_replicate_degree = 4;
   config.parallelism.fsdp_reshard_after_forward = ReshardAfterForward::kNever;

@@ -178,6 +178,31 @@ TEST_CASE("Each group of several ranks has an NCCL communicator, and a dry run h
   CHECK(job_size(config, model, 4, 1).communicators == 0);
 }
 
+TEST_CASE("Gradients that are reduced once per step need fp32 sums of a tensor parallel rank's parameters") {
+  const models::ModelArgs model = models::model_args("llama3", "8B");
+  const auto parameters = static_cast<double>(models::count_parameters(model).total);
+  const std::string once = "[parallelism]\nfsdp_reduce_gradients = \"once_per_step\"\n";
+  config::ResolvedConfig job = resolved(once + "[training]\nseq_len = 2048");
+  CHECK(job_size(job.config, model, 8, 4).sums == 4 * parameters);
+  CHECK(job_size(job.config, model, 8, 1).sums == 0);  // nothing is accumulated
+  CHECK(job_size(job.config, model, 1, 4).sums == 0);  // the gradients themselves are unsharded
+  CHECK(job_size(resolved("").config, model, 8, 4).sums == 0);
+  // 14 bytes of each shard, and 4 of every parameter: 46 GB, of which sharded gradients take nothing.
+  const JobSize size = job_size(job.config, model, 8, 4);
+  const auto refusal_at = [&](double bytes) {
+    return error_of(ExitCode::kUsage, [&] {
+      require_memory(job, size, {.host = {64 * kGB, "the host"}, .device = MemoryLimit{bytes, "the GPU"}});
+    });
+  };
+  const double needed = (14.0 / 8 + 4) * parameters + size.activations;
+  CHECK(refusal_at(1.001 * needed) == "nothing was thrown");
+  CHECK_THAT(refusal_at(0.999 * needed),
+             Contains("gradients of several microbatches 29.9 GiB") &&
+                 Contains("set parallelism.fsdp_reduce_gradients = \"every_microbatch\""));
+  job.config.parallelism.tensor_parallel_degree = 8;
+  CHECK(job_size(job.config, model, 8, 4).sums == Approx(parameters / 2).epsilon(1e-3));
+}
+
 TEST_CASE("No size overflows") {
   const models::ModelArgs largest =
       models::model_args("llama3", "debugmodel", {.dim = 1 << 20, .n_layers = 1 << 10});
