@@ -1,6 +1,8 @@
 #include "trainer/batch_mover.h"
 
 #include <algorithm>
+#include <span>
+#include <vector>
 
 #include <ATen/ops/from_blob.h>
 
@@ -8,16 +10,13 @@ namespace hyperion::trainer {
 namespace {
 
 template <typename T>
-at::Tensor matrix_view(const std::vector<T>& values, int64_t rows) {
+at::Tensor matrix_view(std::span<const T> values, int64_t rows) {
   const auto dtype = sizeof(T) == 8 ? at::kLong : at::kInt;
   return at::from_blob(const_cast<T*>(values.data()), {rows, static_cast<int64_t>(values.size()) / rows},
                        at::TensorOptions(dtype));
 }
 
-template <typename T>
-at::Tensor to_device(const std::vector<T>& values, int64_t rows, at::Device device) {
-  if (values.empty()) return {};
-  const at::Tensor view = matrix_view(values, rows);
+at::Tensor to_device(const at::Tensor& view, at::Device device) {
   return device.is_cpu() ? view.clone() : view.pin_memory().to(device, /*non_blocking=*/true);
 }
 
@@ -38,18 +37,20 @@ int64_t sequences_with_labels(const data::Batch& batch) {
   return sequences;
 }
 
-models::Microbatch BatchMover::move(const data::Batch& batch) {
+models::Microbatch BatchMover::move(const data::Batch& batch, int64_t first, int64_t rows) {
+  const auto view = [&]<typename T>(const std::vector<T>& values) {
+    return matrix_view(std::span(values).subspan(first * batch.seq_len, rows * batch.seq_len), rows);
+  };
   models::Microbatch moved{
-      to_device(batch.tokens, batch.rows, device_), to_device(batch.labels, batch.rows, device_), {}};
+      to_device(view(batch.tokens), device_), to_device(view(batch.labels), device_), {}};
   if (plain_seq_len_ != batch.seq_len) {
     plain_ = model_.context(batch.seq_len, device_);
     plain_seq_len_ = batch.seq_len;
   }
   moved.context = batch.positions.empty()
                       ? plain_
-                      : models::inside_documents(
-                            plain_, to_device(batch.positions, batch.rows, device_),
-                            kernels::documents_from(matrix_view(batch.positions, batch.rows), device_));
+                      : models::inside_documents(plain_, to_device(view(batch.positions), device_),
+                                                 kernels::documents_from(view(batch.positions), device_));
   return moved;
 }
 

@@ -17,7 +17,8 @@ int64_t sequences_with_labels(const data::Batch& batch);
 class BatchMover {
  public:
   BatchMover(const models::Transformer& model, at::Device device) : model_(model), device_(device) {}
-  models::Microbatch move(const data::Batch& batch);
+  // Rows `first` to `first` + `rows` - 1.
+  models::Microbatch move(const data::Batch& batch, int64_t first, int64_t rows);
 
  private:
   const models::Transformer& model_;

@@ -9,6 +9,7 @@
 #include "trainer/config/validate.h"
 #include "trainer/metrics/gemm_peak.h"
 #include "trainer/metrics/slow_steps.h"
+#include "trainer/pipeline_setup.h"
 #include "trainer/preflight.h"
 
 namespace hyperion::trainer {
@@ -46,6 +47,7 @@ Job start_job(const config::ResolvedConfig& resolved) {
   const config::JobConfig& config = job.configured.config;
   job.model = config::model_args(config.model);
   const parallel::Environment environment = job_environment(config);
+  configured_pipeline(config, job.model);  // refused before anything is touched
   job.data = checked_data(resolved, job.model, environment.world_size);
   job.runtime = start_runtime(resolved, job.model, environment);
   warn_of_slow_steps(config, job.model, job.runtime);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <map>
+#include <set>
 #include <span>
 
 #include <fmt/format.h>
@@ -16,9 +18,11 @@
 #include "base/progress.h"
 #include "models/init.h"
 #include "parallel/job/phase.h"
+#include "parallel/placement.h"
 #include "trainer/attention_choice.h"
 #include "trainer/kernel_choice.h"
 #include "trainer/model_options.h"
+#include "trainer/pipeline_setup.h"
 
 namespace hyperion::trainer {
 namespace {
@@ -32,6 +36,31 @@ void connect_pairs(Exchange& ranks, at::Device device) {
 }
 
 constexpr const char* kGradientDump = "HYPERION_DUMP_GRADIENTS";
+
+// Every parameter of the model, with what this rank holds of it.
+std::vector<checkpointing::ModelParameter> described_parameters(const ModelAndOptimizer& made,
+                                                                const std::optional<Pipeline>& pipeline,
+                                                                const ModelContext& context,
+                                                                at::ScalarType dtype) {
+  std::map<const Parameter*, size_t> held;
+  for (size_t i = 0; i < made.parameters.size(); ++i) held.emplace(&made.parameters[i]->parameter(), i);
+  std::vector<checkpointing::ModelParameter> described;
+  std::set<const Parameter*> known;  // a tied table is its first unit's
+  const std::vector<models::UnitParameters>& units = made.transformer->units();
+  for (size_t unit = 0; unit < units.size(); ++unit) {
+    const int home = pipeline ? rank_of_unit(*pipeline, unit) : 0;
+    for (const ParameterPtr& parameter : units[unit].parameters) {
+      if (!known.insert(parameter.get()).second) continue;
+      const Placement placement = parallel::placement_of(*parameter, home, context.mesh, context.rank);
+      checkpointing::ModelParameter& added =
+          described.emplace_back(checkpointing::ModelParameter{parameter, placement, dtype});
+      if (!placement.here) continue;
+      added.index = held.at(parameter.get());
+      added.sharded = made.parameters[added.index];
+    }
+  }
+  return described;
+}
 
 // `head`, then the numbers of the gradients that this rank holds.
 void write_gradients(const std::filesystem::path& path, const std::string& head,
@@ -72,12 +101,21 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
       context.mesh, context.rank, context.groups.get(parallel::MeshDim::kFsdp),
       context.groups.get(parallel::MeshDim::kDpReplicate), sharding, tensor);
   const models::ActivationCheckpointing checkpointing = activation_checkpointing(config, *made.transformer);
-  made.stage = std::make_unique<Stage>(*made.transformer, 0, made.transformer->units().size(), *made.fsdp,
-                                       checkpointing);
-  made.schedule = std::make_unique<ScheduleRunner>(
-      *made.stage, config.parallelism.fsdp_reshard_after_forward != config::ReshardAfterForward::kNever,
-      config.parallelism.fsdp_reduce_gradients == config::ReduceGradients::kOncePerStep);
+  const std::optional<Pipeline> pipeline = configured_pipeline(config, args);
+  if (pipeline) {
+    parallel::Communicator& ranks = context.groups.get(parallel::MeshDim::kPp);
+    if (context.device.is_cuda()) connect_pairs(ranks, context.device);
+    made.stage = std::make_unique<Stage>(*made.transformer, units_of_rank(*pipeline, ranks.rank()),
+                                         *made.fsdp, checkpointing);
+    made.schedule = std::make_unique<ScheduleRunner>(*made.stage, *pipeline, ranks, context.device);
+  } else {
+    made.stage = std::make_unique<Stage>(*made.transformer, *made.fsdp, checkpointing);
+    made.schedule = std::make_unique<ScheduleRunner>(
+        *made.stage, config.parallelism.fsdp_reshard_after_forward != config::ReshardAfterForward::kNever,
+        config.parallelism.fsdp_reduce_gradients == config::ReduceGradients::kOncePerStep);
+  }
   made.parameters = made.stage->parameters();
+  made.described = described_parameters(made, pipeline, context, sharding.state_dtype);
   made.optimizer = std::make_unique<optim::Adam>(made.parameters, config.optimizer);
   return made;
 }

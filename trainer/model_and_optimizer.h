@@ -14,6 +14,7 @@
 #include "parallel/comm/streamed_exchange.h"
 #include "parallel/fsdp/fsdp.h"
 #include "parallel/fsdp/replica_audit.h"
+#include "trainer/checkpointing/job_state.h"
 #include "trainer/config/job_config.h"
 #include "trainer/float8_conversion.h"
 #include "trainer/optim/adam.h"
@@ -28,8 +29,9 @@ struct ModelAndOptimizer {
   Float8Setup float8;
   std::unique_ptr<parallel::FsdpContext> fsdp;
   std::unique_ptr<Stage> stage;
-  std::unique_ptr<ScheduleRunner> schedule;  // of the stage
-  std::vector<parallel::ShardedParameterPtr> parameters;
+  std::unique_ptr<ScheduleRunner> schedule;               // of the stage
+  std::vector<parallel::ShardedParameterPtr> parameters;  // that this rank holds
+  std::vector<checkpointing::ModelParameter> described;   // all of the model
   std::unique_ptr<optim::Adam> optimizer;
   std::unique_ptr<optim::Ema> ema;  // null when off
 };

@@ -1,17 +1,23 @@
 // The order in which a rank runs the steps of its stage: a list of actions, made from numbers alone, and what
 // runs it. With one stage it is, for one microbatch after the other: gather a unit's weights, start the
 // all-gather of the next unit's, run the unit, free its weights; then the same from the last unit to the
-// first, with gradients.
+// first, with gradients. With a pipeline (parallel/pipeline/schedule.h) an action of a stage is those of its
+// units.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "parallel/pipeline/schedule.h"
 #include "trainer/stage.h"
+#include "trainer/stage_transfers.h"
 
 namespace hyperion::trainer {
 
@@ -19,11 +25,17 @@ enum class Do : uint8_t {
   kForward,     // of the embedding or a block
   kLoss,        // of the head; in training its backward too
   kBackward,    // of a block or the embedding
+  kGather,      // starts the all-gather of a unit's weights, which several actions use
   kFree,        // a unit's gathered weights
   kAccumulate,  // adds a unit's gradients to this rank's sums
   kReduce,      // starts to add a unit's gradients, or sums, up over the ranks
   kFinish,      // of a microbatch: its last reduction is complete, and nothing of it is kept
   kSumReplicated,
+  // Between two stages.
+  kSendActivation,
+  kReceiveActivation,
+  kSendGradient,
+  kReceiveGradient,
 };
 
 struct Action {
@@ -31,6 +43,8 @@ struct Action {
   size_t microbatch = 0, unit = 0;
   // The unit whose all-gather starts when this one's weights are there, to overlap its computation.
   std::optional<size_t> prefetch{};
+  size_t stage = 0;
+  bool last = false;  // kReduce: of the unit in this step
   bool operator==(const Action&) const = default;
 };
 using Schedule = std::vector<Action>;
@@ -42,30 +56,70 @@ Schedule training_schedule(size_t units, size_t microbatches, bool reshard_after
 // One microbatch without gradients.
 Schedule evaluation_schedule(size_t units);
 
+// How the stages of a model are divided over ranks, and what these do.
+struct Pipeline {
+  std::vector<UnitRange> stages;  // of the model, in its order
+  std::vector<int> rank_of_stage;
+  // A stage's weights are gathered as the lists say, and else (fsdp_reshard_after_forward = "always") each
+  // unit's for itself in each microbatch.
+  bool gathers_stages = true;
+  // Gradients are reduced after a stage's last microbatch alone, each unit's sum of all of them.
+  bool reduces_once = true;
+  // With transfers in the one order of all ranks. Without `training` forwards alone.
+  std::function<parallel::PipelineSchedule(bool training, size_t microbatches)> make;
+};
+// The units' actions of one rank's list.
+Schedule pipeline_schedule(const Pipeline& pipeline, int rank, const parallel::PipelineSchedule& lists);
+
 class ScheduleRunner {
  public:
   // `stage` holds all units of its model.
-  ScheduleRunner(Stage& stage, bool reshard_after_forward, bool reduce_once)
-      : stage_(stage), reshard_after_forward_(reshard_after_forward), reduce_once_(reduce_once) {}
+  ScheduleRunner(Stage& stage, bool reshard_after_forward, bool reduce_once);
+  // `stage` holds those of this rank's stages; `ranks`: those that the stages are divided over, outlives it.
+  ScheduleRunner(Stage& stage, const Pipeline& pipeline, parallel::Communicator& ranks, at::Device device);
 
   // Makes the gradients of scale * (summed cross-entropy of all microbatches), in stage.gradients(). Returns
-  // the unscaled sum of each microbatch (0-dim). `microbatch(i)` is called where its first action runs, so
-  // that its copy to the device overlaps the work of those before. `metrics` takes what layers report; null:
-  // nothing.
+  // the unscaled sum of each microbatch (0-dim); nothing on a rank without the head. `microbatch(i)` is
+  // called where its first action in a stage runs, so that its copy to the device overlaps the work of those
+  // before. `metrics` takes what layers report; null: nothing.
   using Fetch = std::function<models::Microbatch(size_t i)>;
   std::vector<at::Tensor> train_step(int64_t step, size_t microbatches, const Fetch& microbatch,
                                      const at::Tensor& scale, models::LayerMetrics* metrics = nullptr);
-  // The summed cross-entropy (0-dim) without gradients.
-  at::Tensor loss_sum(const models::Microbatch& batch);
+  // The same sums without gradients.
+  std::vector<at::Tensor> losses(size_t microbatches, const Fetch& microbatch);
 
  private:
-  std::vector<at::Tensor> run(const Schedule& schedule, size_t microbatches, const Fetch& microbatch,
-                              const at::Tensor& scale, models::LayerMetrics* metrics);
-  void set_phase(const char* what, size_t unit) const;
+  struct StepInput {
+    const Fetch& microbatch;
+    const at::Tensor& scale;  // undefined: no backward
+    models::LayerMetrics* metrics;
+    bool trains() const { return scale.defined(); }
+  };
+  // One microbatch in one stage.
+  struct Running {
+    Slot slot;
+    Pending pending{};                   // what the slot is to receive next
+    std::vector<at::Tensor> received{};  // the memory of what it has received
+  };
+  using Key = std::pair<size_t, size_t>;  // stage, microbatch
+
+  std::vector<at::Tensor> run(const Schedule& schedule, const StepInput& input);
+  const Schedule& schedule(bool training, size_t microbatches);
+  void set_phase(const char* what, const Action& action, const std::string& name) const;
   void gather(const Action& action, const char* phase) const;
+  Slot& slot(const Action& action, const StepInput& input);
+  Slot& ready(const Action& action, const StepInput& input);
+  void transfer(const Action& action, const StepInput& input);
+  void finish(const Action& action);
 
   Stage& stage_;
-  bool reshard_after_forward_, reduce_once_;
+  std::vector<UnitRange> stages_;  // of the model
+  std::vector<int> rank_of_stage_;
+  int rank_ = 0;  // of the pipeline
+  std::function<Schedule(bool training, size_t microbatches)> make_;
+  std::map<std::pair<bool, size_t>, Schedule> made_;
+  std::optional<StageTransfers> transfers_;  // none: no pipeline
+  std::map<Key, Running> running_;           // that have begun and not finished
   int64_t step_ = 0;
 };
 

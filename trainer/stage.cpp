@@ -13,19 +13,29 @@ namespace hyperion::trainer {
 using parallel::TraceRange;
 using BlockKind = models::BlockRun::Kind;
 
-Stage::Stage(const models::Transformer& model, size_t first, size_t end, parallel::FsdpContext& fsdp,
-             models::ActivationCheckpointing checkpointing)
-    : model_(model), first_(first), fsdp_(fsdp), checkpointing_(std::move(checkpointing)) {
+Stage::Stage(const models::Transformer& model, const std::vector<UnitRange>& stages,
+             parallel::FsdpContext& fsdp, models::ActivationCheckpointing checkpointing)
+    : model_(model),
+      fsdp_(fsdp),
+      checkpointing_(std::move(checkpointing)),
+      by_unit_(model.units().size(), nullptr) {
   checkpointing_.blocks.resize(model.blocks().size(), models::ActivationCheckpoint::kNone);
   std::map<const Parameter*, parallel::ShardedParameterPtr> known;
-  for (size_t unit = first; unit < end; ++unit) {
-    const auto& [name, parameters] = model.units().at(unit);
-    groups_.push_back(std::make_unique<parallel::ShardGroup>(name, parameters, known, fsdp));
-    const parallel::LocalGradients& own = groups_.back()->local_gradients();
-    gradients_.divided.insert(gradients_.divided.end(), own.divided.begin(), own.divided.end());
-    gradients_.replicated.insert(gradients_.replicated.end(), own.replicated.begin(), own.replicated.end());
+  for (const auto& [first, end] : stages) {
+    for (size_t unit = first; unit < end; ++unit) {
+      const auto& [name, parameters] = model.units().at(unit);
+      groups_.push_back(std::make_unique<parallel::ShardGroup>(name, parameters, known, fsdp));
+      by_unit_[unit] = groups_.back().get();
+      const parallel::LocalGradients& own = groups_.back()->local_gradients();
+      gradients_.divided.insert(gradients_.divided.end(), own.divided.begin(), own.divided.end());
+      gradients_.replicated.insert(gradients_.replicated.end(), own.replicated.begin(), own.replicated.end());
+    }
   }
 }
+
+Stage::Stage(const models::Transformer& model, parallel::FsdpContext& fsdp,
+             models::ActivationCheckpointing checkpointing)
+    : Stage(model, {{0, model.units().size()}}, fsdp, std::move(checkpointing)) {}
 
 std::vector<parallel::ShardedParameterPtr> Stage::parameters() const {
   std::vector<parallel::ShardedParameterPtr> all;
@@ -44,10 +54,16 @@ void Stage::drop_gradients() {
   for (const auto& group : groups_) group->drop_grads();
 }
 
-Slot Stage::slot(models::Microbatch batch, bool for_backward, models::LayerMetrics* metrics) const {
-  Slot slot{.batch = std::move(batch), .metrics = metrics};
-  if (for_backward) slot.saved.resize(groups_.size());
+Slot Stage::slot(UnitRange units, models::Microbatch batch, bool for_backward,
+                 models::LayerMetrics* metrics) const {
+  Slot slot{.batch = std::move(batch), .units = units, .metrics = metrics};
+  if (for_backward) slot.saved.resize(units.end - units.first);
   return slot;
+}
+
+std::vector<int64_t> Stage::boundary_shape(const models::Microbatch& batch) const {
+  const int64_t parts = fsdp_.tensor() != nullptr ? fsdp_.tensor()->size() : 1;
+  return {batch.tokens.size(0), batch.tokens.size(1) / parts, model_.args().dim};
 }
 
 at::Tensor Stage::run_block(size_t unit, const Slot& slot, const SavedForward& saved, BlockKind kind) const {
@@ -64,7 +80,7 @@ void Stage::forward(size_t unit, Slot& slot) const {
                                 : model_.blocks()[unit - 1].forward(slot.activation, slot.batch.context, {});
     return;
   }
-  SavedForward& saved = slot.saved[unit - first_];
+  SavedForward& saved = slot.saved[unit - slot.units.first];
   if (unit == 0) {
     slot.activation = saved.output = model_.embedding().forward(slot.batch.tokens);
     return;
@@ -84,7 +100,7 @@ void Stage::forward(size_t unit, Slot& slot) const {
 
 at::Tensor Stage::loss(Slot& slot, const at::Tensor& scale) const {
   if (slot.saved.empty()) return model_.head().loss_sum(slot.activation, slot.batch.labels);
-  const TraceRange range("forward and backward", groups_.back()->name());
+  const TraceRange range("forward and backward", group(slot.units.end - 1).name());
   const auto [loss, grad_x] = model_.head().loss_and_grad(slot.activation.detach(), slot.batch.labels, scale);
   slot.gradient = grad_x;
   slot.activation.reset();
@@ -94,7 +110,7 @@ at::Tensor Stage::loss(Slot& slot, const at::Tensor& scale) const {
 void Stage::backward(size_t unit, Slot& slot) const {
   const TraceRange range("backward", group(unit).name());
   // Its activations are freed before the next block's are computed again.
-  SavedForward saved = std::exchange(slot.saved[unit - first_], {});
+  SavedForward saved = std::exchange(slot.saved[unit - slot.units.first], {});
   if (!saved.output.defined()) {
     const TraceRange recompute("recompute", group(unit).name());
     if (saved.selective) saved.selective->start_recompute();

@@ -1,6 +1,7 @@
-// A pipeline stage: a range of the model's units with their parameters sharded (FSDP), and what is done with
-// a unit as steps of their own: gather its weights, run it forward or backward on a microbatch, free its
-// weights, reduce its gradients. Their order is a schedule's (trainer/schedule.h).
+// The units of this rank's pipeline stages (all of the model's without a pipeline) with their parameters
+// sharded (FSDP), and what is done with a unit as steps of their own: gather its weights, run it forward or
+// backward on a microbatch, free its weights, reduce its gradients. Their order is a schedule's
+// (trainer/schedule.h).
 //
 // Activation checkpointing is part of the steps: of a checkpointed block only the input is kept, and the
 // block is run again in backward.
@@ -15,8 +16,11 @@
 #include "models/layers/activation_checkpoint.h"
 #include "models/transformer.h"
 #include "parallel/fsdp/fsdp.h"
+#include "parallel/pipeline/split.h"
 
 namespace hyperion::trainer {
+
+using parallel::UnitRange;
 
 // What the forward of one unit leaves for its backward.
 struct SavedForward {
@@ -25,9 +29,10 @@ struct SavedForward {
   std::unique_ptr<models::SelectiveCheckpoint> selective;
 };
 
-// One microbatch in a stage.
+// One microbatch in one stage.
 struct Slot {
   models::Microbatch batch;
+  UnitRange units;                    // of the stage
   std::vector<SavedForward> saved{};  // by unit of the stage; without elements nothing is saved: no backward
   at::Tensor activation{};            // what the next unit's forward is given
   at::Tensor gradient{};              // what the next unit's backward is given
@@ -36,15 +41,19 @@ struct Slot {
 
 class Stage {
  public:
-  // Units `first` to `end` - 1 of model.units(): 0 is the embedding, the last one the head, a block each
-  // between. Shards their parameters over the context's groups: memory for this rank's rows only is
+  // `stages`: units of model.units() in ascending order: 0 is the embedding, the last one the head, a block
+  // each between. Shards their parameters over the context's groups: memory for this rank's rows only is
   // allocated.
-  Stage(const models::Transformer& model, size_t first, size_t end, parallel::FsdpContext& fsdp,
+  Stage(const models::Transformer& model, const std::vector<UnitRange>& stages, parallel::FsdpContext& fsdp,
+        models::ActivationCheckpointing checkpointing);
+  // All units.
+  Stage(const models::Transformer& model, parallel::FsdpContext& fsdp,
         models::ActivationCheckpointing checkpointing);
 
-  size_t first() const { return first_; }
-  size_t end() const { return first_ + groups_.size(); }
-  const std::vector<std::unique_ptr<parallel::ShardGroup>>& groups() const { return groups_; }  // by unit
+  const models::Transformer& model() const { return model_; }
+  bool is_head(size_t unit) const { return unit + 1 == model_.units().size(); }
+  // Of the units that are here, in ascending order.
+  const std::vector<std::unique_ptr<parallel::ShardGroup>>& groups() const { return groups_; }
   std::vector<parallel::ShardedParameterPtr> parameters() const;  // every parameter once, in unit order
   const parallel::LocalGradients& gradients() const { return gradients_; }  // of all of them, by unit
 
@@ -56,8 +65,12 @@ class Stage {
   void drop_gradients();
 
   // `unit` in all of these: its index in model.units().
-  parallel::ShardGroup& group(size_t unit) const { return *groups_.at(unit - first_); }
-  Slot slot(models::Microbatch batch, bool for_backward, models::LayerMetrics* metrics = nullptr) const;
+  parallel::ShardGroup& group(size_t unit) const { return *by_unit_.at(unit); }
+  Slot slot(UnitRange units, models::Microbatch batch, bool for_backward,
+            models::LayerMetrics* metrics = nullptr) const;
+  // Of what passes from one unit to the next: [rows, this rank's tokens of each, dim].
+  std::vector<int64_t> boundary_shape(const models::Microbatch& batch) const;
+  at::TensorOptions boundary_options() const { return fsdp_.options().computed(); }
 
   // The embedding's or a block's, whose weights are gathered.
   void forward(size_t unit, Slot& slot) const;
@@ -79,10 +92,10 @@ class Stage {
                        models::BlockRun::Kind kind) const;
 
   const models::Transformer& model_;
-  size_t first_;
   parallel::FsdpContext& fsdp_;
   models::ActivationCheckpointing checkpointing_;
   std::vector<std::unique_ptr<parallel::ShardGroup>> groups_;
+  std::vector<parallel::ShardGroup*> by_unit_;  // of the model; null: another rank's
   parallel::LocalGradients gradients_;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <span>
 
 #include <fmt/format.h>
 
@@ -10,6 +11,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 
 #include "base/clock.h"
 #include "base/failpoint.h"
@@ -24,6 +26,7 @@
 #include "trainer/model_options.h"
 #include "trainer/monitoring.h"
 #include "trainer/optim/grad_clip.h"
+#include "trainer/pipeline_setup.h"
 #include "trainer/preflight.h"
 #include "trainer/runtime/batch_job.h"
 
@@ -310,8 +313,13 @@ std::optional<Trainer::StepInput> Trainer::fetch(int64_t step) {
 void Trainer::train_step(int64_t step, const StepInput& input) {
   const at::Tensor scale = inverse_of(input.global_valid);
   models::LayerMetrics reported{.activations = config().metrics.log_layer_activations};
+  const int64_t batch_rows = config().training.local_batch_size, rows = microbatch_rows(config(), batch_rows);
+  const auto per_batch = static_cast<size_t>(batch_rows / rows);
+  const auto batch_of = [&](size_t i) -> const data::Batch& { return input.batches[i / per_batch]; };
+  const auto first_row = [&](size_t i) { return static_cast<int64_t>(i % per_batch) * rows; };
+  const size_t microbatches = input.batches.size() * per_batch;
   const std::vector<at::Tensor> losses = model_.schedule->train_step(
-      step, input.batches.size(), [&](size_t i) { return mover_->move(input.batches[i]); }, scale,
+      step, microbatches, [&](size_t i) { return mover_->move(batch_of(i), first_row(i), rows); }, scale,
       metrics_->should_log(step) ? &reported : nullptr);
   if (step == 1 && gradient_dump_)
     dump_gradients(*gradient_dump_, job_.runtime.rank(), job_.runtime.world_size(), model_.parameters);
@@ -320,11 +328,14 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   parallel::set_phase(fmt::format("step {} gradient norm", step));
   const parallel::LocalGradients& gradients = model_.stage->gradients();
   const at::Tensor own_norm =
-      optim::global_grad_norm(optim::gradient_classes(gradients, model_.fsdp->shard(), model_.fsdp->tensor()),
+      optim::global_grad_norm(optim::gradient_classes(gradients, model_.fsdp->shard(), model_.fsdp->tensor(),
+                                                      job_.runtime.groups->get(parallel::MeshDim::kPp)),
                               model_.fsdp->options().state_device);
   std::vector<std::string> sources;
-  for (const data::Batch& batch : input.batches)
-    sources.push_back(fmt::format("{}", fmt::join(batch.sources, ", ")));
+  for (size_t i = 0; i < microbatches; ++i)
+    sources.push_back(fmt::format(
+        "{}",
+        fmt::join(std::span(batch_of(i).sources).subspan(first_row(i), static_cast<size_t>(rows)), ", ")));
   const auto [skip, norm] = guard_.check(agreement_.flags(step), losses, own_norm, scale,
                                          [sources](size_t i) { return sources.at(i); });
   const double max_norm = config().training.max_norm;
@@ -373,11 +384,13 @@ void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, cons
                        const at::Tensor& norm, const models::LayerMetrics& reported) {
   parallel::set_phase(fmt::format("step {} metrics", step));
   const parallel::TraceRange range("metrics");
-  const at::Tensor local = at::stack(losses).sum();
+  const at::Tensor local = losses.empty() ? at::zeros({}, input.global_valid.options().dtype(at::kFloat))
+                                          : at::stack(losses).sum();
   const at::Tensor sum = local / input.global_valid.to(local.scalar_type());
-  // A rank without a label has no mean, and no part in the maximum.
-  const at::Tensor max = input.local_valid > 0 ? local / static_cast<double>(input.local_valid)
-                                               : at::full_like(local, -INFINITY);
+  // A rank without a label, or without the head, has no mean, and no part in the maximum.
+  const at::Tensor max = input.local_valid > 0 && !losses.empty()
+                             ? local / static_cast<double>(input.local_valid)
+                             : at::full_like(local, -INFINITY);
   const parallel::ReduceChain groups = job_.runtime.groups->loss_groups();
   groups.all_reduce_sum(sum);
   groups.all_reduce_max(max);
@@ -416,7 +429,8 @@ void Trainer::validate(int64_t step) {
     model_.ema->swap_in();
     model_.stage->weights_changed();
   }
-  const Validator::Result result = validator_->run(*model_.schedule, *mover_);
+  const Validator::Result result = validator_->run(
+      *model_.schedule, *mover_, microbatch_rows(config(), config().validation.local_batch_size));
   if (averaged) {
     model_.ema->swap_out();
     model_.stage->weights_changed();

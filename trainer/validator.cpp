@@ -17,7 +17,7 @@ Validator::Validator(const config::JobConfig::Validation& options, const Runtime
                      std::unique_ptr<data::DataLoader> loader)
     : options_(options), runtime_(runtime), loader_(std::move(loader)) {}
 
-Validator::Result Validator::run(ScheduleRunner& schedule, BatchMover& mover) {
+Validator::Result Validator::run(ScheduleRunner& schedule, BatchMover& mover, int64_t rows) {
   const std::optional<int64_t>& sequences = options_.sequences;
   loader_->reset();
   const bool counts = runtime_.mesh->counts_in_loss_groups(runtime_.rank());
@@ -33,7 +33,11 @@ Validator::Result Validator::run(ScheduleRunner& schedule, BatchMover& mover) {
     std::optional<data::Batch> batch = loader_->next();
     if (!batch) break;
     data::ignore_sequences_from(end, *batch);
-    sums[0] += schedule.loss_sum(mover.move(*batch)).to(at::kCPU, at::kDouble);
+    const auto microbatch = [&](size_t i) {
+      return mover.move(*batch, static_cast<int64_t>(i) * rows, rows);
+    };
+    for (const at::Tensor& loss : schedule.losses(static_cast<size_t>(batch->rows / rows), microbatch))
+      sums[0] += loss.to(at::kCPU, at::kDouble);
     if (counts) {
       sums[1] += static_cast<double>(valid_tokens(*batch));
       sums[2] += static_cast<double>(sequences_with_labels(*batch));

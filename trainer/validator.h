@@ -23,7 +23,8 @@ class Validator {
     double loss = 0;     // mean over all valid tokens of all ranks
     int64_t tokens = 0;  // seen by this rank
   };
-  Result run(ScheduleRunner& schedule, BatchMover& mover);
+  // `rows`: of a microbatch; the batches have a multiple of them.
+  Result run(ScheduleRunner& schedule, BatchMover& mover, int64_t rows);
 
  private:
   config::JobConfig::Validation options_;

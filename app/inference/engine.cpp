@@ -40,7 +40,7 @@ at::Tensor InferenceEngine::next_logits(std::span<const int64_t> tokens) const {
 
 double InferenceEngine::loss_sum(const data::Batch& batch) {
   at::NoGradGuard no_grad;
-  const models::Microbatch moved = mover_.move(batch);
+  const models::Microbatch moved = mover_.move(batch, 0, batch.rows);
   return model_.head().loss_sum(hidden(moved.tokens, moved.context), moved.labels).item<double>();
 }
 

@@ -63,6 +63,9 @@ class Communicator : public Coordinator, public Exchange {
   virtual std::string_view backend() const = 0;  // "shm", "gloo", "nccl", "fake", "solo"
   // Whether every operation takes CPU tensors.
   virtual bool takes_host_tensors() const { return true; }
+  // Whether what has been started ends without this rank's waiting: elsewhere its host moves the bytes, in
+  // waits for operations of this group alone.
+  virtual bool moves_by_itself() const { return true; }
 
   // Several at once, as one operation; all of one dtype.
   Pending start_all_gather_into(std::vector<CollectivePart> parts) {

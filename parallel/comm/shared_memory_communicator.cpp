@@ -99,6 +99,7 @@ class SharedMemoryCommunicator : public Communicator {
   static size_t mailbox_bytes(size_t ranks) { return ranks * sizeof(MailboxMemory); }
 
   std::string_view backend() const override { return "shm"; }
+  bool moves_by_itself() const override { return false; }
   void set_timeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
   void abort() override {  // peers see it as at the end of this rank
     outgoing_.clear();

@@ -73,7 +73,7 @@ std::vector<UnitRange> split_units(int stages, int blocks, const SplitOptions& o
   };
   check_weight("pipeline_parallel_first_stage_less_layers", embedding);
   check_weight("pipeline_parallel_last_stage_less_layers", head);
-  if (stages == 1) return {{0, blocks + 2}};
+  if (stages == 1) return {{0, static_cast<size_t>(blocks) + 2}};
 
   std::vector<UnitRange> ranges;
   int64_t next = 0;
@@ -81,7 +81,7 @@ std::vector<UnitRange> split_units(int stages, int blocks, const SplitOptions& o
     int64_t units = share + (stage < effective % stages ? 1 : 0);
     if (stage == 0) units += 1 - embedding;
     if (stage == stages - 1) units += 1 - head;
-    ranges.push_back({static_cast<int>(next), static_cast<int>(next + units)});
+    ranges.push_back({static_cast<size_t>(next), static_cast<size_t>(next + units)});
     next += units;
   }
   return ranges;
@@ -91,11 +91,11 @@ std::vector<UnitRange> units_of_parts(std::span<const std::string> units,
                                       const std::vector<std::vector<std::string>>& parts) {
   constexpr std::string_view kKey = "parallelism.module_fqns_per_model_part";
   std::vector<std::string> modules;
-  std::vector<int> unit_of_module;
+  std::vector<size_t> unit_of_module;
   for (size_t unit = 0; unit < units.size(); ++unit) {
     for (const std::string_view module : split(units[unit], ',')) {
       modules.emplace_back(module);
-      unit_of_module.push_back(static_cast<int>(unit));
+      unit_of_module.push_back(unit);
     }
   }
   constexpr size_t kNowhere = static_cast<size_t>(-1);
@@ -132,7 +132,7 @@ std::vector<UnitRange> units_of_parts(std::span<const std::string> units,
     }
   }
   std::vector<UnitRange> ranges(parts.size());
-  int next = 0;
+  size_t next = 0;
   for (size_t part = 0; part < parts.size(); ++part) {
     ranges[part].first = next;
     for (size_t module = 0; module < modules.size(); ++module)

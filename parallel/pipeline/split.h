@@ -14,7 +14,7 @@ namespace hyperion::parallel {
 
 // [first, end) of a model's units: 0 is the embedding, then come the blocks, the last one is the head.
 struct UnitRange {
-  int first, end;
+  size_t first = 0, end = 0;
   bool operator==(const UnitRange&) const = default;
 };
 

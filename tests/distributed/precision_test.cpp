@@ -79,7 +79,7 @@ std::string observed_dtypes(const TinyJob& job, const Environment& environment) 
 
   const at::Tensor tokens = at::ones({1, 4}, at::kLong);
   const models::Microbatch batch{tokens, tokens, training.model().context(4, at::kCPU)};
-  const Dtypes loss = {training.schedule().loss_sum(batch).scalar_type(),
+  const Dtypes loss = {training.schedule().losses(1, [&](size_t) { return batch; })[0].scalar_type(),
                        training.schedule()
                            .train_step(
                                1, 1, [&](size_t) { return batch; }, at::ones({}))[0]

@@ -1,5 +1,7 @@
 #include "tests/support/tiny_training.h"
 
+#include <algorithm>
+
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -90,8 +92,25 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
                                                   summing);
   models::ActivationCheckpointing checkpointing;
   checkpointing.blocks.assign(model_.blocks().size(), job.checkpoint);
-  stage_ = std::make_unique<trainer::Stage>(model_, 0, model_.units().size(), *fsdp_, checkpointing);
-  schedule_ = std::make_unique<trainer::ScheduleRunner>(*stage_, job.reshard_after_forward, job.reduce_once);
+  if (job.mesh.pp > 1) {
+    const trainer::Pipeline pipeline = trainer::make_pipeline(
+        {.kind = job.schedule,
+         .ranks = job.mesh.pp,
+         .stages = parallel::split_units(job.mesh.pp * static_cast<int>(job.stages_per_rank),
+                                         static_cast<int>(model_.blocks().size()), {}),
+         .microbatches = static_cast<size_t>(job.accumulation),
+         .recomputes = job.checkpoint != models::ActivationCheckpoint::kNone,
+         .gathers_stages = !job.reshard_after_forward,
+         .reduces_once = job.reduce_once});
+    parallel::Communicator& ranks = groups_->get(parallel::MeshDim::kPp);
+    stage_ = std::make_unique<trainer::Stage>(model_, trainer::units_of_rank(pipeline, ranks.rank()), *fsdp_,
+                                              checkpointing);
+    schedule_ = std::make_unique<trainer::ScheduleRunner>(*stage_, pipeline, ranks, job.device);
+  } else {
+    stage_ = std::make_unique<trainer::Stage>(model_, *fsdp_, checkpointing);
+    schedule_ =
+        std::make_unique<trainer::ScheduleRunner>(*stage_, job.reshard_after_forward, job.reduce_once);
+  }
   for (const parallel::ShardedParameterPtr& parameter : stage_->parameters()) {
     at::Tensor master = parameter->master();
     models::initialize(parameter->parameter(), 1, parameter->box(), master);
@@ -142,14 +161,15 @@ at::Tensor TinyTraining::forward_backward(int64_t step, models::LayerMetrics* me
 std::vector<TinyTraining::GradientElement> TinyTraining::first_gradients() {
   forward_backward(0);
   std::vector<GradientElement> elements;
-  int64_t index = 0;
+  const std::vector<ParameterPtr> all = model_.parameters();
   for (const parallel::ShardedParameterPtr& parameter : stage_->parameters()) {
+    const auto named = [&](const ParameterPtr& one) { return one.get() == &parameter->parameter(); };
+    const int64_t index = std::ranges::find_if(all, named) - all.begin();
     const at::Tensor grad = parameter->grad().to(at::kCPU, at::kFloat).contiguous();
     for_each_run(parameter->parameter().shape, parameter->box(), [&](const Run& run) {
       for (int64_t i = 0; i < run.count; ++i)
         elements.push_back({index, run.in_tensor + i, grad.data_ptr<float>()[run.in_box + i]});
     });
-    ++index;
   }
   return elements;
 }
@@ -172,9 +192,10 @@ void TinyTraining::audit_replicas() {
 TinyStep TinyTraining::step(int64_t step) {
   const at::Tensor loss = forward_backward(step);
   const parallel::LocalGradients& gradients = stage_->gradients();
-  const at::Tensor norm = optim::global_grad_norm(
-      optim::gradient_classes(gradients, groups_->get(parallel::MeshDim::kFsdp), tensor_),
-      fsdp_->options().state_device);
+  const at::Tensor norm =
+      optim::global_grad_norm(optim::gradient_classes(gradients, groups_->get(parallel::MeshDim::kFsdp),
+                                                      tensor_, groups_->get(parallel::MeshDim::kPp)),
+                              fsdp_->options().state_device);
   optim::clip_gradients(gradients, norm, 1.0);
   optimizer_->step(1e-2, at::zeros({}, norm.options().dtype(at::kFloat)));
   stage_->weights_changed();

@@ -13,6 +13,7 @@
 #include "tests/support/comm_ledger.h"
 #include "trainer/float8_conversion.h"
 #include "trainer/optim/adam.h"
+#include "trainer/pipeline_setup.h"
 #include "trainer/schedule.h"
 
 namespace hyperion {
@@ -24,6 +25,9 @@ struct TinyJob {
   bool reshard_after_forward = true;
   models::ActivationCheckpoint checkpoint = models::ActivationCheckpoint::kNone;
   int64_t accumulation = 1;
+  // With mesh.pp > 1.
+  parallel::PipelineKind schedule = parallel::PipelineKind::k1F1B;
+  size_t stages_per_rank = 1;
   bool reduce_once = false;  // per step, whatever the accumulation
   int64_t shard_alignment = 1;
   at::Device device = at::kCPU;

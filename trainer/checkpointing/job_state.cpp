@@ -26,17 +26,26 @@ constexpr std::pair<checkpoint::Dtype, at::ScalarType> kTypes[] = {
     {checkpoint::Dtype::kFloat16, at::kHalf},
     {checkpoint::Dtype::kInt64, at::kLong}};
 
-TensorState tensor_state(std::string key, checkpoint::KeyPath path, const at::Tensor& tensor,
-                         checkpoint::Dims shape, const checkpoint::Placement& placement) {
+// `held`: this rank's part; undefined where another stage has the tensor.
+TensorState tensor_state(std::string key, checkpoint::KeyPath path, at::ScalarType dtype,
+                         checkpoint::Dims shape, const Placement& placement, const at::Tensor& held) {
   TensorState state;
   state.key = std::move(key);
   state.path = std::move(path);
-  state.dtype = dtype_of(tensor.scalar_type());
+  state.dtype = dtype_of(dtype);
   state.shape = std::move(shape);
   state.placement = placement;
-  state.data = tensor.numel() > 0 ? tensor.data_ptr() : nullptr;
-  state.on_device = !tensor.is_cpu();
+  if (!held.defined()) return state;
+  state.data = held.numel() > 0 ? held.data_ptr() : nullptr;
+  state.on_device = !held.is_cpu();
   return state;
+}
+
+// Of what is kept of a parameter: `all` has one tensor for each that this rank holds.
+TensorState tensor_state(std::string key, checkpoint::KeyPath path, const ModelParameter& parameter,
+                         const std::vector<at::Tensor>& all) {
+  return tensor_state(std::move(key), std::move(path), parameter.dtype, parameter.parameter->shape,
+                      parameter.placement, parameter.placement.here ? all[parameter.index] : at::Tensor());
 }
 
 checkpoint::ObjectState object_state(const std::string& component, const std::string& name, Object object) {
@@ -98,20 +107,22 @@ at::ScalarType scalar_type(checkpoint::Dtype dtype) {
 
 std::vector<TensorState> ModelState::tensors() {
   std::vector<TensorState> states;
-  for (const parallel::ShardedParameterPtr& parameter : parameters_) {
-    const Parameter& p = parameter->parameter();
-    states.push_back(tensor_state(p.fqn, {p.fqn}, parameter->master(), p.shape, parameter->placement()));
+  for (const ModelParameter& parameter : parameters_) {
+    const Parameter& p = *parameter.parameter;
+    states.push_back(tensor_state(p.fqn, {p.fqn}, parameter.dtype, p.shape, parameter.placement,
+                                  parameter.sharded ? parameter.sharded->master() : at::Tensor()));
     states.back().aliases = p.aliases;
   }
   return states;
 }
 
 void ModelState::load(const Find&) {
-  for (const parallel::ShardedParameterPtr& parameter : parameters_)
-    if (parameter->has_separate_compute_shard()) parameter->compute_shard().copy_(parameter->master());
+  for (const ModelParameter& parameter : parameters_)
+    if (const auto& held = parameter.sharded; held && held->has_separate_compute_shard())
+      held->compute_shard().copy_(held->master());
 }
 
-OptimizerState::OptimizerState(const optim::Adam& adam, std::vector<parallel::ShardedParameterPtr> parameters,
+OptimizerState::OptimizerState(const optim::Adam& adam, std::vector<ModelParameter> parameters,
                                Placement undivided, const ResumePlan& plan, const TrainState& state)
     : adam_(adam),
       parameters_(std::move(parameters)),
@@ -121,17 +132,18 @@ OptimizerState::OptimizerState(const optim::Adam& adam, std::vector<parallel::Sh
 
 std::vector<TensorState> OptimizerState::tensors() {
   std::vector<TensorState> states;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const Parameter& p = parameters_[i]->parameter();
-    const Placement& placement = parameters_[i]->placement();
-    const auto add = [&](const char* what, const at::Tensor& tensor, checkpoint::Dims shape,
-                         const Placement& placed) {
-      const std::string path = fmt::format("state.{}.{}", p.fqn, what);
-      states.push_back(tensor_state(name() + "." + path, {name(), path}, tensor, std::move(shape), placed));
+  for (const ModelParameter& parameter : parameters_) {
+    const auto path = [&](const char* what) {
+      return fmt::format("state.{}.{}", parameter.parameter->fqn, what);
     };
-    add("exp_avg", adam_.exp_avg()[i], p.shape, placement);
-    add("exp_avg_sq", adam_.exp_avg_sq()[i], p.shape, placement);
-    add("step", adam_.step_count(), {}, undivided_);  // one counter for all
+    const auto add_moment = [&](const char* what, const std::vector<at::Tensor>& moments) {
+      states.push_back(tensor_state(name() + "." + path(what), {name(), path(what)}, parameter, moments));
+    };
+    add_moment("exp_avg", adam_.exp_avg());
+    add_moment("exp_avg_sq", adam_.exp_avg_sq());
+    const at::Tensor& step = adam_.step_count();  // one counter for all
+    states.push_back(tensor_state(name() + "." + path("step"), {name(), path("step")}, step.scalar_type(), {},
+                                  undivided_, step));
   }
   return states;
 }
@@ -152,10 +164,10 @@ std::vector<checkpoint::ObjectState> OptimizerState::objects() {
       {"decoupled_weight_decay", configured.name == config::OptimizerName::kAdamW},
       {"initial_lr", configured.lr}};
   std::vector<checkpoint::ObjectState> states;
-  for (const parallel::ShardedParameterPtr& parameter : parameters_)
+  for (const ModelParameter& parameter : parameters_)
     for (const auto& [option, object] : options)
-      states.push_back(object_state(
-          name(), fmt::format("param_groups.{}.{}", parameter->parameter().fqn, option), object));
+      states.push_back(
+          object_state(name(), fmt::format("param_groups.{}.{}", parameter.parameter->fqn, option), object));
   return states;
 }
 
@@ -245,10 +257,10 @@ void RngState::reseed() {
 
 std::vector<TensorState> EmaState::tensors() {
   std::vector<TensorState> states;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const Parameter& p = parameters_[i]->parameter();
-    states.push_back(tensor_state(name() + "." + p.fqn, {name(), p.fqn}, ema_.tensors()[i], p.shape,
-                                  parameters_[i]->placement()));
+  const std::vector<at::Tensor>& averages = ema_.tensors();
+  for (const ModelParameter& parameter : parameters_) {
+    const std::string& fqn = parameter.parameter->fqn;
+    states.push_back(tensor_state(name() + "." + fqn, {name(), fqn}, parameter, averages));
   }
   return states;
 }

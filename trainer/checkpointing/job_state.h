@@ -29,18 +29,27 @@ struct TrainState {
   int64_t last_loss_step = 0;                                   // that step; 0: not known
 };
 
+// A parameter of the model. Every rank describes all of them, those of other pipeline stages without data.
+struct ModelParameter {
+  std::shared_ptr<const Parameter> parameter;
+  Placement placement;
+  at::ScalarType dtype = at::kFloat;  // of its master, moments and average
+  // Where placement.here: what this rank holds of it, and its index among what this rank holds.
+  parallel::ShardedParameterPtr sharded{};
+  size_t index = 0;
+};
+
 // The masters, at the root under their own names.
 class ModelState : public checkpoint::StateComponent {
  public:
-  explicit ModelState(std::vector<parallel::ShardedParameterPtr> parameters)
-      : parameters_(std::move(parameters)) {}
+  explicit ModelState(std::vector<ModelParameter> parameters) : parameters_(std::move(parameters)) {}
   std::string name() const override { return std::string(checkpoint::kModelComponent); }
   std::vector<checkpoint::TensorState> tensors() override;
   // The compute-dtype copies follow the masters.
   void load(const Find&) override;
 
  private:
-  std::vector<parallel::ShardedParameterPtr> parameters_;
+  std::vector<ModelParameter> parameters_;
 };
 
 // optimizer.state.<fqn>.{exp_avg,exp_avg_sq,step} and the options of each parameter,
@@ -49,8 +58,8 @@ class OptimizerState : public checkpoint::StateComponent {
  public:
   // `undivided`: the placement of the step counter, which every rank has. `plan` and `state`: where the
   // options and the learning rates come from, at every save.
-  OptimizerState(const optim::Adam& adam, std::vector<parallel::ShardedParameterPtr> parameters,
-                 Placement undivided, const ResumePlan& plan, const TrainState& state);
+  OptimizerState(const optim::Adam& adam, std::vector<ModelParameter> parameters, Placement undivided,
+                 const ResumePlan& plan, const TrainState& state);
   std::string name() const override { return std::string(checkpoint::kOptimizerComponent); }
   std::vector<checkpoint::TensorState> tensors() override;
   std::vector<checkpoint::ObjectState> objects() override;
@@ -58,7 +67,7 @@ class OptimizerState : public checkpoint::StateComponent {
 
  private:
   const optim::Adam& adam_;
-  std::vector<parallel::ShardedParameterPtr> parameters_;
+  std::vector<ModelParameter> parameters_;
   Placement undivided_;
   const ResumePlan& plan_;
   const TrainState& state_;
@@ -131,7 +140,7 @@ class RngState : public checkpoint::StateComponent {
 
 class EmaState : public checkpoint::StateComponent {
  public:
-  EmaState(optim::Ema& ema, std::vector<parallel::ShardedParameterPtr> parameters)
+  EmaState(optim::Ema& ema, std::vector<ModelParameter> parameters)
       : ema_(ema), parameters_(std::move(parameters)) {}
   std::string name() const override { return std::string(checkpoint::kEmaComponent); }
   std::vector<checkpoint::TensorState> tensors() override;
@@ -139,7 +148,7 @@ class EmaState : public checkpoint::StateComponent {
 
  private:
   optim::Ema& ema_;
-  std::vector<parallel::ShardedParameterPtr> parameters_;
+  std::vector<ModelParameter> parameters_;
 };
 
 // Copies between device and pinned host memory on a stream of its own; memcpy where the state is in host

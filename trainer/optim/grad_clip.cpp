@@ -36,9 +36,10 @@ at::Tensor squares_of(const std::vector<at::Tensor>& grads, at::Device device) {
 }  // namespace
 
 std::vector<GradientClass> gradient_classes(const parallel::LocalGradients& gradients,
-                                            parallel::Communicator& shard, parallel::Communicator* tensor) {
-  if (tensor == nullptr) return {{gradients.divided, {&shard}}};
-  return {{gradients.divided, {&shard, tensor}}, {gradients.replicated, {&shard}}};
+                                            parallel::Communicator& shard, parallel::Communicator* tensor,
+                                            parallel::Communicator& stages) {
+  if (tensor == nullptr) return {{gradients.divided, {&shard, &stages}}};
+  return {{gradients.divided, {&shard, &stages, tensor}}, {gradients.replicated, {&shard, &stages}}};
 }
 
 at::Tensor global_grad_norm(const std::vector<GradientClass>& classes, at::Device device) {

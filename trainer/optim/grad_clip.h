@@ -15,9 +15,11 @@ struct GradientClass {
   std::vector<at::Tensor> gradients;
   std::vector<parallel::Communicator*> groups;
 };
-// `shard`: the ranks that hold different rows; `tensor`: those that have divided parameters, or null.
+// `shard`: the ranks that hold different rows; `tensor`: those that have divided parameters, or null;
+// `stages`: those with other layers.
 std::vector<GradientClass> gradient_classes(const parallel::LocalGradients& gradients,
-                                            parallel::Communicator& shard, parallel::Communicator* tensor);
+                                            parallel::Communicator& shard, parallel::Communicator* tensor,
+                                            parallel::Communicator& stages);
 
 // Square root of the sum of squares of all elements, each counted once. A class may be empty; all ranks name
 // the same ones in the same order, and those that share a group stand side by side. Padding must be zero.

@@ -10,8 +10,8 @@ namespace {
 // "F0.1+2": the forward of microbatch 0 through unit 1, while unit 2 is gathered.
 std::string text(const Schedule& schedule) {
   std::string all;
-  for (const auto& [what, microbatch, unit, prefetch] : schedule) {
-    constexpr std::string_view kLetters = "FLBfarES";
+  for (const auto& [what, microbatch, unit, prefetch, stage, last] : schedule) {
+    constexpr std::string_view kLetters = "FLBgfarES>{<}";  // {, }: receives
     all += fmt::format("{}{}", all.empty() ? "" : " ", kLetters.at(static_cast<size_t>(what)));
     if (what == Do::kSumReplicated) continue;
     all += fmt::format("{}", microbatch);
@@ -51,7 +51,7 @@ TEST_CASE("gradients that are reduced once are added up in each microbatch and s
 }
 
 TEST_CASE("an evaluation is forwards alone") {
-  CHECK(text(evaluation_schedule(4)) == "F0.0+1 f0.0 F0.1+2 f0.1 F0.2+3 f0.2 L0.3 f0.3");
+  CHECK(text(evaluation_schedule(4)) == "F0.0+1 f0.0 F0.1+2 f0.1 F0.2+3 f0.2 L0.3 f0.3 E0");
 }
 
 }  // namespace hyperion::trainer

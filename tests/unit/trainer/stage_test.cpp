@@ -47,7 +47,7 @@ struct OneRank {
                    models::ActivationCheckpoint checkpoint = models::ActivationCheckpoint::kNone)
       : model(small(name)),
         context(parallel::Mesh({}, 1), 0, *shard, *replicate, {.compute_dtype = at::kFloat}),
-        stage(model, 0, model.units().size(), context, {.blocks = {3, checkpoint}}) {
+        stage(model, context, {.blocks = {3, checkpoint}}) {
     for (const parallel::ShardedParameterPtr& parameter : stage.parameters()) {
       Tensor master = parameter->master();
       models::initialize(parameter->parameter(), 1, parameter->box(), master);
@@ -128,7 +128,8 @@ TEST_CASE("gradients of microbatches add up and those of the next step replace t
 TEST_CASE("the loss alone is that of a training step and leaves gradients as they are") {
   OneRank rank("llama3");
   const models::Microbatch batch = rank.batch(3);
-  CHECK(rank.schedule.loss_sum(batch).item<double>() == Approx(plain("llama3", rank, batch, 1).loss));
+  CHECK(rank.schedule.losses(1, [&](size_t) { return batch; })[0].item<double>() ==
+        Approx(plain("llama3", rank, batch, 1).loss));
   for (const Tensor& gradient : rank.gradients()) CHECK(gradient.abs().max().item<double>() == 0);
 }
 
@@ -181,8 +182,9 @@ TEST_CASE("a model in two stages has the bits of one") {
   const Tensor loss = whole.step({batch}, 0.25)[0];
 
   OneRank parts("llama3", checkpoint);  // its model's units, in two stages of their own
-  Stage first(parts.model, 0, 2, parts.context, {.blocks = {3, checkpoint}}),
-      second(parts.model, 2, 5, parts.context, {.blocks = {3, checkpoint}});
+  const UnitRange front_units{0, 2}, back_units{2, 5};
+  Stage first(parts.model, {front_units}, parts.context, {.blocks = {3, checkpoint}}),
+      second(parts.model, {back_units}, parts.context, {.blocks = {3, checkpoint}});
   for (Stage* stage : {&first, &second}) {
     for (const parallel::ShardedParameterPtr& parameter : stage->parameters()) {
       Tensor master = parameter->master();
@@ -190,7 +192,8 @@ TEST_CASE("a model in two stages has the bits of one") {
     }
     stage->weights_changed();
   }
-  Slot front = first.slot(batch, /*for_backward=*/true), back = second.slot(batch, /*for_backward=*/true);
+  Slot front = first.slot(front_units, batch, /*for_backward=*/true),
+       back = second.slot(back_units, batch, /*for_backward=*/true);
   first.forward(0, front);
   first.forward(1, front);
   back.activation = front.activation;
@@ -203,7 +206,7 @@ TEST_CASE("a model in two stages has the bits of one") {
   first.backward(1, front);
   first.backward(0, front);
   for (Stage* stage : {&first, &second})
-    for (size_t unit = stage->first(); unit < stage->end(); ++unit) stage->group(unit).reduce(true);
+    for (const auto& group : stage->groups()) group->reduce(true);
   size_t i = 0;
   for (Stage* stage : {&first, &second})
     for (const parallel::ShardedParameterPtr& parameter : stage->parameters())

@@ -44,14 +44,14 @@ TEST_CASE("every flavour divides over 1 to 16 ranks, each unit on one stage and 
           }
           const std::vector<UnitRange> ranges = split_units(stages, blocks, {});
           REQUIRE(ranges.size() == static_cast<size_t>(stages));
-          int next = 0;
+          size_t next = 0;
           for (const UnitRange& range : ranges) {
             CHECK(range.first == next);
-            const int units = range.end - range.first;
+            const int units = static_cast<int>(range.end - range.first);
             CHECK((units == (blocks + 2) / stages || units == (blocks + 2) / stages + 1));
             next = range.end;
           }
-          CHECK(next == blocks + 2);
+          CHECK(next == static_cast<size_t>(blocks) + 2);
         }
       }
     }

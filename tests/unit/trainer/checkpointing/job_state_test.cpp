@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "tests/support/documents.h"
 #include "tests/support/error_of.h"
+#include "tests/support/model_parameters.h"
 #include "tests/support/placements.h"
 #include "tests/support/temporary_folder.h"
 #include "trainer/checkpointing/job_record.h"
@@ -94,7 +95,7 @@ ResumePlan half_warm_plan() {
 
 TEST_CASE("weights come back and the copies in the compute dtype follow them") {
   const auto here = weights(1), there = weights(2);
-  ModelState from(here), to(there);
+  ModelState from(all_held(here)), to(all_held(there));
   const Saved saved = save(from);
   CHECK(saved.tensors.size() == 2);
   load(to, saved);
@@ -113,8 +114,8 @@ TEST_CASE("an optimizer that comes back makes the same next update") {
   other.step(1e-1, go);
   const ResumePlan plan = half_warm_plan();
   const TrainState state{kHalfWarm};
-  OptimizerState from(adam, here, {}, plan, state), to(other, there, {}, plan, state);
-  ModelState model_from(here), model_to(there);
+  OptimizerState from(adam, all_held(here), {}, plan, state), to(other, all_held(there), {}, plan, state);
+  ModelState model_from(all_held(here)), model_to(all_held(there));
   const Saved saved = save(from);
   CHECK(saved.tensors.size() == 2 * 3);
   CHECK(saved.objects.at("optimizer.param_groups.w.weight.lr") == Object(0.25));
@@ -230,7 +231,7 @@ TEST_CASE(
 TEST_CASE("averages come back under the names of their weights") {
   const auto here = weights(1), there = weights(2);
   optim::Ema averages(here, {}), others(there, {});
-  EmaState from(averages, here), to(others, there);
+  EmaState from(averages, all_held(here)), to(others, all_held(there));
   const Saved saved = save(from);
   CHECK(saved.tensors.contains("ema.w.weight"));
   load(to, saved);

@@ -12,6 +12,7 @@
 #include "checkpoint/tools/tools.h"
 #include "models/init.h"
 #include "parallel/placement.h"
+#include "tests/support/model_parameters.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/thread_ranks.h"
 #include "trainer/checkpointing/job_state.h"
@@ -69,9 +70,9 @@ struct RankState {
         parameters(parameters_of(mesh, rank, narrow)),
         adam(parameters, options.optimizer),
         ema(parameters, options.ema),
-        model(parameters),
-        optimizer(adam, parameters, parallel::replicated_placement(mesh, rank), plan, state),
-        averages(ema, parameters) {}
+        model(all_held(parameters)),
+        optimizer(adam, all_held(parameters), parallel::replicated_placement(mesh, rank), plan, state),
+        averages(ema, all_held(parameters)) {}
 
   std::vector<checkpoint::StateComponent*> components() { return {&model, &optimizer, &averages}; }
   std::vector<checkpoint::TensorState> tensors() {

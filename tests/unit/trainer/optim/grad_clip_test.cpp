@@ -25,7 +25,7 @@ TEST_CASE("norm and clipping equal torch's clip_grad_norm_") {
       theirs.back().mutable_grad() = ours.back().clone();
     }
     auto solo = parallel::make_solo_communicator("fsdp/0", 0);
-    const at::Tensor norm = global_grad_norm(gradient_classes(gradients, *solo, nullptr), at::kCPU);
+    const at::Tensor norm = global_grad_norm(gradient_classes(gradients, *solo, nullptr, *solo), at::kCPU);
     clip_gradients(gradients, norm, max_norm);
     const double expected = torch::nn::utils::clip_grad_norm_(theirs, max_norm);
     CHECK(norm.item<double>() == Approx(expected).epsilon(1e-6));
@@ -50,8 +50,8 @@ TEST_CASE("gradients divided by the clip divisor are the clipped ones") {
 TEST_CASE("a non-finite gradient makes the norm non-finite") {
   const parallel::LocalGradients gradients{.divided = {at::tensor({1.0F, NAN})}, .replicated = {}};
   auto solo = parallel::make_solo_communicator("fsdp/0", 0);
-  CHECK_FALSE(
-      std::isfinite(global_grad_norm(gradient_classes(gradients, *solo, nullptr), at::kCPU).item<double>()));
+  CHECK_FALSE(std::isfinite(
+      global_grad_norm(gradient_classes(gradients, *solo, nullptr, *solo), at::kCPU).item<double>()));
 }
 
 TEST_CASE("classes of gradients are each added up over their own groups") {

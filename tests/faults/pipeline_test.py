@@ -1,0 +1,99 @@
+"""Jobs of the real program whose ranks have a few layers each: the bits of one rank that runs the same microbatches, one digest for every
+mesh, what becomes of the others when a rank is killed, and what is refused.
+
+    python3 tests/faults/pipeline_test.py build/hyperion
+
+Standard library only.
+"""
+
+from checkpoints import CheckpointTest
+from jobs import JobTest, main
+
+PP = "--parallelism.pipeline_parallel_degree="
+SCHEDULE = "--parallelism.pipeline_parallel_schedule="
+ALWAYS = "--parallelism.fsdp_reshard_after_forward=always"
+ONE = ("--training.local_batch_size=1", "--training.global_batch_size=4")  # four microbatches, one after the other
+FOUR = ("--training.local_batch_size=4", "--training.global_batch_size=4", ALWAYS)
+
+
+class Pipeline(JobTest):
+    def steps(self, *options, ranks=1):
+        (self.folder / "out" / "metrics.jsonl").unlink(missing_ok=True)
+        self.run_job(*options, ranks=ranks, code=0)
+        names = ("loss_metrics/global_avg_loss", "loss_metrics/global_max_loss", "grad_norm", "n_tokens_seen")
+        steps = [{name: line[name] for name in names if name in line} for line in self.metrics()]
+        # A validation batch of one rank is one sum, of a pipeline one for each microbatch.
+        return steps, [round(line["validation_metrics/loss"], 6) for line in self.metrics() if "validation_metrics/loss" in line]
+
+    def test_every_schedule_prints_the_losses_and_norms_of_one_rank(self):
+        validation = ["--validation.enable", "--validation.dataset=jsonl", f"--validation.dataset_path={self.folder}/data.jsonl",
+                      "--validation.seq_len=32", "--validation.local_batch_size=2", "--validation.sequences=6", "--validation.freq=2"]
+        csv = self.folder / "order.csv"
+        csv.write_text("0F0,0F1,,,0B0,0F2,0F3,0B1,,0B2,,0B3\n,1F0,1B0,1F1,1B1,,1F2,1B2,1F3,1B3,,\n")
+        for more in ([], ["--training.document_mask", "--ema.enable", "--activation_checkpoint.mode=full", *validation]):
+            one = self.steps(*ONE, *more)
+            for ranks, options in ((2, [PP + "2"]), (4, [PP + "4", SCHEDULE + "GPipe"]), (2, [PP + "2", SCHEDULE + "Interleaved1F1B"]),
+                                   (2, [PP + "2", f"--parallelism.pipeline_parallel_schedule_csv={csv}"]),
+                                   (2, [PP + "2", "--parallelism.pipeline_parallel_microbatch_size=1", "--training.global_batch_size=4",
+                                        "--training.local_batch_size=2"])):
+                with self.subTest(ranks=ranks, options=options, more=more):
+                    self.assertEqual(self.steps(*FOUR, *options, *more, ranks=ranks), one)
+
+    def test_weights_gathered_and_gradients_reduced_once_a_step_give_the_same_losses_to_1e_6(self):
+        options = ("--training.local_batch_size=4", "--training.global_batch_size=8", PP + "2")
+        once, _ = self.steps(*options, ranks=4)
+        every, _ = self.steps(*options, ALWAYS, ranks=4)
+        self.assertEqual(len(once), 5)
+        for a, b in zip(once, every, strict=True):
+            self.assertLess(abs(a["loss_metrics/global_avg_loss"] - b["loss_metrics/global_avg_loss"]), 1e-6 * b["loss_metrics/global_avg_loss"])
+            self.assertLess(abs(a["grad_norm"] - b["grad_norm"]), 1e-5 * b["grad_norm"])
+
+    def test_ranks_that_lose_one_end_with_71_and_name_the_action(self):
+        for point, phase in (("step.fwd", "stage 0, microbatch"), ("step.bwd", "stage 0, microbatch"), ("step.opt", "gradient norm")):
+            with self.subTest(point=point):
+                job = self.start("--training.steps=100000", *FOUR, PP + "2", "--allow-faults", ranks=2,
+                                 env={"FAULT": f"rank=1;point={point};nth=3;action=kill"})
+                self.assertEqual(job.codes(), [71, -9], job.text())
+                self.assertIn("pp/0", job.text())
+                self.assertRegex(job.text(), rf"in phase 'step \d+ .*{phase}")
+
+    def test_what_cannot_run_is_refused_with_key_and_remedy(self):
+        for options, said in (
+                ([SCHEDULE + "ZBVZeroBubble"], "divides a backward in two halves, which is not available yet"),
+                (["--parallelism.pipeline_parallel_microbatch_size=3"], "training.local_batch_size = 4 is no multiple of"),
+                (["--model.args.n_layers=1", SCHEDULE + "Interleaved1F1B"], "more than the 3 that there is to divide"),
+                (["--model.name=qwen3", "--model.flavor=debugmodel", "--model.args.n_kv_heads=2"], "ties the head to the embedding"),
+                (["--metrics.log_layer_activations"], "metrics.log_layer_activations = true is not available yet")):
+            with self.subTest(options=options):
+                self.run_job(*FOUR, PP + "2", *options, ranks=2, code=2, says=[said])
+
+
+class PipelineCheckpoints(CheckpointTest):
+    def digest(self, path):
+        return self.tool("digest", path).splitlines()[-1].split()[0]
+
+    def test_every_mesh_writes_one_digest_and_resumes_any_other(self):
+        meshes = {"1": (1, ONE), "P2": (2, (*FOUR, PP + "2")), "P4": (4, (*FOUR, PP + "4")), "T2": (2, (*ONE, "--parallelism.tensor_parallel_degree=2")),
+                  "F2 x P2": (4, ("--training.local_batch_size=2", "--training.global_batch_size=4", ALWAYS, PP + "2"))}
+        common = ("--lr_scheduler.total_steps=4", "--ema.enable", "--checkpoint.no_last_save_model_only")
+        digests = {}
+        for mesh in ("1", "P2", "P4"):
+            ranks, options = meshes[mesh]
+            self.run_job(*options, *common, "--training.steps=4", f"--checkpoint.folder={mesh}", ranks=ranks, code=0)
+            digests[mesh] = self.digest(self.folder / "out" / mesh / "step-4")
+        self.assertEqual(len(set(digests.values())), 1, digests)
+        for first, second in (("1", "P2"), ("P4", "1"), ("P2", "P4")):
+            folder = f"--checkpoint.folder={first} then {second}"
+            for mesh, steps in ((first, 2), (second, 4)):
+                ranks, options = meshes[mesh]
+                self.run_job(*options, *common, f"--training.steps={steps}", folder, ranks=ranks, code=0)
+            self.assertEqual(self.digest(self.folder / "out" / f"{first} then {second}" / "step-4"), digests["1"], folder)
+        for first, second in (("F2 x P2", "T2"), ("T2", "F2 x P2")):
+            folder = f"--checkpoint.folder={first} then {second}"
+            for mesh, steps in ((first, 2), (second, 3)):
+                ranks, options = meshes[mesh]
+                self.run_job(*options, *common, f"--training.steps={steps}", folder, ranks=ranks, code=0)
+
+
+if __name__ == "__main__":
+    main()

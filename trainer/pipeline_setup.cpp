@@ -1,0 +1,179 @@
+#include "trainer/pipeline_setup.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "models/transformer.h"
+#include "parallel/pipeline/csv.h"
+#include "parallel/pipeline/lowering.h"
+#include "trainer/config/input_path.h"
+
+namespace hyperion::trainer {
+namespace {
+
+using parallel::PipelineKind, parallel::PipelineOp;
+
+// Every stage's forwards of all microbatches, one stage of a rank after the other.
+parallel::PipelineSchedule forwards(const std::vector<int>& rank_of_stage, int ranks, int microbatches) {
+  parallel::PipelineSchedule schedule{microbatches, rank_of_stage, {}};
+  schedule.ranks.resize(static_cast<size_t>(ranks));
+  for (int stage = 0; stage < schedule.stages(); ++stage)
+    for (int microbatch = 0; microbatch < microbatches; ++microbatch)
+      schedule.ranks[static_cast<size_t>(rank_of_stage[static_cast<size_t>(stage)])].push_back(
+          {PipelineOp::kForward, stage, microbatch});
+  return schedule;
+}
+
+// In units of a stage's forward. Transfers cost little beside it.
+parallel::PipelineCosts costs(bool recomputes) {
+  const double forward = recomputes ? 1 : 0;
+  return parallel::uniform_costs(1, 2 + forward, 1 + forward, 1, 0.05);
+}
+
+void refuse_unavailable(const config::JobConfig& config, PipelineKind kind) {
+  const bool halves = kind == PipelineKind::kInterleavedZeroBubble || kind == PipelineKind::kZbvZeroBubble ||
+                      kind == PipelineKind::kDualPipeV;
+  if (halves)
+    throw_config(
+        "parallelism.pipeline_parallel_schedule = \"{}\" divides a backward in two halves, which is not "
+        "available yet; set \"1F1B\", \"Interleaved1F1B\", \"GPipe\" or \"LoopedBFS\"",
+        text_of(kind));
+  if (config.metrics.log_layer_activations)
+    throw_config(
+        "metrics.log_layer_activations = true is not available yet with parallelism.pipeline_parallel_degree "
+        "> "
+        "1; set false");
+}
+
+// The order in the user's file; nothing without one.
+std::optional<parallel::PipelineSchedule> listed_schedule(const config::JobConfig& config,
+                                                          size_t microbatches) {
+  const auto& options = config.parallelism;
+  if (options.pipeline_parallel_schedule_csv.empty()) return std::nullopt;
+  const std::string path =
+      config::resolve_input(options.pipeline_parallel_schedule_csv, config::install_root()).string();
+  parallel::PipelineSchedule schedule =
+      parallel::parse_csv_schedule(read_file(path), path, static_cast<int>(options.pipeline_parallel_degree),
+                                   static_cast<int>(microbatches));
+  for (const auto& actions : schedule.ranks)
+    for (const parallel::PipelineAction& action : actions)
+      if (action.op == PipelineOp::kInputGradient || action.op == PipelineOp::kWeightGradient)
+        throw_config(
+            "{}: {} is half of a backward, which is not available yet; list backwards as a unit ({})", path,
+            parallel::to_text(action),
+            parallel::to_text({PipelineOp::kBackward, action.stage, action.microbatch}));
+  return schedule;
+}
+
+}  // namespace
+
+Pipeline make_pipeline(const PipelineSettings& settings) {
+  const int stages_per_rank = static_cast<int>(settings.stages.size()) / settings.ranks;
+  const auto shape = [=](size_t microbatches, size_t batches) {
+    return parallel::PipelineShape{.ranks = settings.ranks,
+                                   .stages_per_rank = stages_per_rank,
+                                   .microbatches = static_cast<int>(microbatches),
+                                   .batches = static_cast<int>(batches)};
+  };
+  const auto training_order = [=](size_t batches) {
+    return settings.listed ? parallel::repeat(*settings.listed, static_cast<int>(batches))
+                           : parallel::make_schedule(settings.kind, shape(settings.microbatches, batches));
+  };
+  const std::vector<int> rank_of_stage = training_order(1).rank_of_stage;
+  return {.stages = settings.stages,
+          .rank_of_stage = rank_of_stage,
+          .gathers_stages = settings.gathers_stages,
+          .reduces_once = settings.reduces_once,
+          .make = [=](bool training, size_t microbatches) {
+            parallel::PipelineSchedule schedule =
+                training ? training_order(microbatches / settings.microbatches)
+                         : forwards(rank_of_stage, settings.ranks, static_cast<int>(microbatches));
+            return parallel::lower(schedule, costs(settings.recomputes));
+          }};
+}
+
+int rank_of_unit(const Pipeline& pipeline, size_t unit) {
+  const auto after = [&](const UnitRange& stage) { return unit < stage.end; };
+  return pipeline.rank_of_stage[std::ranges::find_if(pipeline.stages, after) - pipeline.stages.begin()];
+}
+
+std::vector<UnitRange> units_of_rank(const Pipeline& pipeline, int rank) {
+  std::vector<UnitRange> units;
+  for (size_t stage = 0; stage < pipeline.stages.size(); ++stage)
+    if (pipeline.rank_of_stage[stage] == rank) units.push_back(pipeline.stages[stage]);
+  return units;
+}
+
+int64_t microbatch_rows(const config::JobConfig& config, int64_t rows) {
+  const auto& parallelism = config.parallelism;
+  return parallelism.pipeline_parallel_degree > 1 ? parallelism.pipeline_parallel_microbatch_size : rows;
+}
+
+std::optional<Pipeline> configured_pipeline(const config::JobConfig& config, const models::ModelArgs& model) {
+  const auto& options = config.parallelism;
+  if (options.pipeline_parallel_degree == 1) return std::nullopt;
+  const PipelineKind kind = parallel::pipeline_kind(options.pipeline_parallel_schedule);
+  refuse_unavailable(config, kind);
+  const int64_t rows = options.pipeline_parallel_microbatch_size;
+  const auto require_multiple = [&](const char* key, int64_t batch) {
+    if (batch % rows != 0)
+      throw_config("{} = {} is no multiple of parallelism.pipeline_parallel_microbatch_size = {}", key, batch,
+                   rows);
+  };
+  require_multiple("training.local_batch_size", config.training.local_batch_size);
+  if (config.validation.enable)
+    require_multiple("validation.local_batch_size", config.validation.local_batch_size);
+  const int ranks = static_cast<int>(options.pipeline_parallel_degree),
+            blocks = static_cast<int>(model.n_layers);
+  const parallel::SplitOptions split{
+      .first_stage_less_layers = options.pipeline_parallel_first_stage_less_layers,
+      .last_stage_less_layers = options.pipeline_parallel_last_stage_less_layers,
+      .layers_per_stage = options.pipeline_parallel_layers_per_stage};
+  const auto microbatches = static_cast<size_t>(config.training.local_batch_size / rows);
+  std::optional<parallel::PipelineSchedule> listed = listed_schedule(config, microbatches);
+  if (!listed && (kind == PipelineKind::kSingle || kind == PipelineKind::kMulti))
+    throw_config(
+        "parallelism.pipeline_parallel_schedule = \"{}\" takes its order from a file: set "
+        "parallelism.pipeline_parallel_schedule_csv",
+        text_of(kind));
+  std::vector<UnitRange> stages;
+  if (const auto& parts = options.module_fqns_per_model_part) {
+    std::vector<std::string> units;
+    const models::Transformer transformer(model);
+    for (const models::UnitParameters& unit : transformer.units()) units.push_back(unit.name);
+    stages = parallel::units_of_parts(units, *parts);
+    const parallel::StagesPerRank allowed = parallel::stages_per_rank(kind);
+    if (!listed && (stages.size() % ranks != 0 || !allowed.allow(static_cast<int>(stages.size()) / ranks)))
+      throw_config(
+          "parallelism.module_fqns_per_model_part has {} parts, and {} on {} ranks needs a multiple of {} "
+          "with "
+          "at least {} for each rank",
+          stages.size(), text_of(kind), ranks, ranks, allowed.least);
+  } else {
+    stages = parallel::split_units(
+        listed ? listed->stages() : parallel::number_of_stages(kind, ranks, blocks, split), blocks, split);
+  }
+  if (listed && static_cast<int>(stages.size()) != listed->stages())
+    throw_config("{} has {} stages, and parallelism.module_fqns_per_model_part {}",
+                 options.pipeline_parallel_schedule_csv, listed->stages(), stages.size());
+  if (model.tied)
+    throw_config(
+        "model {} {} ties the head to the embedding, which are on two ranks of a pipeline: that is not "
+        "available yet; set parallelism.pipeline_parallel_degree = 1",
+        config.model.name, config.model.flavor);
+  const bool gathers_stages = options.fsdp_reshard_after_forward != config::ReshardAfterForward::kAlways;
+  return make_pipeline({.kind = kind,
+                        .listed = std::move(listed),
+                        .ranks = ranks,
+                        .stages = std::move(stages),
+                        .microbatches = microbatches,
+                        .recomputes = config.activation_checkpoint.mode == config::RecomputeMode::kFull,
+                        .gathers_stages = gathers_stages,
+                        .reduces_once = gathers_stages || options.fsdp_reduce_gradients ==
+                                                              config::ReduceGradients::kOncePerStep});
+}
+
+}  // namespace hyperion::trainer

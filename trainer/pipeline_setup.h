@@ -1,0 +1,36 @@
+// How a configuration's model is divided over the ranks of a pipeline, and in which order these run it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "models/flavors/model_args.h"
+#include "trainer/config/job_config.h"
+#include "trainer/schedule.h"
+
+namespace hyperion::trainer {
+
+struct PipelineSettings {
+  parallel::PipelineKind kind = parallel::PipelineKind::k1F1B;
+  std::optional<parallel::PipelineSchedule> listed{};  // of one local batch, instead of `kind`
+  int ranks = 1;
+  std::vector<UnitRange> stages{};                  // a multiple of `ranks`
+  size_t microbatches = 1;                          // of one local batch; a step has a multiple of them
+  bool recomputes = false;                          // most blocks, in backward
+  bool gathers_stages = true, reduces_once = true;  // as of Pipeline
+};
+Pipeline make_pipeline(const PipelineSettings& settings);
+
+int rank_of_unit(const Pipeline& pipeline, size_t unit);
+// The units of the rank's stages.
+std::vector<UnitRange> units_of_rank(const Pipeline& pipeline, int rank);
+
+// Sequences of a microbatch: all of a batch's `rows`, or those of a pipeline's.
+int64_t microbatch_rows(const config::JobConfig& config, int64_t rows);
+
+// None without a pipeline. Throws Error(kUsage) for settings that cannot be run, with key and remedy. Pure:
+// every rank, and `hyperion check`, finds the same.
+std::optional<Pipeline> configured_pipeline(const config::JobConfig& config, const models::ModelArgs& model);
+
+}  // namespace hyperion::trainer
