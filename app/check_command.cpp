@@ -35,6 +35,7 @@
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
 #include "trainer/model_and_optimizer.h"
+#include "trainer/pipeline_setup.h"
 #include "trainer/preflight.h"
 #include "trainer/runtime/runtime.h"
 #include "trainer/runtime/size_estimate.h"
@@ -329,6 +330,12 @@ class JobCheck {
       return mesh_->describe();
     });
     table_.check("batch", {"configuration"}, [&] { return describe_batch(config(), *mesh_); });
+    if (resolved_ && config().parallelism.pipeline_parallel_degree > 1)
+      table_.check("pipeline", {"model", "ranks", "batch"}, [&] {
+        return trainer::describe_pipeline(
+            config(), model_,
+            config::microbatches_of(config().training, mesh_->degree(parallel::MeshDim::kBatch)));
+      });
     if (!resolved_) return;
     if (const std::vector<std::string> unused = config::keys_without_effect(*resolved_); !unused.empty())
       table_.print_row("without effect", "-",

@@ -27,6 +27,7 @@
 #include "models/ops.h"
 #include "parallel/job/phase.h"
 #include "trainer/checkpointing/job_state.h"
+#include "trainer/config/validate.h"
 
 namespace hyperion::trainer {
 namespace {
@@ -121,7 +122,8 @@ std::optional<std::string> try_cudnn_on_sequences(const Shape& training, const c
                                                   at::Device device) {
   std::set<std::pair<int64_t, int64_t>> batches = {{training.batch, training.length}};
   if (config.validation.enable)
-    batches.emplace(config.validation.local_batch_size, config.validation.seq_len);
+    batches.emplace(config::microbatch_rows(config, config.validation.local_batch_size),
+                    config.validation.seq_len);
   std::optional<std::string> why_not;
   for (const auto& [batch, length] : batches) {
     Shape shape = training;
@@ -227,10 +229,10 @@ void choose_attention(const models::ModelArgs& args, const config::JobConfig& co
                       parallel::Communicator& ranks) {
   if (device.is_cpu()) return choose_on_cpu(args, config);
   const int64_t tensor = config.parallelism.tensor_parallel_degree;  // ranks that divide the heads
-  choose_on_gpu(
-      {args.n_heads / tensor, args.n_kv_heads / tensor, args.head_dim, config.training.local_batch_size,
-       config.training.seq_len, checkpointing::scalar_type(config.training.mixed_precision_param)},
-      config, device, ranks);
+  choose_on_gpu({args.n_heads / tensor, args.n_kv_heads / tensor, args.head_dim,
+                 config::microbatch_rows(config, config.training.local_batch_size), config.training.seq_len,
+                 checkpointing::scalar_type(config.training.mixed_precision_param)},
+                config, device, ranks);
 }
 
 }  // namespace hyperion::trainer

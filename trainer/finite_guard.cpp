@@ -56,7 +56,9 @@ void FiniteGuard::raise(StepCheck& check) {
   for (int64_t i = kLosses; i < check.values.numel(); ++i)
     if (!std::isfinite(values[i]))
       where += fmt::format("; loss {} on {}", values[i], check.describe(static_cast<size_t>(i - kLosses)));
-  if (where.empty()) {
+  if (check.values.numel() == kLosses) {
+    where = "; the ranks of the last pipeline stage have the losses, and say whose sequences they are of";
+  } else if (where.empty()) {
     where = "; this rank's losses are finite; its sequences were";
     for (int64_t i = kLosses; i < check.values.numel(); ++i)
       where += " " + check.describe(static_cast<size_t>(i - kLosses));

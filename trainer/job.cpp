@@ -47,7 +47,8 @@ Job start_job(const config::ResolvedConfig& resolved) {
   const config::JobConfig& config = job.configured.config;
   job.model = config::model_args(config.model);
   const parallel::Environment environment = job_environment(config);
-  configured_pipeline(config, job.model);  // refused before anything is touched
+  const std::optional<Pipeline> pipeline =
+      configured_pipeline(config, job.model);  // refused before anything is touched
   job.data = checked_data(resolved, job.model, environment.world_size);
   job.runtime = start_runtime(resolved, job.model, environment);
   warn_of_slow_steps(config, job.model, job.runtime);
@@ -60,7 +61,8 @@ Job start_job(const config::ResolvedConfig& resolved) {
   parallel::require_agreement(job.runtime.groups->host(),
                               {{"seed", std::to_string(job.seed)},
                                {"data", std::to_string(job.loader->fingerprint())},
-                               {"tokenizer", job.data.tokenizer->hash()}});
+                               {"tokenizer", job.data.tokenizer->hash()},
+                               {"pipeline schedule", pipeline ? pipeline->listed : ""}});
   return job;
 }
 

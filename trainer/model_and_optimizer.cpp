@@ -28,11 +28,22 @@ namespace hyperion::trainer {
 namespace {
 
 // NCCL connects two ranks when they first send each other something, and takes memory for it: before the
-// model does.
-void connect_pairs(Exchange& ranks, at::Device device) {
-  const at::Tensor sent = at::zeros({ranks.size()}, at::TensorOptions(at::kFloat).device(device));
-  const std::vector<int64_t> one_each(static_cast<size_t>(ranks.size()), 1);
-  ranks.start_all_to_all(at::empty_like(sent), sent, one_each, one_each).wait();
+// model does. `peers`: how many numbers go to each rank and come from it, 0 or 1.
+void connect_pairs(Exchange& ranks, at::Device device, const std::vector<int64_t>& peers) {
+  const int64_t count = std::ranges::count(peers, 1);
+  const at::Tensor sent = at::zeros({count}, at::TensorOptions(at::kFloat).device(device));
+  ranks.start_all_to_all(at::empty_like(sent), sent, peers, peers).wait();
+}
+
+// The ranks that have a stage before or after one of this rank's.
+std::vector<int64_t> neighbours(const Pipeline& pipeline, const parallel::Communicator& ranks) {
+  std::vector<int64_t> peers(static_cast<size_t>(ranks.size()), 0);
+  for (size_t stage = 1; stage < pipeline.rank_of_stage.size(); ++stage) {
+    const int before = pipeline.rank_of_stage[stage - 1], after = pipeline.rank_of_stage[stage];
+    if (before == ranks.rank()) peers[static_cast<size_t>(after)] = 1;
+    if (after == ranks.rank()) peers[static_cast<size_t>(before)] = 1;
+  }
+  return peers;
 }
 
 constexpr const char* kGradientDump = "HYPERION_DUMP_GRADIENTS";
@@ -91,7 +102,8 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
     made.tensor_exchange = std::make_unique<parallel::StreamedExchange>(*tensor, context.device);
     dims.tensor = made.tensor_exchange.get();
     dims.chunked = config.parallelism.enable_async_tensor_parallel;
-    if (dims.chunked) connect_pairs(*dims.tensor, context.device);
+    if (dims.chunked)
+      connect_pairs(*dims.tensor, context.device, std::vector<int64_t>(dims.tensor->size(), 1));
   }
   made.transformer = std::make_unique<models::Transformer>(args, config.training.loss_chunk_bytes, dims);
   made.float8 = convert_to_float8(*made.transformer, config, context.float8);
@@ -104,7 +116,7 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   const std::optional<Pipeline> pipeline = configured_pipeline(config, args);
   if (pipeline) {
     parallel::Communicator& ranks = context.groups.get(parallel::MeshDim::kPp);
-    if (context.device.is_cuda()) connect_pairs(ranks, context.device);
+    if (context.device.is_cuda()) connect_pairs(ranks, context.device, neighbours(*pipeline, ranks));
     made.stage = std::make_unique<Stage>(*made.transformer, units_of_rank(*pipeline, ranks.rank()),
                                          *made.fsdp, checkpointing);
     made.schedule = std::make_unique<ScheduleRunner>(*made.stage, *pipeline, ranks, context.device);

@@ -3,13 +3,17 @@
 #include <algorithm>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include "base/counted.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "models/transformer.h"
 #include "parallel/pipeline/csv.h"
 #include "parallel/pipeline/lowering.h"
+#include "parallel/pipeline/simulation.h"
 #include "trainer/config/input_path.h"
+#include "trainer/config/validate.h"
 
 namespace hyperion::trainer {
 namespace {
@@ -33,10 +37,10 @@ parallel::PipelineCosts costs(bool recomputes) {
   return parallel::uniform_costs(1, 2 + forward, 1 + forward, 1, 0.05);
 }
 
-void refuse_unavailable(const config::JobConfig& config, PipelineKind kind) {
+void refuse_unavailable(const config::JobConfig& config, const models::ModelArgs& model, PipelineKind kind) {
   const bool halves = kind == PipelineKind::kInterleavedZeroBubble || kind == PipelineKind::kZbvZeroBubble ||
                       kind == PipelineKind::kDualPipeV;
-  if (halves)
+  if (halves && config.parallelism.pipeline_parallel_schedule_csv.empty())
     throw_config(
         "parallelism.pipeline_parallel_schedule = \"{}\" divides a backward in two halves, which is not "
         "available yet; set \"1F1B\", \"Interleaved1F1B\", \"GPipe\" or \"LoopedBFS\"",
@@ -44,8 +48,12 @@ void refuse_unavailable(const config::JobConfig& config, PipelineKind kind) {
   if (config.metrics.log_layer_activations)
     throw_config(
         "metrics.log_layer_activations = true is not available yet with parallelism.pipeline_parallel_degree "
-        "> "
-        "1; set false");
+        "> 1; set false");
+  if (model.tied)
+    throw_config(
+        "model {} {} ties the head to the embedding, which are on two ranks of a pipeline: that is not "
+        "available yet; set parallelism.pipeline_parallel_degree = 1",
+        config.model.name, config.model.flavor);
 }
 
 // The order in the user's file; nothing without one.
@@ -55,6 +63,8 @@ std::optional<parallel::PipelineSchedule> listed_schedule(const config::JobConfi
   if (options.pipeline_parallel_schedule_csv.empty()) return std::nullopt;
   const std::string path =
       config::resolve_input(options.pipeline_parallel_schedule_csv, config::install_root()).string();
+  if (!config::matches_a_file(path))
+    throw_config("parallelism.pipeline_parallel_schedule_csv = \"{}\": there is no such file", path);
   parallel::PipelineSchedule schedule =
       parallel::parse_csv_schedule(read_file(path), path, static_cast<int>(options.pipeline_parallel_degree),
                                    static_cast<int>(microbatches));
@@ -66,6 +76,46 @@ std::optional<parallel::PipelineSchedule> listed_schedule(const config::JobConfi
             parallel::to_text(action),
             parallel::to_text({PipelineOp::kBackward, action.stage, action.microbatch}));
   return schedule;
+}
+
+std::vector<UnitRange> configured_stages(const config::JobConfig& config, const models::ModelArgs& model,
+                                         PipelineKind kind,
+                                         const std::optional<parallel::PipelineSchedule>& listed) {
+  const auto& options = config.parallelism;
+  const int ranks = static_cast<int>(options.pipeline_parallel_degree),
+            blocks = static_cast<int>(model.n_layers);
+  if (!options.module_fqns_per_model_part) {
+    const parallel::SplitOptions split{
+        .first_stage_less_layers = options.pipeline_parallel_first_stage_less_layers,
+        .last_stage_less_layers = options.pipeline_parallel_last_stage_less_layers,
+        .layers_per_stage = options.pipeline_parallel_layers_per_stage};
+    return parallel::split_units(
+        listed ? listed->stages() : parallel::number_of_stages(kind, ranks, blocks, split), blocks, split);
+  }
+  std::vector<std::string> units;
+  const models::Transformer transformer(model);
+  for (const models::UnitParameters& unit : transformer.units()) units.push_back(unit.name);
+  std::vector<UnitRange> stages = parallel::units_of_parts(units, *options.module_fqns_per_model_part);
+  const int parts = static_cast<int>(stages.size());
+  const parallel::StagesPerRank allowed = parallel::stages_per_rank(kind);
+  if (listed && parts != listed->stages())
+    throw_config("{} has {} stages, and parallelism.module_fqns_per_model_part {}",
+                 options.pipeline_parallel_schedule_csv, listed->stages(), parts);
+  if (!listed && (parts % ranks != 0 || !allowed.allow(parts / ranks)))
+    throw_config("parallelism.module_fqns_per_model_part has {} parts, and {} on {} ranks needs {}", parts,
+                 text_of(kind), ranks,
+                 allowed.least == allowed.most
+                     ? std::to_string(ranks * allowed.least)
+                     : fmt::format("a multiple of {}, at least {}", ranks, ranks * allowed.least));
+  return stages;
+}
+
+// Of all ranks; equal for equal lists.
+std::string text_of_lists(const parallel::PipelineSchedule& schedule) {
+  std::string text;
+  for (const auto& actions : schedule.ranks)
+    text += fmt::format("{}\n", fmt::join(parallel::entries_of(actions), ","));
+  return text;
 }
 
 }  // namespace
@@ -85,6 +135,7 @@ Pipeline make_pipeline(const PipelineSettings& settings) {
   const std::vector<int> rank_of_stage = training_order(1).rank_of_stage;
   return {.stages = settings.stages,
           .rank_of_stage = rank_of_stage,
+          .listed = settings.listed ? text_of_lists(*settings.listed) : "",
           .gathers_stages = settings.gathers_stages,
           .reduces_once = settings.reduces_once,
           .make = [=](bool training, size_t microbatches) {
@@ -107,16 +158,11 @@ std::vector<UnitRange> units_of_rank(const Pipeline& pipeline, int rank) {
   return units;
 }
 
-int64_t microbatch_rows(const config::JobConfig& config, int64_t rows) {
-  const auto& parallelism = config.parallelism;
-  return parallelism.pipeline_parallel_degree > 1 ? parallelism.pipeline_parallel_microbatch_size : rows;
-}
-
 std::optional<Pipeline> configured_pipeline(const config::JobConfig& config, const models::ModelArgs& model) {
   const auto& options = config.parallelism;
   if (options.pipeline_parallel_degree == 1) return std::nullopt;
   const PipelineKind kind = parallel::pipeline_kind(options.pipeline_parallel_schedule);
-  refuse_unavailable(config, kind);
+  refuse_unavailable(config, model, kind);
   const int64_t rows = options.pipeline_parallel_microbatch_size;
   const auto require_multiple = [&](const char* key, int64_t batch) {
     if (batch % rows != 0)
@@ -126,12 +172,6 @@ std::optional<Pipeline> configured_pipeline(const config::JobConfig& config, con
   require_multiple("training.local_batch_size", config.training.local_batch_size);
   if (config.validation.enable)
     require_multiple("validation.local_batch_size", config.validation.local_batch_size);
-  const int ranks = static_cast<int>(options.pipeline_parallel_degree),
-            blocks = static_cast<int>(model.n_layers);
-  const parallel::SplitOptions split{
-      .first_stage_less_layers = options.pipeline_parallel_first_stage_less_layers,
-      .last_stage_less_layers = options.pipeline_parallel_last_stage_less_layers,
-      .layers_per_stage = options.pipeline_parallel_layers_per_stage};
   const auto microbatches = static_cast<size_t>(config.training.local_batch_size / rows);
   std::optional<parallel::PipelineSchedule> listed = listed_schedule(config, microbatches);
   if (!listed && (kind == PipelineKind::kSingle || kind == PipelineKind::kMulti))
@@ -139,41 +179,45 @@ std::optional<Pipeline> configured_pipeline(const config::JobConfig& config, con
         "parallelism.pipeline_parallel_schedule = \"{}\" takes its order from a file: set "
         "parallelism.pipeline_parallel_schedule_csv",
         text_of(kind));
-  std::vector<UnitRange> stages;
-  if (const auto& parts = options.module_fqns_per_model_part) {
-    std::vector<std::string> units;
-    const models::Transformer transformer(model);
-    for (const models::UnitParameters& unit : transformer.units()) units.push_back(unit.name);
-    stages = parallel::units_of_parts(units, *parts);
-    const parallel::StagesPerRank allowed = parallel::stages_per_rank(kind);
-    if (!listed && (stages.size() % ranks != 0 || !allowed.allow(static_cast<int>(stages.size()) / ranks)))
-      throw_config(
-          "parallelism.module_fqns_per_model_part has {} parts, and {} on {} ranks needs a multiple of {} "
-          "with "
-          "at least {} for each rank",
-          stages.size(), text_of(kind), ranks, ranks, allowed.least);
-  } else {
-    stages = parallel::split_units(
-        listed ? listed->stages() : parallel::number_of_stages(kind, ranks, blocks, split), blocks, split);
+  std::vector<UnitRange> stages = configured_stages(config, model, kind, listed);
+  return make_pipeline(
+      {.kind = kind,
+       .listed = std::move(listed),
+       .ranks = static_cast<int>(options.pipeline_parallel_degree),
+       .stages = std::move(stages),
+       .microbatches = microbatches,
+       .recomputes = config.activation_checkpoint.mode == config::RecomputeMode::kFull,
+       .gathers_stages = options.fsdp_reshard_after_forward != config::ReshardAfterForward::kAlways,
+       .reduces_once = config::reduces_gradients_once(config)});
+}
+
+std::string describe_pipeline(const config::JobConfig& config, const models::ModelArgs& model,
+                              int64_t batches) {
+  const Pipeline pipeline = configured_pipeline(config, model).value();
+  const int64_t microbatches =
+      batches * config.training.local_batch_size / config.parallelism.pipeline_parallel_microbatch_size;
+  const parallel::PipelineSchedule schedule =
+      pipeline.make(/*training=*/true, static_cast<size_t>(microbatches));
+  const bool recomputes = config.activation_checkpoint.mode == config::RecomputeMode::kFull;
+  const models::Transformer transformer(model);
+  std::vector<std::string> stages;
+  for (size_t stage = 0; stage < pipeline.stages.size(); ++stage) {
+    const auto [first, end] = pipeline.stages[stage];
+    const std::string &begin = transformer.units()[first].name, &last = transformer.units()[end - 1].name;
+    stages.push_back(fmt::format("{} on pp rank {}", begin == last ? begin : begin + " to " + last,
+                                 pipeline.rank_of_stage[stage]));
   }
-  if (listed && static_cast<int>(stages.size()) != listed->stages())
-    throw_config("{} has {} stages, and parallelism.module_fqns_per_model_part {}",
-                 options.pipeline_parallel_schedule_csv, listed->stages(), stages.size());
-  if (model.tied)
-    throw_config(
-        "model {} {} ties the head to the embedding, which are on two ranks of a pipeline: that is not "
-        "available yet; set parallelism.pipeline_parallel_degree = 1",
-        config.model.name, config.model.flavor);
-  const bool gathers_stages = options.fsdp_reshard_after_forward != config::ReshardAfterForward::kAlways;
-  return make_pipeline({.kind = kind,
-                        .listed = std::move(listed),
-                        .ranks = ranks,
-                        .stages = std::move(stages),
-                        .microbatches = microbatches,
-                        .recomputes = config.activation_checkpoint.mode == config::RecomputeMode::kFull,
-                        .gathers_stages = gathers_stages,
-                        .reduces_once = gathers_stages || options.fsdp_reduce_gradients ==
-                                                              config::ReduceGradients::kOncePerStep});
+  const auto& file = config.parallelism.pipeline_parallel_schedule_csv;
+  return fmt::format(
+      "{} ({}); {}, {} per step: planned bubble {:.1f} %, a rank keeps activations of at most {}, each stage "
+      "counted; {}",
+      counted(static_cast<int64_t>(stages.size()), "stage"), fmt::join(stages, "; "),
+      file.empty() ? config.parallelism.pipeline_parallel_schedule : file,
+      counted(microbatches, "microbatch", "microbatches"),
+      100 * parallel::simulate(schedule, costs(recomputes)).bubble,
+      counted(std::ranges::max(parallel::kept_microbatches(schedule)), "microbatch", "microbatches"),
+      pipeline.gathers_stages ? "weights are gathered for several microbatches, gradients reduced once"
+                              : "each microbatch gathers weights and reduces gradients");
 }
 
 }  // namespace hyperion::trainer

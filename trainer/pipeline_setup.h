@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "models/flavors/model_args.h"
@@ -15,7 +16,7 @@ struct PipelineSettings {
   parallel::PipelineKind kind = parallel::PipelineKind::k1F1B;
   std::optional<parallel::PipelineSchedule> listed{};  // of one local batch, instead of `kind`
   int ranks = 1;
-  std::vector<UnitRange> stages{};                  // a multiple of `ranks`
+  std::vector<UnitRange> stages{};                  // of `listed`, or a multiple of `ranks`
   size_t microbatches = 1;                          // of one local batch; a step has a multiple of them
   bool recomputes = false;                          // most blocks, in backward
   bool gathers_stages = true, reduces_once = true;  // as of Pipeline
@@ -26,11 +27,13 @@ int rank_of_unit(const Pipeline& pipeline, size_t unit);
 // The units of the rank's stages.
 std::vector<UnitRange> units_of_rank(const Pipeline& pipeline, int rank);
 
-// Sequences of a microbatch: all of a batch's `rows`, or those of a pipeline's.
-int64_t microbatch_rows(const config::JobConfig& config, int64_t rows);
-
 // None without a pipeline. Throws Error(kUsage) for settings that cannot be run, with key and remedy. Pure:
 // every rank, and `hyperion check`, finds the same.
 std::optional<Pipeline> configured_pipeline(const config::JobConfig& config, const models::ModelArgs& model);
+
+// For the log and `hyperion check`, where there is a pipeline: stages, schedule, bubble and kept microbatches
+// of a step of `batches` local batches.
+std::string describe_pipeline(const config::JobConfig& config, const models::ModelArgs& model,
+                              int64_t batches);
 
 }  // namespace hyperion::trainer

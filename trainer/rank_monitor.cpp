@@ -11,7 +11,8 @@
 namespace hyperion::trainer {
 
 RankMonitor::RankMonitor(const Runtime& runtime) : runtime_(runtime) {
-  metrics::RankPlace own{.host = host_name()};
+  metrics::RankPlace own{.host = host_name(),
+                         .stage = runtime.mesh->coordinate(runtime.rank(), parallel::MeshDim::kPp)};
   if (runtime.device.is_cuda()) {
     own.gpu = pci_address(runtime.device.index());
     gpu_.emplace(own.gpu);

@@ -295,7 +295,6 @@ std::vector<at::Tensor> ScheduleRunner::run(const Schedule& schedule, const Step
   const bool training = input.trains();
   const char* const forward = training ? "forward" : "validation";
   std::map<size_t, at::Tensor> losses;  // by microbatch
-  running_.clear();                     // of a run that has failed
   for (const Action& action : schedule) {
     const size_t unit = action.unit;
     switch (action.what) {

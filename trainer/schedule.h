@@ -60,6 +60,7 @@ Schedule evaluation_schedule(size_t units);
 struct Pipeline {
   std::vector<UnitRange> stages;  // of the model, in its order
   std::vector<int> rank_of_stage;
+  std::string listed{};  // the actions of a user's file, as text; empty: of a named schedule
   // A stage's weights are gathered as the lists say, and else (fsdp_reshard_after_forward = "always") each
   // unit's for itself in each microbatch.
   bool gathers_stages = true;

@@ -1,7 +1,7 @@
 // Activations and gradients on their way between the pipeline stages of two ranks.
 //
 // On a GPU a transfer runs on a stream of NCCL's: a send after the compute stream's work so far, a receive
-// after nothing but the last use of the memory that it writes, so that it never waits for a computation. All
+// after nothing but the last use of the memory that it writes, whose computation is long done. All
 // ranks start their transfers in one order (parallel/pipeline/schedule.h), so that none waits for ever.
 #pragma once
 
@@ -18,10 +18,8 @@ namespace hyperion::trainer {
 
 class StageTransfers {
  public:
-  // `ranks`: one of each stage, in the order of parallel::MeshDim::kPp; outlives it.
+  // `ranks`: those that the stages are divided over; outlives it.
   StageTransfers(parallel::Communicator& ranks, at::Device device);
-
-  int rank() const { return ranks_.rank(); }
 
   struct Receiving {
     at::Tensor tensor;
@@ -40,8 +38,8 @@ class StageTransfers {
     at::Tensor tensor;
     DeviceEvent last_use;
   };
-  // Sends that are kept: later ones have started, so the memory of earlier ones is freed without a wait that
-  // lasts.
+  // Sends whose memory is kept. On GPUs the compute stream waits for an earlier one when a later one starts;
+  // over sockets the host does, until the other rank has got to its receive.
   static constexpr size_t kSends = 2;
 
   parallel::Communicator& ranks_;

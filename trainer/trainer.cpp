@@ -22,6 +22,7 @@
 #include "parallel/job/phase.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/print.h"
+#include "trainer/config/validate.h"
 #include "trainer/layer_metrics.h"
 #include "trainer/model_options.h"
 #include "trainer/monitoring.h"
@@ -92,6 +93,8 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
     log_info("training.enable_cpu_offload: this job runs on the CPU, so everything is in host memory anyway");
   microbatches_ = config::microbatches_of(training, runtime.mesh->degree(parallel::MeshDim::kBatch));
   gradient_dump_ = gradient_dump_folder();
+  if (config().parallelism.pipeline_parallel_degree > 1)
+    log_info("Pipeline: {}", describe_pipeline(config(), job_.model, microbatches_));
   for (const std::string& line : model_.float8.log) log_info("{}", line);
   for (const std::string& warning : model_.float8.warnings) log_warning("{}", warning);
   if (model_.float8.counters) log_info("{}", describe_gathers(model_.parameters, *model_.fsdp));
@@ -313,7 +316,8 @@ std::optional<Trainer::StepInput> Trainer::fetch(int64_t step) {
 void Trainer::train_step(int64_t step, const StepInput& input) {
   const at::Tensor scale = inverse_of(input.global_valid);
   models::LayerMetrics reported{.activations = config().metrics.log_layer_activations};
-  const int64_t batch_rows = config().training.local_batch_size, rows = microbatch_rows(config(), batch_rows);
+  const int64_t batch_rows = config().training.local_batch_size,
+                rows = config::microbatch_rows(config(), batch_rows);
   const auto per_batch = static_cast<size_t>(batch_rows / rows);
   const auto batch_of = [&](size_t i) -> const data::Batch& { return input.batches[i / per_batch]; };
   const auto first_row = [&](size_t i) { return static_cast<int64_t>(i % per_batch) * rows; };
@@ -430,7 +434,7 @@ void Trainer::validate(int64_t step) {
     model_.stage->weights_changed();
   }
   const Validator::Result result = validator_->run(
-      *model_.schedule, *mover_, microbatch_rows(config(), config().validation.local_batch_size));
+      *model_.schedule, *mover_, config::microbatch_rows(config(), config().validation.local_batch_size));
   if (averaged) {
     model_.ema->swap_out();
     model_.stage->weights_changed();

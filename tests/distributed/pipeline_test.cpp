@@ -48,13 +48,16 @@ TEST_CASE("a pipeline has the losses and gradients of one rank bit for bit") {
     MeshConfig mesh;
     PipelineKind schedule;
     size_t stages_per_rank;
+    bool shared_memory = true;
   };
   using enum PipelineKind;
-  for (const auto& [mesh, schedule, stages_per_rank] :
+  for (const auto& [mesh, schedule, stages_per_rank, shared_memory] :
        {Layout{{.pp = 2}, k1F1B, 1}, Layout{{.pp = 3}, kGPipe, 1}, Layout{{.pp = 2}, kInterleaved1F1B, 2},
-        Layout{{.pp = 2, .dp_shard = 2}, k1F1B, 1}, Layout{{.pp = 2, .dp_shard = 1, .tp = 2}, k1F1B, 1},
+        Layout{{.pp = 2}, kInterleaved1F1B, 2, false}, Layout{{.pp = 2, .dp_shard = 2}, k1F1B, 1},
+        Layout{{.pp = 2, .dp_shard = 1, .tp = 2}, k1F1B, 1},
         Layout{{.pp = 2, .dp_replicate = 2, .dp_shard = 1}, kInterleaved1F1B, 2}}) {
     TinyJob job{.model = "llama3", .accumulation = 6, .heads = 4, .kv_heads = 2};
+    job.shared_memory = shared_memory;
     job.mesh = mesh;
     job.mesh.pp = 1;
     const int of_stage = mesh.dp_replicate * std::max(mesh.dp_shard, 1) * mesh.tp;

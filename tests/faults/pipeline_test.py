@@ -57,12 +57,18 @@ class Pipeline(JobTest):
                 self.assertIn("pp/0", job.text())
                 self.assertRegex(job.text(), rf"in phase 'step \d+ .*{phase}")
 
+    def test_a_loss_that_is_no_number_ends_all_stages_with_93_and_the_last_one_names_the_documents(self):
+        job = self.run_job(*FOUR, PP + "2", "--optimizer.lr=1e38", ranks=2, code=93, says=["the ranks of the last pipeline stage have the losses"])
+        self.assertRegex(job.text(1), r"step 2: the loss or the gradient norm is not finite .*; loss \S+ on .*data\.jsonl:")
+
     def test_what_cannot_run_is_refused_with_key_and_remedy(self):
         for options, said in (
                 ([SCHEDULE + "ZBVZeroBubble"], "divides a backward in two halves, which is not available yet"),
                 (["--parallelism.pipeline_parallel_microbatch_size=3"], "training.local_batch_size = 4 is no multiple of"),
                 (["--model.args.n_layers=1", SCHEDULE + "Interleaved1F1B"], "more than the 3 that there is to divide"),
                 (["--model.name=qwen3", "--model.flavor=debugmodel", "--model.args.n_kv_heads=2"], "ties the head to the embedding"),
+                (["--parallelism.pipeline_parallel_schedule_csv=no.csv"], 'pipeline_parallel_schedule_csv = "no.csv": there is no such file'),
+                ([SCHEDULE + "zigzag"], "expected one of"),
                 (["--metrics.log_layer_activations"], "metrics.log_layer_activations = true is not available yet")):
             with self.subTest(options=options):
                 self.run_job(*FOUR, PP + "2", *options, ranks=2, code=2, says=[said])

@@ -23,6 +23,7 @@ SCHEDULES = ("eager", "late", "1")
 FP8 = "--model.converters=float8"
 ASYNC = "--checkpoint.async_mode=async"
 TP = "--parallelism.tensor_parallel_degree=2"
+PP = "--parallelism.pipeline_parallel_degree=2"
 HSDP = ("--parallelism.data_parallel_replicate_degree=2", "--parallelism.data_parallel_shard_degree=2")
 VALIDATION = ("--validation.enable", "--validation.dataset=jsonl", "--validation.dataset_path=data.jsonl", "--validation.seq_len=32",
               "--validation.sequences=7", "--validation.freq=5")
@@ -44,6 +45,10 @@ JOBS = {  # what: (ranks, options)
     "tensor parallel, offloaded": (2, [TP, "--activation_checkpoint.mode=none", "--training.enable_cpu_offload"]),
     "FSDP and tensor parallel, recomputed": (4, [TP, "--training.global_batch_size=8", "--activation_checkpoint.mode=selective",
                                                  "--activation_checkpoint.selective_ac_option=op", ASYNC]),
+    "pipeline, FSDP": (4, [PP, "--training.global_batch_size=8", "--training.local_batch_size=4", ASYNC]),
+    "pipeline of two stages a rank, FP8, gathered and reduced by each microbatch": (2, [
+        PP, FP8, "--training.local_batch_size=4", "--parallelism.pipeline_parallel_schedule=Interleaved1F1B", "--activation_checkpoint.mode=none",
+        "--parallelism.fsdp_reshard_after_forward=always", *VALIDATION, "--validation.local_batch_size=2"]),
     "tensor parallel, in pieces": (4, [IN_PIECES, "--parallelism.tensor_parallel_degree=4"]),
     "FSDP and tensor parallel, in pieces, FP8": (4, [IN_PIECES, FP8, TP, "--activation_checkpoint.selective_ac_option=op"]),
     "MXFP8, emulated": (2, ["--model.converters=quantize.linear.mx", "--quantize.linear.mx.emulate"]),

@@ -369,6 +369,18 @@ bool is_dry_run(const JobConfig& config) {
   return config.comm.mode == CommMode::kFakeBackend;
 }
 
+int64_t microbatch_rows(const JobConfig& config, int64_t rows) {
+  const auto& parallelism = config.parallelism;
+  return parallelism.pipeline_parallel_degree > 1 ? parallelism.pipeline_parallel_microbatch_size : rows;
+}
+
+bool reduces_gradients_once(const JobConfig& config) {
+  const auto& parallelism = config.parallelism;
+  return parallelism.fsdp_reduce_gradients == ReduceGradients::kOncePerStep ||
+         (parallelism.pipeline_parallel_degree > 1 &&
+          parallelism.fsdp_reshard_after_forward != ReshardAfterForward::kAlways);
+}
+
 int64_t microbatches_of(const JobConfig::Training& training, int64_t data_parallel_degree) {
   if (training.global_batch_size < 0) return 1;
   return training.global_batch_size / (training.local_batch_size * data_parallel_degree);

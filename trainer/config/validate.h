@@ -60,6 +60,11 @@ int64_t data_parallel_degree(const JobConfig& config, int64_t world_size);
 // and none of it is kept. No checkpoint is loaded or saved, no metrics and no record of the run are written.
 bool is_dry_run(const JobConfig& config);
 
+// Sequences of a microbatch: all of a batch's `rows`, or those of a pipeline's.
+int64_t microbatch_rows(const JobConfig& config, int64_t rows);
+// Whether each rank adds its microbatches' gradients up before they are reduced: as the user asks, or in a
+// pipeline that gathers a stage's weights for several microbatches.
+bool reduces_gradients_once(const JobConfig& config);
 // How many microbatches of local_batch_size sequences each data-parallel rank has in a step.
 int64_t microbatches_of(const JobConfig::Training& training, int64_t data_parallel_degree);
 

@@ -1,6 +1,7 @@
 #include "trainer/metrics/rank_figures.h"
 
 #include <algorithm>
+#include <map>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -109,10 +110,13 @@ std::string RankWarnings::gpu_trouble(size_t rank, const GpuCounters& now) {
 }
 
 std::vector<std::string> RankWarnings::add(int64_t step, const std::vector<RankFigures>& ranks) {
-  const double median = median_own_seconds(ranks);
+  std::map<int, std::vector<RankFigures>> by_stage;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) by_stage[places_.at(rank).stage].push_back(ranks[rank]);
+  std::map<int, double> medians;
+  for (const auto& [stage, alike] : by_stage) medians[stage] = median_own_seconds(alike);
   std::vector<std::string> warnings;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    warnings.push_back(slow_rank(step, rank, ranks[rank].own_seconds, median));
+    warnings.push_back(slow_rank(step, rank, ranks[rank].own_seconds, medians.at(places_[rank].stage)));
     if (ranks[rank].gpu) warnings.push_back(gpu_trouble(rank, *ranks[rank].gpu));
   }
   std::erase(warnings, "");

@@ -26,13 +26,15 @@ MetricList rank_metrics(const std::vector<RankFigures>& ranks);
 struct RankPlace {
   std::string host;
   std::string gpu{};  // "0000:1b:00.0"; empty on a CPU
-  static auto members(auto& self) { return std::tie(self.host, self.gpu); }
+  int stage = 0;      // its coordinate in the pipeline
+  static auto members(auto& self) { return std::tie(self.host, self.gpu, self.stage); }
 };
 
 // Decides which warnings a logged step is worth, so that none is said in every step.
 class RankWarnings {
  public:
-  // A rank that works longer than this times the median in kSlowLogs logged steps in a row, by at least
+  // A rank that works longer than this times the median (in a pipeline: of the ranks with its stages, since
+  // stages differ in their work) in kSlowLogs logged steps in a row, by at least
   // kSlowSeconds, is warned of; a second time after kSlowLogsAgain more.
   static constexpr double kSlow = 1.1, kSlowSeconds = 0.01;
   static constexpr int kSlowLogs = 5, kSlowLogsAgain = 100;

@@ -75,15 +75,18 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
                compute = static_cast<double>(checkpoint::size_of(training.mixed_precision_param));
   const double copy = state == compute ? 0 : config::kFloat8.on(config) ? 1 : compute;
   const auto tensor = static_cast<double>(config.parallelism.tensor_parallel_degree);
-  const double parameters = parameters_of(model, tensor) / static_cast<double>(shards);
+  // Of a pipeline's stages the average: the largest one needs more.
+  const auto pipeline = static_cast<double>(config.parallelism.pipeline_parallel_degree);
+  const double unsharded = parameters_of(model, tensor) / pipeline;
+  const double parameters = unsharded / static_cast<double>(shards);
   JobSize size;
   size.description = kDescriptionOfLayer * static_cast<double>(model.n_layers);
   size.mostly_tables = 2 * tables_of(model) > parameters_of(model);
   size.weights = parameters * (state + copy);
   size.optimizer = 2 * parameters * state;
   if (!config::is_dry_run(config))  // a group of one rank has none
-    size.communicators =
-        (shards > 1) + (tensor > 1) + (config.parallelism.data_parallel_replicate_degree > 1);
+    size.communicators = (shards > 1) + (tensor > 1) + (pipeline > 1) +
+                         (config.parallelism.data_parallel_replicate_degree > 1);
   size.gradients = parameters * state;
   if (config.ema.enable) size.averages = parameters * state;
   const auto& saves = config.checkpoint;
@@ -94,19 +97,21 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
       saves.async_mode != checkpoint::AsyncMode::kDisabled && first_save < training.steps)
     size.save_pool = (parameters * state + size.optimizer + size.averages) /
                      static_cast<double>(config.parallelism.data_parallel_replicate_degree);
-  const bool once = config.parallelism.fsdp_reduce_gradients == config::ReduceGradients::kOncePerStep;
-  if (once && microbatches > 1 && shards > 1) size.sums = parameters_of(model, tensor) * sizeof(float);
+  const int64_t rows = config::microbatch_rows(config, training.local_batch_size);
+  microbatches *= training.local_batch_size / rows;
+  if (config::reduces_gradients_once(config) && microbatches > 1 && shards > 1)
+    size.sums = unsharded * sizeof(float);
   const double length = static_cast<double>(training.seq_len);
-  const double tokens = static_cast<double>(training.local_batch_size) * length;
+  const double tokens = static_cast<double>(rows) * length;
   const bool gathered = tensor > 1 && config.parallelism.disable_loss_parallel;  // logits, to a second copy
   const double logits =
       static_cast<double>(model.vocab_size) * compute / (gathered ? 1 : tensor);  // of a token
   const double chunk =
       static_cast<double>(training.loss_chunk_bytes > 0 ? training.loss_chunk_bytes : 64 << 20);
-  size.activations =
-      tokens / tensor * static_cast<double>(model.dim) * compute * static_cast<double>(model.n_layers + 1) +
-      length * static_cast<double>(model.head_dim) * 4 +
-      std::min(tokens * logits, (gathered ? 2 : 1) * std::max(logits, chunk));
+  size.activations = tokens / tensor * static_cast<double>(model.dim) * compute *
+                         (static_cast<double>(model.n_layers) / pipeline + 1) +
+                     length * static_cast<double>(model.head_dim) * 4 +
+                     std::min(tokens * logits, (gathered ? 2 : 1) * std::max(logits, chunk));
   // Packed keys twice and values once, and their gradients in fp32 (models/kernels/attention/cpu_blocks.cpp);
   // fp32 keys serve both uses. libtorch's attention, where it is chosen, keeps less, as larger heads do.
   const bool flash =
@@ -115,8 +120,8 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
   const int64_t padded_head = (model.head_dim + kMultiple - 1) / kMultiple * kMultiple;
   if (!flash && model.head_dim <= kernels::cpu::kLargestHead)
     size.attention = length * static_cast<double>(padded_head) * (compute == 2 ? 3 * 2 + 2 * 4 : 4 * 4);
-  size.attention_threads = static_cast<double>(training.local_batch_size) *
-                           std::max(1.0, static_cast<double>(model.n_kv_heads) / tensor);
+  size.attention_threads =
+      static_cast<double>(rows) * std::max(1.0, static_cast<double>(model.n_kv_heads) / tensor);
   size.tokens = tokens * static_cast<double>(microbatches) * 2 * sizeof(int64_t);  // and labels
   return size;
 }
@@ -159,9 +164,10 @@ void require_memory(const config::ResolvedConfig& resolved, const JobSize& size,
     if (model && !resolved.origins.contains(key)) key = "model.flavor";
     problems.add(resolved, key,
                  fmt::format("each rank {}; {}{}", lack(needed, limit),
-                             size.sums > 0 && has_sums
-                                 ? "set parallelism.fsdp_reduce_gradients = \"every_microbatch\", or "
-                                 : "",
+                             size.sums == 0 || !has_sums ? ""
+                             : resolved.config.parallelism.pipeline_parallel_degree > 1
+                                 ? "set parallelism.fsdp_reshard_after_forward = \"always\", or "
+                                 : "set parallelism.fsdp_reduce_gradients = \"every_microbatch\", or ",
                              model ? "train a smaller model, or shard it over more ranks"
                              : resolved.config.training.local_batch_size > 1
                                  ? "lower training.seq_len or training.local_batch_size"

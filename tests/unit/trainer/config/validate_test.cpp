@@ -83,7 +83,6 @@ TEST_CASE("data-parallel ranks are the world without the other dimensions") {
 
 TEST_CASE("features that are not available are refused by name") {
   const std::pair<const char*, const char*> cases[] = {
-      {"[parallelism]\npipeline_parallel_degree = 2", "pipeline parallelism"},
       {"[parallelism]\ncontext_parallel_degree = 2", "context parallelism"},
       {"[parallelism]\nexpert_parallel_degree = 2", "expert parallelism"},
       {"[checkpoint]\nenable = true\ninitial_load_in_hf_quantized = true", "fp8 weights with block scales"},
