@@ -51,12 +51,13 @@ def version_of(torch):
 def check_torch(torch, others):
     """Refuses what the program was not linked for: another version, or the C++ ABI of before GCC 5."""
     try:
-        version, right = version_of(torch), [other for other in others if version_of(other).startswith("2.11.")]
+        version = version_of(torch)
         new_abi = b"__cxx11" in (torch / "lib/libc10.so").read_bytes()
     except OSError as error:
         fail(f"the torch in {torch} cannot be used: {error}", f"{INSTALL} --force-reinstall")
     if not version.startswith("2.11."):
         problem = f"the torch in {torch} is {version}, and Hyperion is made for 2.11"
+        right = [other for other in others if (other / "version.py").is_file() and version_of(other).startswith("2.11.")]
         if right:
             fail(f"{problem}, as in {right[0]}, which comes later on Python's path", f"uninstall the former, or set HYPERION_TORCH={right[0]}")
         fail(problem, INSTALL)
