@@ -17,6 +17,7 @@ find_package(toml11 REQUIRED)
 find_package(CLI11 REQUIRED)
 find_path(XXHASH_INCLUDE xxhash.h REQUIRED)
 add_library(hyperion_spdlog STATIC base/spdlog_library.cpp)
+target_include_directories(hyperion_spdlog SYSTEM PUBLIC ${SPDLOG_INCLUDE})
 target_compile_definitions(hyperion_spdlog PUBLIC SPDLOG_SHARED_LIB SPDLOG_COMPILED_LIB SPDLOG_FMT_EXTERNAL)
 target_link_libraries(hyperion_spdlog PUBLIC fmt::fmt Threads::Threads)
 

@@ -4,7 +4,7 @@ and their replacement by what scripts/gpu_check.sh measured.
 
 usage: cards.py REPORT.json ... [--card NAME] [--file FILE]
        writes what the reports of gpu_check measured into the entry of their card (default: scripts/cards.json), with card and date. The
-       card is the one whose "gpu" and "power_w" the reports name, or NAME. Reports of a simulated GPU and of --small are refused with 2.
+       card is the one whose "gpu" and "power_w" all of the reports name, or NAME. Reports of a simulated GPU and of --small are refused with 2.
 """
 import argparse
 import dataclasses
@@ -165,14 +165,20 @@ def measured(rows):
     return {name: (min(values), max(values)) for name, values in found.items()}
 
 
-def card_in(cards, report):
+def first_gpu(report):
+    """What nvidia-smi says of the first GPU: (name and memory, clocks and power limit), "" where it says nothing."""
+    return tuple(next(iter(report["machine"][key]), "") for key in ("gpus", "clocks"))
+
+
+def card_in(cards, path, report):
     """The name of the card that a report was made on."""
-    machine = report["machine"]
-    gpu, power = machine["gpus"][0].split(",")[0].strip(), re.search(r"([\d.]+) W", machine["clocks"][0])
-    fitting = [name for name, entry in cards.items() if entry.get("gpu") == gpu and power and float(power[1]) == entry["power_w"]]
+    gpu, clocks = first_gpu(report)
+    gpu, power = gpu.split(",")[0].strip(), re.search(r"([\d.]+) W", clocks)
+    fitting = [name for name, entry in cards.items() if entry.get("gpu") == gpu and power and float(power[1]) == entry.get("power_w")]
     if not fitting:
-        refuse(f"the report is of {gpu}, {power[0] if power else 'of unknown power'}, which no card of the file is",
-               f"add an entry with this \"gpu\" and \"power_w\", or name one: --card {', '.join(cards)}")
+        entry = {"name": gpu, "gpu": gpu, "power_w": float(power[1]) if power else None, "like": next(iter(cards)), "constants": {}}
+        refuse(f"{path}: the report is of {gpu}, {power[0] if power else 'of unknown power'}, which no card of the file is",
+               (f"add an entry, {json.dumps(entry)}, or " if power else "") + f"name one: --card {', '.join(cards)}")
     return fitting[0]
 
 
@@ -194,20 +200,24 @@ def main():
         refuse(f"{options.file} has no card '{options.card}'", f"one of {', '.join(cards)}, or a new entry")
     reports = [json.loads(path.read_text()) for path in options.reports]
     for path, report in zip(options.reports, reports):
-        if report["small"] or report["machine"].get("simulated") is not False:
+        if not report["small"] and "simulated" not in report["machine"]:
+            refuse(f"{path} does not say whether its GPU is simulated: an older scripts/gpu_check.sh made it", "make it again with this one")
+        if report["small"] or report["machine"]["simulated"]:
             refuse(f"{path} is a rehearsal ({'--small' if report['small'] else 'a simulated GPU'}): its figures say nothing of a card",
                    "give reports that scripts/gpu_check.sh made on a GPU, without --small")
     rows = [row for report in reports for check in report["checks"] if check["outcome"] == "passed" for row in check["figures"].get("rows", [])]
     found = measured(rows)
     if not found:
         refuse("the reports have none of the figures", "run parts 1 to 3 of scripts/gpu_check.sh, or --only ceilings, attention or operations")
-    entry = cards[options.card or card_in(cards, reports[0])]
+    named = {options.card} if options.card else {card_in(cards, path, report) for path, report in zip(options.reports, reports)}
+    if len(named) > 1:
+        refuse(f"the reports are of several cards: {', '.join(sorted(named))}", "give those of one card, then those of the next")
+    entry = cards[named.pop()]
     base = cards[entry["like"]]["constants"] if "like" in entry else {}
-    machine = reports[0]["machine"]
     for name, (low, high) in found.items():
         before = entry["constants"].get(name) or base[name]
         entry["constants"][name] = {"low": float(f"{low:.4g}"), "high": float(f"{high:.4g}"), "unit": before["unit"], "source": "measured",
-                                    "date": machine["date"], "what": before["what"], "why": f"{machine['gpus'][0]}, {machine['clocks'][0]}"}
+                                    "date": reports[0]["machine"]["date"], "what": before["what"], "why": ", ".join(first_gpu(reports[0]))}
         print(f"{name}: {before['low']:g} to {before['high']:g} ({before['source']}) -> {low:.4g} to {high:.4g} {before['unit']}")
     options.file.write_text(text_of(cards))
 

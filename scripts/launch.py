@@ -112,11 +112,11 @@ def check_cuda_library(program, gpus):
     folder = pathlib.Path(program).resolve().parent
     libraries = [folder / "libhyperion_cuda.so", folder / "libexec" / "libhyperion_cuda.so"]  # of a build, of a bundle
     if gpus and pathlib.Path(program).name == "hyperion" and not any(library.exists() for library in libraries):
-        fail(
-            f"this host has {gpus} GPU(s), but Hyperion's CUDA code was not built ({libraries[0]} does not exist)",
-            "install a CUDA 13.0 toolkit (or set CUDA_HOME to one) and run scripts/setup.sh and scripts/build.sh again; "
-            "or set HYPERION_DEVICE=cpu to train on the CPU",
-        )
+        build = "install a CUDA 13.0 toolkit (or set CUDA_HOME to one) and run scripts/setup.sh and scripts/build.sh again"
+        if not pathlib.Path(__file__).with_name("build.sh").exists():
+            build = "install a package of Hyperion that says \"CUDA code: yes\" where it is made, and in its METADATA or BUNDLE"
+        fail(f"this host has {gpus} GPU(s), but Hyperion's CUDA code was not built ({libraries[0]} does not exist)",
+             f"{build}; or set HYPERION_DEVICE=cpu to train on the CPU")
 
 
 def open_descriptors(command):

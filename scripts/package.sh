@@ -130,6 +130,8 @@ not_above() { [ "$(printf '%s\n' "$1" "$2" | sort -V | tail -n 1)" = "$2" ]; }
 not_above "$glibc" $highest_glibc || fail "a file needs GLIBC $glibc, more than $highest_glibc" "find it: objdump -T in $stage; make it on Debian 12"
 not_above "$glibcxx" $highest_glibcxx ||
   fail "a file needs GLIBCXX $glibcxx, more than $highest_glibcxx" "find the symbol: objdump -T in $stage (base/condition_variable_wait.cpp)"
+cuda=no
+[ ! -e "$stage/libexec/libhyperion_cuda.so" ] || cuda=yes
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 315532800)}
 export SOURCE_DATE_EPOCH
 if [ $wheel = yes ]; then
@@ -138,7 +140,7 @@ else
   cat >"$stage/BUNDLE" <<END
 Hyperion $version, commit $(git -C "$root" rev-parse HEAD 2>/dev/null || echo unknown)
 needs: $(uname -m), any Python's torch 2.11, $needs
-CUDA code: $([ -e "$stage/libexec/libhyperion_cuda.so" ] && echo yes || echo no)
+CUDA code: $cuda
 END
   archive=$dist/$name.tar.gz
   tar -C "$dist" --sort=name --owner=0 --group=0 --numeric-owner -cf - "$name" | gzip -9 >"$archive.new"
@@ -146,6 +148,7 @@ END
 fi
 size=$(stat -c %s "$archive")
 say "it needs $needs"
+say "CUDA code: $cuda"
 say "libraries brought along: $(find "$stage/lib" -maxdepth 1 -type f -printf '%f ')"
 say "$archive: $(awk -v bytes="$size" 'BEGIN { printf "%.1f MiB", bytes / 1048576 }') of at most $largest_mib MiB"
 [ "$size" -le $((largest_mib << 20)) ] || fail "$archive is too large" "see what is in $stage"

@@ -34,23 +34,40 @@ def torch_folder():
     return Path(re.search("^torch (.*)$", (ROOT / "build/setup").read_text(), re.MULTILINE)[1])
 
 
-def make_wheel(folder):
-    done = subprocess.run([ROOT / "scripts/package.sh", "--wheel", "--no-build", "--into", folder], capture_output=True, text=True, timeout=600)
+def make_wheel(folder, **variables):
+    done = subprocess.run([ROOT / "scripts/package.sh", "--wheel", "--no-build", "--into", folder], capture_output=True, text=True, timeout=600,
+                          env={**os.environ, **variables})
     assert done.returncode == 0, done.stderr
     (wheel,) = folder.glob("*.whl")
+    cuda = "yes" if (ROOT / "build/libhyperion_cuda.so").exists() else "no"
+    assert f"CUDA code: {cuda}\n" in done.stderr, done.stderr
     return wheel
+
+
+def make_venv(folder):
+    """By this Python, or the system's where this one has no ensurepip."""
+    for python in (sys.executable, "/usr/bin/python3"):
+        done = subprocess.run([python, "-m", "venv", "--clear", folder], capture_output=True, text=True, timeout=300, check=False)
+        if done.returncode == 0:
+            return
+    raise AssertionError(f"no virtual environment can be made: {done.stdout}{done.stderr}")
+
+
+def plain_environment():
+    """Without what the user has set for Hyperion, Python and the loader."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(("HYPERION", "PYTHON", "LD_"))}
 
 
 class Wheel(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = Path(tempfile.mkdtemp())
+        cls.folder = Path(tempfile.mkdtemp()).resolve()
         cls.addClassCleanup(shutil.rmtree, cls.folder)
         cls.wheel = make_wheel(cls.folder / "made")
         with zipfile.ZipFile(cls.wheel) as archive:
             archive.extractall(cls.folder / "unpacked")
         cls.venv = cls.folder / "venv"
-        subprocess.run([sys.executable, "-m", "venv", cls.venv], check=True, timeout=300)
+        make_venv(cls.venv)
         subprocess.run([cls.venv / "bin/pip", "install", "--quiet", "--no-index", "--no-deps", cls.wheel], check=True, timeout=300)
         (cls.site,) = cls.venv.glob("lib/python3*/site-packages")
         cls.elf = [path for path in (cls.folder / "unpacked").rglob("*") if path.is_file() and path.read_bytes()[:4] == b"\x7fELF"]
@@ -62,9 +79,8 @@ class Wheel(unittest.TestCase):
         """The installed command, in a folder of its own, with `torch` (None: none) as the torch of its Python."""
         path_file = self.site / "torch.pth"
         path_file.write_text(f"{torch.parent}\n" if torch else "")
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(("HYPERION", "PYTHON", "LD_"))}
         return subprocess.run([self.venv / "bin" / name, *arguments], cwd=self.work, capture_output=True, text=True, timeout=300,
-                              env={**environment, "HYPERION_DEVICE": "cpu", **{key: str(value) for key, value in variables.items()}})
+                              env={**plain_environment(), "HYPERION_DEVICE": "cpu", **{key: str(value) for key, value in variables.items()}})
 
     def assert_refused(self, done, *texts, code=2):
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
@@ -78,8 +94,8 @@ class Wheel(unittest.TestCase):
         self.assertEqual((done.returncode, len(losses)), (0, 4), done.stdout + done.stderr)
         self.assertLess(losses[-1], losses[0])
 
-    def other_torch(self, version="2.11.0", libc10=b"__cxx11"):
-        folder = self.work / "other/torch"
+    def other_torch(self, version="2.11.0", libc10=b"__cxx11", name="other"):
+        folder = self.work / name / "torch"
         (folder / "lib").mkdir(parents=True)
         (folder / "version.py").write_text(f"__version__ = '{version}'\n")
         (folder / "lib/libtorch_cpu.so").write_bytes(b"")
@@ -91,12 +107,18 @@ class Wheel(unittest.TestCase):
     def test_the_same_build_makes_the_same_bytes(self):
         self.assertEqual(make_wheel(self.work).read_bytes(), self.wheel.read_bytes())
 
+    def test_a_date_of_before_zip_files_is_that_of_the_first(self):
+        with zipfile.ZipFile(make_wheel(self.work, SOURCE_DATE_EPOCH="0")) as archive:
+            self.assertEqual({entry.date_time for entry in archive.infolist()}, {(1980, 1, 1, 0, 0, 0)})
+
     def test_it_is_small_and_holds_its_licences_and_nothing_of_torch(self):
         names = [path.name for path in (self.folder / "unpacked").rglob("*")]
         self.assertLess(self.wheel.stat().st_size, 30e6)
         self.assertFalse(OF_TORCH & set(names))
         metadata = next((self.folder / "unpacked").glob("*.dist-info"))
-        self.assertIn("Requires-Dist: torch (==2.11.*)", (metadata / "METADATA").read_text())
+        text = (metadata / "METADATA").read_text()
+        self.assertIn("Requires-Dist: torch (==2.11.*)", text)
+        self.assertIn(f"\nCUDA code: {'yes' if 'libhyperion_cuda.so' in names else 'no'}\n", text)
         licenses = {path.name for path in (metadata / "licenses").iterdir()}
         self.assertLessEqual({"hyperion", "libjemalloc2", "libpcre2-8-0", "libspdlog-dev", "libzstd1"}, licenses)
         self.assertEqual(len(licenses), len([name for name in names if ".so." in name]) + 6)
@@ -140,10 +162,12 @@ class Wheel(unittest.TestCase):
         sbatch = self.work / "sbatch"
         sbatch.write_text('#!/bin/sh\necho "$@"\necho $HYPERION_ROOT $HYPERION_BINARY $HYPERION_PYTHON\n')
         sbatch.chmod(0o755)
-        done = self.run_command("hyperion-slurm", "--nodes=2", "debug_model", "--training.steps=1", PATH=f"{self.work}:{os.environ['PATH']}")
+        done = self.run_command("hyperion-slurm", "--nodes=2", "debug_model", "--training.steps=1", PATH=f"{self.work}:{os.environ['PATH']}",
+                                HYPERION_ROOT="/a/checkout")
         package = self.site / "hyperion_trainer"
-        self.assertEqual(done.stdout.splitlines(), [f"--nodes=2 {package}/scripts/train.slurm debug_model --training.steps=1",
-                                                    f"{package} {self.venv}/bin/hyperion {self.venv}/bin/python{sys.version_info[0]}"], done.stderr)
+        arguments, variables = done.stdout.splitlines()
+        self.assertEqual(arguments, f"--nodes=2 {package}/scripts/train.slurm debug_model --training.steps=1", done.stderr)
+        self.assertRegex(variables, rf"^{re.escape(f'{package} {self.venv}/bin/hyperion {self.venv}/bin/python')}[\d.]*$")
         self.assert_refused(self.run_command("hyperion-slurm", "debug_model", PATH="/nowhere"), "sbatch cannot be run")
 
     def test_a_processor_without_avx2_trains_and_says_that_it_is_slow(self):
@@ -154,10 +178,27 @@ class Wheel(unittest.TestCase):
         path = ":".join(map(str, [torch_folder() / "lib", *torch_folder().parent.glob("nvidia/*/lib"), f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/lib64"]))
         done = subprocess.run([emulator, "-cpu", "Nehalem", program, "train", "debug_model", *SMALL, "--training.steps=1", "--training.seq_len=16",
                                "--training.local_batch_size=1"], cwd=self.work, capture_output=True, text=True, timeout=600,
-                              env={**os.environ, "HYPERION_DEVICE": "cpu", "LD_LIBRARY_PATH": path})
+                              env={**plain_environment(), "HYPERION_DEVICE": "cpu", "LD_LIBRARY_PATH": path})
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("WARNING - This processor has no AVX2", done.stdout)
         self.assertIn("Training completed", done.stdout)
+
+    def test_of_several_torches_the_first_is_used(self):
+        (self.other_torch() / "version.py").unlink()  # what comes later need not even be whole
+        done = self.run_command("hyperion", "--version", torch=self.work / "other/torch", PYTHONPATH=torch_folder().parent)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+
+    def test_cuda_libraries_are_found_in_another_folder_of_the_path_than_torch(self):
+        folders = [self.work / "lib64", self.work / "lib"]
+        (folders[0] / "torch").mkdir(parents=True)
+        (folders[1] / "nvidia/cuda_runtime/lib").mkdir(parents=True)
+        script = ("import sys, hyperion_trainer.commands as commands; sys.path[:0] = sys.argv[1:]; "
+                  "print(commands.environment()['LD_LIBRARY_PATH'])")
+        for name in ("lib", "version.py"):
+            (folders[0] / "torch" / name).symlink_to(torch_folder() / name)
+        done = self.run_command("python", "-c", script, *folders)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertLessEqual({f"{folders[0]}/torch/lib", f"{folders[1]}/nvidia/cuda_runtime/lib"}, set(done.stdout.strip().split(":")))
 
     # --- what it refuses ---
 
@@ -173,11 +214,24 @@ class Wheel(unittest.TestCase):
         self.assert_refused(self.run_command("hyperion", HYPERION_TORCH="/nowhere"), "/nowhere has no lib/libtorch_cpu.so", install)
         other = self.other_torch(version="2.10.0+cu128")
         self.assert_refused(self.run_command("hyperion", torch=other), "is 2.10.0+cu128", "made for 2.11", install)
-        self.assert_refused(self.run_command("hyperion-launch", "debug_model", PYTHONPATH=other.parent), "several torches", str(other), "HYPERION_TORCH")
+        done = self.run_command("hyperion-launch", "debug_model", PYTHONPATH=other.parent)
+        self.assert_refused(done, f"{other} is 2.10.0", "made for 2.11", f"HYPERION_TORCH={torch_folder()}")
         (other / "version.py").write_text("__version__ = '2.11.0'\n")
         self.assert_refused(self.run_command("hyperion", torch=other), "this system lacks what Hyperion needs", install)
         (other / "lib/libc10.so").write_bytes(b"")
         self.assert_refused(self.run_command("hyperion", torch=other), "C++ ABI", install)
+
+    def test_a_wheel_without_cuda_code_is_refused_where_there_is_a_gpu(self):
+        library = self.site / "hyperion_trainer/libexec/libhyperion_cuda.so"
+        if library.exists():
+            library.rename(self.work / library.name)
+            self.addCleanup((self.work / library.name).rename, library)
+        lists = self.work / "nvidia-smi"
+        lists.write_text("#!/bin/sh\necho GPU 0: NVIDIA H100\n")
+        lists.chmod(0o755)
+        done = self.run_command("hyperion-launch", "debug_model", HYPERION_DEVICE="auto", PATH=f"{self.work}:{os.environ['PATH']}")
+        self.assert_refused(done, "CUDA code was not built", "CUDA code: yes", "HYPERION_DEVICE=cpu")
+        self.assertNotIn("scripts/", done.stderr)
 
     def test_a_torch_without_cuda_is_refused_where_there_is_a_gpu(self):
         simulated = ROOT / "build/libsimulated_gpu.so"

@@ -32,41 +32,45 @@ def fail(problem, remedy):
     sys.exit(2)
 
 
-def find_torch():
-    """The torch folder that HYPERION_TORCH names, else the one that this Python would import."""
+def find_torches():
+    """The torch folder that HYPERION_TORCH names, else those on this Python's path, of which it would import the first."""
     named = os.environ.get("HYPERION_TORCH")
     folders = [named] if named else [os.path.join(entry, "torch") for entry in sys.path]
-    found = {}
-    for folder in folders:
-        if os.path.exists(os.path.join(folder, "lib/libtorch_cpu.so")):
-            found.setdefault(os.path.realpath(folder), pathlib.Path(folder))
+    found = [pathlib.Path(folder) for folder in folders if os.path.exists(os.path.join(folder, "lib/libtorch_cpu.so"))]
     if not found:
         where = f"HYPERION_TORCH={named} has no lib/libtorch_cpu.so" if named else f"{sys.executable} has no torch"
         fail(f"there is no torch 2.11: {where}", f"{INSTALL}, or set HYPERION_TORCH to its torch folder")
-    if len(found) > 1:
-        fail(f"there are several torches: {', '.join(map(str, found.values()))}", "uninstall one, or set HYPERION_TORCH to the folder to use")
-    return next(iter(found.values()))
+    return found
 
 
-def check_torch(torch):
+def version_of(torch):
+    version = re.search(r"^__version__ = '(.*)'", (torch / "version.py").read_text(), re.MULTILINE)
+    return version[1] if version else "of no known version"
+
+
+def check_torch(torch, others):
     """Refuses what the program was not linked for: another version, or the C++ ABI of before GCC 5."""
     try:
-        version = re.search(r"^__version__ = '(.*)'", (torch / "version.py").read_text(), re.MULTILINE)
+        version = version_of(torch)
         new_abi = b"__cxx11" in (torch / "lib/libc10.so").read_bytes()
     except OSError as error:
         fail(f"the torch in {torch} cannot be used: {error}", f"{INSTALL} --force-reinstall")
-    version = version[1] if version else "of no known version"
     if not version.startswith("2.11."):
-        fail(f"the torch in {torch} is {version}, and Hyperion is made for 2.11", INSTALL)
+        problem = f"the torch in {torch} is {version}, and Hyperion is made for 2.11"
+        right = [other for other in others if (other / "version.py").is_file() and version_of(other).startswith("2.11.")]
+        if right:
+            fail(f"{problem}, as in {right[0]}, which comes later on Python's path", f"uninstall the former, or set HYPERION_TORCH={right[0]}")
+        fail(problem, INSTALL)
     if not new_abi:
         fail(f"the torch in {torch} is made with the C++ ABI of before GCC 5", f"{INSTALL} --force-reinstall")
 
 
 def environment():
     """The variables with which the loader finds all that the program needs, which is checked."""
-    torch = find_torch()
-    check_torch(torch)
-    folders = [torch / "lib", *sorted(torch.parent.glob("nvidia/*/lib")), pathlib.Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda") / "lib64"]
+    torch, *others = find_torches()
+    check_torch(torch, others)
+    beside = [folder for entry in (torch.parent, *sys.path) for folder in sorted(pathlib.Path(entry).glob("nvidia/*/lib"))]  # RHEL has lib64 and lib
+    folders = [*dict.fromkeys([torch / "lib", *beside]), pathlib.Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda") / "lib64"]
     path = [str(folder) for folder in folders if folder.is_dir()]
     variables = dict(os.environ, LD_LIBRARY_PATH=":".join([*path, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]))
     try:  # what ldd does
@@ -110,5 +114,5 @@ def slurm():
     if first is None:
         fail("no configuration is named", SLURM_USAGE)
     program = pathlib.Path(sys.argv[0]).resolve().with_name("hyperion")  # it finds torch on the node where it runs
-    variables = {"HYPERION_ROOT": str(PACKAGE), "HYPERION_BINARY": str(program), "HYPERION_PYTHON": sys.executable, **os.environ}
+    variables = {"HYPERION_BINARY": str(program), "HYPERION_PYTHON": sys.executable, **os.environ, "HYPERION_ROOT": str(PACKAGE)}
     run(["sbatch", *options[:first], PACKAGE / "scripts/train.slurm", *options[first:]], variables)

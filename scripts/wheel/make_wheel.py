@@ -2,7 +2,8 @@
 
     python3 make_wheel.py FOLDER VERSION PLATFORM INTO
 
-FOLDER holds hyperion_trainer/, the package as it is installed. The date of all files is SOURCE_DATE_EPOCH's. Prints the wheel's path.
+FOLDER holds hyperion_trainer/, the package as it is installed. The date of all files is SOURCE_DATE_EPOCH's, at
+least 1980, with which zip's dates begin. Prints the wheel's path.
 """
 import base64
 import hashlib
@@ -26,6 +27,8 @@ Description-Content-Type: text/markdown
 Installs three commands. `hyperion train debug_model` trains a small model on a small corpus, both of which are in the package;
 `hyperion train FILE.toml` trains what the file says; `hyperion --help` lists the other commands. `hyperion-launch FILE.toml` starts `NPROC`
 ranks on this host, and `hyperion-slurm FILE.toml` submits a job to SLURM. The libraries that the program brings have licences of their own.
+
+CUDA code: {cuda}
 """
 WHEEL = """Wheel-Version: 1.0
 Generator: hyperion make_wheel.py
@@ -50,7 +53,8 @@ def main():
     for name, content in licences.items():
         files[f"{information}/{name.removeprefix(NAME + '/')}"] = content
     license_files = "\n".join(f"License-File: {name.split('/', 2)[2]}" for name in sorted(licences))
-    texts = {"METADATA": METADATA.format(version=version, license_files=license_files), "WHEEL": WHEEL.format(tag=tag),
+    cuda = "yes" if f"{NAME}/libexec/libhyperion_cuda.so" in files else "no"
+    texts = {"METADATA": METADATA.format(version=version, license_files=license_files, cuda=cuda), "WHEEL": WHEEL.format(tag=tag),
              "entry_points.txt": ENTRY_POINTS}
     files |= {f"{information}/{name}": (text.encode(), 0) for name, text in texts.items()}
     record = f"{information}/RECORD"
@@ -61,7 +65,7 @@ def main():
     files[record] = ("".join([*lines, f"{record},,\n"]).encode(), 0)
 
     wheel = into / f"{NAME}-{version}-{tag}.whl"
-    date = time.gmtime(int(os.environ["SOURCE_DATE_EPOCH"]))[:6]
+    date = time.gmtime(max(315532800, int(os.environ["SOURCE_DATE_EPOCH"])))[:6]
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name in sorted(files, key=lambda name: (name == record, name)):
             content, executable = files[name]

@@ -136,6 +136,17 @@ class LinksToThemselves(PathTest):
                 self.run_program("train", "job.toml", "--checkpoint.load_step=6", code=65, says=says)
 
 
+class NamesOfPresets(PathTest):
+    def test_a_folder_with_the_name_of_a_preset_does_not_take_its_place_and_a_link_to_nothing_does(self):
+        there = self.folder / "debug_model"
+        there.mkdir()
+        self.run_program("config", "debug_model", code=0, says=["configs/debug_model.toml"])
+        there.rename(self.folder / "no_preset")
+        self.run_program("config", "no_preset", code=2, says=["no_preset", "is a folder"])
+        there.symlink_to("nothing")
+        self.run_program("config", "debug_model", code=2, says=["debug_model"])
+
+
 class Urls(PathTest):
     """Buckets are no folders: nothing is read from or written into a folder that is called "s3:"."""
 

@@ -157,6 +157,31 @@ class Recorded(unittest.TestCase):
             with self.assertRaisesRegex(SystemExit, f"h100-700w, bf1[56]: {expected}"):
                 cards.read(self.folder / "cards.json")
 
+    def test_reports_are_taken_for_the_one_card_that_all_of_them_name(self):
+        file = self.folder / "cards.json"
+        file.write_text((ROOT / "scripts/cards.json").read_text())
+        h100, h200 = "NVIDIA H100 80GB HBM3, 580.0", "NVIDIA H200, 580.0"
+
+        def update(*machines, options=()):
+            paths = [self.folder / f"report{number}.json" for number in range(len(machines))]
+            rows = [{"name": "copy on the device, bytes read and written", "gb_per_s": 3000.0}]
+            for path, machine in zip(paths, machines):
+                path.write_text(json.dumps({"small": False, "checks": [{"outcome": "passed", "figures": {"rows": rows}}],
+                                            "machine": {"date": "2027-01-01", "clocks": ["1980 MHz, 700.00 W, 30"], **machine}}))
+            return subprocess.run([sys.executable, ROOT / "scripts/cards.py", *paths, "--file", file, *options], capture_output=True, text=True)
+
+        real = {"gpus": [h100], "simulated": False}
+        for machines, said in (([real, {**real, "gpus": [h200]}], "several cards: h100-700w, h200"),
+                               ([real, {**real, "clocks": []}], "report1.json: the report is of NVIDIA H100 80GB HBM3, of unknown power"),
+                               ([real, {"gpus": [h100]}], "report1.json does not say whether its GPU is simulated"),
+                               ([{**real, "gpus": ["NVIDIA B200, 580.0"]}], '"like": "h100-700w", "constants": {}')):
+            done = update(*machines)
+            self.assertEqual((done.returncode, file.read_text()), (2, (ROOT / "scripts/cards.json").read_text()), done.stderr)
+            self.assertIn(said, done.stderr)
+        self.assertEqual(update({**real, "clocks": []}, options=["--card", "h200"]).returncode, 0)
+        self.assertEqual(update(real, real).returncode, 0)
+        self.assertEqual([cards.read(file)[name]["constants"]["copy"]["source"] for name in ("h100-700w", "h200")], ["measured"] * 2)
+
     def test_a_slower_card_takes_longer_for_every_family(self):
         rows = {card: json.loads(self.run_script(f"a={self.short}", "--tokens", 10, "--world", 4, "--card", card, "--json"))["a"]["families"]
                 for card in step_budget.CARDS}

@@ -7,7 +7,7 @@ usage='usage: tests/packaging/roots.sh [--wheel FILE] [--into FOLDER] [SYSTEM...
   PIP_FIND_LINKS=FOLDER  wheels that need not be downloaded (pip download torch==2.11.0)
   bookworm and trixie (Debian 12 and 13): training with 1 and 2 ranks, checkpoint, resume, generate, and what must be refused.
   bullseye (Debian 11, glibc 2.31): pip refuses the wheel.
-  It needs root and debootstrap; exit code 77 without.'
+  It needs root, debootstrap and a mirror of apt with these systems; exit code 77 without.'
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 root=$(dirname "$(dirname "$here")")
 wheel='' folder=$root/build/roots
@@ -38,7 +38,14 @@ if [ -z "${HYPERION_ROOTS_ENTERED:-}" ]; then
 fi
 
 # shellcheck disable=SC2016  # apt's variable
-mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep -v security | head -n 1)
+mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep -v security | head -n 1 || true)
+for system in "${systems[@]}"; do
+  [ -e "$folder/$system/usr/bin/python3" ] || python3 -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=60)' \
+    "${mirror%/}/dists/$system/Release" 2>/dev/null || {
+    echo "SKIPPED: apt's mirror, ${mirror:-none}, does not have $system"
+    exit 77
+  }
+done
 in_root() {  # COMMAND...: as an ordinary user of $system
   chroot --userspec=1000:1000 --groups= "$folder/$system" env -i HOME=/home/user USER=user PATH=/usr/bin:/bin LANG=C.UTF-8 \
     ${PIP_CERT:+PIP_CERT="$PIP_CERT"} PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_FIND_LINKS=/wheels HYPERION_DEVICE=cpu "$@"

@@ -53,13 +53,17 @@ fs::path resolve_input(const std::string& path, const fs::path& base) {
 
 fs::path config_file(const fs::path& named, const fs::path& base) {
   std::error_code error;
-  if (named.empty() || named != named.filename() || fs::exists(named, error)) return named;
+  const bool is_folder = fs::is_directory(named, error);
+  // The name itself, not what it leads to: a link to itself or to nothing is refused as what it is.
+  const bool is_file = fs::exists(fs::symlink_status(named, error)) && !is_folder;
+  if (named.empty() || named != named.filename() || is_file) return named;
   std::vector<std::string> presets;
   for (const fs::directory_entry& entry : fs::directory_iterator(base / "configs", error))
     if (entry.path().extension() == ".toml") presets.push_back(entry.path().stem());
   std::ranges::sort(presets);
   const std::string name = named.extension() == ".toml" ? named.stem() : named;
   if (std::ranges::count(presets, name) > 0) return base / "configs" / (name + ".toml");
+  if (is_folder) return named;
   throw_config(
       "The configuration cannot be read: {}: there is no such file, and no preset of that name{}; "
       "presets: {}",

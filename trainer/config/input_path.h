@@ -16,8 +16,8 @@ std::filesystem::path install_root();
 std::filesystem::path resolve_input(const std::string& path, const std::filesystem::path& base);
 
 // The TOML file that a command line names: a path, or a preset, the name of a file of configs/ below `base`
-// without .toml ("debug_model"), where no file of the working folder has that name. Throws Error(kUsage) with
-// the nearest preset and all of them for a name that is neither.
+// without .toml ("debug_model"), where nothing in the working folder but a folder has that name. Throws
+// Error(kUsage) with the nearest preset and all of them for a name that is neither.
 std::filesystem::path config_file(const std::filesystem::path& named, const std::filesystem::path& base);
 
 // Why a path that is a URL ("s3://bucket/run") is refused, and what to do; "" for every other path.
