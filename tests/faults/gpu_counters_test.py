@@ -34,23 +34,23 @@ class GpuCounters(JobTest):
         raise AssertionError(f"no step was logged with {wanted}:\n{job.text()}")
 
     def test_a_gpu_that_throttles_and_has_memory_errors_is_in_the_metrics_and_is_warned_of_as_it_gets_worse(self):
-        self.nvml("0000:01:00.0 ecc_corrected 7\n")  # from before the job
+        self.nvml("0000:1c:00.0 ecc_corrected 7\n")  # from before the job
         job = self.start(*LONG, ranks=2, env=self.gpus("libsimulated_nvml.so", HYPERION_SIMULATED_NVML=self.folder / "nvml"))
         row = self.wait_for_metrics(job, ecc_corrected=0, ecc_uncorrected=0, remapped_rows=0)
         self.assertEqual({tag: value for tag, value in row.items() if tag.startswith("gpu/")},
                          {"gpu/ecc_corrected": 0, "gpu/ecc_uncorrected": 0, "gpu/remapped_rows": 0, "gpu/throttled_ranks/thermal": 0,
                           "gpu/throttled_ranks/power_brake": 0, "gpu/throttled_ranks/hw_slowdown": 0, "gpu/min_sm_clock(MHz)": 1400,
                           "gpu/max_temperature(C)": 60, "gpu/max_power(W)": 700})
-        self.nvml("0000:01:00.0 ecc_corrected 7\n0000:01:00.0 reasons 0x44\n0000:01:00.0 sm_clock 600\n0000:01:00.0 temperature 91\n")
+        self.nvml("0000:1c:00.0 ecc_corrected 7\n0000:1c:00.0 reasons 0x44\n0000:1c:00.0 sm_clock 600\n0000:1c:00.0 temperature 91\n")
         row = self.wait_for_metrics(job, **{"throttled_ranks/thermal": 1, "min_sm_clock(MHz)": 600})
         self.assertEqual(row["gpu/max_temperature(C)"], 91)
-        job.wait_for("GPU 0000:01:00.0: clocks are throttled (thermal)")
-        self.nvml("0000:01:00.0 ecc_corrected 9\n0000:01:00.0 ecc_uncorrected 1\n0000:00:00.0 ecc_corrected 1\n")
+        job.wait_for("GPU 0000:1c:00.0: clocks are throttled (thermal)")
+        self.nvml("0000:1c:00.0 ecc_corrected 9\n0000:1c:00.0 ecc_uncorrected 1\n0000:1b:00.0 ecc_corrected 1\n")
         self.wait_for_metrics(job, ecc_corrected=3, ecc_uncorrected=1, **{"throttled_ranks/thermal": 0})
-        job.wait_for("GPU 0000:01:00.0: 1 uncorrected memory (ECC) error, 2 corrected memory (ECC) errors since")
-        self.nvml("0000:01:00.0 ecc_corrected 9\n0000:01:00.0 ecc_uncorrected 2\n0000:01:00.0 reasons 0x40\n0000:00:00.0 ecc_corrected 1\n")
+        job.wait_for("GPU 0000:1c:00.0: 1 uncorrected memory (ECC) error, 2 corrected memory (ECC) errors since")
+        self.nvml("0000:1c:00.0 ecc_corrected 9\n0000:1c:00.0 ecc_uncorrected 2\n0000:1c:00.0 reasons 0x40\n0000:1b:00.0 ecc_corrected 1\n")
         self.wait_for_metrics(job, ecc_uncorrected=2, **{"throttled_ranks/thermal": 1})
-        job.wait_for("GPU 0000:01:00.0: 2 uncorrected memory (ECC) errors since")
+        job.wait_for("GPU 0000:1c:00.0: 2 uncorrected memory (ECC) errors since")
         for process, _ in job.ranks:
             process.terminate()
         self.assertEqual(job.codes(), [143, 143], job.text())
@@ -78,7 +78,7 @@ class GpuCounters(JobTest):
                                    env=self.gpus(HYPERION_SIMULATED_SCHEDULE=schedule, FAULT="rank=1;point=step.fwd;nth=0;action=sleep:0.5"))
                 rows = self.metrics(folder)[1:]  # without the step in which kernels are loaded
                 self.assertEqual([row["stragglers/slowest_rank"] for row in rows], [1] * 5)
-                self.assertIn(", GPU 0000:01:00.0: its own work of step 5 took ", job.text())
+                self.assertIn(", GPU 0000:1c:00.0: its own work of step 5 took ", job.text())
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 // libnvidia-ml.so.1 of simulated GPUs: what NVML says of them is in the file HYPERION_SIMULATED_NVML, read by
-// each call, so that a test can change it while a job runs. Lines "0000:01:00.0 reasons 0x40" (the address of
+// each call, so that a test can change it while a job runs. Lines "0000:1c:00.0 reasons 0x40" (the address of
 // a GPU, a field, a value), and "hang": no call returns.
 #include <cstdlib>
 #include <cstring>
