@@ -74,11 +74,12 @@ class GpuCounters(JobTest):
         for schedule, mesh in (("late", ()), ("1", (replicas,)), ("1", (tensor,))):
             with self.subTest(schedule=schedule, mesh=mesh):
                 folder = self.folder / f"{schedule}{'-'.join(mesh)}"
-                job = self.run_job("--allow-faults", "--training.steps=6", *mesh, f"--job.dump_folder={folder}/out", ranks=2, code=0,
+                job = self.run_job("--allow-faults", "--training.steps=10", *mesh, f"--job.dump_folder={folder}/out", ranks=2, code=0,
                                    env=self.gpus(HYPERION_SIMULATED_SCHEDULE=schedule, FAULT="rank=1;point=step.fwd;nth=0;action=sleep:0.5"))
                 rows = self.metrics(folder)[1:]  # without the step in which kernels are loaded
-                self.assertEqual([row["stragglers/slowest_rank"] for row in rows], [1] * 5)
-                self.assertIn(", GPU 0000:1c:00.0: its own work of step 5 took ", job.text())
+                # Not in every step: on a busy host another rank may be slower in one.
+                self.assertGreater([row["stragglers/slowest_rank"] for row in rows].count(1), len(rows) / 2)
+                self.assertRegex(job.text(), r"rank 1 on .*, GPU 0000:1c:00\.0: its own work of step \d+ took ")
 
 
 if __name__ == "__main__":
