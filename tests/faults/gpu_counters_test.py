@@ -22,13 +22,13 @@ class GpuCounters(JobTest):
         (self.folder / "new").write_text(text)
         (self.folder / "new").rename(self.folder / "nvml")
 
-    def wait_for_metrics(self, job, **wanted):
+    def wait_for_metrics(self, job, from_step=0, **wanted):
         """The first logged step with these values, of tags without their "gpu/"."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end and all(process.poll() is None for process, _ in job.ranks):
             path = self.folder / "out" / "metrics.jsonl"
             for row in self.metrics() if path.exists() and path.read_text().endswith("\n") else ():
-                if all(row.get(f"gpu/{tag}") == value for tag, value in wanted.items()):
+                if row["step"] >= from_step and all(row.get(f"gpu/{tag}") == value for tag, value in wanted.items()):
                     return row
             time.sleep(0.1)
         raise AssertionError(f"no step was logged with {wanted}:\n{job.text()}")
@@ -64,9 +64,34 @@ class GpuCounters(JobTest):
 
     def test_a_call_of_nvml_that_does_not_return_holds_up_no_step_and_no_end(self):
         self.nvml("hang\n")
-        self.run_job(code=0, env=self.gpus("libsimulated_nvml.so", HYPERION_SIMULATED_NVML=self.folder / "nvml"))
+        job = self.run_job(code=0, env=self.gpus("libsimulated_nvml.so", HYPERION_SIMULATED_NVML=self.folder / "nvml"))
         self.assertEqual(len(self.metrics()), 5)
         self.assertFalse([tag for row in self.metrics() for tag in row if tag.startswith("gpu/")])
+        self.assertNotIn("destructors ran under a call", job.text())
+
+    def test_counters_that_nvml_no_longer_answers_for_leave_the_metrics_with_one_warning(self):
+        self.nvml("")
+        job = self.start(*LONG, env=self.gpus("libsimulated_nvml.so", HYPERION_SIMULATED_NVML=self.folder / "nvml"))
+        self.wait_for_metrics(job, ecc_corrected=0)
+        self.nvml("hang\n")
+        self.wait_for_metrics(job, from_step=self.metrics()[-1]["step"], ecc_corrected=None, **{"max_temperature(C)": None})
+        job.ranks[0][0].terminate()
+        self.assertEqual(job.codes(), [143], job.text())
+        self.assertEqual(job.text().count("WARNING - GPU: NVML has not answered for 10 s"), 1)
+        self.assertNotIn("destructors ran under a call", job.text())
+
+    def test_a_counter_whose_first_reading_fails_counts_from_the_first_that_does_not(self):
+        gpu = "0000:1b:00.0"
+        self.nvml(f"{gpu} ecc_corrected fails\n{gpu} temperature 61\n")
+        job = self.start(*LONG, env=self.gpus("libsimulated_nvml.so", HYPERION_SIMULATED_NVML=self.folder / "nvml"))
+        self.wait_for_metrics(job, ecc_corrected=None, **{"max_temperature(C)": 61})
+        for temperature in (91, 90):  # the first may be of a reading that had begun before
+            self.nvml(f"{gpu} ecc_corrected 7\n{gpu} temperature {temperature}\n")
+            self.wait_for_metrics(job, **{"max_temperature(C)": temperature})
+        self.nvml(f"{gpu} ecc_corrected 9\n")
+        self.wait_for_metrics(job, ecc_corrected=2)
+        job.ranks[0][0].terminate()
+        self.assertEqual(job.codes(), [143], job.text())
 
     def test_a_rank_that_holds_up_the_others_is_found_on_any_mesh(self):
         tensor, replicas = "--parallelism.tensor_parallel_degree=2", "--parallelism.data_parallel_replicate_degree=2"
