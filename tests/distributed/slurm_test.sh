@@ -185,9 +185,9 @@ echo "every rank reads the prolog and runs under the wrapper, with the user's va
 
 mkdir "$folder/two  words"
 # shellcheck disable=SC2016
-job=$(HYPERION_SRUN_ARGS="--chdir='$folder/two  words'"' --export="ALL,FROM_SRUN=\$HOME * $(date)"' submit 'echo "$FROM_SRUN in $PWD"')
+job=$(HYPERION_SRUN_ARGS="--chdir='$folder/two  words'"' --export="ALL,FROM_SRUN=\$HOME * $(date)" --cpu-bind=rank' submit 'echo "$FROM_SRUN in $PWD, binding $SLURM_CPU_BIND_TYPE"')
 wait_until "job $job to complete" job_is "$job" COMPLETED
-for rank in 0 1; do says "$(rank_log "$job" $rank)" "\$HOME * \$(date) in $folder/two  words"; done
+for rank in 0 1; do says "$(rank_log "$job" $rank)" "\$HOME * \$(date) in $folder/two  words, binding rank"; done
 job=$(HYPERION_SRUN_ARGS='--chdir="/tmp' submit 'echo started')
 ended "$job" 2
 says_once "$(log_of "$job")" 'HYPERION_SRUN_ARGS cannot be split into words (see above): --chdir="/tmp'
