@@ -29,9 +29,9 @@
 #include "parallel/comm/communicator_memory.h"
 #include "trainer/checkpointing/checkpointer.h"
 #include "trainer/checkpointing/stored_weights.h"
-#include "trainer/checkpointing/writers_choice.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/load.h"
+#include "trainer/config/writers_choice.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
 #include "trainer/model_and_optimizer.h"
@@ -438,8 +438,8 @@ class JobCheck {
 
   std::string describe_writers() const {
     if (!config().checkpoint.enable || config().checkpoint.load_only) return "nothing is saved";
-    return checkpointing::choose_writers(config().checkpoint.writers, environment_.world_size,
-                                         mesh_->degree(parallel::MeshDim::kDpReplicate))
+    return config::choose_writers(config().checkpoint.writers, environment_.world_size,
+                                  mesh_->degree(parallel::MeshDim::kDpReplicate))
         .text;
   }
 

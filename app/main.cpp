@@ -45,6 +45,7 @@
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
 #include "trainer/job_data.h"
+#include "trainer/metrics/gpu_sampler.h"
 #include "trainer/runtime/version.h"
 #include "trainer/signals.h"
 #include "trainer/trainer.h"
@@ -260,7 +261,8 @@ int main(int argc, char** argv) {
   std::atexit(hyperion::app::on_exit_by_library);
   const int code = hyperion::app::run_and_report({argv, argv + argc});
   hyperion::app::main_has_returned = true;
-  if (hyperion::app::ends_without_destructors || hyperion::parallel::communicators_left_behind()) {
+  if (hyperion::app::ends_without_destructors || hyperion::parallel::communicators_left_behind() ||
+      hyperion::metrics::gpu_sampler_left_behind()) {
     spdlog::default_logger()->flush();
     ::_exit(code);
   }

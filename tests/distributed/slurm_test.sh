@@ -156,9 +156,9 @@ log_of() { echo "$folder/job-$1.log"; }  # JOB
 rank_log() { echo "$folder/job-$1.ranks/rank_$2.n$2.log"; }  # JOB RANK
 
 # shellcheck disable=SC2016  # for the job's shell
-job=$(submit 'echo "$SLURM_PROCID of $SLURM_NTASKS at $MASTER_ADDR, lead $HYPERION_SIGNAL_LEAD: $*"')
+job=$(submit 'echo "$SLURM_PROCID of $SLURM_NTASKS at $MASTER_ADDR, lead $HYPERION_SIGNAL_LEAD, binding $SLURM_CPU_BIND_TYPE: $*"')
 wait_until "job $job to complete" job_is "$job" COMPLETED
-says "$(rank_log "$job" 1)" '1 of 2 at 127.0.0.1, lead 120: train some.toml --a.b=c'
+says "$(rank_log "$job" 1)" '1 of 2 at 127.0.0.1, lead 120, binding none: train some.toml --a.b=c'
 says "$(log_of "$job")" '0 of 2 at'
 if grep -q '1 of 2' "$(log_of "$job")"; then fail "a rank that LOG_RANK leaves out is in the job's log"; fi
 echo "every rank has a log with its number and node; the job's log shows rank 0"
@@ -185,9 +185,9 @@ echo "every rank reads the prolog and runs under the wrapper, with the user's va
 
 mkdir "$folder/two  words"
 # shellcheck disable=SC2016
-job=$(HYPERION_SRUN_ARGS="--chdir='$folder/two  words'"' --export="ALL,FROM_SRUN=\$HOME * $(date)"' submit 'echo "$FROM_SRUN in $PWD"')
+job=$(HYPERION_SRUN_ARGS="--chdir='$folder/two  words'"' --export="ALL,FROM_SRUN=\$HOME * $(date)" --cpu-bind=rank' submit 'echo "$FROM_SRUN in $PWD, binding $SLURM_CPU_BIND_TYPE"')
 wait_until "job $job to complete" job_is "$job" COMPLETED
-for rank in 0 1; do says "$(rank_log "$job" $rank)" "\$HOME * \$(date) in $folder/two  words"; done
+for rank in 0 1; do says "$(rank_log "$job" $rank)" "\$HOME * \$(date) in $folder/two  words, binding rank"; done
 job=$(HYPERION_SRUN_ARGS='--chdir="/tmp' submit 'echo started')
 ended "$job" 2
 says_once "$(log_of "$job")" 'HYPERION_SRUN_ARGS cannot be split into words (see above): --chdir="/tmp'

@@ -65,6 +65,18 @@ class CpuBinding(JobTest):
         self.assertIn(f"has CPUs {first}: this rank runs on {first}", job.text(0))
         self.assertRegex(job.text(1), rf"WARNING - NUMA node 1 of the GPU at 0000:1c:00.0 has CPUs {second}, and this rank may run on {first} alone")
 
+    def test_a_rank_whose_threads_openmp_binds_is_left_alone(self):
+        first, second = map(str, self.cpus)
+        job, found = self.run_until_step_2(2, OMP_PROC_BIND="true", OMP_PLACES=f"{{{first}}},{{{second}}}")
+        for rank in range(2):
+            self.assertIn("CPUs: not bound to those of the GPU, because OMP_PROC_BIND is set", job.text(rank))
+            self.assertNotIn("NUMA node", job.text(rank))
+        self.assertIn(first, found[1])  # where OpenMP keeps the main thread, although the card is near the other CPU
+
+    def test_an_empty_variable_is_as_good_as_none(self):
+        job, _ = self.run_until_step_2(1, HYPERION_NUMA="", OMP_PROC_BIND="")
+        self.assertIn("this rank runs on", job.text())
+
     def test_binding_can_be_turned_off(self):
         job, found = self.run_until_step_2(1, HYPERION_NUMA="off")
         self.assertNotIn(found[0], [{str(cpu)} for cpu in self.cpus])

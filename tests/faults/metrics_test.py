@@ -115,14 +115,16 @@ class Metrics(CheckpointTest):
                 self.assertAlmostEqual(rows[name][1][tag] / rows["one"][1][tag], 1, delta=0.01)  # bf16
 
     def test_a_rank_that_works_longer_than_the_others_is_in_the_metrics_and_is_warned_of(self):
-        slow = ("--allow-faults", "--checkpoint.no_enable", "--training.steps=6", "--metrics.log_freq=1", "--metrics.save_for_all_ranks")
+        slow = ("--allow-faults", "--checkpoint.no_enable", "--training.steps=10", "--metrics.log_freq=1", "--metrics.save_for_all_ranks")
         for transport, env in (("memory", {}), ("sockets", {"LOCAL_WORLD_SIZE": 1, "LOCAL_RANK": 0, "GLOO_SOCKET_IFNAME": "lo"})):
             with self.subTest(transport):
                 folder = self.folder / transport
                 job = self.run_job(*slow, f"--job.dump_folder={folder}/out", ranks=2, code=0,
                                    env={"FAULT": "rank=1;point=step.fwd;nth=0;action=sleep:0.5", **env})
                 rows = [row for row in self.metrics(folder) if "grad_norm" in row]
-                self.assertEqual([row["stragglers/slowest_rank"] for row in rows], [1] * 6)
+                self.assertEqual(len(rows), 10)
+                # Not in every step: on a busy host the other rank may be slower in one.
+                self.assertGreater([row["stragglers/slowest_rank"] for row in rows].count(1), len(rows) / 2)
                 for row in rows:
                     self.assertGreaterEqual(row["stragglers/own_time_max(s)"], 0.5)
                     self.assertAlmostEqual(row["stragglers/slowest_over_median"],
@@ -130,7 +132,7 @@ class Metrics(CheckpointTest):
                 self.assertEqual([{key: value for key, value in row.items() if key.startswith("stragglers")}
                                   for row in self.lines(folder / "out" / "rank_1" / "metrics.jsonl") if "grad_norm" in row],
                                  [{key: value for key, value in row.items() if key.startswith("stragglers")} for row in rows])
-                self.assertRegex(job.text(), rf"WARNING - rank 1 on {re.escape(socket.gethostname())}: its own work of step 5 took ")
+                self.assertRegex(job.text(), rf"WARNING - rank 1 on {re.escape(socket.gethostname())}: its own work of step \d+ took ")
                 self.assertEqual(job.text().count("its own work of step"), 1)
 
     def test_the_end_of_a_job_that_fails_says_why(self):

@@ -1,6 +1,8 @@
 // libnvidia-ml.so.1 of simulated GPUs: what NVML says of them is in the file HYPERION_SIMULATED_NVML, read by
-// each call, so that a test can change it while a job runs. Lines "0000:01:00.0 reasons 0x40" (the address of
-// a GPU, a field, a value), and "hang": no call returns.
+// each call, so that a test can change it while a job runs. Lines "0000:1c:00.0 reasons 0x40" (the address of
+// a GPU, a field, a value; "fails": the call does), and "hang": no call returns.
+#include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -11,7 +13,10 @@
 
 namespace {
 
-constexpr int kSuccess = 0, kNotSupported = 3, kNotFound = 6;
+constexpr int kSuccess = 0, kNotSupported = 3, kNotFound = 6, kUnknown = 999;
+constexpr unsigned long long kFails = ~0ULL;
+
+std::atomic<bool> hangs = false;
 
 using Device = std::string;  // its address
 
@@ -22,16 +27,23 @@ unsigned long long field(void* device, const char* name, unsigned long long usua
     std::istringstream words(line);
     std::string address, field, value;
     words >> address >> field >> value;
-    while (address == "hang") pause();
+    hangs = address == "hang";
+    while (hangs) pause();
     if (address == *static_cast<Device*>(device) && field == name)
-      return std::strtoull(value.c_str(), nullptr, 0);
+      return value == "fails" ? kFails : std::strtoull(value.c_str(), nullptr, 0);
   }
   return usual;
 }
 
-int answer(unsigned* value, unsigned long long found) {
-  *value = static_cast<unsigned>(found);
-  return kSuccess;
+template <typename Value>
+int answer(Value* value, unsigned long long found) {
+  *value = static_cast<Value>(found);
+  return found == kFails ? kUnknown : kSuccess;
+}
+
+// The driver's own state goes as this library's does.
+__attribute__((destructor)) void end() {
+  if (hangs) std::fputs("NVML: destructors ran under a call\n", stderr);
 }
 
 }  // namespace
@@ -52,8 +64,7 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char* address, void** device) {
   return kSuccess;
 }
 int nvmlDeviceGetTotalEccErrors(void* device, int type, int, unsigned long long* errors) {
-  *errors = field(device, type == 0 ? "ecc_corrected" : "ecc_uncorrected", 0);
-  return kSuccess;
+  return answer(errors, field(device, type == 0 ? "ecc_corrected" : "ecc_uncorrected", 0));
 }
 int nvmlDeviceGetRemappedRows(void* device, unsigned* corrected, unsigned* uncorrected, unsigned* pending,
                               unsigned* failed) {
@@ -61,8 +72,7 @@ int nvmlDeviceGetRemappedRows(void* device, unsigned* corrected, unsigned* uncor
   return answer(corrected, field(device, "remapped_rows", 0));
 }
 int nvmlDeviceGetCurrentClocksEventReasons(void* device, unsigned long long* reasons) {
-  *reasons = field(device, "reasons", 0x04);  // at its power limit
-  return kSuccess;
+  return answer(reasons, field(device, "reasons", 0x04));  // at its power limit
 }
 int nvmlDeviceGetClockInfo(void* device, int, unsigned* mhz) {
   return answer(mhz, field(device, "sm_clock", 1400));

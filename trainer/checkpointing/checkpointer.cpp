@@ -20,8 +20,8 @@
 #include "parallel/placement.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/stored_weights.h"
-#include "trainer/checkpointing/writers_choice.h"
 #include "trainer/config/validate.h"
+#include "trainer/config/writers_choice.h"
 
 namespace hyperion::checkpointing {
 namespace fs = std::filesystem;
@@ -128,8 +128,8 @@ void Checkpointer::attach(CheckpointedState state) {
   if (!enabled()) return;
   state_.emplace(std::move(state));
   config_ = &state_->config;
-  const ChosenWriters chosen = choose_writers(options().writers, runtime_.world_size(),
-                                              runtime_.mesh->degree(parallel::MeshDim::kDpReplicate));
+  const config::ChosenWriters chosen = config::choose_writers(
+      options().writers, runtime_.world_size(), runtime_.mesh->degree(parallel::MeshDim::kDpReplicate));
   if (!options().load_only && runtime_.world_size() > 1)
     log_info("Checkpoints are written by {}", chosen.text);
   saver_.emplace(checkpoint::SaverOptions{.folder = path_,

@@ -1,6 +1,7 @@
 #include "trainer/metrics/gpu_sampler.h"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -15,6 +16,9 @@ namespace {
 
 constexpr const char* kLibrary = "libnvidia-ml.so.1";
 constexpr uint64_t kIdle = 0x01;  // nvmlClocksEventReasonGpuIdle
+constexpr int kPeriodsUntilOld = 10;
+
+std::atomic<bool> left_behind = false;
 
 // A function of NVML; null where this version has none. All return 0 for success.
 template <typename... Arguments>
@@ -84,8 +88,10 @@ class Nvml {
   void* device_ = nullptr;
 };
 
-void subtract(std::optional<int64_t>& count, const std::optional<int64_t>& first) {
-  if (count && first) *count -= *first;
+// `first`: the first value that was read.
+void count_from_first(std::optional<int64_t>& count, std::optional<int64_t>& first) {
+  if (!first) first = count;
+  if (count) *count -= *first;
 }
 
 template <typename Choose>
@@ -99,13 +105,17 @@ void choose(std::optional<double>& value, const std::optional<double>& other, co
 }  // namespace
 
 struct GpuSampler::Shared {
+  const std::chrono::milliseconds period;
   std::mutex mutex;
   std::condition_variable changed;
   bool stop = false, ended = false;
   bool taken = false;  // `counters`: since the last sample
-  std::optional<GpuCounters> counters;
+  bool old_said = false;
+  std::chrono::steady_clock::time_point changed_at = std::chrono::steady_clock::now();
+  std::optional<GpuCounters> counters{};
 
   void add(const GpuCounters& sample) {
+    changed_at = std::chrono::steady_clock::now();
     if (!counters || std::exchange(taken, false)) {
       counters = sample;
       return;
@@ -119,18 +129,19 @@ struct GpuSampler::Shared {
     choose(counters->watts, sample.watts, [](double a, double b) { return std::max(a, b); });
   }
 
-  void sample_until_stopped(const std::string& bus_id, std::chrono::milliseconds period) {
+  void sample_until_stopped(const std::string& bus_id) {
     constexpr const char* kWithout = "GPU: no clocks, throttling or ECC errors in the metrics";
     void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return log_info("{}: {} was not found", kWithout, kLibrary);
     Nvml nvml(library);
     if (const int code = nvml.open(bus_id); code != 0)
       return log_info("{}: NVML does not open {} (nvmlReturn_t {})", kWithout, bus_id, code);
-    const GpuCounters first = nvml.read();
-    for (GpuCounters sample = first;; sample = nvml.read()) {
-      subtract(sample.ecc_corrected, first.ecc_corrected);
-      subtract(sample.ecc_uncorrected, first.ecc_uncorrected);
-      subtract(sample.remapped_rows, first.remapped_rows);
+    GpuCounters first;
+    for (;;) {
+      GpuCounters sample = nvml.read();
+      count_from_first(sample.ecc_corrected, first.ecc_corrected);
+      count_from_first(sample.ecc_uncorrected, first.ecc_uncorrected);
+      count_from_first(sample.remapped_rows, first.remapped_rows);
       std::unique_lock lock(mutex);
       add(sample);
       if (changed.wait_for(lock, period, [this] { return stop; })) break;
@@ -140,9 +151,9 @@ struct GpuSampler::Shared {
 };
 
 GpuSampler::GpuSampler(const std::string& bus_id, std::chrono::milliseconds period)
-    : shared_(std::make_shared<Shared>()) {
-  std::thread([shared = shared_, bus_id, period] {
-    shared->sample_until_stopped(bus_id, period);
+    : shared_(std::make_shared<Shared>(period)) {
+  std::thread([shared = shared_, bus_id] {
+    shared->sample_until_stopped(bus_id);
     const std::lock_guard lock(shared->mutex);
     shared->ended = true;
     shared->changed.notify_all();
@@ -153,13 +164,27 @@ GpuSampler::~GpuSampler() {
   std::unique_lock lock(shared_->mutex);
   shared_->stop = true;
   shared_->changed.notify_all();
-  shared_->changed.wait_for(lock, std::chrono::seconds(2), [this] { return shared_->ended; });
+  if (!shared_->changed.wait_for(lock, std::chrono::seconds(2), [this] { return shared_->ended; }))
+    left_behind = true;
 }
 
 std::optional<GpuCounters> GpuSampler::take() {
   const std::lock_guard lock(shared_->mutex);
   shared_->taken = true;
-  return shared_->counters;
+  const std::chrono::seconds limit =
+      std::chrono::ceil<std::chrono::seconds>(kPeriodsUntilOld * shared_->period);
+  if (shared_->ended || std::chrono::steady_clock::now() - shared_->changed_at <= limit)
+    return shared_->counters;
+  if (!std::exchange(shared_->old_said, true))
+    log_warning(
+        "GPU: NVML has not answered for {} s: clocks, throttling and ECC errors of this rank's GPU are not "
+        "in the metrics until it does",
+        limit.count());
+  return std::nullopt;
+}
+
+bool gpu_sampler_left_behind() {
+  return left_behind;
 }
 
 }  // namespace hyperion::metrics

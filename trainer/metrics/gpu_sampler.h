@@ -12,7 +12,7 @@ namespace hyperion::metrics {
 
 // Each may be absent: not every GPU and driver has all.
 struct GpuCounters {
-  // Since the sampler's start.
+  // Since they were first read.
   std::optional<int64_t> ecc_corrected{}, ecc_uncorrected{}, remapped_rows{};
   // Since the last GpuSampler::take().
   uint64_t throttled = 0;               // bits of kThrottleReasons
@@ -44,13 +44,17 @@ class GpuSampler {
   GpuSampler(const GpuSampler&) = delete;
   GpuSampler& operator=(const GpuSampler&) = delete;
 
-  // What was read since the last call, or else last; none where nothing has been read. Waits for no call of
-  // NVML.
+  // What was read since the last call, or else last; none where nothing has been read for ten periods, which
+  // is logged once. Waits for no call of NVML.
   std::optional<GpuCounters> take();
 
  private:
   struct Shared;
   std::shared_ptr<Shared> shared_;
 };
+
+// Whether a call of NVML has outlived its sampler: the process must end without destructors, because the
+// call's thread still runs.
+bool gpu_sampler_left_behind();
 
 }  // namespace hyperion::metrics

@@ -4,10 +4,12 @@
 #include <cerrno>
 #include <fstream>
 #include <iterator>
+#include <system_error>
 #include <vector>
 
 #include <fmt/format.h>
 #include <sched.h>
+#include <strings.h>
 
 #include <ATen/Parallel.h>
 
@@ -56,6 +58,15 @@ int set_affinity(pid_t thread, const Cpus& cpus) {
   CpuMask mask;
   for (const int cpu : cpus) CPU_SET_S(cpu, mask.bytes(), mask.words.data());
   return ::sched_setaffinity(thread, mask.bytes(), mask.words.data()) == 0 ? 0 : errno;
+}
+
+// The variable by which OpenMP binds threads to CPUs, this one to the first; "": it binds none.
+std::string variable_that_binds() {
+  const auto value = [](const char* name) { return environment_variable(name).value_or(""); };
+  if (::strcasecmp(value("OMP_PROC_BIND").c_str(), "false") != 0)
+    for (const char* name : {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"})
+      if (!value(name).empty()) return name;
+  return "";
 }
 
 }  // namespace
@@ -113,26 +124,35 @@ CpuChoice choose_cpus(const std::string& pci_address, const Cpus& allowed, const
 }
 
 void bind_to_node_of_gpu(int device) {
-  const std::string wanted = environment_variable("HYPERION_NUMA").value_or("auto");
-  if (wanted != "auto" && wanted != "off")
+  const std::string wanted = environment_variable("HYPERION_NUMA").value_or("");
+  if (!wanted.empty() && wanted != "auto" && wanted != "off")
     throw_config("HYPERION_NUMA is '{}', expected auto or off", wanted);
   if (wanted == "off") return;
   const CpuChoice choice = choose_cpus(pci_address(device), affinity_of(0));
+  if (choice.text.empty()) return;
+  if (const std::string variable = variable_that_binds(); !variable.empty())
+    return log_info("CPUs: not bound to those of the GPU, because {} is set, by which OpenMP binds threads",
+                    variable);
   if (choice.wrong) return log_warning("{}", choice.text);
   if (!choice.cpus.empty()) {
     // Each thread by itself: one that has fewer CPUs than the process keeps to them.
-    for (const auto& entry : fs::directory_iterator("/proc/self/task")) {
-      const pid_t thread = parse_number<pid_t>(entry.path().filename().native()).value_or(0);
+    std::error_code unread;
+    fs::directory_iterator entry("/proc/self/task", unread);
+    for (; !unread && entry != fs::directory_iterator(); entry.increment(unread)) {
+      const pid_t thread = parse_number<pid_t>(entry->path().filename().native()).value_or(0);
       const Cpus near = in_both(affinity_of(thread), choice.cpus);
       const int error = near.empty() ? 0 : set_affinity(thread, near);
       if (error != 0 && error != ESRCH)  // which has ended
         return log_warning("CPUs: not bound to {}: sched_setaffinity: {}", cpu_list(choice.cpus),
                            errno_text(error));
     }
+    if (unread)
+      return log_warning("CPUs: not bound to {}: /proc/self/task: {}", cpu_list(choice.cpus),
+                         unread.message());
     const int threads = static_cast<int>(choice.cpus.size());
     if (at::get_num_threads() > threads) at::set_num_threads(threads);
   }
-  if (!choice.text.empty()) log_info("{}", choice.text);
+  log_info("{}", choice.text);
 }
 
 }  // namespace hyperion::trainer

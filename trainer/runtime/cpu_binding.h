@@ -29,8 +29,9 @@ CpuChoice choose_cpus(const std::string& pci_address, const Cpus& allowed,
                       const std::filesystem::path& root = "/");
 
 // Restricts this process, with the threads that it has and will have, to the CPUs chosen for the visible GPU
-// `device`, and its loops to as many threads; logs that. HYPERION_NUMA = off: does nothing. Before
-// CUDA makes threads and pins memory. Throws Error(kUsage) for another value than auto and off.
+// `device`, and its loops to as many threads; logs that. Where OpenMP's variables bind threads it only logs
+// so; HYPERION_NUMA = off: does nothing. Before CUDA makes threads and pins memory. Throws Error(kUsage) for
+// another value than auto, off and "".
 void bind_to_node_of_gpu(int device);
 
 }  // namespace hyperion::trainer

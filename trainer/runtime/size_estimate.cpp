@@ -9,6 +9,7 @@
 #include "models/flavors/attention_heads.h"
 #include "trainer/config/schema.h"
 #include "trainer/config/validate.h"
+#include "trainer/config/writers_choice.h"
 
 namespace hyperion::trainer {
 namespace {
@@ -94,9 +95,16 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
   // The last save is synchronous.
   const int64_t first_save = saves.enable_first_step_checkpoint ? 1 : saves.interval;
   if (saves.enable && !saves.load_only && !config::is_dry_run(config) &&
-      saves.async_mode != checkpoint::AsyncMode::kDisabled && first_save < training.steps)
+      saves.async_mode != checkpoint::AsyncMode::kDisabled && first_save < training.steps) {
+    const auto& degrees = config.parallelism;
+    const int64_t replicas = degrees.data_parallel_replicate_degree;
+    const int64_t ranks =
+        shards * degrees.tensor_parallel_degree * degrees.pipeline_parallel_degree * replicas;
+    const auto writers = config::choose_writers(saves.writers, ranks, replicas).writers;
+    // Of a rank that writes: its shard, or of that the share of one replica.
     size.save_pool = (parameters * state + size.optimizer + size.averages) /
-                     static_cast<double>(config.parallelism.data_parallel_replicate_degree);
+                     (writers == checkpoint::Writers::kAll ? static_cast<double>(replicas) : 1);
+  }
   const int64_t rows = config::microbatch_rows(config, training.local_batch_size);
   microbatches *= training.local_batch_size / rows;
   if (config::reduces_gradients_once(config) && microbatches > 1 && shards > 1)

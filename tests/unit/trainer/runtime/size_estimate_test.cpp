@@ -71,16 +71,20 @@ TEST_CASE("Tensor parallel ranks share the matrices and the kept activations but
 TEST_CASE("the copy of the state for background saves counts where such saves will be made") {
   const models::ModelArgs model = models::model_args("llama3", "8B");
   const auto parameters = static_cast<double>(models::count_parameters(model).total);
-  const auto pool = [&](const std::string& checkpoint, const std::string& others = "") {
+  const auto pool = [&](const std::string& checkpoint, const std::string& others = "", int64_t shards = 8) {
     const std::string toml =
         "[training]\nsteps = 100\n" + others + "[checkpoint]\nenable = true\n" + checkpoint;
-    return job_size(resolved(toml).config, model, 8, 1).save_pool;
+    return job_size(resolved(toml).config, model, shards, 1).save_pool;
   };
   const std::string async = "async_mode = \"async\"\n";
   CHECK(pool(async + "interval = 10") == Approx(12 * parameters / 8));
   CHECK(pool(async + "interval = 10", "[ema]\nenable = true\n") == Approx(16 * parameters / 8));
-  CHECK(pool(async + "interval = 10", "[parallelism]\ndata_parallel_replicate_degree = 4\n") ==
-        Approx(12 * parameters / 8 / 4));
+  const std::string replicas = "[parallelism]\ndata_parallel_replicate_degree = 4\n";
+  CHECK(pool(async + "interval = 10", replicas) == Approx(12 * parameters / 8 / 4));
+  // A rank of the one replica that writes has its whole shard to write.
+  CHECK(pool(async + "interval = 10\nwriters = \"one_replica\"", replicas) == Approx(12 * parameters / 8));
+  CHECK(pool(async + "interval = 10", replicas, 128) == Approx(12 * parameters / 128 / 4));
+  CHECK(pool(async + "interval = 10", replicas, 129) == Approx(12 * parameters / 129));  // of 516 ranks
   CHECK(pool(async + "interval = 100") == 0);  // the last save alone, which is synchronous
   CHECK(pool(async + "interval = 100\nenable_first_step_checkpoint = true") > 0);
   CHECK(pool(async + "interval = 10\nload_only = true") == 0);

@@ -1,12 +1,11 @@
-#include "trainer/checkpointing/writers_choice.h"
+#include "trainer/config/writers_choice.h"
 
 #include <catch2/catch.hpp>
 
-namespace hyperion::checkpointing {
+namespace hyperion::config {
 namespace {
 
 using checkpoint::Writers;
-using config::WritersChoice;
 
 }  // namespace
 
@@ -38,4 +37,4 @@ TEST_CASE("what checkpoint.writers names is done on any number of ranks") {
         "one replica, 2 of 4 ranks (checkpoint.writers = \"one_replica\")");
 }
 
-}  // namespace hyperion::checkpointing
+}  // namespace hyperion::config

@@ -7,7 +7,7 @@
 #include "checkpoint/types/choices.h"
 #include "trainer/config/choices.h"
 
-namespace hyperion::checkpointing {
+namespace hyperion::config {
 
 // Above it "auto" means one replica, where there are several: each file costs the metadata servers of a
 // shared file system, which all ranks ask at the same time.
@@ -19,6 +19,6 @@ struct ChosenWriters {
 };
 
 // `replicas`: how many of the job's `ranks` hold the same shard of the weights (HSDP); 1: none does.
-ChosenWriters choose_writers(config::WritersChoice asked, int64_t ranks, int64_t replicas);
+ChosenWriters choose_writers(WritersChoice asked, int64_t ranks, int64_t replicas);
 
-}  // namespace hyperion::checkpointing
+}  // namespace hyperion::config

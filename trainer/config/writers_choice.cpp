@@ -1,16 +1,16 @@
-#include "trainer/checkpointing/writers_choice.h"
+#include "trainer/config/writers_choice.h"
 
 #include <fmt/format.h>
 
 #include "base/counted.h"
 
-namespace hyperion::checkpointing {
+namespace hyperion::config {
 
-ChosenWriters choose_writers(config::WritersChoice asked, int64_t ranks, int64_t replicas) {
+ChosenWriters choose_writers(WritersChoice asked, int64_t ranks, int64_t replicas) {
   using checkpoint::Writers;
-  Writers writers = asked == config::WritersChoice::kOneReplica ? Writers::kOneReplica : Writers::kAll;
+  Writers writers = asked == WritersChoice::kOneReplica ? Writers::kOneReplica : Writers::kAll;
   std::string why;
-  if (asked == config::WritersChoice::kAuto) {
+  if (asked == WritersChoice::kAuto) {
     const std::string limit = counted(kMaxRanksThatAllWrite, "rank");
     if (ranks <= kMaxRanksThatAllWrite) {
       why = ": at most " + limit;
@@ -29,4 +29,4 @@ ChosenWriters choose_writers(config::WritersChoice asked, int64_t ranks, int64_t
   return {writers, fmt::format("{} (checkpoint.writers = \"{}\"{})", who, text_of(asked), why)};
 }
 
-}  // namespace hyperion::checkpointing
+}  // namespace hyperion::config
