@@ -31,7 +31,7 @@ parallel::PipelineSchedule forwards(const std::vector<int>& rank_of_stage, int r
   return schedule;
 }
 
-// In units of a stage's forward. Transfers cost little beside it.
+// In units of a stage's forward, of which a transfer takes little.
 parallel::PipelineCosts costs(bool recomputes) {
   const double forward = recomputes ? 1 : 0;
   return parallel::uniform_costs(1, 2 + forward, 1 + forward, 1, 0.05);

@@ -69,8 +69,8 @@ def environment():
     """The variables with which the loader finds all that the program needs, which is checked."""
     torch, *others = find_torches()
     check_torch(torch, others)
-    beside = [folder for entry in (torch.parent, *sys.path) for folder in sorted(pathlib.Path(entry).glob("nvidia/*/lib"))]  # RHEL has lib64 and lib
-    folders = [*dict.fromkeys([torch / "lib", *beside]), pathlib.Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda") / "lib64"]
+    nvidia = [folder for entry in (torch.parent, *sys.path) for folder in sorted(pathlib.Path(entry).glob("nvidia/*/lib"))]  # RHEL has lib64 and lib
+    folders = [*dict.fromkeys([torch / "lib", *nvidia]), pathlib.Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda") / "lib64"]
     path = [str(folder) for folder in folders if folder.is_dir()]
     variables = dict(os.environ, LD_LIBRARY_PATH=":".join([*path, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]))
     try:  # what ldd does
