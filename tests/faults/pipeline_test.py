@@ -61,6 +61,10 @@ class Pipeline(JobTest):
         job = self.run_job(*FOUR, PP + "2", "--optimizer.lr=1e38", ranks=2, code=93, says=["the ranks of the last pipeline stage have the losses"])
         self.assertRegex(job.text(1), r"step 2: the loss or the gradient norm is not finite .*; loss \S+ on .*data\.jsonl:")
 
+    def test_keys_that_another_one_overrules_are_warned_of(self):
+        self.run_job("--training.local_batch_size=4", PP + "2", "--training.steps=1", "--parallelism.fsdp_reduce_gradients=every_microbatch", ranks=2,
+                     code=0, says=["parallelism.fsdp_reduce_gradients (command line) has no effect: a pipeline reduces once per step"])
+
     def test_what_cannot_run_is_refused_with_key_and_remedy(self):
         for options, said in (
                 ([SCHEDULE + "ZBVZeroBubble"], "divides a backward in two halves, which is not available yet"),

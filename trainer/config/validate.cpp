@@ -342,6 +342,23 @@ std::vector<std::string> keys_of_parallelism_without_effect(const ResolvedConfig
                                      toml_text(read(option, resolved.config)), resolved.origin(option.name),
                                      degree->key));
   }
+  // Keys of a pipeline that another one overrules.
+  const auto& p = resolved.config.parallelism;
+  const auto overruled = [&](const std::string& key, bool holds, std::string_view by) {
+    if (p.pipeline_parallel_degree > 1 && holds && resolved.origins.contains(key))
+      warnings.push_back(fmt::format("{} ({}) has no effect: {}", key, resolved.origin(key), by));
+  };
+  const bool listed = p.module_fqns_per_model_part.has_value();
+  for (const char* key : {"first_stage_less_layers", "last_stage_less_layers", "layers_per_stage"})
+    overruled(fmt::format("parallelism.pipeline_parallel_{}", key), listed,
+              "parallelism.module_fqns_per_model_part lists the stages");
+  overruled("parallelism.pipeline_parallel_layers_per_stage",
+            !listed && !p.pipeline_parallel_schedule_csv.empty(),
+            "the file of parallelism.pipeline_parallel_schedule_csv has the number of stages");
+  overruled(
+      "parallelism.fsdp_reduce_gradients",
+      p.fsdp_reduce_gradients != ReduceGradients::kOncePerStep && reduces_gradients_once(resolved.config),
+      "a pipeline reduces once per step unless parallelism.fsdp_reshard_after_forward = \"always\"");
   return warnings;
 }
 
