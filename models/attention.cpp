@@ -36,13 +36,13 @@ at::Tensor Attention::forward(at::TensorList x, const SequenceContext& context, 
   const at::Tensor attended = ops::attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
                                              context.documents, run.selective)
                                   .transpose(1, 2);  // [batch, seq, heads, head_dim]
-  return row_linear(attended.flatten(-2), wo_, RowResult::kNeededAgain, run.selective);
+  return row_linear(attended.flatten(-2), wo_, RowResult::kNeededAgain, run);
 }
 
 // The products of wq, wk and wv are gone before attention runs.
 ops::RotatedHeads Attention::rotated_heads(at::TensorList x, const SequenceContext& context,
                                            const BlockRun& run) const {
-  std::vector<at::Tensor> heads = qkv_.forward(x, run.selective);
+  std::vector<at::Tensor> heads = qkv_.forward(x, run);
   for (at::Tensor& projected : heads) projected = projected.unflatten(-1, {-1, head_dim_});
   if (q_norm_) {
     heads[0] = q_norm_->forward(heads[0]);

@@ -3,6 +3,7 @@
 
 namespace hyperion::models {
 
+class DeferredWeights;
 class SelectiveCheckpoint;
 struct LayerMetrics;
 
@@ -16,6 +17,9 @@ struct BlockRun {
   Kind kind = Kind::kForward;
   // Saves chosen results of the forward run and gives them to the second one; null: all are computed.
   SelectiveCheckpoint* selective = nullptr;
+  // Takes weight gradients where the backward of this run leaves them for later; null: it makes all. Outlives
+  // the graph.
+  DeferredWeights* deferred = nullptr;
   // Takes what layers report of the step; null in a recomputation, in validation and in steps that are not
   // logged: nothing is reported, and nothing should be computed for it.
   LayerMetrics* metrics = nullptr;

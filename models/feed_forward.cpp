@@ -26,12 +26,10 @@ std::vector<Linear*> FeedForward::linears() {
 }
 
 at::Tensor FeedForward::forward(const ops::SumAndNorm& h, const BlockRun& run) const {
-  const std::vector<at::Tensor> gate_up = gate_up_.forward(h.normed, run.selective);
+  const std::vector<at::Tensor> gate_up = gate_up_.forward(h.normed, run);
   const RowResult needed = run.recomputes() ? RowResult::kNotNeeded : RowResult::kNeededOnce;
   return ops::residual_sum(
-      h.sum,
-      row_linear(ops::gated_activation(gate_up[0], gate_up[1], activation_), w2_, needed, run.selective),
-      run);
+      h.sum, row_linear(ops::gated_activation(gate_up[0], gate_up[1], activation_), w2_, needed, run), run);
 }
 
 }  // namespace hyperion::models

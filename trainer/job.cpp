@@ -47,9 +47,14 @@ Job start_job(const config::ResolvedConfig& resolved) {
   const config::JobConfig& config = job.configured.config;
   job.model = config::model_args(config.model);
   const parallel::Environment environment = job_environment(config);
-  const std::optional<Pipeline> pipeline =
-      configured_pipeline(config, job.model);  // refused before anything is touched
+  // What cannot run is refused before a device is touched.
+  const std::optional<Pipeline> pipeline = configured_pipeline(config, job.model);
   job.data = checked_data(resolved, job.model, environment.world_size);
+  if (pipeline) {
+    const int64_t batches = config::microbatches_of(
+        config.training, config::data_parallel_degree(config, environment.world_size));
+    step_of(*pipeline, config, batches);
+  }
   job.runtime = start_runtime(resolved, job.model, environment);
   warn_of_slow_steps(config, job.model, job.runtime);
   job.seed = common_seed(config, job.runtime);

@@ -35,7 +35,7 @@ void connect_pairs(Exchange& ranks, at::Device device, const std::vector<int64_t
   ranks.start_all_to_all(at::empty_like(sent), sent, peers, peers).wait();
 }
 
-// The ranks that have a stage before or after one of this rank's.
+// The other ranks that have a stage before or after one of this rank's.
 std::vector<int64_t> neighbours(const Pipeline& pipeline, const parallel::Communicator& ranks) {
   std::vector<int64_t> peers(static_cast<size_t>(ranks.size()), 0);
   for (size_t stage = 1; stage < pipeline.rank_of_stage.size(); ++stage) {
@@ -43,6 +43,7 @@ std::vector<int64_t> neighbours(const Pipeline& pipeline, const parallel::Commun
     if (before == ranks.rank()) peers[static_cast<size_t>(after)] = 1;
     if (after == ranks.rank()) peers[static_cast<size_t>(before)] = 1;
   }
+  peers[static_cast<size_t>(ranks.rank())] = 0;  // stages here hand tensors over
   return peers;
 }
 

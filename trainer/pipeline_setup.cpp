@@ -37,14 +37,7 @@ parallel::PipelineCosts costs(bool recomputes) {
   return parallel::uniform_costs(1, 2 + forward, 1 + forward, 1, 0.05);
 }
 
-void refuse_unavailable(const config::JobConfig& config, const models::ModelArgs& model, PipelineKind kind) {
-  const bool halves = kind == PipelineKind::kInterleavedZeroBubble || kind == PipelineKind::kZbvZeroBubble ||
-                      kind == PipelineKind::kDualPipeV;
-  if (halves && config.parallelism.pipeline_parallel_schedule_csv.empty())
-    throw_config(
-        "parallelism.pipeline_parallel_schedule = \"{}\" divides a backward in two halves, which is not "
-        "available yet; set \"1F1B\", \"Interleaved1F1B\", \"GPipe\" or \"LoopedBFS\"",
-        text_of(kind));
+void refuse_unavailable(const config::JobConfig& config, const models::ModelArgs& model) {
   if (config.metrics.log_layer_activations)
     throw_config(
         "metrics.log_layer_activations = true is not available yet with parallelism.pipeline_parallel_degree "
@@ -65,17 +58,9 @@ std::optional<parallel::PipelineSchedule> listed_schedule(const config::JobConfi
       config::resolve_input(options.pipeline_parallel_schedule_csv, config::install_root()).string();
   if (!config::matches_a_file(path))
     throw_config("parallelism.pipeline_parallel_schedule_csv = \"{}\": there is no such file", path);
-  parallel::PipelineSchedule schedule =
-      parallel::parse_csv_schedule(read_file(path), path, static_cast<int>(options.pipeline_parallel_degree),
-                                   static_cast<int>(microbatches));
-  for (const auto& actions : schedule.ranks)
-    for (const parallel::PipelineAction& action : actions)
-      if (action.op == PipelineOp::kInputGradient || action.op == PipelineOp::kWeightGradient)
-        throw_config(
-            "{}: {} is half of a backward, which is not available yet; list backwards as a unit ({})", path,
-            parallel::to_text(action),
-            parallel::to_text({PipelineOp::kBackward, action.stage, action.microbatch}));
-  return schedule;
+  return parallel::parse_csv_schedule(read_file(path), path,
+                                      static_cast<int>(options.pipeline_parallel_degree),
+                                      static_cast<int>(microbatches));
 }
 
 std::vector<UnitRange> configured_stages(const config::JobConfig& config, const models::ModelArgs& model,
@@ -110,6 +95,12 @@ std::vector<UnitRange> configured_stages(const config::JobConfig& config, const 
   return stages;
 }
 
+bool names_pairs(const parallel::PipelineSchedule& schedule) {
+  return std::ranges::any_of(schedule.ranks, [](const auto& actions) {
+    return std::ranges::any_of(actions, &parallel::PipelineAction::overlaps_next);
+  });
+}
+
 // Of all ranks; equal for equal lists.
 std::string text_of_lists(const parallel::PipelineSchedule& schedule) {
   std::string text;
@@ -132,10 +123,14 @@ Pipeline make_pipeline(const PipelineSettings& settings) {
     return settings.listed ? parallel::repeat(*settings.listed, static_cast<int>(batches))
                            : parallel::make_schedule(settings.kind, shape(settings.microbatches, batches));
   };
-  const std::vector<int> rank_of_stage = training_order(1).rank_of_stage;
+  const std::vector<int> rank_of_stage =
+      settings.listed ? settings.listed->rank_of_stage
+                      : parallel::ranks_of_stages(settings.kind, settings.ranks, stages_per_rank);
   return {.stages = settings.stages,
           .rank_of_stage = rank_of_stage,
           .listed = settings.listed ? text_of_lists(*settings.listed) : "",
+          .names_pairs =
+              settings.listed ? names_pairs(*settings.listed) : settings.kind == PipelineKind::kDualPipeV,
           .gathers_stages = settings.gathers_stages,
           .reduces_once = settings.reduces_once,
           .make = [=](bool training, size_t microbatches) {
@@ -162,7 +157,7 @@ std::optional<Pipeline> configured_pipeline(const config::JobConfig& config, con
   const auto& options = config.parallelism;
   if (options.pipeline_parallel_degree == 1) return std::nullopt;
   const PipelineKind kind = parallel::pipeline_kind(options.pipeline_parallel_schedule);
-  refuse_unavailable(config, model, kind);
+  refuse_unavailable(config, model);
   const int64_t rows = options.pipeline_parallel_microbatch_size;
   const auto require_multiple = [&](const char* key, int64_t batch) {
     if (batch % rows != 0)
@@ -191,13 +186,17 @@ std::optional<Pipeline> configured_pipeline(const config::JobConfig& config, con
        .reduces_once = config::reduces_gradients_once(config)});
 }
 
+parallel::PipelineSchedule step_of(const Pipeline& pipeline, const config::JobConfig& config,
+                                   int64_t batches) {
+  const int64_t microbatches =
+      batches * config.training.local_batch_size / config.parallelism.pipeline_parallel_microbatch_size;
+  return pipeline.make(/*training=*/true, static_cast<size_t>(microbatches));
+}
+
 std::string describe_pipeline(const config::JobConfig& config, const models::ModelArgs& model,
                               int64_t batches) {
   const Pipeline pipeline = configured_pipeline(config, model).value();
-  const int64_t microbatches =
-      batches * config.training.local_batch_size / config.parallelism.pipeline_parallel_microbatch_size;
-  const parallel::PipelineSchedule schedule =
-      pipeline.make(/*training=*/true, static_cast<size_t>(microbatches));
+  const parallel::PipelineSchedule schedule = step_of(pipeline, config, batches);
   const bool recomputes = config.activation_checkpoint.mode == config::RecomputeMode::kFull;
   const models::Transformer transformer(model);
   std::vector<std::string> stages;
@@ -210,14 +209,15 @@ std::string describe_pipeline(const config::JobConfig& config, const models::Mod
   const auto& file = config.parallelism.pipeline_parallel_schedule_csv;
   return fmt::format(
       "{} ({}); {}, {} per step: planned bubble {:.1f} %, a rank keeps activations of at most {}, each stage "
-      "counted; {}",
+      "counted; {}{}",
       counted(static_cast<int64_t>(stages.size()), "stage"), fmt::join(stages, "; "),
       file.empty() ? config.parallelism.pipeline_parallel_schedule : file,
-      counted(microbatches, "microbatch", "microbatches"),
+      counted(schedule.microbatches, "microbatch", "microbatches"),
       100 * parallel::simulate(schedule, costs(recomputes)).bubble,
       counted(std::ranges::max(parallel::kept_microbatches(schedule)), "microbatch", "microbatches"),
       pipeline.gathers_stages ? "weights are gathered for several microbatches, gradients reduced once"
-                              : "each microbatch gathers weights and reduces gradients");
+                              : "each microbatch gathers weights and reduces gradients",
+      pipeline.names_pairs ? "; the forward and the backward of a pair run one after the other" : "");
 }
 
 }  // namespace hyperion::trainer

@@ -30,6 +30,10 @@ std::vector<UnitRange> units_of_rank(const Pipeline& pipeline, int rank);
 // None without a pipeline. Throws Error(kUsage) for settings that cannot be run, with key and remedy. Pure:
 // every rank, and `hyperion check`, finds the same.
 std::optional<Pipeline> configured_pipeline(const config::JobConfig& config, const models::ModelArgs& model);
+// The lists of a step of `batches` local batches. Throws Error(kUsage) where the schedule has none for so
+// many microbatches.
+parallel::PipelineSchedule step_of(const Pipeline& pipeline, const config::JobConfig& config,
+                                   int64_t batches);
 
 // For the log and `hyperion check`, where there is a pipeline: stages, schedule, bubble and kept microbatches
 // of a step of `batches` local batches.

@@ -59,15 +59,16 @@ class Expansion {
   Expansion(const Pipeline& pipeline, int rank, const parallel::PipelineSchedule& lists)
       : pipeline_(pipeline), stages_(pipeline.stages), rank_(rank), lists_(lists) {
     for (const parallel::PipelineAction& action : actions()) {
-      if (action.op != Op::kBackward) continue;
-      trains_ = true;
-      last_backward_[static_cast<size_t>(action.stage)] = action.microbatch;
+      const auto stage = static_cast<size_t>(action.stage);
+      const auto microbatch = static_cast<size_t>(action.microbatch);
+      if (action.op == Op::kBackward || action.op == Op::kInputGradient) last_of_head_[stage] = microbatch;
+      if (action.op == Op::kBackward || action.op == Op::kWeightGradient) last_of_blocks_[stage] = microbatch;
     }
   }
 
   Schedule made() {
     for (index_ = 0; index_ < actions().size(); ++index_) add(actions()[index_]);
-    if (trains_) made_.push_back({Do::kSumReplicated});
+    if (trains()) made_.push_back({Do::kSumReplicated});
     return std::move(made_);
   }
 
@@ -90,6 +91,7 @@ class Expansion {
   }
   bool is_last_stage() const { return stage_ + 1 == stages_.size(); }
   bool is_here(size_t stage) const { return lists_.rank_of_stage[stage] == rank_; }
+  bool trains() const { return !last_of_blocks_.empty(); }
 
   void add(const parallel::PipelineAction& action) {
     stage_ = static_cast<size_t>(action.stage);
@@ -99,18 +101,22 @@ class Expansion {
         forward();
         break;
       case Op::kBackward:
-        backward();
+      case Op::kInputGradient:
+        backward(/*divided=*/action.op == Op::kInputGradient);
+        break;
+      case Op::kWeightGradient:
+        weight_gradients();
         break;
       case Op::kSendForward:
         emit(Do::kSendActivation);
-        if (!trains_) emit(Do::kFinish);
+        if (!trains()) emit(Do::kFinish);
         break;
       case Op::kReceiveForward:
         emit(Do::kReceiveActivation);
         break;
       case Op::kSendBackward:
         emit(Do::kSendGradient);
-        emit(Do::kFinish);
+        end_part();
         break;
       case Op::kReceiveBackward:
         emit(Do::kReceiveGradient);
@@ -123,9 +129,6 @@ class Expansion {
         break;
       case Op::kReduce:  // with the unit's last backward
         break;
-      case Op::kInputGradient:
-      case Op::kWeightGradient:
-        throw_bug("a backward in two halves is not available");
     }
   }
 
@@ -133,41 +136,68 @@ class Expansion {
   void forward() {
     const auto [first, end] = stages_[stage_];
     const size_t blocks_end = is_last_stage() ? end - 1 : end;
-    const bool head_is_next = is_last_stage() && (!trains_ || backward_is_next());
+    const bool head_is_next = is_last_stage() && (!trains() || backward_is_next());
     for (size_t unit = first; unit < blocks_end; ++unit) {
       emit(Do::kForward, unit,
            unit + 1 < blocks_end || head_is_next ? std::optional(unit + 1) : std::nullopt);
       free_after_use(unit);
     }
     if (is_last_stage()) {
-      if (trains_) return;
+      if (trains()) return;
       emit(Do::kLoss, blocks_end);
       free_after_use(blocks_end);
       emit(Do::kFinish);
     } else if (is_here(stage_ + 1)) {
       emit(Do::kSendActivation);
-      if (!trains_) emit(Do::kFinish);
+      if (!trains()) emit(Do::kFinish);
     }
   }
 
-  void backward() {
+  // The head has no halves.
+  void backward(bool divided) {
     const auto [first, end] = stages_[stage_];
-    const bool last = last_backward_.at(stage_) == static_cast<int>(microbatch_);
     for (size_t unit = end; unit-- > first;) {
-      emit(is_last_stage() && unit + 1 == end ? Do::kLoss : Do::kBackward, unit,
-           unit > std::max<size_t>(first, 1) ? std::optional(unit - 1) : std::nullopt);
+      emit(is_head(unit) ? Do::kLoss
+           : divided     ? Do::kInputGradient
+                         : Do::kBackward,
+           unit, unit > std::max<size_t>(first, 1) ? std::optional(unit - 1) : std::nullopt);
       free_after_use(unit);
-      emit(last || !pipeline_.reduces_once ? Do::kReduce : Do::kAccumulate, unit, {}, last);
+      if (is_head(unit) || !divided) reduce(unit);
     }
-    if (stage_ > 0 && !is_here(stage_ - 1)) return;  // it ends with its kSendBackward
-    if (stage_ > 0) emit(Do::kSendGradient);
-    emit(Do::kFinish);
+    const bool hands_over = stage_ > 0 && is_here(stage_ - 1);
+    if (hands_over) emit(Do::kSendGradient);
+    parts_left_[{stage_, microbatch_}] = stage_ == 0 || hands_over ? 1 : 2;
+    if (!divided) end_part();
+  }
+
+  void weight_gradients() {
+    const auto [first, end] = stages_[stage_];
+    for (size_t unit = end; unit-- > first;) {
+      if (is_head(unit)) continue;
+      emit(Do::kWeightGradients, unit);
+      reduce(unit);
+    }
+    end_part();
+  }
+
+  bool is_head(size_t unit) const { return is_last_stage() && unit + 1 == stages_[stage_].end; }
+
+  void reduce(size_t unit) {
+    const bool last = (is_head(unit) ? last_of_head_ : last_of_blocks_).at(stage_) == microbatch_;
+    emit(last || !pipeline_.reduces_once ? Do::kReduce : Do::kAccumulate, unit, {}, last);
+  }
+
+  // A microbatch ends in a stage with its last weight gradients and, where another rank takes it, with the
+  // sending of its gradient: the weight gradients read memory that was received.
+  void end_part() {
+    if (--parts_left_.at({stage_, microbatch_}) == 0) emit(Do::kFinish);
   }
 
   bool backward_is_next() const {
     for (size_t i = index_ + 1; i < actions().size(); ++i)
       if (const auto& next = actions()[i]; parallel::is_compute(next.op))
-        return next.op == Op::kBackward && static_cast<size_t>(next.stage) == stage_ &&
+        return (next.op == Op::kBackward || next.op == Op::kInputGradient) &&
+               static_cast<size_t>(next.stage) == stage_ &&
                static_cast<size_t>(next.microbatch) == microbatch_;
     return false;
   }
@@ -176,8 +206,9 @@ class Expansion {
   const std::vector<UnitRange>& stages_;
   int rank_;
   const parallel::PipelineSchedule& lists_;
-  std::map<size_t, int> last_backward_;  // by stage: of which microbatch
-  bool trains_ = false;
+  // By stage: the microbatch whose gradients come last, of the head and of all else.
+  std::map<size_t, size_t> last_of_head_, last_of_blocks_;
+  std::map<std::pair<size_t, size_t>, int> parts_left_;  // by stage and microbatch, after its backward
   Schedule made_;
   size_t index_ = 0, stage_ = 0, microbatch_ = 0;  // of the action that is added
 };
@@ -193,8 +224,8 @@ ScheduleRunner::ScheduleRunner(Stage& stage, bool reshard_after_forward, bool re
       stages_({{0, stage.model().units().size()}}),
       rank_of_stage_({0}),
       make_([=, units = stages_[0].end](bool training, size_t microbatches) {
-        return training ? training_schedule(units, microbatches, reshard_after_forward, reduce_once)
-                        : evaluation_schedule(units);
+        return Plan{training ? training_schedule(units, microbatches, reshard_after_forward, reduce_once)
+                             : evaluation_schedule(units)};
       }) {}
 
 ScheduleRunner::ScheduleRunner(Stage& stage, const Pipeline& pipeline, parallel::Communicator& ranks,
@@ -204,27 +235,29 @@ ScheduleRunner::ScheduleRunner(Stage& stage, const Pipeline& pipeline, parallel:
       rank_of_stage_(pipeline.rank_of_stage),
       rank_(ranks.rank()),
       make_([pipeline, rank = rank_](bool training, size_t microbatches) {
-        return pipeline_schedule(pipeline, rank, pipeline.make(training, microbatches));
+        const parallel::PipelineSchedule lists = pipeline.make(training, microbatches);
+        return Plan{pipeline_schedule(pipeline, rank, lists),
+                    parallel::kept_microbatches(lists)[static_cast<size_t>(rank)]};
       }) {
   transfers_.emplace(ranks, device);
 }
 
-const Schedule& ScheduleRunner::schedule(bool training, size_t microbatches) {
-  Schedule& schedule = made_[{training, microbatches}];
-  if (schedule.empty()) schedule = make_(training, microbatches);
-  return schedule;
+const ScheduleRunner::Plan& ScheduleRunner::plan(bool training, size_t microbatches) {
+  Plan& plan = made_[{training, microbatches}];
+  if (plan.actions.empty()) plan = make_(training, microbatches);
+  return plan;
 }
 
 std::vector<at::Tensor> ScheduleRunner::train_step(int64_t step, size_t microbatches, const Fetch& microbatch,
                                                    const at::Tensor& scale, models::LayerMetrics* metrics) {
   step_ = step;
   stage_.drop_gradients();
-  return run(schedule(/*training=*/true, microbatches), {microbatch, scale, metrics});
+  return run(plan(/*training=*/true, microbatches), {microbatch, scale, metrics});
 }
 
 std::vector<at::Tensor> ScheduleRunner::losses(size_t microbatches, const Fetch& microbatch) {
   const at::NoGradGuard no_grad;
-  return run(schedule(/*training=*/false, microbatches), {microbatch, /*scale=*/{}, /*metrics=*/nullptr});
+  return run(plan(/*training=*/false, microbatches), {microbatch, /*scale=*/{}, /*metrics=*/nullptr});
 }
 
 void ScheduleRunner::set_phase(const char* what, const Action& action, const std::string& name) const {
@@ -283,25 +316,41 @@ Slot& ScheduleRunner::ready(const Action& action, const StepInput& input) {
   return slot;
 }
 
+void ScheduleRunner::begin(const Action& action, const Plan& plan) {
+  running_.at({action.stage, action.microbatch}).has_begun = true;
+  const auto kept =
+      std::ranges::count_if(running_, [](const auto& running) { return running.second.has_begun; });
+  if (kept > plan.kept)
+    throw_bug("{} microbatches are kept at once, and the schedule has {}", kept, plan.kept);
+}
+
 void ScheduleRunner::finish(const Action& action) {
   stage_.finish_reduction();
   const auto running = running_.find({action.stage, action.microbatch});
+  if (running->second.slot.keeps_saved())
+    throw_bug("microbatch {} ends in stage {} and keeps something", action.microbatch, action.stage);
   std::vector<at::Tensor> received = std::move(running->second.received);
   running_.erase(running);
   for (at::Tensor& tensor : received) transfers_->recycle(std::move(tensor));
 }
 
-std::vector<at::Tensor> ScheduleRunner::run(const Schedule& schedule, const StepInput& input) {
+std::vector<at::Tensor> ScheduleRunner::run(const Plan& plan, const StepInput& input) {
   const bool training = input.trains();
   const char* const forward = training ? "forward" : "validation";
+  const auto is_first_backward = [&](size_t unit, const Slot& slot) {
+    return stage_.is_head(unit + 1) || unit + 1 == slot.units.end;
+  };
   std::map<size_t, at::Tensor> losses;  // by microbatch
-  for (const Action& action : schedule) {
+  for (const Action& action : plan.actions) {
     const size_t unit = action.unit;
     switch (action.what) {
       case Do::kForward: {
         const bool begins = unit == stages_[action.stage].first;
         Slot& slot = ready(action, input);
-        if (training && begins) failpoint("step.fwd");
+        if (training && begins) {
+          failpoint("step.fwd");
+          begin(action, plan);
+        }
         gather(action, forward);
         stage_.forward(unit, slot);
         break;
@@ -312,14 +361,27 @@ std::vector<at::Tensor> ScheduleRunner::run(const Schedule& schedule, const Step
         losses[action.microbatch] = stage_.loss(slot, input.scale);
         break;
       }
-      case Do::kBackward: {
+      case Do::kBackward:
+      case Do::kInputGradient: {
+        const bool divided = action.what == Do::kInputGradient;
+        const char* const phase = divided ? "input gradient" : "backward";
         Slot& slot = ready(action, input);
-        if (stage_.is_head(unit + 1) || unit + 1 == slot.units.end) failpoint("step.bwd");
+        if (is_first_backward(unit, slot)) failpoint("step.bwd");
         if (unit == 0)
-          set_phase("backward", action, stage_.group(unit).name());
+          set_phase(phase, action, stage_.group(unit).name());
         else
-          gather(action, "backward");
-        stage_.backward(unit, slot);
+          gather(action, phase);
+        if (divided)
+          stage_.input_gradient(unit, slot);
+        else
+          stage_.backward(unit, slot);
+        break;
+      }
+      case Do::kWeightGradients: {
+        Slot& slot = this->slot(action, input);
+        set_phase("weight gradients", action, stage_.group(unit).name());
+        if (is_first_backward(unit, slot)) failpoint("step.wgrad");
+        stage_.weight_gradients(unit, slot);
         break;
       }
       case Do::kGather:

@@ -22,14 +22,16 @@
 namespace hyperion::trainer {
 
 enum class Do : uint8_t {
-  kForward,     // of the embedding or a block
-  kLoss,        // of the head; in training its backward too
-  kBackward,    // of a block or the embedding
-  kGather,      // starts the all-gather of a unit's weights, which several actions use
-  kFree,        // a unit's gathered weights
-  kAccumulate,  // adds a unit's gradients to this rank's sums
-  kReduce,      // starts to add a unit's gradients, or sums, up over the ranks
-  kFinish,      // of a microbatch: its last reduction is complete, and nothing of it is kept
+  kForward,          // of the embedding or a block
+  kLoss,             // of the head; in training its backward too
+  kBackward,         // of a block or the embedding
+  kInputGradient,    // half of kBackward: what the unit before needs
+  kWeightGradients,  // the other half, which needs no weights
+  kGather,           // starts the all-gather of a unit's weights, which several actions use
+  kFree,             // a unit's gathered weights
+  kAccumulate,       // adds a unit's gradients to this rank's sums
+  kReduce,           // starts to add a unit's gradients, or sums, up over the ranks
+  kFinish,           // of a microbatch: its last reduction is complete, and nothing of it is kept
   kSumReplicated,
   // Between two stages.
   kSendActivation,
@@ -61,6 +63,8 @@ struct Pipeline {
   std::vector<UnitRange> stages;  // of the model, in its order
   std::vector<int> rank_of_stage;
   std::string listed{};  // the actions of a user's file, as text; empty: of a named schedule
+  // The lists name pairs of a forward and a backward that overlap; here they run one after the other.
+  bool names_pairs = false;
   // A stage's weights are gathered as the lists say, and else (fsdp_reshard_after_forward = "always") each
   // unit's for itself in each microbatch.
   bool gathers_stages = true;
@@ -96,29 +100,35 @@ class ScheduleRunner {
     models::LayerMetrics* metrics;
     bool trains() const { return scale.defined(); }
   };
+  struct Plan {
+    Schedule actions;
+    int kept = 1;  // the most microbatches that it keeps something of at once, each stage counted
+  };
   // One microbatch in one stage.
   struct Running {
     Slot slot;
+    bool has_begun = false;              // its forward
     Pending pending{};                   // what the slot is to receive next
     std::vector<at::Tensor> received{};  // the memory of what it has received
   };
   using Key = std::pair<size_t, size_t>;  // stage, microbatch
 
-  std::vector<at::Tensor> run(const Schedule& schedule, const StepInput& input);
-  const Schedule& schedule(bool training, size_t microbatches);
+  std::vector<at::Tensor> run(const Plan& plan, const StepInput& input);
+  const Plan& plan(bool training, size_t microbatches);
   void set_phase(const char* what, const Action& action, const std::string& name) const;
   void gather(const Action& action, const char* phase) const;
   Slot& slot(const Action& action, const StepInput& input);
   Slot& ready(const Action& action, const StepInput& input);
   void transfer(const Action& action, const StepInput& input);
+  void begin(const Action& action, const Plan& plan);
   void finish(const Action& action);
 
   Stage& stage_;
   std::vector<UnitRange> stages_;  // of the model
   std::vector<int> rank_of_stage_;
   int rank_ = 0;  // of the pipeline
-  std::function<Schedule(bool training, size_t microbatches)> make_;
-  std::map<std::pair<bool, size_t>, Schedule> made_;
+  std::function<Plan(bool training, size_t microbatches)> make_;
+  std::map<std::pair<bool, size_t>, Plan> made_;
   std::optional<StageTransfers> transfers_;  // none: no pipeline
   std::map<Key, Running> running_;           // that have begun and not finished
   int64_t step_ = 0;

@@ -1,5 +1,6 @@
 #include "trainer/stage.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -57,8 +58,18 @@ void Stage::drop_gradients() {
 Slot Stage::slot(UnitRange units, models::Microbatch batch, bool for_backward,
                  models::LayerMetrics* metrics) const {
   Slot slot{.batch = std::move(batch), .units = units, .metrics = metrics};
-  if (for_backward) slot.saved.resize(units.end - units.first);
+  if (for_backward) {
+    slot.saved.resize(units.end - units.first);
+    slot.weights.resize(units.end - units.first);
+  }
   return slot;
+}
+
+bool Slot::keeps_saved() const {
+  const auto kept = [](const SavedForward& of) {
+    return of.input.defined() || of.output.defined() || of.selective != nullptr;
+  };
+  return std::ranges::any_of(saved, kept) || !std::ranges::all_of(weights, &models::DeferredWeights::empty);
 }
 
 std::vector<int64_t> Stage::boundary_shape(const models::Microbatch& batch) const {
@@ -66,10 +77,11 @@ std::vector<int64_t> Stage::boundary_shape(const models::Microbatch& batch) cons
   return {batch.tokens.size(0), batch.tokens.size(1) / parts, model_.args().dim};
 }
 
-at::Tensor Stage::run_block(size_t unit, const Slot& slot, const SavedForward& saved, BlockKind kind) const {
+at::Tensor Stage::run_block(size_t unit, Slot& slot, const SavedForward& saved, BlockKind kind) const {
   return model_.blocks()[unit - 1].forward(saved.input, slot.batch.context,
                                            {.kind = kind,
                                             .selective = saved.selective.get(),
+                                            .deferred = &slot.weights[unit - slot.units.first],
                                             .metrics = kind == BlockKind::kForward ? slot.metrics : nullptr});
 }
 
@@ -109,6 +121,48 @@ at::Tensor Stage::loss(Slot& slot, const at::Tensor& scale) const {
 
 void Stage::backward(size_t unit, Slot& slot) const {
   const TraceRange range("backward", group(unit).name());
+  slot.weights[unit - slot.units.first].set_deferring(false);
+  run_backward(unit, slot);
+}
+
+void Stage::input_gradient(size_t unit, Slot& slot) const {
+  models::DeferredWeights& deferred = slot.weights[unit - slot.units.first];
+  if (unit == 0) {
+    SavedForward saved = std::exchange(slot.saved[0], {});
+    deferred.add([output = std::move(saved.output), gradient = std::exchange(slot.gradient, {})] {
+      torch::autograd::backward({output}, {gradient});
+    });
+    return;
+  }
+  const TraceRange range("input gradient", group(unit).name());
+  // What nodes do not defer (of norms) waits too, so that a weight's microbatches are added up in the order
+  // of the schedule's weight gradients.
+  const std::vector<ParameterPtr>& parameters = model_.units()[unit].parameters;
+  std::vector<at::Tensor> sums;
+  for (const ParameterPtr& parameter : parameters)
+    sums.push_back(std::exchange(parameter->weight.mutable_grad(), {}));
+  deferred.set_deferring(true);
+  run_backward(unit, slot);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    at::Tensor made = std::exchange(parameters[i]->weight.mutable_grad(), std::move(sums[i]));
+    if (!made.defined()) continue;
+    deferred.add([parameter = parameters[i], made = std::move(made)] {
+      at::Tensor& sum = parameter->weight.mutable_grad();
+      if (sum.defined())
+        sum.add_(made);
+      else
+        sum = made;
+    });
+  }
+}
+
+void Stage::weight_gradients(size_t unit, Slot& slot) const {
+  const TraceRange range("weight gradients", group(unit).name());
+  const at::NoGradGuard no_grad;
+  slot.weights[unit - slot.units.first].make_all();
+}
+
+void Stage::run_backward(size_t unit, Slot& slot) const {
   // Its activations are freed before the next block's are computed again.
   SavedForward saved = std::exchange(slot.saved[unit - slot.units.first], {});
   if (!saved.output.defined()) {

@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "models/deferred_weights.h"
 #include "models/layer_metrics.h"
 #include "models/layers/activation_checkpoint.h"
 #include "models/transformer.h"
@@ -34,9 +35,13 @@ struct Slot {
   models::Microbatch batch;
   UnitRange units;                    // of the stage
   std::vector<SavedForward> saved{};  // by unit of the stage; without elements nothing is saved: no backward
-  at::Tensor activation{};            // what the next unit's forward is given
-  at::Tensor gradient{};              // what the next unit's backward is given
-  models::LayerMetrics* metrics = nullptr;  // of forwards; null: none
+  std::vector<models::DeferredWeights> weights{};  // by unit of the stage: what a divided backward has left
+  at::Tensor activation{};                         // what the next unit's forward is given
+  at::Tensor gradient{};                           // what the next unit's backward is given
+  models::LayerMetrics* metrics = nullptr;         // of forwards; null: none
+
+  // Whether a backward or weight gradients are missing, or were not given back.
+  bool keeps_saved() const;
 };
 
 class Stage {
@@ -80,6 +85,11 @@ class Stage {
   // A block's, whose weights are gathered, or the embedding's, which reads none. Adds to the weights'
   // .grad().
   void backward(size_t unit, Slot& slot) const;
+  // The same as two calls. The first one needs the weights, makes the gradient of the unit's input, and
+  // leaves no graph; the embedding's makes nothing. The second one adds to the weights' .grad(), which have
+  // been left as they were.
+  void input_gradient(size_t unit, Slot& slot) const;
+  void weight_gradients(size_t unit, Slot& slot) const;
 
   // Complete after this: the gradients that have been reduced so far.
   void finish_reduction() { fsdp_.finish_reduction(); }
@@ -88,8 +98,8 @@ class Stage {
   void sum_replicated_gradients() const { fsdp_.sum_over_tensor_ranks(gradients_.replicated); }
 
  private:
-  at::Tensor run_block(size_t unit, const Slot& slot, const SavedForward& saved,
-                       models::BlockRun::Kind kind) const;
+  at::Tensor run_block(size_t unit, Slot& slot, const SavedForward& saved, models::BlockRun::Kind kind) const;
+  void run_backward(size_t unit, Slot& slot) const;
 
   const models::Transformer& model_;
   parallel::FsdpContext& fsdp_;

@@ -12,9 +12,11 @@
 #include <torch/custom_class.h>
 
 #include "base/error.h"
+#include "models/deferred_weights.h"
 #include "models/float8/linear_matmuls.h"
 #include "models/kernels/common/dtype.h"
 #include "models/kernels/kernels.h"
+#include "models/layers/activation_checkpoint.h"
 #include "models/layers/row_exchange.h"
 
 namespace hyperion::models {
@@ -32,7 +34,7 @@ struct Call {
   Form form;
   const Layers& layers;
   RowResult result;  // of the row form
-  SelectiveCheckpoint* selective;
+  const BlockRun& run;
   // Whether one FP8 copy of the rows that the layers read serves all of their weight gradients: made in
   // forward with the other one, by one cast, it is what the node keeps of them. Only where backward follows.
   bool makes_columns;
@@ -50,6 +52,9 @@ struct SavedNode : torch::CustomClassHolder {
   // autograd, which did not save them, does not check.
   std::optional<Operand> input{};
   bool gathered = true;  // whether `input` is of all ranks, else of this one alone
+  DeferredWeights* deferred = nullptr;
+
+  bool defers_weights() const { return deferred != nullptr && deferred->deferring(); }
 };
 
 // What forward gives, and what it leaves of the rows that were multiplied.
@@ -149,6 +154,39 @@ Tensor weight_gradient_of(const Linear& product, const Layers& layers, Operand& 
   return {};
 }
 
+// Of each layer, undefined as above. grads: of each product's result.
+variable_list weight_gradients(const Layers& layers, std::vector<Operand>& grads, Operand& x) {
+  if (const std::optional<Linear> all = layer_of_all(layers)) {
+    const Tensor of_all = weight_gradient_of(*all, layers, grads[0], x);
+    return of_all.defined() ? split_by_layers(of_all, layers, 0) : variable_list(layers.size());
+  }
+  variable_list gradients;
+  for (size_t i = 0; i < layers.size(); ++i)
+    gradients.push_back(weight_gradient_of(*layers[i], {layers[i]}, grads[i], x));
+  return gradients;
+}
+
+// The rows that a node has kept, of all ranks.
+GatheredRows rows_of_all(Operand kept, bool gathered, const Layers& layers) {
+  return gathered ? GatheredRows(std::move(kept))
+                  : GatheredRows(kept.values, layers, Role::kInput, Gather::kWhole);
+}
+
+// Takes what weight_gradients() reads out of the node.
+void defer_weight_gradients(SavedNode& node, std::vector<Operand> grads) {
+  for (Operand& grad : grads) grad = std::move(grad).for_weight_gradients();
+  Operand input = std::move(*node.input);
+  if (input.values.defined()) input.values = input.values.detach();  // it would keep the graph before it
+  node.deferred->add([layers = node.layers, gathered = node.gathered, grads = std::move(grads),
+                      input = std::move(input)]() mutable {
+    const Layers all = pointers_to(layers);
+    GatheredRows rows = rows_of_all(std::move(input), gathered, all);
+    const variable_list found = weight_gradients(all, grads, rows.wait());
+    for (size_t i = 0; i < found.size(); ++i)
+      if (found[i].defined()) layers[i].accumulate(found[i]);
+  });
+}
+
 // A weight's gradient as a node returns it to autograd: undefined where it was added to .grad() here, because
 // autograd would round it to the weight's dtype.
 Tensor return_or_add_gradient(const Linear& layer, Tensor gradient) {
@@ -161,13 +199,13 @@ Forward column_forward(const Tensor& x, const Call& call) {
   const Layers& layers = call.layers;
   const Exchange* ranks = layers.front()->ranks();
   std::vector<bool> saves;
-  for (const Linear* layer : layers) saves.push_back(saves_next_product(call.selective, *layer));
+  for (const Linear* layer : layers) saves.push_back(saves_next_product(call.run.selective, *layer));
   const std::optional<Linear> all_layers = saved_as_one(layers, saves) ? layer_of_all(layers) : std::nullopt;
   const Layers products = all_layers ? Layers{&*all_layers} : layers;
   if (all_layers) saves = {std::ranges::any_of(saves, std::identity())};
   std::vector<size_t> computed;  // those whose results were not saved before
   for (size_t i = 0; i < products.size(); ++i)
-    if (!saves[i] || !call.selective->recomputing()) computed.push_back(i);
+    if (!saves[i] || !call.run.selective->recomputing()) computed.push_back(i);
 
   Forward forward{.results = variable_list(products.size()), .input = Operand(as_rows(x))};
   forward.gathered = ranks == nullptr || !computed.empty();
@@ -186,7 +224,7 @@ Forward column_forward(const Tensor& x, const Call& call) {
   }
   for (size_t i = 0; i < products.size(); ++i)
     forward.results[i] =
-        saved_or_computed(call.selective, saves[i], [&] { return variable_list{forward.results[i]}; })[0];
+        saved_or_computed(call.run.selective, saves[i], [&] { return variable_list{forward.results[i]}; })[0];
   if (all_layers) forward.results = split_by_layers(forward.results[0], layers, -1);
   return forward;
 }
@@ -197,14 +235,14 @@ Forward row_forward(const Tensor& x, const Call& call) {
   if (layer.ranks() != nullptr) shape.erase(shape.begin());
   shape.back() = layer.weight()->rows();
   Forward forward{.results = {}, .input = Operand(as_rows(x))};
-  const bool chosen = saves_next_product(call.selective, layer);
+  const bool chosen = saves_next_product(call.run.selective, layer);
   if (call.result == RowResult::kNotNeeded) {
     forward.results = {at::empty(shape, x.options())};
     return forward;
   }
   forward.input.makes_columns = call.makes_columns;
   const bool save = call.result == RowResult::kNeededAgain && (chosen || layer.ranks() != nullptr);
-  forward.results = saved_or_computed(call.selective, save, [&] {
+  forward.results = saved_or_computed(call.run.selective, save, [&] {
     if (layer.chunked()) layer.prepare_input(forward.input);
     ScatteredSum sum(layer, std::span(&forward.input, 1),
                      [&](std::span<Operand> rows) { return layer.output(rows[0]); });
@@ -213,7 +251,8 @@ Forward row_forward(const Tensor& x, const Call& call) {
   return forward;
 }
 
-// What backward finds: of each input that was given (undefined: none of its own), and of each weight.
+// What backward finds: of each input that was given (undefined: none of its own), and of each weight
+// (undefined: added to .grad(), or left for later).
 struct Gradients {
   variable_list of_inputs, of_weights;
 };
@@ -222,15 +261,16 @@ Gradients column_backward(SavedNode& node, const variable_list& grads) {
   const Layers layers = pointers_to(node.layers);
   const std::optional<Linear> all_layers = layer_of_all(layers);
   const Layers products = all_layers ? Layers{&*all_layers} : layers;
-  GatheredRows input = node.gathered ? GatheredRows(std::move(*node.input))
-                                     : GatheredRows(node.input->values, layers, Role::kInput, Gather::kWhole);
+  const bool defers = node.defers_weights();
+  std::optional<GatheredRows> input;
+  if (!defers) input.emplace(rows_of_all(std::move(*node.input), node.gathered, layers));
   std::vector<Operand> operands;
   if (all_layers)
     operands.emplace_back(side_by_side(grads));
   else
     for (const Tensor& grad : grads) operands.emplace_back(as_rows(grad));
 
-  Gradients gradients{.of_inputs = variable_list(node.inputs), .of_weights = {}};
+  Gradients gradients{variable_list(node.inputs), variable_list(layers.size())};
   std::optional<ScatteredSum> sum;
   if (node.adds_up_inputs) {
     if (layers.front()->chunked())
@@ -250,25 +290,22 @@ Gradients column_backward(SavedNode& node, const variable_list& grads) {
     for (size_t i = products.size(); i-- > 0;)
       gradients.of_inputs[i] = products[i]->input_gradient(operands[i]);
   }
-  for (size_t i = 0; i < products.size(); ++i)
-    gradients.of_weights.push_back(
-        weight_gradient_of(*products[i], all_layers ? layers : Layers{layers[i]}, operands[i], input.wait()));
-  if (all_layers) {
-    const Tensor of_all = gradients.of_weights[0];
-    gradients.of_weights =
-        of_all.defined() ? split_by_layers(of_all, layers, 0) : variable_list(layers.size());
-  }
+  if (!defers) gradients.of_weights = weight_gradients(layers, operands, input->wait());
   if (sum) gradients.of_inputs[0] = sum->wait();
+  if (defers) defer_weight_gradients(node, std::move(operands));
   return gradients;
 }
 
 Gradients row_backward(SavedNode& node, const Tensor& grad) {
   const Linear& layer = node.layers.front();
   GatheredRows gradient(grad, {&layer}, Role::kGradient, gather_of({&layer}, Role::kGradient));
-  Gradients gradients;
+  Gradients gradients{{}, variable_list(1)};
   gradients.of_inputs =
       gradient.multiply(1, [&](size_t, Operand& rows) { return layer.input_gradient(rows); });
-  gradients.of_weights = {weight_gradient_of(layer, {&layer}, gradient.wait(), *node.input)};
+  if (node.defers_weights())
+    defer_weight_gradients(node, {std::move(gradient.wait())});
+  else
+    gradients.of_weights = {weight_gradient_of(layer, {&layer}, gradient.wait(), *node.input)};
   return gradients;
 }
 
@@ -289,6 +326,7 @@ struct LinearNode : Function<LinearNode> {
                            call.layers.front()->ranks() != nullptr || layer_of_all(call.layers);
     node->input = std::move(forward.input).for_weight_gradients();
     node->gathered = forward.gathered;
+    node->deferred = call.run.deferred;
     const bool exchanged =
         call.form == Form::kColumn && forward.gathered && call.layers.front()->ranks() != nullptr;
     if (at::Tensor& values = node->input->values; values.defined() && !exchanged)
@@ -316,26 +354,26 @@ struct LinearNode : Function<LinearNode> {
 };
 
 variable_list run_node(at::TensorList x, const Layers& layers, Form form, RowResult result,
-                       SelectiveCheckpoint* selective) {
+                       const BlockRun& run) {
   variable_list weights;
   for (const Linear* layer : layers) weights.push_back(layer->weight()->weight);
   const float8::LinearMatmuls* float8 = layers.front()->float8();
   const bool makes_columns =
       at::GradMode::is_enabled() && float8 != nullptr && float8->casts_input_for_backward() &&
       std::ranges::all_of(layers, [&](const Linear* layer) { return layer->float8() == float8; });
-  return LinearNode::apply(x, at::TensorList(weights), Call{form, layers, result, selective, makes_columns});
+  return LinearNode::apply(x, at::TensorList(weights), Call{form, layers, result, run, makes_columns});
 }
 
 }  // namespace
 
-std::vector<Tensor> column_linear(at::TensorList x, const Layers& layers, SelectiveCheckpoint* selective) {
-  return run_node(x, layers, Form::kColumn, RowResult::kNeededAgain, selective);
+std::vector<Tensor> column_linear(at::TensorList x, const Layers& layers, const BlockRun& run) {
+  return run_node(x, layers, Form::kColumn, RowResult::kNeededAgain, run);
 }
 
-Tensor row_linear(const Tensor& x, const Linear& layer, RowResult result, SelectiveCheckpoint* selective) {
+Tensor row_linear(const Tensor& x, const Linear& layer, RowResult result, const BlockRun& run) {
   const bool sequences = layer.ranks() != nullptr && x.dim() == 3;
   const Tensor rows = sequences ? x.unflatten(1, {layer.ranks()->size(), -1}).transpose(0, 1) : x;
-  return run_node(rows, {&layer}, Form::kRow, result, selective)[0];
+  return run_node(rows, {&layer}, Form::kRow, result, run)[0];
 }
 
 }  // namespace hyperion::models

@@ -8,14 +8,14 @@
 // out]. Every rank of the group must run the same nodes in the same order, backward too.
 //
 // Gradients of weights are those of this rank's part. Each sum over ranks is rounded once, to the compute
-// dtype. `selective`: of the block's run, or null.
+// dtype. Of the block's run the nodes use `selective` and `deferred`.
 #pragma once
 
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
-#include "models/layers/activation_checkpoint.h"
+#include "models/block_run.h"
 #include "models/layers/linear.h"
 
 namespace hyperion::models {
@@ -25,12 +25,13 @@ namespace hyperion::models {
 // results are views; and backward is two, without a copy where the gradients are views of one tensor of that
 // layout. The run that backward follows keeps the gathered rows that it needs. Only where `selective` has
 // saved the results of all layers, so that this run gathered nothing, does backward gather them, while it
-// computes the input gradient; checkpointing by operation saves those of no such node.
+// computes the input gradient (with weight gradients, where these are deferred); checkpointing by operation
+// saves those of no such node.
 //
 // x: one tensor, or the same once for each layer (ops::SumAndNorm::normed). Of several the first gets the
 // gradient and the others none; but on a GPU, where the norm's kernel adds them up, each gets its layer's.
 std::vector<at::Tensor> column_linear(at::TensorList x, const std::vector<const Linear*>& layers,
-                                      SelectiveCheckpoint* selective = nullptr);
+                                      const BlockRun& run = {});
 
 // When the values of a row layer's result are read.
 enum class RowResult {
@@ -42,6 +43,6 @@ enum class RowResult {
 // the sum, also of a product that it would recompute: it is 1/T of the product, and the exchange is not
 // repeated.
 at::Tensor row_linear(const at::Tensor& x, const Linear& layer, RowResult result = RowResult::kNeededAgain,
-                      SelectiveCheckpoint* selective = nullptr);
+                      const BlockRun& run = {});
 
 }  // namespace hyperion::models

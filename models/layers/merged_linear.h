@@ -20,10 +20,10 @@ class MergedLinear {
   }
 
   // x: the input once for each layer, or once. The results of the layers, as column_linear().
-  std::vector<at::Tensor> forward(at::TensorList x, SelectiveCheckpoint* selective) const {
+  std::vector<at::Tensor> forward(at::TensorList x, const BlockRun& run) const {
     std::vector<const Linear*> layers;
     for (const Linear& layer : layers_) layers.push_back(&layer);
-    return column_linear(x, layers, selective);
+    return column_linear(x, layers, run);
   }
 
   const ParameterPtr& weight(size_t layer) const { return layers_[layer].weight(); }

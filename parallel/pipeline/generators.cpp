@@ -195,6 +195,14 @@ std::optional<int> microbatches_per_round(const PipelineShape& shape) {
 
 }  // namespace
 
+std::vector<int> ranks_of_stages(PipelineKind kind, int ranks, int stages_per_rank) {
+  const bool v_shaped = kind == PipelineKind::kZbvZeroBubble || kind == PipelineKind::kDualPipeV;
+  std::vector<int> rank_of_stage;
+  for (int stage = 0; stage < ranks * stages_per_rank; ++stage)
+    rank_of_stage.push_back(v_shaped && stage >= ranks ? 2 * ranks - 1 - stage : stage % ranks);
+  return rank_of_stage;
+}
+
 PipelineSchedule make_schedule(PipelineKind kind, const PipelineShape& shape) {
   const int64_t in_a_step = int64_t{shape.microbatches} * shape.batches;
   if (in_a_step > kMaxMicrobatches) {
@@ -204,7 +212,6 @@ PipelineSchedule make_schedule(PipelineKind kind, const PipelineShape& shape) {
         in_a_step, kMaxMicrobatches);
   }
   const int ranks = shape.ranks, all = static_cast<int>(in_a_step);
-  const bool v_shaped = kind == PipelineKind::kZbvZeroBubble || kind == PipelineKind::kDualPipeV;
   const StagesPerRank allowed = stages_per_rank(kind);
   if (kind == PipelineKind::kSingle || kind == PipelineKind::kMulti) {
     throw_config(
@@ -241,11 +248,7 @@ PipelineSchedule make_schedule(PipelineKind kind, const PipelineShape& shape) {
         text_of(kind), shape.microbatches, shape.microbatches / ranks, ranks, ranks);
   }
 
-  PipelineSchedule schedule{shape.microbatches, std::vector<int>(ranks * shape.stages_per_rank), {}};
-  for (int stage = 0; stage < schedule.stages(); ++stage) {
-    const bool back = v_shaped && stage >= ranks;
-    schedule.rank_of_stage[stage] = back ? 2 * ranks - 1 - stage : stage % ranks;
-  }
+  PipelineSchedule schedule{shape.microbatches, ranks_of_stages(kind, ranks, shape.stages_per_rank), {}};
   const auto of_every_rank = [&](const auto& list_of) {
     for (int rank = 0; rank < ranks; ++rank) schedule.ranks.push_back(list_of(rank));
     return schedule;

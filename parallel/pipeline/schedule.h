@@ -115,6 +115,9 @@ struct StagesPerRank {
 };
 StagesPerRank stages_per_rank(PipelineKind kind);
 
+// By stage.
+std::vector<int> ranks_of_stages(PipelineKind kind, int ranks, int stages_per_rank);
+
 struct PipelineShape {
   int ranks = 1;
   int stages_per_rank = 1;

@@ -1,5 +1,6 @@
 // Pipeline parallelism, alone and with FSDP, HSDP and tensor parallelism, on a CPU: the bits of one rank that
 // runs the same microbatches one after the other.
+#include <cmath>
 #include <map>
 
 #include <catch2/catch.hpp>
@@ -14,25 +15,58 @@ constexpr int64_t kTrainedSteps = 10;
 
 struct TrainedJob {
   std::vector<TinyStep> steps;
-  std::map<std::pair<int64_t, int64_t>, float> gradients;  // of the first step: parameter, element -> value
+  std::map<std::pair<int64_t, int64_t>, double> gradients;  // of the first step: parameter, element -> value
 };
 
+// What a rank has found: a gradient's element, or a step's loss or norm.
+struct Number {
+  int64_t parameter, element;
+  double value;
+};
+constexpr int64_t kLoss = -1, kNorm = -2;  // as parameters; elements are steps then
+
 TrainedJob train_job(int ranks, const TinyJob& job) {
-  const auto steps = run_ranks(
-      ranks, [=](const Environment& environment) { return train_tiny(job, environment, kTrainedSteps); });
-  const auto gradients = run_ranks(ranks, [=](const Environment& environment) {
-    return TinyTraining(job, environment).first_gradients();
-  });
-  TrainedJob run{steps.front(), {}};
-  for (size_t rank = 0; rank < steps.size(); ++rank) {
-    if (steps[rank] != run.steps) throw std::runtime_error("the ranks have different losses or norms");
-    for (const auto& [parameter, element, value] : gradients[rank]) {
-      const auto [known, added] = run.gradients.try_emplace({parameter, element}, value);
-      if (!added && known->second != value)
-        throw std::runtime_error("two ranks have different numbers for one element");
+  const auto found = run_ranks(ranks, [=](const Environment& environment) {
+    TinyTraining training(job, environment);
+    std::vector<Number> numbers;
+    for (const auto& [parameter, element, value] : training.first_gradients())
+      numbers.push_back({parameter, element, value});
+    for (int64_t i = 0; i < kTrainedSteps; ++i) {
+      const TinyStep step = training.step(i);
+      numbers.insert(numbers.end(), {{kLoss, i, step.loss}, {kNorm, i, step.grad_norm}});
     }
+    return numbers;
+  });
+  TrainedJob run{std::vector<TinyStep>(kTrainedSteps), {}};
+  std::map<std::pair<int64_t, int64_t>, double> known;
+  for (const std::vector<Number>& of_rank : found)
+    for (const auto& [parameter, element, value] : of_rank)
+      if (known.try_emplace({parameter, element}, value).first->second != value)
+        throw std::runtime_error("two ranks have different numbers for one gradient, loss or norm");
+  for (const auto& [key, value] : known) {
+    const auto& [parameter, element] = key;
+    if (parameter >= 0)
+      run.gradients[key] = value;
+    else
+      (parameter == kLoss ? run.steps[element].loss : run.steps[element].grad_norm) = value;
   }
   return run;
+}
+
+// Of the job on `mesh`, and of the same microbatches one after the other on the ranks of one stage.
+struct Pair {
+  TrainedJob pipeline, one;
+};
+
+Pair train_pair(const MeshConfig& mesh, TinyJob job) {
+  job.heads = 4;
+  job.kv_heads = 2;
+  job.mesh = mesh;
+  job.mesh.pp = 1;
+  const int of_stage = mesh.dp_replicate * std::max(mesh.dp_shard, 1) * mesh.tp;
+  const TrainedJob one = train_job(of_stage, job);
+  job.mesh = mesh;
+  return {train_job(mesh.pp * of_stage, job), one};
 }
 
 bool same_losses(const TrainedJob& a, const TrainedJob& b) {
@@ -41,35 +75,102 @@ bool same_losses(const TrainedJob& a, const TrainedJob& b) {
   return true;
 }
 
+void check_same_bits(const MeshConfig& mesh, const TinyJob& job) {
+  CAPTURE(mesh.pp, mesh.dp_replicate, mesh.dp_shard, mesh.tp, text_of(job.schedule), job.float8, job.compute,
+          static_cast<int>(job.checkpoint));
+  const auto [pipeline, one] = train_pair(mesh, job);
+  CHECK(same_losses(pipeline, one));
+  CHECK(pipeline.gradients == one.gradients);
+  CHECK(largest_difference(pipeline.steps, one.steps) < 1e-12);  // of norms too
+}
+
+// |a - b| over |b|.
+double distance(const TrainedJob& a, const TrainedJob& b) {
+  double difference = 0, norm = 0;
+  for (const auto& [element, value] : b.gradients) {
+    difference += std::pow(a.gradients.at(element) - value, 2.0);
+    norm += std::pow(value, 2.0);
+  }
+  return std::sqrt(difference / norm);
+}
+
+using enum PipelineKind;
+using models::ActivationCheckpoint;
+
 }  // namespace
 
 TEST_CASE("a pipeline has the losses and gradients of one rank bit for bit") {
-  struct Layout {
-    MeshConfig mesh;
-    PipelineKind schedule;
-    size_t stages_per_rank;
-    bool shared_memory = true;
-  };
-  using enum PipelineKind;
-  for (const auto& [mesh, schedule, stages_per_rank, shared_memory] :
-       {Layout{{.pp = 2}, k1F1B, 1}, Layout{{.pp = 3}, kGPipe, 1}, Layout{{.pp = 2}, kInterleaved1F1B, 2},
-        Layout{{.pp = 2}, kInterleaved1F1B, 2, false}, Layout{{.pp = 2, .dp_shard = 2}, k1F1B, 1},
-        Layout{{.pp = 2, .dp_shard = 1, .tp = 2}, k1F1B, 1},
-        Layout{{.pp = 2, .dp_replicate = 2, .dp_shard = 1}, kInterleaved1F1B, 2}}) {
-    TinyJob job{.model = "llama3", .accumulation = 6, .heads = 4, .kv_heads = 2};
-    job.shared_memory = shared_memory;
-    job.mesh = mesh;
-    job.mesh.pp = 1;
-    const int of_stage = mesh.dp_replicate * std::max(mesh.dp_shard, 1) * mesh.tp;
-    const TrainedJob one = train_job(of_stage, job);
-    job.mesh = mesh;
+  TinyJob plain{.accumulation = 6};
+  const auto with = [&](PipelineKind schedule, size_t stages_per_rank, bool shared_memory = true) {
+    TinyJob job = plain;
     job.schedule = schedule;
     job.stages_per_rank = stages_per_rank;
-    CAPTURE(mesh.pp, mesh.dp_replicate, mesh.dp_shard, mesh.tp, text_of(schedule));
-    const TrainedJob pipeline = train_job(mesh.pp * of_stage, job);
-    CHECK(same_losses(pipeline, one));
-    CHECK(pipeline.gradients == one.gradients);
-    CHECK(largest_difference(pipeline.steps, one.steps) < 1e-12);  // of norms too
+    job.shared_memory = shared_memory;
+    return job;
+  };
+  check_same_bits({.pp = 2}, with(k1F1B, 1));
+  check_same_bits({.pp = 3}, with(kGPipe, 1));
+  check_same_bits({.pp = 2}, with(kInterleaved1F1B, 2));
+  check_same_bits({.pp = 2}, with(kInterleaved1F1B, 2, /*shared_memory=*/false));
+  check_same_bits({.pp = 2, .dp_shard = 2}, with(k1F1B, 1));
+  check_same_bits({.pp = 2, .dp_shard = 1, .tp = 2}, with(k1F1B, 1));
+  check_same_bits({.pp = 2, .dp_replicate = 2, .dp_shard = 1}, with(kInterleaved1F1B, 2));
+}
+
+namespace {
+
+TinyJob divided(PipelineKind schedule, ActivationCheckpoint checkpoint, at::ScalarType compute = at::kFloat) {
+  return {.compute = compute,
+          .checkpoint = checkpoint,
+          .accumulation = 6,
+          .schedule = schedule,
+          .stages_per_rank = 2};
+}
+
+}  // namespace
+
+TEST_CASE("a pipeline that divides backwards has the losses and gradients of one rank bit for bit") {
+  using enum ActivationCheckpoint;
+  check_same_bits({.pp = 2}, divided(kInterleavedZeroBubble, kNone));
+  check_same_bits({.pp = 2}, divided(kZbvZeroBubble, kFull));
+  check_same_bits({.pp = 2}, divided(kDualPipeV, kSelectiveOp, at::kBFloat16));
+  check_same_bits({.pp = 2, .dp_shard = 2}, divided(kZbvZeroBubble, kElementwise, at::kBFloat16));
+  check_same_bits({.pp = 2, .dp_replicate = 2, .dp_shard = 1}, divided(kDualPipeV, kNone));
+  // Weight gradients of elementwise checkpointing gather the rows that they read.
+  check_same_bits({.pp = 2, .dp_shard = 1, .tp = 2}, divided(kZbvZeroBubble, kElementwise));
+  check_same_bits({.pp = 2, .dp_shard = 1, .tp = 2}, divided(kInterleavedZeroBubble, kFull, at::kBFloat16));
+  for (const PipelineKind schedule : {kInterleavedZeroBubble, kZbvZeroBubble, kDualPipeV}) {
+    TinyJob of_four = divided(schedule, schedule == kDualPipeV ? kFull : kNone);
+    of_four.layers = 6;
+    of_four.accumulation = 12;
+    check_same_bits({.pp = 4}, of_four);
+  }
+}
+
+TEST_CASE("FP8 weight gradients that are made later have the bits of one rank") {
+  using enum ActivationCheckpoint;
+  const auto fp8 = [](PipelineKind schedule, ActivationCheckpoint checkpoint, const char* recipe) {
+    TinyJob job = divided(schedule, checkpoint, at::kBFloat16);
+    job.float8 = recipe;
+    job.float8_gather = std::string_view(recipe) == "tensorwise";
+    return job;
+  };
+  check_same_bits({.pp = 2, .dp_shard = 2}, fp8(kZbvZeroBubble, kNone, "tensorwise"));
+  check_same_bits({.pp = 2}, fp8(kInterleavedZeroBubble, kFull, "rowwise"));
+  check_same_bits({.pp = 2}, fp8(kDualPipeV, kSelectiveOp, "rowwise_with_gw_hp"));
+  check_same_bits({.pp = 2, .dp_shard = 1, .tp = 2}, fp8(kZbvZeroBubble, kElementwise, "tensorwise"));
+}
+
+TEST_CASE("a pipeline that reduces gradients once has the losses of one rank to 1e-6") {
+  for (const PipelineKind schedule : {kLoopedBfs, kInterleavedZeroBubble, kZbvZeroBubble, kDualPipeV}) {
+    TinyJob job = divided(schedule, ActivationCheckpoint::kNone);
+    job.reshard_after_forward = false;
+    job.reduce_once = true;
+    CAPTURE(text_of(schedule));
+    const auto [pipeline, one] = train_pair({.pp = 2, .dp_shard = 2}, job);
+    CHECK(pipeline.steps.front().loss == Approx(one.steps.front().loss).epsilon(1e-6));
+    CHECK(distance(pipeline, one) < 1e-5);
+    CHECK(largest_difference(pipeline.steps, one.steps) < 1e-5);
   }
 }
 

@@ -2,14 +2,14 @@
 // bytes that they exchange, and what they keep for backward.
 #include <cmath>
 
-#include <ATen/ops/ones.h>
-#include <ATen/ops/ones_like.h>
-
 #include <catch2/catch.hpp>
 
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <c10/core/CPUAllocator.h>
 
 #include "base/error.h"
+#include "models/layers/activation_checkpoint.h"
 #include "tests/support/counting_allocator.h"
 #include "tests/support/divided_model.h"
 #include "tests/support/exact_nodes.h"
@@ -382,11 +382,11 @@ TEST_CASE("a column node whose results were saved gathers its input in backward 
     Tensor output;
     {
       const at::NoGradGuard no_grad;
-      column_linear(x, {&layer}, &checkpoint);
+      column_linear(x, {&layer}, {.selective = &checkpoint});
       counted.forward = gathers();
     }
     checkpoint.start_recompute();
-    output = column_linear(x, {&layer}, &checkpoint)[0];
+    output = column_linear(x, {&layer}, {.selective = &checkpoint})[0];
     counted.again = gathers();
     torch::autograd::backward({output}, {grad});
     counted.backward = gathers();

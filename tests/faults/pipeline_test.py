@@ -30,10 +30,15 @@ class Pipeline(JobTest):
                       "--validation.seq_len=32", "--validation.local_batch_size=2", "--validation.sequences=6", "--validation.freq=2"]
         csv = self.folder / "order.csv"
         csv.write_text("0F0,0F1,,,0B0,0F2,0F3,0B1,,0B2,,0B3\n,1F0,1B0,1F1,1B1,,1F2,1B2,1F3,1B3,,\n")
+        halves = self.folder / "halves.csv"
+        halves.write_text("0F0,0F1,0I0,0F2,0I1,0W0,0F3,0W1,0B2,0I3,0W3\n1F0,1B0,1F1,1I1,1F2,1W1,1I2,1F3,1I3,1W2,1W3\n")
         for more in ([], ["--training.document_mask", "--ema.enable", "--activation_checkpoint.mode=full", *validation]):
             one = self.steps(*ONE, *more)
             for ranks, options in ((2, [PP + "2"]), (4, [PP + "4", SCHEDULE + "GPipe"]), (2, [PP + "2", SCHEDULE + "Interleaved1F1B"]),
+                                   (2, [PP + "2", SCHEDULE + "InterleavedZeroBubble"]), (2, [PP + "2", SCHEDULE + "ZBVZeroBubble"]),
+                                   (2, [PP + "2", SCHEDULE + "DualPipeV"]),
                                    (2, [PP + "2", f"--parallelism.pipeline_parallel_schedule_csv={csv}"]),
+                                   (2, [PP + "2", f"--parallelism.pipeline_parallel_schedule_csv={halves}"]),
                                    (2, [PP + "2", "--parallelism.pipeline_parallel_microbatch_size=1", "--training.global_batch_size=4",
                                         "--training.local_batch_size=2"])):
                 with self.subTest(ranks=ranks, options=options, more=more):
@@ -49,9 +54,10 @@ class Pipeline(JobTest):
             self.assertLess(abs(a["grad_norm"] - b["grad_norm"]), 1e-5 * b["grad_norm"])
 
     def test_ranks_that_lose_one_end_with_71_and_name_the_action(self):
-        for point, phase in (("step.fwd", "stage 0, microbatch"), ("step.bwd", "stage 0, microbatch"), ("step.opt", "gradient norm")):
+        for point, phase, *options in (("step.fwd", "stage 0, microbatch"), ("step.bwd", "stage 0, microbatch"), ("step.opt", "gradient norm"),
+                                       ("step.wgrad", r"stage \d, microbatch", SCHEDULE + "ZBVZeroBubble")):
             with self.subTest(point=point):
-                job = self.start("--training.steps=100000", *FOUR, PP + "2", "--allow-faults", ranks=2,
+                job = self.start("--training.steps=100000", *FOUR, PP + "2", *options, "--allow-faults", ranks=2,
                                  env={"FAULT": f"rank=1;point={point};nth=3;action=kill"})
                 self.assertEqual(job.codes(), [71, -9], job.text())
                 self.assertIn("pp/0", job.text())
@@ -61,13 +67,24 @@ class Pipeline(JobTest):
         job = self.run_job(*FOUR, PP + "2", "--optimizer.lr=1e38", ranks=2, code=93, says=["the ranks of the last pipeline stage have the losses"])
         self.assertRegex(job.text(1), r"step 2: the loss or the gradient norm is not finite .*; loss \S+ on .*data\.jsonl:")
 
+    def test_microbatches_that_divide_into_rounds_in_a_step_alone_train(self):
+        self.run_job("--training.local_batch_size=5", "--training.global_batch_size=10", PP + "2", SCHEDULE + "Interleaved1F1B", "--training.steps=1",
+                     ranks=2, code=0, says=["10 microbatches per step"])
+
+    def test_a_schedule_of_pairs_says_that_they_run_one_after_the_other(self):
+        log = self.run_job(*FOUR, PP + "2", SCHEDULE + "DualPipeV", "--training.steps=2", ranks=2, code=0).text()
+        self.assertEqual(log.count("the forward and the backward of a pair run one after the other"), 1, log)
+
     def test_keys_that_another_one_overrules_are_warned_of(self):
         self.run_job("--training.local_batch_size=4", PP + "2", "--training.steps=1", "--parallelism.fsdp_reduce_gradients=every_microbatch", ranks=2,
                      code=0, says=["parallelism.fsdp_reduce_gradients (command line) has no effect: a pipeline reduces once per step"])
 
     def test_what_cannot_run_is_refused_with_key_and_remedy(self):
         for options, said in (
-                ([SCHEDULE + "ZBVZeroBubble"], "divides a backward in two halves, which is not available yet"),
+                ([SCHEDULE + "DualPipeV", "--training.local_batch_size=3", "--training.global_batch_size=3"],
+                 "needs at least 4 microbatches in a step, twice the 2 of pipeline_parallel_degree, and has 3: raise training.local_batch_size"),
+                ([SCHEDULE + "InterleavedZeroBubble", "--training.local_batch_size=5", "--training.global_batch_size=5"],
+                 "5 microbatches do not divide into 2 rounds"),
                 (["--parallelism.pipeline_parallel_microbatch_size=3"], "training.local_batch_size = 4 is no multiple of"),
                 (["--model.args.n_layers=1", SCHEDULE + "Interleaved1F1B"], "more than the 3 that there is to divide"),
                 (["--model.name=qwen3", "--model.flavor=debugmodel", "--model.args.n_kv_heads=2"], "ties the head to the embedding"),

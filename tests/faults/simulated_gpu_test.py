@@ -49,6 +49,8 @@ JOBS = {  # what: (ranks, options)
     "pipeline of two stages a rank, FP8, gathered and reduced by each microbatch": (2, [
         PP, FP8, "--training.local_batch_size=4", "--parallelism.pipeline_parallel_schedule=Interleaved1F1B", "--activation_checkpoint.mode=none",
         "--parallelism.fsdp_reshard_after_forward=always", *VALIDATION, "--validation.local_batch_size=2"]),
+    "pipeline in a V of divided backwards": (2, [PP, "--training.local_batch_size=4", "--parallelism.pipeline_parallel_schedule=ZBVZeroBubble",
+                                                 "--activation_checkpoint.mode=none"]),
     "tensor parallel, in pieces": (4, [IN_PIECES, "--parallelism.tensor_parallel_degree=4"]),
     "FSDP and tensor parallel, in pieces, FP8": (4, [IN_PIECES, FP8, TP, "--activation_checkpoint.selective_ac_option=op"]),
     "MXFP8, emulated": (2, ["--model.converters=quantize.linear.mx", "--quantize.linear.mx.emulate"]),

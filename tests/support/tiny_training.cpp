@@ -21,7 +21,7 @@ models::ModelArgs tiny_args(const TinyJob& job) {
   if (!job.float8.empty())
     return models::model_args(job.model, "debugmodel",
                               {.dim = 32,
-                               .n_layers = 3,
+                               .n_layers = job.layers,
                                .n_heads = 2,
                                .n_kv_heads = job.kv_heads,
                                .head_dim = 16,
@@ -29,7 +29,7 @@ models::ModelArgs tiny_args(const TinyJob& job) {
                                .hidden_dim = 48});
   return models::model_args(job.model, "debugmodel",
                             {.dim = 18,
-                             .n_layers = 3,
+                             .n_layers = job.layers,
                              .n_heads = job.heads,
                              .n_kv_heads = job.kv_heads,
                              .head_dim = 6,

@@ -20,6 +20,7 @@ namespace hyperion {
 
 struct TinyJob {
   const char* model = "llama3";
+  int64_t layers = 3;
   parallel::MeshConfig mesh{};
   at::ScalarType compute = at::kFloat;
   bool reshard_after_forward = true;

@@ -33,6 +33,7 @@
 
 #include "models/flavors/registry.h"
 #include "models/kernels/attention/attention.h"
+#include "models/layers/activation_checkpoint.h"
 #include "models/layers/linear_node.h"
 #include "models/transformer.h"
 
@@ -418,9 +419,9 @@ TEST_CASE(
     const std::vector<Linear> layers = layers_of_one_input(rows, true, at::kFloat);
     const Tensor x = at::randn({3, 6});
     at::NoGradGuard no_grad;
-    const std::vector<Tensor> outputs = column_linear(x, pointers(layers), &checkpoint);
+    const std::vector<Tensor> outputs = column_linear(x, pointers(layers), {.selective = &checkpoint});
     checkpoint.start_recompute();
-    const std::vector<Tensor> again = column_linear(x, pointers(layers), &checkpoint);
+    const std::vector<Tensor> again = column_linear(x, pointers(layers), {.selective = &checkpoint});
     for (size_t i = 0; i < outputs.size(); ++i) CHECK(outputs[i].equal(again[i]));
     CHECK_THROWS(checkpoint.take_saved());  // all that was saved was read
     int64_t numbers = 0;                    // of the storages that the second run shares with the first

@@ -1,8 +1,13 @@
 // The order of a step, as a list: without tensors and ranks.
 #include "trainer/schedule.h"
 
+#include <map>
+#include <set>
+
 #include <catch2/catch.hpp>
 #include <fmt/format.h>
+
+#include "trainer/pipeline_setup.h"
 
 namespace hyperion::trainer {
 namespace {
@@ -11,7 +16,7 @@ namespace {
 std::string text(const Schedule& schedule) {
   std::string all;
   for (const auto& [what, microbatch, unit, prefetch, stage, last] : schedule) {
-    constexpr std::string_view kLetters = "FLBgfarES>{<}";  // {, }: receives
+    constexpr std::string_view kLetters = "FLBIWgfarES>{<}";  // {, }: receives
     all += fmt::format("{}{}", all.empty() ? "" : " ", kLetters.at(static_cast<size_t>(what)));
     if (what == Do::kSumReplicated) continue;
     all += fmt::format("{}", microbatch);
@@ -52,6 +57,91 @@ TEST_CASE("gradients that are reduced once are added up in each microbatch and s
 
 TEST_CASE("an evaluation is forwards alone") {
   CHECK(text(evaluation_schedule(4)) == "F0.0+1 f0.0 F0.1+2 f0.1 F0.2+3 f0.2 L0.3 f0.3 E0");
+}
+
+TEST_CASE("a divided backward sends its gradient first, and ends when its weight gradients are there") {
+  const auto text_of = [](bool always, int rank) {
+    const Pipeline pipeline = make_pipeline({.kind = parallel::PipelineKind::kZbvZeroBubble,
+                                             .ranks = 2,
+                                             .stages = {{0, 2}, {2, 3}, {3, 4}, {4, 6}},
+                                             .gathers_stages = !always,
+                                             .reduces_once = !always});
+    return text(pipeline_schedule(pipeline, rank, pipeline.make(/*training=*/true, 1)));
+  };
+  // Rank 0 has the first and the last stage, of which the head runs in the input gradient's place.
+  CHECK(text_of(/*always=*/true, 0) ==
+        "F0.0+1 f0.0 F0.1 f0.1 >0.0 {0.0 F0.4+5 f0.4 L0.5+4 f0.5 r0.5 I0.4 f0.4 <0.0 W0.4 r0.4 E0 "
+        "}0.0 I0.1 f0.1 I0.0 f0.0 W0.1 r0.1 W0.0 r0.0 E0 S");
+  CHECK(text_of(/*always=*/true, 1) ==
+        "{0.0 F0.2 f0.2 >0.0 F0.3 f0.3 >0.0 }0.0 I0.3 f0.3 <0.0 W0.3 r0.3 E0 I0.2 f0.2 <0.0 W0.2 r0.2 E0 S");
+}
+
+// What a list is as units' actions: nothing is lost, and a microbatch is kept as long as the plan says.
+TEST_CASE("every schedule of a pipeline becomes its actions of units") {
+  using enum parallel::PipelineKind;
+  using parallel::PipelineOp;
+  for (const auto kind :
+       {kGPipe, k1F1B, kLoopedBfs, kInterleaved1F1B, kInterleavedZeroBubble, kZbvZeroBubble, kDualPipeV}) {
+    for (const int ranks : {2, 4}) {
+      for (const size_t batches : {1, 3}) {
+        const int stages = ranks * (kind == kGPipe || kind == k1F1B ? 1 : 2);
+        const size_t microbatches = 2 * static_cast<size_t>(ranks);
+        const Pipeline pipeline = make_pipeline({.kind = kind,
+                                                 .ranks = ranks,
+                                                 .stages = parallel::split_units(stages, 16, {}),
+                                                 .microbatches = microbatches,
+                                                 .gathers_stages = batches == 1,
+                                                 .reduces_once = batches == 1});
+        const parallel::PipelineSchedule lists = pipeline.make(/*training=*/true, microbatches * batches);
+        for (int rank = 0; rank < ranks; ++rank) {
+          CAPTURE(text_of(kind), ranks, batches, rank);
+          const Schedule units = pipeline_schedule(pipeline, rank, lists);
+          // "2B0": both halves of the backward, or the first one.
+          std::vector<std::string> expected, found;
+          for (parallel::PipelineAction action : lists.ranks[static_cast<size_t>(rank)]) {
+            if (action.op == PipelineOp::kInputGradient) action.op = PipelineOp::kBackward;
+            if (parallel::is_compute(action.op)) expected.push_back(parallel::to_text(action));
+          }
+          std::map<size_t, int> last_reductions;
+          std::set<std::pair<size_t, size_t>> begun;
+          size_t kept = 0;
+          for (const Action& action : units) {
+            const bool computes = action.what <= Do::kWeightGradients;
+            const std::pair slot(action.stage, action.microbatch);
+            const std::string step = fmt::format("{}{}{}", action.stage,
+                                                 action.what == Do::kForward           ? 'F'
+                                                 : action.what == Do::kWeightGradients ? 'W'
+                                                                                       : 'B',
+                                                 action.microbatch);
+            if (computes && (found.empty() || found.back() != step)) found.push_back(step);
+            if (action.what == Do::kForward) begun.insert(slot);
+            if (computes) CHECK(begun.contains(slot));
+            if (action.what == Do::kFinish) CHECK(begun.erase(slot) == 1);
+            if (action.what == Do::kReduce && action.last) ++last_reductions[action.unit];
+            kept = std::max(kept, begun.size());
+          }
+          CHECK(found == expected);
+          CHECK(begun.empty());
+          CHECK(static_cast<int>(kept) == parallel::kept_microbatches(lists)[static_cast<size_t>(rank)]);
+          size_t own = 0;
+          for (const UnitRange& range : units_of_rank(pipeline, rank)) own += range.end - range.first;
+          CHECK(last_reductions.size() == own);
+          for (const auto& [unit, count] : last_reductions) CHECK(count == 1);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a pipeline of microbatches that divide in a step alone validates any number") {
+  using enum parallel::PipelineKind;
+  for (const auto& [kind, microbatches] : {std::pair(kInterleaved1F1B, size_t{5}), {kDualPipeV, 3}}) {
+    const Pipeline pipeline = make_pipeline(
+        {.kind = kind, .ranks = 2, .stages = parallel::split_units(4, 4, {}), .microbatches = microbatches});
+    CHECK_THROWS(pipeline.make(/*training=*/true, microbatches));
+    CHECK(pipeline.make(/*training=*/true, 2 * microbatches).rank_of_stage == pipeline.rank_of_stage);
+    CHECK(pipeline.make(/*training=*/false, 1).microbatches == 1);
+  }
 }
 
 }  // namespace hyperion::trainer

@@ -1,6 +1,7 @@
 // The units' steps on one rank, where nothing is gathered or reduced: against the plain model and autograd.
 #include "trainer/stage.h"
 
+#include <limits>
 #include <set>
 
 #include <catch2/catch.hpp>
@@ -44,13 +45,15 @@ struct OneRank {
   ScheduleRunner schedule{stage, /*reshard_after_forward=*/true, /*reduce_once=*/false};
 
   explicit OneRank(const char* name,
-                   models::ActivationCheckpoint checkpoint = models::ActivationCheckpoint::kNone)
+                   models::ActivationCheckpoint checkpoint = models::ActivationCheckpoint::kNone,
+                   at::ScalarType compute = at::kFloat)
       : model(small(name)),
-        context(parallel::Mesh({}, 1), 0, *shard, *replicate, {.compute_dtype = at::kFloat}),
+        context(parallel::Mesh({}, 1), 0, *shard, *replicate, {.compute_dtype = compute}),
         stage(model, context, {.blocks = {3, checkpoint}}) {
     for (const parallel::ShardedParameterPtr& parameter : stage.parameters()) {
       Tensor master = parameter->master();
       models::initialize(parameter->parameter(), 1, parameter->box(), master);
+      parameter->compute_shard().copy_(master);
     }
     stage.weights_changed();
   }
@@ -211,6 +214,56 @@ TEST_CASE("a model in two stages has the bits of one") {
   for (Stage* stage : {&first, &second})
     for (const parallel::ShardedParameterPtr& parameter : stage->parameters())
       CHECK(parameter->grad().equal(whole.gradients()[i++]));
+}
+
+TEST_CASE("a backward in halves has the bits of one, and between them neither graph nor weights") {
+  const auto checkpoint =
+      GENERATE(models::ActivationCheckpoint::kNone, models::ActivationCheckpoint::kFull,
+               models::ActivationCheckpoint::kSelectiveOp, models::ActivationCheckpoint::kElementwise);
+  const auto compute = GENERATE(at::kFloat, at::kBFloat16);
+  const char* name = GENERATE("llama3", "qwen3");
+  OneRank undivided(name, checkpoint, compute), halves(name, checkpoint, compute);
+  const std::vector<models::Microbatch> batches = {undivided.batch(3), undivided.batch(4)};
+  const std::vector<Tensor> losses = undivided.step(batches, 0.25);
+
+  const Stage& stage = halves.stage;
+  std::vector<Slot> slots;
+  const size_t head = 3 + 1;
+  for (size_t i = 0; i < batches.size(); ++i) {
+    Slot& slot = slots.emplace_back(stage.slot({0, head + 1}, batches[i], /*for_backward=*/true));
+    for (size_t unit = 0; unit < head; ++unit) stage.forward(unit, slot);
+  }
+  const bool tied = halves.model.args().tied;
+  for (size_t i = 0; i < batches.size(); ++i) {
+    std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> inputs;  // of blocks; each node leads to one
+    for (size_t unit = 1; unit < head; ++unit)
+      inputs.emplace_back(slots[i].saved[unit].input.getIntrusivePtr());
+    CHECK(stage.loss(slots[i], at::full({}, 0.25)).equal(losses[i]));
+    stage.group(head).reduce(false);
+    for (size_t unit = head; unit-- > 0;) stage.input_gradient(unit, slots[i]);
+    for (const auto& input : inputs) CHECK(input.expired());
+    for (const SavedForward& saved : slots[i].saved) CHECK_FALSE(saved.output.defined());
+    CHECK(slots[i].keeps_saved());
+    for (const ParameterPtr& parameter : halves.model.parameters())
+      CHECK_FALSE(parameter->weight.grad().defined());
+  }
+  for (const parallel::ShardedParameterPtr& parameter : stage.parameters())
+    parameter->compute_shard().fill_(std::numeric_limits<double>::quiet_NaN());
+  for (Slot& slot : slots) {
+    for (size_t unit = head; unit-- > 0;) {
+      stage.weight_gradients(unit, slot);
+      stage.group(unit).reduce(false);
+    }
+    CHECK_FALSE(slot.keeps_saved());
+  }
+  for (size_t i = 0; i < undivided.gradients().size(); ++i) {
+    CAPTURE(stage.parameters()[i]->parameter().fqn);
+    // Of a tied table both heads' gradients come first here.
+    if (tied && i == 0)
+      CHECK(at::allclose(halves.gradients()[i], undivided.gradients()[i], 1e-4, 1e-6));
+    else
+      CHECK(halves.gradients()[i].equal(undivided.gradients()[i]));
+  }
 }
 
 }  // namespace hyperion::trainer
