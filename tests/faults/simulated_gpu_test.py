@@ -153,6 +153,13 @@ class SimulatedGpu(JobTest):
     @unittest.skipUnless(os.geteuid() == 0 and subprocess.run(["unshare", "--uts", "true"]).returncode == 0, "host names need root")
     def test_groups_over_hosts_are_told_apart_however_the_ranks_are_numbered(self):
         for numbering, on_host in (((0, 0, 1, 1), {"fsdp": 2, "dp_replicate": 1}), ((0, 1, 0, 1), {"fsdp": 1, "dp_replicate": 2})):
+    def test_what_neighbouring_stages_exchange_is_measured_at_the_start(self):
+        job = self.start("--comm.speed_check_seconds=0.1", "--training.steps=1", PP.replace("2", "4"), "--training.local_batch_size=4", ranks=4,
+                         env=self.gpu(HYPERION_SIMULATED_COMPUTE="off"))
+        job.codes()
+        for rank in range(4):
+            self.assertRegex(job.text(rank), r"GB/s in copies; pp/0: transfers between stages at [\d.]+ GB/s\n")
+
             places = [(node, numbering[:rank].count(node)) for rank, node in enumerate(numbering)]
             before = {rank: ["unshare", "--uts", "env", f"GROUP_RANK={node}", f"LOCAL_RANK={local}", "LOCAL_WORLD_SIZE=2", "sh", "-c",
                              f'hostname n{node} && exec "$@"', "sh"] for rank, (node, local) in enumerate(places)}
