@@ -45,10 +45,6 @@ void refuse_unavailable(const config::JobConfig& config, const models::ModelArgs
         "parallelism.pipeline_parallel_schedule = \"{}\" divides a backward in two halves, which is not "
         "available yet; set \"1F1B\", \"Interleaved1F1B\", \"GPipe\" or \"LoopedBFS\"",
         text_of(kind));
-  if (config.metrics.log_layer_activations)
-    throw_config(
-        "metrics.log_layer_activations = true is not available yet with parallelism.pipeline_parallel_degree "
-        "> 1; set false");
   if (model.tied)
     throw_config(
         "model {} {} ties the head to the embedding, which are on two ranks of a pipeline: that is not "

@@ -405,7 +405,8 @@ void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, cons
       .grad_norm = norm.item<double>(),
       .lr = checkpointing::learning_rate(plan_, step),
       .n_tokens_seen = state_.tokens_seen,
-      .extra = reduce_layer_metrics(reported, job_.runtime.groups->all_ranks(), job_.runtime.world_size())};
+      .extra = reduce_layer_metrics(reported, job_.runtime.groups->all_ranks(),
+                                    job_.runtime.groups->get(parallel::MeshDim::kPp), job_.runtime.device)};
   if (rank_monitor_)
     for (const auto& metric : rank_monitor_->log_step(step)) metrics.extra.push_back(metric);
   if (resumed_step_ > 0 && !std::isnan(state_.last_loss)) {  // so that a jump of the curve is seen

@@ -178,8 +178,8 @@ std::vector<double> TinyTraining::first_layer_metrics() {
   models::LayerMetrics recorded{.activations = true};
   forward_backward(0, &recorded);
   std::vector<double> values;
-  for (const auto& [tag, value] :
-       trainer::reduce_layer_metrics(recorded, groups_->all_ranks(), mesh_.world_size()))
+  for (const auto& [tag, value] : trainer::reduce_layer_metrics(
+           recorded, groups_->all_ranks(), groups_->get(parallel::MeshDim::kPp), job_.device))
     values.push_back(value);
   return values;
 }
