@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <set>
 #include <string>
@@ -28,6 +29,8 @@ struct TinyJob {
   // With mesh.pp > 1.
   parallel::PipelineKind schedule = parallel::PipelineKind::k1F1B;
   size_t stages_per_rank = 1;
+  std::string listed{};  // a CSV file's text, instead of the schedule
+  uint32_t mailbox_pieces = parallel::MailboxMemory::kPieces;
   bool reduce_once = false;  // per step, whatever the accumulation
   int64_t shard_alignment = 1;
   at::Device device = at::kCPU;
@@ -91,6 +94,7 @@ class TinyTraining {
   at::Tensor forward_backward(int64_t step, models::LayerMetrics* metrics = nullptr);
 
   TinyJob job_;
+  std::optional<trainer::Pipeline> pipeline_;
   parallel::Mesh mesh_;
   int rank_;
   std::unique_ptr<parallel::ProcessGroups> groups_;
