@@ -50,7 +50,7 @@ Job start_job(const config::ResolvedConfig& resolved) {
   const std::optional<Pipeline> pipeline =
       configured_pipeline(config, job.model);  // refused before anything is touched
   job.data = checked_data(resolved, job.model, environment.world_size);
-  job.runtime = start_runtime(resolved, job.model, environment);
+  job.runtime = start_runtime(resolved, job.model, environment, ranks_of_tied_table(pipeline, job.model));
   warn_of_slow_steps(config, job.model, job.runtime);
   job.seed = common_seed(config, job.runtime);
   job.loader = training_loader(

@@ -134,6 +134,8 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
         config.parallelism.fsdp_reduce_gradients == config::ReduceGradients::kOncePerStep);
   }
   made.parameters = made.stage->parameters();
+  if (parallel::Communicator* ranks = context.groups.tied())
+    made.tied = std::make_unique<TiedTable>(*ranks, *made.stage);
   made.described = described_parameters(made, pipeline, context, sharding.state_dtype);
   made.optimizer = std::make_unique<optim::Adam>(made.parameters, config.optimizer);
   return made;
@@ -141,19 +143,30 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
 
 std::vector<parallel::ReplicatedTensor> replicated_state(
     const std::vector<parallel::ShardedParameterPtr>& parameters, const optim::Adam& optimizer,
-    parallel::Communicator& replicate, parallel::Communicator* tensor) {
+    parallel::Communicator& replicate, parallel::Communicator* tensor, const TiedTable* tied) {
   std::vector<parallel::ReplicatedTensor> state;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& parameter = parameters[i]->parameter();
     std::vector<parallel::Communicator*> groups;
     if (replicate.size() > 1) groups.push_back(&replicate);
     if (tensor != nullptr && parameter.cuts.empty()) groups.push_back(tensor);
+    if (tied != nullptr && &tied->table() == parameters[i].get()) groups.push_back(&tied->ranks());
     if (groups.empty()) continue;
     state.push_back({parameter.fqn, parameters[i]->master(), groups});
     state.push_back({parameter.fqn + " (exp_avg)", optimizer.exp_avg()[i], groups});
     state.push_back({parameter.fqn + " (exp_avg_sq)", optimizer.exp_avg_sq()[i], groups});
   }
   return state;
+}
+
+void copy_tied_table(const ModelAndOptimizer& model) {
+  if (!model.tied) return;
+  const auto is_table = [&](const auto& parameter) { return parameter.get() == &model.tied->table(); };
+  const auto index =
+      static_cast<size_t>(std::ranges::find_if(model.parameters, is_table) - model.parameters.begin());
+  std::vector<at::Tensor> states = {model.optimizer->exp_avg()[index], model.optimizer->exp_avg_sq()[index]};
+  if (model.ema) states.push_back(model.ema->tensors()[index]);
+  model.tied->copy_from_first(states);
 }
 
 void initialise_weights(const ModelAndOptimizer& model, uint64_t seed) {

@@ -1,5 +1,6 @@
 #include "parallel/comm/process_group.h"
 
+#include <algorithm>
 #include <exception>
 
 #include <fmt/format.h>
@@ -84,10 +85,20 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
     if (dim == MeshDim::kWorld || dim == MeshDim::kFsdp) shared.try_emplace(ranks, group);
   }
   const std::vector<int> stages = mesh.group(environment.rank, MeshDim::kPp);
+  const auto name = [&, slice = mesh.slice(environment.rank, MeshDim::kPp)](const char* what) {
+    return fmt::format("{}/{}", what, slice);
+  };
   if (real && nccl && stages.size() > 1)
-    pp_down_ = make_group(fmt::format("pp_down/{}", mesh.slice(environment.rank, MeshDim::kPp)),
-                          mesh.coordinate(environment.rank, MeshDim::kPp), stages, options,
+    pp_down_ = make_group(name("pp_down"), mesh.coordinate(environment.rank, MeshDim::kPp), stages, options,
                           environment.single_host());
+  if (options.tied) {
+    const std::vector<int> ranks = {stages.at(options.tied->first), stages.at(options.tied->second)};
+    if (ranks == stages)
+      tied_ = groups_[MeshDim::kPp];
+    else if (const auto own = std::ranges::find(ranks, environment.rank); own != ranks.end())
+      tied_ = make_group(name("tied"), static_cast<int>(own - ranks.begin()), ranks, options,
+                         environment.single_host());
+  }
   if (!real) {
     options_.host_fan_out = 0;
     return;
@@ -133,7 +144,7 @@ ReduceChain ProcessGroups::chain(std::initializer_list<MeshDim> dims) const {
 std::vector<Communicator*> ProcessGroups::all_groups() const {
   std::vector<Communicator*> all;
   for (const auto& [dim, group] : groups_) all.push_back(group.get());
-  for (const auto& group : {host_, pp_down_})
+  for (const auto& group : {host_, pp_down_, tied_})
     if (group) all.push_back(group.get());
   return all;
 }

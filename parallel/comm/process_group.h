@@ -5,7 +5,9 @@
 #include <initializer_list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "parallel/comm/communicator.h"
@@ -35,6 +37,8 @@ struct CommOptions {
   // where there are several hosts; elsewhere host() is one flat group.
   int host_fan_out = 0;
   uint32_t mailbox_pieces = MailboxMemory::kPieces;  // of shared memory between two ranks; tests take fewer
+  // The indices in pp groups of the two ranks that have a copy each of a tied table: a group of their own.
+  std::optional<std::pair<int, int>> tied{};
 };
 
 // The environment variables NCCL's flight recorder and error handling read; set before the first group
@@ -68,6 +72,8 @@ class ProcessGroups {
   // For transfers to lower ranks of a pipeline: the pp group, which those to higher ranks use, and over NCCL
   // one more of the same ranks, because there a transfer waits for those before it in its group.
   Communicator& pp_down() const { return pp_down_ ? *pp_down_ : get(MeshDim::kPp); }
+  // Of CommOptions::tied, in that order; null: this rank is neither.
+  Communicator* tied() const { return tied_.get(); }
 
   // One more group of all ranks, for CPU tensors and text, with connections and a timeout of its own: for a
   // thread whose exchanges must not mix with training's. Collective.
@@ -103,8 +109,8 @@ class ProcessGroups {
   std::unique_ptr<FailureDetector> detector_;  // the same
   CommObserver observer_;
   std::map<MeshDim, std::shared_ptr<Communicator>> groups_;
-  std::shared_ptr<Communicator> host_;     // null: the world group
-  std::shared_ptr<Communicator> pp_down_;  // null: the pp group
+  std::shared_ptr<Communicator> host_;            // null: the world group
+  std::shared_ptr<Communicator> pp_down_, tied_;  // null: the pp group; none
   std::vector<std::string> network_;
 };
 

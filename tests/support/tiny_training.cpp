@@ -86,7 +86,8 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
                                                                   : parallel::CommBackend::kGloo,
                                 .shared_memory = job.shared_memory,
                                 .device_index = std::max<int>(0, job.device.index()),
-                                .mailbox_pieces = job.mailbox_pieces})),
+                                .mailbox_pieces = job.mailbox_pieces,
+                                .tied = trainer::ranks_of_tied_table(pipeline_, tiny_args(job))})),
       tensor_(job.mesh.tp > 1 ? &groups_->get(parallel::MeshDim::kTp) : nullptr),
       model_(tiny_args(job), /*loss_chunk_bytes=*/0,
              {.tensor = tensor_, .loss_parallel = !job.disable_loss_parallel}),
@@ -119,6 +120,8 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
                                               *fsdp_, checkpointing);
     schedule_ = std::make_unique<trainer::ScheduleRunner>(
         *stage_, *pipeline_, trainer::StageGroups{ranks, groups_->pp_down()}, job.device);
+    if (parallel::Communicator* tied = groups_->tied())
+      tied_ = std::make_unique<trainer::TiedTable>(*tied, *stage_);
   } else {
     stage_ = std::make_unique<trainer::Stage>(model_, *fsdp_, checkpointing);
     schedule_ =
@@ -168,6 +171,7 @@ at::Tensor TinyTraining::forward_backward(int64_t step, models::LayerMetrics* me
            step, static_cast<size_t>(job_.accumulation),
            [&](size_t i) { return microbatch(step, static_cast<int64_t>(i)); }, scale, metrics))
     loss.add_(sum);
+  if (tied_) tied_->sum_gradients(step);
   return loss;
 }
 
@@ -199,7 +203,8 @@ std::vector<double> TinyTraining::first_layer_metrics() {
 
 void TinyTraining::audit_replicas() {
   parallel::audit_replicas(trainer::replicated_state(stage_->parameters(), *optimizer_,
-                                                     groups_->get(parallel::MeshDim::kDpReplicate), tensor_));
+                                                     groups_->get(parallel::MeshDim::kDpReplicate), tensor_,
+                                                     tied_.get()));
 }
 
 TinyStep TinyTraining::step(int64_t step) {

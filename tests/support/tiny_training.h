@@ -16,6 +16,7 @@
 #include "trainer/optim/adam.h"
 #include "trainer/pipeline_setup.h"
 #include "trainer/schedule.h"
+#include "trainer/tied_table.h"
 
 namespace hyperion {
 
@@ -107,6 +108,7 @@ class TinyTraining {
   std::unique_ptr<parallel::FsdpContext> fsdp_;
   std::unique_ptr<trainer::Stage> stage_;
   std::unique_ptr<trainer::ScheduleRunner> schedule_;
+  std::unique_ptr<trainer::TiedTable> tied_;
   std::unique_ptr<optim::Adam> optimizer_;
 };
 
