@@ -55,7 +55,7 @@ Job start_job(const config::ResolvedConfig& resolved) {
         config.training, config::data_parallel_degree(config, environment.world_size));
     step_of(*pipeline, config, batches);
   }
-  job.runtime = start_runtime(resolved, job.model, environment);
+  job.runtime = start_runtime(resolved, job.model, environment, ranks_of_tied_table(pipeline, job.model));
   warn_of_slow_steps(config, job.model, job.runtime);
   job.seed = common_seed(config, job.runtime);
   job.loader = training_loader(

@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
 #include "base/durable.h"
@@ -27,24 +26,28 @@
 namespace hyperion::trainer {
 namespace {
 
-// NCCL connects two ranks when they first send each other something, and takes memory for it: before the
-// model does. `peers`: how many numbers go to each rank and come from it, 0 or 1.
-void connect_pairs(Exchange& ranks, at::Device device, const std::vector<int64_t>& peers) {
-  const int64_t count = std::ranges::count(peers, 1);
-  const at::Tensor sent = at::zeros({count}, at::TensorOptions(at::kFloat).device(device));
-  ranks.start_all_to_all(at::empty_like(sent), sent, peers, peers).wait();
+// NCCL connects two ranks when one first sends the other something, and takes memory for it: before the
+// model does. `to`, `from`: how many numbers go to each rank and come from it, 0 or 1.
+void connect_pairs(Exchange& ranks, at::Device device, const std::vector<int64_t>& to,
+                   const std::vector<int64_t>& from) {
+  const auto numbers = [&](const std::vector<int64_t>& peers) {
+    return at::zeros({std::ranges::count(peers, 1)}, at::TensorOptions(at::kFloat).device(device));
+  };
+  ranks.start_all_to_all(numbers(from), numbers(to), from, to).wait();
 }
 
-// The other ranks that have a stage before or after one of this rank's.
-std::vector<int64_t> neighbours(const Pipeline& pipeline, const parallel::Communicator& ranks) {
-  std::vector<int64_t> peers(static_cast<size_t>(ranks.size()), 0);
+// The same for what this rank's stages exchange with those before and after them.
+void connect_stages(const Pipeline& pipeline, const StageGroups& groups, at::Device device) {
+  const int own = groups.up.rank();
+  std::vector<int64_t> higher(static_cast<size_t>(groups.up.size()), 0), lower = higher;
   for (size_t stage = 1; stage < pipeline.rank_of_stage.size(); ++stage) {
     const int before = pipeline.rank_of_stage[stage - 1], after = pipeline.rank_of_stage[stage];
-    if (before == ranks.rank()) peers[static_cast<size_t>(after)] = 1;
-    if (after == ranks.rank()) peers[static_cast<size_t>(before)] = 1;
+    if (before == after || (before != own && after != own)) continue;
+    const int peer = before == own ? after : before;
+    (peer > own ? higher : lower)[static_cast<size_t>(peer)] = 1;
   }
-  peers[static_cast<size_t>(ranks.rank())] = 0;  // stages here hand tensors over
-  return peers;
+  connect_pairs(groups.up, device, higher, lower);
+  connect_pairs(groups.down, device, lower, higher);
 }
 
 constexpr const char* kGradientDump = "HYPERION_DUMP_GRADIENTS";
@@ -103,8 +106,10 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
     made.tensor_exchange = std::make_unique<parallel::StreamedExchange>(*tensor, context.device);
     dims.tensor = made.tensor_exchange.get();
     dims.chunked = config.parallelism.enable_async_tensor_parallel;
-    if (dims.chunked)
-      connect_pairs(*dims.tensor, context.device, std::vector<int64_t>(dims.tensor->size(), 1));
+    if (dims.chunked) {
+      const std::vector<int64_t> all(dims.tensor->size(), 1);
+      connect_pairs(*dims.tensor, context.device, all, all);
+    }
   }
   made.transformer = std::make_unique<models::Transformer>(args, config.training.loss_chunk_bytes, dims);
   made.float8 = convert_to_float8(*made.transformer, config, context.float8);
@@ -117,10 +122,11 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   const std::optional<Pipeline> pipeline = configured_pipeline(config, args);
   if (pipeline) {
     parallel::Communicator& ranks = context.groups.get(parallel::MeshDim::kPp);
-    if (context.device.is_cuda()) connect_pairs(ranks, context.device, neighbours(*pipeline, ranks));
+    const StageGroups transfers = {ranks, context.groups.pp_down()};
+    if (context.device.is_cuda()) connect_stages(*pipeline, transfers, context.device);
     made.stage = std::make_unique<Stage>(*made.transformer, units_of_rank(*pipeline, ranks.rank()),
                                          *made.fsdp, checkpointing);
-    made.schedule = std::make_unique<ScheduleRunner>(*made.stage, *pipeline, ranks, context.device);
+    made.schedule = std::make_unique<ScheduleRunner>(*made.stage, *pipeline, transfers, context.device);
   } else {
     made.stage = std::make_unique<Stage>(*made.transformer, *made.fsdp, checkpointing);
     made.schedule = std::make_unique<ScheduleRunner>(
@@ -128,6 +134,8 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
         config.parallelism.fsdp_reduce_gradients == config::ReduceGradients::kOncePerStep);
   }
   made.parameters = made.stage->parameters();
+  if (parallel::Communicator* ranks = context.groups.tied())
+    made.tied = std::make_unique<TiedTable>(*ranks, *made.stage);
   made.described = described_parameters(made, pipeline, context, sharding.state_dtype);
   made.optimizer = std::make_unique<optim::Adam>(made.parameters, config.optimizer);
   return made;
@@ -135,19 +143,30 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
 
 std::vector<parallel::ReplicatedTensor> replicated_state(
     const std::vector<parallel::ShardedParameterPtr>& parameters, const optim::Adam& optimizer,
-    parallel::Communicator& replicate, parallel::Communicator* tensor) {
+    parallel::Communicator& replicate, parallel::Communicator* tensor, const TiedTable* tied) {
   std::vector<parallel::ReplicatedTensor> state;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& parameter = parameters[i]->parameter();
     std::vector<parallel::Communicator*> groups;
     if (replicate.size() > 1) groups.push_back(&replicate);
     if (tensor != nullptr && parameter.cuts.empty()) groups.push_back(tensor);
+    if (tied != nullptr && &tied->table() == parameters[i].get()) groups.push_back(&tied->ranks());
     if (groups.empty()) continue;
     state.push_back({parameter.fqn, parameters[i]->master(), groups});
     state.push_back({parameter.fqn + " (exp_avg)", optimizer.exp_avg()[i], groups});
     state.push_back({parameter.fqn + " (exp_avg_sq)", optimizer.exp_avg_sq()[i], groups});
   }
   return state;
+}
+
+void copy_tied_table(const ModelAndOptimizer& model) {
+  if (!model.tied) return;
+  const auto is_table = [&](const auto& parameter) { return parameter.get() == &model.tied->table(); };
+  const auto index =
+      static_cast<size_t>(std::ranges::find_if(model.parameters, is_table) - model.parameters.begin());
+  std::vector<at::Tensor> states = {model.optimizer->exp_avg()[index], model.optimizer->exp_avg_sq()[index]};
+  if (model.ema) states.push_back(model.ema->tensors()[index]);
+  model.tied->copy_from_first(states);
 }
 
 void initialise_weights(const ModelAndOptimizer& model, uint64_t seed) {

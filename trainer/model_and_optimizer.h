@@ -20,6 +20,7 @@
 #include "trainer/optim/adam.h"
 #include "trainer/optim/ema.h"
 #include "trainer/schedule.h"
+#include "trainer/tied_table.h"
 
 namespace hyperion::trainer {
 
@@ -32,6 +33,7 @@ struct ModelAndOptimizer {
   std::unique_ptr<ScheduleRunner> schedule;               // of the stage
   std::vector<parallel::ShardedParameterPtr> parameters;  // that this rank holds
   std::vector<checkpointing::ModelParameter> described;   // all of the model
+  std::unique_ptr<TiedTable> tied;                        // null: nothing that two ranks have copies of
   std::unique_ptr<optim::Adam> optimizer;
   std::unique_ptr<optim::Ema> ema;  // null when off
 };
@@ -54,11 +56,14 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
                                            const ModelContext& context);
 
 // What this rank holds of weights and optimizer state that other ranks hold too, for audit_replicas(): all of
-// it where `replicate` has several ranks, and what tensor parallel ranks do not divide. Empty without such
-// ranks.
+// it where `replicate` has several ranks, what tensor parallel ranks do not divide, and a tied table of which
+// two ranks have copies. Empty without such ranks.
 std::vector<parallel::ReplicatedTensor> replicated_state(
     const std::vector<parallel::ShardedParameterPtr>& parameters, const optim::Adam& optimizer,
-    parallel::Communicator& replicate, parallel::Communicator* tensor);
+    parallel::Communicator& replicate, parallel::Communicator* tensor, const TiedTable* tied);
+
+// After a load: a copy of a tied table, with moments and average, becomes what the first stage has loaded.
+void copy_tied_table(const ModelAndOptimizer& model);
 
 // The initial values of this rank's part. The value of an element depends on the seed, the parameter's name
 // and the element's place in the whole tensor alone, so that every mesh starts from the same weights.

@@ -37,18 +37,6 @@ parallel::PipelineCosts costs(bool recomputes) {
   return parallel::uniform_costs(1, 2 + forward, 1 + forward, 1, 0.05);
 }
 
-void refuse_unavailable(const config::JobConfig& config, const models::ModelArgs& model) {
-  if (config.metrics.log_layer_activations)
-    throw_config(
-        "metrics.log_layer_activations = true is not available yet with parallelism.pipeline_parallel_degree "
-        "> 1; set false");
-  if (model.tied)
-    throw_config(
-        "model {} {} ties the head to the embedding, which are on two ranks of a pipeline: that is not "
-        "available yet; set parallelism.pipeline_parallel_degree = 1",
-        config.model.name, config.model.flavor);
-}
-
 // The order in the user's file; nothing without one.
 std::optional<parallel::PipelineSchedule> listed_schedule(const config::JobConfig& config,
                                                           size_t microbatches) {
@@ -153,11 +141,17 @@ std::vector<UnitRange> units_of_rank(const Pipeline& pipeline, int rank) {
   return units;
 }
 
+std::optional<std::pair<int, int>> ranks_of_tied_table(const std::optional<Pipeline>& pipeline,
+                                                       const models::ModelArgs& model) {
+  if (!pipeline || !model.tied) return std::nullopt;
+  const std::pair ranks(pipeline->rank_of_stage.front(), pipeline->rank_of_stage.back());
+  return ranks.first != ranks.second ? std::optional(ranks) : std::nullopt;
+}
+
 std::optional<Pipeline> configured_pipeline(const config::JobConfig& config, const models::ModelArgs& model) {
   const auto& options = config.parallelism;
   if (options.pipeline_parallel_degree == 1) return std::nullopt;
   const PipelineKind kind = parallel::pipeline_kind(options.pipeline_parallel_schedule);
-  refuse_unavailable(config, model);
   const int64_t rows = options.pipeline_parallel_microbatch_size;
   const auto require_multiple = [&](const char* key, int64_t batch) {
     if (batch % rows != 0)

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/flavors/model_args.h"
@@ -26,6 +27,10 @@ Pipeline make_pipeline(const PipelineSettings& settings);
 int rank_of_unit(const Pipeline& pipeline, size_t unit);
 // The units of the rank's stages.
 std::vector<UnitRange> units_of_rank(const Pipeline& pipeline, int rank);
+
+// The ranks of the first and the last stage, where `model` has a tied table and they are not one.
+std::optional<std::pair<int, int>> ranks_of_tied_table(const std::optional<Pipeline>& pipeline,
+                                                       const models::ModelArgs& model);
 
 // None without a pipeline. Throws Error(kUsage) for settings that cannot be run, with key and remedy. Pure:
 // every rank, and `hyperion check`, finds the same.

@@ -228,18 +228,18 @@ ScheduleRunner::ScheduleRunner(Stage& stage, bool reshard_after_forward, bool re
                              : evaluation_schedule(units)};
       }) {}
 
-ScheduleRunner::ScheduleRunner(Stage& stage, const Pipeline& pipeline, parallel::Communicator& ranks,
+ScheduleRunner::ScheduleRunner(Stage& stage, const Pipeline& pipeline, const StageGroups& groups,
                                at::Device device)
     : stage_(stage),
       stages_(pipeline.stages),
       rank_of_stage_(pipeline.rank_of_stage),
-      rank_(ranks.rank()),
+      rank_(groups.up.rank()),
       make_([pipeline, rank = rank_](bool training, size_t microbatches) {
         const parallel::PipelineSchedule lists = pipeline.make(training, microbatches);
         return Plan{pipeline_schedule(pipeline, rank, lists),
                     parallel::kept_microbatches(lists)[static_cast<size_t>(rank)]};
       }) {
-  transfers_.emplace(ranks, device);
+  transfers_.emplace(groups, device);
 }
 
 const ScheduleRunner::Plan& ScheduleRunner::plan(bool training, size_t microbatches) {
@@ -269,6 +269,7 @@ void ScheduleRunner::set_phase(const char* what, const Action& action, const std
 // Waits for the weights of the action's unit and starts the all-gather of those that it prefetches.
 void ScheduleRunner::gather(const Action& action, const char* phase) const {
   set_phase(phase, action, stage_.group(action.unit).name());
+  failpoint("step.gather");
   stage_.group(action.unit).finish_unshard();
   if (action.prefetch) stage_.group(*action.prefetch).start_unshard();
 }

@@ -80,8 +80,8 @@ class ScheduleRunner {
  public:
   // `stage` holds all units of its model.
   ScheduleRunner(Stage& stage, bool reshard_after_forward, bool reduce_once);
-  // `stage` holds those of this rank's stages; `ranks`: those that the stages are divided over, outlives it.
-  ScheduleRunner(Stage& stage, const Pipeline& pipeline, parallel::Communicator& ranks, at::Device device);
+  // `stage` holds those of this rank's stages; the groups outlive it.
+  ScheduleRunner(Stage& stage, const Pipeline& pipeline, const StageGroups& groups, at::Device device);
 
   // Makes the gradients of scale * (summed cross-entropy of all microbatches), in stage.gradients(). Returns
   // the unscaled sum of each microbatch (0-dim); nothing on a rank without the head. `microbatch(i)` is

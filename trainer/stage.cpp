@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -22,14 +23,18 @@ Stage::Stage(const models::Transformer& model, const std::vector<UnitRange>& sta
       by_unit_(model.units().size(), nullptr) {
   checkpointing_.blocks.resize(model.blocks().size(), models::ActivationCheckpoint::kNone);
   std::map<const Parameter*, parallel::ShardedParameterPtr> known;
+  std::set<const Parameter*> copies;  // of a tied table, where another rank has the embedding
+  if (stages.front().first > 0)
+    for (const ParameterPtr& parameter : model.units().front().parameters) copies.insert(parameter.get());
   for (const auto& [first, end] : stages) {
     for (size_t unit = first; unit < end; ++unit) {
       const auto& [name, parameters] = model.units().at(unit);
-      groups_.push_back(std::make_unique<parallel::ShardGroup>(name, parameters, known, fsdp));
+      groups_.push_back(std::make_unique<parallel::ShardGroup>(name, parameters, known, fsdp, copies));
       by_unit_[unit] = groups_.back().get();
       const parallel::LocalGradients& own = groups_.back()->local_gradients();
       gradients_.divided.insert(gradients_.divided.end(), own.divided.begin(), own.divided.end());
       gradients_.replicated.insert(gradients_.replicated.end(), own.replicated.begin(), own.replicated.end());
+      gradients_.copies.insert(gradients_.copies.end(), own.copies.begin(), own.copies.end());
     }
   }
 }

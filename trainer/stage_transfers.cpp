@@ -4,13 +4,19 @@
 
 #include <ATen/ops/empty.h>
 
+#include "base/failpoint.h"
+
 namespace hyperion::trainer {
 
-StageTransfers::StageTransfers(parallel::Communicator& ranks, at::Device device)
-    : ranks_(ranks), device_(device), stream_(DeviceStream::from_pool(device, /*high_priority=*/true)) {}
+StageTransfers::StageTransfers(const StageGroups& groups, at::Device device)
+    : up_{groups.up, {}},
+      down_{groups.down, {}},
+      device_(device),
+      stream_(DeviceStream::from_pool(device, /*high_priority=*/true)) {}
 
 StageTransfers::Receiving StageTransfers::receive(at::IntArrayRef shape, const at::TensorOptions& options,
                                                   int peer) {
+  failpoint("step.receive");
   const StreamScope scope(stream_);
   const auto fits = [&](const Buffer& buffer) { return buffer.tensor.sizes() == shape; };
   Buffer buffer;
@@ -22,7 +28,7 @@ StageTransfers::Receiving StageTransfers::receive(at::IntArrayRef shape, const a
     buffer.tensor =
         at::empty(shape, options);  // kept for good: a step allocates as many as it has in use at once
   }
-  Pending pending = ranks_.start_recv(buffer.tensor, peer);
+  Pending pending = (peer < up_.ranks.rank() ? up_ : down_).ranks.start_recv(buffer.tensor, peer);
   return {std::move(buffer.tensor), std::move(pending)};
 }
 
@@ -32,17 +38,21 @@ void StageTransfers::recycle(at::Tensor tensor) {
 }
 
 void StageTransfers::send(const at::Tensor& tensor, int peer) {
-  sent_.emplace_back(ranks_.start_send(tensor, peer), tensor);
-  if (!ranks_.moves_by_itself()) return finish();
-  while (sent_.size() > kSends) {
-    sent_.front().first.wait();
-    sent_.pop_front();
+  failpoint("step.send");
+  auto& [ranks, sent] = peer > up_.ranks.rank() ? up_ : down_;
+  sent.emplace_back(ranks.start_send(tensor, peer), tensor);
+  const size_t kept = ranks.moves_by_itself() ? kSends : 0;
+  while (sent.size() > kept) {
+    sent.front().first.wait();
+    sent.pop_front();
   }
 }
 
 void StageTransfers::finish() {
-  for (auto& [pending, tensor] : sent_) pending.wait();
-  sent_.clear();
+  for (Direction* direction : {&up_, &down_}) {
+    for (auto& [pending, tensor] : direction->sent) pending.wait();
+    direction->sent.clear();
+  }
 }
 
 }  // namespace hyperion::trainer

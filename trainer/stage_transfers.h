@@ -1,8 +1,11 @@
 // Activations and gradients on their way between the pipeline stages of two ranks.
 //
 // On a GPU a transfer runs on a stream of NCCL's: a send after the compute stream's work so far, a receive
-// after nothing but the last use of the memory that it writes, whose computation is long done. All
-// ranks start their transfers in one order (parallel/pipeline/schedule.h), so that none waits for ever.
+// after nothing but the last use of the memory that it writes, whose computation is long done. Transfers to
+// higher and to lower ranks have a group each, and so a stream each, in which a transfer waits for those
+// before it: one that is late holds up its own direction alone (benchmarks/pipeline_schedule.cpp says what
+// that gains). All ranks start their transfers in one order (parallel/pipeline/schedule.h), so that none
+// waits for ever.
 #pragma once
 
 #include <deque>
@@ -16,10 +19,17 @@
 
 namespace hyperion::trainer {
 
+// The ranks that the stages are divided over, as the groups of transfers to higher and to lower ones; over
+// other backends than NCCL these are one group.
+struct StageGroups {
+  parallel::Communicator& up;
+  parallel::Communicator& down;
+};
+
 class StageTransfers {
  public:
-  // `ranks`: those that the stages are divided over; outlives it.
-  StageTransfers(parallel::Communicator& ranks, at::Device device);
+  // The groups outlive it.
+  StageTransfers(const StageGroups& groups, at::Device device);
 
   struct Receiving {
     at::Tensor tensor;
@@ -38,15 +48,18 @@ class StageTransfers {
     at::Tensor tensor;
     DeviceEvent last_use;
   };
-  // Sends whose memory is kept. On GPUs the compute stream waits for an earlier one when a later one starts;
-  // over sockets the host does, until the other rank has got to its receive.
+  // Sends in a direction whose memory is kept. On GPUs the compute stream waits for an earlier one when a
+  // later one starts; over sockets the host does, until the other rank has got to its receive.
   static constexpr size_t kSends = 2;
+  struct Direction {
+    parallel::Communicator& ranks;
+    std::deque<std::pair<Pending, at::Tensor>> sent;
+  };
 
-  parallel::Communicator& ranks_;
+  Direction up_, down_;
   at::Device device_;
   DeviceStream stream_;  // of receives; nothing is computed on it
   std::vector<Buffer> free_;
-  std::deque<std::pair<Pending, at::Tensor>> sent_;
 };
 
 }  // namespace hyperion::trainer

@@ -135,6 +135,7 @@ void Trainer::load_checkpoint() {
   if (checkpointer_->chosen() == nullptr) return;
   const std::filesystem::path planned = checkpointer_->chosen()->path;
   checkpointer_->load();
+  copy_tied_table(model_);
   model_.stage->weights_changed();
   const checkpointing::ChosenCheckpoint& chosen = *checkpointer_->chosen();
   if (chosen.path != planned) {  // damage was found, and the one before it was loaded
@@ -325,6 +326,7 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   const std::vector<at::Tensor> losses = model_.schedule->train_step(
       step, microbatches, [&](size_t i) { return mover_->move(batch_of(i), first_row(i), rows); }, scale,
       metrics_->should_log(step) ? &reported : nullptr);
+  if (model_.tied) model_.tied->sum_gradients(step);
   if (step == 1 && gradient_dump_)
     dump_gradients(*gradient_dump_, job_.runtime.rank(), job_.runtime.world_size(), model_.parameters);
 
@@ -377,7 +379,8 @@ void Trainer::read_checks(bool wait) {
 void Trainer::audit_replicas(int64_t step) const {
   if (config::is_dry_run(config())) return;  // its other ranks do not exist
   const std::vector<parallel::ReplicatedTensor> replicated =
-      replicated_state(model_.parameters, *model_.optimizer, model_.fsdp->replicate(), model_.fsdp->tensor());
+      replicated_state(model_.parameters, *model_.optimizer, model_.fsdp->replicate(), model_.fsdp->tensor(),
+                       model_.tied.get());
   if (replicated.empty()) return;
   parallel::set_phase(fmt::format("step {} audit of replicas", step));
   const parallel::TraceRange range("audit of replicas");
@@ -405,7 +408,8 @@ void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, cons
       .grad_norm = norm.item<double>(),
       .lr = checkpointing::learning_rate(plan_, step),
       .n_tokens_seen = state_.tokens_seen,
-      .extra = reduce_layer_metrics(reported, job_.runtime.groups->all_ranks(), job_.runtime.world_size())};
+      .extra = reduce_layer_metrics(reported, job_.runtime.groups->all_ranks(),
+                                    job_.runtime.groups->get(parallel::MeshDim::kPp), job_.runtime.device)};
   if (rank_monitor_)
     for (const auto& metric : rank_monitor_->log_step(step)) metrics.extra.push_back(metric);
   if (resumed_step_ > 0 && !std::isnan(state_.last_loss)) {  // so that a jump of the curve is seen

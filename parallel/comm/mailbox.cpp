@@ -23,13 +23,13 @@ bool Mailbox::advance() {
   std::atomic<uint32_t>& moved = sends_ ? memory_.written : memory_.read;
   const uint32_t before = moved.load(std::memory_order_relaxed);
   const auto ready = [&](uint32_t piece) {
-    return sends_ ? piece - memory_.read.load(std::memory_order_acquire) < MailboxMemory::kPieces
+    return sends_ ? piece - memory_.read.load(std::memory_order_acquire) < pieces_
                   : piece != memory_.written.load(std::memory_order_acquire);
   };
   uint32_t piece = before;
   while (!idle() && ready(piece)) {
     MailItem& item = *queue_.front();
-    const uint32_t slot = piece % MailboxMemory::kPieces;
+    const uint32_t slot = piece % pieces_;
     if (sends_) {
       memory_.labels[slot] = item.label;
     } else if (failure_ = label_mismatch(memory_.labels[slot], item.label); !failure_.empty()) {

@@ -16,7 +16,7 @@ namespace hyperion::parallel {
 
 // What lies in the shared memory, of one ordered pair of ranks. Fresh pages (zeros) are an empty mailbox.
 struct MailboxMemory {
-  static constexpr uint32_t kPieces = 8;
+  static constexpr uint32_t kPieces = 8;  // at most
   static constexpr size_t kPieceBytes = size_t{256} << 10;
 
   // Of the transfer that a piece belongs to. Both ranks must mean the same by it.
@@ -45,7 +45,9 @@ struct MailItem {
 // One side of a mailbox: the rank that writes into it, or the one that reads.
 class Mailbox {
  public:
-  Mailbox(MailboxMemory& memory, bool sends) : memory_(memory), sends_(sends) {}
+  // `pieces`: of the ring, the same on both sides.
+  Mailbox(MailboxMemory& memory, bool sends, uint32_t pieces)
+      : memory_(memory), sends_(sends), pieces_(pieces) {}
   void add(std::shared_ptr<MailItem> item);
   bool idle() const { return queue_.empty() || !failure_.empty(); }
   // Writes what the ring has space for, or reads what is there for the transfers that were started. Whether
@@ -55,6 +57,7 @@ class Mailbox {
  private:
   MailboxMemory& memory_;
   const bool sends_;
+  const uint32_t pieces_;
   std::deque<std::shared_ptr<MailItem>> queue_;  // not done, oldest first
   std::string failure_;
 };

@@ -1,5 +1,6 @@
 #include "parallel/comm/process_group.h"
 
+#include <algorithm>
 #include <exception>
 
 #include <fmt/format.h>
@@ -83,6 +84,21 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
                          ranks, options, environment.single_host());
     if (dim == MeshDim::kWorld || dim == MeshDim::kFsdp) shared.try_emplace(ranks, group);
   }
+  const std::vector<int> stages = mesh.group(environment.rank, MeshDim::kPp);
+  const auto name = [&, slice = mesh.slice(environment.rank, MeshDim::kPp)](const char* what) {
+    return fmt::format("{}/{}", what, slice);
+  };
+  if (real && nccl && stages.size() > 1)
+    pp_down_ = make_group(name("pp_down"), mesh.coordinate(environment.rank, MeshDim::kPp), stages, options,
+                          environment.single_host());
+  if (options.tied) {
+    const std::vector<int> ranks = {stages.at(options.tied->first), stages.at(options.tied->second)};
+    if (ranks == stages)
+      tied_ = groups_[MeshDim::kPp];
+    else if (const auto own = std::ranges::find(ranks, environment.rank); own != ranks.end())
+      tied_ = make_group(name("tied"), static_cast<int>(own - ranks.begin()), ranks, options,
+                         environment.single_host());
+  }
   if (!real) {
     options_.host_fan_out = 0;
     return;
@@ -123,6 +139,14 @@ ReduceChain ProcessGroups::chain(std::initializer_list<MeshDim> dims) const {
   for (const MeshDim dim : dims)
     if (get(dim).size() > 1) groups.push_back(&get(dim));
   return ReduceChain(std::move(groups));
+}
+
+std::vector<Communicator*> ProcessGroups::all_groups() const {
+  std::vector<Communicator*> all;
+  for (const auto& [dim, group] : groups_) all.push_back(group.get());
+  for (const auto& group : {host_, pp_down_, tied_})
+    if (group) all.push_back(group.get());
+  return all;
 }
 
 void ProcessGroups::leave(FailureDetector::End end) {
@@ -182,7 +206,8 @@ std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name,
   try {
     if (options.backend == CommBackend::kGloo) {
       if (options.shared_memory && one_host) {
-        group = make_shared_memory_communicator(name, rank, ranks, *store, options.init_timeout);
+        group = make_shared_memory_communicator(name, rank, ranks, *store, options.init_timeout,
+                                                options.mailbox_pieces);
       }
       if (!group) {
         group = make_gloo_communicator(name, rank, ranks, store, environment_, options.init_timeout);
@@ -217,13 +242,11 @@ void ProcessGroups::find_lost_ranks_when_it_fails(Communicator& group, Communica
 
 void ProcessGroups::set_observer(const CommObserver& observer) {
   observer_ = observer;
-  for (auto& [dim, group] : groups_) group->set_observer(observer);
-  if (host_) host_->set_observer(observer);
+  for (Communicator* group : all_groups()) group->set_observer(observer);
 }
 
 void ProcessGroups::set_timeout(milliseconds timeout) {
-  for (auto& [dim, group] : groups_) group->set_timeout(timeout);
-  if (host_) host_->set_timeout(timeout);
+  for (Communicator* group : all_groups()) group->set_timeout(timeout);
 }
 
 }  // namespace hyperion::parallel

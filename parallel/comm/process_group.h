@@ -5,10 +5,13 @@
 #include <initializer_list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/mailbox.h"
 #include "parallel/health/failure_detector.h"
 #include "parallel/job/environment.h"
 #include "parallel/job/fingerprint.h"
@@ -33,18 +36,21 @@ struct CommOptions {
   // Members of a group of the tree that host() is then (parallel/comm/host_tree.h). 0: kHostFanOut over NCCL
   // where there are several hosts; elsewhere host() is one flat group.
   int host_fan_out = 0;
+  uint32_t mailbox_pieces = MailboxMemory::kPieces;  // of shared memory between two ranks; tests take fewer
+  // The indices in pp groups of the two ranks that have a copy each of a tied table: a group of their own.
+  std::optional<std::pair<int, int>> tied{};
 };
 
 // The environment variables NCCL's flight recorder and error handling read; set before the first group
 // exists, except those that the user has set.
 std::map<std::string, std::string> nccl_environment(const CommOptions& options);
 
-// The groups of world, fsdp, dp_replicate, tp, pp and loss. Construction is collective: every rank of the
-// world makes the same groups in the same order. Dimensions of degree 1 have no connections. Loss shares a
-// communicator with world or fsdp where these have the same ranks, but fsdp, dp_replicate, tp and pp never
-// share with world, so their traffic does not queue behind it. Over NCCL, where a communicator takes memory
-// of the GPU and connections of its own, world and loss are not made: host() and loss_groups() do what
-// they are for.
+// The groups of world, fsdp, dp_replicate, tp, pp and loss, and those that stages of a pipeline need besides.
+// Construction is collective: every rank of the world makes the same groups in the same order. Dimensions of
+// degree 1 have no connections. Loss shares a communicator with world or fsdp where these have the same
+// ranks, but fsdp, dp_replicate, tp and pp never share with world, so their traffic does not queue behind it.
+// Over NCCL, where a communicator takes memory of the GPU and connections of its own, world and loss are not
+// made: host() and loss_groups() do what they are for.
 class ProcessGroups {
  public:
   // Throws Error(kCommunication) when not every rank joins within init_timeout, naming the missing ranks, and
@@ -63,6 +69,11 @@ class ProcessGroups {
   ReduceChain loss_groups() const;
   // Every rank: the world group, over NCCL the loss groups and then tp.
   ReduceChain all_ranks() const;
+  // For transfers to lower ranks of a pipeline: the pp group, which those to higher ranks use, and over NCCL
+  // one more of the same ranks, because there a transfer waits for those before it in its group.
+  Communicator& pp_down() const { return pp_down_ ? *pp_down_ : get(MeshDim::kPp); }
+  // Of CommOptions::tied, in that order; null: this rank is neither.
+  Communicator* tied() const { return tied_.get(); }
 
   // One more group of all ranks, for CPU tensors and text, with connections and a timeout of its own: for a
   // thread whose exchanges must not mix with training's. Collective.
@@ -87,6 +98,7 @@ class ProcessGroups {
                                            const CommOptions& options, bool one_host);
   std::shared_ptr<Communicator> make_host_group(const std::string& name);
   ReduceChain chain(std::initializer_list<MeshDim> dims) const;  // those of several ranks
+  std::vector<Communicator*> all_groups() const;
   // `connections`: what is given up first.
   void find_lost_ranks_when_it_fails(Communicator& group, Communicator* connections);
 
@@ -97,7 +109,8 @@ class ProcessGroups {
   std::unique_ptr<FailureDetector> detector_;  // the same
   CommObserver observer_;
   std::map<MeshDim, std::shared_ptr<Communicator>> groups_;
-  std::shared_ptr<Communicator> host_;  // null: the world group
+  std::shared_ptr<Communicator> host_;            // null: the world group
+  std::shared_ptr<Communicator> pp_down_, tied_;  // null: the pp group; none
   std::vector<std::string> network_;
 };
 

@@ -85,13 +85,14 @@ class SharedMemoryCommunicator : public Communicator {
  public:
   // `segments`: one per rank, this rank's own among them.
   SharedMemoryCommunicator(std::string name, int rank, std::vector<int> global_ranks,
-                           std::vector<SharedSegment> segments, std::chrono::milliseconds timeout)
+                           std::vector<SharedSegment> segments, std::chrono::milliseconds timeout,
+                           uint32_t mailbox_pieces)
       : Communicator(std::move(name), rank, std::move(global_ranks)),
         segments_(std::move(segments)),
         timeout_(timeout) {
     for (int peer = 0; peer < size(); ++peer) {
-      outgoing_.emplace_back(mailbox_memory(segments_[this->rank()], peer), /*sends=*/true);
-      incoming_.emplace_back(mailbox_memory(segments_[peer], this->rank()), /*sends=*/false);
+      outgoing_.emplace_back(mailbox_memory(segments_[this->rank()], peer), /*sends=*/true, mailbox_pieces);
+      incoming_.emplace_back(mailbox_memory(segments_[peer], this->rank()), /*sends=*/false, mailbox_pieces);
     }
   }
 
@@ -395,7 +396,8 @@ class SharedMemoryCommunicator : public Communicator {
 std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, int rank,
                                                               std::vector<int> global_ranks,
                                                               c10d::Store& store,
-                                                              std::chrono::milliseconds timeout) {
+                                                              std::chrono::milliseconds timeout,
+                                                              uint32_t mailbox_pieces) {
   const int size = static_cast<int>(global_ranks.size());
   const size_t mailboxes = SharedMemoryCommunicator::mailbox_bytes(global_ranks.size());
   std::optional<SharedSegment> own = SharedSegment::create(mailboxes);
@@ -425,7 +427,7 @@ std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, 
   }
   if (std::ranges::count(of_all("good", good), false) > 0) return nullptr;
   return std::make_unique<SharedMemoryCommunicator>(std::move(name), rank, std::move(global_ranks),
-                                                    std::move(segments), timeout);
+                                                    std::move(segments), timeout, mailbox_pieces);
 }
 
 }  // namespace hyperion::parallel

@@ -19,11 +19,13 @@ class Store;
 
 namespace hyperion::parallel {
 
-// Collective over the group; `store` must be scoped to it. Null on every rank when any rank cannot map the
-// memory of another (separate PID namespaces): then use Gloo.
+// Collective over the group; `store` must be scoped to it. `mailbox_pieces`: of each mailbox, at most
+// MailboxMemory::kPieces. Null on every rank when any rank cannot map the memory of another (separate PID
+// namespaces): then use Gloo.
 std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, int rank,
                                                               std::vector<int> global_ranks,
                                                               c10d::Store& store,
-                                                              std::chrono::milliseconds timeout);
+                                                              std::chrono::milliseconds timeout,
+                                                              uint32_t mailbox_pieces);
 
 }  // namespace hyperion::parallel

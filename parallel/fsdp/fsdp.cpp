@@ -156,7 +156,8 @@ void encode_changed_weights(const FsdpContext& context, const std::vector<Sharde
 }
 
 ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parameters,
-                       std::map<const Parameter*, ShardedParameterPtr>& known, FsdpContext& context)
+                       std::map<const Parameter*, ShardedParameterPtr>& known, FsdpContext& context,
+                       const std::set<const Parameter*>& copies)
     : name_(std::move(name)), context_(context) {
   const ShardingOptions& options = context.options();
   std::map<const Parameter*, PackMemory> packs = pack_memory(parameters, context.shard().size(), options);
@@ -185,7 +186,7 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
     parameter->bind_grad(grads_.narrow(0, offset, parameter->slot_numel()), memory);
     offset += parameter->slot_numel();
   }
-  make_local_gradients();
+  make_local_gradients(copies);
   if (memory) memory->free();
   choose_gradient_dtypes(parameters);
   plan_parts();
@@ -234,18 +235,18 @@ void ShardGroup::plan_parts() {
   sums_.resize(sent_parts_.size());
 }
 
-void ShardGroup::make_local_gradients() {
-  LocalGradients& gradients = local_gradients_;
-  if (context_.tensor() == nullptr) {
-    if (grads_.numel() > 0) gradients.divided.push_back(grads_);
-    return;
-  }
-  const auto divided = [&](size_t i) { return !owned_[i]->parameter().cuts.empty(); };
+void ShardGroup::make_local_gradients(const std::set<const Parameter*>& copies) {
+  const auto list_of = [&](size_t i) {
+    const Parameter& parameter = owned_[i]->parameter();
+    if (copies.contains(&parameter)) return &local_gradients_.copies;
+    const bool divided = context_.tensor() == nullptr || !parameter.cuts.empty();
+    return divided ? &local_gradients_.divided : &local_gradients_.replicated;
+  };
   int64_t begin = 0, end = 0;
   for (size_t i = 0; i < owned_.size(); ++i) {
     end += owned_[i]->slot_numel();
-    if (i + 1 < owned_.size() && divided(i + 1) == divided(i)) continue;
-    (divided(i) ? gradients.divided : gradients.replicated).push_back(grads_.narrow(0, begin, end - begin));
+    if (i + 1 < owned_.size() && list_of(i + 1) == list_of(i)) continue;
+    list_of(i)->push_back(grads_.narrow(0, begin, end - begin));
     begin = end;
   }
 }
@@ -256,8 +257,11 @@ void ShardGroup::start_unshard() {
   encode_changed_weights(context_, parameters_);
   // A tied weight may be gathered already, for the other unit that uses it.
   std::vector<ShardedParameter*> missing;
-  for (const ShardedParameterPtr& parameter : parameters_)
-    if (parameter->acquire()) missing.push_back(parameter.get());
+  for (const ShardedParameterPtr& parameter : parameters_) {
+    if (!parameter->acquire()) continue;
+    parameter->set_gathered_by(this);
+    missing.push_back(parameter.get());
+  }
   if (missing.empty()) return;
   const TraceRange range("all-gather", name_);
   // On a GPU the all-gather runs on a stream of its own and overlaps the computation of the unit before. It
@@ -291,6 +295,10 @@ void ShardGroup::finish_unshard() {
   DeviceStream::current(context_.options().device).wait(gathered_);
   wait.done();
   state_ = State::kUnsharded;
+  for (const ShardedParameterPtr& parameter : parameters_) {
+    ShardGroup* const other = parameter->gathered_by();  // of a tied weight
+    if (other != nullptr && other->state_ == State::kGathering) other->finish_unshard();
+  }
 }
 
 void ShardGroup::reshard() {

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,12 +27,15 @@ namespace hyperion::parallel {
 
 class ShardGroup;
 
-// The sharded gradients of this rank, padding included (its values are zero); each element once.
+// The sharded gradients of this rank, padding included (its values are zero); each element once, but for
+// copies.
 struct LocalGradients {
   // Gradients of parameters that are divided over the tensor parallel ranks; without these, of all.
   std::vector<at::Tensor> divided;
   // Gradients of parameters that every tensor parallel rank has in full; sharded over fsdp as the others.
   std::vector<at::Tensor> replicated;
+  // Gradients of copies, which count where another pipeline stage has the parameter (a tied table).
+  std::vector<at::Tensor> copies{};
 };
 
 // What ShardGroups over the same ranks share: which part of a parameter each rank holds, the communicators,
@@ -89,14 +93,15 @@ void encode_changed_weights(const FsdpContext& context, const std::vector<Sharde
 class ShardGroup {
  public:
   // Parameters that an earlier group already holds (a tied head) are shared with it; the others become this
-  // group's own.
+  // group's own. `copies`: those of LocalGradients::copies.
   ShardGroup(std::string name, const std::vector<ParameterPtr>& parameters,
-             std::map<const Parameter*, ShardedParameterPtr>& known, FsdpContext& context);
+             std::map<const Parameter*, ShardedParameterPtr>& known, FsdpContext& context,
+             const std::set<const Parameter*>& copies = {});
 
   const std::string& name() const { return name_; }
   const std::vector<ShardedParameterPtr>& parameters() const { return parameters_; }
   const std::vector<ShardedParameterPtr>& owned() const { return owned_; }
-  // Views of one tensor, one per run of own parameters that are divided, or are not.
+  // Views of one tensor, one per run of own parameters of a kind.
   const LocalGradients& local_gradients() const { return local_gradients_; }
 
   // Starts the all-gather of the weights; does nothing when they are gathered or in flight.
@@ -128,7 +133,7 @@ class ShardGroup {
     size_t first, last;
     bool packed;
   };
-  void make_local_gradients();
+  void make_local_gradients(const std::set<const Parameter*>& copies);
   void choose_gradient_dtypes(const std::vector<ParameterPtr>& parameters) const;
   void plan_parts();
   std::vector<at::Tensor> take_gradients();

@@ -65,6 +65,8 @@ struct PackMemory {
   int64_t taken = 0;                         // elements of one rank's shards that have been given away
 };
 
+class ShardGroup;
+
 class ShardedParameter {
  public:
   // `placement`: this rank's; its last cut is by rows over the fsdp group. `pack`: where the weight is
@@ -124,6 +126,9 @@ class ShardedParameter {
   // degree 1 the weight is the compute shard itself and both do nothing.
   bool acquire();
   void release();
+  // The group whose all-gather has filled the weight, or will: another one that uses it waits for it too.
+  ShardGroup* gathered_by() const { return gathered_by_; }
+  void set_gathered_by(ShardGroup* group) { gathered_by_ = group; }
 
   // The rows of this rank inside a padded 1-D buffer, as [local rows, ...].
   at::Tensor unpadded(const at::Tensor& padded) const;
@@ -137,6 +142,7 @@ class ShardedParameter {
   std::shared_ptr<TensorMemory> gathered_, grad_memory_;
   bool holds_grad_ = false;
   int users_ = 0;
+  ShardGroup* gathered_by_ = nullptr;
   bool stale_ = true;    // where encoded: the all-gather input is older than the master
   bool direct_ = false;  // layers read the compute shard itself
 };

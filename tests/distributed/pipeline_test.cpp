@@ -4,7 +4,11 @@
 #include <map>
 
 #include <catch2/catch.hpp>
+#include <fmt/format.h>
 
+#include <ATen/core/grad_mode.h>
+
+#include "base/failpoint.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tiny_training.h"
 
@@ -171,6 +175,127 @@ TEST_CASE("a pipeline that reduces gradients once has the losses of one rank to 
     CHECK(pipeline.steps.front().loss == Approx(one.steps.front().loss).epsilon(1e-6));
     CHECK(distance(pipeline, one) < 1e-5);
     CHECK(largest_difference(pipeline.steps, one.steps) < 1e-5);
+  }
+}
+
+namespace {
+
+// The largest difference of two jobs' gradients, as a part of the largest gradient.
+double largest_gradient_difference(const TrainedJob& a, const TrainedJob& b) {
+  double difference = 0, largest = 0;
+  for (const auto& [element, value] : b.gradients) {
+    largest = std::max<double>(largest, std::abs(value));
+    difference = std::max<double>(difference, std::abs(value - a.gradients.at(element)));
+  }
+  return difference / largest;
+}
+
+// Stages 0 and 3 on rank 0, 1 and 2 on rank 1; one microbatch after the other.
+std::string v_shaped_order(int64_t microbatches) {
+  std::string first, second;
+  for (int64_t m = 0; m < microbatches; ++m) {
+    first += fmt::format("{0}0F{1},3F{1},3B{1},0B{1}", m > 0 ? "," : "", m);
+    second += fmt::format("{0}1F{1},2F{1},2B{1},1B{1}", m > 0 ? "," : "", m);
+  }
+  return first + "\n" + second + "\n";
+}
+
+}  // namespace
+
+TEST_CASE("a pipeline of a tied table has the losses and gradients of one rank to rounding") {
+  struct Layout {
+    MeshConfig mesh;
+    bool once = false, v_shaped = false, shared_memory = true;
+  };
+  for (const auto& [mesh, once, v_shaped, shared_memory] :
+       {Layout{{.pp = 2}}, Layout{{.pp = 4}, true}, Layout{{.pp = 2}, false, true},
+        Layout{{.pp = 2, .dp_shard = 2}, true}, Layout{{.pp = 2, .dp_shard = 2}, true, true},
+        Layout{{.pp = 2, .dp_replicate = 2, .dp_shard = 1}, false, true},
+        Layout{{.pp = 3, .dp_shard = 1, .tp = 2}, false, false, false}}) {
+    TinyJob job{.model = "qwen3", .accumulation = 6, .heads = 4, .kv_heads = 2};
+    REQUIRE(models::model_args(job.model, "debugmodel").tied);
+    const TrainedJob one = train_job(1, job);
+    job.mesh = mesh;
+    job.reduce_once = once;
+    job.reshard_after_forward = !once;
+    job.shared_memory = shared_memory;
+    if (v_shaped) job.listed = v_shaped_order(job.accumulation);
+    CAPTURE(mesh.pp, mesh.dp_replicate, mesh.dp_shard, mesh.tp, once, v_shaped);
+    const TrainedJob pipeline =
+        train_job(mesh.pp * mesh.dp_replicate * std::max(mesh.dp_shard, 1) * mesh.tp, job);
+    CHECK(largest_difference(pipeline.steps, one.steps) < 1e-6);
+    CHECK(largest_gradient_difference(pipeline, one) < 1e-5);
+  }
+}
+
+TEST_CASE("copies of a tied table stay equal, and one that differs is found") {
+  const auto audit = [](bool break_copy) {
+    return run_ranks_outcome(6, [=](const Environment& environment) {
+      TinyTraining training(
+          {.model = "qwen3", .mesh = {.pp = 3, .dp_shard = 2}, .accumulation = 6, .heads = 4, .kv_heads = 2},
+          environment);
+      for (int64_t step = 0; step < 3; ++step) training.step(step);
+      const at::NoGradGuard no_grad;
+      if (break_copy && environment.rank == 5)
+        training.stage().parameters().back()->master().view(-1)[0].add_(1e-6);
+      training.audit_replicas();
+    });
+  };
+  for (const RankOutcome& rank : audit(false)) CHECK(rank.error.empty());
+  const auto broken = audit(true);
+  for (const int rank : {1, 5})
+    CHECK_THAT(broken[rank].error, Catch::Contains("group tied/1 (ranks 1 5)") &&
+                                       Catch::Contains("tok_embeddings.weight: rank 5"));
+  for (const int rank : {0, 2, 3, 4}) CHECK(broken[rank].error.empty());
+}
+
+TEST_CASE("what layers of all stages report is what one rank reports") {
+  TinyJob job{.model = "llama3", .accumulation = 6, .heads = 4, .kv_heads = 2};
+  const auto reported = [&](int ranks) {
+    const auto all = run_ranks(ranks, [=](const Environment& environment) {
+      return TinyTraining(job, environment).first_layer_metrics();
+    });
+    for (const auto& rank : all) CHECK(rank == all.front());
+    return all.front();
+  };
+  const std::vector<double> one = reported(1);
+  REQUIRE(one.size() == 3 + 1);
+  job.mesh = {.pp = 2};
+  CHECK(reported(2) == one);
+  job.mesh = {.pp = 4};  // the last stage has no block
+  CHECK(reported(4) == one);
+  job.mesh = {.pp = 2, .dp_shard = 2};
+  job.accumulation = 3;
+  const std::vector<double> sharded = reported(4);
+  job.mesh = {.dp_shard = 2};
+  CHECK(sharded == reported(2));
+}
+
+TEST_CASE("with mailboxes of one tensor and gathers that are held up no schedule hangs") {
+  using enum PipelineKind;
+  for (const auto& [kind, stages_per_rank] : {std::pair(k1F1B, 1), std::pair(kGPipe, 1),
+                                              std::pair(kLoopedBfs, 2), std::pair(kInterleaved1F1B, 2)}) {
+    TinyJob job{.model = "llama3",
+                .mesh = {.pp = 2, .dp_shard = 2},
+                .accumulation = 6,
+                .schedule = kind,
+                .stages_per_rank = static_cast<size_t>(stages_per_rank),
+                .heads = 4,
+                .kv_heads = 2};
+    const auto train = [&](int held) {
+      return run_ranks(4, [=](const Environment& environment) {
+        if (held >= 0)
+          arm_faults(fmt::format("rank={};point=step.gather;nth=0;action=sleep:0.005", held),
+                     environment.rank);
+        return train_tiny(job, environment, 1);
+      });
+    };
+    const auto free = train(-1);
+    job.mailbox_pieces = 1;
+    for (int held = 0; held < 4; ++held) {
+      CAPTURE(text_of(kind), held);
+      CHECK(train(held) == free);
+    }
   }
 }
 

@@ -188,8 +188,8 @@ Cost real_start(const Environment& own, int ranks_per_node, int fan_out) {
       if (level.ranks.size() == 1)
         groups.push_back(make_solo_communicator(level.name, level.ranks[0]));
       else if (level.one_node)
-        groups.push_back(
-            make_shared_memory_communicator(level.name, level.index, level.ranks, *part, kPatience));
+        groups.push_back(make_shared_memory_communicator(level.name, level.index, level.ranks, *part,
+                                                         kPatience, MailboxMemory::kPieces));
       else
         groups.push_back(
             make_gloo_communicator(level.name, level.index, level.ranks, part, environment, kPatience));

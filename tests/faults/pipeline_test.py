@@ -6,13 +6,17 @@ mesh, what becomes of the others when a rank is killed, and what is refused.
 Standard library only.
 """
 
+import shutil
+import signal
+
 from checkpoints import CheckpointTest
-from jobs import JobTest, main
+from jobs import PATIENCE, JobTest, main
 
 PP = "--parallelism.pipeline_parallel_degree="
 SCHEDULE = "--parallelism.pipeline_parallel_schedule="
 ALWAYS = "--parallelism.fsdp_reshard_after_forward=always"
 ONE = ("--training.local_batch_size=1", "--training.global_batch_size=4")  # four microbatches, one after the other
+TIED = ("--model.name=qwen3", "--model.flavor=debugmodel", "--model.args.n_kv_heads=2")
 FOUR = ("--training.local_batch_size=4", "--training.global_batch_size=4", ALWAYS)
 
 
@@ -48,20 +52,72 @@ class Pipeline(JobTest):
         options = ("--training.local_batch_size=4", "--training.global_batch_size=8", PP + "2")
         once, _ = self.steps(*options, ranks=4)
         every, _ = self.steps(*options, ALWAYS, ranks=4)
-        self.assertEqual(len(once), 5)
-        for a, b in zip(once, every, strict=True):
+        self.assert_near(once, every)
+
+    def assert_near(self, steps, expected):
+        steps, expected = ([line for line in lines if "grad_norm" in line] for lines in (steps, expected))
+        self.assertEqual(len(steps), 5)
+        for a, b in zip(steps, expected, strict=True):
             self.assertLess(abs(a["loss_metrics/global_avg_loss"] - b["loss_metrics/global_avg_loss"]), 1e-6 * b["loss_metrics/global_avg_loss"])
             self.assertLess(abs(a["grad_norm"] - b["grad_norm"]), 1e-5 * b["grad_norm"])
 
+    def test_a_tied_table_on_two_ranks_has_the_losses_of_one_rank_to_1e_6(self):
+        more = (*TIED, "--training.mixed_precision_param=float32", "--ema.enable", "--ema.validate_with_ema", "--validation.enable",
+                "--validation.dataset=jsonl",
+                f"--validation.dataset_path={self.folder}/data.jsonl", "--validation.seq_len=32", "--validation.local_batch_size=2",
+                "--validation.sequences=4", "--validation.freq=2")
+        one, validated = self.steps(*ONE, *more)
+        for ranks, options in ((2, (*FOUR, PP + "2")), (4, (*FOUR, PP + "4")), (4, (*FOUR, PP + "2", "--parallelism.tensor_parallel_degree=2")),
+                               (4, ("--training.local_batch_size=2", "--training.global_batch_size=4", PP + "2"))):
+            with self.subTest(options=options):
+                steps, averages = self.steps(*options, *more, ranks=ranks)
+                self.assert_near(steps, one)
+                self.assertEqual(len(averages), len(validated))
+                for a, b in zip(averages, validated, strict=True):
+                    self.assertLess(abs(a - b), 2e-6 * b)
+
+    def test_layers_of_all_stages_report_what_one_rank_reports(self):
+        def activations(*options, ranks=1):
+            self.steps("--metrics.log_layer_activations", *options, ranks=ranks)
+            return [{name: value for name, value in line.items() if name.startswith("activations/")} for line in self.metrics()]
+        one = activations(*ONE)
+        self.assertEqual(sorted(one[0]), ["activations/max", "activations/rms/layers.0", "activations/rms/layers.1"])
+        self.assertEqual(activations(*FOUR, PP + "2", ranks=2), one)
+        self.assertEqual(activations(*FOUR, PP + "4", ranks=4), one)
+
     def test_ranks_that_lose_one_end_with_71_and_name_the_action(self):
-        for point, phase, *options in (("step.fwd", "stage 0, microbatch"), ("step.bwd", "stage 0, microbatch"), ("step.opt", "gradient norm"),
-                                       ("step.wgrad", r"stage \d, microbatch", SCHEDULE + "ZBVZeroBubble")):
-            with self.subTest(point=point):
-                job = self.start("--training.steps=100000", *FOUR, PP + "2", *options, "--allow-faults", ranks=2,
-                                 env={"FAULT": f"rank=1;point={point};nth=3;action=kill"})
-                self.assertEqual(job.codes(), [71, -9], job.text())
-                self.assertIn("pp/0", job.text())
-                self.assertRegex(job.text(), rf"in phase 'step \d+ .*{phase}")
+        short = ("--comm.train_timeout_seconds=8", "--comm.peer_response_timeout_seconds=8")
+        sharded = ("--training.local_batch_size=4", "--training.global_batch_size=8", ALWAYS, PP + "2")
+        cells = {}
+        for i, (point, action, rank, phase) in enumerate((
+                ("step.fwd", "kill", 3, r"\(stage \d, microbatch \d\)"), ("step.bwd", "kill", 1, r"\(stage \d, microbatch \d\)"),
+                ("step.send", "kill", 0, r"\(stage \d, microbatch \d\)"), ("step.receive", "kill", 2, r"\(stage \d, microbatch \d\)"),
+                ("step.opt", "kill", 1, "gradient norm"), ("step.tied", "kill", 0, "sum of the tied table's gradients|gradient norm"),
+                ("step.fwd", "stop", 1, r"\(stage \d, microbatch \d\)"), ("step.bwd", "stop", 3, r"\(stage \d, microbatch \d\)"),
+                ("step.send", "stop", 2, r"\(stage \d, microbatch \d\)"), ("step.receive", "stop", 0, r"\(stage \d, microbatch \d\)"),
+                ("step.tied", "stop", 3, "sum of the tied table's gradients|gradient norm"))):
+            folder = self.folder / str(i)
+            folder.mkdir()
+            self.prepare(folder)
+            # In the second step or later: until the first one has ended, comm.init_timeout_seconds is the limit.
+            nth = 3 if point in ("step.opt", "step.tied") else 10
+            cells[point, action, rank, phase] = self.start(
+                "--training.steps=100000", *sharded, *TIED, *short, "--allow-faults", ranks=4, folder=folder,
+                env={"FAULT": f"rank={rank};point={point};nth={nth};action={action}"})
+        for (point, action, rank, phase), job in cells.items():
+            with self.subTest(point=point, action=action):
+                for survivor in {0, 1, 2, 3} - {rank}:
+                    self.assertEqual(job.ranks[survivor][0].wait(timeout=PATIENCE), 71, job.text(survivor))
+                    self.assertRegex(job.text(survivor), rf"in phase 'step \d+ .*(?:{phase})")
+                    self.assertIn(f"rank {rank}", job.text(survivor).splitlines()[-1])
+                job.kill()
+
+    def test_a_rank_that_ends_between_the_halves_of_a_backward_ends_the_other_with_71(self):
+        job = self.start("--training.steps=100000", *FOUR, PP + "2", SCHEDULE + "ZBVZeroBubble", "--allow-faults", ranks=2,
+                         env={"FAULT": "rank=1;point=step.wgrad;nth=3;action=kill"})
+        self.assertEqual(job.codes(), [71, -9], job.text())
+        self.assertIn("pp/0", job.text())
+        self.assertRegex(job.text(), r"in phase 'step \d+ .*stage \d, microbatch")
 
     def test_a_loss_that_is_no_number_ends_all_stages_with_93_and_the_last_one_names_the_documents(self):
         job = self.run_job(*FOUR, PP + "2", "--optimizer.lr=1e38", ranks=2, code=93, says=["the ranks of the last pipeline stage have the losses"])
@@ -87,10 +143,8 @@ class Pipeline(JobTest):
                  "5 microbatches do not divide into 2 rounds"),
                 (["--parallelism.pipeline_parallel_microbatch_size=3"], "training.local_batch_size = 4 is no multiple of"),
                 (["--model.args.n_layers=1", SCHEDULE + "Interleaved1F1B"], "more than the 3 that there is to divide"),
-                (["--model.name=qwen3", "--model.flavor=debugmodel", "--model.args.n_kv_heads=2"], "ties the head to the embedding"),
                 (["--parallelism.pipeline_parallel_schedule_csv=no.csv"], 'pipeline_parallel_schedule_csv = "no.csv": there is no such file'),
-                ([SCHEDULE + "zigzag"], "expected one of"),
-                (["--metrics.log_layer_activations"], "metrics.log_layer_activations = true is not available yet")):
+                ([SCHEDULE + "zigzag"], "expected one of")):
             with self.subTest(options=options):
                 self.run_job(*FOUR, PP + "2", *options, ranks=2, code=2, says=[said])
 
@@ -120,6 +174,44 @@ class PipelineCheckpoints(CheckpointTest):
             for mesh, steps in ((first, 2), (second, 3)):
                 ranks, options = meshes[mesh]
                 self.run_job(*options, *common, f"--training.steps={steps}", folder, ranks=ranks, code=0)
+
+    def test_a_tied_table_is_saved_once_whatever_the_number_of_stages(self):
+        meshes = {"1": (1, ONE), "P2": (2, (*FOUR, PP + "2")), "P4": (4, (*FOUR, PP + "4"))}
+        common = (*TIED, "--lr_scheduler.total_steps=4", "--ema.enable")
+
+        def run(mesh, folder, steps, *more):
+            ranks, options = meshes[mesh]
+            self.run_job(*options, *common, *(more or ("--checkpoint.no_last_save_model_only",)), f"--training.steps={steps}",
+                         f"--checkpoint.folder={folder}", ranks=ranks, code=0)
+            return self.folder / "out" / folder / f"step-{steps}"
+
+        exports = []  # of the initial weights
+        for mesh in meshes:
+            step = run(mesh, "export " + mesh, 1, "--optimizer.lr=0", "--checkpoint.last_save_in_hf", "--checkpoint.last_save_model_only")
+            exports.append((step / "model.safetensors").read_bytes())
+        self.assertEqual(exports[1:], exports[:1] * 2)
+        self.assertNotIn(b"lm_head.weight", exports[0][:10000])
+        digests = {("P2", "P2"): self.digest(run("P2", "P2", 4))}
+        for first in meshes:
+            run(first, first + " first", 2)
+            for second in set(meshes) - {first}:
+                folder = f"{first} then {second}"
+                shutil.copytree(self.folder / "out" / (first + " first"), self.folder / "out" / folder)
+                digests[first, second] = self.digest(run(second, folder, 4))
+        # One rank adds the gradients of both ends up in another order.
+        for one, other in ((("P2", "P4"), ("P2", "P2")), (("P4", "P2"), ("P2", "P2")), (("1", "P2"), ("1", "P4")), (("P2", "1"), ("P4", "1"))):
+            self.assertEqual(digests[one], digests[other], (one, other))
+
+    def test_a_signal_to_any_stage_saves_once(self):
+        for rank, number, code in ((0, signal.SIGTERM, 75), (1, signal.SIGUSR1, 75), (1, signal.SIGINT, 130)):
+            with self.subTest(rank=rank, number=number):
+                folder = f"--checkpoint.folder={rank} {int(number)}"
+                job = self.start(*FOUR, PP + "2", folder, "--training.steps=60", "--checkpoint.interval=1000", "--allow-faults", ranks=2,
+                                 env={"FAULT": f"rank={rank};point=step.fwd;action=stop;nth=6"})
+                job.signal_at_stop(rank, number)
+                self.assertEqual(job.codes(), [code, code], job.text())
+                self.assertEqual(job.text().count("Checkpoint step-2 is durable"), 1)
+                self.assertIn("after step 2; the state is saved", job.text())
 
 
 if __name__ == "__main__":

@@ -51,6 +51,9 @@ JOBS = {  # what: (ranks, options)
         "--parallelism.fsdp_reshard_after_forward=always", *VALIDATION, "--validation.local_batch_size=2"]),
     "pipeline in a V of divided backwards": (2, [PP, "--training.local_batch_size=4", "--parallelism.pipeline_parallel_schedule=ZBVZeroBubble",
                                                  "--activation_checkpoint.mode=none"]),
+    "pipeline of four stages, tied table, offloaded": (4, [
+        PP.replace("2", "4"), "--training.local_batch_size=4", "--model.name=qwen3", "--model.flavor=debugmodel", "--model.args.n_kv_heads=2",
+        "--training.enable_cpu_offload", "--metrics.log_layer_activations"]),
     "tensor parallel, in pieces": (4, [IN_PIECES, "--parallelism.tensor_parallel_degree=4"]),
     "FSDP and tensor parallel, in pieces, FP8": (4, [IN_PIECES, FP8, TP, "--activation_checkpoint.selective_ac_option=op"]),
     "MXFP8, emulated": (2, ["--model.converters=quantize.linear.mx", "--quantize.linear.mx.emulate"]),
@@ -152,6 +155,13 @@ class SimulatedGpu(JobTest):
             self.assertRegex(job.text(rank), r"GPU: \d+ TFLOP/s in bfloat16 products, \d+ GB/s in copies; fsdp/\d: gathers at [\d.]+ GB/s, "
                                              r"sums at [\d.]+; dp_replicate/\d: gathers at")
 
+    def test_what_neighbouring_stages_exchange_is_measured_at_the_start(self):
+        job = self.start("--comm.speed_check_seconds=0.1", "--training.steps=1", PP.replace("2", "4"), "--training.local_batch_size=4", ranks=4,
+                         env=self.gpu(HYPERION_SIMULATED_COMPUTE="off"))
+        job.codes()
+        for rank in range(4):
+            self.assertRegex(job.text(rank), r"GB/s in copies; pp/0: transfers between stages at [\d.]+ GB/s\n")
+
     @unittest.skipUnless(os.geteuid() == 0 and subprocess.run(["unshare", "--uts", "true"]).returncode == 0, "host names need root")
     def test_groups_over_hosts_are_told_apart_however_the_ranks_are_numbered(self):
         for numbering, on_host in (((0, 0, 1, 1), {"fsdp": 2, "dp_replicate": 1}), ((0, 1, 0, 1), {"fsdp": 1, "dp_replicate": 2})):
@@ -176,7 +186,9 @@ class SimulatedGpu(JobTest):
     def test_ranks_are_connected_before_anything_is_computed_and_make_contexts_on_their_own_gpus_alone(self):
         trace = self.folder / "trace"
         # The ranks have no communicator of them all: of its shards each has one, and with replicas one of these.
-        for communicators, what in ((1, [ASYNC, "--checkpoint.enable", "--ema.enable", "--ema.device=cpu"]), (2, HSDP)):
+        # Between stages each direction has one, and a tied table has one where there are stages between its two.
+        for communicators, what in ((4 * 1, [ASYNC, "--checkpoint.enable", "--ema.enable", "--ema.device=cpu"]), (4 * 2, HSDP),
+                                    (4 * 2 + 2, JOBS["pipeline of four stages, tied table, offloaded"][1])):
             self.run_job(*what, "--training.steps=3", code=0, ranks=4,
                          env=self.gpu("1", HYPERION_SIMULATED_TRACE=trace))
             lines = trace.read_text().splitlines()
@@ -184,7 +196,7 @@ class SimulatedGpu(JobTest):
             kinds = [line.split("\t")[0] for line in lines]
             connected = len(lines) - 1 - lines[::-1].index("nccl\tinit")
             self.assertLess(connected, kinds.index("kernel"))
-            self.assertEqual(lines.count("nccl\tinit"), 4 * communicators)
+            self.assertEqual(lines.count("nccl\tinit"), communicators)
             contexts = [line.split()[1:] for line in lines if line.startswith("context")]
             self.assertEqual(sorted(device for device, _ in contexts), ["0", "1", "2", "3"], contexts)
             self.assertEqual(len({process for _, process in contexts}), 4, contexts)

@@ -10,6 +10,7 @@
 #include "base/philox.h"
 #include "models/init.h"
 #include "parallel/fsdp/replica_audit.h"
+#include "parallel/pipeline/csv.h"
 #include "trainer/layer_metrics.h"
 #include "trainer/model_and_optimizer.h"
 #include "trainer/optim/grad_clip.h"
@@ -53,10 +54,29 @@ trainer::Float8Setup convert(models::Transformer& model, const TinyJob& job) {
       {false, device_library().compute_capability(index), device_library().device_name(index)});
 }
 
+std::optional<trainer::Pipeline> tiny_pipeline(const TinyJob& job) {
+  if (job.mesh.pp == 1) return std::nullopt;
+  trainer::PipelineSettings settings{.kind = job.schedule,
+                                     .ranks = job.mesh.pp,
+                                     .microbatches = static_cast<size_t>(job.accumulation),
+                                     .recomputes = job.checkpoint != models::ActivationCheckpoint::kNone,
+                                     .gathers_stages = !job.reshard_after_forward,
+                                     .reduces_once = job.reduce_once};
+  int stages = job.mesh.pp * static_cast<int>(job.stages_per_rank);
+  if (!job.listed.empty()) {
+    settings.listed = parallel::parse_csv_schedule(job.listed, "order.csv", job.mesh.pp,
+                                                   static_cast<int>(job.accumulation));
+    stages = settings.listed->stages();
+  }
+  settings.stages = parallel::split_units(stages, static_cast<int>(tiny_args(job).n_layers), {});
+  return trainer::make_pipeline(settings);
+}
+
 }  // namespace
 
 TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& environment)
     : job_(job),
+      pipeline_(tiny_pipeline(job)),
       mesh_(job.mesh, environment.world_size),
       rank_(environment.rank),
       groups_(std::make_unique<parallel::ProcessGroups>(
@@ -65,7 +85,9 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
                                            : job.device.is_cuda() ? parallel::CommBackend::kNccl
                                                                   : parallel::CommBackend::kGloo,
                                 .shared_memory = job.shared_memory,
-                                .device_index = std::max<int>(0, job.device.index())})),
+                                .device_index = std::max<int>(0, job.device.index()),
+                                .mailbox_pieces = job.mailbox_pieces,
+                                .tied = trainer::ranks_of_tied_table(pipeline_, tiny_args(job))})),
       tensor_(job.mesh.tp > 1 ? &groups_->get(parallel::MeshDim::kTp) : nullptr),
       model_(tiny_args(job), /*loss_chunk_bytes=*/0,
              {.tensor = tensor_, .loss_parallel = !job.disable_loss_parallel}),
@@ -92,20 +114,14 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
                                                   summing);
   models::ActivationCheckpointing checkpointing;
   checkpointing.blocks.assign(model_.blocks().size(), job.checkpoint);
-  if (job.mesh.pp > 1) {
-    const trainer::Pipeline pipeline = trainer::make_pipeline(
-        {.kind = job.schedule,
-         .ranks = job.mesh.pp,
-         .stages = parallel::split_units(job.mesh.pp * static_cast<int>(job.stages_per_rank),
-                                         static_cast<int>(model_.blocks().size()), {}),
-         .microbatches = static_cast<size_t>(job.accumulation),
-         .recomputes = job.checkpoint != models::ActivationCheckpoint::kNone,
-         .gathers_stages = !job.reshard_after_forward,
-         .reduces_once = job.reduce_once});
+  if (pipeline_) {
     parallel::Communicator& ranks = groups_->get(parallel::MeshDim::kPp);
-    stage_ = std::make_unique<trainer::Stage>(model_, trainer::units_of_rank(pipeline, ranks.rank()), *fsdp_,
-                                              checkpointing);
-    schedule_ = std::make_unique<trainer::ScheduleRunner>(*stage_, pipeline, ranks, job.device);
+    stage_ = std::make_unique<trainer::Stage>(model_, trainer::units_of_rank(*pipeline_, ranks.rank()),
+                                              *fsdp_, checkpointing);
+    schedule_ = std::make_unique<trainer::ScheduleRunner>(
+        *stage_, *pipeline_, trainer::StageGroups{ranks, groups_->pp_down()}, job.device);
+    if (parallel::Communicator* tied = groups_->tied())
+      tied_ = std::make_unique<trainer::TiedTable>(*tied, *stage_);
   } else {
     stage_ = std::make_unique<trainer::Stage>(model_, *fsdp_, checkpointing);
     schedule_ =
@@ -155,6 +171,7 @@ at::Tensor TinyTraining::forward_backward(int64_t step, models::LayerMetrics* me
            step, static_cast<size_t>(job_.accumulation),
            [&](size_t i) { return microbatch(step, static_cast<int64_t>(i)); }, scale, metrics))
     loss.add_(sum);
+  if (tied_) tied_->sum_gradients(step);
   return loss;
 }
 
@@ -178,15 +195,16 @@ std::vector<double> TinyTraining::first_layer_metrics() {
   models::LayerMetrics recorded{.activations = true};
   forward_backward(0, &recorded);
   std::vector<double> values;
-  for (const auto& [tag, value] :
-       trainer::reduce_layer_metrics(recorded, groups_->all_ranks(), mesh_.world_size()))
+  for (const auto& [tag, value] : trainer::reduce_layer_metrics(
+           recorded, groups_->all_ranks(), groups_->get(parallel::MeshDim::kPp), job_.device))
     values.push_back(value);
   return values;
 }
 
 void TinyTraining::audit_replicas() {
   parallel::audit_replicas(trainer::replicated_state(stage_->parameters(), *optimizer_,
-                                                     groups_->get(parallel::MeshDim::kDpReplicate), tensor_));
+                                                     groups_->get(parallel::MeshDim::kDpReplicate), tensor_,
+                                                     tied_.get()));
 }
 
 TinyStep TinyTraining::step(int64_t step) {

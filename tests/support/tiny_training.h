@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <set>
 #include <string>
@@ -15,6 +16,7 @@
 #include "trainer/optim/adam.h"
 #include "trainer/pipeline_setup.h"
 #include "trainer/schedule.h"
+#include "trainer/tied_table.h"
 
 namespace hyperion {
 
@@ -29,6 +31,8 @@ struct TinyJob {
   // With mesh.pp > 1.
   parallel::PipelineKind schedule = parallel::PipelineKind::k1F1B;
   size_t stages_per_rank = 1;
+  std::string listed{};  // a CSV file's text, instead of the schedule
+  uint32_t mailbox_pieces = parallel::MailboxMemory::kPieces;
   bool reduce_once = false;  // per step, whatever the accumulation
   int64_t shard_alignment = 1;
   at::Device device = at::kCPU;
@@ -92,6 +96,7 @@ class TinyTraining {
   at::Tensor forward_backward(int64_t step, models::LayerMetrics* metrics = nullptr);
 
   TinyJob job_;
+  std::optional<trainer::Pipeline> pipeline_;
   parallel::Mesh mesh_;
   int rank_;
   std::unique_ptr<parallel::ProcessGroups> groups_;
@@ -104,6 +109,7 @@ class TinyTraining {
   std::unique_ptr<parallel::FsdpContext> fsdp_;
   std::unique_ptr<trainer::Stage> stage_;
   std::unique_ptr<trainer::ScheduleRunner> schedule_;
+  std::unique_ptr<trainer::TiedTable> tied_;
   std::unique_ptr<optim::Adam> optimizer_;
 };
 

@@ -68,7 +68,7 @@ at::Tensor clip_divisor(const at::Tensor& norm, double max_norm) {
 void clip_gradients(const parallel::LocalGradients& gradients, const at::Tensor& norm, double max_norm) {
   const parallel::TraceRange range("gradient clipping");
   const at::Tensor factor = (norm + 1e-6).reciprocal().mul_(max_norm).clamp_max_(1.0);
-  for (const auto* grads : {&gradients.divided, &gradients.replicated})
+  for (const auto* grads : {&gradients.divided, &gradients.replicated, &gradients.copies})
     for (const at::Tensor& grad : *grads) grad.mul_(factor.to(grad.scalar_type()));
 }
 

@@ -71,7 +71,7 @@ RankMemory rank_memory(at::Device device, int ranks) {
 }
 
 Runtime start_runtime(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
-                      const parallel::Environment& environment) {
+                      const parallel::Environment& environment, std::optional<std::pair<int, int>> tied) {
   const config::JobConfig& config = resolved.config;
   Runtime runtime;
   runtime.environment = environment;
@@ -79,6 +79,7 @@ Runtime start_runtime(const config::ResolvedConfig& resolved, const models::Mode
   options.init_timeout = std::chrono::seconds(config.comm.init_timeout_seconds);
   options.response_timeout = std::chrono::seconds(config.comm.peer_response_timeout_seconds);
   options.trace_buffer_size = static_cast<int>(config.comm.trace_buf_size);
+  options.tied = tied;
   options.trace_prefix = config.job.dump_folder + "/" + config.comm.save_traces_folder + "/" +
                          config.comm.save_traces_file_prefix;
   // cuBLAS is deterministic only with a workspace of fixed size, which it reads from here when it starts.

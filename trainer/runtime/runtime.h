@@ -2,7 +2,9 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include <c10/core/Device.h>
 
@@ -33,9 +35,10 @@ parallel::Environment job_environment(const config::JobConfig& config);
 parallel::MeshConfig mesh_config(const config::JobConfig::Parallelism& parallelism);
 
 // Chooses the device (HYPERION_DEVICE) and checks that the job can fit into its memory and the host's, joins
-// the other ranks, builds the groups. Throws Error(kUsage) or Error(kCommunication).
+// the other ranks, builds the groups. `tied`: CommOptions::tied. Throws Error(kUsage) or
+// Error(kCommunication).
 Runtime start_runtime(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
-                      const parallel::Environment& environment);
+                      const parallel::Environment& environment, std::optional<std::pair<int, int>> tied);
 
 // What one of `ranks` ranks of this host may use; `device` is a CPU or a GPU that has been chosen.
 RankMemory rank_memory(at::Device device, int ranks);

@@ -86,7 +86,8 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
   size.weights = parameters * (state + copy);
   size.optimizer = 2 * parameters * state;
   if (!config::is_dry_run(config))  // a group of one rank has none
-    size.communicators = (shards > 1) + (tensor > 1) + (pipeline > 1) +
+    size.communicators = (shards > 1) + (tensor > 1) + (pipeline > 1 ? 2 : 0) +
+                         (pipeline > 2 && model.tied) +  // of the first and the last stage
                          (config.parallelism.data_parallel_replicate_degree > 1);
   size.gradients = parameters * state;
   if (config.ema.enable) size.averages = parameters * state;

@@ -72,6 +72,21 @@ GroupSpeed measure_group(parallel::Communicator& group, at::Device device) {
               sent / seconds_per_run(device, 0, [&] { group.start_reduce_scatter_sum(part, whole).wait(); })};
 }
 
+// Each rank but the last sends to the next one, as the stages of a pipeline send activations. Few of them
+// need a connection from the last to the first, which would take memory.
+GroupSpeed measure_neighbours(parallel::Communicator& stages, at::Device device) {
+  constexpr int64_t kBytes = 64 << 20;
+  const at::Tensor sent = at::zeros({kBytes}, at::TensorOptions(at::kByte).device(device)),
+                   received = at::empty_like(sent);
+  std::vector<Transfer> transfers;
+  if (stages.rank() + 1 < stages.size())
+    transfers.push_back({Transfer::Kind::kSend, sent, stages.rank() + 1});
+  if (stages.rank() > 0) transfers.push_back({Transfer::Kind::kReceive, received, stages.rank() - 1});
+  const double speed = 1e-9 * static_cast<double>(kBytes) /
+                       seconds_per_run(device, 0, [&] { stages.start_transfers(transfers).wait(); });
+  return {.group = stages.name(), .ranks = stages.size(), .gather_gbs = speed, .sum_gbs = speed};
+}
+
 double median(std::vector<double> values) {
   std::ranges::nth_element(values, values.begin() + static_cast<ptrdiff_t>(values.size() / 2));
   return values[values.size() / 2];
@@ -138,17 +153,20 @@ void check_speed(const parallel::ProcessGroups& groups, const parallel::Mesh& me
   // With the node's number, as hosts that are containers may have one name.
   const auto hosts = combine_on_rank_0(groups.host(), fmt::format("{} {}", own.host, environment.node),
                                        [](std::vector<std::string> of_ranks) { return of_ranks; });
-  for (const parallel::MeshDim dim :
-       {parallel::MeshDim::kTp, parallel::MeshDim::kFsdp, parallel::MeshDim::kDpReplicate}) {
+  for (const parallel::MeshDim dim : {parallel::MeshDim::kTp, parallel::MeshDim::kFsdp,
+                                      parallel::MeshDim::kDpReplicate, parallel::MeshDim::kPp}) {
     parallel::Communicator& group = groups.get(dim);
     if (group.size() == 1 || !measured.insert(&group).second) continue;
-    GroupSpeed speed = measure_group(group, device);
+    const bool stages = dim == parallel::MeshDim::kPp;
+    GroupSpeed speed = stages ? measure_neighbours(group, device) : measure_group(group, device);
     speed.on_host = ranks_on_host(hosts, mesh.group(environment.rank, dim), environment.rank);
-    line += fmt::format("; {}: gathers at {:.1f} GB/s, sums at {:.1f}{}", speed.group, speed.gather_gbs,
-                        speed.sum_gbs,
-                        speed.on_host < speed.ranks
-                            ? fmt::format(" ({} of {} ranks on this host)", speed.on_host, speed.ranks)
-                            : "");
+    line += fmt::format(
+        "; {}: {}{}", speed.group,
+        stages ? fmt::format("transfers between stages at {:.1f} GB/s", speed.gather_gbs)
+               : fmt::format("gathers at {:.1f} GB/s, sums at {:.1f}", speed.gather_gbs, speed.sum_gbs),
+        speed.on_host < speed.ranks
+            ? fmt::format(" ({} of {} ranks on this host)", speed.on_host, speed.ranks)
+            : "");
     speeds.push_back(std::move(speed));
   }
   c10::getDeviceAllocator(device.type())->emptyCache();  // the model's memory is what the step line reports

@@ -24,7 +24,8 @@ struct GroupSpeed {
   std::string group;  // "fsdp/0"
   int ranks = 0;
   int on_host = 0;                     // of these, on this rank's host
-  double gather_gbs = 0, sum_gbs = 0;  // sent by this rank per second, / 1e9
+  double gather_gbs = 0, sum_gbs = 0;  // sent by this rank per second, / 1e9;
+  // of the ranks of a pipeline both are what is sent to the next stage
 };
 
 // Sentences for warnings (pure): cards that compute or copy more than 10 % slower than the median, at most
@@ -37,7 +38,8 @@ std::vector<std::string> slow_groups(const std::vector<GroupSpeed>& groups);
 // numbered.
 int ranks_on_host(const std::vector<std::string>& hosts, const std::vector<int>& ranks, int own);
 
-// Collective: each GPU multiplies and copies for `seconds`, then each group gathers and sums 64 MiB. Logs
+// Collective: each GPU multiplies and copies for `seconds`, then each group gathers and sums 64 MiB; in a
+// pipeline each stage but the last sends as much to the next. Logs
 // what was found, and the warnings on rank 0. Takes up to 640 MiB of the GPU, and gives it back.
 void check_speed(const parallel::ProcessGroups& groups, const parallel::Mesh& mesh,
                  const parallel::Environment& environment, at::Device device, double seconds);

@@ -20,9 +20,9 @@ TEST_CASE("values of a tag are added up, averaged or compared, and without any n
     recorded.record("max", Reduction::kMax, scalar);
   }
   const auto group = parallel::make_solo_communicator("world/0", 0);
-  CHECK(reduce_layer_metrics(recorded, parallel::ReduceChain({group.get()}), 1) ==
+  CHECK(reduce_layer_metrics(recorded, parallel::ReduceChain({group.get()}), *group, at::kCPU) ==
         metrics::MetricList{{"max", 3}, {"mean", -1}, {"rms", std::sqrt(17.0)}, {"sum", -2}});
-  CHECK(reduce_layer_metrics({}, parallel::ReduceChain({nullptr}), 2).empty());
+  CHECK(reduce_layer_metrics({}, parallel::ReduceChain({nullptr}), *group, at::kCPU).empty());
 }
 
 }  // namespace hyperion::trainer

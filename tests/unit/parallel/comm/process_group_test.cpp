@@ -3,6 +3,7 @@
 #include <map>
 
 #include <catch2/catch.hpp>
+#include <fmt/format.h>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -72,6 +73,27 @@ TEST_CASE("a pipeline's group of all ranks shares its connections with no other 
   CHECK(&groups.get(MeshDim::kPp) != &groups.world());
   CHECK(groups.get(MeshDim::kPp).name() == "pp/0");
   CHECK(groups.get(MeshDim::kPp).size() == 4);
+}
+
+TEST_CASE("the ranks with a tied table have a group, which is the pipeline's where it has no others") {
+  Environment environment;
+  environment.world_size = 8;
+  CommOptions options;
+  options.backend = CommBackend::kFake;
+  options.tied = {0, 3};
+  const auto tied = [&](int rank, const Mesh& mesh) {
+    environment.rank = rank;
+    const ProcessGroups groups(mesh, environment, options);
+    CHECK(&groups.pp_down() == &groups.get(MeshDim::kPp));  // but over NCCL
+    return groups.tied() == nullptr ? "none"
+                                    : fmt::format("{} {}", groups.tied()->name(), groups.tied()->rank());
+  };
+  const Mesh four({.pp = 4, .dp_shard = 2}, 8), two({.pp = 2, .dp_shard = 4}, 8);
+  CHECK(tied(1, four) == "tied/1 0");
+  CHECK(tied(7, four) == "tied/1 1");
+  CHECK(tied(3, four) == "none");
+  options.tied = {0, 1};
+  CHECK(tied(5, two) == "pp/1 1");
 }
 
 TEST_CASE("one process needs no rendezvous") {

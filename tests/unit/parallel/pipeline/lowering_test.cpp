@@ -120,6 +120,19 @@ TEST_CASE("one in-order stream for transfers costs no time where the costs are r
   });
 }
 
+TEST_CASE("streams of their own for the two directions never wait for each other and never cost time") {
+  const PipelineCosts wrong = [](const PipelineAction& action) {
+    return kCosts(action) * (0.8 + 0.05 * ((action.stage * 5 + action.microbatch * 3) % 9));
+  };
+  for_every_schedule([&](const PipelineSchedule& schedule) {
+    const PipelineSchedule lowered = lower(schedule, kCosts);
+    const PipelineTiming one = simulate(lowered, wrong, TransferStreams::kOne),
+                         two = simulate(lowered, wrong, TransferStreams::kPerDirection);
+    REQUIRE_FALSE(two.stuck);
+    CHECK(two.seconds <= one.seconds * (1 + 1e-12));
+  });
+}
+
 TEST_CASE("up to three stages stay gathered for the step, and of more one is freed for the next") {
   for (int stages = 2; stages <= 6; ++stages) {
     const PipelineSchedule lowered = lower(make_schedule(kInterleaved1F1B, {2, stages, 8}), kCosts);

@@ -178,6 +178,9 @@ TEST_CASE("Each group of several ranks has an NCCL communicator, and a dry run h
   CHECK(job_size(config, model, 4, 1).communicators == 2);
   config.parallelism.data_parallel_replicate_degree = 2;
   CHECK(job_size(config, model, 4, 1).communicators == 3);
+  config.parallelism.pipeline_parallel_degree = 4;  // one for each direction
+  CHECK(job_size(config, model, 4, 1).communicators == 5);
+  CHECK(job_size(config, models::model_args("qwen3", "0.6B"), 4, 1).communicators == 6);  // a tied table
   config.comm.mode = config::CommMode::kFakeBackend;
   CHECK(job_size(config, model, 4, 1).communicators == 0);
 }
