@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <utility>
 
 #include <fmt/format.h>
@@ -170,23 +171,27 @@ std::string describe_communicators(int count) {
 
 // Compares what is on a GPU with `gpu`, as a job does at its start.
 std::string describe_memory(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
-                            const parallel::Mesh& mesh, const std::optional<MemoryLimit>& gpu) {
+                            const parallel::Mesh& mesh, const std::optional<MemoryLimit>& gpu,
+                            std::span<const trainer::PipelineShare> shares) {
   const config::JobConfig& config = resolved.config;
   const int64_t microbatches =
       config::microbatches_of(config.training, mesh.degree(parallel::MeshDim::kBatch));
   const trainer::JobSize size =
-      trainer::job_size(config, model, mesh.degree(parallel::MeshDim::kFsdp), microbatches);
+      trainer::largest_job_size(config, model, mesh.degree(parallel::MeshDim::kFsdp), microbatches, shares);
   if (gpu)
     trainer::require_memory(
         resolved, size,
         {.host = {std::numeric_limits<double>::infinity(), "the host's memory"}, .device = gpu});
   return fmt::format(
-      "{} per rank for weights, gradients and optimizer{}{}{}, and at least {} for activations{}; {}",
+      "{} per rank{} for weights, gradients and optimizer{}{}{}{}, and at least {} for activations{}; {}",
       readable_bytes(size.states()),
+      shares.empty() ? "" : " (of the pipeline's, the one that needs the most)",
       config.ema.enable ? fmt::format(", {} for averages", readable_bytes(size.averages)) : "",
       config.training.enable_cpu_offload ? " (in host memory)" : "",
       size.sums > 0 ? fmt::format(", {} for gradients of several microbatches", readable_bytes(size.sums))
                     : "",
+      size.gathered > 0 ? fmt::format(", {} for gathered weights of stages", readable_bytes(size.gathered))
+                        : "",
       readable_bytes(size.activations),
       size.save_pool > 0
           ? fmt::format("; {} of host memory for background saves", readable_bytes(size.save_pool))
@@ -330,16 +335,39 @@ class JobCheck {
       return mesh_->describe();
     });
     table_.check("batch", {"configuration"}, [&] { return describe_batch(config(), *mesh_); });
-    if (resolved_ && config().parallelism.pipeline_parallel_degree > 1)
-      table_.check("pipeline", {"model", "ranks", "batch"}, [&] {
-        return trainer::describe_pipeline(
-            config(), model_,
-            config::microbatches_of(config().training, mesh_->degree(parallel::MeshDim::kBatch)));
-      });
     if (!resolved_) return;
+    if (config().parallelism.pipeline_parallel_degree > 1) check_pipeline();
     if (const std::vector<std::string> unused = config::keys_without_effect(*resolved_); !unused.empty())
       table_.print_row("without effect", "-",
                        fmt::format("{} (keys that configure Python)", fmt::join(unused, ", ")));
+  }
+
+  void check_pipeline() {
+    const auto microbatches = [&] {
+      return config::microbatches_of(config().training, mesh_->degree(parallel::MeshDim::kBatch));
+    };
+    table_.check("pipeline", {"model", "ranks", "batch"}, [&] {
+      pipeline_ = trainer::plan_pipeline(config(), model_, microbatches());
+      for (const std::string& warning : pipeline_->warnings) log_warning("{}", warning);
+      return pipeline_->text;
+    });
+    if (!pipeline_) return;
+    for (size_t rank = 0; rank < pipeline_->ranks.size(); ++rank) {
+      const trainer::PipelinePlan::Rank& one = pipeline_->ranks[rank];
+      const trainer::JobSize size =
+          trainer::job_size(config(), model_, mesh_->degree(parallel::MeshDim::kFsdp), microbatches(),
+                            &pipeline_->shares[rank]);
+      table_.print_row(
+          fmt::format("pp rank {}", rank), "-",
+          fmt::format("{}: {} parameters, at most {} kept; at least {}: {} for weights and optimizer, {} for "
+                      "gradients, {} for gathered weights, {} for activations",
+                      one.stages, human_count(static_cast<uint64_t>(one.parameters)),
+                      counted(one.kept_microbatches, "microbatch", "microbatches"),
+                      readable_bytes(size.total()),
+                      readable_bytes(size.weights + size.optimizer + size.averages),
+                      readable_bytes(size.all_gradients()), readable_bytes(size.gathered),
+                      readable_bytes(size.activations)));
+    }
   }
 
   // Needed by checks that run although keys are wrong, as long as the configuration could be read.
@@ -375,8 +403,15 @@ class JobCheck {
 
   void check_memory() {
     const std::optional<MemoryLimit> gpu = gpu_memory(line_);
+    std::vector<std::string> needs = {"configuration"};
+    if (resolved_ && config().parallelism.pipeline_parallel_degree > 1) needs.emplace_back("pipeline");
     table_.check(
-        "memory", {"configuration"}, [&] { return describe_memory(*resolved_, model_, *mesh_, gpu); },
+        "memory", needs,
+        [&] {
+          return describe_memory(*resolved_, model_, *mesh_, gpu,
+                                 pipeline_ ? std::span<const trainer::PipelineShare>(pipeline_->shares)
+                                           : std::span<const trainer::PipelineShare>());
+        },
         gpu ? "right" : "-");
   }
 
@@ -461,6 +496,7 @@ class JobCheck {
   models::ModelArgs model_;
   config::RunContext facts_;
   std::optional<parallel::Mesh> mesh_;
+  std::optional<trainer::PipelinePlan> pipeline_;
   std::optional<trainer::DataSetup> data_;
   std::unique_ptr<data::DataLoader> loader_;
   checkpointing::StartingPoint start_;

@@ -28,6 +28,7 @@
 #include "base/failpoint.h"
 #include "base/gpu_fault.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "base/resources.h"
 #include "base/standard_streams.h"
 #include "base/terminal.h"
@@ -112,7 +113,11 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
 ExitCode train(const CommandLine& line, const std::vector<std::string>& command) {
   ignore_closed_pipe();
   drop_stack_frames_from_cerr();
-  const parallel::Environment environment = parallel::read_environment();
+  // A dry run that RANK gives a place among NGPU ranks is one process; trainer::job_environment() reads both.
+  const bool plays_a_rank =
+      environment_variable("NGPU") && environment_variable("WORLD_SIZE").value_or("").empty();
+  const parallel::Environment environment =
+      plays_a_rank ? parallel::Environment() : parallel::read_environment();
   parallel::set_own_rank(environment);
   rank_of_job = environment.rank;
   try {

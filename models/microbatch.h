@@ -21,7 +21,7 @@ SequenceContext inside_documents(const SequenceContext& plain, const at::Tensor&
 // One microbatch on the compute device.
 struct Microbatch {
   at::Tensor tokens;  // int64 [batch, seq]
-  at::Tensor labels;  // int64 [batch, seq], -100 = ignored
+  at::Tensor labels;  // int64 [batch, seq], -100 = ignored; undefined on a rank without the head
   SequenceContext context;
 };
 

@@ -41,8 +41,9 @@ models::Microbatch BatchMover::move(const data::Batch& batch, int64_t first, int
   const auto view = [&]<typename T>(const std::vector<T>& values) {
     return matrix_view(std::span(values).subspan(first * batch.seq_len, rows * batch.seq_len), rows);
   };
-  models::Microbatch moved{
-      to_device(view(batch.tokens), device_), to_device(view(batch.labels), device_), {}};
+  models::Microbatch moved{to_device(view(batch.tokens), device_),
+                           labels_ ? to_device(view(batch.labels), device_) : at::Tensor(),
+                           {}};
   if (plain_seq_len_ != batch.seq_len) {
     plain_ = model_.context(batch.seq_len, device_);
     plain_seq_len_ = batch.seq_len;

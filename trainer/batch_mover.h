@@ -16,13 +16,16 @@ int64_t sequences_with_labels(const data::Batch& batch);
 // masks.
 class BatchMover {
  public:
-  BatchMover(const models::Transformer& model, at::Device device) : model_(model), device_(device) {}
+  // Without `labels` none are moved, for a rank without the head.
+  BatchMover(const models::Transformer& model, at::Device device, bool labels = true)
+      : model_(model), device_(device), labels_(labels) {}
   // Rows `first` to `first` + `rows` - 1.
   models::Microbatch move(const data::Batch& batch, int64_t first, int64_t rows);
 
  private:
   const models::Transformer& model_;
   at::Device device_;
+  bool labels_;
   models::SequenceContext plain_;
   int64_t plain_seq_len_ = 0;
 };

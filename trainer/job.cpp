@@ -9,7 +9,6 @@
 #include "trainer/config/validate.h"
 #include "trainer/metrics/gemm_peak.h"
 #include "trainer/metrics/slow_steps.h"
-#include "trainer/pipeline_setup.h"
 #include "trainer/preflight.h"
 
 namespace hyperion::trainer {
@@ -29,7 +28,7 @@ uint64_t common_seed(const config::JobConfig& config, const Runtime& runtime) {
 void warn_of_slow_steps(const config::JobConfig& config, const models::ModelArgs& model,
                         const Runtime& runtime) {
   constexpr double kSlowCpu = 1e10;  // FLOP/s that every CPU has
-  if (runtime.device.is_cuda() || !rank_prints(runtime.rank())) return;
+  if (runtime.device.is_cuda() || !runtime.prints) return;
   const int64_t microbatches =
       config::microbatches_of(config.training, runtime.mesh->degree(parallel::MeshDim::kBatch));
   if (!metrics::slow_step_warning(config, model, microbatches, kSlowCpu)) return;
@@ -50,12 +49,13 @@ Job start_job(const config::ResolvedConfig& resolved) {
   // What cannot run is refused before a device is touched.
   const std::optional<Pipeline> pipeline = configured_pipeline(config, job.model);
   job.data = checked_data(resolved, job.model, environment.world_size);
-  if (pipeline) {
-    const int64_t batches = config::microbatches_of(
-        config.training, config::data_parallel_degree(config, environment.world_size));
-    step_of(*pipeline, config, batches);
-  }
-  job.runtime = start_runtime(resolved, job.model, environment, ranks_of_tied_table(pipeline, job.model));
+  const parallel::Mesh mesh(mesh_config(config.parallelism), environment.world_size);
+  job.pipeline = plan_pipeline(
+      config, job.model, config::microbatches_of(config.training, mesh.degree(parallel::MeshDim::kBatch)));
+  job.runtime = start_runtime(
+      resolved, job.model, environment,
+      job.pipeline ? std::span<const PipelineShare>(job.pipeline->shares) : std::span<const PipelineShare>(),
+      ranks_of_tied_table(pipeline, job.model));
   warn_of_slow_steps(config, job.model, job.runtime);
   job.seed = common_seed(config, job.runtime);
   job.loader = training_loader(

@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "data/loader.h"
 #include "models/flavors/model_args.h"
 #include "trainer/checkpointing/job_record.h"
 #include "trainer/config/load.h"
 #include "trainer/job_data.h"
+#include "trainer/pipeline_setup.h"
 #include "trainer/runtime/runtime.h"
 
 namespace hyperion::trainer {
@@ -17,6 +19,7 @@ struct Job {
   config::ResolvedConfig configured;  // as the user gave it
   models::ModelArgs model;
   DataSetup data;
+  std::optional<PipelinePlan> pipeline;
   Runtime runtime;
   uint64_t seed = 0;  // debug.seed, or one that rank 0 drew
   std::unique_ptr<data::DataLoader> loader;

@@ -111,7 +111,7 @@ RunStart start_run(const RunDescription& run) {
 void warn_of_slow_tokenizer(const RunDescription& run) {
   constexpr double kUtilisation = 0.4;  // of the peak: what a well-tuned training reaches
   const Runtime& runtime = run.job.runtime;
-  if (!runtime.device.is_cuda() || !rank_prints(runtime.rank())) return;
+  if (!runtime.device.is_cuda() || !runtime.prints) return;
   const std::vector<std::string> documents = sample_of_text(run.config);
   if (documents.empty()) return;
   const double flops_per_token = metrics::flops_per_token_causal(run.job.model, run.config.training.seq_len);
@@ -165,7 +165,7 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run, 
       .start_step = start_step,
       .total_steps = run.config.training.steps,
       .rank = runtime.rank(),
-      .prints = rank_prints(runtime.rank()),
+      .prints = runtime.prints,
       .non_data_parallel_size = runtime.world_size() / runtime.mesh->degree(parallel::MeshDim::kBatch),
       .flops_per_token_square = metrics::flops_per_token_square(model, run.config.training.seq_len),
       .flops_per_token_causal = metrics::flops_per_token_causal(model, run.config.training.seq_len)};

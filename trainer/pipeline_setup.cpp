@@ -180,38 +180,67 @@ std::optional<Pipeline> configured_pipeline(const config::JobConfig& config, con
        .reduces_once = config::reduces_gradients_once(config)});
 }
 
-parallel::PipelineSchedule step_of(const Pipeline& pipeline, const config::JobConfig& config,
-                                   int64_t batches) {
+std::optional<PipelinePlan> plan_pipeline(const config::JobConfig& config, const models::ModelArgs& model,
+                                          int64_t batches) {
+  const std::optional<Pipeline> pipeline = configured_pipeline(config, model);
+  if (!pipeline) return std::nullopt;
+  const auto& options = config.parallelism;
   const int64_t microbatches =
-      batches * config.training.local_batch_size / config.parallelism.pipeline_parallel_microbatch_size;
-  return pipeline.make(/*training=*/true, static_cast<size_t>(microbatches));
-}
-
-std::string describe_pipeline(const config::JobConfig& config, const models::ModelArgs& model,
-                              int64_t batches) {
-  const Pipeline pipeline = configured_pipeline(config, model).value();
-  const parallel::PipelineSchedule schedule = step_of(pipeline, config, batches);
+      batches * config.training.local_batch_size / options.pipeline_parallel_microbatch_size;
+  const parallel::PipelineSchedule schedule =
+      pipeline->make(/*training=*/true, static_cast<size_t>(microbatches));
   const bool recomputes = config.activation_checkpoint.mode == config::RecomputeMode::kFull;
   const models::Transformer transformer(model);
+  const size_t head = transformer.units().size() - 1;
+
+  PipelinePlan plan;
+  plan.ranks.resize(schedule.ranks.size());
+  plan.shares.resize(schedule.ranks.size());
   std::vector<std::string> stages;
-  for (size_t stage = 0; stage < pipeline.stages.size(); ++stage) {
-    const auto [first, end] = pipeline.stages[stage];
+  std::vector<int> kept_inputs;  // by stage, of one microbatch
+  for (size_t stage = 0; stage < pipeline->stages.size(); ++stage) {
+    const auto [first, end] = pipeline->stages[stage];
+    const PipelineShare::Stage share{
+        .blocks = static_cast<int64_t>(end - first) - (first == 0) - (end > head),
+        .embedding = first == 0,
+        .head = end > head};
+    kept_inputs.push_back(static_cast<int>(share.blocks) + share.head);
+    const auto rank = static_cast<size_t>(pipeline->rank_of_stage[stage]);
     const std::string &begin = transformer.units()[first].name, &last = transformer.units()[end - 1].name;
-    stages.push_back(fmt::format("{} on pp rank {}", begin == last ? begin : begin + " to " + last,
-                                 pipeline.rank_of_stage[stage]));
+    const std::string units = begin == last ? begin : begin + " to " + last;
+    stages.push_back(fmt::format("{} on pp rank {}", units, rank));
+    PipelinePlan::Rank& named = plan.ranks[rank];
+    named.stages += fmt::format("{}stage {} ({})", named.stages.empty() ? "" : ", ", stage, units);
+    named.parameters += parameters_of(model, share);
+    plan.shares[rank].stages.push_back(share);
   }
-  const auto& file = config.parallelism.pipeline_parallel_schedule_csv;
-  return fmt::format(
+  plan.bubble = parallel::simulate(schedule, costs(recomputes)).bubble;
+  const std::vector<int> kept = parallel::kept_microbatches(schedule),
+                         inputs = parallel::kept_microbatches(schedule, kept_inputs);
+  for (size_t rank = 0; rank < plan.ranks.size(); ++rank) {
+    plan.ranks[rank].kept_microbatches = kept[rank];
+    plan.shares[rank].kept_inputs = inputs[rank];
+    plan.shares[rank].gathers_stages = pipeline->gathers_stages;
+  }
+  const std::string& name = options.pipeline_parallel_schedule_csv.empty()
+                                ? options.pipeline_parallel_schedule
+                                : options.pipeline_parallel_schedule_csv;
+  const std::string counted_microbatches = counted(microbatches, "microbatch", "microbatches");
+  plan.text = fmt::format(
       "{} ({}); {}, {} per step: planned bubble {:.1f} %, a rank keeps activations of at most {}, each stage "
       "counted; {}{}",
-      counted(static_cast<int64_t>(stages.size()), "stage"), fmt::join(stages, "; "),
-      file.empty() ? config.parallelism.pipeline_parallel_schedule : file,
-      counted(schedule.microbatches, "microbatch", "microbatches"),
-      100 * parallel::simulate(schedule, costs(recomputes)).bubble,
-      counted(std::ranges::max(parallel::kept_microbatches(schedule)), "microbatch", "microbatches"),
-      pipeline.gathers_stages ? "weights are gathered for several microbatches, gradients reduced once"
-                              : "each microbatch gathers weights and reduces gradients",
-      pipeline.names_pairs ? "; the forward and the backward of a pair run one after the other" : "");
+      counted(static_cast<int64_t>(stages.size()), "stage"), fmt::join(stages, "; "), name,
+      counted_microbatches, 100 * plan.bubble, counted(std::ranges::max(kept), "microbatch", "microbatches"),
+      pipeline->gathers_stages ? "weights are gathered for several microbatches, gradients reduced once"
+                               : "each microbatch gathers weights and reduces gradients",
+      pipeline->names_pairs ? "; the forward and the backward of a pair run one after the other" : "");
+  if (microbatches < options.pipeline_parallel_degree)
+    plan.warnings.push_back(fmt::format(
+        "parallelism.pipeline_parallel_degree = {}: a step has {}, fewer than ranks: the planned bubble is "
+        "{:.0f} % of the time; raise training.local_batch_size or training.global_batch_size, or choose "
+        "fewer ranks",
+        options.pipeline_parallel_degree, counted_microbatches, 100 * plan.bubble));
+  return plan;
 }
 
 }  // namespace hyperion::trainer

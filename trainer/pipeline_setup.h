@@ -9,6 +9,7 @@
 
 #include "models/flavors/model_args.h"
 #include "trainer/config/job_config.h"
+#include "trainer/runtime/size_estimate.h"
 #include "trainer/schedule.h"
 
 namespace hyperion::trainer {
@@ -35,14 +36,22 @@ std::optional<std::pair<int, int>> ranks_of_tied_table(const std::optional<Pipel
 // None without a pipeline. Throws Error(kUsage) for settings that cannot be run, with key and remedy. Pure:
 // every rank, and `hyperion check`, finds the same.
 std::optional<Pipeline> configured_pipeline(const config::JobConfig& config, const models::ModelArgs& model);
-// The lists of a step of `batches` local batches. Throws Error(kUsage) where the schedule has none for so
-// many microbatches.
-parallel::PipelineSchedule step_of(const Pipeline& pipeline, const config::JobConfig& config,
-                                   int64_t batches);
 
-// For the log and `hyperion check`, where there is a pipeline: stages, schedule, bubble and kept microbatches
-// of a step of `batches` local batches.
-std::string describe_pipeline(const config::JobConfig& config, const models::ModelArgs& model,
-                              int64_t batches);
+// What a step of `batches` local batches will be, for the log, `hyperion check` and the estimate of memory.
+struct PipelinePlan {
+  struct Rank {          // of the pipeline
+    std::string stages;  // "stage 0 (tok_embeddings to layers.2)"
+    double parameters = 0;
+    int kept_microbatches = 0;  // at once, each stage counted
+  };
+  std::string text;  // stages, schedule, bubble and kept microbatches
+  double bubble = 0;
+  std::vector<Rank> ranks;
+  std::vector<PipelineShare> shares;  // by rank
+  std::vector<std::string> warnings{};
+};
+// None without a pipeline. Throws Error(kUsage) where the schedule has no lists for so many microbatches.
+std::optional<PipelinePlan> plan_pipeline(const config::JobConfig& config, const models::ModelArgs& model,
+                                          int64_t batches);
 
 }  // namespace hyperion::trainer

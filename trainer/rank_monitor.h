@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "parallel/comm/step_timer.h"
 #include "trainer/metrics/gpu_sampler.h"
@@ -14,7 +15,8 @@ namespace hyperion::trainer {
 
 class RankMonitor {
  public:
-  explicit RankMonitor(const Runtime& runtime);  // collective; `runtime` outlives it
+  // `planned_bubble`: of a step, where there is a pipeline. Collective; `runtime` outlives it.
+  RankMonitor(const Runtime& runtime, std::optional<double> planned_bubble);
 
   // Around a step that will be logged: from before its data are fetched until its update is made.
   void start_step() { timer_.emplace(runtime_.device); }
@@ -25,6 +27,8 @@ class RankMonitor {
 
  private:
   const Runtime& runtime_;
+  std::optional<double> planned_bubble_;
+  std::vector<int> stages_;  // by rank: its coordinate in the pipeline
   std::optional<parallel::StepTimer> timer_;
   std::optional<metrics::GpuSampler> gpu_;
   std::optional<metrics::RankWarnings> warnings_;  // of rank 0

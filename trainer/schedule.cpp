@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/failpoint.h"
+#include "parallel/comm/step_timer.h"
 #include "parallel/job/phase.h"
 
 namespace hyperion::trainer {
@@ -240,6 +241,7 @@ ScheduleRunner::ScheduleRunner(Stage& stage, const Pipeline& pipeline, const Sta
                     parallel::kept_microbatches(lists)[static_cast<size_t>(rank)]};
       }) {
   transfers_.emplace(groups, device);
+  device_ = device.type();
 }
 
 const ScheduleRunner::Plan& ScheduleRunner::plan(bool training, size_t microbatches) {
@@ -301,7 +303,11 @@ void ScheduleRunner::transfer(const Action& action, const StepInput& input) {
     return;
   }
   const at::Tensor sent = std::exchange(forward ? own.activation : own.gradient, {}).detach();
-  if (peer != rank_) return transfers_->send(sent.contiguous(), peer);
+  if (peer != rank_) {
+    parallel::RankWait wait(device_, parallel::RankWait::For::kTransfer);
+    transfers_->send(sent.contiguous(), peer);
+    return wait.done();
+  }
   Slot& next = slot({.what = action.what, .microbatch = action.microbatch, .stage = other}, input);
   (forward ? next.activation : next.gradient) = sent;
 }
@@ -312,7 +318,9 @@ Slot& ScheduleRunner::ready(const Action& action, const StepInput& input) {
   Running& running = running_.at({action.stage, action.microbatch});
   if (!running.pending.done()) {
     set_phase("wait for the input of", action, stage_.group(action.unit).name());
+    parallel::RankWait wait(device_, parallel::RankWait::For::kTransfer);
     running.pending.wait();
+    wait.done();
   }
   return slot;
 }
@@ -342,6 +350,7 @@ std::vector<at::Tensor> ScheduleRunner::run(const Plan& plan, const StepInput& i
     return stage_.is_head(unit + 1) || unit + 1 == slot.units.end;
   };
   std::map<size_t, at::Tensor> losses;  // by microbatch
+  parallel::ScheduleSpan span(device_);
   for (const Action& action : plan.actions) {
     const size_t unit = action.unit;
     switch (action.what) {
@@ -414,7 +423,12 @@ std::vector<at::Tensor> ScheduleRunner::run(const Plan& plan, const StepInput& i
         break;
     }
   }
-  if (transfers_) transfers_->finish();
+  if (transfers_) {
+    parallel::RankWait wait(device_, parallel::RankWait::For::kTransfer);
+    transfers_->finish();
+    wait.done();
+  }
+  span.done();
   std::vector<at::Tensor> ordered;
   for (auto& [microbatch, loss] : losses) ordered.push_back(std::move(loss));
   return ordered;

@@ -131,6 +131,7 @@ class ScheduleRunner {
   std::map<std::pair<bool, size_t>, Plan> made_;
   std::optional<StageTransfers> transfers_;  // none: no pipeline
   std::map<Key, Running> running_;           // that have begun and not finished
+  at::DeviceType device_ = at::kCPU;         // of the transfers
   int64_t step_ = 0;
 };
 

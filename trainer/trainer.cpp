@@ -27,7 +27,6 @@
 #include "trainer/model_options.h"
 #include "trainer/monitoring.h"
 #include "trainer/optim/grad_clip.h"
-#include "trainer/pipeline_setup.h"
 #include "trainer/preflight.h"
 #include "trainer/runtime/batch_job.h"
 
@@ -61,8 +60,9 @@ struct Trainer::StepInput {
 Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::string>& command)
     : job_(start_job(resolved)),
       guard_(job_.runtime.groups->all_ranks()),
-      agreement_(*job_.runtime.groups, *job_.runtime.mesh, job_.runtime.rank(), job_.runtime.device,
-                 [this] { return checkpointer_->failed(); }),
+      // The tokens of a dry run's rank count, since no other rank counts them.
+      agreement_(*job_.runtime.groups, *job_.runtime.mesh, job_.runtime.dry_run ? 0 : job_.runtime.rank(),
+                 job_.runtime.device, [this] { return checkpointer_->failed(); }),
       memory_mover_(job_.runtime.device) {
   const Runtime& runtime = job_.runtime;
   const config::JobConfig& configured = job_.configured.config;
@@ -80,7 +80,10 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
        .groups = *runtime.groups,
        .device = runtime.device,
        .float8 = {runtime.device.is_cpu(), runtime.compute_capability, runtime.device_name}});
-  mover_.emplace(*model_.transformer, runtime.device);
+  const auto stage_rank =
+      static_cast<size_t>(runtime.mesh->coordinate(runtime.rank(), parallel::MeshDim::kPp));
+  mover_.emplace(*model_.transformer, runtime.device,
+                 !job_.pipeline || job_.pipeline->shares[stage_rank].has_head());
   if (config().validation.enable)
     validator_.emplace(
         config().validation, runtime,
@@ -93,11 +96,15 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
     log_info("training.enable_cpu_offload: this job runs on the CPU, so everything is in host memory anyway");
   microbatches_ = config::microbatches_of(training, runtime.mesh->degree(parallel::MeshDim::kBatch));
   gradient_dump_ = gradient_dump_folder();
-  if (config().parallelism.pipeline_parallel_degree > 1)
-    log_info("Pipeline: {}", describe_pipeline(config(), job_.model, microbatches_));
+  std::string of_stages;  // what a rank counts of FP8 is of its own stages
+  if (job_.pipeline) {
+    log_info("Pipeline: {}", job_.pipeline->text);
+    for (const std::string& warning : job_.pipeline->warnings) log_warning("{}", warning);
+    of_stages = fmt::format(" (of the stages of rank {} alone)", runtime.rank());
+  }
   for (const std::string& line : model_.float8.log) log_info("{}", line);
   for (const std::string& warning : model_.float8.warnings) log_warning("{}", warning);
-  if (model_.float8.counters) log_info("{}", describe_gathers(model_.parameters, *model_.fsdp));
+  if (model_.float8.counters) log_info("{}{}", describe_gathers(model_.parameters, *model_.fsdp), of_stages);
   if (const auto products = separate_products(*model_.transformer, *model_.fsdp)) log_info("{}", *products);
   failpoint("init.model");
   const checkpointing::ChosenCheckpoint* chosen = checkpointer_->chosen();
@@ -121,7 +128,11 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
     metrics_->event(step, event, fields);
   };
   log_start(run, *checkpointer_, state_.step, *metrics_);
-  if (!config::is_dry_run(config())) rank_monitor_.emplace(runtime);
+  if (!config::is_dry_run(config())) {
+    std::optional<double> planned_bubble;
+    if (job_.pipeline) planned_bubble = job_.pipeline->bubble;
+    rank_monitor_.emplace(runtime, planned_bubble);
+  }
   profiler_ = make_profiler(config().profiling, config().job, runtime, state_.step);
 }
 
@@ -219,7 +230,7 @@ bool Trainer::nothing_is_left() const {
 
 ExitCode Trainer::train() {
   if (nothing_is_left()) {
-    handle_stop_signals(SignalPhase::kTraining, rank_prints(job_.runtime.rank()));
+    handle_stop_signals(SignalPhase::kTraining, job_.runtime.prints);
     return complete();
   }
   const auto& options = config().checkpoint;
@@ -235,8 +246,7 @@ ExitCode Trainer::train() {
   const int64_t first = state_.step + 1, last = config().training.steps;
   const bool dry_run = config::is_dry_run(config());
   dry_run ? set_running_step(first, first) : agreement_.start(first);
-  handle_stop_signals(dry_run ? SignalPhase::kDryRun : SignalPhase::kTraining,
-                      rank_prints(job_.runtime.rank()));
+  handle_stop_signals(dry_run ? SignalPhase::kDryRun : SignalPhase::kTraining, job_.runtime.prints);
   log_info("Training starts at step {}", first);
   SaveTimeCheck save_times(options, signal_lead());
   int64_t handled_failure = 0;  // the step after which all ranks dealt with a failed save
@@ -252,7 +262,8 @@ ExitCode Trainer::train() {
       throw;
     }
     if (step == first && model_.float8.counters)
-      log_info("float8: the first step ran {} FP8 products", model_.float8.counters->products);
+      log_info("float8: the first step ran {} FP8 products{}", model_.float8.counters->products,
+               job_.pipeline ? fmt::format(" in the stages of rank {}", job_.runtime.rank()) : "");
     if (step == first) audit_replicas(step);
     if (checkpointer_->enabled()) {
       if (step > first) save_times.after_step(seconds_since(begin), checkpointer_->save_seconds());

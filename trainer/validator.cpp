@@ -20,7 +20,7 @@ Validator::Validator(const config::JobConfig::Validation& options, const Runtime
 Validator::Result Validator::run(ScheduleRunner& schedule, BatchMover& mover, int64_t rows) {
   const std::optional<int64_t>& sequences = options_.sequences;
   loader_->reset();
-  const bool counts = runtime_.mesh->counts_in_loss_groups(runtime_.rank());
+  const bool counts = runtime_.dry_run || runtime_.mesh->counts_in_loss_groups(runtime_.rank());
   at::Tensor sums = at::zeros({3}, at::TensorOptions(at::kDouble));  // loss, valid tokens, sequences
   Result result;
   const uint64_t end = sequences ? static_cast<uint64_t>(*sequences) : std::numeric_limits<uint64_t>::max();

@@ -48,27 +48,47 @@ double StepTimer::seconds(const Mark& from, const Mark& to) {
 
 double StepTimer::own_seconds() const {
   double own = seconds(begin_, *end_);
-  for (const auto& [from, to] : waits_) own -= seconds(from, to);
+  for (const Wait& wait : waits_) own -= seconds(wait.from, wait.to);
   return own;
+}
+
+double StepTimer::schedule_seconds() const {
+  return schedule_ ? seconds(schedule_->first, schedule_->second) : 0;
+}
+
+double StepTimer::transfer_wait_seconds() const {
+  double waited = 0;
+  for (const Wait& wait : waits_)
+    if (wait.for_transfer) waited += seconds(wait.from, wait.to);
+  return waited;
 }
 
 // On a GPU the backward runs on a thread of libtorch's while the one that trains waits for it, so the stream
 // is what counts there.
-RankWait::RankWait(c10::DeviceType device) : timer_(running_timer) {
-  if (timer_ == nullptr) return;
-  const bool own = timer_->device_.type() == device &&
-                   (timer_->stream_ ? current_stream(timer_->device_) == timer_->stream_
-                                    : std::this_thread::get_id() == timer_->thread_);
-  if (!own) {
-    timer_ = nullptr;
-  } else if (timer_->depth_++ == 0) {
-    begin_ = timer_->mark();
-  }
+StepTimer* StepTimer::running(c10::DeviceType device) {
+  StepTimer* timer = running_timer;
+  if (timer == nullptr) return nullptr;
+  const bool own =
+      timer->device_.type() == device && (timer->stream_ ? current_stream(timer->device_) == timer->stream_
+                                                         : std::this_thread::get_id() == timer->thread_);
+  return own ? timer : nullptr;
+}
+
+RankWait::RankWait(c10::DeviceType device, For what) : timer_(StepTimer::running(device)), what_(what) {
+  if (timer_ != nullptr && timer_->depth_++ == 0) begin_ = timer_->mark();
 }
 
 void RankWait::done() {
   if (timer_ != nullptr && --timer_->depth_ == 0)
-    timer_->waits_.emplace_back(std::move(begin_), timer_->mark());
+    timer_->waits_.push_back({std::move(begin_), timer_->mark(), what_ == For::kTransfer});
+}
+
+ScheduleSpan::ScheduleSpan(c10::DeviceType device) : timer_(StepTimer::running(device)) {
+  if (timer_ != nullptr) begin_ = timer_->mark();
+}
+
+void ScheduleSpan::done() {
+  if (timer_ != nullptr) timer_->schedule_.emplace(std::move(begin_), timer_->mark());
 }
 
 }  // namespace hyperion::parallel

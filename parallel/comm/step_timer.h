@@ -25,24 +25,34 @@ class StepTimer {
   StepTimer& operator=(const StepTimer&) = delete;
 
   void stop();
-  // Seconds without those of RankWait. After stop(); on a GPU when the host has waited for the stream.
-  double own_seconds() const;
+  // After stop(); on a GPU when the host has waited for the stream.
+  double own_seconds() const;            // without those of RankWait
+  double schedule_seconds() const;       // of ScheduleSpan; 0 without one
+  double transfer_wait_seconds() const;  // of RankWait for transfers of a pipeline
 
  private:
   friend class RankWait;
+  friend class ScheduleSpan;
   struct Mark {
     std::chrono::steady_clock::time_point time;
     std::optional<c10::Event> event;  // on a GPU
   };
+  struct Wait {
+    Mark from, to;
+    bool for_transfer;
+  };
   Mark mark() const;
   static double seconds(const Mark& from, const Mark& to);
+  // The timer that runs, where it is of that thread or stream; else null.
+  static StepTimer* running(c10::DeviceType device);
 
   const c10::Device device_;
   const std::optional<c10::Stream> stream_;  // none on a CPU
   const std::thread::id thread_ = std::this_thread::get_id();
   Mark begin_;
   std::optional<Mark> end_;
-  std::vector<std::pair<Mark, Mark>> waits_;
+  std::vector<Wait> waits_;
+  std::optional<std::pair<Mark, Mark>> schedule_;
   int depth_ = 0;  // of RankWait in each other
 };
 
@@ -50,11 +60,25 @@ class StepTimer {
 // (a GPU). Measures nothing without a StepTimer of that thread or stream, for one atomic load.
 class RankWait {
  public:
-  explicit RankWait(c10::DeviceType device);
+  enum class For { kAll, kTransfer };
+  // Of waits inside each other the outermost counts, with what it waits for.
+  explicit RankWait(c10::DeviceType device, For what = For::kAll);
   void done();  // not called where the wait has failed
 
  private:
   StepTimer* timer_;  // null: not measured
+  StepTimer::Mark begin_;
+  For what_;
+};
+
+// From its construction to done() the rank runs its list of a pipeline's schedule. Measured as a RankWait.
+class ScheduleSpan {
+ public:
+  explicit ScheduleSpan(c10::DeviceType device);
+  void done();
+
+ private:
+  StepTimer* timer_;
   StepTimer::Mark begin_;
 };
 

@@ -114,14 +114,15 @@ PipelineSchedule repeat(const PipelineSchedule& schedule, int batches) {
   return all;
 }
 
-std::vector<int> kept_microbatches(const PipelineSchedule& schedule) {
+std::vector<int> kept_microbatches(const PipelineSchedule& schedule, const std::vector<int>& weights) {
   std::vector<int> most;
   for (const std::vector<PipelineAction>& actions : schedule.ranks) {
     int kept = 0;
     most.push_back(0);
     for (const PipelineAction& action : actions) {
-      if (action.op == PipelineOp::kForward) most.back() = std::max(most.back(), ++kept);
-      if (action.op == PipelineOp::kBackward || action.op == PipelineOp::kWeightGradient) --kept;
+      const int weight = weights.empty() ? 1 : weights.at(static_cast<size_t>(action.stage));
+      if (action.op == PipelineOp::kForward) most.back() = std::max(most.back(), kept += weight);
+      if (action.op == PipelineOp::kBackward || action.op == PipelineOp::kWeightGradient) kept -= weight;
     }
   }
   return most;

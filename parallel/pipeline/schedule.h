@@ -133,8 +133,8 @@ PipelineSchedule make_schedule(PipelineKind kind, const PipelineShape& shape);
 // `schedule`, of one batch, for `batches` of them, one after the other.
 PipelineSchedule repeat(const PipelineSchedule& schedule, int batches);
 
-// How many microbatches each rank keeps something of at once, each stage counted: from their forward to the
-// end of their backward or weight gradient.
-std::vector<int> kept_microbatches(const PipelineSchedule& schedule);
+// How many microbatches each rank keeps something of at once, each stage counted (`weights[stage]` times):
+// from their forward to the end of their backward or weight gradient.
+std::vector<int> kept_microbatches(const PipelineSchedule& schedule, const std::vector<int>& weights = {});
 
 }  // namespace hyperion::parallel

@@ -145,7 +145,7 @@ class Check(CheckpointTest):
 
     def rows(self, text):
         """row -> (verdict, text) of the table."""
-        matches = re.findall(r"^([a-z ]{16}) (right|WRONG|-) +(.*)$", text, re.M)
+        matches = re.findall(r"^([a-z0-9 ]{16}) (right|WRONG|-) +(.*)$", text, re.M)
         return {row.strip(): (verdict, more) for row, verdict, more in matches}
 
     def test_every_failure_stands_in_its_own_row_and_what_depends_on_it_in_one_row(self):
@@ -219,6 +219,15 @@ class Check(CheckpointTest):
                    says=["but the memory of this host's GPU (--gpu-memory GB for another) is 16.0 MiB"])
         self.check("--gpu-memory=80", env=gpu, says=["--gpu-memory is 80.00 GiB"])
         self.check(env=gpu | {"HYPERION_DEVICE": "cpu"}, says=["not compared with a GPU's memory"])
+
+    def test_a_pipeline_has_a_row_for_each_of_its_ranks(self):
+        text = self.check("--ranks=4", "--parallelism.pipeline_parallel_degree=2", "--training.local_batch_size=4", "--training.global_batch_size=8")
+        self.assertIn("planned bubble", self.rows(text)["pipeline"][1])
+        for rank, stage, kept in ((0, "tok_embeddings to layers.0", "2 microbatches"), (1, "layers.1 to norm,output", "1 microbatch")):
+            found = self.rows(text)[f"pp rank {rank}"][1]
+            self.assertRegex(found, rf"^stage {rank} \({stage}\): [\d,]+ parameters, at most {kept} kept; at least .*for gathered weights")
+        self.assertIn("of the pipeline's, the one that needs the most", self.rows(text)["memory"][1])
+        self.check("--ranks=2", "--parallelism.pipeline_parallel_degree=2", "--training.local_batch_size=1", "--training.global_batch_size=1", says=["fewer than ranks: the planned bubble is"])
 
     def test_keys_without_effect_are_named_once(self):
         text = self.check("--compile.enable", "--training.gc_freq=7", "--parallelism.pipeline_parallel_schedule=GPipe",

@@ -119,6 +119,29 @@ class Pipeline(JobTest):
         self.assertIn("pp/0", job.text())
         self.assertRegex(job.text(), r"in phase 'step \d+ .*stage \d, microbatch")
 
+    def test_logged_steps_have_the_measured_bubble_and_the_planned_one(self):
+        self.run_job(*FOUR, PP + "2", "--metrics.log_freq=1", ranks=2, code=0)
+        for line in (line for line in self.metrics() if "grad_norm" in line):
+            self.assertTrue(0 < line["pipeline/bubble"] < 1, line)
+            self.assertTrue(0.1 < line["pipeline/planned_bubble"] < 0.3, line)  # 1/5, and transfers
+            self.assertIn(line["pipeline/slowest_rank"], (0, 1))
+            self.assertTrue(1 <= line["pipeline/slowest_over_mean"] <= 2, line)
+
+    def test_fewer_microbatches_than_ranks_and_a_key_without_use_are_warned_of(self):
+        self.run_job("--training.local_batch_size=1", "--training.global_batch_size=1", PP + "2", "--training.steps=1", "--parallelism.no_pipeline_parallel_expert_parallel_overlap",
+                     ranks=2, code=0, says=["a step has 1 microbatch, fewer than ranks: the planned bubble is 5",
+                                            "what DualPipeV pairs runs one after the other in any case"])
+
+    def test_a_dry_run_plays_any_rank(self):
+        dry = ("--comm.mode=fake_backend", "--training.local_batch_size=4", PP + "2", "--training.steps=2", "--metrics.log_freq=1")
+        for rank, code, said in ((0, 0, ["a dry run of rank 0 of 4 ranks", "step:  2"]), (3, 0, ["a dry run of rank 3 of 4 ranks", "step:  2"]),
+                                 (4, 2, ['RANK = "4": comm.mode = "fake_backend" plays one of 4 ranks, 0 to 3'])):
+            with self.subTest(rank=rank):
+                job = self.start(*dry, env={"NGPU": 4, "RANK": rank, "WORLD_SIZE": ""})
+                self.assertEqual(job.codes(), [code], job.text())
+                for text in said:
+                    self.assertIn(text, job.text())
+
     def test_a_loss_that_is_no_number_ends_all_stages_with_93_and_the_last_one_names_the_documents(self):
         job = self.run_job(*FOUR, PP + "2", "--optimizer.lr=1e38", ranks=2, code=93, says=["the ranks of the last pipeline stage have the losses"])
         self.assertRegex(job.text(1), r"step 2: the loss or the gradient norm is not finite .*; loss \S+ on .*data\.jsonl:")

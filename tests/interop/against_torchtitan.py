@@ -4,7 +4,7 @@
 
 Our losses and gradient norms are compared with the recorded ones (tests/goldens/torchtitan). Beside our runs on one rank and
 those with tensor parallelism torchtitan also runs one step, on one rank, and the gradient of every parameter is compared
-element by element (--live none: only its recorded norm; --live all: torchtitan runs all steps of every case, and the fresh
+element by element (--live none, and with a pipeline: only its recorded norm; --live all: torchtitan runs all steps of every case, and the fresh
 numbers are compared too). Prints one line a comparison, largest error first. --list names the cases; --python is the Python that has torchtitan (default: this one).
 """
 
@@ -101,7 +101,7 @@ def judge(binary: Path, python: Path, name: str, live: str) -> list[Finding]:
         folder = Path(temporary)
         # A gradient does not depend on the mesh: torchtitan's of one rank judge ours.
         one_rank = f"{case.model}-{case.precision}-1"
-        has_gradients = one_rank in CASES and (case.world == 1 or case.tensor > 1)
+        has_gradients = one_rank in CASES and (case.world == 1 or case.tensor > 1 or case.pipeline > 1)
         gradients = folder / "ours" if has_gradients else None
         if gradients:
             gradients.mkdir()
@@ -110,7 +110,7 @@ def judge(binary: Path, python: Path, name: str, live: str) -> list[Finding]:
         findings = []
         if live == "all" and not case.judge and case.world > 1:
             rows[f"{name} (live)"] = run_peer(python, case)
-        if gradients and live != "none":
+        if gradients and (live == "all" or live == "gradients" and case.pipeline == 1):
             theirs = folder / "theirs"
             numbers = run_peer(python, CASES[one_rank], theirs, steps=None if live == "all" else 1)
             if live == "all" and case.world == 1:

@@ -22,6 +22,8 @@ class Case:
     replicate: int = 1
     shard: int = 1
     tensor: int = 1
+    pipeline: int = 1
+    schedule: str = "1F1B"  # of a pipeline
     accumulation: int = 1
     small: bool = False  # the batch of the bf16 runs: a CPU without AVX-512 computes bf16 a hundred times slower
     steps: int = 20
@@ -38,7 +40,7 @@ class Case:
 
     @property
     def world(self) -> int:
-        return self.batches * self.tensor
+        return self.batches * self.tensor * self.pipeline
 
     @property
     def seq_len(self) -> int:
@@ -60,6 +62,8 @@ class Case:
             f"--parallelism.data_parallel_replicate_degree={self.replicate}",
             f"--parallelism.data_parallel_shard_degree={self.shard}",
             *([f"--parallelism.tensor_parallel_degree={self.tensor}"] if self.tensor > 1 else []),
+            *([f"--parallelism.pipeline_parallel_degree={self.pipeline}",
+               f"--parallelism.pipeline_parallel_schedule={self.schedule}"] if self.pipeline > 1 else []),
             *(self._float8_arguments() if self.float8 else []),
         ]
 
@@ -106,6 +110,11 @@ def _meshes(model: str, judge: str = "") -> dict[str, Case]:
 # qwen3's peer is one rank in fp64, where a mesh makes no difference; its tensor parallel attention does not run on a CPU at all:
 # DTensor has no strategy for that kernel.
 CASES: dict[str, Case] = _meshes("llama3") | _meshes("qwen3", judge="qwen3-fp32-1")
+# Of qwen3 torchtitan has no pipeline; its ZBVZeroBubble does not run on Gloo.
+CASES["llama3-fp32-pp2"] = Case("llama3", pipeline=2)
+CASES["llama3-fp32-pp2-interleaved"] = Case("llama3", pipeline=2, schedule="Interleaved1F1B")
+CASES["llama3-fp32-pp2-fsdp2"] = Case("llama3", pipeline=2, shard=2)
+CASES["llama3-fp32-pp2-tp2"] = Case("llama3", pipeline=2, tensor=2)
 # bf16 on llama3 alone: on a CPU without AVX-512 torchtitan takes an hour for qwen3's 20 steps
 CASES["llama3-bf16-fsdp2"] = Case("llama3", "bf16", shard=2, small=True)
 CASES["llama3-bf16-fsdp4"] = Case("llama3", "bf16", shard=4, small=True)

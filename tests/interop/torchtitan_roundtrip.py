@@ -1,10 +1,11 @@
 """Checkpoints between Hyperion and torchtitan 0.2.2, both ways and at other rank counts; exits 1 outside the tolerance.
 
-    tests/interop/torchtitan_roundtrip.sh [--binary build/hyperion] [llama3 qwen3 llama3-tp]
+    tests/interop/torchtitan_roundtrip.sh [--binary build/hyperion] [llama3 qwen3 llama3-tp llama3-pp]
 
 torchtitan trains on an HSDP mesh of 2 x 2 and saves; Hyperion goes on from that on 1, 2, 3 and 4 ranks. Hyperion trains on
 2 ranks and saves; torchtitan goes on from that on 2 x 2 (without `dataloader`, which is Python's). In case llama3-tp the
-mesh is FSDP 2 x TP 2 on both sides, and Hyperion goes on from torchtitan's on 3 ranks too. Each time the ten steps after the
+mesh is FSDP 2 x TP 2 on both sides, and Hyperion goes on from torchtitan's on 3 ranks too; in case llama3-pp it is a pipeline of
+2 ranks, from which Hyperion goes on with as many, four stages and one rank. Each time the ten steps after the
 hand-over are compared with the run that was not interrupted. Same recorded tokens, global batch 12, fp32.
 """
 
@@ -22,19 +23,21 @@ from ranks import run_hyperion, run_torchtitan
 
 TOLERANCE = {"losses": 1e-5, "grad_norms": 2e-4}
 HAND_OVER, STEPS, GLOBAL_BATCH, SEQ_LEN = 5, 15, 12, 32
-MESHES = {"1 rank": (1, 1, 1), "FSDP 2": (1, 2, 1), "FSDP 3": (1, 3, 1), "HSDP 2 x 2": (2, 2, 1), "FSDP 2 x TP 2": (1, 2, 2)}  # replicate, shard, tensor
-
-
-Mesh = tuple[int, int, int]
+Mesh = tuple[int, ...]
+MESHES: dict[str, Mesh] = {  # replicate, shard, tensor, pipeline
+    "1 rank": (1, 1, 1, 1), "FSDP 2": (1, 2, 1, 1), "FSDP 3": (1, 3, 1, 1), "HSDP 2 x 2": (2, 2, 1, 1), "FSDP 2 x TP 2": (1, 2, 2, 1),
+    "PP 2": (1, 1, 1, 2), "PP 2, 4 stages": (1, 1, 1, 2)}
+OPTIONS = {"PP 2, 4 stages": ["--parallelism.pipeline_parallel_schedule=Interleaved1F1B"]}
 
 
 def arguments(model: str, mesh: Mesh) -> list[str]:
     """Options that both programs take."""
-    replicate, shard, tensor = mesh
+    replicate, shard, tensor, pipeline = mesh
     return [str(HERE / "configs" / f"{model}.toml"), f"--training.steps={STEPS}", f"--training.seq_len={SEQ_LEN}",
             f"--training.local_batch_size={GLOBAL_BATCH // (replicate * shard)}", f"--training.global_batch_size={GLOBAL_BATCH}",
             "--training.mixed_precision_param=float32", f"--parallelism.data_parallel_replicate_degree={replicate}",
-            f"--parallelism.data_parallel_shard_degree={shard}", f"--parallelism.tensor_parallel_degree={tensor}", "--checkpoint.enable",
+            f"--parallelism.data_parallel_shard_degree={shard}", f"--parallelism.tensor_parallel_degree={tensor}",
+            *([f"--parallelism.pipeline_parallel_degree={pipeline}"] if pipeline > 1 else []), "--checkpoint.enable",
             "--checkpoint.no_last_save_model_only", f"--checkpoint.interval={HAND_OVER}", "--checkpoint.keep_latest_k=0"]
 
 
@@ -94,7 +97,8 @@ class Case:
 
 CASES = {"llama3": Case("llama3", "HSDP 2 x 2", ["1 rank", "FSDP 2", "FSDP 3", "HSDP 2 x 2"], "FSDP 2"),
          "qwen3": Case("qwen3", "HSDP 2 x 2", ["1 rank", "FSDP 2", "FSDP 3", "HSDP 2 x 2"], "FSDP 2"),
-         "llama3-tp": Case("llama3", "FSDP 2 x TP 2", ["FSDP 3", "FSDP 2 x TP 2"], "FSDP 2 x TP 2")}
+         "llama3-tp": Case("llama3", "FSDP 2 x TP 2", ["FSDP 3", "FSDP 2 x TP 2"], "FSDP 2 x TP 2"),
+         "llama3-pp": Case("llama3", "PP 2", ["1 rank", "PP 2, 4 stages"], "PP 2, 4 stages")}
 
 
 def roundtrip(binary: Path, case: Case, folder: Path):
@@ -102,9 +106,9 @@ def roundtrip(binary: Path, case: Case, folder: Path):
     start = [f"--checkpoint.initial_load_path={folder}/peer/checkpoint/step-{HAND_OVER}", "--checkpoint.no_initial_load_model_only"]
     whole = theirs(model, MESHES[case.theirs], folder / "peer")
     for name in case.ours:
-        resumed = ours(binary, model, MESHES[name], folder / f"ours {name}", *start)
+        resumed = ours(binary, model, MESHES[name], folder / f"ours {name}", *start, *OPTIONS.get(name, []))
         yield compare(f"{model}: torchtitan {case.theirs} -> Hyperion {name}", resumed, whole)
-    whole = ours(binary, model, MESHES[case.back], folder / "ours")
+    whole = ours(binary, model, MESHES[case.back], folder / "ours", *OPTIONS.get(case.back, []))
     check_with_torch(folder / "ours" / "checkpoint" / f"step-{HAND_OVER}")
     start = [f"--checkpoint.initial_load_path={folder}/ours/checkpoint/step-{HAND_OVER}",
              "--checkpoint.no_initial_load_model_only", "--checkpoint.exclude_from_loading=dataloader"]

@@ -355,6 +355,9 @@ std::vector<std::string> keys_of_parallelism_without_effect(const ResolvedConfig
   overruled("parallelism.pipeline_parallel_layers_per_stage",
             !listed && !p.pipeline_parallel_schedule_csv.empty(),
             "the file of parallelism.pipeline_parallel_schedule_csv has the number of stages");
+  overruled("parallelism.pipeline_parallel_expert_parallel_overlap",
+            !p.pipeline_parallel_expert_parallel_overlap,
+            "what DualPipeV pairs runs one after the other in any case");
   overruled(
       "parallelism.fsdp_reduce_gradients",
       p.fsdp_reduce_gradients != ReduceGradients::kOncePerStep && reduces_gradients_once(resolved.config),

@@ -63,6 +63,28 @@ MetricList rank_metrics(const std::vector<RankFigures>& ranks) {
   return list;
 }
 
+MetricList pipeline_metrics(const std::vector<RankFigures>& ranks, const std::vector<int>& stages,
+                            double planned_bubble) {
+  double longest = 0, worked = 0;
+  std::map<int, std::pair<double, int>> by_stage;  // seconds of work and ranks
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const double seconds = ranks[rank].schedule_seconds - ranks[rank].transfer_wait_seconds;
+    longest = std::max(longest, ranks[rank].schedule_seconds);
+    worked += seconds;
+    auto& [sum, count] = by_stage[stages.at(rank)];
+    sum += seconds;
+    ++count;
+  }
+  const auto mean = [](const auto& stage) { return stage.second.first / stage.second.second; };
+  const auto slowest = std::ranges::max_element(by_stage, {}, mean);
+  const double all = longest * static_cast<double>(ranks.size());
+  const double mean_of_all = worked / static_cast<double>(ranks.size());
+  return {{"pipeline/bubble", all > 0 ? 1 - worked / all : 0},
+          {"pipeline/planned_bubble", planned_bubble},
+          {"pipeline/slowest_rank", slowest->first},
+          {"pipeline/slowest_over_mean", mean_of_all > 0 ? mean(*slowest) / mean_of_all : 1}};
+}
+
 std::string RankWarnings::name(size_t rank) const {
   const RankPlace& place = places_.at(rank);
   return fmt::format("rank {} on {}{}", rank, place.host, place.gpu.empty() ? "" : ", GPU " + place.gpu);

@@ -15,13 +15,23 @@ namespace hyperion::metrics {
 
 // Of one rank, at a logged step.
 struct RankFigures {
-  double own_seconds = 0;          // of that step, without waits for other ranks
-  std::optional<GpuCounters> gpu;  // none on a CPU, or where nothing can be read
-  static auto members(auto& self) { return std::tie(self.own_seconds, self.gpu); }
+  double own_seconds = 0;            // of that step, without waits for other ranks
+  std::optional<GpuCounters> gpu{};  // none on a CPU, or where nothing can be read
+  // Of a pipeline's schedule, from its first action to its last, and of that waiting for other stages.
+  double schedule_seconds = 0, transfer_wait_seconds = 0;
+  static auto members(auto& self) {
+    return std::tie(self.own_seconds, self.gpu, self.schedule_seconds, self.transfer_wait_seconds);
+  }
 };
 
 // docs/metrics.md lists the tags. A number that no rank has is left out; own times of one rank, too.
 MetricList rank_metrics(const std::vector<RankFigures>& ranks);
+
+// Of a pipeline: `stages` has each rank's coordinate in it. As `planned_bubble`, the bubble is the part of
+// all ranks' time, until the last one is done, in which they do not work. The slowest stage's ranks work
+// longest.
+MetricList pipeline_metrics(const std::vector<RankFigures>& ranks, const std::vector<int>& stages,
+                            double planned_bubble);
 
 struct RankPlace {
   std::string host;

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -15,6 +16,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/process.h"
+#include "base/text.h"
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
 #include "trainer/runtime/cpu_binding.h"
@@ -35,14 +37,18 @@ parallel::Fingerprint job_identity(const config::JobConfig& config) {
 
 parallel::Environment job_environment(const config::JobConfig& config) {
   if (!config::is_dry_run(config)) return parallel::read_environment();
-  const std::string ranks = environment_variable("NGPU").value_or("1");
-  char* end = nullptr;
-  const long count = std::strtol(ranks.c_str(), &end, 10);
-  if (end == ranks.c_str() || *end != '\0' || count < 1 || count > 1'000'000)
+  const std::string ranks = environment_variable("NGPU").value_or("1"),
+                    rank = environment_variable("RANK").value_or("0");
+  const std::optional<int> count = parse_number<int>(ranks), own = parse_number<int>(rank);
+  if (!count || *count < 1 || *count > 1'000'000)
     throw_config(
         "NGPU = \"{}\": comm.mode = \"fake_backend\" needs the number of ranks to play, 1 to 1000000", ranks);
+  if (!own || *own < 0 || *own >= *count)
+    throw_config("RANK = \"{}\": comm.mode = \"fake_backend\" plays one of {}, 0 to {}", rank,
+                 counted(*count, "rank"), *count - 1);
   parallel::Environment environment;
-  environment.world_size = environment.local_world_size = static_cast<int>(count);
+  environment.rank = *own;
+  environment.world_size = environment.local_world_size = *count;
   return environment;
 }
 
@@ -71,10 +77,13 @@ RankMemory rank_memory(at::Device device, int ranks) {
 }
 
 Runtime start_runtime(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
-                      const parallel::Environment& environment, std::optional<std::pair<int, int>> tied) {
+                      const parallel::Environment& environment, std::span<const PipelineShare> shares,
+                      std::optional<std::pair<int, int>> tied) {
   const config::JobConfig& config = resolved.config;
   Runtime runtime;
   runtime.environment = environment;
+  runtime.dry_run = config::is_dry_run(config);
+  runtime.prints = runtime.dry_run || rank_prints(environment.rank);
   parallel::CommOptions options;
   options.init_timeout = std::chrono::seconds(config.comm.init_timeout_seconds);
   options.response_timeout = std::chrono::seconds(config.comm.peer_response_timeout_seconds);
@@ -107,10 +116,9 @@ Runtime start_runtime(const config::ResolvedConfig& resolved, const models::Mode
   if (config::is_dry_run(config)) {
     options.backend = parallel::CommBackend::kFake;
     log_warning(
-        "comm.mode = \"fake_backend\": a dry run of rank 0 of {}, which exchanges nothing with other ranks, "
-        "so "
-        "its losses mean nothing; {}no metrics and no record of the run are written",
-        counted(environment.world_size, "rank"),
+        "comm.mode = \"fake_backend\": a dry run of rank {} of {}, which exchanges nothing with other ranks, "
+        "so its losses mean nothing; {}no metrics and no record of the run are written",
+        environment.rank, counted(environment.world_size, "rank"),
         config.checkpoint.enable
             ? "checkpoint.enable = true has no effect (no checkpoint is loaded or saved); "
             : "");
@@ -122,9 +130,10 @@ Runtime start_runtime(const config::ResolvedConfig& resolved, const models::Mode
       rank_memory(runtime.device, config::is_dry_run(config) ? 1 : environment.local_world_size);
   if (config::is_dry_run(config))
     memory.threads = 1;  // at least: those of this process may be all of a node's
-  require_memory(resolved,
-                 job_size(config, model, runtime.mesh->degree(parallel::MeshDim::kFsdp), microbatches),
-                 memory);
+  require_memory(
+      resolved,
+      largest_job_size(config, model, runtime.mesh->degree(parallel::MeshDim::kFsdp), microbatches, shares),
+      memory);
   failpoint("init.before_pg");
   runtime.groups = std::make_unique<parallel::ProcessGroups>(*runtime.mesh, environment, options);
   failpoint("init.after_pg");

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -22,6 +23,8 @@ struct Runtime {
   int compute_capability = 0;  // of a GPU: 90 for SM90
   std::unique_ptr<parallel::Mesh> mesh;
   std::unique_ptr<parallel::ProcessGroups> groups;
+  bool dry_run = false;  // of this rank alone: the others do not exist
+  bool prints = true;    // whether this rank's log lines are shown: rank_prints() of base/log.h, or a dry run
 
   int rank() const { return environment.rank; }
   int world_size() const { return environment.world_size; }
@@ -29,16 +32,17 @@ struct Runtime {
 };
 
 // The ranks of this job: torchrun's or SLURM's variables; with comm.mode = "fake_backend" one process runs as
-// rank 0 of NGPU ranks.
+// rank RANK (0 where that is not set) of NGPU ranks.
 parallel::Environment job_environment(const config::JobConfig& config);
 
 parallel::MeshConfig mesh_config(const config::JobConfig::Parallelism& parallelism);
 
 // Chooses the device (HYPERION_DEVICE) and checks that the job can fit into its memory and the host's, joins
-// the other ranks, builds the groups. `tied`: CommOptions::tied. Throws Error(kUsage) or
-// Error(kCommunication).
+// the other ranks, builds the groups. `shares`: of the pipeline's ranks, none without one. `tied`:
+// CommOptions::tied. Throws Error(kUsage) or Error(kCommunication).
 Runtime start_runtime(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
-                      const parallel::Environment& environment, std::optional<std::pair<int, int>> tied);
+                      const parallel::Environment& environment, std::span<const PipelineShare> shares,
+                      std::optional<std::pair<int, int>> tied);
 
 // What one of `ranks` ranks of this host may use; `device` is a CPU or a GPU that has been chosen.
 RankMemory rank_memory(at::Device device, int ranks);

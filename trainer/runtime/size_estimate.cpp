@@ -1,12 +1,14 @@
 #include "trainer/runtime/size_estimate.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string_view>
 
 #include <fmt/format.h>
 
 #include "base/error.h"
 #include "models/flavors/attention_heads.h"
+#include "parallel/pipeline/lowering.h"
 #include "trainer/config/schema.h"
 #include "trainer/config/validate.h"
 #include "trainer/config/writers_choice.h"
@@ -20,13 +22,33 @@ double tables_of(const models::ModelArgs& model) {
   return (model.tied ? 1.0 : 2.0) * static_cast<double>(model.dim) * static_cast<double>(model.vocab_size);
 }
 
-// As count_parameters(), without its limit; of one of `tensor` ranks that divide the matrices.
-double parameters_of(const models::ModelArgs& model, double tensor = 1) {
+double parameters_of_block(const models::ModelArgs& model, double tensor) {
   const double dim = static_cast<double>(model.dim), head = static_cast<double>(model.head_dim);
   const double heads = static_cast<double>(model.n_heads + model.n_kv_heads);
   const double matrices = 2 * heads * head + 3 * static_cast<double>(model.hidden_dim);
-  const double block = dim * (matrices / tensor + 2);
-  return static_cast<double>(model.n_layers) * block + dim + tables_of(model) / tensor;
+  return dim * (matrices / tensor + 2);
+}
+
+// As count_parameters(), without its limit; of one of `tensor` ranks that divide the matrices.
+double parameters_of(const models::ModelArgs& model, double tensor = 1) {
+  return static_cast<double>(model.n_layers) * parameters_of_block(model, tensor) +
+         static_cast<double>(model.dim) + tables_of(model) / tensor;
+}
+
+double parameters_of(const models::ModelArgs& model, const PipelineShare& share, double tensor) {
+  double parameters = 0;
+  for (const PipelineShare::Stage& stage : share.stages) parameters += parameters_of(model, stage, tensor);
+  return parameters;
+}
+
+// Of the stages whose weights are gathered at once.
+double gathered_parameters(const models::ModelArgs& model, const PipelineShare& share, double tensor) {
+  std::vector<double> of_stages;
+  for (const PipelineShare::Stage& stage : share.stages)
+    of_stages.push_back(parameters_of(model, stage, tensor));
+  std::ranges::sort(of_stages, std::ranges::greater{});
+  of_stages.resize(std::min(of_stages.size(), static_cast<size_t>(parallel::kMaxGatheredStages)));
+  return std::accumulate(of_stages.begin(), of_stages.end(), 0.0);
 }
 
 std::string human(double bytes) {
@@ -69,16 +91,31 @@ std::string lack(const std::vector<Part>& needed, const MemoryLimit& limit) {
 
 }  // namespace
 
+double parameters_of(const models::ModelArgs& model, const PipelineShare::Stage& stage, double tensor) {
+  const double dim = static_cast<double>(model.dim), table = dim * static_cast<double>(model.vocab_size);
+  return static_cast<double>(stage.blocks) * parameters_of_block(model, tensor) +
+         (stage.embedding ? table / tensor : 0) + (stage.head ? dim + table / tensor : 0);
+}
+
+JobSize largest_job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
+                         int64_t microbatches, std::span<const PipelineShare> shares) {
+  if (shares.empty()) return job_size(config, model, shards, microbatches);
+  std::vector<JobSize> sizes;
+  for (const PipelineShare& share : shares)
+    sizes.push_back(job_size(config, model, shards, microbatches, &share));
+  return std::ranges::max(sizes, {}, &JobSize::total);
+}
+
 JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
-                 int64_t microbatches) {
+                 int64_t microbatches, const PipelineShare* share) {
   const auto& training = config.training;
   const double state = static_cast<double>(checkpoint::size_of(training.dtype)),
                compute = static_cast<double>(checkpoint::size_of(training.mixed_precision_param));
   const double copy = state == compute ? 0 : config::kFloat8.on(config) ? 1 : compute;
   const auto tensor = static_cast<double>(config.parallelism.tensor_parallel_degree);
-  // Of a pipeline's stages the average: the largest one needs more.
   const auto pipeline = static_cast<double>(config.parallelism.pipeline_parallel_degree);
-  const double unsharded = parameters_of(model, tensor) / pipeline;
+  const double unsharded =
+      share != nullptr ? parameters_of(model, *share, tensor) : parameters_of(model, tensor) / pipeline;
   const double parameters = unsharded / static_cast<double>(shards);
   JobSize size;
   size.description = kDescriptionOfLayer * static_cast<double>(model.n_layers);
@@ -110,6 +147,9 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
   microbatches *= training.local_batch_size / rows;
   if (config::reduces_gradients_once(config) && microbatches > 1 && shards > 1)
     size.sums = unsharded * sizeof(float);
+  if (share != nullptr && share->gathers_stages && shards > 1)
+    size.gathered = gathered_parameters(model, *share, tensor) *
+                    (config.quantize.linear.float8.enable_fsdp_float8_all_gather ? 1 : compute);
   const double length = static_cast<double>(training.seq_len);
   const double tokens = static_cast<double>(rows) * length;
   const bool gathered = tensor > 1 && config.parallelism.disable_loss_parallel;  // logits, to a second copy
@@ -117,10 +157,13 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
       static_cast<double>(model.vocab_size) * compute / (gathered ? 1 : tensor);  // of a token
   const double chunk =
       static_cast<double>(training.loss_chunk_bytes > 0 ? training.loss_chunk_bytes : 64 << 20);
-  size.activations = tokens / tensor * static_cast<double>(model.dim) * compute *
-                         (static_cast<double>(model.n_layers) / pipeline + 1) +
-                     length * static_cast<double>(model.head_dim) * 4 +
-                     std::min(tokens * logits, (gathered ? 2 : 1) * std::max(logits, chunk));
+  const double boundary = tokens / tensor * static_cast<double>(model.dim) * compute;
+  // In a pipeline a tensor that is sent and one that is received besides.
+  const double inputs = share != nullptr ? static_cast<double>(share->kept_inputs) + 2
+                                         : static_cast<double>(model.n_layers) / pipeline + 1;
+  size.activations = boundary * inputs + length * static_cast<double>(model.head_dim) * 4;
+  if (share == nullptr || share->has_head())
+    size.activations += std::min(tokens * logits, (gathered ? 2 : 1) * std::max(logits, chunk));
   // Packed keys twice and values once, and their gradients in fp32 (models/kernels/attention/cpu_blocks.cpp);
   // fp32 keys serve both uses. libtorch's attention, where it is chosen, keeps less, as larger heads do.
   const bool flash =
@@ -140,8 +183,11 @@ void require_memory(const config::ResolvedConfig& resolved, const JobSize& size,
   std::vector<Part> host = {{"tokens of a step", size.tokens},
                             {"names and shapes", size.description},
                             {"copy for background saves", size.save_pool}};
-  std::vector<Part> device = {{"activations of a microbatch", size.activations},
-                              {"gradients of several microbatches", size.sums}};
+  const bool pipeline = resolved.config.parallelism.pipeline_parallel_degree > 1;
+  std::vector<Part> device = {
+      {pipeline ? "activations of kept microbatches" : "activations of a microbatch", size.activations},
+      {"gradients of several microbatches", size.sums},
+      {"gathered weights of stages", size.gathered}};
   auto& states = offload ? host : device;
   // A GPU has room for shards' gradients only when a unit's sum becomes them, and is freed.
   const double gradients = size.sums > 0 && memory.device && !offload ? 0 : size.gradients;
@@ -165,18 +211,17 @@ void require_memory(const config::ResolvedConfig& resolved, const JobSize& size,
           fmt::format("each rank {}; set checkpoint.async_mode = \"disabled\", with which training "
                       "waits for each save",
                       lack(needed, limit)));
-    const bool model =
-        size.states() + size.sums + size.description > size.activations + attention + size.tokens;
+    const bool model = size.states() + size.sums + size.gathered + size.description >
+                       size.activations + attention + size.tokens;
     const bool has_sums = !memory.device || &needed == &device;
     std::string key = "training.seq_len";
     if (model) key = size.mostly_tables ? "model.args.vocab_size" : "model.args.n_layers";
     if (model && !resolved.origins.contains(key)) key = "model.flavor";
     problems.add(resolved, key,
                  fmt::format("each rank {}; {}{}", lack(needed, limit),
-                             size.sums == 0 || !has_sums ? ""
-                             : resolved.config.parallelism.pipeline_parallel_degree > 1
-                                 ? "set parallelism.fsdp_reshard_after_forward = \"always\", or "
-                                 : "set parallelism.fsdp_reduce_gradients = \"every_microbatch\", or ",
+                             size.sums + size.gathered == 0 || !has_sums ? ""
+                             : pipeline ? "set parallelism.fsdp_reshard_after_forward = \"always\", or "
+                                        : "set parallelism.fsdp_reduce_gradients = \"every_microbatch\", or ",
                              model ? "train a smaller model, or shard it over more ranks"
                              : resolved.config.training.local_batch_size > 1
                                  ? "lower training.seq_len or training.local_batch_size"

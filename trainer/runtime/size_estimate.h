@@ -2,7 +2,10 @@
 // Pure.
 #pragma once
 
+#include <algorithm>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "base/resources.h"
 #include "models/flavors/model_args.h"
@@ -17,8 +20,9 @@ struct JobSize {
   double optimizer = 0;          // both moments
   double gradients = 0;          // of this rank's shards
   double sums = 0;               // of unsharded gradients over the microbatches of a step
+  double gathered = 0;           // weights of pipeline stages, gathered for several microbatches
   double averages = 0;           // EMA
-  double activations = 0;        // of one microbatch: each block's input, RoPE tables, a chunk of logits
+  double activations = 0;        // kept at once: each block's input, RoPE tables, a chunk of logits
   double attention = 0;          // scratch of each thread that computes attention on a CPU
   double attention_threads = 1;  // that have work in every layer, at most
   double save_pool = 0;          // copy of the state for background saves, in host memory
@@ -28,11 +32,31 @@ struct JobSize {
   bool mostly_tables = false;    // more than half of the parameters are the embedding's and the head's
 
   double states() const { return weights + optimizer + gradients; }
+  // Of shards, or of several microbatches: on a GPU the sums become the shards' gradients.
+  double all_gradients() const { return std::max(gradients, sums); }
+  double total() const { return weights + optimizer + averages + all_gradients() + gathered + activations; }
 };
 
-// `shards`: ranks that share the parameters of one tensor parallel rank (fsdp); `microbatches`: of one step.
+// What one rank of a pipeline has of the model.
+struct PipelineShare {
+  struct Stage {
+    int64_t blocks = 0;
+    bool embedding = false, head = false;
+  };
+  std::vector<Stage> stages{};
+  int64_t kept_inputs = 0;      // of blocks and of the head, over all microbatches kept at once
+  bool gathers_stages = false;  // a stage's weights for several microbatches
+  bool has_head() const { return std::ranges::any_of(stages, &Stage::head); }
+};
+double parameters_of(const models::ModelArgs& model, const PipelineShare::Stage& stage, double tensor = 1);
+
+// `shards`: ranks that share the parameters of one tensor parallel rank (fsdp); `microbatches`: of one step;
+// `share`: without one, a pipeline's ranks count alike, as if all of them had the same.
 JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
-                 int64_t microbatches);
+                 int64_t microbatches, const PipelineShare* share = nullptr);
+// Of the rank that needs the most; `shares`: by rank of the pipeline, none without one.
+JobSize largest_job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
+                         int64_t microbatches, std::span<const PipelineShare> shares);
 
 // What one rank may use.
 struct RankMemory {

@@ -12,9 +12,10 @@ Environment:
     PEER_TOKENS        recorded tokens: a flat file of little-endian integers and nothing else (required)
     PEER_TOKENS_DTYPE  their type: uint16 (default), uint32 or int32
     PEER_WEIGHTS_SEED  load the initial weights of reference_weights.py with this seed (unset: torchtitan's own)
-    PEER_METRICS       rank 0 writes here {"losses": [...], "grad_norms": [...]}, one entry a step, every digit kept
+    PEER_METRICS       here go {"losses": [...], "grad_norms": [...]}, one entry a step, every digit kept, written by rank 0, and with a
+                       pipeline by the first rank of the last stage, where the losses are
     PEER_GRADIENTS     rank 0 writes here, as FQN.f32 (raw little-endian fp32), the full gradient of every parameter at
-                       step PEER_GRADIENTS_STEP (default 1), before clipping
+                       step PEER_GRADIENTS_STEP (default 1), before clipping; not with a pipeline
     PEER_FLAVOR        a flavour for --model.flavor that torchtitan lacks, as JSON: {"name": ..., "base": a flavour that it has,
                        "args": {...}}, where args are fields of its model arguments that differ from the base's (unset: none)
     PEER_FLOAT64       1: compute in fp64 wherever the configuration says float32, and where torchtitan itself says float()
@@ -28,6 +29,9 @@ rank d has in row l the sequence a*(D*L) + d*L + l, for D ranks with L rows each
 Known differences of the peer, so that nobody compares the wrong things: replicate-only data parallelism averages
 gradients that are already divided by the global token count (torchtitan #2323); one bf16 rank runs under autocast with
 an fp32 residual stream, where FSDP is bf16 throughout (compare bf16 FSDP with bf16 FSDP only).
+
+With a pipeline torchtitan starts the backward of each microbatch at the undivided sum of its losses (torchtitan #2972), so that norm and
+clipping are wrong by the number of tokens: here the gradient of the loss is divided by the tokens of a global batch, all of which count.
 """
 
 import dataclasses
@@ -144,8 +148,22 @@ class RecordedTokens:
         return self.tokens[index * self.seq_len : (index + 1) * self.seq_len + 1]
 
 
+class _DividedInBackward(torch.autograd.Function):
+    """The value itself, whose gradient is divided."""
+
+    @staticmethod
+    def forward(ctx, value, divisor):
+        ctx.divisor = divisor
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / ctx.divisor, None
+
+
 _get_train_spec = titan_spec.get_train_spec
 _model = None  # the sharded model, known once its weights are initialised
+_recorder = 0  # the rank that writes the metrics
 
 
 def _spec_of_the_judge(name):
@@ -159,12 +177,23 @@ def _spec_of_the_judge(name):
         if "PEER_WEIGHTS_SEED" in os.environ:
             _load_formula_weights(self, int(os.environ["PEER_WEIGHTS_SEED"]))
 
+    def build_loss_fn(job_config, **kwargs):
+        global _recorder
+        loss_fn = spec.build_loss_fn(job_config, **kwargs)
+        stages = job_config.parallelism.pipeline_parallel_degree
+        if stages == 1:
+            return loss_fn
+        _recorder = int(os.environ["WORLD_SIZE"]) // stages * (stages - 1)
+        tokens = job_config.training.global_batch_size * job_config.training.seq_len
+        return lambda *args: _DividedInBackward.apply(loss_fn(*args), tokens)
+
     spec.model_cls.init_weights = init_weights_by_formula
     flavors = dict(spec.model_args)
     if "PEER_FLAVOR" in os.environ:
         added = json.loads(os.environ["PEER_FLAVOR"])
         flavors[added["name"]] = dataclasses.replace(flavors[added["base"]], **added["args"])
-    return dataclasses.replace(spec, model_args=flavors, build_dataloader_fn=RecordedTokens, build_tokenizer_fn=None)
+    return dataclasses.replace(spec, model_args=flavors, build_dataloader_fn=RecordedTokens, build_tokenizer_fn=None,
+                               build_loss_fn=build_loss_fn)
 
 
 titan_spec.get_train_spec = _spec_of_the_judge
@@ -200,7 +229,7 @@ def _log_every_digit(self, step, global_avg_loss, global_max_loss, grad_norm, ex
     _log(self, step, global_avg_loss, global_max_loss, grad_norm, extra_metrics)
     _metrics["losses"].append(float(global_avg_loss))
     _metrics["grad_norms"].append(float(grad_norm))
-    if "PEER_METRICS" in os.environ and os.environ["RANK"] == "0":
+    if "PEER_METRICS" in os.environ and int(os.environ["RANK"]) == _recorder:
         Path(os.environ["PEER_METRICS"]).write_text(json.dumps(_metrics))
 
 

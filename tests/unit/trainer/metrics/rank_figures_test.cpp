@@ -41,6 +41,25 @@ TEST_CASE("the slowest rank is compared with the median of all and of two with t
   CHECK(rank_metrics(working({3.0})).empty());
 }
 
+TEST_CASE("the bubble of a pipeline is the time until its last rank is done in which ranks do not work") {
+  const auto rank = [](double schedule, double waited) {
+    return RankFigures{.schedule_seconds = schedule, .transfer_wait_seconds = waited};
+  };
+  const auto found = [](const std::vector<RankFigures>& ranks, const std::vector<int>& stages) {
+    const MetricList list = pipeline_metrics(ranks, stages, /*planned_bubble=*/0.25);
+    return std::map<std::string, double>(list.begin(), list.end());
+  };
+  // Works 6 of 10 s, 8 of 8 (and is done 2 s before the others), 6 of 10, 9 of 9.
+  auto metrics = found({rank(10, 4), rank(8, 0), rank(10, 4), rank(9, 0)}, {0, 1, 0, 1});
+  CHECK(metrics["pipeline/bubble"] == Approx(1 - 29.0 / 40));
+  CHECK(metrics["pipeline/planned_bubble"] == 0.25);
+  CHECK(metrics["pipeline/slowest_rank"] == 1);
+  CHECK(metrics["pipeline/slowest_over_mean"] == Approx(8.5 / 7.25));
+  metrics = found({rank(0, 0), rank(0, 0)}, {0, 1});
+  CHECK(metrics["pipeline/bubble"] == 0);
+  CHECK(metrics["pipeline/slowest_over_mean"] == 1);
+}
+
 TEST_CASE("counters of GPUs are sums and extremes over the ranks that have them") {
   std::vector<RankFigures> ranks = working({1, 1, 1});
   ranks[0].gpu =

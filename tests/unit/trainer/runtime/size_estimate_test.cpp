@@ -68,6 +68,31 @@ TEST_CASE("Tensor parallel ranks share the matrices and the kept activations but
         Approx(7.0 / 8 * 8192 * 128256 * 4));  // all logits
 }
 
+TEST_CASE(
+    "A rank of a pipeline has its stages, keeps several microbatches and gathers three stages at most") {
+  const models::ModelArgs model = models::model_args("llama3", "8B");
+  const auto parameters = static_cast<double>(models::count_parameters(model).total);
+  const config::JobConfig config =
+      resolved(
+          "[training]\nseq_len = 8192\nlocal_batch_size = 8\n[parallelism]\npipeline_parallel_degree = 2")
+          .config;
+  const PipelineShare first{.stages = {{.blocks = 16, .embedding = true}}, .kept_inputs = 32},
+      last{.stages = {{.blocks = 16, .head = true}}, .kept_inputs = 17};
+  CHECK(parameters_of(model, first.stages[0]) + parameters_of(model, last.stages[0]) == Approx(parameters));
+  const JobSize size = job_size(config, model, 4, 1, &first);
+  CHECK(size.states() == Approx(18 * parameters_of(model, first.stages[0]) / 4));
+  CHECK(size.gathered == 0);
+  const double boundary = 8192.0 * 4096 * 2, rope = 8192.0 * 128 * 4;
+  CHECK(size.activations == Approx(34 * boundary + rope));  // and a tensor each way; no logits
+  CHECK(job_size(config, model, 4, 1, &last).activations > 19 * boundary + rope);
+
+  PipelineShare looped{.kept_inputs = 1, .gathers_stages = true};
+  for (const int64_t blocks : {4, 1, 2, 3}) looped.stages.push_back({.blocks = blocks});
+  CHECK(job_size(config, model, 4, 1, &looped).gathered == Approx(2 * parameters_of(model, {.blocks = 9})));
+  CHECK(job_size(config, model, 1, 1, &looped).gathered == 0);
+  CHECK(largest_job_size(config, model, 4, 1, std::vector{looped, first}).states() == size.states());
+}
+
 TEST_CASE("the copy of the state for background saves counts where such saves will be made") {
   const models::ModelArgs model = models::model_args("llama3", "8B");
   const auto parameters = static_cast<double>(models::count_parameters(model).total);
