@@ -54,10 +54,11 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
                                            const ModelContext& context);
 
 // What this rank holds of weights and optimizer state that other ranks hold too, for audit_replicas(): all of
-// it where `replicate` has several ranks, and what tensor parallel ranks do not divide. Empty without such
-// ranks.
+// it where `replicate` has several ranks, what tensor parallel ranks do not divide, and the experts' biases,
+// which each rank has. Empty without such ranks.
 std::vector<parallel::ReplicatedTensor> replicated_state(
     const std::vector<parallel::ShardedParameterPtr>& parameters, const optim::Adam& optimizer,
+    const std::vector<models::ExpertBalancePtr>& balances, parallel::Communicator& shard,
     parallel::Communicator& replicate, parallel::Communicator* tensor);
 
 // The initial values of this rank's part. The value of an element depends on the seed, the parameter's name

@@ -70,7 +70,9 @@ at::Tensor Stage::run_block(size_t unit, const Slot& slot, const SavedForward& s
   return model_.blocks()[unit - 1].forward(saved.input, slot.batch.context,
                                            {.kind = kind,
                                             .selective = saved.selective.get(),
-                                            .metrics = kind == BlockKind::kForward ? slot.metrics : nullptr});
+                                            .metrics = kind == BlockKind::kForward ? slot.metrics : nullptr,
+                                            .routing = saved.routing.get(),
+                                            .counts_tokens = kind == BlockKind::kForward});
 }
 
 void Stage::forward(size_t unit, Slot& slot) const {
@@ -94,6 +96,7 @@ void Stage::forward(size_t unit, Slot& slot) const {
     return;
   }
   saved.selective = models::selective_checkpoint(mode, checkpointing_.always_recompute);
+  saved.routing = std::make_unique<models::KeptRouting>();
   const at::NoGradGuard no_grad;  // no graph: only the input and what `selective` saves outlive this call
   slot.activation = run_block(unit, slot, saved, BlockKind::kForward);
 }

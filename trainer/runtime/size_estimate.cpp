@@ -24,9 +24,16 @@ double tables_of(const models::ModelArgs& model) {
 double parameters_of(const models::ModelArgs& model, double tensor = 1) {
   const double dim = static_cast<double>(model.dim), head = static_cast<double>(model.head_dim);
   const double heads = static_cast<double>(model.n_heads + model.n_kv_heads);
-  const double matrices = 2 * heads * head + 3 * static_cast<double>(model.hidden_dim);
-  const double block = dim * (matrices / tensor + 2);
-  return static_cast<double>(model.n_layers) * block + dim + tables_of(model) / tensor;
+  const double attention = model.kv_lora_rank > 0 ? static_cast<double>(models::attention_parameters(model))
+                                                  : dim * 2 * heads * head;
+  const double block = attention / tensor + 2 * dim, dense = 3 * static_cast<double>(model.hidden_dim);
+  const double experts = static_cast<double>(model.num_experts) +
+                         3 * static_cast<double>(model.moe_hidden_dim) *
+                             static_cast<double>(model.num_experts + model.num_shared_experts);
+  const auto layers = static_cast<double>(model.n_layers),
+             with_experts = static_cast<double>(models::blocks_with_experts(model));
+  return layers * block + dim * ((layers - with_experts) * dense + with_experts * experts) / tensor + dim +
+         tables_of(model) / tensor;
 }
 
 std::string human(double bytes) {
