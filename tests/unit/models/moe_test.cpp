@@ -338,7 +338,8 @@ TEST_CASE("gradients of a model with experts equal finite differences") {
   }
 }
 
-TEST_CASE("gradients of latent attention equal finite differences, and YaRN begins behind the original length") {
+TEST_CASE(
+    "gradients of latent attention equal finite differences, and YaRN begins behind the original length") {
   const bool latent_queries = GENERATE(true, false);
   const int64_t length = GENERATE(6, 5);
   const Transformer model(model_args("deepseek_v3", "debugmodel",
