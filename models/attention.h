@@ -6,25 +6,20 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "models/block_run.h"
-#include "models/flavors/model_args.h"
+#include "models/block_parts.h"
 #include "models/layers/merged_linear.h"
 #include "models/layers/norm.h"
-#include "models/microbatch.h"
-#include "models/parallel_dims.h"
 
 namespace hyperion::models {
 
-class Attention {
+class Attention final : public AttentionPart {
  public:
   Attention(const ModelArgs& args, int64_t layer, const ParallelDims& dims = {});
-  // x [batch, seq, dim], once for each of wq, wk and wv -> [batch, seq, dim]
-  at::Tensor forward(at::TensorList x, const SequenceContext& context, const BlockRun& run) const;
+  at::Tensor forward(at::TensorList x, const SequenceContext& context, const BlockRun& run) const override;
 
-  std::vector<ParameterPtr> parameters() const;
-  std::vector<Linear*> linears();  // in the order in which forward runs them
-
-  static constexpr int64_t kReaders = 3;  // of x
+  std::vector<ParameterPtr> parameters() const override;
+  std::vector<Linear*> linears() override;
+  int64_t readers() const override { return 3; }  // wq, wk, wv
 
  private:
   ops::RotatedHeads rotated_heads(at::TensorList x, const SequenceContext& context,

@@ -1,12 +1,12 @@
 #include "models/block_linear.h"
 
-#include <fmt/format.h>
-
 #include <cmath>
+
+#include <fmt/format.h>
 
 namespace hyperion::models {
 
-Linear block_linear(const ParallelDims& dims, int64_t layer, const char* name, int64_t out, int64_t in,
+Linear block_linear(const ParallelDims& dims, int64_t layer, std::string_view name, int64_t out, int64_t in,
                     double std, int split) {
   return Linear(make_parameter(fmt::format("layers.{}.{}.weight", layer, name), {out, in},
                                Init::truncated_normal(std, -2.0, 2.0), split),

@@ -1,6 +1,8 @@
 // The linear layers of a block: their names, how they are divided over ranks, and their initial weights.
 #pragma once
 
+#include <string_view>
+
 #include "models/flavors/model_args.h"
 #include "models/layers/linear.h"
 #include "models/parallel_dims.h"
@@ -11,7 +13,7 @@ namespace hyperion::models {
 inline constexpr int kSplitByRows = 0, kSplitByColumns = 1;
 
 // "layers.LAYER.NAME.weight" [out, in], drawn from a normal distribution of that deviation, within +-2.
-Linear block_linear(const ParallelDims& dims, int64_t layer, const char* name, int64_t out, int64_t in,
+Linear block_linear(const ParallelDims& dims, int64_t layer, std::string_view name, int64_t out, int64_t in,
                     double std = 0.02, int split = kSplitByRows);
 
 // The deviation of layers whose results are added to the residual stream: smaller the deeper they are, or the

@@ -6,6 +6,7 @@ namespace hyperion::models {
 class DeferredWeights;
 class SelectiveCheckpoint;
 struct LayerMetrics;
+struct KeptRouting;
 
 struct BlockRun {
   enum class Kind {
@@ -23,6 +24,12 @@ struct BlockRun {
   // Takes what layers report of the step; null in a recomputation, in validation and in steps that are not
   // logged: nothing is reported, and nothing should be computed for it.
   LayerMetrics* metrics = nullptr;
+
+  // Takes the forward run's choice of experts and gives it to the second one; null where no second one
+  // follows.
+  KeptRouting* routing = nullptr;
+  // Whether the tokens of each expert are counted: in forwards of training, not in validation.
+  bool counts_tokens = false;
 
   bool recomputes() const { return kind == Kind::kRecompute; }
 };

@@ -5,25 +5,24 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "models/block_run.h"
-#include "models/flavors/model_args.h"
+#include "models/block_parts.h"
 #include "models/layers/merged_linear.h"
-#include "models/ops.h"
-#include "models/parallel_dims.h"
 
 namespace hyperion::models {
 
-class FeedForward {
+class FeedForward final : public FeedForwardPart {
  public:
-  FeedForward(const ModelArgs& args, int64_t layer, const ParallelDims& dims = {});
-  // The stream h [batch, seq, dim] and its norm, once for each of w1 and w3 -> h + w2(activation(w1 norm) *
-  // w3 norm), the block's result: under BlockRun::Kind::kRecompute its elements are undefined.
-  at::Tensor forward(const ops::SumAndNorm& h, const BlockRun& run) const;
+  // name: of the module in its block; hidden_dim: its width.
+  FeedForward(const ModelArgs& args, int64_t layer, const char* name, int64_t hidden_dim,
+              const ParallelDims& dims);
+  at::Tensor forward(const ops::SumAndNorm& h, const BlockRun& run) const override;
+  // What is added to the stream: x [batch, seq, dim], once for each of w1 and w3 -> [batch, seq, dim]. Not
+  // computed under BlockRun::Kind::kRecompute: its elements are undefined.
+  at::Tensor of_norm(at::TensorList x, const BlockRun& run) const;
 
-  std::vector<ParameterPtr> parameters() const;
-  std::vector<Linear*> linears();  // in the order in which forward runs them
-
-  static constexpr int64_t kReaders = 2;  // of the norm
+  std::vector<ParameterPtr> parameters() const override;
+  std::vector<Linear*> linears() override;
+  int64_t readers() const override { return 2; }  // w1, w3
 
  private:
   Activation activation_;

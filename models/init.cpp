@@ -1,10 +1,10 @@
 #include "models/init.h"
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <cmath>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 
 #include "base/device/parallel_for.h"
 #include "base/error.h"

@@ -9,8 +9,9 @@ namespace hyperion::models {
 
 // What every block of one microbatch shares.
 struct SequenceContext {
-  at::Tensor cos, sin;  // RoPE angles, fp32 [seq, head_dim/2] or [batch, seq, head_dim/2]
+  at::Tensor cos, sin;  // RoPE angles, fp32 [seq, pairs] or [batch, seq, pairs] of each head
   kernels::Documents documents;
+  double attention_factor = 1;  // of the scores, in addition to 1/sqrt(head_dim)
 };
 
 // The context of packed documents from that of plain sequences of the same length. positions: int32 or int64

@@ -1,5 +1,6 @@
 #include "models/transformer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <set>
@@ -11,6 +12,7 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 
 #include "models/block_linear.h"
 #include "models/kernels/common/dtype.h"
@@ -34,12 +36,12 @@ void record_activations(const at::Tensor& out, int64_t layer, LayerMetrics& metr
 }  // namespace
 
 TransformerBlock::TransformerBlock(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
-    : attention_norm_(fmt::format("layers.{}.attention_norm.weight", layer), args.dim, args.norm_eps,
-                      Attention::kReaders),
+    : attention_(make_attention(args, layer, dims)),
+      feed_forward_(make_feed_forward(args, layer, dims)),
+      attention_norm_(fmt::format("layers.{}.attention_norm.weight", layer), args.dim, args.norm_eps,
+                      attention_->readers()),
       ffn_norm_(fmt::format("layers.{}.ffn_norm.weight", layer), args.dim, args.norm_eps,
-                FeedForward::kReaders),
-      attention_(args, layer, dims),
-      feed_forward_(args, layer, dims),
+                feed_forward_->readers()),
       layer_(layer) {}
 
 at::Tensor TransformerBlock::forward(const at::Tensor& input, const SequenceContext& context,
@@ -47,23 +49,23 @@ at::Tensor TransformerBlock::forward(const at::Tensor& input, const SequenceCont
   const auto [x, norm_of_x] = attention_norm_.of_residual(input);
   // Kept until the block ends: freed here, its memory would be given to tensors that outlive the block, and a
   // GPU's pool would fragment.
-  const at::Tensor attended = attention_.forward(norm_of_x, context, run);
+  const at::Tensor attended = attention_->forward(norm_of_x, context, run);
   const ops::SumAndNorm h = ffn_norm_.of_sum(x, attended);  // x + attention(norm(x)), and its norm
-  const at::Tensor out = feed_forward_.forward(h, run);     // h + feed_forward(norm(h))
+  const at::Tensor out = feed_forward_->forward(h, run);    // h + feed_forward(norm(h))
   if (run.metrics != nullptr && run.metrics->activations) record_activations(out, layer_, *run.metrics);
   return out;
 }
 
 std::vector<ParameterPtr> TransformerBlock::parameters() const {
-  std::vector<ParameterPtr> all = attention_.parameters();
-  for (const ParameterPtr& parameter : feed_forward_.parameters()) all.push_back(parameter);
+  std::vector<ParameterPtr> all = attention_->parameters();
+  for (const ParameterPtr& parameter : feed_forward_->parameters()) all.push_back(parameter);
   all.insert(all.end(), {attention_norm_.weight(), ffn_norm_.weight()});
   return all;
 }
 
 std::vector<Linear*> TransformerBlock::linears() {
-  std::vector<Linear*> all = attention_.linears();
-  for (Linear* linear : feed_forward_.linears()) all.push_back(linear);
+  std::vector<Linear*> all = attention_->linears();
+  for (Linear* linear : feed_forward_->linears()) all.push_back(linear);
   return all;
 }
 
@@ -105,6 +107,7 @@ Transformer::Transformer(const ModelArgs& args, int64_t loss_chunk_bytes, const 
   for (size_t layer = 0; layer < blocks_.size(); ++layer)
     units_.push_back({fmt::format("layers.{}", layer), blocks_[layer].parameters()});
   units_.push_back({"norm,output", {norm_.weight(), output_}});
+  allocate_balances(at::kCPU);
   if (const Exchange* ranks = dims.tensor_group())
     for (const ParameterPtr& parameter : parameters()) parameter->divide(ranks->size(), ranks->rank());
 }
@@ -118,6 +121,23 @@ std::vector<ParameterPtr> Transformer::parameters() const {
   return all;
 }
 
+std::vector<ExpertBalancePtr> Transformer::balances() const {
+  std::vector<ExpertBalancePtr> all;
+  for (const TransformerBlock& block : blocks_)
+    if (ExpertBalancePtr balance = block.balance()) all.push_back(std::move(balance));
+  return all;
+}
+
+void Transformer::allocate_balances(at::Device device) const {
+  const auto zeros = [&](const Parameter& bias, at::ScalarType dtype) {
+    return at::zeros(bias.shape, at::TensorOptions(dtype).device(device));
+  };
+  for (const ExpertBalancePtr& balance : balances()) {
+    balance->bias->weight = zeros(*balance->bias, at::kFloat);
+    balance->counts = zeros(*balance->bias, at::kLong);
+  }
+}
+
 std::vector<std::pair<std::string, Linear*>> Transformer::linears() {
   std::vector<std::pair<std::string, Linear*>> all;
   for (TransformerBlock& block : blocks_)
@@ -129,14 +149,43 @@ std::vector<std::pair<std::string, Linear*>> Transformer::linears() {
   return all;
 }
 
-at::Tensor rope_frequencies(const ModelArgs& args) {
-  const at::Tensor exponents = at::arange(0, args.head_dim, 2, at::kFloat) / args.head_dim;
+namespace {
+
+// Whether YaRN's rescaling applies to sequences of that length.
+bool stretches(const ModelArgs& args, int64_t seq_len) {
+  return args.rope_yarn && seq_len > args.rope_original_length;
+}
+
+// Frequencies that make many rotations within the original length are kept, those that make few are divided
+// by the factor, and those between are blended linearly in their index.
+at::Tensor yarn_frequencies(const ModelArgs& args, const at::Tensor& frequencies) {
+  const auto pairs = static_cast<double>(frequencies.numel());
+  const auto index_of = [&](double rotations) {  // of the frequency that makes so many
+    return pairs *
+           std::log(static_cast<double>(args.rope_original_length) / (rotations * 2 * std::numbers::pi)) /
+           std::log(args.rope_theta);
+  };
+  const double first = std::max(std::floor(index_of(args.rope_beta_fast)), 0.0);
+  double last = std::min(std::ceil(index_of(args.rope_beta_slow)), 2 * pairs - 1);
+  if (first == last) last += 0.001;
+  const at::Tensor stretched =
+      ((at::arange(frequencies.numel(), at::kFloat) - first) / (last - first)).clamp(0, 1);
+  return frequencies / args.rope_factor * stretched + frequencies * (1 - stretched);
+}
+
+}  // namespace
+
+at::Tensor rope_frequencies(const ModelArgs& args, int64_t seq_len) {
+  const int64_t width = args.kv_lora_rank > 0 ? args.qk_rope_head_dim : args.head_dim;
+  const at::Tensor exponents = at::arange(0, width, 2, at::kFloat) / width;
   const at::Tensor frequencies = at::pow(args.rope_theta, exponents).reciprocal();
+  if (stretches(args, seq_len)) return yarn_frequencies(args, frequencies);
   if (!args.rope_scaling) return frequencies;
   const double factor = args.rope_factor, low = args.rope_low_freq_factor, high = args.rope_high_freq_factor;
   const double length = static_cast<double>(args.rope_original_length);
   const at::Tensor wavelengths = 2 * std::numbers::pi / frequencies;
   const at::Tensor stretched = at::where(wavelengths > length / low, frequencies / factor, frequencies);
+  if (low == high) return stretched;
   const at::Tensor blend = (length / wavelengths - low) / (high - low);
   const at::Tensor blended = (1 - blend) * stretched / factor + blend * stretched;
   const at::Tensor between = (wavelengths >= length / high).logical_and(wavelengths <= length / low);
@@ -145,8 +194,12 @@ at::Tensor rope_frequencies(const ModelArgs& args) {
 
 SequenceContext Transformer::context(int64_t seq_len, at::Device device) const {
   const at::Tensor indices = at::arange(seq_len, at::kFloat);
-  const at::Tensor angles = indices.unsqueeze(1) * rope_frequencies(args_).unsqueeze(0);
-  return {.cos = angles.cos().to(device), .sin = angles.sin().to(device), .documents = {}};
+  const at::Tensor angles = indices.unsqueeze(1) * rope_frequencies(args_, seq_len).unsqueeze(0);
+  const double mscale = 0.1 * args_.rope_mscale * std::log(args_.rope_factor) + 1;
+  return {.cos = angles.cos().to(device),
+          .sin = angles.sin().to(device),
+          .documents = {},
+          .attention_factor = stretches(args_, seq_len) ? mscale * mscale : 1};
 }
 
 SequenceContext inside_documents(const SequenceContext& plain, const at::Tensor& positions,
@@ -154,7 +207,7 @@ SequenceContext inside_documents(const SequenceContext& plain, const at::Tensor&
   const auto at_positions = [&](const at::Tensor& table) {
     return table.index_select(0, positions.flatten()).view({positions.size(0), positions.size(1), -1});
   };
-  return {at_positions(plain.cos), at_positions(plain.sin), documents};
+  return {at_positions(plain.cos), at_positions(plain.sin), documents, plain.attention_factor};
 }
 
 }  // namespace hyperion::models

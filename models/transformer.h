@@ -1,35 +1,34 @@
-// The Llama-shaped decoder (llama3, qwen3 dense) on one device, as a sequence of units: the embedding, each
-// block, and the head with its loss. The trainer runs the units forward and backward itself; a unit reads its
-// weights through Parameter::weight and knows nothing of ranks, gathering or checkpointing.
+// The decoder of llama3, qwen3, deepseek_v3 and llama4 on one device, as a sequence of units:
+// the embedding, each block, and the head with its loss. The trainer runs the units forward and backward
+// itself; a unit reads its weights through Parameter::weight and knows nothing of ranks, gathering or
+// checkpointing.
 //
 // With a tensor parallel group (models/parallel_dims.h), [batch, seq, dim] of activations means this rank's
 // part of every sequence, [batch, seq / T, dim]; tokens, labels and the context are those of whole sequences.
 // Every rank of the group must call the same functions in the same order.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "base/parameter.h"
-#include "models/attention.h"
-#include "models/block_run.h"
-#include "models/feed_forward.h"
-#include "models/flavors/model_args.h"
+#include "models/block_parts.h"
 #include "models/layers/norm.h"
 #include "models/layers/token_embedding.h"
 #include "models/loss_head.h"
-#include "models/microbatch.h"
-#include "models/parallel_dims.h"
+#include "models/moe/moe.h"
 
 namespace hyperion::models {
 
 // Rotation frequencies of rotary position embeddings (RoFormer, arXiv 2104.09864), f_j =
 // theta^(-2j/head_dim): fp32 [head_dim/2]. With rope_scaling (Llama 3.1: factor 8, low 1, high 4, original
 // length 8192), wavelengths above length/low are stretched by the factor, those below length/high are kept,
-// and those between are blended linearly in length/wavelength.
-at::Tensor rope_frequencies(const ModelArgs& args);
+// and those between are blended linearly in length/wavelength. With rope_yarn, sequences longer than the
+// original length have YaRN's.
+at::Tensor rope_frequencies(const ModelArgs& args, int64_t seq_len = 0);
 
 class TransformerBlock {
  public:
@@ -39,11 +38,12 @@ class TransformerBlock {
   std::vector<ParameterPtr> parameters() const;
   // In the order in which forward runs them.
   std::vector<Linear*> linears();
+  ExpertBalancePtr balance() const { return feed_forward_->balance(); }  // null: no experts
 
  private:
+  std::unique_ptr<AttentionPart> attention_;
+  std::unique_ptr<FeedForwardPart> feed_forward_;
   Norm attention_norm_, ffn_norm_;
-  Attention attention_;
-  FeedForward feed_forward_;
   int64_t layer_;
 };
 
@@ -66,6 +66,11 @@ class Transformer {
   const std::vector<UnitParameters>& units() const { return units_; }
   // Every parameter once, in unit order.
   std::vector<ParameterPtr> parameters() const;
+
+  // Of the blocks that have experts, in order. They are state, but no parameters.
+  std::vector<ExpertBalancePtr> balances() const;
+  // Gives each of them memory on that device, with zeros; a model is made with it on the CPU.
+  void allocate_balances(at::Device device) const;
 
   // Every linear layer, in the order of forward, with the name of its module, "layers.0.attention.wq" ...
   // "output" (a tied head too): to choose how each multiplies.

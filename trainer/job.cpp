@@ -45,6 +45,7 @@ Job start_job(const config::ResolvedConfig& resolved) {
   job.configured = resolved;
   const config::JobConfig& config = job.configured.config;
   job.model = config::model_args(config.model);
+  job.model.force_load_balance = config.debug.moe_force_load_balance;
   const parallel::Environment environment = job_environment(config);
   // What cannot run is refused before a device is touched.
   const std::optional<Pipeline> pipeline = configured_pipeline(config, job.model);

@@ -133,6 +133,7 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
         *made.stage, config.parallelism.fsdp_reshard_after_forward != config::ReshardAfterForward::kNever,
         config.parallelism.fsdp_reduce_gradients == config::ReduceGradients::kOncePerStep);
   }
+  made.transformer->allocate_balances(context.without_memory ? at::Device(at::kMeta) : context.device);
   made.parameters = made.stage->parameters();
   if (parallel::Communicator* ranks = context.groups.tied())
     made.tied = std::make_unique<TiedTable>(*ranks, *made.stage);
@@ -143,6 +144,7 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
 
 std::vector<parallel::ReplicatedTensor> replicated_state(
     const std::vector<parallel::ShardedParameterPtr>& parameters, const optim::Adam& optimizer,
+    const std::vector<models::ExpertBalancePtr>& balances, parallel::Communicator& shard,
     parallel::Communicator& replicate, parallel::Communicator* tensor, const TiedTable* tied) {
   std::vector<parallel::ReplicatedTensor> state;
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -156,6 +158,12 @@ std::vector<parallel::ReplicatedTensor> replicated_state(
     state.push_back({parameter.fqn + " (exp_avg)", optimizer.exp_avg()[i], groups});
     state.push_back({parameter.fqn + " (exp_avg_sq)", optimizer.exp_avg_sq()[i], groups});
   }
+  std::vector<parallel::Communicator*> all;
+  for (parallel::Communicator* group : {&shard, &replicate, tensor})
+    if (group != nullptr && group->size() > 1) all.push_back(group);
+  if (!all.empty())
+    for (const models::ExpertBalancePtr& balance : balances)
+      state.push_back({balance->bias->fqn, balance->bias->weight, all});
   return state;
 }
 

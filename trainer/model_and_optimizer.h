@@ -56,10 +56,11 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
                                            const ModelContext& context);
 
 // What this rank holds of weights and optimizer state that other ranks hold too, for audit_replicas(): all of
-// it where `replicate` has several ranks, what tensor parallel ranks do not divide, and a tied table of which
-// two ranks have copies. Empty without such ranks.
+// it where `replicate` has several ranks, what tensor parallel ranks do not divide, a tied table of which two
+// ranks have copies, and the experts' biases, which each rank has. Empty without such ranks.
 std::vector<parallel::ReplicatedTensor> replicated_state(
     const std::vector<parallel::ShardedParameterPtr>& parameters, const optim::Adam& optimizer,
+    const std::vector<models::ExpertBalancePtr>& balances, parallel::Communicator& shard,
     parallel::Communicator& replicate, parallel::Communicator* tensor, const TiedTable* tied);
 
 // After a load: a copy of a tied table, with moments and average, becomes what the first stage has loaded.

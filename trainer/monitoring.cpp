@@ -179,6 +179,15 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run, 
   logger->log_config(recorded_toml(run));
   log_info("Model {} {} size: {} total parameters", run.config.model.name, run.config.model.flavor,
            metrics::python_grouped(static_cast<double>(counts.total), 0));
+  if (model.masks_documents && !run.config.training.document_mask)
+    log_info("v0.2.2 masks documents in this flavour: training.document_mask = true is the same here");
+  if (model.num_experts > 0)
+    log_info("Experts: {} in {} of {} blocks, {} of them for each token{}; {} active parameters",
+             model.num_experts, models::blocks_with_experts(model), model.n_layers, model.top_k,
+             model.num_shared_experts > 0 ? fmt::format(" and {} shared", model.num_shared_experts) : "",
+             metrics::python_grouped(static_cast<double>(counts.active), 0));
+  if (model.num_experts > 0 && runtime.device.is_cuda())
+    log_info("Experts: each is multiplied alone, and the host waits for their counts once in each block");
   if (!measured.run_id.empty())  // a dry run has none
     log_info("Run {}: its record is in {}", measured.run_id,
              (measured.dump_folder / "runs" / measured.run_id).string());

@@ -87,7 +87,9 @@ at::Tensor Stage::run_block(size_t unit, Slot& slot, const SavedForward& saved, 
                                            {.kind = kind,
                                             .selective = saved.selective.get(),
                                             .deferred = &slot.weights[unit - slot.units.first],
-                                            .metrics = kind == BlockKind::kForward ? slot.metrics : nullptr});
+                                            .metrics = kind == BlockKind::kForward ? slot.metrics : nullptr,
+                                            .routing = saved.routing.get(),
+                                            .counts_tokens = kind == BlockKind::kForward});
 }
 
 void Stage::forward(size_t unit, Slot& slot) const {
@@ -111,6 +113,7 @@ void Stage::forward(size_t unit, Slot& slot) const {
     return;
   }
   saved.selective = models::selective_checkpoint(mode, checkpointing_.always_recompute);
+  saved.routing = std::make_unique<models::KeptRouting>();
   const at::NoGradGuard no_grad;  // no graph: only the input and what `selective` saves outlive this call
   slot.activation = run_block(unit, slot, saved, BlockKind::kForward);
 }

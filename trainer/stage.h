@@ -28,6 +28,7 @@ struct SavedForward {
   at::Tensor input;   // the unit's input as a detached leaf; of the embedding none
   at::Tensor output;  // with its graph, unless the unit is run again
   std::unique_ptr<models::SelectiveCheckpoint> selective;
+  std::unique_ptr<models::KeptRouting> routing;  // of a unit that is run again
 };
 
 // One microbatch in one stage.

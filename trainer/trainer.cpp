@@ -23,6 +23,7 @@
 #include "trainer/config/input_path.h"
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
+#include "trainer/expert_balance.h"
 #include "trainer/layer_metrics.h"
 #include "trainer/model_options.h"
 #include "trainer/monitoring.h"
@@ -367,6 +368,7 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
     const parallel::TraceRange range("optimizer");
     model_.optimizer->step(checkpointing::learning_rate(plan_, step), skip, divisor);
     if (model_.ema) model_.ema->update(step, skip);
+    update_expert_biases(model_.transformer->balances(), job_.runtime.groups->loss_groups(), skip);
     model_.stage->weights_changed();
   }
   model_.stage->drop_gradients();
@@ -389,9 +391,9 @@ void Trainer::read_checks(bool wait) {
 // What several ranks hold must be the same on all of them: a save stores it once. Says so by Error(kBug).
 void Trainer::audit_replicas(int64_t step) const {
   if (config::is_dry_run(config())) return;  // its other ranks do not exist
-  const std::vector<parallel::ReplicatedTensor> replicated =
-      replicated_state(model_.parameters, *model_.optimizer, model_.fsdp->replicate(), model_.fsdp->tensor(),
-                       model_.tied.get());
+  const std::vector<parallel::ReplicatedTensor> replicated = replicated_state(
+      model_.parameters, *model_.optimizer, model_.transformer->balances(), model_.fsdp->shard(),
+      model_.fsdp->replicate(), model_.fsdp->tensor(), model_.tied.get());
   if (replicated.empty()) return;
   parallel::set_phase(fmt::format("step {} audit of replicas", step));
   const parallel::TraceRange range("audit of replicas");

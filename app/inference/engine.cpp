@@ -11,6 +11,10 @@ namespace hyperion::inference {
 InferenceEngine::InferenceEngine(const models::ModelArgs& args, at::Device device, at::ScalarType dtype,
                                  const LoadWeights& load)
     : model_(args), device_(device) {
+  for (const models::ExpertBalancePtr& balance : model_.balances()) {
+    load(*balance->bias, balance->bias->weight);
+    balance->bias->weight = balance->bias->weight.to(device);
+  }
   uint64_t total = 0, done = 0;
   for (const ParameterPtr& parameter : model_.parameters())
     total += static_cast<uint64_t>(c10::multiply_integers(parameter->shape));

@@ -23,6 +23,12 @@ constexpr auto choices(Activation) {
   });
 }
 
+enum class ScoreFunction { kSoftmax, kSigmoid };
+constexpr auto choices(ScoreFunction) {
+  return choice_list<ScoreFunction>(
+      {{ScoreFunction::kSoftmax, "softmax"}, {ScoreFunction::kSigmoid, "sigmoid"}});
+}
+
 struct ModelArgs {
   std::string family = "llama3";
   int64_t dim = 256;
@@ -43,7 +49,40 @@ struct ModelArgs {
   bool qk_norm = false;                       // RMSNorm of each query and key head
   bool tied = false;                          // the head reads the embedding table
   bool depth_init = true;
+
+  // Latent attention (models/latent_attention.h); head_dim is the sum of the next two.
+  int64_t kv_lora_rank = 0;  // width of the latent of keys and values; 0: plain attention
+  int64_t qk_nope_head_dim = 0,
+          qk_rope_head_dim = 0;  // elements of a head's queries and keys: plain, rotated
+  int64_t v_head_dim = 0;
+  int64_t q_lora_rank = 0;  // width of the latent of queries; 0: they have none
+  // YaRN (arXiv 2309.00071) by rope_factor, for sequences longer than rope_original_length.
+  bool rope_yarn = false;
+  double rope_beta_fast = 32, rope_beta_slow = 1;  // rotations, between which frequencies are blended
+  double rope_mscale = 1;  // attention's scale is multiplied by (0.1 this ln(rope_factor) + 1)^2
+
+  // Experts (models/moe), in the blocks of has_experts().
+  int64_t num_experts = 0;  // of a block; 0: no block has any
+  int64_t n_dense_layers = 0, moe_every = 1;
+  int64_t moe_hidden_dim = 0;      // width of one expert's SwiGLU
+  int64_t num_shared_experts = 0;  // that every token goes to: one SwiGLU of their widths together
+  int64_t top_k = 1;               // that a token goes to in addition
+  ScoreFunction score_func = ScoreFunction::kSoftmax;
+  bool route_norm = false;            // a token's weights are divided by their sum
+  double route_scale = 1;             // and multiplied by this
+  bool score_before_experts = false;  // the experts' input is multiplied by the weights, else their output
+  int64_t expert_groups = 0, limited_groups = 0;  // a token's experts are of limited_groups groups; 0: of any
+  double load_balance_coeff = 0;                  // of the update of expert_bias in each step; 0: none
+  bool masks_documents = false;                   // v0.2.2's flavour does, whatever training.document_mask is
+  bool force_load_balance = false;                // debug.moe_force_load_balance: round robin
 };
+
+// Whether that block has experts: every moe_every-th one behind the first n_dense_layers.
+constexpr bool has_experts(const ModelArgs& args, int64_t layer) {
+  return args.num_experts > 0 && layer >= args.n_dense_layers && (layer + 1) % args.moe_every == 0;
+}
+
+int64_t blocks_with_experts(const ModelArgs& args);
 
 // Width of the SwiGLU by Llama's rule: int(8*dim/3), times `multiplier` when it is positive, rounded up to
 // `multiple_of`.
@@ -55,8 +94,10 @@ constexpr int64_t swiglu_width(int64_t dim, double multiplier, int64_t multiple_
 
 struct ParameterCounts {
   int64_t total = 0;      // every parameter once
+  int64_t active = 0;     // of these, what one token is multiplied by: of experts its own alone
   int64_t embedding = 0;  // the token table, which costs no FLOPs (0 when the head reads it too)
 };
+int64_t attention_parameters(const ModelArgs& args);  // of one block
 ParameterCounts count_parameters(const ModelArgs& args);
 
 }  // namespace hyperion::models

@@ -55,6 +55,111 @@ ModelArgs qwen3(int64_t dim, int64_t layers, int64_t heads, int64_t kv_heads, in
   return args;
 }
 
+struct ExpertDims {
+  int64_t experts, hidden, top_k;
+};
+
+// qwen3's router: a softmax, its weights normalised, no balancing.
+ModelArgs with_experts(ModelArgs args, const ExpertDims& dims) {
+  args.num_experts = dims.experts;
+  args.moe_hidden_dim = dims.hidden;
+  args.top_k = dims.top_k;
+  args.route_norm = true;
+  return args;
+}
+
+ModelArgs qwen3_235b() {
+  ModelArgs args = with_experts(qwen3(4096, 94, 64, 4, 12288, 151936, false), {128, 1536, 8});
+  args.rope_theta = 5e6;
+  return args;
+}
+
+ModelArgs qwen3_30b() {
+  ModelArgs args = with_experts(qwen3(2048, 48, 32, 4, 6144, 151936, false), {128, 768, 8});
+  args.max_seq_len = 262144;
+  return args;
+}
+
+struct DeepSeekDims {
+  int64_t dim, layers, dense_layers, heads, hidden, vocab;
+  ExpertDims experts;
+  int64_t shared;
+};
+
+ModelArgs deepseek_v3(const DeepSeekDims& dims) {
+  ModelArgs args = with_experts(
+      llama3(dims.dim, dims.layers, dims.heads, dims.heads, dims.hidden, dims.vocab), dims.experts);
+  args.family = "deepseek_v3";
+  args.n_dense_layers = dims.dense_layers;
+  args.num_shared_experts = dims.shared;
+  args.route_norm = false;
+  args.load_balance_coeff = 1e-3;
+  args.kv_lora_rank = 512;
+  args.qk_nope_head_dim = 128;
+  args.qk_rope_head_dim = 64;
+  args.v_head_dim = 128;
+  args.head_dim = args.qk_nope_head_dim + args.qk_rope_head_dim;
+  args.rope_theta = 1e4;
+  args.rope_scaling = false;
+  args.rope_yarn = true;
+  args.rope_factor = 40;
+  args.rope_original_length = 4096;
+  args.rope_mscale = 0.7;
+  args.max_seq_len = 16384;
+  return args;
+}
+
+// Those of the larger models, which mask documents upstream.
+ModelArgs large_deepseek_v3(ModelArgs args, int64_t limited_groups, double route_scale) {
+  args.masks_documents = true;
+  if (limited_groups == 0) return args;
+  args.q_lora_rank = 1536;
+  args.rope_mscale = 1;
+  args.expert_groups = 8;
+  args.limited_groups = limited_groups;
+  args.route_scale = route_scale;
+  return args;
+}
+
+ModelArgs deepseek_v3_671b() {
+  ModelArgs args =
+      large_deepseek_v3(deepseek_v3({7168, 61, 3, 128, 18432, 129280, {256, 2048, 8}, 1}), 4, 2.5);
+  args.score_func = ScoreFunction::kSigmoid;
+  args.route_norm = true;
+  return args;
+}
+
+// Llama 4: one of its experts and one shared one for each token, together as wide as a dense feed-forward.
+ModelArgs llama4(int64_t dim, int64_t layers, int64_t heads, int64_t kv_heads, int64_t vocab,
+                 double multiplier, int64_t multiple_of, int64_t experts, int64_t every) {
+  ModelArgs args = llama3(dim, layers, heads, kv_heads, swiglu_width(dim, multiplier, multiple_of), vocab);
+  args.family = "llama4";
+  const int64_t expert = swiglu_width(dim, multiplier, 1) / 2;
+  args.num_experts = experts;
+  args.moe_hidden_dim = (expert + multiple_of - 1) / multiple_of * multiple_of;
+  args.num_shared_experts = 1;
+  args.moe_every = every;
+  args.score_func = ScoreFunction::kSigmoid;
+  args.score_before_experts = true;
+  args.load_balance_coeff = 1e-3;
+  args.rope_factor = 16;
+  args.rope_high_freq_factor = 1;
+  args.max_seq_len = 1048576;
+  return args;
+}
+
+ModelArgs llama4_16e() {
+  ModelArgs args = llama4(5120, 48, 40, 8, 202048, 1.2, 2048, 16, 1);
+  args.max_seq_len = 10485760;
+  return args;
+}
+
+ModelArgs llama4_128e() {
+  ModelArgs args = llama4(5120, 48, 40, 8, 202048, 1.2, 2048, 128, 2);
+  args.rope_scaling = false;
+  return args;
+}
+
 // A flavour whose dimensions all come from a config.json; none of them is valid before.
 ModelArgs from_hf(ModelArgs args) {
   args.dim = args.n_layers = args.n_heads = args.n_kv_heads = args.head_dim = 0;
@@ -82,7 +187,19 @@ const std::map<std::string, Flavors, std::less<>>& registry() {
         {"8B", qwen3(4096, 36, 32, 8, 12288, 151936, false)},
         {"14B", qwen3(5120, 40, 40, 8, 17408, 151936, false)},
         {"32B", qwen3(5120, 64, 64, 8, 25600, 151936, false)},
+        {"debugmodel_moe", with_experts(qwen3(256, 8, 16, 8, 3072, 2048, false), {64, 768, 8})},
+        {"30B-A3B", qwen3_30b()},
+        {"235B-A22B", qwen3_235b()},
         {kFlavorFromHf, from_hf(qwen3(128, 1, 1, 1, 1, 1, false))}}},
+      {"deepseek_v3",
+       {{"debugmodel", deepseek_v3({256, 6, 1, 16, 1024, 2048, {8, 256, 3}, 2})},
+        {"16B", large_deepseek_v3(deepseek_v3({2048, 27, 1, 16, 10944, 102400, {64, 1408, 6}, 2}), 0, 1)},
+        {"236B", large_deepseek_v3(deepseek_v3({5120, 60, 1, 128, 12288, 102400, {160, 1536, 6}, 2}), 3, 16)},
+        {"671B", deepseek_v3_671b()}}},
+      {"llama4",
+       {{"debugmodel", llama4(256, 6, 16, 16, 2048, 0, 256, 8, 2)},
+        {"17bx16e", llama4_16e()},
+        {"17bx128e", llama4_128e()}}},
   };
   return flavors;
 }
@@ -102,7 +219,10 @@ void apply_overrides(const ModelOverrides& changes, ModelArgs& args) {
 #define WIDTH_RULE(...)
 #include "models/flavors/overrides.def"
   if (kv_follows && !changes.n_kv_heads) args.n_kv_heads = args.n_heads;
-  if (head_dim_follows && !changes.head_dim && args.n_heads > 0) args.head_dim = args.dim / args.n_heads;
+  if (args.kv_lora_rank > 0)
+    args.head_dim = args.qk_nope_head_dim + args.qk_rope_head_dim;
+  else if (head_dim_follows && !changes.head_dim && args.n_heads > 0)
+    args.head_dim = args.dim / args.n_heads;
   if (changes.multiple_of || changes.ffn_dim_multiplier) {
     const double width = 8.0 / 3.0 * static_cast<double>(args.dim) * changes.ffn_dim_multiplier.value_or(1.0);
     if (width > kLargestSize)
@@ -131,6 +251,34 @@ std::optional<double> billions(std::string_view flavor) {
   return std::nullopt;
 }
 
+void check_experts(const ModelArgs& args, std::vector<DimensionProblem>& problems) {
+  if (args.num_experts == 0) return;
+  const auto refuse = [&](std::vector<std::string> keys, std::string text) {
+    problems.push_back({std::move(keys), std::move(text)});
+  };
+  const int64_t experts = args.num_experts, groups = args.expert_groups;
+  if (args.moe_hidden_dim < 1)
+    refuse({"moe_hidden_dim"},
+           fmt::format("moe_hidden_dim is {}, expected at least 1 with experts", args.moe_hidden_dim));
+  if (args.top_k > experts)
+    refuse({"top_k", "num_experts"},
+           fmt::format("top_k is {}, expected at most num_experts = {}", args.top_k, experts));
+  if (groups == 0) return;
+  if (experts % groups != 0 || experts / groups < 2)
+    return refuse({"expert_groups", "num_experts"},
+                  fmt::format("expert_groups is {}, expected a divisor of num_experts = {} that leaves each "
+                              "group two experts or more",
+                              groups, experts));
+  if (args.limited_groups < 1 || args.limited_groups > groups)
+    return refuse({"limited_groups", "expert_groups"},
+                  fmt::format("limited_groups is {}, expected a value from 1 to expert_groups = {}",
+                              args.limited_groups, groups));
+  if (args.limited_groups * (experts / groups) < args.top_k)
+    refuse({"limited_groups", "top_k"},
+           fmt::format("{} groups of {} experts are fewer experts than top_k = {}: raise limited_groups",
+                       args.limited_groups, experts / groups, args.top_k));
+}
+
 }  // namespace
 
 std::vector<DimensionProblem> dimension_problems(const ModelArgs& args) {
@@ -152,7 +300,13 @@ std::vector<DimensionProblem> dimension_problems(const ModelArgs& args) {
   const double widths =
       2 * static_cast<double>(args.n_heads + args.n_kv_heads) * static_cast<double>(args.head_dim) +
       3 * static_cast<double>(args.hidden_dim) + 2;
-  const double parameters = dim * (layers * widths + 2 * static_cast<double>(args.vocab_size) + 1);
+  const double experts = static_cast<double>(args.num_experts + args.num_shared_experts) * 3 *
+                         static_cast<double>(args.moe_hidden_dim);
+  const double latents =
+      static_cast<double>(args.kv_lora_rank + args.q_lora_rank) *
+      (dim + static_cast<double>(args.n_heads) * static_cast<double>(args.head_dim + args.v_head_dim));
+  const double parameters =
+      layers * latents + dim * (layers * (widths + experts) + 2 * static_cast<double>(args.vocab_size) + 1);
   if (parameters > kMostParameters)
     problems.push_back(
         {{"n_layers", "dim", "hidden_dim", "vocab_size"},
@@ -163,6 +317,23 @@ std::vector<DimensionProblem> dimension_problems(const ModelArgs& args) {
     problems.push_back({{"n_heads", "n_kv_heads"},
                         fmt::format("n_heads is {}, expected a multiple of n_kv_heads = {}", args.n_heads,
                                     args.n_kv_heads)});
+  if (args.kv_lora_rank > 0) {
+    positive({"qk_nope_head_dim"}, args.qk_nope_head_dim);
+    positive({"qk_rope_head_dim"}, args.qk_rope_head_dim);
+    if (args.v_head_dim < 1 || args.v_head_dim > args.head_dim)
+      problems.push_back({{"v_head_dim"},
+                          fmt::format("v_head_dim is {}, expected a value from 1 to the {} elements of a key",
+                                      args.v_head_dim, args.head_dim)});
+    if (args.qk_rope_head_dim % 2 != 0)
+      problems.push_back({{"qk_rope_head_dim"},
+                          fmt::format("qk_rope_head_dim is {}, expected an even number (RoPE rotates pairs)",
+                                      args.qk_rope_head_dim)});
+    if (args.n_kv_heads != args.n_heads)
+      problems.push_back({{"n_kv_heads", "n_heads"},
+                          fmt::format("n_kv_heads is {}, expected n_heads = {}: latent attention has as many",
+                                      args.n_kv_heads, args.n_heads)});
+  }
+  check_experts(args, problems);
   if (args.head_dim % 2 != 0)
     problems.push_back(
         {{"head_dim", "n_heads", "dim"},
@@ -175,8 +346,8 @@ std::vector<DimensionProblem> dimension_problems(const ModelArgs& args) {
   };
   rope(args.rope_factor >= 1, "rope_factor", args.rope_factor, "at least 1");
   rope(args.rope_low_freq_factor > 0, "rope_low_freq_factor", args.rope_low_freq_factor, "a number above 0");
-  rope(args.rope_high_freq_factor > args.rope_low_freq_factor, "rope_high_freq_factor",
-       args.rope_high_freq_factor, "more than rope_low_freq_factor");
+  rope(args.rope_high_freq_factor >= args.rope_low_freq_factor, "rope_high_freq_factor",
+       args.rope_high_freq_factor, "at least rope_low_freq_factor");
   rope(args.rope_original_length >= 1, "rope_original_length", static_cast<double>(args.rope_original_length),
        "at least 1");
   rope(args.norm_eps > 0, "norm_eps", args.norm_eps, "a number above 0");
@@ -233,14 +404,38 @@ std::string nearest_flavor(std::string_view name, std::string_view flavor) {
   return best;
 }
 
+int64_t blocks_with_experts(const ModelArgs& args) {
+  if (args.num_experts == 0) return 0;
+  // Of the blocks up to a number, as has_experts() says.
+  const int64_t every = std::max<int64_t>(args.moe_every, 1),
+                dense = std::min(args.n_dense_layers, args.n_layers);
+  return args.n_layers / every - dense / every;
+}
+
+int64_t attention_parameters(const ModelArgs& args) {
+  const int64_t q_width = args.n_heads * args.head_dim, latent = args.q_lora_rank;
+  if (args.kv_lora_rank == 0)
+    return 2 * args.dim * (q_width + args.n_kv_heads * args.head_dim) +
+           (args.qk_norm ? 2 * args.head_dim : 0);
+  const int64_t queries = latent == 0 ? args.dim * q_width : latent * (args.dim + 1 + q_width);
+  const int64_t keys_and_values =
+      args.dim * (args.kv_lora_rank + args.qk_rope_head_dim) + args.kv_lora_rank +
+      args.kv_lora_rank * args.n_heads * (args.qk_nope_head_dim + args.v_head_dim);
+  return queries + keys_and_values + args.n_heads * args.v_head_dim * args.dim;
+}
+
 ParameterCounts count_parameters(const ModelArgs& args) {
-  const int64_t q_width = args.n_heads * args.head_dim;
-  const int64_t kv_width = args.n_kv_heads * args.head_dim;
-  const int64_t attention =
-      2 * args.dim * q_width + 2 * args.dim * kv_width + (args.qk_norm ? 2 * args.head_dim : 0);
-  const int64_t block = attention + 3 * args.dim * args.hidden_dim + 2 * args.dim;
+  const int64_t attention = attention_parameters(args);
+  const int64_t expert = 3 * args.dim * args.moe_hidden_dim;
+  const int64_t with_experts = blocks_with_experts(args);
   const int64_t table = args.vocab_size * args.dim;
-  return {args.n_layers * block + args.dim + (args.tied ? 1 : 2) * table, args.tied ? 0 : table};
+  const int64_t all_tokens = args.n_layers * (attention + 2 * args.dim) + args.dim +
+                             (args.tied ? 1 : 2) * table +
+                             (args.n_layers - with_experts) * 3 * args.dim * args.hidden_dim +
+                             with_experts * (args.num_experts * args.dim + args.num_shared_experts * expert);
+  return {.total = all_tokens + with_experts * args.num_experts * expert,
+          .active = all_tokens + with_experts * args.top_k * expert,
+          .embedding = args.tied ? 0 : table};
 }
 
 }  // namespace hyperion::models

@@ -44,6 +44,8 @@ class SelectiveCheckpoint {
   // each, in order.
   bool saves_next_matmul(at::IntArrayRef weight_shape);
 
+  bool saves_all_products() const { return saved_products_ == Products::kAll; }
+
   void save(Results results) { saved_.push_back(std::move(results)); }
 
   // From now on the block runs again: saved results are taken in the order in which they were saved.

@@ -1,5 +1,6 @@
 // FSDP, HSDP and replication on a CPU: equal to one rank, in FSDP2's order, with no more memory and bytes
 // than planned.
+#include <algorithm>
 #include <map>
 
 #include <catch2/catch.hpp>
@@ -48,8 +49,49 @@ TEST_CASE("every mesh trains to the same losses") {
   }
 }
 
+TEST_CASE("a model with experts trains to the same losses and biases on every mesh") {
+  // Of each step loss and norm, then the biases of all experts: 20 steps, two blocks of five experts.
+  const auto train = [](int ranks, const TinyJob& job) {
+    return run_ranks(ranks,
+                     [=](const Environment& environment) {
+                       TinyTraining training(job, environment);
+                       std::vector<double> numbers;
+                       for (int64_t step = 0; step < kSteps; ++step) {
+                         const TinyStep made = training.step(step);
+                         numbers.insert(numbers.end(), {made.loss, made.grad_norm});
+                       }
+                       training.audit_replicas();
+                       for (const models::ExpertBalancePtr& balance : training.model().balances())
+                         for (int64_t expert = 0; expert < balance->bias->shape[0]; ++expert)
+                           numbers.push_back(balance->bias->weight[expert].item<double>());
+                       return numbers;
+                     })
+        .front();
+  };
+  const TinyJob base{.model = "deepseek_v3"};
+  const std::vector<double> one = train(1, base);
+  REQUIRE(one.size() == 2 * kSteps + 10);
+  CHECK(one[2 * kSteps - 2] < 0.8 * one[0]);
+  CHECK(*std::max_element(one.begin() + 2 * kSteps, one.end()) > 0);
+  struct Layout {
+    int ranks;
+    MeshConfig mesh;
+    int64_t accumulation;
+  };
+  for (const Layout& layout :
+       {Layout{1, {}, 3}, Layout{2, {}, 1}, Layout{3, {}, 2}, Layout{4, {.dp_replicate = 2}, 1}}) {
+    CAPTURE(layout.ranks, layout.mesh.dp_replicate, layout.accumulation);
+    TinyJob job = base;
+    job.mesh = layout.mesh;
+    job.accumulation = layout.accumulation;
+    const std::vector<double> found = train(layout.ranks, job);
+    for (size_t i = 0; i < 2 * kSteps; ++i) CHECK(found[i] == Approx(one[i]).epsilon(5e-6));
+    CHECK(std::equal(one.begin() + 2 * kSteps, one.end(), found.begin() + 2 * kSteps));
+  }
+}
+
 TEST_CASE("activation checkpointing and resharding and transports change no bit") {
-  const TinyJob base{};
+  const TinyJob base{.model = GENERATE("llama3", "deepseek_v3")};
   const std::vector<TinyStep> plain = train_on(2, base, 6);
   for (models::ActivationCheckpoint mode :
        {models::ActivationCheckpoint::kFull, models::ActivationCheckpoint::kSelectiveOp,

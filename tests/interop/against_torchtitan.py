@@ -53,6 +53,8 @@ def run_ours(binary: Path, name: str, folder: Path, gradients: Path | None) -> d
     case = ALL_CASES[name]
     arguments = [str(case.config), *case.arguments(), f"--training.dataset_path={SHARD}",
                  f"--debug.seed={case.weights_seed}", f"--job.dump_folder={folder}"]
+    if case.smaller:
+        arguments += [f"--model.args.{key}={value}" for key, value in case.smaller[1].items()]
     environment = {"HYPERION_DUMP_GRADIENTS": gradients} if gradients else {}
     if case.float8:  # rounding to FP8 makes a difference in the last bit of an operation as large as that of two recipes
         arguments.append("--model.attention=flash")

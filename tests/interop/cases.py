@@ -10,7 +10,14 @@ SHARD = GOLDENS / "tokens"  # a token shard as `hyperion tokenize` writes it (da
 TOKENS_SEED = 20261121
 # With weights of some seeds qwen3's gradient is ill-conditioned in single steps: torchtitan's norm differs from its own on another
 # mesh by 1e-2 there. With seed 11 step 17 of the small batch is the worst (docs/numerics.md, "Conditioning").
-WEIGHTS_SEEDS = {"llama3": 20261121, "qwen3": 11}
+WEIGHTS_SEEDS = {"llama3": 20261121, "qwen3": 11, "qwen3_moe": 11, "deepseek_v3": 11, "llama4": 11}
+# Smaller models than the debug flavours, which take minutes: by torchtitan's arguments, and by [model.args].
+SMALLER = {
+    "qwen3_moe": ({"n_layers": 2, "moe_inter_dim": 64, "moe_args": {"num_experts": 16, "top_k": 4}},
+                  {"n_layers": 2, "moe_hidden_dim": 64, "num_experts": 16, "top_k": 4}),
+    "deepseek_v3": ({"n_layers": 3}, {"n_layers": 3}),
+    "llama4": ({"n_layers": 2}, {"n_layers": 2}),
+}
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,11 @@ class Case:
     @property
     def global_batch(self) -> int:
         return 4 if self.small else 8
+
+    @property
+    def smaller(self) -> tuple[dict, dict] | None:
+        """What differs from the flavour, in torchtitan's words and in ours."""
+        return SMALLER.get(self.model)
 
     def arguments(self) -> list[str]:
         """Options of both programs, after configs/MODEL.toml."""
@@ -115,6 +127,9 @@ CASES["llama3-fp32-pp2"] = Case("llama3", pipeline=2)
 CASES["llama3-fp32-pp2-interleaved"] = Case("llama3", pipeline=2, schedule="Interleaved1F1B")
 CASES["llama3-fp32-pp2-fsdp2"] = Case("llama3", pipeline=2, shard=2)
 CASES["llama3-fp32-pp2-tp2"] = Case("llama3", pipeline=2, tensor=2)
+for _model in SMALLER:  # with experts
+    CASES[f"{_model}-fp32-1"] = Case(_model, small=True)
+    CASES[f"{_model}-fp32-fsdp2"] = Case(_model, small=True, shard=2, judge=f"{_model}-fp32-1")
 # bf16 on llama3 alone: on a CPU without AVX-512 torchtitan takes an hour for qwen3's 20 steps
 CASES["llama3-bf16-fsdp2"] = Case("llama3", "bf16", shard=2, small=True)
 CASES["llama3-bf16-fsdp4"] = Case("llama3", "bf16", shard=4, small=True)

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import tempfile
+import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
@@ -59,6 +60,10 @@ def run_peer(python: Path, case: Case, gradients: Path | None = None, steps: int
         if gradients:
             env["PEER_GRADIENTS"] = gradients
         arguments = ["--job.config_file", str(case.config), *case.arguments()]
+        if case.smaller:
+            flavor = tomllib.loads(case.config.read_text())["model"]["flavor"]
+            env["PEER_FLAVOR"] = json.dumps({"name": "smaller", "base": flavor, "args": case.smaller[0]})
+            arguments.append("--model.flavor=smaller")
         if steps:
             arguments += [f"--training.steps={steps}", f"--lr_scheduler.total_steps={case.steps}"]
         run_torchtitan(python, arguments, case.world, env=env, program=case.program)

@@ -6,7 +6,7 @@ A weight depends on (job seed, parameter name, element index) alone:
     value   = mean + std * quantile(lo + u * (hi - lo)), clamped to the cut, rounded to float32
 where (lo, hi) = (0, 1) for a normal and (Phi(a/std), Phi(b/std)) for one cut at [a, b]. The quantile of the standard
 normal is AS 241 (M. Wichura, "The Percentage Points of the Normal Distribution", Applied Statistics 37(3), 1988).
-The distributions are those of torchtitan 0.2.2's init_weights for llama3 and dense qwen3 (depth_init = true).
+The distributions are those of torchtitan 0.2.2's init_weights for llama3, qwen3, deepseek_v3 and llama4 (depth_init = true).
 
 `python reference_weights.py` runs the self-check; `... NAME ROWSxCOLUMNS SEED` prints the first values of a parameter.
 """
@@ -36,16 +36,16 @@ def distribution(name: str, shape: tuple[int, ...], tied: bool = False) -> Norma
     """
     layer = re.match(r"layers\.(\d+)\.", name)
     kind = name.removesuffix(".weight").rsplit(".", 1)[-1]
-    if kind == "norm" or kind.endswith("_norm"):
+    if kind == "norm" or kind.endswith("_norm"):  # kv_norm too
         return None
     if kind == "output" or (kind == "tok_embeddings" and tied):
         std = shape[1] ** -0.5
         return Normal(std, 3 * std)
     if kind == "tok_embeddings":
         return Normal(1.0)
-    if layer and kind in ("wq", "wk", "wv", "w1"):
+    if layer and kind in ("wq", "wk", "wv", "w1", "wq_a", "wq_b", "wkv_a", "wkv_b"):
         return Normal(0.02, 2.0)
-    if layer and kind in ("wo", "w2", "w3"):
+    if layer and kind in ("wo", "w2", "w3", "gate"):  # of experts too, whose stacks are named without ".weight"
         return Normal(0.02 / math.sqrt(2 * (int(layer[1]) + 1)), 2.0)
     raise ValueError(f"{name}: no rule for this parameter")
 

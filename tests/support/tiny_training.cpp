@@ -11,6 +11,7 @@
 #include "models/init.h"
 #include "parallel/fsdp/replica_audit.h"
 #include "parallel/pipeline/csv.h"
+#include "trainer/expert_balance.h"
 #include "trainer/layer_metrics.h"
 #include "trainer/model_and_optimizer.h"
 #include "trainer/optim/grad_clip.h"
@@ -28,6 +29,20 @@ models::ModelArgs tiny_args(const TinyJob& job) {
                                .head_dim = 16,
                                .vocab_size = TinyTraining::kVocab,
                                .hidden_dim = 48});
+  if (std::string_view(job.model) == "deepseek_v3")  // with experts from the second block on
+    return models::model_args(job.model, "debugmodel",
+                              {.dim = 18,
+                               .n_layers = 3,
+                               .n_heads = job.heads,
+                               .vocab_size = TinyTraining::kVocab,
+                               .hidden_dim = 25,
+                               .kv_lora_rank = 7,
+                               .qk_nope_head_dim = 4,
+                               .qk_rope_head_dim = 2,
+                               .v_head_dim = 5,
+                               .num_experts = 5,
+                               .moe_hidden_dim = 9,
+                               .top_k = 2});
   return models::model_args(job.model, "debugmodel",
                             {.dim = 18,
                              .n_layers = job.layers,
@@ -202,9 +217,9 @@ std::vector<double> TinyTraining::first_layer_metrics() {
 }
 
 void TinyTraining::audit_replicas() {
-  parallel::audit_replicas(trainer::replicated_state(stage_->parameters(), *optimizer_,
-                                                     groups_->get(parallel::MeshDim::kDpReplicate), tensor_,
-                                                     tied_.get()));
+  parallel::audit_replicas(trainer::replicated_state(
+      stage_->parameters(), *optimizer_, model_.balances(), groups_->get(parallel::MeshDim::kFsdp),
+      groups_->get(parallel::MeshDim::kDpReplicate), tensor_, tied_.get()));
 }
 
 TinyStep TinyTraining::step(int64_t step) {
@@ -215,7 +230,9 @@ TinyStep TinyTraining::step(int64_t step) {
                                                       tensor_, groups_->get(parallel::MeshDim::kPp)),
                               fsdp_->options().state_device);
   optim::clip_gradients(gradients, norm, 1.0);
-  optimizer_->step(1e-2, at::zeros({}, norm.options().dtype(at::kFloat)));
+  const at::Tensor skip = at::zeros({}, norm.options().dtype(at::kFloat));
+  optimizer_->step(1e-2, skip);
+  trainer::update_expert_biases(model_.balances(), groups_->loss_groups(), skip);
   stage_->weights_changed();
   stage_->drop_gradients();
   groups_->loss_groups().all_reduce_sum(loss);

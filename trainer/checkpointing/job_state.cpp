@@ -113,6 +113,11 @@ std::vector<TensorState> ModelState::tensors() {
                                   parameter.sharded ? parameter.sharded->master() : at::Tensor()));
     states.back().aliases = p.aliases;
   }
+  for (const models::ExpertBalancePtr& balance : balances_) {
+    const Parameter& bias = *balance->bias;
+    states.push_back(
+        tensor_state(bias.fqn, {bias.fqn}, at::kFloat, bias.shape, undivided_, balance->bias->weight));
+  }
   return states;
 }
 

@@ -12,6 +12,7 @@
 #include "base/device/streams.h"
 #include "checkpoint/state.h"
 #include "data/loader.h"
+#include "models/moe/moe.h"
 #include "trainer/checkpointing/resume_policy.h"
 #include "trainer/optim/adam.h"
 #include "trainer/optim/ema.h"
@@ -39,10 +40,15 @@ struct ModelParameter {
   size_t index = 0;
 };
 
-// The masters, at the root under their own names.
+// The masters and the experts' biases, at the root under their own names.
 class ModelState : public checkpoint::StateComponent {
  public:
-  explicit ModelState(std::vector<ModelParameter> parameters) : parameters_(std::move(parameters)) {}
+  // `undivided`: the placement of the biases, which every rank has.
+  explicit ModelState(std::vector<ModelParameter> parameters,
+                      std::vector<models::ExpertBalancePtr> balances = {}, Placement undivided = {})
+      : parameters_(std::move(parameters)),
+        balances_(std::move(balances)),
+        undivided_(std::move(undivided)) {}
   std::string name() const override { return std::string(checkpoint::kModelComponent); }
   std::vector<checkpoint::TensorState> tensors() override;
   // The compute-dtype copies follow the masters.
@@ -50,6 +56,8 @@ class ModelState : public checkpoint::StateComponent {
 
  private:
   std::vector<ModelParameter> parameters_;
+  std::vector<models::ExpertBalancePtr> balances_;
+  Placement undivided_;
 };
 
 // optimizer.state.<fqn>.{exp_avg,exp_avg_sq,step} and the options of each parameter,

@@ -93,6 +93,16 @@ CurveSettings configured_settings(const config::ResolvedConfig& resolved, const 
   add("model.rope_scaling", model.rope_scaling);
   add("model.activation", text_of(model.activation));
   add("model.rope_style", model.rope_style == models::RopeStyle::kInterleaved ? "interleaved" : "half-split");
+  if (model.num_experts > 0) {
+    add("model.top_k", model.top_k);
+    add("model.score_func", text_of(model.score_func));
+    add("model.route_norm", model.route_norm);
+    add("model.route_scale", model.route_scale);
+    add("model.score_before_experts", model.score_before_experts);
+    add("model.expert_groups", model.expert_groups);
+    add("model.limited_groups", model.limited_groups);
+    add("model.load_balance_coeff", model.load_balance_coeff);
+  }
   return settings;
 }
 

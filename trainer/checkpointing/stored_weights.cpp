@@ -18,10 +18,13 @@
 namespace hyperion::checkpointing {
 namespace {
 
-// The model's parameters, not divided.
+// The model's parameters and its experts' biases, not divided.
 std::vector<checkpoint::TensorState> whole_parameters(const models::ModelArgs& args) {
   std::vector<checkpoint::TensorState> states;
-  for (const ParameterPtr& parameter : models::Transformer(args).parameters()) {
+  const models::Transformer model(args);
+  std::vector<ParameterPtr> parameters = model.parameters();
+  for (const models::ExpertBalancePtr& balance : model.balances()) parameters.push_back(balance->bias);
+  for (const ParameterPtr& parameter : parameters) {
     checkpoint::TensorState& state = states.emplace_back();
     state.key = parameter->fqn;
     state.shape = parameter->shape;

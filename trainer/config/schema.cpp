@@ -13,9 +13,14 @@ bool has_converter(Config config, Converter converter) {
   return std::ranges::count(config.model.converters, converter) > 0;
 }
 
-// v0.2.2's flavours of qwen3.
-bool has_experts(const std::string& flavor) {
-  return flavor == "debugmodel_moe" || flavor == "30B-A3B" || flavor == "235B-A22B";
+bool has_experts(Config config) {
+  const auto& model = config.model;
+  const auto is_among = [](const std::vector<std::string>& names, const std::string& name) {
+    return std::ranges::find(names, name) != names.end();
+  };
+  return is_among(models::model_names(), model.name) &&
+         is_among(models::model_flavors(model.name), model.flavor) &&
+         model_args(model, /*any_dimensions=*/true).num_experts > 0;
 }
 
 // How members of JobConfig are read and written as values of TOML, whatever their C++ type: a type that Value

@@ -78,8 +78,10 @@ struct Unavailable {
   const char* text;
 };
 constexpr Unavailable kUnavailable[] = {
-    {"model.name", "deepseekv3 gptoss llama4 mixtral qwen2moe qwen3moe",
-     "this family is not available yet: models with experts are missing"},
+    {"model.name", "gptoss mixtral qwen2moe", "this family is not available"},
+    {"model.name", "qwen3moe", "its models are flavours of qwen3: debugmodel_moe, 30B-A3B and 235B-A22B"},
+    {"model.flavor", "debugmodelirope 17bx16eirope 17bx128eirope",
+     "attention without positions in every fourth block is not available"},
     {"model.name", "flux vlm", "this family is not available: models of images are missing"},
     {"model.name", "llama3ft",
      "this family is not available: torchft is missing, and llama3 is the same model without it"},

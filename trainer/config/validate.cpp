@@ -131,6 +131,17 @@ class Checks {
                           "set model.args.vocab_size = {}",
                           vocabulary, model.vocab_size, vocabulary));
     const int64_t tp = config_.parallelism.tensor_parallel_degree;
+    if (model.num_experts > 0) {
+      refuse_if(tp > 1, "parallelism.tensor_parallel_degree",
+                "tensor parallelism of a model with experts is not available yet; set 1");
+      refuse_if(config_.parallelism.pipeline_parallel_degree > 1, "parallelism.pipeline_parallel_degree",
+                "a pipeline of a model with experts is not available yet; set 1");
+      refuse_if(config_.checkpoint.enable && config_.checkpoint.initial_load_in_hf,
+                "checkpoint.initial_load_in_hf",
+                "Hugging Face's layout of experts is not read yet; load a DCP checkpoint");
+      refuse_if(!config_.model.converters.empty(), "model.converters",
+                "FP8 and MXFP8 linears in a model with experts are not available yet; remove the list");
+    }
     if (tp == 1) return;
     refuse_if(model.n_heads % tp != 0 || model.n_kv_heads % tp != 0, "parallelism.tensor_parallel_degree",
               fmt::format("expected a divisor of {} heads and {} key-value heads", model.n_heads,

@@ -165,6 +165,11 @@ ModelArgs read_hf_config(const std::filesystem::path& config_json) try {
 }
 
 std::optional<models::DimensionProblem> export_problem(const ModelArgs& args) {
+  if (args.num_experts > 0 || (args.family != "llama3" && args.family != "qwen3"))
+    return models::DimensionProblem{
+        {"num_experts"},
+        fmt::format("a {} model with experts or latent attention is not written in transformers' layout yet",
+                    args.family)};
   const bool qwen3 = args.family == "qwen3";
   if (args.qk_norm != qwen3)
     return models::DimensionProblem{

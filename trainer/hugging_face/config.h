@@ -67,6 +67,7 @@ void for_each_hf_dimension(bool rope_scaling, const Visit& visit) {
     const bool of_scaling = key.starts_with("rope_") && key != "rope_theta" && key != "rope_scaling";
     return key != "depth_init" && (rope_scaling || !of_scaling);
   };
+#define FAMILY_OVERRIDE(...)
 #define OVERRIDE(type, key, ...)                   \
   if constexpr (requires(Args args) { args.key; }) \
     if (described(#key)) visit(#key, &models::ModelOverrides::key, &Args::key);

@@ -38,9 +38,7 @@ void require_known_flavor(const config::ResolvedConfig& resolved) {
   const config::JobConfig::Model& model = resolved.config.model;
   const std::vector<std::string> known = models::model_flavors(model.name);
   if (std::find(known.begin(), known.end(), model.flavor) != known.end()) return;
-  const std::string unavailable = config::kExperts.on(resolved.config)
-                                      ? config::kExperts.refusal
-                                      : config::unavailable_word("model.flavor", model.flavor);
+  const std::string unavailable = config::unavailable_word("model.flavor", model.flavor);
   config::Problems problems;
   problems.add(
       resolved, "model.flavor",

@@ -14,7 +14,8 @@ double matmul_flops(int64_t parameters) {
 // Scores and value aggregation: 2 matmuls forward, 4 backward, 2 FLOPs per multiply-add.
 double attention_flops(const models::ModelArgs& model, int64_t seq_len) {
   return 6.0 * static_cast<double>(model.n_layers * model.n_heads) *
-         static_cast<double>(2 * model.head_dim * seq_len);
+         static_cast<double>((model.head_dim + (model.kv_lora_rank > 0 ? model.v_head_dim : model.head_dim)) *
+                             seq_len);
 }
 
 struct PeakRow {
@@ -37,13 +38,13 @@ constexpr double kA100 = 312e12;
 }  // namespace
 
 double flops_per_token_square(const models::ModelArgs& model, int64_t seq_len) {
-  const int64_t parameters = models::count_parameters(model).total;
+  const int64_t parameters = models::count_parameters(model).active;
   return matmul_flops(parameters - model.vocab_size * model.dim) + attention_flops(model, seq_len);
 }
 
 double flops_per_token_causal(const models::ModelArgs& model, int64_t seq_len) {
   const models::ParameterCounts parameters = models::count_parameters(model);
-  return matmul_flops(parameters.total - parameters.embedding) + attention_flops(model, seq_len) / 2;
+  return matmul_flops(parameters.active - parameters.embedding) + attention_flops(model, seq_len) / 2;
 }
 
 PeakFlops gpu_peak_flops(std::string_view device_name) {

@@ -9,6 +9,7 @@
 namespace hyperion::metrics {
 
 // Forward and backward FLOPs of one token, without recomputation.
+// Of experts only those of one token count (ParameterCounts::active).
 // Square: torchtitan's formula, 6 * (N - N_embed) + 6 * L * H * (2 * head_dim) * S. Attention is charged for
 // all S * S pairs, and a tied head's matmul is left out, as there. Behind `tflops` and `mfu(%)`.
 double flops_per_token_square(const models::ModelArgs& model, int64_t seq_len);

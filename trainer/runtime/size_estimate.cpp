@@ -22,17 +22,25 @@ double tables_of(const models::ModelArgs& model) {
   return (model.tied ? 1.0 : 2.0) * static_cast<double>(model.dim) * static_cast<double>(model.vocab_size);
 }
 
-double parameters_of_block(const models::ModelArgs& model, double tensor) {
+double parameters_of_block(const models::ModelArgs& model, double tensor, bool with_experts) {
   const double dim = static_cast<double>(model.dim), head = static_cast<double>(model.head_dim);
   const double heads = static_cast<double>(model.n_heads + model.n_kv_heads);
-  const double matrices = 2 * heads * head + 3 * static_cast<double>(model.hidden_dim);
-  return dim * (matrices / tensor + 2);
+  const double attention = model.kv_lora_rank > 0 ? static_cast<double>(models::attention_parameters(model))
+                                                  : dim * 2 * heads * head;
+  const double experts = static_cast<double>(model.num_experts) +
+                         3 * static_cast<double>(model.moe_hidden_dim) *
+                             static_cast<double>(model.num_experts + model.num_shared_experts);
+  const double feed_forward = with_experts ? experts : 3 * static_cast<double>(model.hidden_dim);
+  return (attention + dim * feed_forward) / tensor + 2 * dim;
 }
 
 // As count_parameters(), without its limit; of one of `tensor` ranks that divide the matrices.
 double parameters_of(const models::ModelArgs& model, double tensor = 1) {
-  return static_cast<double>(model.n_layers) * parameters_of_block(model, tensor) +
-         static_cast<double>(model.dim) + tables_of(model) / tensor;
+  const auto layers = static_cast<double>(model.n_layers),
+             with_experts = static_cast<double>(models::blocks_with_experts(model));
+  return (layers - with_experts) * parameters_of_block(model, tensor, false) +
+         with_experts * parameters_of_block(model, tensor, true) + static_cast<double>(model.dim) +
+         tables_of(model) / tensor;
 }
 
 double parameters_of(const models::ModelArgs& model, const PipelineShare& share, double tensor) {
@@ -93,7 +101,7 @@ std::string lack(const std::vector<Part>& needed, const MemoryLimit& limit) {
 
 double parameters_of(const models::ModelArgs& model, const PipelineShare::Stage& stage, double tensor) {
   const double dim = static_cast<double>(model.dim), table = dim * static_cast<double>(model.vocab_size);
-  return static_cast<double>(stage.blocks) * parameters_of_block(model, tensor) +
+  return static_cast<double>(stage.blocks) * parameters_of_block(model, tensor, /*with_experts=*/false) +
          (stage.embedding ? table / tensor : 0) + (stage.head ? dim + table / tensor : 0);
 }
 

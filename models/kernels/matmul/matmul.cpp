@@ -19,6 +19,15 @@ at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
   return at::mm(a, b);
 }
 
+void matmul_into(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
+  const bool ours = table().cpu_matmul != nullptr && cpu::takes_matmul(a, b);
+  at::Tensor to = out;
+  if (ours || (a.is_cpu() && a.scalar_type() == at::kBFloat16 && widens_bf16()))
+    to.copy_(matmul(a, b));
+  else
+    at::mm_out(to, a, b);
+}
+
 at::Tensor matmul(const at::Tensor& a, const at::Tensor& b, at::ScalarType out) {
   return a.is_cuda() && a.scalar_type() != out ? at::mm(a, b, out) : kernels::matmul(a, b).to(out);
 }

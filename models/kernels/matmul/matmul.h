@@ -11,6 +11,8 @@ namespace hyperion::kernels {
 
 // a [m, k] times b [k, n] -> [m, n] in the operands' dtype; views with any strides are accepted.
 at::Tensor matmul(const at::Tensor& a, const at::Tensor& b);
+// The same into `out`, [m, n] of their dtype.
+void matmul_into(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b);
 
 // Sums that are kept in fp32 (or in the operands' dtype, where that is `out`): on a GPU as products
 // accumulate them, elsewhere rounded to the operands' dtype first.

@@ -17,7 +17,9 @@ Environment:
     PEER_GRADIENTS     rank 0 writes here, as FQN.f32 (raw little-endian fp32), the full gradient of every parameter at
                        step PEER_GRADIENTS_STEP (default 1), before clipping; not with a pipeline
     PEER_FLAVOR        a flavour for --model.flavor that torchtitan lacks, as JSON: {"name": ..., "base": a flavour that it has,
-                       "args": {...}}, where args are fields of its model arguments that differ from the base's (unset: none)
+                       "args": {...}}, where args are fields of its model arguments that differ from the base's (unset: none), those of
+                       "moe_args" again fields
+    PEER_BALANCE       rank 0 writes here {FQN: values} of every expert_bias after the last step logged
     PEER_FLOAT64       1: compute in fp64 wherever the configuration says float32, and where torchtitan itself says float()
     PEER_FIRST_STEP    steps of data to skip: for a run that resumes from another trainer's checkpoint (default 0)
     PEER_THREADS       intra-op threads of this rank (default 1)
@@ -109,6 +111,12 @@ if os.environ.get("PEER_FLOAT64") == "1":
     torch.Tensor.float = torch.Tensor.double  # inside RoPE and the loss
 
 
+# ---- what experts need on a CPU: histc does not count integers there, and the grouped product is one of GPUs
+
+_histc = torch.histc
+torch.histc = lambda x, bins, min, max: _histc(x, bins, min, max) if x.is_floating_point() else torch.bincount(x, minlength=bins)
+
+
 # ---- recorded tokens instead of a dataset
 
 
@@ -173,6 +181,8 @@ def _spec_of_the_judge(name):
     def init_weights_by_formula(self, *args, **kwargs):
         global _model
         init_weights(self, *args, **kwargs)
+        if self.norm.eps is None:  # deepseek_v3's last norm: PyTorch's epsilon depends on dtype and device
+            self.norm.eps = self.model_args.norm_eps
         _model = self
         if "PEER_WEIGHTS_SEED" in os.environ:
             _load_formula_weights(self, int(os.environ["PEER_WEIGHTS_SEED"]))
@@ -191,7 +201,13 @@ def _spec_of_the_judge(name):
     flavors = dict(spec.model_args)
     if "PEER_FLAVOR" in os.environ:
         added = json.loads(os.environ["PEER_FLAVOR"])
-        flavors[added["name"]] = dataclasses.replace(flavors[added["base"]], **added["args"])
+        base, args = flavors[added["base"]], dict(added["args"])
+        if "moe_args" in args:
+            args["moe_args"] = dataclasses.replace(base.moe_args, **args["moe_args"])
+        flavors[added["name"]] = dataclasses.replace(base, **args)
+    for arguments in flavors.values():
+        if hasattr(arguments, "moe_args"):
+            arguments.moe_args.use_grouped_mm = False
     return dataclasses.replace(spec, model_args=flavors, build_dataloader_fn=RecordedTokens, build_tokenizer_fn=None,
                                build_loss_fn=build_loss_fn)
 
@@ -231,6 +247,9 @@ def _log_every_digit(self, step, global_avg_loss, global_max_loss, grad_norm, ex
     _metrics["grad_norms"].append(float(grad_norm))
     if "PEER_METRICS" in os.environ and int(os.environ["RANK"]) == _recorder:
         Path(os.environ["PEER_METRICS"]).write_text(json.dumps(_metrics))
+    if "PEER_BALANCE" in os.environ and os.environ["RANK"] == "0":
+        biases = {_fqn(name): bias.tolist() for name, bias in _model.named_buffers() if name.endswith("expert_bias")}
+        Path(os.environ["PEER_BALANCE"]).write_text(json.dumps(biases))
 
 
 def _write_gradients_then_clip(*args, **kwargs):

@@ -25,9 +25,54 @@ TEST_CASE("flavours have the published parameter counts") {
   }
 }
 
+TEST_CASE("flavours with experts have torchtitan's total and active parameters") {
+  struct Case {
+    const char *name, *flavor;
+    int64_t total, active;
+  };
+  // get_nparams_and_flops() of torchtitan v0.2.2's models
+  for (const Case& c :
+       {Case{"qwen3", "debugmodel_moe", 315758848, 51517696},
+        Case{"qwen3", "30B-A3B", 30532122624, 3353032704},
+        Case{"qwen3", "235B-A22B", 235093634560, 22190763520},
+        Case{"deepseek_v3", "debugmodel", 33014016, 28098816},
+        Case{"deepseek_v3", "16B", 15706484224, 2661150208},
+        Case{"deepseek_v3", "236B", 235741434880, 21375800320},
+        Case{"deepseek_v3", "671B", 671026404352, 37552282624},
+        Case{"llama4", "debugmodel", 15017216, 6759680}, Case{"llama4", "17bx16e", 107769861120, 17172894720},
+        Case{"llama4", "17bx128e", 400711848960, 17184691200}}) {
+    CAPTURE(c.name, c.flavor);
+    const ParameterCounts counts = count_parameters(model_args(c.name, c.flavor));
+    CHECK(counts.total == c.total);
+    CHECK(counts.active == c.active);
+  }
+}
+
+TEST_CASE("experts that cannot be are refused by the field that decides it") {
+  const auto refused = [](const ModelOverrides& changes, const char* text) {
+    CHECK_THROWS_WITH(model_args("deepseek_v3", "671B", changes), Catch::Contains(text));
+  };
+  refused({.top_k = 257}, "top_k is 257, expected at most num_experts = 256");
+  refused({.expert_groups = 7}, "expert_groups is 7, expected a divisor of num_experts = 256");
+  refused({.expert_groups = 256}, "leaves each group two experts");
+  refused({.limited_groups = 9}, "limited_groups is 9");
+  refused({.expert_groups = 128, .limited_groups = 3},
+          "3 groups of 2 experts are fewer experts than top_k = 8");
+  refused({.qk_rope_head_dim = 63}, "qk_rope_head_dim is 63, expected an even number");
+  refused({.v_head_dim = 193}, "v_head_dim is 193");
+  refused({.n_kv_heads = 8}, "latent attention has as many");
+  CHECK(model_args("deepseek_v3", "debugmodel", {.qk_nope_head_dim = 32, .v_head_dim = 16}).head_dim == 96);
+}
+
 TEST_CASE("a model declares as many parameters as its flavour counts") {
-  for (const char* name : {"llama3", "qwen3"}) {
-    const ModelArgs args = model_args(name, "debugmodel");
+  for (const auto& [name, flavor] : {std::pair("llama3", "debugmodel"),
+                                     {"qwen3", "debugmodel"},
+                                     {"qwen3", "debugmodel_moe"},
+                                     {"deepseek_v3", "debugmodel"},
+                                     {"deepseek_v3", "236B"},
+                                     {"llama4", "debugmodel"}}) {
+    CAPTURE(name, flavor);
+    const ModelArgs args = model_args(name, flavor);
     int64_t total = 0;
     for (const ParameterPtr& parameter : Transformer(args).parameters()) total += parameter->numel();
     CHECK(total == count_parameters(args).total);
@@ -46,8 +91,9 @@ TEST_CASE("overrides change a flavour and keep its proportions") {
 TEST_CASE("flavours are listed by size and the nearest size is suggested") {
   CHECK(model_flavors("llama3") ==
         std::vector<std::string>{"debugmodel", "1B", "3B", "8B", "70B", "405B", "from_hf"});
-  CHECK(model_flavors("qwen3") ==
-        std::vector<std::string>{"debugmodel", "0.6B", "1.7B", "4B", "8B", "14B", "32B", "from_hf"});
+  CHECK(model_flavors("qwen3") == std::vector<std::string>{"debugmodel", "debugmodel_moe", "0.6B", "1.7B",
+                                                           "4B", "8B", "14B", "30B-A3B", "32B", "235B-A22B",
+                                                           "from_hf"});
   const std::pair<const char*, const char*> cases[] = {{"7B", "8B"},
                                                        {"7b", "8B"},
                                                        {"8b", "8B"},

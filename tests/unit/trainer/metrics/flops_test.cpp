@@ -1,5 +1,7 @@
 #include "trainer/metrics/flops.h"
 
+#include <tuple>
+
 #include <catch2/catch.hpp>
 
 #include "models/flavors/registry.h"
@@ -47,6 +49,18 @@ TEST_CASE("Peak FLOPs are found by the driver's device names whatever their case
   const PeakFlops unknown = gpu_peak_flops("NVIDIA GeForce RTX 4090");
   CHECK(unknown.flops == 312e12);
   CHECK_FALSE(unknown.known);
+}
+
+TEST_CASE("of experts only those of one token cost FLOPs, as torchtitan counts them") {
+  // get_nparams_and_flops(model, 2048) of torchtitan v0.2.2
+  for (const auto& [name, flavor, flops] : {std::tuple("qwen3", "30B-A3B", 23083044864.0),
+                                            {"qwen3", "235B-A22B", 148335301632.0},
+                                            {"deepseek_v3", "16B", 16407303168.0},
+                                            {"deepseek_v3", "671B", 250455926784.0},
+                                            {"llama4", "17bx16e", 102870251520.0}}) {
+    CAPTURE(name, flavor);
+    CHECK(flops_per_token_square(models::model_args(name, flavor), 2048) == flops);
+  }
 }
 
 }  // namespace hyperion::metrics

@@ -1,0 +1,44 @@
+// How tokens reach the experts that were chosen for them, and come back. Each token has k slots, one for each
+// of its choices; the rows that experts multiply are the slots in the order of their experts, those of one
+// expert in the order of the slots. Numbers alone: no weights, no ranks.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace hyperion::models {
+
+struct Dispatch {
+  at::Tensor choices{};           // int64 [tokens, k]: the experts of each token, no two alike
+  at::Tensor slots{};             // int64 [rows]: the slot of each row, token * k + j; rows = tokens * k
+  at::Tensor tokens{};            // int64 [rows]: the token of each row
+  at::Tensor rows{};              // int64 [slots]: the row of each slot
+  at::Tensor expert_rows{};       // int64 [experts]: rows of each expert, on the device
+  std::vector<int64_t> counts{};  // the same on the host
+
+  int64_t top_k() const { return choices.size(1); }
+};
+
+// choices: on a GPU the host waits for the counts.
+Dispatch dispatch_tokens(const at::Tensor& choices, int64_t experts);
+
+// What a run of a block keeps for the run that is repeated for its backward: experts that are nearly equal
+// for a token could change places, and rows with them.
+struct KeptRouting {
+  std::shared_ptr<const Dispatch> dispatch{};
+};
+
+// rows[r] = x[token of r], times the weight of its slot where `weights`, [tokens, k] of
+// kernels::opmath_dtype, are defined; rounded once. x [tokens, width] -> [rows, width] in x's dtype.
+at::Tensor gather_rows(const at::Tensor& x, const Dispatch& dispatch, const at::Tensor& weights);
+// For each token the sum over its slots j = 0, 1 ... of their rows, times their weights where these are
+// defined, and then of `added`, [tokens, width], where that is: in fp32 (fp64), rounded once.
+// rows [rows, width] -> [tokens, width] in their dtype.
+at::Tensor sum_rows(const at::Tensor& rows, const Dispatch& dispatch, const at::Tensor& weights,
+                    const at::Tensor& added = {});
+// One number for each row -> that of each slot, [tokens, k].
+at::Tensor by_slot(const at::Tensor& of_rows, const Dispatch& dispatch);
+
+}  // namespace hyperion::models

@@ -1,0 +1,38 @@
+// The experts of a block: for each one w2(activation(w1 x) * w3 x) of the rows that were sent to it. Their
+// matrices are stacks, one parameter each for w1, w2 and w3. Two nodes, between which the activation is: each
+// of them gathers rows of tokens or adds them up itself and keeps none of [rows, dim]: backward gathers them
+// a second time, which is cheaper than holding top_k copies of a token.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "base/parameter.h"
+#include "models/block_run.h"
+#include "models/flavors/model_args.h"
+#include "models/moe/dispatch.h"
+
+namespace hyperion::models {
+
+class Experts {
+ public:
+  Experts(const ModelArgs& args, int64_t layer);
+
+  // x [tokens, dim]; weights [tokens, k] of each slot, in fp32 (fp64) -> the sum of each token's experts by
+  // their weights, in fp32 in the order of the slots, plus `shared` [tokens, dim] where that is defined;
+  // rounded once: [tokens, dim]. In a run that recomputes its elements are undefined. An expert without rows
+  // has a gradient of zeros.
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& shared,
+                     const std::shared_ptr<const Dispatch>& dispatch, const BlockRun& run) const;
+
+  std::vector<ParameterPtr> parameters() const { return {w1_, w2_, w3_}; }
+
+ private:
+  Activation activation_;
+  bool score_before_;          // rows are multiplied by their weights before the experts, else after
+  ParameterPtr w1_, w2_, w3_;  // [experts, hidden, dim], [experts, dim, hidden], [experts, hidden, dim]
+};
+
+}  // namespace hyperion::models

@@ -1,0 +1,43 @@
+// Mixture of experts: the feed-forward part of a block in which a router sends each token to a few of many
+// experts, and to those that all tokens share.
+#pragma once
+
+#include <optional>
+
+#include "models/feed_forward.h"
+#include "models/moe/experts.h"
+#include "models/moe/router.h"
+
+namespace hyperion::models {
+
+// How many tokens went to each expert of a block, and what is added to the experts' scores, for the choice
+// alone, so that all of them get equally many (arXiv 2408.15664).
+struct ExpertBalance {
+  ParameterPtr bias;       // [experts], fp32; saved, but not trained by gradients
+  at::Tensor counts{};     // int64 [experts]: rows in the training forwards since the last update
+  double coefficient = 0;  // of the update; 0: none, and nothing is counted
+};
+using ExpertBalancePtr = std::shared_ptr<ExpertBalance>;
+
+class MoE final : public FeedForwardPart {
+ public:
+  MoE(const ModelArgs& args, int64_t layer, const ParallelDims& dims);
+  at::Tensor forward(const ops::SumAndNorm& h, const BlockRun& run) const override;
+  std::vector<ParameterPtr> parameters() const override;
+  // Those of the shared experts. The gate's is not among them: its products stay in the compute dtype.
+  std::vector<Linear*> linears() override;
+  int64_t readers() const override;
+  ExpertBalancePtr balance() const override { return balance_; }
+
+ private:
+  std::shared_ptr<const Dispatch> dispatch(const at::Tensor& scores, const BlockRun& run) const;
+
+  RoutingOptions routing_;
+  bool forces_balance_;
+  Linear gate_;
+  Experts experts_;
+  std::optional<FeedForward> shared_;
+  ExpertBalancePtr balance_;
+};
+
+}  // namespace hyperion::models

@@ -1,0 +1,21 @@
+// Evens out how many tokens each expert is sent, without a loss of its own (arXiv 2408.15664): once a step
+// the bias of an expert that got fewer than the mean rises by a constant, and that of one that got more
+// falls.
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "models/moe/moe.h"
+#include "parallel/comm/communicator.h"
+
+namespace hyperion::trainer {
+
+// bias += coefficient * sign(mean - count), minus the mean of that, for each block whose coefficient is not
+// 0; its counts, added up as integers over all ranks that have seen other tokens (`groups`), begin at 0 after
+// it. `skip`: 0-dim, 1 where the step is not made: the bias stays. Collective; nothing waits for the device.
+void update_expert_biases(const std::vector<models::ExpertBalancePtr>& balances,
+                          const parallel::ReduceChain& groups, const at::Tensor& skip);
+
+}  // namespace hyperion::trainer
