@@ -61,7 +61,10 @@ class Job:
                    "LOG_RANK": ",".join(map(str, range(ranks))), **(env or {})}
             if own["HYPERION_DEVICE"] == "cuda" and not any("speed_check_seconds" in str(option) for option in options):
                 options = (*options, "--comm.speed_check_seconds=0")  # simulated GPUs are not equally fast
-            command = [*(before or {}).get(rank, []), BINARY, "train", config or folder / "job.toml", *options,
+            words = [*(before or {}).get(rank, [])]
+            if words and "LD_PRELOAD" in own:  # into the program alone: one that loads libtorch costs half a second each time
+                words += ["env", f"LD_PRELOAD={own.pop('LD_PRELOAD')}"]
+            command = [*words, BINARY, "train", config or folder / "job.toml", *options,
                        *(per_rank[rank] if per_rank else [])]
             path = folder / f"rank{rank}.log"
             path.write_bytes(b"")  # an earlier job's
