@@ -75,11 +75,11 @@ class Wheel(unittest.TestCase):
     def setUp(self):
         self.work = Path(tempfile.mkdtemp(dir=self.folder))
 
-    def run_command(self, name, *arguments, torch=torch_folder(), **variables):
-        """The installed command, in a folder of its own, with `torch` (None: none) as the torch of its Python."""
+    def run_command(self, name, *arguments, torch=torch_folder(), before=(), **variables):
+        """The installed command, after the words of `before`, in a folder of its own, with `torch` (None: none) as the torch of its Python."""
         path_file = self.site / "torch.pth"
         path_file.write_text(f"{torch.parent}\n" if torch else "")
-        return subprocess.run([self.venv / "bin" / name, *arguments], cwd=self.work, capture_output=True, text=True, timeout=300,
+        return subprocess.run([*before, self.venv / "bin" / name, *arguments], cwd=self.work, capture_output=True, text=True, timeout=300,
                               env={**plain_environment(), "HYPERION_DEVICE": "cpu", **{key: str(value) for key, value in variables.items()}})
 
     def assert_refused(self, done, *texts, code=2):
@@ -248,6 +248,24 @@ class Wheel(unittest.TestCase):
         options = {"torch": torch, "HYPERION_DEVICE": "auto", "LD_PRELOAD": simulated}
         self.assert_refused(self.run_command("hyperion", "train", "debug_model", *SMALL, **options), "CUDA library cannot be used", "_cuda.so",
                             "pip install --force-reinstall torch==2.11.0", "HYPERION_DEVICE=cpu")
+
+    def test_a_driver_of_cuda_12_is_refused_with_the_one_that_is_needed(self):
+        source, driver = self.work / "driver.c", self.work / "libcuda.so.1"
+        source.write_text("int cuInit(unsigned flags) { return 0; }\nint cuDeviceGetCount(int *n) { *n = 2; return 0; }\n"
+                          "int cuDriverGetVersion(int *version) { *version = 12080; return 0; }\n")
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", driver, source], check=True, timeout=300)
+        done = self.run_command("hyperion", "train", "debug_model", *SMALL, HYPERION_DEVICE="auto", LD_LIBRARY_PATH=self.work)
+        self.assert_refused(done, "2 GPUs", "driver serves CUDA up to 12.8, and CUDA 13.0 needs driver 580 or newer", "HYPERION_DEVICE=cpu")
+
+    def test_a_wheel_or_a_torch_on_noexec_is_refused(self):
+        torch = torch_folder()
+        for folder, says in ((self.site / "hyperion_trainer", "libexec/hyperion cannot be run"), (torch / "lib", "failed to map segment")):
+            with self.subTest(folder):
+                noexec = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" "$0" && mount -o remount,bind,noexec "$0" || exit 77; exec "$@"', folder]
+                done = self.run_command("hyperion", "train", "debug_model", before=noexec)
+                if done.returncode == 77:
+                    self.skipTest(f"nothing can be mounted here: {done.stderr}")
+                self.assert_refused(done, says, "on a file system that is not mounted noexec")
 
 
 if __name__ == "__main__":

@@ -77,6 +77,8 @@ def environment():
         loaded = subprocess.run([PROGRAM], env={**variables, "LD_TRACE_LOADED_OBJECTS": "1"}, capture_output=True, text=True, check=False)
     except OSError as error:
         fail(f"{PROGRAM} cannot be run: {error.strerror}", "install the wheel on a file system that is not mounted noexec")
+    if "failed to map segment" in loaded.stderr:
+        fail(loaded.stderr.strip(), f"install torch, now {torch}, on a file system that is not mounted noexec")
     missing = [line.strip() for line in (loaded.stdout + loaded.stderr).splitlines() if "not found" in line]
     if missing or loaded.returncode:
         fail(f"this system lacks what Hyperion needs: {'; '.join(missing) or loaded.stderr.strip()}",

@@ -55,7 +55,7 @@ def problems(root: Path):
             for path in paths_in(quote):
                 if re.fullmatch(r"[\w-]+(/[\w-]+)*/[\w-]+\.\w+", path) and path.split("/")[0] in top and path not in files:
                     yield f"{page}: there is no file {path} (`{quote}`)"
-                elif re.match(r"(trainer|models|parallel|tests|scripts|benchmarks|configs)/[^.]+$", path) and path not in folders:
+                elif re.match(r"(trainer|models|parallel|tests|scripts|benchmarks|configs)/[^.]+$", path) and path not in folders.union(files):
                     yield f"{page}: there is no folder {path} (`{quote}`)"
             key = re.fullmatch(r"(?:--)?([a-z_0-9]+(?:\.[a-z_0-9]+)*)\.([a-z_0-9]+)(?:[= ].*)?", quote)
             if key and key[1] in tables and key[2].removeprefix("no_") not in tables[key[1]] | EXAMPLES | ENDINGS \

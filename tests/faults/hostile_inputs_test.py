@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from checkpoints import CheckpointTest
-from jobs import BINARY, PATIENCE, ROOT, main
+from jobs import ALL, BINARY, PATIENCE, ROOT, main
 
 TOKENIZER = ROOT / "tests" / "assets" / "tokenizer"
 MIB = 1 << 20
@@ -77,13 +77,14 @@ def shared_tensor_index(keys):
                      text("state_dict_metadata"), b"}(", text("first"), *tensor, *rest, b"uub."])
 
 
-def json_bombs(before, after, size=None):
+def json_bombs(before, after, size=None, first=False):
     """Name and content of JSON that takes the most memory for its size, each up to the limit of 4 million values; `size`: what is
-    kept of it between `before` and `after`."""
+    kept of it between `before` and `after`. One of them alone, unless all are asked for or `first`: one parser reads them all."""
     for name, bomb in (("numbers", "[" + "1," * 3_900_000 + "1]"), ("objects", "[" + "{}," * 3_900_000 + "{}]"),
                        ("lists", "[" + "[1]," * 1_900_000 + "[1]]"),
                        ("keys", "{" + ",".join(f'"{i:x}":1' for i in range(3_900_000)) + "}")):
-        yield name, f"{before}{bomb[:size]}{after}".encode()
+        if ALL or first or name == "keys":
+            yield name, f"{before}{bomb[:size]}{after}".encode()
 
 
 def with_length(header):
@@ -137,7 +138,7 @@ def hostile_inputs():
     yield Input("too large", index[0], b"", index[1], 0, 65, "the index has more than 1073741824 bytes", zeros=(1 << 30) + 1)
 
     manifest = ("step-1/hyperion.json", "ckpt digest step-1")
-    for name, bomb in json_bombs('{"format_version": 1, "facts": ', "}"):
+    for name, bomb in json_bombs('{"format_version": 1, "facts": ', "}", first=True):
         yield Input(name, manifest[0], bomb, manifest[1], 16, 65)
     yield Input("too large", manifest[0], b"", manifest[1], 0, 65, "at most 536870912 are accepted", zeros=(512 << 20) + 1)
 

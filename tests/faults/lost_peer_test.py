@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 
-from jobs import BINARY, PATIENCE, TOML, JobTest, assert_lost, main, patient_launcher
+from jobs import ALL, BINARY, PATIENCE, TOML, JobTest, assert_lost, main, patient_launcher
 
 KILLED_AT = {  # what the killed rank was doing: point of the fault
     "start": "point=init.model",
@@ -138,7 +138,7 @@ class GpuRanks(RecordedRanks):
 
 class LostPeer(GpuRanks):
     def test_survivors_of_a_killed_rank_end_within_ten_seconds_and_record_whom_they_lost(self):
-        for schedule in ("eager", "late", "1"):
+        for schedule in ("eager", "late", "1") if ALL else ("late", "1"):
             for what, point in KILLED_AT.items() if schedule != "1" else [("forward", KILLED_AT["forward"])]:
                 for killed in (1, 0) if what == "forward" else (1,):  # 0 holds the store
                     with self.subTest(schedule=schedule, killed=killed, what=what):
@@ -213,7 +213,7 @@ class LostPeer(GpuRanks):
         self.assertEqual(self.records(), {})
 
     def test_a_healthy_job_is_never_ended_by_its_watch(self):
-        for start in range(6):  # each ends its ranks in another order
+        for start in range(6 if ALL else 3):  # each ends its ranks in another order
             job = self.start("--training.steps=1", ranks=3, env=self.gpus(("eager", "late", str(start))[start % 3]))
             self.assertEqual(job.codes(), [0] * 3, job.text() + job.text(1))
         self.assertEqual(self.records(), {})
@@ -231,7 +231,7 @@ class LostPeer(GpuRanks):
         job = self.start("--optimizer.lr=1e38", "--metrics.log_freq=100", ranks=2, env=self.gpus("late"))
         self.assertEqual(job.codes(), [93, 93], job.text() + job.text(1))
         for stop, code in ((signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)):
-            for told in ((1,), (0, 1)):
+            for told in ((1,), (0, 1)) if ALL or stop == signal.SIGTERM else ((1,),):
                 with self.subTest(signal=stop, told=told):
                     job = self.start(LONG, "--checkpoint.enable", "--checkpoint.interval=1000",
                                      f"--job.dump_folder={self.folder}/{stop}{len(told)}", ranks=2, env=self.gpus())

@@ -11,7 +11,7 @@ import signal
 import subprocess
 
 from checkpoints import CheckpointTest, printed_options
-from jobs import BINARY, PATIENCE, main
+from jobs import ALL, BINARY, PATIENCE, main
 
 KILLED_BEFORE_AN_UPDATE = {"FAULT": "point=step.opt;action=kill"}
 
@@ -350,11 +350,11 @@ class Meshes(CheckpointTest):
     def test_every_mesh_reads_what_any_other_wrote(self):
         layouts = {"1": (1, []), "2": (2, []), "3": (3, []), "4": (4, []), "8": (8, []), "2x2": (4, [self.replicas(2)]),
                    "4x2": (8, [self.replicas(4)]), "2x4": (8, [self.replicas(2)])}
-        pairs = [("8", name) for name in ("1", "2", "3", "4", "2x2", "4x2")]
+        pairs = [("8", name) for name in (("1", "2", "3", "4", "2x2", "4x2") if ALL else ("1", "3", "4x2"))]
         pairs += [("3", "8"), ("2x2", "2x4"), ("2x2", "1")]
         tensor = "--parallelism.tensor_parallel_degree=2"
         layouts |= {"t2": (2, [tensor]), "2xt2": (4, [tensor]), "2x1xt2": (4, [tensor, self.replicas(2)])}
-        pairs += [("t2", "2xt2"), ("2xt2", "1"), ("2x1xt2", "t2"), ("3", "2xt2")]
+        pairs += [("t2", "2xt2"), ("2x1xt2", "t2"), ("3", "2xt2"), *([("2xt2", "1")] if ALL else [("t2", "1")])]
         sources = {}
         for source, target in pairs:
             with self.subTest(written_by=source, read_by=target):

@@ -25,9 +25,10 @@ std::filesystem::path new_folder(const std::filesystem::path& parent, const std:
                     error.message());
 }
 
-// A git hook's variables name the hook's repository, whatever git's -C is.
+// A git hook's variables name the hook's repository, whatever git's -C is. What is preloaded is for the job:
+// a library that loads libtorch would take half a second of each of these processes.
 constexpr const char* kOutsideHooks =
-    "env -u GIT_DIR -u GIT_WORK_TREE -u GIT_INDEX_FILE -u GIT_COMMON_DIR -u GIT_OBJECT_DIRECTORY "
+    "unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_COMMON_DIR GIT_OBJECT_DIRECTORY LD_PRELOAD; "
     "GIT_TERMINAL_PROMPT=0 ";
 
 }  // namespace
