@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/processor.h"
 
 namespace hyperion {
 namespace {
@@ -54,7 +55,7 @@ bool SharedSegment::owner_ended() const {
 void wait_for_change(const std::atomic<uint32_t>& counter, uint32_t seen) {
   for (int i = 0; i < 200; ++i) {  // a few microseconds: a peer that is about to write needs no system call
     if (counter.load(std::memory_order_acquire) != seen) return;
-    __builtin_ia32_pause();
+    processor::relax();
   }
   const timespec limit{0, 100'000'000};
   syscall(SYS_futex, &counter, FUTEX_WAIT, seen, &limit, nullptr, 0);

@@ -8,12 +8,7 @@
 
 #include "base/counted.h"
 #include "base/printable.h"
-
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define HYPERION_VECTORISED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else  // as in models/kernels/common/rows.cpp
-#define HYPERION_VECTORISED
-#endif
+#include "base/processor.h"
 
 namespace hyperion::checkpoint {
 namespace {

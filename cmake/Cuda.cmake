@@ -13,6 +13,12 @@ if(NOT HYPERION_WITH_CUDA)
   return()
 endif()
 
+get_filename_component(wheels ${HYPERION_TORCH}/../nvidia ABSOLUTE)
+if(CMAKE_CROSSCOMPILING)  # headers are the same for all processors, and a toolkit has those of its own alone
+  set(target_directory --target-directory=${CMAKE_HOST_SYSTEM_PROCESSOR}-linux)
+  set(ENV{NVCC_APPEND_FLAGS} "${target_directory} -L${wheels}/cu13/lib")  # for what CMake tries here
+  string(APPEND CMAKE_CUDA_FLAGS " ${target_directory}")
+endif()
 set(CMAKE_CUDA_HOST_COMPILER ${CMAKE_CXX_COMPILER})
 set(CMAKE_CUDA_ARCHITECTURES 89-real 90)  # FP8 starts with SM89; later devices than SM90 take the PTX
 set(CMAKE_CUDA_STANDARD 17)  # CMake 3.25 knows no C++20 of nvcc
@@ -22,10 +28,9 @@ enable_language(CUDA)
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" HYPERION_CUDA_VERSION ${CMAKE_CUDA_COMPILER_VERSION})
 
 # NCCL and the CUDA runtime are in the toolkit or in the wheels installed with torch.
-get_filename_component(wheels ${HYPERION_TORCH}/../nvidia ABSOLUTE)
 find_path(HYPERION_NCCL_INCLUDE nccl.h REQUIRED HINTS ${wheels}/nccl/include ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 find_library(HYPERION_NCCL NAMES nccl libnccl.so.2 NAMES_PER_DIR REQUIRED HINTS ${wheels}/nccl/lib ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
-find_library(HYPERION_CUDART NAMES cudart libcudart.so.13 NAMES_PER_DIR REQUIRED HINTS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
+find_library(HYPERION_CUDART NAMES cudart libcudart.so.13 NAMES_PER_DIR REQUIRED HINTS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} ${wheels}/cu13/lib)
 file(STRINGS ${HYPERION_NCCL_INCLUDE}/nccl.h nccl_lines REGEX "#define NCCL_(MAJOR|MINOR|PATCH) ")
 string(REGEX REPLACE "[^0-9;]+" "" nccl_lines "${nccl_lines}")
 string(REPLACE ";" "." HYPERION_NCCL_VERSION "${nccl_lines}")

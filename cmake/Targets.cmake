@@ -5,6 +5,10 @@ target_compile_options(hyperion_options INTERFACE -Wall -Wextra -Wpedantic -Werr
   # g++ 12 sees overlaps and impossible lengths in std::string that are not there (GCC bugs 105329 and 105651)
   -Wno-restrict -Wno-stringop-overflow -Wno-stringop-overread -Wno-array-bounds)
 target_include_directories(hyperion_options INTERFACE ${CMAKE_SOURCE_DIR})
+if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  # what the x86-64 baseline does: the same code then has the same bits. The kernels that ask for fused products come later on the command line.
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsigned-char> $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
+endif()
 if(HYPERION_SANITIZE)
   # little optimisation and lines only in the debug information: instrumented code takes long to compile;
   # g++ sees uninitialized members of libraries' classes in instrumented code that are not there (GCC's manual says so of -fsanitize)
@@ -19,7 +23,7 @@ if(HYPERION_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${HYPERION_CCACHE})
 endif()
 find_program(HYPERION_MOLD mold)
-if(HYPERION_MOLD)
+if(HYPERION_MOLD AND NOT CMAKE_CROSSCOMPILING)  # a cross-compiler looks for it by another name
   add_link_options(-fuse-ld=mold)
 endif()
 

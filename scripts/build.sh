@@ -4,7 +4,8 @@ set -euo pipefail
 # shellcheck source=scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-usage='usage: scripts/build.sh [--preset release|debug|asan|tsan] [TARGET...]   (default: release, everything)
+usage='usage: scripts/build.sh [--preset release|debug|asan|tsan|aarch64] [TARGET...]   (default: release, everything)
+  aarch64 is cross-compiled, with what scripts/setup_aarch64.sh has set up
   HYPERION_JOBS=N  compiler processes at once; default: as many as cores and free memory allow
   HYPERION_CUDA=AUTO|ON|OFF  compile the CUDA code; AUTO: when scripts/setup.sh found a CUDA compiler'
 help_for "$usage" "$@"
@@ -21,6 +22,10 @@ build=$root/build
 [ "$preset" = release ] || build=$root/build-$preset
 
 torch=$(setup_result torch) cuda_home=$(setup_result cuda_home)
+if [ "$preset" = aarch64 ]; then
+  torch=$build/torch/torch
+  [ -d "$torch" ] || fail "there is no torch for aarch64" "run scripts/setup_aarch64.sh"
+fi
 [ -n "$torch" ] || fail "Hyperion is not set up" "run scripts/setup.sh"
 cuda=${HYPERION_CUDA:-AUTO}
 if [ -n "$cuda_home" ]; then export CUDA_HOME=$cuda_home; elif [ "$cuda" = AUTO ]; then cuda=OFF; fi

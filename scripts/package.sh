@@ -5,8 +5,9 @@ set -euo pipefail
 # shellcheck source=scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-usage='usage: scripts/package.sh [--wheel] [--no-build] [--into FOLDER] [--peer]
+usage='usage: scripts/package.sh [--wheel [--arch aarch64]] [--no-build] [--into FOLDER] [--peer]
   --wheel     make FOLDER/hyperion_trainer-VERSION-py3-none-PLATFORM.whl instead of the archive
+  --arch      make the wheel for that processor, cross-compiled in build-aarch64/
   --no-build  package what build/ holds
   --into      the folder of the archive; default: dist
   --peer      make only FOLDER/hyperion-peer.tar.gz: wheels of torchtitan 0.2.2 and what it needs, for gpu_check.sh --peer'
@@ -14,12 +15,20 @@ help_for "$usage" "$@"
 highest_glibc=2.34 highest_glibcxx=3.4.29  # of RHEL 9, the oldest system that is served: that of the tag manylinux_2_34
 largest_mib=30
 
-build=$root/build dist=$root/dist build_first=yes peer=no wheel=no
+build=$root/build dist=$root/dist build_first=yes peer=no wheel=no arch=$(uname -m) sysroot='' tools=''
 while [ $# -gt 0 ]; do
   case $1 in
     --no-build) build_first=no ;;
     --peer) peer=yes ;;
     --wheel) wheel=yes ;;
+    --arch)
+      case ${2:-} in
+        "$arch") ;;
+        aarch64) arch=$2 build=$root/build-$2 sysroot=$(readlink -m "$root/build-$2/sysroot") tools=$2-linux-gnu- ;;
+        *) fail "no package for '${2:-}' can be made" "$usage" ;;
+      esac
+      shift
+      ;;
     --into)
       [ $# -gt 1 ] || fail "--into names no folder" "$usage"
       mkdir -p "$2"
@@ -42,17 +51,23 @@ if [ $peer = yes ]; then
   say "$wheels.tar.gz: $(du -h "$wheels.tar.gz" | cut -f1)"
   exit 0
 fi
+[ -z "$sysroot" ] || [ $wheel = yes ] || fail "an archive is made for this machine's processor alone" "give --wheel as well"
 if [ $build_first = yes ]; then
   "$root/scripts/setup.sh"
-  "$root/scripts/build.sh"
+  if [ -z "$sysroot" ]; then
+    "$root/scripts/build.sh" packaged
+  else
+    "$root/scripts/setup_aarch64.sh"
+    "$root/scripts/build.sh" --preset aarch64 hyperion
+  fi
 fi
 [ -x "$build/hyperion" ] || fail "there is no $build/hyperion" "run scripts/build.sh"
-for tool in patchelf strip objdump; do
-  command -v $tool >/dev/null || fail "$tool is not installed" "run scripts/setup.sh"
+for tool in patchelf "${tools}strip" "${tools}objdump"; do
+  command -v "$tool" >/dev/null || fail "$tool is not installed" "run scripts/setup.sh"
 done
 
 version=$(sed -n 's/^project(hyperion VERSION \([0-9.]*\).*/\1/p' "$root/CMakeLists.txt")
-name=hyperion-$version-$(uname -m)
+name=hyperion-$version-$arch
 [ $wheel = no ] || name=hyperion_trainer
 stage=$dist/$name
 [ $wheel = no ] || stage=$dist/wheel/$name
@@ -73,7 +88,7 @@ fi
 for program in "${programs[@]}"; do
   copy=$stage/libexec/${program##*/}
   install -m 755 "$program" "$copy"
-  strip --strip-unneeded "$copy"
+  "${tools}strip" --strip-unneeded "$copy"
   # the old kind of path (not RUNPATH) also serves the libraries of the bundle among themselves
   patchelf --force-rpath --set-rpath "\$ORIGIN/../lib" "$copy"
 done
@@ -81,13 +96,30 @@ done
 # --- the small libraries they need ------------------------------------------------------------------------------------
 # Not libtorch and CUDA (they come with torch or the driver), and not what every system has.
 everywhere='^(ld-linux.*|libc|libm|libdl|librt|libutil|libpthread|libstdc\+\+|libgcc_s|libgomp|libcuda|libnvidia.*)\.so'
-copy_license() { cp -L "/usr/share/doc/$1/copyright" "$licenses/$1"; }  # PACKAGE
-for program in "${programs[@]}"; do ldd "$program"; done |
-  awk '$2 == "=>" && $3 ~ /^\/(usr\/)?lib\// { print $3 }' | sort -u | while IFS= read -r library; do
-  [[ ! ${library##*/} =~ $everywhere ]] || continue
+copy_license() { cp -L "$sysroot/usr/share/doc/$1/copyright" "$licenses/$1"; }  # PACKAGE
+owner() { dpkg-query --admindir="$sysroot/var/lib/dpkg" -S "$1" 2>/dev/null; }
+libraries() {  # FILE...: paths of the libraries of Debian that they need, and that those need
+  local known=' ' name path files=("$@") found
+  while [ ${#files[@]} -gt 0 ]; do
+    found=()
+    while IFS= read -r name; do
+      [[ $known != *" $name "* && ! $name =~ $everywhere ]] || continue
+      known+="$name "
+      for path in "$sysroot"/{usr/lib,lib}/"$arch-linux-gnu/$name"; do
+        [ -e "$path" ] || continue
+        echo "$path"
+        found+=("$path")
+        break
+      done
+    done < <("${tools}objdump" -p "${files[@]}" | awk '$1 == "NEEDED" { print $2 }' | sort -u)
+    files=("${found[@]}")
+  done
+}
+libraries "${programs[@]}" | while IFS= read -r library; do
   file=$(readlink -f "$library")
   install -m 644 "$file" "$stage/lib/${library##*/}"
-  package=$(dpkg -S "$file" 2>/dev/null || dpkg -S "${file#/usr}" 2>/dev/null || true)
+  file=${file#"$sysroot"}
+  package=$(owner "$file" || owner "${file#/usr}" || true)
   [ -n "$package" ] || fail "no Debian package owns $file, so its licence is not known" "install the library from Debian"
   copy_license "${package%%:*}"
 done
@@ -122,7 +154,7 @@ fi
 
 # --- what it needs of the system --------------------------------------------------------------------------------------
 highest() {  # PREFIX: the highest version that any file asks for; texts have none
-  { find "$stage" -type f -exec objdump -T {} + 2>/dev/null || true; } | sed -n "s/.*[( ]$1_\([0-9][0-9.]*\).*/\1/p" | sort -uV | tail -n 1
+  { find "$stage" -type f -exec "${tools}objdump" -T {} + 2>/dev/null || true; } | sed -n "s/.*[( ]$1_\([0-9][0-9.]*\).*/\1/p" | sort -uV | tail -n 1
 }
 glibc=$(highest GLIBC) glibcxx=$(highest GLIBCXX)
 needs="GLIBC $glibc, a C++ library with GLIBCXX $glibcxx"
@@ -135,11 +167,11 @@ cuda=no
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 315532800)}
 export SOURCE_DATE_EPOCH
 if [ $wheel = yes ]; then
-  archive=$(python3 "$root/scripts/wheel/make_wheel.py" "$dist/wheel" "$version" "manylinux_${highest_glibc/./_}_$(uname -m)" "$dist")
+  archive=$(python3 "$root/scripts/wheel/make_wheel.py" "$dist/wheel" "$version" "manylinux_${highest_glibc/./_}_$arch" "$dist")
 else
   cat >"$stage/BUNDLE" <<END
 Hyperion $version, commit $(git -C "$root" rev-parse HEAD 2>/dev/null || echo unknown)
-needs: $(uname -m), any Python's torch 2.11, $needs
+needs: $arch, any Python's torch 2.11, $needs
 CUDA code: $cuda
 END
   archive=$dist/$name.tar.gz

@@ -22,6 +22,7 @@
 #include "base/device/error_text.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/processor.h"
 #include "models/kernels/attention/attention.h"
 #include "models/kernels/attention/cpu.h"
 #include "models/ops.h"
@@ -167,12 +168,10 @@ void choose_on_cpu(const models::ModelArgs& args, const config::JobConfig& confi
         "model.attention = \"cudnn\": this job runs on a CPU, which has no cuDNN; set model.attention = "
         "\"auto\"");
   const kernels::cpu::Instructions instructions = kernels::cpu::chosen_instructions();
-#ifdef __x86_64__
-  if (!kernels::cpu::processor_has(kernels::cpu::Instructions::kAvx2))
+  if (processor::kX86_64 && !kernels::cpu::processor_has(kernels::cpu::Instructions::kAvx2))
     log_warning(
         "This processor has no AVX2 with FMA and BMI2: plain code computes in their place, several times "
         "slower");
-#endif
   const bool flash = config.model.attention == config::AttentionChoice::kFlash;
   const bool libtorch = flash && !config.training.document_mask;
   kernels::use_libtorch_attention_on_cpu(libtorch);

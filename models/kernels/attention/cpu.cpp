@@ -14,6 +14,7 @@
 
 #include "base/device/parallel_for.h"
 #include "base/error.h"
+#include "base/processor.h"
 #include "models/flavors/attention_heads.h"
 #include "models/kernels/attention/cpu_blocks.h"
 #include "models/kernels/common/scratch.h"
@@ -31,16 +32,10 @@ struct InstructionSet {
 // From the most to the least.
 std::span<const InstructionSet> instruction_sets() {
 #ifdef HYPERION_X86_64
-  static const bool avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-  static const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                             __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512bw") &&
-                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   static const InstructionSet all[] = {
-      {Instructions::kAvx512Bf16, "avx512_bf16", avx512 && __builtin_cpu_supports("avx512bf16"),
-       attention_blocks_avx512_bf16},
-      {Instructions::kAvx512, "avx512", avx512, attention_blocks_avx512},
-      {Instructions::kAvx2, "avx2", avx2, attention_blocks_avx2},
+      {Instructions::kAvx512Bf16, "avx512_bf16", processor::has_avx512_bf16(), attention_blocks_avx512_bf16},
+      {Instructions::kAvx512, "avx512", processor::has_avx512(), attention_blocks_avx512},
+      {Instructions::kAvx2, "avx2", processor::has_avx2(), attention_blocks_avx2},
       {Instructions::kNone, "none", true, attention_blocks_plain}};
 #else
   static const InstructionSet all[] = {

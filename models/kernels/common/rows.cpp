@@ -6,12 +6,7 @@
 #include <limits>
 #include <type_traits>
 
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define HYPERION_VECTORISED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else  // elsewhere the baseline has vectors; a sanitizer must see the calls that load-time selection makes
-       // too early
-#define HYPERION_VECTORISED
-#endif
+#include "base/processor.h"
 
 namespace hyperion::kernels::rows {
 namespace {

@@ -9,14 +9,11 @@
 
 #include "base/device/parallel_for.h"
 #include "base/error.h"
+#include "base/processor.h"
 #include "models/kernels/common/dtype.h"
 #include "models/kernels/common/scratch.h"
 #include "models/kernels/matmul/cpu_blocks.h"
 #include "models/kernels/matmul/matmul.h"
-
-#ifdef HYPERION_X86_64
-#include <cpuid.h>
-#endif
 
 namespace hyperion::kernels::cpu {
 namespace {
@@ -24,18 +21,8 @@ namespace {
 // Of the packed right matrix at a time: what stays in the last cache.
 constexpr int64_t kPackedBytes = int64_t{8} << 20;
 
-bool multiplies_tiles() {
-#ifdef HYPERION_X86_64
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  constexpr unsigned kAmxTile = 1U << 24;
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & kAmxTile) != 0;
-#else
-  return false;
-#endif
-}
-
 bool uses_own_products() {
-  static const bool uses = chosen_instructions() == Instructions::kAvx512Bf16 && !multiplies_tiles();
+  static const bool uses = chosen_instructions() == Instructions::kAvx512Bf16 && !processor::has_amx_tiles();
   return uses;
 }
 

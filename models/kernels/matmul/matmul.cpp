@@ -3,12 +3,13 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
 
+#include "base/processor.h"
 #include "models/kernels/kernels.h"
 
 namespace hyperion::kernels {
 
 bool widens_bf16() {
-  static const bool widen = !__builtin_cpu_supports("avx512bf16");
+  static const bool widen = !processor::has_avx512_bf16();
   return widen;
 }
 
