@@ -117,7 +117,7 @@ Tensor LatentAttention::forward(at::TensorList x, const SequenceContext& context
       LatentHeadsFunction::apply(q.unflatten(-1, {heads_, -1}), kv.unflatten(-1, {heads_, -1}), shared,
                                  context.cos, context.sin, context.attention_factor);
   const Tensor attended = ops::attention(heads[0].transpose(1, 2), heads[1].transpose(1, 2),
-                                         heads[2].transpose(1, 2), context.documents, run)
+                                         heads[2].transpose(1, 2), context.documents, run.selective)
                               .narrow(-1, 0, value_width_)
                               .transpose(1, 2);  // [batch, seq, heads, value width]
   return row_linear(attended.flatten(-2), wo_, RowResult::kNeededAgain, run);

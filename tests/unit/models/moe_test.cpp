@@ -22,6 +22,7 @@
 #include "models/flavors/registry.h"
 #include "models/kernels/matmul/grouped.h"
 #include "models/kernels/matmul/matmul.h"
+#include "models/layers/activation_checkpoint.h"
 #include "models/transformer.h"
 
 namespace hyperion::models {
