@@ -68,7 +68,11 @@ class Pipeline(JobTest):
                 "--validation.sequences=4", "--validation.freq=2")
         one, validated = self.steps(*ONE, *more)
         for ranks, options in ((2, (*FOUR, PP + "2")), (4, (*FOUR, PP + "4")), (4, (*FOUR, PP + "2", "--parallelism.tensor_parallel_degree=2")),
-                               (4, ("--training.local_batch_size=2", "--training.global_batch_size=4", PP + "2"))):
+                               (4, ("--training.local_batch_size=2", "--training.global_batch_size=4", PP + "2")),
+                               (2, (*FOUR, PP + "2", SCHEDULE + "InterleavedZeroBubble")),
+                               (2, (*FOUR, PP + "2", SCHEDULE + "ZBVZeroBubble")),  # both ends on one rank
+                               (4, ("--training.local_batch_size=2", "--training.global_batch_size=4", PP + "2", SCHEDULE + "ZBVZeroBubble",
+                                    "--parallelism.data_parallel_replicate_degree=2"))):
             with self.subTest(options=options):
                 steps, averages = self.steps(*options, *more, ranks=ranks)
                 self.assert_near(steps, one)
