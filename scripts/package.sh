@@ -175,7 +175,7 @@ needs: $arch, any Python's torch 2.11, $needs
 CUDA code: $cuda
 END
   archive=$dist/$name.tar.gz
-  tar -C "$dist" --sort=name --owner=0 --group=0 --numeric-owner -cf - "$name" | gzip -9 >"$archive.new"
+  tar -C "$dist" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -cf - "$name" | gzip -9 >"$archive.new"
   mv "$archive.new" "$archive"
 fi
 size=$(stat -c %s "$archive")

@@ -42,6 +42,7 @@ torch=$(setup_result torch)
 # Compilers write no path of it into what they make (-ffile-prefix-map, and none of where a link leads), but the linker's RPATH has room for
 # one, and a compile cache finds what was compiled at the same path.
 clone=${HYPERION_RELEASE_CLONE:-/tmp/hyperion-release}
+umask 022
 mkdir "$clone" 2>/dev/null || fail "$clone is there, or cannot be made" "wait for the other release, or remove what one that was ended has left"
 trap 'rm -rf "$clone"' EXIT
 git clone --quiet --no-local --no-tags "$root" "$clone"

@@ -265,7 +265,7 @@ TEST_CASE("libtorch's attention serves a CPU where it is asked for and packed do
   const auto grads = kernels::attention_backward(in.grad, in.q, in.k, in.v, in.documents, result);
   const Tensor theirs = at::scaled_dot_product_attention(in.q, in.k, in.v, {}, 0.0, /*is_causal=*/true,
                                                          std::nullopt, /*enable_gqa=*/true);
-  CHECK_FALSE(result.output.equal(ours));
+  if (dtype == at::kFloat) CHECK_FALSE(result.output.equal(ours));  // rounded to bf16 they may be equal
   CHECK(largest_error({result.output, result.extras.at(0), grads.q, grads.k, grads.v}, by_twin(in), in.grad) <
         (dtype == at::kFloat ? 1e-5 : 2e-2));
   CHECK((result.output - theirs).abs().max().item<double>() < (dtype == at::kFloat ? 1e-6 : 1e-2));
