@@ -21,7 +21,7 @@
 namespace hyperion::processor {
 
 #ifdef HYPERION_X86_64
-constexpr bool kX86_64 = true;
+constexpr bool kX86 = true;
 inline bool has_avx2() {  // with FMA and BMI2
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
 }
@@ -38,7 +38,7 @@ inline bool has_amx_tiles() {
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & (1U << 24)) != 0;
 }
 #else
-constexpr bool kX86_64 = false;
+constexpr bool kX86 = false;
 inline bool has_avx2() {
   return false;
 }

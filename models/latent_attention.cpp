@@ -74,7 +74,6 @@ struct LatentHeadsFunction : Function<LatentHeadsFunction> {
 LatentAttention::LatentAttention(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
     : heads_(args.n_heads),
       kv_rank_(args.kv_lora_rank),
-      plain_width_(args.qk_nope_head_dim),
       rotated_width_(args.qk_rope_head_dim),
       value_width_(args.v_head_dim),
       q_in_(args.q_lora_rank > 0

@@ -23,7 +23,7 @@ class LatentAttention final : public AttentionPart {
   int64_t readers() const override { return 2; }  // of queries, and of keys and values
 
  private:
-  int64_t heads_, kv_rank_, plain_width_, rotated_width_, value_width_;
+  int64_t heads_, kv_rank_, rotated_width_, value_width_;
   Linear q_in_;  // wq, or wq_a, whose result is the latent of wq_b
   std::optional<Norm> q_norm_;
   std::optional<Linear> wq_b_;

@@ -168,7 +168,7 @@ void choose_on_cpu(const models::ModelArgs& args, const config::JobConfig& confi
         "model.attention = \"cudnn\": this job runs on a CPU, which has no cuDNN; set model.attention = "
         "\"auto\"");
   const kernels::cpu::Instructions instructions = kernels::cpu::chosen_instructions();
-  if (processor::kX86_64 && !kernels::cpu::processor_has(kernels::cpu::Instructions::kAvx2))
+  if (processor::kX86 && !kernels::cpu::processor_has(kernels::cpu::Instructions::kAvx2))
     log_warning(
         "This processor has no AVX2 with FMA and BMI2: plain code computes in their place, several times "
         "slower");

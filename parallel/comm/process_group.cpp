@@ -103,7 +103,7 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
     options_.host_fan_out = 0;
     // In a dry run nothing comes from rank 0: the rank that is played takes its part.
     if (environment.rank > 0)
-      host_ = make_group("host/0", 0, first_ranks(environment.world_size), options_, /*one_node=*/true);
+      host_ = make_group("host/0", 0, first_ranks(environment.world_size), options_, /*one_host=*/true);
     return;
   }
   if (nccl && !environment.single_host() && options.host_fan_out == 0) options_.host_fan_out = kHostFanOut;
