@@ -177,7 +177,7 @@ class LostPeer(GpuRanks):
         library = BINARY.parent / "libsimulated_gpu.so"
         program.write_text(f'#!/bin/sh\nLD_PRELOAD={library} exec {BINARY} "$@"\n')
         program.chmod(0o755)
-        done = subprocess.run([*patient_launcher(), program, "train", self.folder / "job.toml", LONG, "--allow-faults"],
+        done = subprocess.run([*patient_launcher(), program, "train", self.folder / "job.toml", LONG, "--allow-faults", "--comm.speed_check_seconds=0"],
                               env={**kept, "NPROC": "3", "HYPERION_DEVICE": "cuda", "OMP_NUM_THREADS": "1",
                                    "HYPERION_LOG_DIR": f"{self.folder}/logs", "FAULT": "rank=1;point=step.bwd;nth=4;action=kill"},
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=self.folder, timeout=PATIENCE)
