@@ -24,7 +24,6 @@ struct BlockRun {
   // Takes what layers report of the step; null in a recomputation, in validation and in steps that are not
   // logged: nothing is reported, and nothing should be computed for it.
   LayerMetrics* metrics = nullptr;
-
   // Takes the forward run's choice of experts and gives it to the second one; null where no second one
   // follows.
   KeptRouting* routing = nullptr;

@@ -48,15 +48,12 @@ Job start_job(const config::ResolvedConfig& resolved) {
   job.model.force_load_balance = config.debug.moe_force_load_balance;
   const parallel::Environment environment = job_environment(config);
   // What cannot run is refused before a device is touched.
-  const std::optional<Pipeline> pipeline = configured_pipeline(config, job.model);
-  job.data = checked_data(resolved, job.model, environment.world_size);
   const parallel::Mesh mesh(mesh_config(config.parallelism), environment.world_size);
   job.pipeline = plan_pipeline(
       config, job.model, config::microbatches_of(config.training, mesh.degree(parallel::MeshDim::kBatch)));
-  job.runtime = start_runtime(
-      resolved, job.model, environment,
-      job.pipeline ? std::span<const PipelineShare>(job.pipeline->shares) : std::span<const PipelineShare>(),
-      ranks_of_tied_table(pipeline, job.model));
+  job.data = checked_data(resolved, job.model, environment.world_size);
+  const PipelinePlan pipeline = job.pipeline.value_or(PipelinePlan());
+  job.runtime = start_runtime(resolved, job.model, environment, pipeline.shares, pipeline.tied_ranks);
   warn_of_slow_steps(config, job.model, job.runtime);
   job.seed = common_seed(config, job.runtime);
   job.loader = training_loader(
@@ -68,7 +65,7 @@ Job start_job(const config::ResolvedConfig& resolved) {
                               {{"seed", std::to_string(job.seed)},
                                {"data", std::to_string(job.loader->fingerprint())},
                                {"tokenizer", job.data.tokenizer->hash()},
-                               {"pipeline schedule", pipeline ? pipeline->listed : ""}});
+                               {"pipeline schedule", pipeline.listed}});
   return job;
 }
 

@@ -196,6 +196,8 @@ std::optional<PipelinePlan> plan_pipeline(const config::JobConfig& config, const
   PipelinePlan plan;
   plan.ranks.resize(schedule.ranks.size());
   plan.shares.resize(schedule.ranks.size());
+  plan.listed = pipeline->listed;
+  plan.tied_ranks = ranks_of_tied_table(pipeline, model);
   std::vector<std::string> stages;
   std::vector<int> kept_inputs;  // by stage, of one microbatch
   for (size_t stage = 0; stage < pipeline->stages.size(); ++stage) {

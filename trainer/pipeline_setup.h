@@ -47,7 +47,9 @@ struct PipelinePlan {
   std::string text;  // stages, schedule, bubble and kept microbatches
   double bubble = 0;
   std::vector<Rank> ranks;
-  std::vector<PipelineShare> shares;  // by rank
+  std::vector<PipelineShare> shares;                // by rank
+  std::string listed{};                             // Pipeline::listed
+  std::optional<std::pair<int, int>> tied_ranks{};  // ranks_of_tied_table()
   std::vector<std::string> warnings{};
 };
 // None without a pipeline. Throws Error(kUsage) where the schedule has no lists for so many microbatches.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs what is compiled for aarch64 under an emulator: unit tests, and a training of two steps beside the same one here.
+# Runs what is compiled for aarch64 under an emulator: unit tests, and a training of two steps, compared with the same one here.
 set -euo pipefail
 usage='usage: tests/packaging/aarch64.sh [--into FOLDER] [UNIT_TEST...]     (default: test_base test_models test_checkpoint test_data)
   --into  the wheel, logs and figures; default: build-aarch64/tested

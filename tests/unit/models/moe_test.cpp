@@ -17,13 +17,13 @@
 #include <ATen/ops/randperm.h>
 #include <ATen/ops/round.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include "models/flavors/registry.h"
 #include "models/kernels/matmul/grouped.h"
 #include "models/kernels/matmul/matmul.h"
 #include "models/layers/activation_checkpoint.h"
 #include "models/transformer.h"
+#include "tests/unit/models/finite_differences.h"
 
 namespace hyperion::models {
 
@@ -85,14 +85,6 @@ std::vector<double> row(const Tensor& matrix, int64_t index) {
   return {values.const_data_ptr<double>(), values.const_data_ptr<double>() + values.numel()};
 }
 
-void give_weights(const Transformer& model, at::ScalarType dtype, double spread) {
-  at::manual_seed(7);
-  for (const ParameterPtr& parameter : model.parameters()) {
-    parameter->weight = (at::randn(parameter->shape, at::kDouble) * spread).to(dtype);
-    parameter->weight.requires_grad_();
-  }
-}
-
 std::vector<Tensor> take_gradients(const std::vector<ParameterPtr>& parameters) {
   std::vector<Tensor> gradients;
   for (const ParameterPtr& parameter : parameters) {
@@ -100,15 +92,6 @@ std::vector<Tensor> take_gradients(const std::vector<ParameterPtr>& parameters) 
     parameter->weight.mutable_grad().reset();
   }
   return gradients;
-}
-
-double loss_and_gradients(const Transformer& model, const Tensor& tokens, const Tensor& labels) {
-  const SequenceContext context = model.context(tokens.size(1), at::kCPU);
-  Tensor x = model.embedding().forward(tokens);
-  for (const TransformerBlock& block : model.blocks()) x = block.forward(x, context);
-  auto [loss, grad] = model.head().loss_and_grad(x.detach(), labels, at::ones({}, at::kDouble));
-  torch::autograd::backward({x}, {grad});
-  return loss.item<double>();
 }
 
 }  // namespace
@@ -316,7 +299,7 @@ TEST_CASE("gradients of a model with experts equal finite differences") {
     if (c.one_expert)
       for (const ExpertBalancePtr& balance : model.balances()) balance->bias->weight[2] = 10.0;
     const Tensor tokens = at::randint(0, 13, {2, 6}), labels = at::randint(0, 13, {2, 6});
-    loss_and_gradients(model, tokens, labels);
+    loss_and_backward(model, tokens, labels);
     const std::vector<ParameterPtr> parameters = model.parameters();
     const std::vector<Tensor> grads = take_gradients(parameters);
     for (size_t i = 0; i < parameters.size(); ++i) {
@@ -324,16 +307,8 @@ TEST_CASE("gradients of a model with experts equal finite differences") {
       if (c.one_expert && parameters[i]->fqn.find(".experts.w") != std::string::npos)
         for (const int64_t without : {0, 1, 3}) CHECK(grads[i][without].count_nonzero().item<int64_t>() == 0);
       const Tensor direction = at::randn(parameters[i]->shape, at::kDouble);
-      constexpr double kStep = 1e-6;
-      const auto shifted = [&](double by) {
-        at::NoGradGuard no_grad;
-        parameters[i]->weight.add_(direction, by);
-        at::AutoGradMode grad_mode(true);
-        return loss_and_gradients(model, tokens, labels);
-      };
-      const double up = shifted(kStep), down = shifted(-2 * kStep);
-      shifted(kStep);
-      const double numeric = (up - down) / (2 * kStep), exact = (grads[i] * direction).sum().item<double>();
+      const double numeric = numeric_derivative(model, parameters[i], direction, 1e-6, tokens, labels);
+      const double exact = (grads[i] * direction).sum().item<double>();
       CHECK(numeric == Approx(exact).epsilon(2e-5).margin(1e-6));
     }
   }
@@ -360,23 +335,14 @@ TEST_CASE(
   CHECK((context.attention_factor != 1) == (length > 5));
   give_weights(model, at::kDouble, 0.3);
   const Tensor tokens = at::randint(0, 13, {2, length}), labels = at::randint(0, 13, {2, length});
-  loss_and_gradients(model, tokens, labels);
+  loss_and_backward(model, tokens, labels);
   const std::vector<ParameterPtr> parameters = model.parameters();
   const std::vector<Tensor> grads = take_gradients(parameters);
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (parameters[i]->fqn.find("attention") == std::string::npos) continue;
     CAPTURE(parameters[i]->fqn);
     const Tensor direction = at::randn(parameters[i]->shape, at::kDouble);
-    constexpr double kStep = 1e-6;
-    const auto shifted = [&](double by) {
-      at::NoGradGuard no_grad;
-      parameters[i]->weight.add_(direction, by);
-      at::AutoGradMode grad_mode(true);
-      return loss_and_gradients(model, tokens, labels);
-    };
-    const double up = shifted(kStep), down = shifted(-2 * kStep);
-    shifted(kStep);
-    CHECK((up - down) / (2 * kStep) ==
+    CHECK(numeric_derivative(model, parameters[i], direction, 1e-6, tokens, labels) ==
           Approx((grads[i] * direction).sum().item<double>()).epsilon(2e-5).margin(1e-6));
   }
 }

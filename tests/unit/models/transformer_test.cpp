@@ -9,40 +9,17 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/allclose.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include "models/flavors/registry.h"
 #include "models/init.h"
+#include "tests/unit/models/finite_differences.h"
 
 namespace hyperion::models {
 
 using at::Tensor;
-
-namespace {
-
-void materialise(const Transformer& model, at::ScalarType dtype, double spread) {
-  at::manual_seed(7);
-  for (const ParameterPtr& parameter : model.parameters()) {
-    parameter->weight = (at::randn(parameter->shape, at::kDouble) * spread).to(dtype);
-    parameter->weight.requires_grad_();
-  }
-}
-
-// Loss of the whole model, gradients into the weights' .grad().
-double loss_and_backward(const Transformer& model, const Tensor& tokens, const Tensor& labels) {
-  const SequenceContext context = model.context(tokens.size(1), at::kCPU);
-  Tensor x = model.embedding().forward(tokens);
-  for (const TransformerBlock& block : model.blocks()) x = block.forward(x, context);
-  auto [loss, grad] = model.head().loss_and_grad(x.detach(), labels, at::ones({}, at::kDouble));
-  torch::autograd::backward({x}, {grad});
-  return loss.item<double>();
-}
-
-}  // namespace
 
 TEST_CASE("names and order of parameters are torchtitan's") {
   const Transformer model(model_args("llama3", "debugmodel", {.n_layers = 1}));
@@ -89,7 +66,7 @@ TEST_CASE("gradients of a two layer fp64 model equal finite differences") {
                                  .vocab_size = 13,
                                  .hidden_dim = 24});
     const Transformer model(args);
-    materialise(model, at::kDouble, 0.3);
+    give_weights(model, at::kDouble, 0.3);
     const Tensor tokens = at::randint(0, 13, {2, 6}), labels = at::randint(0, 13, {2, 6});
     loss_and_backward(model, tokens, labels);
     std::vector<Tensor> grads;
@@ -99,16 +76,8 @@ TEST_CASE("gradients of a two layer fp64 model equal finite differences") {
     for (size_t i = 0; i < parameters.size(); ++i) {
       CAPTURE(parameters[i]->fqn);
       const Tensor direction = at::randn(parameters[i]->shape, at::kDouble);
-      constexpr double kStep = 1e-5;
-      auto shifted = [&](double by) {
-        at::NoGradGuard no_grad;
-        parameters[i]->weight.add_(direction, by);
-        at::AutoGradMode grad_mode(true);
-        return loss_and_backward(model, tokens, labels);
-      };
-      const double up = shifted(kStep), down = shifted(-2 * kStep);
-      shifted(kStep);
-      const double numeric = (up - down) / (2 * kStep), exact = (grads[i] * direction).sum().item<double>();
+      const double numeric = numeric_derivative(model, parameters[i], direction, 1e-5, tokens, labels);
+      const double exact = (grads[i] * direction).sum().item<double>();
       CHECK(numeric == Approx(exact).epsilon(1e-5).margin(1e-7));
     }
   }
@@ -118,7 +87,7 @@ TEST_CASE("with document masks a packed row equals its documents alone") {
   ModelArgs args =
       model_args("llama3", "debugmodel", {.dim = 32, .n_layers = 2, .n_heads = 4, .vocab_size = 13});
   const Transformer model(args);
-  materialise(model, at::kFloat, 0.2);
+  give_weights(model, at::kFloat, 0.2);
   at::NoGradGuard no_grad;
   const Tensor tokens = at::randint(0, 13, {1, 9});
   const Tensor positions = at::tensor({0, 1, 2, 3, 0, 1, 2, 3, 4}, at::kInt).view({1, 9});
