@@ -48,10 +48,10 @@ Job start_job(const config::ResolvedConfig& resolved) {
   job.model.force_load_balance = config.debug.moe_force_load_balance;
   const parallel::Environment environment = job_environment(config);
   // What cannot run is refused before a device is touched.
+  job.data = checked_data(resolved, job.model, environment.world_size);
   const parallel::Mesh mesh(mesh_config(config.parallelism), environment.world_size);
   job.pipeline = plan_pipeline(
       config, job.model, config::microbatches_of(config.training, mesh.degree(parallel::MeshDim::kBatch)));
-  job.data = checked_data(resolved, job.model, environment.world_size);
   const PipelinePlan pipeline = job.pipeline.value_or(PipelinePlan());
   job.runtime = start_runtime(resolved, job.model, environment, pipeline.shares, pipeline.tied_ranks);
   warn_of_slow_steps(config, job.model, job.runtime);
