@@ -7,7 +7,7 @@ set -euo pipefail
 
 usage='usage: scripts/release.sh VERSION [--into FOLDER]
   VERSION  as CMakeLists.txt declares it, such as 0.1.0; CHANGELOG.md must have a section for it
-  --into   the folder of the files; default: dist/VERSION
+  --into   the folder of the files, which must be empty or missing; default: dist/VERSION, emptied if it is there
   HYPERION_RELEASE_CLONE=FOLDER  where the clone is built; default: /tmp/hyperion-release. It is made and removed
   Compiles everything once for each processor, without a compile cache in 20 to 30 minutes of two cores.'
 help_for "$usage" "$@"
@@ -34,6 +34,7 @@ notes() {  # FILE: those of the version
 }
 notes "$root/CHANGELOG.md" | grep '[^[:space:]]' >/dev/null ||
   fail "CHANGELOG.md has no section '## $version' with notes" "move what is under '## Unreleased' there"
+if [ -n "$into" ] && [ -n "$(ls -A -- "$into" 2>/dev/null)" ]; then fail "--into $into is not empty" "name a folder that is empty, or does not exist"; fi
 [ "$(uname -m)" = x86_64 ] || fail "this machine is $(uname -m)" "make releases on x86-64, which compiles for aarch64 too"
 torch=$(setup_result torch)
 [ -e "$torch/lib/libtorch_cpu.so" ] || fail "Hyperion is not set up" "run scripts/setup.sh"
@@ -71,8 +72,7 @@ say "${said//$'\n'/, }"
 "${HYPERION_PYTHON:-python3}" -m venv "$clone/build/sbom"
 retry "$clone/build/sbom/bin/python" -m pip install --quiet --require-hashes -r "$clone/scripts/requirements/release.lock" >&2 ||
   fail "pip could not install scripts/requirements/release.lock" "check the network and pip's settings"
-into=${into:-$root/dist/$version}
-rm -rf "$into"
+[ -n "$into" ] || { into=$root/dist/$version && rm -rf "$into"; }
 mkdir -p "$into"
 cp "$files"/*.whl "$files"/*.tar.gz "$into/"
 "$clone/build/sbom/bin/python" "$clone/scripts/release/make_sbom.py" "$version" "$commit" "$into" \

@@ -34,8 +34,8 @@ class Refusals(unittest.TestCase):
         self.git("add", "--all")
         self.git("commit", "--quiet", "--message=a")
 
-    def assert_refused(self, *texts, version="0.1.0"):
-        done = subprocess.run([self.folder / "scripts/release.sh", version], capture_output=True, text=True, timeout=60)
+    def assert_refused(self, *texts, version="0.1.0", options=()):
+        done = subprocess.run([self.folder / "scripts/release.sh", version, *options], capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("  remedy: ", done.stderr)
         for text in texts:
@@ -49,6 +49,13 @@ class Refusals(unittest.TestCase):
 
     def test_another_version_than_the_program_has(self):
         self.assert_refused("declares version 0.1.0, not 0.2.0", version="0.2.0")
+
+    def test_a_folder_that_holds_other_files(self):
+        with tempfile.TemporaryDirectory() as into:
+            other = Path(into, "hyperion-0.0.9.tar.gz")
+            other.touch()
+            self.assert_refused(f"--into {into} is not empty", options=["--into", into])
+            self.assertTrue(other.exists())
 
     def test_files_that_are_not_as_in_the_commit(self):
         (self.folder / "new.txt").touch()
