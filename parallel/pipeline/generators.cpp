@@ -14,8 +14,6 @@ namespace {
 
 using enum PipelineOp;
 
-constexpr int64_t kMaxMicrobatches = 1'000'000;
-
 // A rank's list while it is made. Each stage takes its microbatches in order; those from `microbatches` on
 // are counted but left out.
 class RankList {
@@ -204,14 +202,7 @@ std::vector<int> ranks_of_stages(PipelineKind kind, int ranks, int stages_per_ra
 }
 
 PipelineSchedule make_schedule(PipelineKind kind, const PipelineShape& shape) {
-  const int64_t in_a_step = int64_t{shape.microbatches} * shape.batches;
-  if (in_a_step > kMaxMicrobatches) {
-    throw_config(
-        "a step has {} microbatches of parallelism.pipeline_parallel_microbatch_size, expected at most {}: "
-        "raise it, or lower training.local_batch_size or training.global_batch_size",
-        in_a_step, kMaxMicrobatches);
-  }
-  const int ranks = shape.ranks, all = static_cast<int>(in_a_step);
+  const int ranks = shape.ranks, all = microbatches_of_step(shape.microbatches, shape.batches);
   const StagesPerRank allowed = stages_per_rank(kind);
   if (kind == PipelineKind::kSingle || kind == PipelineKind::kMulti) {
     throw_config(
