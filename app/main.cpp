@@ -114,8 +114,8 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command)
   ignore_closed_pipe();
   drop_stack_frames_from_cerr();
   // A dry run that RANK gives a place among NGPU ranks is one process; trainer::job_environment() reads both.
-  const bool plays_a_rank =
-      environment_variable("NGPU") && environment_variable("WORLD_SIZE").value_or("").empty();
+  const bool plays_a_rank = environment_variable("NGPU") && environment_variable("RANK") &&
+                            environment_variable("WORLD_SIZE").value_or("").empty();
   const parallel::Environment environment =
       plays_a_rank ? parallel::Environment() : parallel::read_environment();
   parallel::set_own_rank(environment);
