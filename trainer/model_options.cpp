@@ -53,18 +53,21 @@ models::ActivationCheckpointing activation_checkpointing(const config::JobConfig
 std::optional<std::string> separate_products(models::Transformer& model, const parallel::FsdpContext& fsdp) {
   if (!fsdp.options().pack_weights) return std::nullopt;
   std::vector<std::string> reasons;
-  std::set<const Parameter*> named;
+  std::set<std::string> named;
   for (const auto& [name, linear] : model.linears()) {
     const Parameter& weight = *linear->weight();
-    if (!weight.pack || !weight.fqn.starts_with("layers.0.")) continue;  // all blocks are alike
+    if (!weight.pack) continue;
     std::string reason;
     if (linear->float8() != nullptr)
       reason = "FP8 scales each weight alone";
     else if (weight.rows() % fsdp.shard().size() != 0)
       reason = fmt::format("{} rows of {} do not divide by {}", weight.rows(), name,
                            counted(fsdp.shard().size(), "shard"));
-    if (!reason.empty() && named.insert(weight.pack.get()).second)
-      reasons.push_back(fmt::format("{}: {}", weight.pack->fqn.substr(std::size("layers.0.") - 1), reason));
+    // "layers.0.attention.wqkv" without the block: most blocks are alike.
+    const std::string& pack = weight.pack->fqn;
+    const std::string in_block = pack.substr(pack.find('.', pack.find('.') + 1) + 1);
+    if (!reason.empty() && named.insert(in_block).second)
+      reasons.push_back(fmt::format("{}: {}", in_block, reason));
   }
   if (reasons.empty()) return std::nullopt;
   return fmt::format("Layers that read one input are multiplied one by one ({})", fmt::join(reasons, "; "));

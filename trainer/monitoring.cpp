@@ -180,7 +180,7 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run, 
   log_info("Model {} {} size: {} total parameters", run.config.model.name, run.config.model.flavor,
            metrics::python_grouped(static_cast<double>(counts.total), 0));
   if (model.masks_documents && !run.config.training.document_mask)
-    log_info("v0.2.2 masks documents in this flavour: training.document_mask = true is the same here");
+    log_warning("torchtitan masks documents in this flavour: training.document_mask = true is the same here");
   if (model.num_experts > 0)
     log_info("Experts: {} in {} of {} blocks, {} of them for each token{}; {} active parameters",
              model.num_experts, models::blocks_with_experts(model), model.n_layers, model.top_k,

@@ -91,6 +91,20 @@ CurveSettings configured_settings(const config::ResolvedConfig& resolved, const 
   add("model.norm_eps", model.norm_eps);
   add("model.rope_theta", model.rope_theta);
   add("model.rope_scaling", model.rope_scaling);
+  add("model.rope_yarn", model.rope_yarn);
+  if (model.rope_scaling || model.rope_yarn) {
+    add("model.rope_factor", model.rope_factor);
+    add("model.rope_original_length", model.rope_original_length);
+  }
+  if (model.rope_scaling) {
+    add("model.rope_low_freq_factor", model.rope_low_freq_factor);
+    add("model.rope_high_freq_factor", model.rope_high_freq_factor);
+  }
+  if (model.rope_yarn) {
+    add("model.rope_beta_fast", model.rope_beta_fast);
+    add("model.rope_beta_slow", model.rope_beta_slow);
+    add("model.rope_mscale", model.rope_mscale);
+  }
   add("model.activation", text_of(model.activation));
   add("model.rope_style", model.rope_style == models::RopeStyle::kInterleaved ? "interleaved" : "half-split");
   if (model.num_experts > 0) {
