@@ -238,7 +238,8 @@ std::string probe_writable(const fs::path& folder) {
 struct StateShapes {
   StateShapes(const checkpointing::ResumePlan& plan, const config::JobConfig& configured,
               const models::ModelArgs& args, const parallel::Mesh& mesh,
-              const parallel::Environment& environment, data::DataLoader& loader)
+              const parallel::Environment& environment, data::DataLoader& loader,
+              const trainer::Pipeline* pipeline)
       : groups(mesh, environment, {.backend = parallel::CommBackend::kFake}),
         model(trainer::make_model_and_optimizer(
             args, plan.config,
@@ -247,6 +248,7 @@ struct StateShapes {
              .groups = groups,
              .device = at::kCPU,
              .float8 = {.cpu = false, .compute_capability = 100, .name = "a GPU"},
+             .pipeline = pipeline,
              .without_memory = true})) {
     for (const std::string& warning : model.float8.warnings) log_warning("{}", warning);
     config::JobConfig::Ema averages = plan.config.ema;
@@ -479,7 +481,8 @@ class JobCheck {
   }
 
   std::string describe_state() {
-    state_ = std::make_unique<StateShapes>(*plan_, config(), model_, *mesh_, environment_, *loader_);
+    state_ = std::make_unique<StateShapes>(*plan_, config(), model_, *mesh_, environment_, *loader_,
+                                           pipeline_ ? &pipeline_->pipeline : nullptr);
     if (!start_.checkpoint) return "new weights and optimizer states";
     const auto items =
         checkpointing::plan_component_load(*start_.checkpoint, state_->parts, plan_->config, model_);

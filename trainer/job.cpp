@@ -52,8 +52,11 @@ Job start_job(const config::ResolvedConfig& resolved) {
   const parallel::Mesh mesh(mesh_config(config.parallelism), environment.world_size);
   job.pipeline = plan_pipeline(
       config, job.model, config::microbatches_of(config.training, mesh.degree(parallel::MeshDim::kBatch)));
-  const PipelinePlan pipeline = job.pipeline.value_or(PipelinePlan());
-  job.runtime = start_runtime(resolved, job.model, environment, pipeline.shares, pipeline.tied_ranks);
+  const bool pipelined = job.pipeline.has_value();
+  job.runtime = start_runtime(
+      resolved, job.model, environment,
+      pipelined ? std::span<const PipelineShare>(job.pipeline->shares) : std::span<const PipelineShare>(),
+      pipelined ? job.pipeline->tied_ranks : std::nullopt);
   warn_of_slow_steps(config, job.model, job.runtime);
   job.seed = common_seed(config, job.runtime);
   job.loader = training_loader(
@@ -65,7 +68,7 @@ Job start_job(const config::ResolvedConfig& resolved) {
                               {{"seed", std::to_string(job.seed)},
                                {"data", std::to_string(job.loader->fingerprint())},
                                {"tokenizer", job.data.tokenizer->hash()},
-                               {"pipeline schedule", pipeline.listed}});
+                               {"pipeline schedule", pipelined ? job.pipeline->pipeline.listed : ""}});
   return job;
 }
 

@@ -54,7 +54,6 @@ constexpr const char* kGradientDump = "HYPERION_DUMP_GRADIENTS";
 
 // Every parameter of the model, with what this rank holds of it.
 std::vector<checkpointing::ModelParameter> described_parameters(const ModelAndOptimizer& made,
-                                                                const std::optional<Pipeline>& pipeline,
                                                                 const ModelContext& context,
                                                                 at::ScalarType dtype) {
   std::map<const Parameter*, size_t> held;
@@ -63,7 +62,7 @@ std::vector<checkpointing::ModelParameter> described_parameters(const ModelAndOp
   std::set<const Parameter*> known;  // a tied table is its first unit's
   const std::vector<models::UnitParameters>& units = made.transformer->units();
   for (size_t unit = 0; unit < units.size(); ++unit) {
-    const int home = pipeline ? rank_of_unit(*pipeline, unit) : 0;
+    const int home = context.pipeline != nullptr ? rank_of_unit(*context.pipeline, unit) : 0;
     for (const ParameterPtr& parameter : units[unit].parameters) {
       if (!known.insert(parameter.get()).second) continue;
       const Placement placement = parallel::placement_of(*parameter, home, context.mesh, context.rank);
@@ -119,14 +118,14 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
       context.mesh, context.rank, context.groups.get(parallel::MeshDim::kFsdp),
       context.groups.get(parallel::MeshDim::kDpReplicate), sharding, tensor);
   const models::ActivationCheckpointing checkpointing = activation_checkpointing(config, *made.transformer);
-  const std::optional<Pipeline> pipeline = configured_pipeline(config, args);
-  if (pipeline) {
+  if (context.pipeline != nullptr) {
+    const Pipeline& pipeline = *context.pipeline;
     parallel::Communicator& ranks = context.groups.get(parallel::MeshDim::kPp);
     const StageGroups transfers = {ranks, context.groups.pp_down()};
-    if (context.device.is_cuda()) connect_stages(*pipeline, transfers, context.device);
-    made.stage = std::make_unique<Stage>(*made.transformer, units_of_rank(*pipeline, ranks.rank()),
-                                         *made.fsdp, checkpointing);
-    made.schedule = std::make_unique<ScheduleRunner>(*made.stage, *pipeline, transfers, context.device);
+    if (context.device.is_cuda()) connect_stages(pipeline, transfers, context.device);
+    made.stage = std::make_unique<Stage>(*made.transformer, units_of_rank(pipeline, ranks.rank()), *made.fsdp,
+                                         checkpointing);
+    made.schedule = std::make_unique<ScheduleRunner>(*made.stage, pipeline, transfers, context.device);
   } else {
     made.stage = std::make_unique<Stage>(*made.transformer, *made.fsdp, checkpointing);
     made.schedule = std::make_unique<ScheduleRunner>(
@@ -135,9 +134,11 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   }
   made.transformer->allocate_balances(context.without_memory ? at::Device(at::kMeta) : context.device);
   made.parameters = made.stage->parameters();
-  if (parallel::Communicator* ranks = context.groups.tied())
+  if (parallel::Communicator* ranks = context.groups.tied()) {
+    if (context.device.is_cuda()) connect_pairs(*ranks, context.device, {1, 1}, {1, 1});
     made.tied = std::make_unique<TiedTable>(*ranks, *made.stage);
-  made.described = described_parameters(made, pipeline, context, sharding.state_dtype);
+  }
+  made.described = described_parameters(made, context, sharding.state_dtype);
   made.optimizer = std::make_unique<optim::Adam>(made.parameters, config.optimizer);
   return made;
 }

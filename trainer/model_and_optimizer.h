@@ -44,7 +44,8 @@ struct ModelContext {
   const parallel::ProcessGroups& groups;
   at::Device device;
   Float8Device float8{};
-  bool without_memory = false;  // masters, gradients and states have shapes only (the meta device)
+  const Pipeline* pipeline = nullptr;  // null: this rank runs all layers
+  bool without_memory = false;         // masters, gradients and states have shapes only (the meta device)
 };
 
 // Divides the model's layers over the tensor parallel ranks, converts the linears to FP8 and shards what is

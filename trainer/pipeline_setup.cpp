@@ -193,10 +193,9 @@ std::optional<PipelinePlan> plan_pipeline(const config::JobConfig& config, const
   const models::Transformer transformer(model);
   const size_t head = transformer.units().size() - 1;
 
-  PipelinePlan plan;
+  PipelinePlan plan{.pipeline = *pipeline};
   plan.ranks.resize(schedule.ranks.size());
   plan.shares.resize(schedule.ranks.size());
-  plan.listed = pipeline->listed;
   plan.tied_ranks = ranks_of_tied_table(pipeline, model);
   std::vector<std::string> stages;
   std::vector<int> kept_inputs;  // by stage, of one microbatch

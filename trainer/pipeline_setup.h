@@ -44,11 +44,11 @@ struct PipelinePlan {
     double parameters = 0;
     int kept_microbatches = 0;  // at once, each stage counted
   };
-  std::string text;  // stages, schedule, bubble and kept microbatches
+  Pipeline pipeline;
+  std::string text{};  // stages, schedule, bubble and kept microbatches
   double bubble = 0;
-  std::vector<Rank> ranks;
-  std::vector<PipelineShare> shares;                // by rank
-  std::string listed{};                             // Pipeline::listed
+  std::vector<Rank> ranks{};
+  std::vector<PipelineShare> shares{};              // by rank
   std::optional<std::pair<int, int>> tied_ranks{};  // ranks_of_tied_table()
   std::vector<std::string> warnings{};
 };

@@ -80,7 +80,8 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
        .rank = runtime.rank(),
        .groups = *runtime.groups,
        .device = runtime.device,
-       .float8 = {runtime.device.is_cpu(), runtime.compute_capability, runtime.device_name}});
+       .float8 = {runtime.device.is_cpu(), runtime.compute_capability, runtime.device_name},
+       .pipeline = job_.pipeline ? &job_.pipeline->pipeline : nullptr});
   const auto stage_rank =
       static_cast<size_t>(runtime.mesh->coordinate(runtime.rank(), parallel::MeshDim::kPp));
   mover_.emplace(*model_.transformer, runtime.device,

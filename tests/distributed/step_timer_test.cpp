@@ -1,6 +1,8 @@
 // What a rank's own work of a step is, on Gloo and through shared memory.
 #include "parallel/comm/step_timer.h"
 
+#include <chrono>
+#include <functional>
 #include <thread>
 
 #include <catch2/catch.hpp>
@@ -46,6 +48,26 @@ TEST_CASE("waits of another thread, as of one that saves a checkpoint, are not t
   other.join();
   timer.stop();
   CHECK(timer.own_seconds() >= std::chrono::duration<double>(kWaited).count());
+}
+
+TEST_CASE("waits for transfers are those of the outermost wait, and a schedule's time has all of them") {
+  const auto wait = [](RankWait::For what, const std::function<void()>& inside) {
+    RankWait one(at::kCPU, what);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    inside();
+    one.done();
+  };
+  const auto nothing = [] {};
+  StepTimer timer(at::kCPU);
+  ScheduleSpan schedule(at::kCPU);
+  wait(RankWait::For::kTransfer, [&] { wait(RankWait::For::kAll, nothing); });
+  wait(RankWait::For::kAll, [&] { wait(RankWait::For::kTransfer, nothing); });
+  schedule.done();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  timer.stop();
+  CHECK(timer.transfer_wait_seconds() >= 0.04);
+  CHECK(timer.schedule_seconds() >= timer.transfer_wait_seconds() + 0.04);
+  CHECK(timer.own_seconds() >= 0.02);
 }
 
 }  // namespace hyperion::parallel
