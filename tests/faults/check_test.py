@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 
+import warm_start
 from checkpoints import CheckpointTest
 from jobs import BINARY, PATIENCE, ROOT, main
 
@@ -17,7 +18,7 @@ class Check(CheckpointTest):
         before = self.tree()
         # No device is asked for.
         environment = {**os.environ, "HYPERION_DEVICE": "cuda", **{name: str(value) for name, value in (env or {}).items()}}
-        done = subprocess.run([BINARY, "check", self.folder / config, *options], capture_output=True, text=True, timeout=PATIENCE,
+        done = warm_start.run([BINARY, "check", self.folder / config, *options],
                               cwd=self.folder, env=environment)
         text = done.stdout + done.stderr
         self.assertEqual(done.returncode, code, text)
@@ -46,7 +47,7 @@ class Check(CheckpointTest):
         self.check(says=["1 rank"])
         self.check(says=["\nNothing is wrong.\n"])
         self.check("--no-such", code=2)
-        help_text = subprocess.run([BINARY, "check", "--help"], capture_output=True, text=True, timeout=PATIENCE).stdout
+        help_text = warm_start.run([BINARY, "check", "--help"]).stdout
         self.assertIn("--ranks", help_text)
 
     def test_who_writes_checkpoints_is_said_with_the_reason(self):
@@ -104,8 +105,8 @@ class Check(CheckpointTest):
 
     def test_a_token_shard_whose_tokens_have_changed_is_found(self):
         shard = self.folder / "shard"
-        subprocess.run([BINARY, "tokenize", "--out", str(shard), "--tokenizer", str(ROOT / "tests/assets/tokenizer"),
-                        str(self.folder / "data.jsonl")], check=True, capture_output=True, timeout=PATIENCE)
+        warm_start.run([BINARY, "tokenize", "--out", str(shard), "--tokenizer", str(ROOT / "tests/assets/tokenizer"),
+                        str(self.folder / "data.jsonl")], check=True)
         self.check("--training.dataset=jsonl", f"--training.dataset_path={shard}")
         tokens = bytearray((shard / "tokens.bin").read_bytes())
         tokens[100] ^= 1
@@ -241,9 +242,8 @@ class Check(CheckpointTest):
     def test_warnings_come_after_the_table(self):
         self.run_job("--training.steps=6", "--lr_scheduler.total_steps=8", code=0)
         (self.step(6) / ".metadata").write_bytes(b"damaged")
-        done = subprocess.run([BINARY, "check", "job.toml", "--lr_scheduler.total_steps=8", "--lr_scheduler.warmup_steps=20",
-                               "--checkpoint.on_config_change=override"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              timeout=PATIENCE, cwd=self.folder)
+        done = warm_start.run([BINARY, "check", "job.toml", "--lr_scheduler.total_steps=8", "--lr_scheduler.warmup_steps=20",
+                               "--checkpoint.on_config_change=override"], stderr=subprocess.STDOUT, cwd=self.folder)
         self.assertEqual(done.returncode, 0, done.stdout)
         lines = done.stdout.splitlines()
         warnings = [i for i, line in enumerate(lines) if "WARNING" in line]

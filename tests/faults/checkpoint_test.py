@@ -7,11 +7,11 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import unittest
 
+import warm_start
 from checkpoints import CheckpointTest
-from jobs import BINARY, PATIENCE, ROOT, main
+from jobs import BINARY, ROOT, main
 
 
 class PreCheckpoint(CheckpointTest):
@@ -300,7 +300,7 @@ class Contents(CheckpointTest):
         self.run_job("--training.steps=2", "--ema.enable", code=0)
         for command in (["generate", self.step(2), "--prompt", "Document", "--max-tokens", "4"],
                         ["eval", self.step(2), "--data", self.folder / "data.jsonl", "--seq-len", "32", "--ema"]):
-            done = subprocess.run([BINARY, *map(str, command)], capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
+            done = warm_start.run([BINARY, *map(str, command)], cwd=ROOT)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertTrue(done.stdout.strip())
 

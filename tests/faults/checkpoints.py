@@ -3,9 +3,9 @@
 import json
 import re
 import shlex
-import subprocess
 
-from jobs import BINARY, PATIENCE, TOML, JobTest
+import warm_start
+from jobs import BINARY, TOML, JobTest
 
 CHECKPOINT_TOML = TOML.replace("steps = 5", "steps = 8\nglobal_batch_size = 4") + """
 [checkpoint]
@@ -57,7 +57,7 @@ class CheckpointTest(JobTest):
 
     def tool(self, *arguments, code=0):
         """stdout of `hyperion ckpt ...`."""
-        done = subprocess.run([BINARY, "ckpt", *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE)
+        done = warm_start.run([BINARY, "ckpt", *map(str, arguments)])
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         return done.stdout
 

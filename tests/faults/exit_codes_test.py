@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 
+import warm_start
 from jobs import BINARY, PATIENCE, JobTest, main
 
 
@@ -112,8 +113,7 @@ class ExitCodes(JobTest):
                                 "--checkpoint.enable", "--checkpoint.interval=2"], cwd=self.folder, timeout=PATIENCE,
                                stdout=subprocess.DEVNULL, env={**os.environ, "HYPERION_DEVICE": "cpu"})
                 self.assertEqual((self.folder / "code").read_text().strip(), "0")
-                subprocess.run([BINARY, "ckpt", "verify", self.folder / name / "checkpoint" / "step-5"], check=True,
-                               stdout=subprocess.DEVNULL)
+                warm_start.run([BINARY, "ckpt", "verify", self.folder / name / "checkpoint" / "step-5"], check=True)
 
     def test_what_is_running_stands_in_the_log(self):
         job = self.run_job("--training.global_batch_size=8", "--lr_scheduler.warmup_steps=9", "--training.steps=2", ranks=2, code=0, says=[

@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+import warm_start
 from checkpoints import CheckpointTest
 from jobs import ALL, BINARY, PATIENCE, ROOT, main
 
@@ -183,17 +184,17 @@ class HostileInputs(CheckpointTest):
     def run_program(self, *arguments, code, says=(), seconds=PATIENCE, memory=None, **options):
         """Output of `hyperion ...`. `memory`: bytes of address space beyond what it takes before it reads anything. What is freed is
         given back then: what the allocator keeps for later, in pieces that grow, would count too."""
-        limit = self.address_space + memory if memory else resource.RLIM_INFINITY
-        of_memory = {"MALLOC_CONF": "retain:false"} if memory else {}
-        process = subprocess.Popen([BINARY, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                   cwd=self.folder, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
-                                   env={**os.environ, "HYPERION_DEVICE": "cpu", "OMP_NUM_THREADS": "1", **of_memory,
-                                        **options.pop("environment", {})}, **options)
-        try:
-            output, _ = process.communicate(timeout=seconds)
-        finally:
-            process.kill()
-        self.assertEqual(process.returncode, code, output[-3000:])
+        command = [BINARY, *map(str, arguments)]
+        environment = {**os.environ, "HYPERION_DEVICE": "cpu", "OMP_NUM_THREADS": "1", **options.pop("environment", {})}
+        if memory or options:
+            limit = self.address_space + memory if memory else resource.RLIM_INFINITY
+            environment |= {"MALLOC_CONF": "retain:false"} if memory else {}
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=self.folder, env=environment, timeout=seconds,
+                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)), **options)
+        else:
+            done = warm_start.run(command, stderr=subprocess.STDOUT, cwd=self.folder, env=environment, timeout=seconds, text=False)
+        output = done.stdout
+        self.assertEqual(done.returncode, code, output[-3000:])
         for words in says:
             self.assertIn(words.encode() if isinstance(words, str) else words, output)
         return output

@@ -15,6 +15,8 @@ import time
 import unittest
 from pathlib import Path
 
+import warm_start
+
 BINARY = Path(sys.argv[1]).resolve()
 ROOT = Path(__file__).resolve().parents[2]
 ALL = "all" in sys.argv[2:]  # also what shows a second time what the rest shows (label slow)
@@ -47,18 +49,20 @@ class Job:
     """One or more ranks of the program, with what they printed.
 
     `per_rank`: further options of each rank. `before`: rank -> words before its command, such as a limit to run under.
-    `config`: the TOML file, by default the folder's job.toml.
+    `env_of`: rank -> variables of its own. `config`: the TOML file, by default the folder's job.toml. `cold`: nothing is loaded before
+    (warm_start.py), where its memory is measured.
     """
 
-    def __init__(self, folder, *options, ranks=1, env=None, per_rank=None, before=None, config=None):
+    def __init__(self, folder, *options, ranks=1, env=None, per_rank=None, before=None, config=None, env_of=None, cold=False):
         self.port = socket.socket()  # held until the end: rank 0 can listen on it, and nobody else is given it
         self.port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.port.bind(("127.0.0.1", 0))
         self.ranks = []
+        started = subprocess.Popen if cold else warm_start.start
         for rank in range(ranks):
             own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port.getsockname()[1], "OMP_NUM_THREADS": 1, "HYPERION_DEVICE": "cpu",
-                   "LOG_RANK": ",".join(map(str, range(ranks))), **(env or {})}
+                   "LOG_RANK": ",".join(map(str, range(ranks))), **(env or {}), **(env_of or {}).get(rank, {})}
             if own["HYPERION_DEVICE"] == "cuda" and not any("speed_check_seconds" in str(option) for option in options):
                 options = (*options, "--comm.speed_check_seconds=0")  # simulated GPUs are not equally fast
             words = [*(before or {}).get(rank, [])]
@@ -70,8 +74,8 @@ class Job:
             path.write_bytes(b"")  # an earlier job's
             # For appending: the rank would write at the place in the file that text() moves.
             output = open(path, "a+", encoding="utf-8", errors="replace")
-            self.ranks.append((subprocess.Popen(command, env={**os.environ, **{k: str(v) for k, v in own.items()}},
-                                                stdout=output, stderr=subprocess.STDOUT, cwd=folder), output))
+            environment = {**os.environ, **{name: str(value) for name, value in own.items()}}
+            self.ranks.append((started(command, env=environment, cwd=folder, stdout=output, stderr=output), output))
 
     def text(self, rank=0):
         output = self.ranks[rank][1]

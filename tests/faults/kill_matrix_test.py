@@ -15,15 +15,15 @@ same command is run again and must end with the loss lines of the undisturbed ru
 import itertools
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import warm_start
 from checkpoints import CHECKPOINT_TOML
-from jobs import BINARY, PATIENCE, ROOT, Job
+from jobs import BINARY, ROOT, Job
 
 # Rank 0 makes a checkpoint of the files while the others wait for it.
 BOTH = ["ckpt.plan", "ckpt.stage", "ckpt.before_data", "ckpt.mid_data", "ckpt.after_data"]
@@ -80,8 +80,7 @@ def outcome(folder: Path) -> tuple[dict, str]:
     lines = map(json.loads, (folder / "out" / "metrics.jsonl").read_text().splitlines())
     curve = {line["step"]: (line["loss_metrics/global_avg_loss"], line["grad_norm"], line["lr"])
              for line in lines if "event" not in line}
-    digest = subprocess.run([BINARY, "ckpt", "digest", folder / "out" / "checkpoint" / f"step-{LAST_STEP}"],
-                            capture_output=True, text=True, timeout=PATIENCE)
+    digest = warm_start.run([BINARY, "ckpt", "digest", folder / "out" / "checkpoint" / f"step-{LAST_STEP}"])
     return curve, digest.stdout + digest.stderr
 
 
@@ -91,7 +90,7 @@ def checkpoints(folder: Path) -> list[str]:
 
 def verify(folder: Path, problems: list[str], invariant: str) -> None:
     for path in (folder / "out" / "checkpoint").glob("step-*"):
-        done = subprocess.run([BINARY, "ckpt", "verify", path], capture_output=True, text=True, timeout=PATIENCE)
+        done = warm_start.run([BINARY, "ckpt", "verify", path])
         if done.returncode != 0:
             problems.append(f"{invariant}: {path.name}: {done.stdout}{done.stderr}")
 

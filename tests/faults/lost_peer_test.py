@@ -38,16 +38,16 @@ class RecordedRanks(JobTest):
             path.unlink()
 
     def hosts(self, ranks_of_each):
-        """What stands before each rank's command: the numbers that a launcher on each host would give it."""
+        """Each rank's variables: the numbers that a launcher on each host would give it."""
         places = [(index, count) for count in ranks_of_each for index in range(count)]
-        return {rank: ["env", f"LOCAL_RANK={index}", f"LOCAL_WORLD_SIZE={count}"] for rank, (index, count) in enumerate(places)}
+        return {rank: {"LOCAL_RANK": index, "LOCAL_WORLD_SIZE": count} for rank, (index, count) in enumerate(places)}
 
 
 class CpuRanks(RecordedRanks):
     def start_on(self, connections, *options, ranks, fault):
         """Ranks that exchange through memory, or over sockets as if each had a host of its own."""
         hosts = [1] * ranks if connections == "sockets" else [ranks]
-        return self.start(LONG, "--allow-faults", *options, ranks=ranks, before=self.hosts(hosts),
+        return self.start(LONG, "--allow-faults", *options, ranks=ranks, env_of=self.hosts(hosts),
                           env={"FAULT": fault, "GLOO_SOCKET_IFNAME": "lo", "HYPERION_FAILURE_DIR": self.folder / "failures"})
 
     def test_ranks_that_end_in_turns_name_the_lost_one_alone(self):
@@ -245,7 +245,7 @@ class TwoHosts(GpuRanks):
     """Hosts are told apart by the ranks' own numbers: 0 1 and 2 3. Ranks 0 and 2 tell the other host."""
 
     def two_hosts(self, *options, env):
-        return self.start(*options, ranks=4, env=env, before=self.hosts([2, 2]))
+        return self.start(*options, ranks=4, env=env, env_of=self.hosts([2, 2]))
 
     def test_ranks_of_another_host_notice_a_killed_rank_within_ten_seconds(self):
         for killed, schedule in ((1, "eager"), (3, "late"), (2, "eager"), (0, "late")):
@@ -259,7 +259,7 @@ class TwoHosts(GpuRanks):
         for killed in (0, 1):
             with self.subTest(killed=killed):
                 self.forget_records()
-                job = self.start(LONG, "--allow-faults", ranks=2, before=self.hosts([1, 1]),
+                job = self.start(LONG, "--allow-faults", ranks=2, env_of=self.hosts([1, 1]),
                                  env=self.gpus("late", FAULT=f"rank={killed};point=step.bwd;nth=4;action=kill"))
                 self.check_survivors(job, killed)
 

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 
+import warm_start
 from checkpoints import CheckpointTest
 from jobs import BINARY, PATIENCE, ROOT, JobTest, main
 
@@ -261,16 +262,16 @@ class Terminal(JobTest):
         self.assertTrue(done.stdout.startswith(prompt.encode()), done.stdout)
 
     def test_every_command_logs_in_one_format_and_keeps_stdout_for_results(self):
-        tokenize = subprocess.run([BINARY, "tokenize", "--tokenizer", ROOT / "tests/assets/tokenizer", "--out", self.folder / "shard",
-                                   self.folder / "data.jsonl"], capture_output=True, text=True, timeout=PATIENCE)
+        tokenize = warm_start.run([BINARY, "tokenize", "--tokenizer", ROOT / "tests/assets/tokenizer", "--out", self.folder / "shard",
+                                   self.folder / "data.jsonl"])
         self.assertEqual((tokenize.returncode, tokenize.stdout), (0, ""))
         self.assertRegex(tokenize.stderr, f"(?m)^{PREFIX}INFO - Tokenised 1 files")
         tokenizer = self.folder / "tokenizer"  # one that names no BOS, which is logged
         tokenizer.mkdir()
         (tokenizer / "tokenizer.json").write_bytes((ROOT / "tests/assets/tokenizer/tokenizer.json").read_bytes())
         self.run_job("--checkpoint.enable", "--checkpoint.no_last_save_model_only", code=0)
-        done = subprocess.run([BINARY, "eval", self.folder / "out/checkpoint/step-5", "--data", self.folder / "data.jsonl", "--seq-len=32",
-                               f"--tokenizer={tokenizer}", "--allow-other-tokenizer", "--max-batches=1", "--json"], capture_output=True, text=True, timeout=PATIENCE)
+        done = warm_start.run([BINARY, "eval", self.folder / "out/checkpoint/step-5", "--data", self.folder / "data.jsonl", "--seq-len=32",
+                               f"--tokenizer={tokenizer}", "--allow-other-tokenizer", "--max-batches=1", "--json"])
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertGreater(json.loads(done.stdout)["loss"], 0)
         for line in done.stderr.splitlines():

@@ -6,10 +6,10 @@ Standard library only. What a step's loss or norm being non-finite means is in e
 """
 
 import signal
-import subprocess
 
+import warm_start
 from checkpoints import CheckpointTest
-from jobs import BINARY, PATIENCE, main
+from jobs import BINARY, main
 
 # The first update with such a rate makes weights infinite; the loss of its step is that of the weights before it.
 EXPLODES = "--optimizer.lr=3e38"
@@ -78,7 +78,7 @@ class Reads(CheckpointTest):
         file.write_bytes(data)
 
     def run_program(self, *arguments, code, says):
-        done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE, cwd=self.folder)
+        done = warm_start.run([BINARY, *map(str, arguments)], cwd=self.folder)
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         for text in says:
             self.assertIn(text, done.stdout + done.stderr)

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 
+import warm_start
 from checkpoints import CheckpointTest
 from jobs import BINARY, PATIENCE, ROOT, main
 
@@ -19,9 +20,9 @@ WITHOUT_PRIVILEGE = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
 
 class PathTest(CheckpointTest):
     def run_program(self, *arguments, code, says=(), before=(), seconds=PATIENCE):
-        done = subprocess.run([*before, BINARY, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds,
-                              cwd=self.folder, env={**os.environ, "HYPERION_DEVICE": "cpu", "OMP_NUM_THREADS": "1"})
-        output = done.stdout.decode(errors="replace")
+        done = warm_start.run([*before, BINARY, *map(str, arguments)], stderr=subprocess.STDOUT, timeout=seconds, cwd=self.folder,
+                              env={**os.environ, "HYPERION_DEVICE": "cpu", "OMP_NUM_THREADS": "1"})
+        output = done.stdout
         self.assertEqual(done.returncode, code, output[-3000:])
         for words in says:
             self.assertIn(words, output)

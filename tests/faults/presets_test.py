@@ -9,8 +9,8 @@ prints the memory that libtorch's allocator reserves at most. Standard library o
 
 import json
 import re
-import subprocess
 
+import warm_start
 from jobs import BINARY, ROOT, JobTest, main
 
 PRESETS = ROOT / "tests/unit/trainer/config/presets"
@@ -26,8 +26,8 @@ class Presets(JobTest):
         super().setUp()
         documents = [" ".join(f"Word {i * 7919 + k} is one of many." for k in range(60)) for i in range(400)]
         (self.folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-        subprocess.run([BINARY, "tokenize", self.folder / "text.jsonl", "--out", self.folder / "shards", "--tokenizer",
-                        ROOT / "tests/assets/tokenizer"], check=True, capture_output=True)
+        warm_start.run([BINARY, "tokenize", self.folder / "text.jsonl", "--out", self.folder / "shards", "--tokenizer",
+                        ROOT / "tests/assets/tokenizer"], check=True)
 
     def dry_run(self, config, ranks, tensor=8):
         """The log, of a GPU that has what the larger communicators leave, and GiB reserved."""

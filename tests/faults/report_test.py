@@ -20,6 +20,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import browser
+import warm_start
 from checkpoints import CheckpointTest
 from jobs import BINARY, PATIENCE, main
 
@@ -64,8 +65,7 @@ class Page(HTMLParser):
 
 class Report(CheckpointTest):
     def report(self, *arguments, code=0, says=()):
-        done = subprocess.run([BINARY, "report", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              text=True, timeout=PATIENCE, cwd=self.folder)
+        done = warm_start.run([BINARY, "report", *map(str, arguments)], stderr=subprocess.STDOUT, cwd=self.folder)
         self.assertEqual(done.returncode, code, done.stdout)
         for text in says:
             self.assertIn(text, done.stdout)

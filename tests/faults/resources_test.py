@@ -13,6 +13,7 @@ import subprocess
 import unittest
 from pathlib import Path
 
+import warm_start
 from jobs import BINARY, PATIENCE, ROOT, JobTest, main
 
 CHECKPOINTS = ("--checkpoint.enable", "--checkpoint.interval=2")
@@ -29,7 +30,7 @@ class Limits(JobTest):
 
     def too_little_memory(self):
         """For 0.8 GB of weights and states: the limit is more than those, but less than with what a small training takes."""
-        job = self.start("--training.steps=100000")
+        job = self.start("--training.steps=100000", cold=True)
         job.wait_for("step:  2")
         peak = re.search(r"VmPeak:\s*(\d+) kB", Path(f"/proc/{job.ranks[0][0].pid}/status").read_text())
         job.end()
@@ -51,7 +52,7 @@ class Limits(JobTest):
 
     def test_no_limit_of_the_address_space_ends_in_an_internal_error_or_an_abort(self):
         """From less than libtorch takes to initialise itself to enough for the whole job."""
-        job = self.start("--training.steps=100000", *ASYNC)
+        job = self.start("--training.steps=100000", *ASYNC, cold=True)
         job.wait_for("step:  2")
         peak = 1024 * int(re.search(r"VmPeak:\s*(\d+) kB", Path(f"/proc/{job.ranks[0][0].pid}/status").read_text())[1])
         job.end()
@@ -102,7 +103,7 @@ class Limits(JobTest):
 
     def test_config_shows_what_does_not_fit_here(self):
         for option in ("--model.args.n_layers=1000000000", "--model.args.vocab_size=1000000000"):
-            done = subprocess.run([BINARY, "config", "job.toml", option], cwd=self.folder, capture_output=True, text=True)
+            done = warm_start.run([BINARY, "config", "job.toml", option], cwd=self.folder)
             self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_weights_that_cannot_fit_are_2_for_commands_as_well(self):

@@ -8,8 +8,8 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 
+import warm_start
 from checkpoints import CheckpointTest, printed_options
 from jobs import ALL, BINARY, PATIENCE, main
 
@@ -182,7 +182,7 @@ class Finished(CheckpointTest):
                         self.assertNotIn("ckpt convert", text)  # it is there
                         continue
                     (command,) = re.findall(rf"that checkpoint.{wanted} asks for, run: hyperion (.*)", text)
-                    subprocess.run([BINARY, *shlex.split(command)], check=True, capture_output=True, timeout=PATIENCE, cwd=self.folder)
+                    warm_start.run([BINARY, *shlex.split(command)], check=True, cwd=self.folder)
                     if wanted == "last_save_in_hf":
                         self.assertEqual((made / "model.safetensors").read_bytes(), direct.read_bytes())
                     else:
@@ -433,8 +433,7 @@ class OtherModels(CheckpointTest):
                      f"--checkpoint.initial_load_path={exported}", code=65, says=["2 layers there, 3 here"])
         other = self.folder / "other.toml"
         other.write_text((self.folder / "job.toml").read_text().replace("n_layers = 2", "n_layers = 3"))
-        done = subprocess.run([BINARY, "eval", exported, "--config", other, "--data", self.folder / "data.jsonl"],
-                              capture_output=True, text=True, timeout=PATIENCE)
+        done = warm_start.run([BINARY, "eval", exported, "--config", other, "--data", self.folder / "data.jsonl"])
         self.assertEqual(done.returncode, 65, done.stderr)
         self.assertIn("another model: 2 layers there, 3 here", done.stderr)
 

@@ -9,8 +9,8 @@ prints a table. Standard library only.
 import json
 import re
 import signal
-import subprocess
 
+import warm_start
 from jobs import BINARY, ROOT, JobTest, main
 
 # Ranks, and the replicas that they are. Of 16,384 ranks without replicas many have no row of a weight: its products are not packed.
@@ -32,8 +32,8 @@ class Scale(JobTest):
         super().setUp()
         documents = [" ".join(f"Word {i * 7919 + k} is one of many." for k in range(60)) for i in range(2000)]
         (self.folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-        subprocess.run([BINARY, "tokenize", self.folder / "text.jsonl", "--out", self.folder / "shards", "--tokenizer",
-                        ROOT / "tests/assets/tokenizer"], check=True, capture_output=True)
+        warm_start.run([BINARY, "tokenize", self.folder / "text.jsonl", "--out", self.folder / "shards", "--tokenizer",
+                        ROOT / "tests/assets/tokenizer"], check=True)
 
     def rank_0_of(self, world, steps, log_freq, *options, **env):
         ranks, replicas = world

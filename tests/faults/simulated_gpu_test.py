@@ -17,6 +17,7 @@ import sys
 import unittest
 from pathlib import Path
 
+import warm_start
 from jobs import ALL, BINARY, PATIENCE, ROOT, JobTest, main
 
 SCHEDULES = ("eager", "late", "1") if ALL else ("late", "1")
@@ -82,7 +83,7 @@ class SimulatedGpu(JobTest):
         self.assertEqual(codes, [0] * ranks, job.text())
         for rank in range(ranks):
             self.assertNotIn("checkpoints are written while training waits", job.text(rank))
-        digest = subprocess.run([BINARY, "ckpt", "digest", folder / "out/checkpoint/step-5"], capture_output=True, text=True)
+        digest = warm_start.run([BINARY, "ckpt", "digest", folder / "out/checkpoint/step-5"])
         self.assertEqual(digest.returncode, 0, digest.stderr)
         losses = [line[key] for line in self.metrics(folder) for key in ("loss_metrics/global_avg_loss", "validation_metrics/loss") if key in line]
         self.assertEqual(len(losses), 7 if "--validation.enable" in options else 5)
@@ -118,8 +119,8 @@ class SimulatedGpu(JobTest):
     def test_text_that_one_thread_cannot_tokenise_for_the_gpu_is_said_at_the_start_and_shards_are_not(self):
         (self.folder / "data.jsonl").rename(self.folder / "text.jsonl")
         text, shards = (f"--training.dataset_path={self.folder / name}" for name in ("text.jsonl", "shards"))
-        made = subprocess.run([BINARY, "tokenize", self.folder / "text.jsonl", "--out", self.folder / "shards", "--tokenizer",
-                               ROOT / "tests/assets/tokenizer"], capture_output=True, text=True)
+        made = warm_start.run([BINARY, "tokenize", self.folder / "text.jsonl", "--out", self.folder / "shards", "--tokenizer",
+                               ROOT / "tests/assets/tokenizer"])
         self.assertEqual(made.returncode, 0, made.stderr)
         warning = "text is tokenised by one thread on each rank, for all 1 rank"
         self.run_job(text, code=0, says=[warning, "hyperion tokenize"], env=self.gpu())

@@ -178,7 +178,7 @@ class Slow(CheckpointTest):
         for mode in ("disabled", "async", "async_with_pinned_mem"):
             self.steps_folder = self.folder / "out" / mode
             job = self.start(*options, f"--checkpoint.async_mode={mode}", f"--checkpoint.folder={mode}", "--allow-faults",
-                             **({} if mode == "disabled" else slow))
+                             cold=True, **({} if mode == "disabled" else slow))
             peak, unfinished = self.peak(job)
             self.assertEqual(job.codes(), [0], job.text())
             self.assertEqual(self.saved(), ([1, 2, 3, 4], []))

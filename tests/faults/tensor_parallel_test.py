@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 
+import warm_start
 from checkpoints import CheckpointTest
 from jobs import BINARY, PATIENCE, ROOT, JobTest, main
 
@@ -93,8 +94,7 @@ class TensorParallel(JobTest):
 
     def test_check_counts_the_parts_of_a_rank(self):
         def check(*options):
-            done = subprocess.run([BINARY, "check", self.folder / "job.toml", "--ranks=8", *options], capture_output=True, text=True,
-                                  timeout=PATIENCE, cwd=self.folder)
+            done = warm_start.run([BINARY, "check", self.folder / "job.toml", "--ranks=8", *options], cwd=self.folder)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             return done.stdout
         self.assertRegex(check(TP + "4"), r"ranks +right +pp 1 x dp_replicate 1 x dp_shard 2 x cp 1 x tp 4 = 8 ranks")
@@ -107,8 +107,8 @@ class TensorParallel(JobTest):
         text = (self.folder / "job.toml").read_text() + "[parallelism]\ntensor_parallel_degree = 2\n"
         text = text.replace("n_heads = 4", "n_heads = 4\nhidden_dim = 25\nvocab_size = 2051\nn_kv_heads = 2")
         (self.folder / "two.toml").write_text(text)
-        done = subprocess.run([BINARY, "generate", self.folder / "out/checkpoint/step-1", "--prompt=It", "--config=two.toml",
-                               "--max-tokens=2"], capture_output=True, text=True, timeout=PATIENCE, cwd=self.folder,
+        done = warm_start.run([BINARY, "generate", self.folder / "out/checkpoint/step-1", "--prompt=It", "--config=two.toml",
+                               "--max-tokens=2"], cwd=self.folder,
                               env={**os.environ, "HYPERION_DEVICE": "cpu"})
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("parallelism.tensor_parallel_degree = 2 of two.toml has no effect here: this command runs on one rank", done.stderr)

@@ -8,8 +8,9 @@ Standard library only. The tools' own cases are in tests/unit/checkpoint/tools/.
 import shutil
 import subprocess
 
+import warm_start
 from checkpoints import CheckpointTest
-from jobs import BINARY, PATIENCE, ROOT, main
+from jobs import BINARY, ROOT, main
 
 
 class Tools(CheckpointTest):
@@ -21,8 +22,7 @@ class Tools(CheckpointTest):
 
     def run_program(self, *arguments, code=0, says=(), cwd=None):
         """What `hyperion ...` prints, on stdout and stderr, started in the test's folder."""
-        done = subprocess.run([BINARY, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              timeout=PATIENCE, cwd=cwd or self.folder)
+        done = warm_start.run([BINARY, *map(str, arguments)], stderr=subprocess.STDOUT, cwd=cwd or self.folder)
         self.assertEqual(done.returncode, code, done.stdout)
         for text in says:
             self.assertIn(text, done.stdout)

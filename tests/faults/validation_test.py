@@ -4,9 +4,9 @@
 """
 
 import json
-import subprocess
 
-from jobs import BINARY, PATIENCE, JobTest, main
+import warm_start
+from jobs import BINARY, JobTest, main
 
 JOB = ["--training.steps=1", "--training.local_batch_size=1", "--training.global_batch_size=12", "--validation.enable",
        "--training.mixed_precision_param=float32", "--validation.dataset=jsonl", "--validation.seq_len=32",
@@ -38,9 +38,8 @@ class Validation(JobTest):
 
     def test_sequences_are_the_first_ones_of_the_data(self):
         loss = self.loss("--validation.sequences=7", "--checkpoint.enable", "--checkpoint.no_last_save_model_only", ranks=2)
-        done = subprocess.run([BINARY, "eval", self.folder / "out" / "checkpoint" / "step-1", "--data", self.folder / "data.jsonl",
-                               "--seq-len=32", "--batch-size=1", "--max-batches=7", "--json"], capture_output=True, text=True,
-                              timeout=PATIENCE, cwd=self.folder)
+        done = warm_start.run([BINARY, "eval", self.folder / "out" / "checkpoint" / "step-1", "--data", self.folder / "data.jsonl",
+                               "--seq-len=32", "--batch-size=1", "--max-batches=7", "--json"], cwd=self.folder)
         self.assertEqual(done.returncode, 0, done.stderr)
         evaluation = json.loads(done.stdout)
         self.assertEqual(evaluation["sequences"], 7)

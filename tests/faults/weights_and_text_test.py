@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 
+import warm_start
 from checkpoints import CheckpointTest, printed_options
 from jobs import BINARY, PATIENCE, ROOT, JobTest, main
 
@@ -29,8 +30,7 @@ class TextTest(CheckpointTest):
         return folder
 
     def run_program(self, *arguments, code=0, says=()):
-        done = subprocess.run([BINARY, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              timeout=PATIENCE, cwd=self.folder)
+        done = warm_start.run([BINARY, *map(str, arguments)], stderr=subprocess.STDOUT, cwd=self.folder)
         self.assertEqual(done.returncode, code, done.stdout)
         for text in says:
             self.assertIn(text, done.stdout)
@@ -78,8 +78,8 @@ class Model(TextTest):
 
     def test_eval_prints_json_alone_whatever_is_said_about_the_checkpoint(self):
         self.run_job("--training.steps=3", code=0)
-        done = subprocess.run([BINARY, "eval", self.without_record(self.step(3)), "--data=data.jsonl", "--seq-len=32",
-                               "--json", f"--tokenizer={self.other}"], capture_output=True, text=True, timeout=PATIENCE,
+        done = warm_start.run([BINARY, "eval", self.without_record(self.step(3)), "--data=data.jsonl", "--seq-len=32",
+                               "--json", f"--tokenizer={self.other}"],
                               cwd=self.folder)
         self.assertGreater(json.loads(done.stdout)["tokens"], 0)
         for text in ("could not be compared", "names no EOS"):

@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, zeros
 
 from cases import HERE, SHARD, WEIGHTS_SEEDS
-from ranks import run_hyperion, run_ranks
+from ranks import preloaded, run_hyperion, run_ranks, warm_start
 
 RANKS = 4
 CONFIG = HERE / "configs" / "llama3.toml"
@@ -71,7 +71,7 @@ def rank_main(checkpoint: Path, folder: Path) -> None:
 
 
 def tool(hyperion: Path, *arguments, code: int = 0) -> str:
-    ran = subprocess.run([hyperion, "ckpt", *map(str, arguments)], capture_output=True, text=True)
+    ran = warm_start.run([hyperion, "ckpt", *map(str, arguments)])
     assert ran.returncode == code, f"{arguments}: {ran.returncode}, expected {code}\n{ran.stdout}{ran.stderr}"
     return ran.stdout + ran.stderr
 
@@ -144,7 +144,8 @@ def main() -> int:
         scratch = Path(name)
         run_hyperion(hyperion, training(2, scratch), 1)
         first, folder = scratch / "checkpoint" / "step-2", scratch / "without collectives"
-        run_ranks([sys.executable, str(Path(__file__).resolve()), str(hyperion), "--rank-of", str(first), str(folder)], RANKS)
+        run_ranks([sys.executable, str(Path(__file__).resolve()), str(hyperion), "--rank-of", str(first), str(folder)], RANKS,
+                  waiting=preloaded(sys.executable, "torch.distributed.checkpoint"))
         assert sorted(path.name for path in folder.iterdir() if path.name.endswith(".metadata")) == [f"__{rank}.metadata" for rank in range(RANKS)]
         check_reading(hyperion, first, folder, scratch)
         check_refusals(hyperion, folder, scratch)

@@ -15,6 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "faults"))
+
+import warm_start  # noqa: E402
+
+WARM = "HYPERION_TEST_WARM"  # set by run.sh: ranks start from a process that has loaded their libraries; never where speed is measured
+PEER_MODULES = "torchao.float8", "torchtitan.train"
 ROOT = HERE.parent.parent  # every rank runs here: v0.2.2's default paths are relative to the repository
 _LIBC = ctypes.CDLL(None)
 _STEP_LINE = re.compile(r"step:\s+(\d+)\s+loss:")
@@ -47,8 +53,9 @@ class JobFailed(RuntimeError):
     """A rank ended with an error, or the time was up. The message has the rank's last lines."""
 
 
-def run_ranks(command: list[str], world: int, threads: int = 1, env: dict | None = None, timeout: float = 900) -> Run:
-    """Runs `command` once a rank, with the environment of torchrun. Ends all ranks when one fails."""
+def run_ranks(command: list[str], world: int, threads: int = 1, env: dict | None = None, timeout: float = 900,
+              waiting: list[str] | None = None) -> Run:
+    """Runs `command` once a rank, with the environment of torchrun. Ends all ranks when one fails. `waiting`: see warm_start.start()."""
     holder = socket.socket()  # until all is done: rank 0 can listen on its port, and nobody else is given it
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("127.0.0.1", 0))
@@ -62,6 +69,12 @@ def run_ranks(command: list[str], world: int, threads: int = 1, env: dict | None
         of_rank = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
         of_rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": threads, **(env or {})}
         environment = os.environ | {key: str(value) for key, value in of_rank.items()}
+        if os.environ.get(WARM):
+            out, into = os.pipe()
+            with open(into, "wb") as output:
+                process = warm_start.start(command, environment, ROOT, output, output, waiting)
+            process.stdout = open(out, errors="replace")
+            return process
         return subprocess.Popen(command, env=environment, cwd=ROOT, text=True, errors="replace",
                                 preexec_fn=functools.partial(_die_with_parent, os.getpid()), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
@@ -103,6 +116,11 @@ def run_ranks(command: list[str], world: int, threads: int = 1, env: dict | None
     return run
 
 
+def preloaded(python: Path | str, *modules: str) -> list[str]:
+    """The command of a process that has imported the modules and waits for programs of that Python."""
+    return [os.path.abspath(python), str(HERE / "peer" / "preloaded.py"), *modules]
+
+
 def run_torchtitan(python: Path, arguments: list[str], world: int, threads: int = 1, env: dict | None = None,
                    timeout: float = 1800, program: str = "peer/torchtitan_cpu.py") -> Run:
     """Runs the peer (a program of this folder, which documents the environment) with that Python."""
@@ -111,7 +129,7 @@ def run_torchtitan(python: Path, arguments: list[str], world: int, threads: int 
     peer |= {"LD_LIBRARY_PATH": ":".join(filter(None, libraries)), **(env or {})}
     with tempfile.TemporaryDirectory() as folder:
         command = [os.path.abspath(python), str(HERE / program), *arguments, f"--job.dump_folder={folder}"]
-        return run_ranks(command, world, threads, peer, timeout)
+        return run_ranks(command, world, threads, peer, timeout, preloaded(python, *PEER_MODULES))
 
 
 def run_hyperion(binary: Path, arguments: list[str], world: int, threads: int = 1, env: dict | None = None,

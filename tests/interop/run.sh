@@ -12,6 +12,7 @@ if ! "$venv/bin/python" -c 'import torch, torchtitan' 2>/dev/null; then
   echo "SKIPPED: no Python with torch and torchtitan at $venv (scripts/setup.sh --interop makes it)"
   exit 77
 fi
+export HYPERION_TEST_WARM=1  # ranks.py
 program=$1
 shift
 exec "$venv/bin/python" "$here/$program" "$@"

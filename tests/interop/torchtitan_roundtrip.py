@@ -12,14 +12,13 @@ hand-over are compared with the run that was not interrupted. Same recorded toke
 import argparse
 import json
 import math
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from cases import HERE, SHARD, WEIGHTS_SEEDS, largest_errors
-from ranks import run_hyperion, run_torchtitan
+from ranks import PEER_MODULES, preloaded, run_hyperion, run_ranks, run_torchtitan
 
 TOLERANCE = {"losses": 1e-5, "grad_norms": 2e-4}
 HAND_OVER, STEPS, GLOBAL_BATCH, SEQ_LEN = 5, 15, 12, 32
@@ -80,9 +79,9 @@ def compare(what: str, resumed: dict, whole: dict) -> Finding:
 def check_with_torch(checkpoint: Path) -> None:
     """PyTorch's own loaders read every tensor and object of what we wrote, whole and cut for 1 to 4 ranks."""
     manifest = checkpoint.parent / "manifest.json"
-    check = [sys.executable, str(HERE / "check_dcp.py"), str(checkpoint), str(manifest)]
-    subprocess.run([*check, "--write-manifest"], check=True, stdout=subprocess.DEVNULL)
-    subprocess.run([*check, "--reshard", "1", "2", "3", "4"], check=True, stdout=subprocess.DEVNULL)
+    for options in (["--write-manifest"], ["--reshard", "1", "2", "3", "4"]):
+        run_ranks([sys.executable, str(HERE / "check_dcp.py"), str(checkpoint), str(manifest), *options], 1,
+                  waiting=preloaded(sys.executable, *PEER_MODULES))
 
 
 @dataclass
