@@ -31,12 +31,6 @@ parallel::PipelineSchedule forwards(const std::vector<int>& rank_of_stage, int r
   return schedule;
 }
 
-// In units of a stage's forward, of which a transfer takes little.
-parallel::PipelineCosts costs(bool recomputes) {
-  const double forward = recomputes ? 1 : 0;
-  return parallel::uniform_costs(1, 2 + forward, 1 + forward, 1, 0.05);
-}
-
 // The order in the user's file; nothing without one.
 std::optional<parallel::PipelineSchedule> listed_schedule(const config::JobConfig& config,
                                                           size_t microbatches) {
@@ -125,7 +119,7 @@ Pipeline make_pipeline(const PipelineSettings& settings) {
             parallel::PipelineSchedule schedule =
                 training ? training_order(microbatches / settings.microbatches)
                          : forwards(rank_of_stage, settings.ranks, static_cast<int>(microbatches));
-            return parallel::lower(schedule, costs(settings.recomputes));
+            return parallel::lower(schedule, parallel::planned_costs(settings.recomputes));
           }};
 }
 
@@ -216,7 +210,7 @@ std::optional<PipelinePlan> plan_pipeline(const config::JobConfig& config, const
     named.parameters += parameters_of(model, share);
     plan.shares[rank].stages.push_back(share);
   }
-  plan.bubble = parallel::simulate(schedule, costs(recomputes)).bubble;
+  plan.bubble = parallel::simulate(schedule, parallel::planned_costs(recomputes)).bubble;
   const std::vector<int> kept = parallel::kept_microbatches(schedule),
                          inputs = parallel::kept_microbatches(schedule, kept_inputs);
   for (size_t rank = 0; rank < plan.ranks.size(); ++rank) {
