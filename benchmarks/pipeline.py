@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a pipeline of two ranks reaches on this machine's CPU, beside FSDP, torchtitan, its own simulation, and one rank.
 
-usage: benchmarks/pipeline.py [--binary build/hyperion] [--pairs 5] [fsdp] [torchtitan] [zbv] [memory]
+usage: benchmarks/pipeline.py [--binary build/hyperion] [--pairs 5] [--steps 16] [fsdp] [torchtitan] [zbv] [memory]
 
 fsdp        PP 2, 1F1B, 8 microbatches of 1 x 512 tokens, against FSDP 2 with 4 x 512 each: tokens a second, and processor time of all ranks.
             Without anything but the bubble the ratio would be 8/9
@@ -39,7 +39,7 @@ from ranks import run_hyperion, run_torchtitan  # noqa: E402
 
 CONFIG = str(ROOT / "tests" / "interop" / "configs" / "llama3.toml")
 PARTS = ("fsdp", "torchtitan", "zbv", "memory")
-STEPS, TRACED = 16, 4  # of a run that is traced too, the last ones
+TRACED = 4  # steps after those that are measured, of which the last one is traced
 MICROBATCHES, SEQ_LEN = 8, 512
 PP2 = ("--parallelism.pipeline_parallel_degree=2", f"--training.local_batch_size={MICROBATCHES}")
 FSDP2 = (f"--training.local_batch_size={MICROBATCHES // 2}",)
@@ -49,7 +49,7 @@ def schedule(name):
     return (*PP2, f"--parallelism.pipeline_parallel_schedule={name}")
 
 
-def step_of(run, steps=STEPS):
+def step_of(run, steps):
     """Seconds."""
     times = run.step_seconds
     return statistics.median(times[k] - times[k - 1] for k in range(steps // 2 + 1, steps + 1))
@@ -59,7 +59,7 @@ class Bench:
     def __init__(self, options, folder):
         self.options, self.folder, self.runs = options, folder, 0
 
-    def ours(self, ranks, options, steps=STEPS, keep=False):
+    def ours(self, ranks, options, steps, keep=False):
         """The run, and the folder that it has written where that is kept."""
         self.runs += 1
         output = self.folder / str(self.runs)
@@ -72,8 +72,9 @@ class Bench:
         return run, output
 
     def speed(self, options):
-        run, _ = self.ours(2, options)
-        return {"tokens per second": MICROBATCHES * SEQ_LEN / step_of(run), "processor seconds": run.processor_seconds}
+        steps = self.options.steps
+        run, _ = self.ours(2, options, steps)
+        return {"tokens per second": MICROBATCHES * SEQ_LEN / step_of(run, steps), "processor seconds": run.processor_seconds}
 
     def recorded(self):
         """Options of a job of ours that reads what the peer reads."""
@@ -84,7 +85,7 @@ class Bench:
         return (f"--training.dataset_path={tokens}",)
 
     def of_peer(self, precision):
-        steps = 8
+        steps = max(2, self.options.steps // 2)
         run = run_torchtitan(self.options.peer, [
             "--job.config_file", CONFIG, f"--training.steps={steps}", f"--training.seq_len={SEQ_LEN}", f"--training.mixed_precision_param={precision}",
             f"--training.global_batch_size={MICROBATCHES}", *schedule("1F1B")], 2, env={"PEER_TOKENS": self.folder / "tokens" / "tokens.bin"})
@@ -118,7 +119,7 @@ ALIKE = ("--model.args.n_layers=8", "--parallelism.pipeline_parallel_first_stage
 
 def step_and_simulation(bench, name):
     """Seconds of a step of the run, and of its list where actions cost what the run's trace says."""
-    steps = STEPS + TRACED
+    steps = bench.options.steps + TRACED
     run, output = bench.ours(2, [*schedule(name), *ALIKE, "--profiling.enable_profiling", f"--profiling.profile_freq={steps}"], steps, keep=True)
     per_rank = 1 if name == "1F1B" else 2
     blocks = 8 // (2 * per_rank)
@@ -130,7 +131,7 @@ def step_and_simulation(bench, name):
     words = [f"{action}={seconds}" for action, seconds in costs.items()]
     simulated = subprocess.run([bench.options.times, name, "2", str(per_rank), str(MICROBATCHES), *words], capture_output=True, text=True, check=True)
     times = json.loads(simulated.stdout)
-    return step_of(run), times["seconds"], times["bubble"]
+    return step_of(run, bench.options.steps), times["seconds"], times["bubble"]
 
 
 def zbv(bench, pairs):
@@ -175,12 +176,13 @@ def main():
     parser.add_argument("--times", type=Path, help="benchmark_pipeline_times (default: where the binary is)")
     parser.add_argument("--peer", type=Path, default=ROOT / ".venv-interop" / "bin" / "python", help="the Python that has torchtitan")
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=16, help="of a run, half of which are measured; of torchtitan half as many (default 16)")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     options = parser.parse_args()
     options.times = (options.times or options.binary.parent / "benchmark_pipeline_times").resolve()
     parts = options.parts or PARTS
-    if set(parts) - set(PARTS) or options.pairs < 1:
-        parser.error(f"parts are {', '.join(PARTS)}; at least 1 pair")
+    if set(parts) - set(PARTS) or options.pairs < 1 or options.steps < 2:
+        parser.error(f"parts are {', '.join(PARTS)}; at least 1 pair and 2 steps")
     print(f"{processor()}, {os.cpu_count()} CPUs; {options.pairs} interleaved pairs", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options, Path(folder))

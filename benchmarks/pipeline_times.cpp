@@ -1,10 +1,12 @@
 // When each action of a pipeline schedule runs, where actions cost what the caller says.
-//   benchmark_pipeline_times [--recompute] KIND|FILE.csv RANKS STAGES_PER_RANK MICROBATCHES [COST=SECONDS ...]
+//   benchmark_pipeline_times [--recompute] KIND|FILE.csv RANKS STAGES_PER_RANK MICROBATCHES [COST=SECONDS
+//   ...]
 // COST is F, B, I or W of every stage, or of one ("2F"), or T, of a transfer; by default F=1 B=2 I=1 W=1 T=0.
 // Transfers have the order of the trained job (with --recompute one whose blocks are all run again in
-// backward) and, as over NCCL, a stream for each direction. Prints one line of JSON: seconds and bubble of the
-// step, exposed (the part of the seconds that transfers add), and the compute actions of each rank with start
-// and end. scripts/pipeline_picture.py draws it, scripts/step_budget.py and benchmarks/pipeline.py read it.
+// backward) and, as over NCCL, a stream for each direction. Prints one line of JSON: seconds and bubble of
+// the step, exposed (the part of the seconds that transfers add), and the compute actions of each rank with
+// start and end. scripts/pipeline_picture.py draws it, scripts/step_budget.py and benchmarks/pipeline.py read
+// it.
 #include <cstdio>
 #include <map>
 #include <string>
@@ -75,9 +77,10 @@ std::string times_of(std::vector<std::string> words) {
     ranks.push_back(fmt::format("[{}]", fmt::join(actions, ", ")));
   }
   return fmt::format(
-      "{{\"seconds\": {:.9g}, \"bubble\": {:.9g}, \"exposed\": {:.9g}, \"rank_of_stage\": [{}], \"ranks\": [{}]}}",
-      timing.seconds, timing.bubble, timing.seconds - instant.seconds,
-      fmt::join(lowered.rank_of_stage, ", "), fmt::join(ranks, ", "));
+      "{{\"seconds\": {:.9g}, \"bubble\": {:.9g}, \"exposed\": {:.9g}, \"rank_of_stage\": [{}], \"ranks\": "
+      "[{}]}}",
+      timing.seconds, timing.bubble, timing.seconds - instant.seconds, fmt::join(lowered.rank_of_stage, ", "),
+      fmt::join(ranks, ", "));
 }
 
 }  // namespace

@@ -273,7 +273,7 @@ class Step:
             row.seconds += work.times * (work.seconds(card) + card.launch * work.launches)
         rows[COLLECTIVES].seconds = seconds_of_collectives(self.collectives, sum(row.seconds for row in rows.values()), card, self.cluster)
         if self.pipeline:
-            computing = sum(row.seconds for family, row in rows.items() if family not in ("optimizer", COLLECTIVES))
+            computing = sum(row.seconds for family, row in rows.items() if family != "optimizer")  # and waiting for its stage's collectives
             rows[BUBBLE].seconds, rows[EXPOSED].seconds = self.pipeline.seconds(
                 computing, self.transfer / self.cluster.transfer_bytes_per_second(card))
         rows[OVERHEAD].seconds = (card.overhead - 1) * sum(row.seconds for row in rows.values())

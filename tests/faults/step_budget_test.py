@@ -350,7 +350,7 @@ class Simulated(JobTest):
         self.assertEqual(result["tokens"], 8 * 2048 / 2)
         self.assertEqual(result["layers"], 6)  # of the model: this rank has the half
         self.assertIn("pp 2 ranks on 1 node at", result["groups"][1])
-        computing = sum(rows.values()) - sum(rows[family] for family in ("optimizer", "collectives", *step_pipeline.ADDED, "not modelled"))
+        computing = sum(rows.values()) - sum(rows[family] for family in ("optimizer", *step_pipeline.ADDED, "not modelled"))
         self.assertAlmostEqual(rows["pipeline bubble"] / computing, 1 / 16, delta=1e-4)  # (P - 1) / (v M) of what is not bubble
         self.assertGreater(rows["exposed transfers"], 0)
         # Without its facts a trace of a pipeline has no schedule.
