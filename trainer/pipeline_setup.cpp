@@ -39,7 +39,11 @@ std::optional<parallel::PipelineSchedule> listed_schedule(const config::JobConfi
   const std::string path =
       config::resolve_input(options.pipeline_parallel_schedule_csv, config::install_root()).string();
   if (!config::matches_a_file(path))
-    throw_config("parallelism.pipeline_parallel_schedule_csv = \"{}\": there is no such file", path);
+    throw_config(
+        "parallelism.pipeline_parallel_schedule_csv = \"{}\": there is no such file; leave the key out to "
+        "take the "
+        "order of parallelism.pipeline_parallel_schedule",
+        path);
   return parallel::parse_csv_schedule(read_file(path), path,
                                       static_cast<int>(options.pipeline_parallel_degree),
                                       static_cast<int>(microbatches));
@@ -69,11 +73,13 @@ std::vector<UnitRange> configured_stages(const config::JobConfig& config, const 
     throw_config("{} has {} stages, and parallelism.module_fqns_per_model_part {}",
                  options.pipeline_parallel_schedule_csv, listed->stages(), parts);
   if (!listed && (parts % ranks != 0 || !allowed.allow(parts / ranks)))
-    throw_config("parallelism.module_fqns_per_model_part has {} parts, and {} on {} ranks needs {}", parts,
-                 text_of(kind), ranks,
-                 allowed.least == allowed.most
-                     ? std::to_string(ranks * allowed.least)
-                     : fmt::format("a multiple of {}, at least {}", ranks, ranks * allowed.least));
+    throw_config(
+        "parallelism.module_fqns_per_model_part has {}, and {} on {} ranks needs {}: list so many, or choose "
+        "another schedule or pipeline_parallel_degree",
+        counted(parts, "part"), text_of(kind), ranks,
+        allowed.least == allowed.most
+            ? std::to_string(ranks * allowed.least)
+            : fmt::format("a multiple of {}, at least {}", ranks, ranks * allowed.least));
   return stages;
 }
 
@@ -149,8 +155,9 @@ std::optional<Pipeline> configured_pipeline(const config::JobConfig& config, con
   const int64_t rows = options.pipeline_parallel_microbatch_size;
   const auto require_multiple = [&](const char* key, int64_t batch) {
     if (batch % rows != 0)
-      throw_config("{} = {} is no multiple of parallelism.pipeline_parallel_microbatch_size = {}", key, batch,
-                   rows);
+      throw_config(
+          "{} = {} is no multiple of parallelism.pipeline_parallel_microbatch_size = {}: change one of them",
+          key, batch, rows);
   };
   require_multiple("training.local_batch_size", config.training.local_batch_size);
   if (config.validation.enable)
