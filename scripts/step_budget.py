@@ -33,7 +33,7 @@ import cards
 from step_collectives import FAKE, Cluster, collective_of, group_sizes, is_transfer
 from step_collectives import seconds_of as seconds_of_collectives
 from step_picture import bars, between, picture
-from step_pipeline import BUBBLE, EXPOSED, Pipeline, pipeline_of_log, transfer_bytes
+from step_pipeline import BUBBLE, EXPOSED, pipeline_of_facts, pipeline_of_log, transfer_bytes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -470,9 +470,7 @@ def main():
             step, facts = steady_step(*paths.split(",", 1))
             tokens = options.tokens or facts.get("tokens")
             sizes = group_sizes(step)
-            if sizes.get("pp", 1) > 1 and not facts.get("pipeline"):
-                sys.exit(f"step_budget: {paths} is a pipeline's and does not say its schedule: make it with --run and --keep")
-            pipeline = Pipeline(**facts["pipeline"], program=str(options.build / "benchmark_pipeline_times")) if facts.get("pipeline") else None
+            pipeline = pipeline_of_facts(facts, sizes, options.build, paths)
             # Attention runs backward once for each block, in a pipeline once for each of a rank's blocks and microbatch.
             layers = options.layers or round(sum(times for record, times in step.items() if is_attention(record) and "backward" in record.operator)
                                              * (pipeline.ranks / pipeline.microbatches if pipeline else 1))

@@ -49,6 +49,15 @@ def pipeline_of_log(text, mode):
             "recomputes": mode == "full"}
 
 
+def pipeline_of_facts(facts, sizes, build, trace):
+    """The Pipeline of a trace, or None; facts, sizes: what it says besides its records (run() of step_budget, group_sizes())."""
+    if facts.get("pipeline"):
+        return Pipeline(**facts["pipeline"], program=str(build / "benchmark_pipeline_times"))
+    if sizes.get("pp", 1) > 1:
+        raise SystemExit(f"step_budget: {trace} is a pipeline's and does not say its schedule: make it with --run and --keep")
+    return None
+
+
 def transfer_bytes(step):
     """Of the largest transfer between two stages, counted on the rank that sends it."""
     return max((int(FAKE.match(record.range)[2]) for record in step if is_transfer(record)), default=0)

@@ -1,5 +1,5 @@
-"""The table of bits: pipelines of 2 and 4 ranks with FSDP and tensor parallelism against the same mesh without a pipeline, which runs the same microbatches
-one after the other: losses and norms of 20 steps, and weights and optimizer after them.
+"""The table of bits: pipelines of 2 and 4 ranks with FSDP and tensor parallelism against the same mesh without a pipeline, which runs the same
+microbatches one after the other: bits of the losses of 20 steps, of weights and optimizer after them, and norms but for the order in which stages are added up.
 
     python3 tests/faults/pipeline_bits_test.py build/hyperion
 
@@ -29,14 +29,15 @@ class TableOfBits(CheckpointTest):
         name = f"{pipeline}.{shards}.{tensor}.{schedule}.{precision}"
         (self.folder / "out" / "metrics.jsonl").unlink(missing_ok=True)
         local = MICROBATCHES if pipeline > 1 else 1
-        self.run_job("--model.args.n_layers=6", "--model.args.dim=64", f"--training.steps={STEPS}", f"--training.local_batch_size={local}",
+        self.run_job("--model.args.n_layers=6", "--model.args.hidden_dim=64", "--training.seq_len=16", f"--training.steps={STEPS}", f"--training.local_batch_size={local}",
                      f"--training.global_batch_size={MICROBATCHES * shards}", f"--parallelism.pipeline_parallel_degree={pipeline}",
                      f"--parallelism.pipeline_parallel_schedule={schedule}", f"--parallelism.tensor_parallel_degree={tensor}",
                      "--parallelism.fsdp_reshard_after_forward=always", "--checkpoint.interval=1000", "--checkpoint.no_last_save_model_only",
                      f"--checkpoint.folder={name}", *PRECISIONS[precision], ranks=pipeline * shards * tensor, code=0)
-        curve = [(line["loss_metrics/global_avg_loss"], line["loss_metrics/global_max_loss"], line["grad_norm"]) for line in self.metrics() if "grad_norm" in line]
-        self.assertEqual(len(curve), STEPS)
-        return curve, self.tool("digest", self.folder / "out" / name / f"step-{STEPS}").splitlines()[-1].split()[0]
+        steps = [line for line in self.metrics() if "grad_norm" in line]
+        self.assertEqual(len(steps), STEPS)
+        losses = [(line["loss_metrics/global_avg_loss"], line["loss_metrics/global_max_loss"]) for line in steps]
+        return losses, [line["grad_norm"] for line in steps], self.tool("digest", self.folder / "out" / name / f"step-{STEPS}").splitlines()[-1].split()[0]
 
     def test_a_pipeline_has_the_losses_and_weights_of_one_stage_after_20_steps(self):
         alone = {}
@@ -45,11 +46,14 @@ class TableOfBits(CheckpointTest):
             if key not in alone:
                 alone[key] = self.train(1, shards, tensor, "1F1B", precision)
             with self.subTest(pipeline=pipeline, shards=shards, tensor=tensor, schedule=schedule, precision=precision):
-                curve, digest = self.train(pipeline, shards, tensor, schedule, precision)
-                print(f"\nPP {pipeline} x FSDP {shards} x TP {tensor}, {schedule}, {precision}: losses and norms {'equal' if curve == alone[key][0] else 'DIFFER'}, "
-                      f"weights {'equal' if digest == alone[key][1] else 'DIFFER'} after {STEPS} steps, loss {curve[-1][0]:.6f}", flush=True)
-                self.assertEqual(curve, alone[key][0])
-                self.assertEqual(digest, alone[key][1])
+                losses, norms, digest = self.train(pipeline, shards, tensor, schedule, precision)
+                words = ["equal" if one == other else "DIFFER" for one, other in zip((losses, norms, digest), alone[key])]
+                print(f"\nPP {pipeline} x FSDP {shards} x TP {tensor}, {schedule}, {precision}: losses {words[0]}, norms {words[1]}, "
+                      f"weights {words[2]} after {STEPS} steps; the last loss {losses[-1][0]:.6f}", flush=True)
+                self.assertEqual(losses, alone[key][0])
+                for norm, other in zip(norms, alone[key][1], strict=True):
+                    self.assertAlmostEqual(norm / other, 1, delta=1e-12)
+                self.assertEqual(digest, alone[key][2])
 
 
 if __name__ == "__main__":
