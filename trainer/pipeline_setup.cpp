@@ -200,14 +200,15 @@ std::optional<PipelinePlan> plan_pipeline(const config::JobConfig& config, const
   plan.listed = pipeline->listed;
   plan.tied_ranks = ranks_of_tied_table(pipeline, model);
   std::vector<std::string> stages;
-  std::vector<int> kept_inputs;  // by stage, of one microbatch
+  std::vector<int> kept_inputs, blocks;  // by stage, of one microbatch
   for (size_t stage = 0; stage < pipeline->stages.size(); ++stage) {
     const auto [first, end] = pipeline->stages[stage];
     const PipelineShare::Stage share{
         .blocks = static_cast<int64_t>(end - first) - (first == 0) - (end > head),
         .embedding = first == 0,
         .head = end > head};
-    kept_inputs.push_back(static_cast<int>(share.blocks) + share.head);
+    blocks.push_back(static_cast<int>(share.blocks));
+    kept_inputs.push_back(blocks.back() + share.head);
     const auto rank = static_cast<size_t>(pipeline->rank_of_stage[stage]);
     const std::string &begin = transformer.units()[first].name, &last = transformer.units()[end - 1].name;
     const std::string units = begin == last ? begin : begin + " to " + last;
@@ -219,10 +220,12 @@ std::optional<PipelinePlan> plan_pipeline(const config::JobConfig& config, const
   }
   plan.bubble = parallel::simulate(schedule, parallel::planned_costs(recomputes)).bubble;
   const std::vector<int> kept = parallel::kept_microbatches(schedule),
-                         inputs = parallel::kept_microbatches(schedule, kept_inputs);
+                         inputs = parallel::kept_microbatches(schedule, kept_inputs),
+                         deferred = parallel::deferred_microbatches(schedule, blocks);
   for (size_t rank = 0; rank < plan.ranks.size(); ++rank) {
     plan.ranks[rank].kept_microbatches = kept[rank];
     plan.shares[rank].kept_inputs = inputs[rank];
+    plan.shares[rank].deferred_blocks = deferred[rank];
     plan.shares[rank].gathers_stages = pipeline->gathers_stages;
   }
   const std::string& name = options.pipeline_parallel_schedule_csv.empty()
