@@ -158,7 +158,7 @@ TINY = ("--model.args.dim=16", "--model.args.n_layers=2", "--model.args.n_heads=
 
 def memory(bench):
     def peak(ranks, options):
-        run, _ = bench.ours(ranks, ["--training.seq_len=1024", *options], steps=2)
+        run, _ = bench.ours(ranks, ["--training.seq_len=1024", *options], steps=1)
         return max(run.peak_rss) / 2**20
     one, two = ["--training.local_batch_size=1"], [*PP2]
     large = MODELS["100M"].ours()
