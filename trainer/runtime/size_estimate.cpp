@@ -186,7 +186,9 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
                                            : static_cast<double>(share->deferred_blocks) * tokens *
                                                  read_by_weight_gradients(model, tensor, runs_again) *
                                                  (config.model.converters.empty() ? compute : 1);
-  size.activations = std::max(boundary * inputs, deferred) + length * static_cast<double>(model.head_dim) * 4;
+  // Where most of them wait the sums of stages whose backward comes later are not there yet.
+  size.activations = std::max(boundary * inputs, deferred - size.all_gradients()) +
+                     length * static_cast<double>(model.head_dim) * 4;
   if (share == nullptr || share->has_head())
     size.activations += std::min(tokens * logits, (gathered ? 2 : 1) * std::max(logits, chunk));
   // Packed keys twice and values once, and their gradients in fp32 (models/kernels/attention/cpu_blocks.cpp);
