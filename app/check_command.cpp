@@ -443,7 +443,7 @@ class JobCheck {
           chosen() == nullptr ? "as configured" : "the configured ones and the checkpoint's go together",
           *curve.total_steps, std::min(curve.warmup_steps, *curve.total_steps));
     });
-    table_.check("state", {"settings"}, [&] { return describe_state(); });
+    table_.check("state", {"settings", "pipeline"}, [&] { return describe_state(); });
     table_.check(
         "a start would", {"memory", "dump folder", "validation data", "state"},
         [&] {

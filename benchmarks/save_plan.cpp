@@ -1,5 +1,5 @@
 // How long it takes to plan a save of many tensors on many ranks, and to write its index.
-//   benchmark_save_plan [TENSORS] [RANKS] [REPLICAS]
+//   benchmark_save_plan [TENSORS] [RANKS] [REPLICAS] [STAGES] [ROWS of a tensor, 8192]
 // Prints one line of JSON: seconds (medians of 7 but for the index, which is made once) and MiB.
 #include "checkpoint/save_plan.h"
 
@@ -37,9 +37,10 @@ long peak_mib() {
 }
 
 // Matrices, vectors and single numbers, named as in a deep model with its optimizer.
-std::vector<TensorState> make_tensors(int64_t count, int ranks, int replicas) {
-  const Placement sharded{.cuts = {{.parts = ranks / replicas}}, .replicas = replicas},
-      whole{.cuts = {}, .replicas = ranks};
+// Equally many tensors in each of `stages` pipeline stages, whose ranks are those of equal rank / (ranks /
+// stages).
+std::vector<TensorState> make_tensors(int64_t count, int ranks, int replicas, int stages, int64_t rows) {
+  const int of_stage = ranks / stages;
   std::vector<TensorState> tensors;
   for (int64_t i = 0; i < count; ++i) {
     TensorState tensor;
@@ -48,8 +49,11 @@ std::vector<TensorState> make_tensors(int64_t count, int ranks, int replicas) {
         fmt::format("layers.{}.feed_forward.w{}.weight{}", i / 28, i / 4 % 7, parts[i % 4]);
     tensor.key = i % 4 == 0 ? name : "optimizer.state." + name;
     tensor.path = i % 4 == 0 ? KeyPath{name} : KeyPath{"optimizer", "state." + name};
-    if (i % 4 != 3) tensor.shape = i / 4 % 7 == 6 ? Dims{8192} : Dims{8192, 4096 + i / 4 % 7 * 128};
-    tensor.placement = i % 4 == 3 ? whole : sharded;
+    if (i % 4 != 3) tensor.shape = i / 4 % 7 == 6 ? Dims{rows} : Dims{rows, 4096 + i / 4 % 7 * 128};
+    tensor.placement = i % 4 == 3 ? Placement{.cuts = {}, .replicas = of_stage}
+                                  : Placement{.cuts = {{.parts = of_stage / replicas}}, .replicas = replicas};
+    tensor.placement.home = static_cast<int>(i * stages / count);
+    tensor.placement.here = tensor.placement.home == 0;
     tensors.push_back(std::move(tensor));
   }
   return tensors;
@@ -59,8 +63,10 @@ std::vector<TensorState> make_tensors(int64_t count, int ranks, int replicas) {
 
 int main(int argc, char** argv) {
   const int64_t count = argc > 1 ? std::atoll(argv[1]) : 10000;
-  const int ranks = argc > 2 ? std::atoi(argv[2]) : 256, replicas = argc > 3 ? std::atoi(argv[3]) : 1;
-  const std::vector<TensorState> tensors = make_tensors(count, ranks, replicas);
+  const int ranks = argc > 2 ? std::atoi(argv[2]) : 256, replicas = argc > 3 ? std::atoi(argv[3]) : 1,
+            stages = argc > 4 ? std::atoi(argv[4]) : 1;
+  const int64_t rows = argc > 5 ? std::atoll(argv[5]) : 8192;
+  const std::vector<TensorState> tensors = make_tensors(count, ranks, replicas, stages, rows);
 
   SaveLayout layout;
   const double layout_seconds = median_of_7([&] { layout = save_layout(tensors); });
@@ -69,8 +75,11 @@ int main(int argc, char** argv) {
   std::vector<HeldParts> places;
   for (int rank = 0; rank < ranks; ++rank) {
     HeldParts place;
+    const int of_stage = ranks / stages, number = rank % of_stage;
     for (const SaveLayout::Kind& kind : layout.kinds)
-      place.push_back(HeldPart{rank % kind.parts(), rank / kind.parts()});
+      place.push_back(kind.home == rank / of_stage
+                          ? std::optional(HeldPart{number % kind.parts(), number / kind.parts()})
+                          : std::nullopt);
     places.push_back(place);
   }
   SavePlan plan;
@@ -85,11 +94,12 @@ int main(int argc, char** argv) {
     encode_save_index(layout, plan, {}, [&](std::string_view piece) { metadata_bytes += piece.size(); });
   });
   fmt::print(
-      "{{\"tensors\": {}, \"ranks\": {}, \"replicas\": {}, \"items\": {}, \"items_of_last_rank\": {}, "
+      "{{\"tensors\": {}, \"ranks\": {}, \"replicas\": {}, \"stages\": {}, \"items\": {}, "
+      "\"items_of_last_rank\": {}, "
       "\"layout\": {:.4f}, \"fingerprint\": {:.4f}, \"plan\": {:.4f}, "
       "\"planning\": {:.4f}, \"peak_mib_planning\": {}, \"encode_metadata\": {:.3f}, "
       "\"metadata_mib\": {}, \"peak_mib\": {}}}\n",
-      count, ranks, replicas, items, plan.own.size(), layout_seconds, fingerprint_seconds, plan_seconds,
-      layout_seconds + fingerprint_seconds + plan_seconds, plan_mib, encode_seconds, metadata_bytes >> 20,
-      peak_mib());
+      count, ranks, replicas, stages, items, plan.own.size(), layout_seconds, fingerprint_seconds,
+      plan_seconds, layout_seconds + fingerprint_seconds + plan_seconds, plan_mib, encode_seconds,
+      metadata_bytes >> 20, peak_mib());
 }

@@ -5,15 +5,17 @@ constants of the card are (scripts/cards.json). The shares of a step are those o
 
 usage: step_budget.py NAME=TRACE[,SHORTER] ... [--world W] [--tensor-parallel T] [--replicas R] [--layers L] [--tokens N] [options]
        step_budget.py --run configs/llama3_8b.toml [--world 8] [--mode none selective] [--column ours torchtitan ...] [--keep FOLDER]
-       options: [--card h100-700w] [--network 400] [--node 8] [--json] [--svg FILE]
+       options: [--card h100-700w] [--network 400] [--node 8] [--rank 0] [--json] [--svg FILE]
 
 The first form reads traces (HYPERION_SIMULATED_TRACE): the last whole step of one, or the mean step by which one is longer than
-another. The second runs the programs as rank 0 of W on the fake backend with nothing computed; torchtitan's columns need the interop
+another. The second runs the programs as a rank of W on the fake backend with nothing computed; torchtitan's columns need the interop
 environment (scripts/setup.sh --interop). Columns: ours, ours-fp8, torchtitan, torchtitan-compiled, torchtitan-fp8, and torchtitan-2024[-...],
 which runs the operators with which the figures of torchtitan's benchmarks were measured.
 
 Figures are of one GPU: the ranks of a tensor parallel group share their tokens. Collectives within a node of --node GPUs go over the card's
-links, between nodes over a network of --network Gb/s per GPU, in rings (scripts/step_collectives.py).
+links, between nodes over a network of --network Gb/s per GPU, in rings (scripts/step_collectives.py). With a pipeline the step is that of the
+stages of --rank, with the bubble and the exposed transfers of its schedule where all ranks take as long (scripts/step_pipeline.py): play a
+rank of the first and of the last stage, and take the slower one.
 """
 import argparse
 import collections
@@ -28,9 +30,10 @@ import tempfile
 import tomllib
 
 import cards
-from step_collectives import FAKE, Cluster, collective_of, group_sizes
+from step_collectives import FAKE, Cluster, collective_of, group_sizes, is_transfer
 from step_collectives import seconds_of as seconds_of_collectives
 from step_picture import bars, between, picture
+from step_pipeline import BUBBLE, EXPOSED, pipeline_of_facts, pipeline_of_log, transfer_bytes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -63,7 +66,7 @@ FAMILIES = (
 )
 PRODUCTS, HEAD_PRODUCTS, COLLECTIVES, OTHER, OVERHEAD = "products", "products of the head", "collectives", "other", "not modelled"
 ORDER = (PRODUCTS, HEAD_PRODUCTS, "attention", "norms", "RoPE", "SwiGLU", "residual adds", "casts and copies", "FP8 casts", "loss",
-         "gather, pack, reduce", COLLECTIVES, "optimizer", "embedding", "fills", OTHER, OVERHEAD)
+         "gather, pack, reduce", COLLECTIVES, "optimizer", "embedding", "fills", OTHER, BUBBLE, EXPOSED, OVERHEAD)
 OF_BLOCKS = {PRODUCTS, "attention", "norms", "RoPE", "SwiGLU", "residual adds", "casts and copies", "FP8 casts"}
 ELEMENTWISE = OF_BLOCKS - {PRODUCTS, "attention"}
 
@@ -234,12 +237,15 @@ class Row:
 class Step:
     """A steady step of one GPU, to which `tokens` tokens fall."""
 
-    def __init__(self, records, cluster, *, layers, tokens, flops_per_token=None):
+    def __init__(self, records, cluster, *, layers, tokens, flops_per_token=None, pipeline=None):
         self.cluster, self.layers, self.tokens, self.flops_per_token = cluster, layers, tokens, flops_per_token
+        self.pipeline, self.transfer = pipeline, transfer_bytes(records)
         widths = Widths(records)
         self.works, self.collectives, self.unknown, self.kernels = [], collections.Counter(), collections.Counter(), 0.0
         for record, times in records.items():
             self.kernels += times * record.kernels
+            if is_transfer(record):
+                continue
             if collective := collective_of(record, cluster):
                 self.collectives[collective] += times
             elif record.operator != "range" and not FAKE.match(record.range):  # not what a dry run copies instead
@@ -247,6 +253,11 @@ class Step:
                 self.works.append(work_of(record, times, family))
                 if family == OTHER:
                     self.unknown[record.operator] += times * max(1, record.read + record.written)
+
+    @property
+    def block_runs(self):
+        """How often the step runs a block forward and backward; `layers` where it has one microbatch."""
+        return self.layers * self.pipeline.microbatches / self.pipeline.ranks if self.pipeline else self.layers
 
     def rows(self, card):
         """{family: Row} on a card."""
@@ -261,6 +272,10 @@ class Step:
             row.flops += work.times * work.flops
             row.seconds += work.times * (work.seconds(card) + card.launch * work.launches)
         rows[COLLECTIVES].seconds = seconds_of_collectives(self.collectives, sum(row.seconds for row in rows.values()), card, self.cluster)
+        if self.pipeline:
+            computing = sum(row.seconds for family, row in rows.items() if family != "optimizer")  # and waiting for its stage's collectives
+            rows[BUBBLE].seconds, rows[EXPOSED].seconds = self.pipeline.seconds(
+                computing, self.transfer / self.cluster.transfer_bytes_per_second(card))
         rows[OVERHEAD].seconds = (card.overhead - 1) * sum(row.seconds for row in rows.values())
         return rows
 
@@ -278,7 +293,7 @@ def budget(step, card):
         "bytes": sum(row.bytes for row in rows.values()), "flops": sum(row.flops for row in rows.values()), "seconds": seconds,
         "tokens_per_second": tokens / seconds, "kib_per_token_and_layer": elementwise / tokens / layers / 1024,
         "families": {family: dataclasses.asdict(row) for family, row in rows.items() if row.launches or row.seconds},
-        "blocks": {family: {key: value / layers for key, value in dataclasses.asdict(rows[family]).items()}
+        "blocks": {family: {key: value / (step.block_runs if key == "launches" else layers) for key, value in dataclasses.asdict(rows[family]).items()}
                    for family in ORDER if family in OF_BLOCKS and rows[family].launches},
         "other": dict(step.unknown.most_common(8)), "cluster": dataclasses.asdict(step.cluster),
     }
@@ -294,7 +309,7 @@ def ranges(step, card, reference=None):
     result["range"]["seconds"] = fast["seconds"], slow["seconds"]
     for part in ("families", "blocks"):
         result["range"][part] = {family: (fast[part].get(family, {"seconds": 0.0})["seconds"], row["seconds"]) for family, row in slow[part].items()}
-    result["groups"] = [text for group in ("tp", "fsdp", "dp_replicate") if (text := step.cluster.text_of(group, (card.slow, card.fast)))]
+    result["groups"] = [text for group in ("tp", "fsdp", "dp_replicate", "pp") if (text := step.cluster.text_of(group, (card.slow, card.fast)))]
     result["network_share"] = card.slow.network_share, card.fast.network_share
     if reference:
         result["ratio"] = card.ratio(step, reference)
@@ -359,17 +374,20 @@ COLUMNS = {  # name: (Hyperion?, options, environment)
 def run(column, config, world, mode, steps, folder, options):
     """Trains `steps` steps as rank 0 of `world` on a simulated GPU; the trace, with the facts that a budget needs beside it."""
     hyperion, extra, environment = COLUMNS[column]
+    if not hyperion and config.get("parallelism", {}).get("pipeline_parallel_degree", 1) > 1:
+        sys.exit(f"step_budget: {column} has no dry run of a pipeline: give --column ours")
     model, training = config["model"], config["training"]
     batch = options.batch or training["local_batch_size"]
     tensor, replicas = (config.get("parallelism", {}).get(key, 1) for key in ("tensor_parallel_degree", "data_parallel_replicate_degree"))
-    trace = folder / f"{column}.{mode}.{world}"
+    name = f"{column}.{mode}.{world}" + (f".{options.rank}" if options.rank else "")
+    trace = folder / name
     trace.unlink(missing_ok=True)
     values = (model["name"], model["flavor"], training["seq_len"], batch, mode, tensor, replicas)
     common = ["--comm.mode", "fake_backend", "--training.steps", str(steps), "--metrics.log_freq", "1", "--metrics.disable_color_printing",
               "--activation_checkpoint.selective_ac_option", "op", "--job.dump_folder", str(folder / "out"),
               *(str(word) for pair in zip(FLAGS, values) for word in pair)]
     preload = options.build / "libsimulated_gpu.so"
-    environment = {**os.environ, **environment, "NGPU": str(world), "HYPERION_SIMULATED_COMPUTE": "off", "HYPERION_SIMULATED_GPUS": "8",
+    environment = {**os.environ, **environment, "NGPU": str(world), "RANK": str(options.rank), "HYPERION_SIMULATED_COMPUTE": "off", "HYPERION_SIMULATED_GPUS": "8",
                    "HYPERION_SIMULATED_TRACE": str(trace), "LD_PRELOAD": str(preload)}
     if hyperion:
         arguments = [f"{flag}={value}" if not value.startswith("--") else flag
@@ -389,7 +407,7 @@ def run(column, config, world, mode, steps, folder, options):
                         "MASTER_PORT": "29778", "HF_HUB_OFFLINE": "1", "TRITON_LIBCUDA_PATH": str(folder / "driver"),
                         "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_BENCHMARK_KERNEL": "1",
                         "LD_LIBRARY_PATH": os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/lib64"}
-    log = folder / f"{column}.{mode}.{world}.log"
+    log = folder / f"{name}.log"
     with log.open("w") as output:
         code = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.STDOUT, timeout=options.seconds).returncode
     text = log.read_text(errors="replace")
@@ -397,9 +415,10 @@ def run(column, config, world, mode, steps, folder, options):
     if code or not found:
         sys.exit(f"step_budget: {column} ended with {code}:\n" + "\n".join(text.splitlines()[-15:]))
     tps, tflops = (float(number.replace(",", "")) for number in found[-1])
-    tokens = training["seq_len"] * batch / tensor  # of one GPU, as both programs count them
+    pipeline = pipeline_of_log(text, mode)
+    tokens = training["seq_len"] * batch / tensor / (pipeline["ranks"] if pipeline else 1)  # of one GPU, as both programs count them
     facts = {"world": world, "tensor": tensor, "replicas": replicas, "mode": mode, "tokens": tokens, "flops_per_token": tflops * 1e12 / tps,
-             "host_seconds": tokens / tps}
+             "host_seconds": tokens / tps, "pipeline": pipeline}
     with trace.open("a") as file:
         file.write(f"step_budget\t{json.dumps(facts)}\n")
     return trace
@@ -418,6 +437,7 @@ def main():
     parser.add_argument("traces", nargs="*", metavar="NAME=TRACE[,SHORTER]")
     parser.add_argument("--run", metavar="CONFIG")
     parser.add_argument("--world", type=int)
+    parser.add_argument("--rank", type=int, default=0, help="the rank that is played (ours alone; default 0)")
     parser.add_argument("--mode", nargs="+", default=["none", "selective"])
     parser.add_argument("--column", nargs="+", choices=COLUMNS, default=["ours", "torchtitan"])
     parser.add_argument("--batch", type=int, help="sequences of a rank, instead of the configuration's")
@@ -449,19 +469,21 @@ def main():
         for name, paths in named.items():
             step, facts = steady_step(*paths.split(",", 1))
             tokens = options.tokens or facts.get("tokens")
-            # Attention runs backward once for each block.
-            layers = options.layers or round(sum(times for record, times in step.items()
-                                                 if is_attention(record) and "backward" in record.operator))
+            sizes = group_sizes(step)
+            pipeline = pipeline_of_facts(facts, sizes, options.build, paths)
+            # Attention runs backward once for each block, in a pipeline once for each of a rank's blocks and microbatch.
+            layers = options.layers or round(sum(times for record, times in step.items() if is_attention(record) and "backward" in record.operator)
+                                             * (pipeline.ranks / pipeline.microbatches if pipeline else 1))
             if not tokens or not layers:
                 sys.exit(f"step_budget: {paths} does not say how many tokens a step has, or has no attention: give --tokens and --layers")
-            sizes = group_sizes(step)
             tensor = options.tensor_parallel or facts.get("tensor") or sizes.get("tp", 1)
             replicas = options.replicas or facts.get("replicas") or sizes.get("dp_replicate", 1)
             world = options.world or facts.get("world") or tensor * replicas * sizes.get("fsdp", 1)
-            if world % (tensor * replicas):
+            stages = pipeline.ranks if pipeline else 1
+            if world % (tensor * replicas * stages):
                 parser.error(f"{world} ranks are no tensor parallel groups of {tensor} in {replicas} replicas")
-            cluster = Cluster(world, tensor, replicas, options.node, options.network)
-            priced = Step(step, cluster, layers=layers, tokens=tokens, flops_per_token=facts.get("flops_per_token"))
+            cluster = Cluster(world, tensor, replicas, options.node, options.network, stages)
+            priced = Step(step, cluster, layers=layers, tokens=tokens, flops_per_token=facts.get("flops_per_token"), pipeline=pipeline)
             results[name] = ranges(priced, card, reference)
             reference = reference or priced
             results[name] |= {"host_seconds": facts["host_seconds"]} if "host_seconds" in facts else {}

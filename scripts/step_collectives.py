@@ -10,18 +10,21 @@ OF_SHARDS = r"^(all-gather|reduce-scatter|FSDP::|gradient norm|metrics|data)"
 @dataclasses.dataclass(frozen=True)
 class Cluster:
     """Where the ranks of a job are. Those of a tensor parallel group lie side by side, then those that shard a copy of the weights, then
-    the replicas. Each GPU of a node has links of its own to the others and to the network."""
+    the replicas, then the stages of a pipeline. Each GPU of a node has links of its own to the others and to the network."""
 
     world: int = 1
     tensor: int = 1
     replicas: int = 1
     node: int = 8  # GPUs
     network: float = 400  # Gb/s of a GPU, each way
+    pipeline: int = 1
 
     def members(self, group):
         """(ranks of the group, those of them that share a node)."""
-        shards = max(1, self.world // (self.tensor * self.replicas))
+        of_stage = self.world // self.pipeline
+        shards = max(1, of_stage // (self.tensor * self.replicas))
         ranks, stride = {"tp": (self.tensor, 1), "fsdp": (shards, self.tensor), "dp_replicate": (self.replicas, self.tensor * shards),
+                         "pp": (self.pipeline, of_stage), "pp_down": (self.pipeline, of_stage), "tied": (2, of_stage),
                          "world": (self.world, 1)}[group]
         return ranks, min(ranks, max(1, self.node // stride))
 
@@ -31,6 +34,11 @@ class Cluster:
         ranks, on_node = self.members(group)
         between = on_node * card.network_share * self.network * 1e9 / 8
         return card.link if ranks == on_node else between if on_node == 1 else min(card.link, between)
+
+    def transfer_bytes_per_second(self, card):
+        """From a stage's rank to the next one's, which is on another node unless all stages share one."""
+        ranks, on_node = self.members("pp")
+        return card.link if ranks == on_node else card.network_share * self.network * 1e9 / 8
 
     def text_of(self, group, cards):
         """`cards`: (the slowest, the fastest)."""
@@ -47,6 +55,12 @@ class Collective:
     group: str
     sent: float  # bytes of this rank
     overlaps: bool  # with what the GPU computes
+
+
+def is_transfer(record):
+    """Between two stages of a pipeline, which the schedule's simulation prices."""
+    found = FAKE.match(record.range)
+    return bool(found) and found[1] == "transfers" and found[3] in ("pp", "pp_down")
 
 
 def group_sizes(step):

@@ -31,12 +31,6 @@ parallel::PipelineSchedule forwards(const std::vector<int>& rank_of_stage, int r
   return schedule;
 }
 
-// In units of a stage's forward, of which a transfer takes little.
-parallel::PipelineCosts costs(bool recomputes) {
-  const double forward = recomputes ? 1 : 0;
-  return parallel::uniform_costs(1, 2 + forward, 1 + forward, 1, 0.05);
-}
-
 // The order in the user's file; nothing without one.
 std::optional<parallel::PipelineSchedule> listed_schedule(const config::JobConfig& config,
                                                           size_t microbatches) {
@@ -45,7 +39,11 @@ std::optional<parallel::PipelineSchedule> listed_schedule(const config::JobConfi
   const std::string path =
       config::resolve_input(options.pipeline_parallel_schedule_csv, config::install_root()).string();
   if (!config::matches_a_file(path))
-    throw_config("parallelism.pipeline_parallel_schedule_csv = \"{}\": there is no such file", path);
+    throw_config(
+        "parallelism.pipeline_parallel_schedule_csv = \"{}\": there is no such file; leave the key out to "
+        "take the "
+        "order of parallelism.pipeline_parallel_schedule",
+        path);
   return parallel::parse_csv_schedule(read_file(path), path,
                                       static_cast<int>(options.pipeline_parallel_degree),
                                       static_cast<int>(microbatches));
@@ -75,11 +73,13 @@ std::vector<UnitRange> configured_stages(const config::JobConfig& config, const 
     throw_config("{} has {} stages, and parallelism.module_fqns_per_model_part {}",
                  options.pipeline_parallel_schedule_csv, listed->stages(), parts);
   if (!listed && (parts % ranks != 0 || !allowed.allow(parts / ranks)))
-    throw_config("parallelism.module_fqns_per_model_part has {} parts, and {} on {} ranks needs {}", parts,
-                 text_of(kind), ranks,
-                 allowed.least == allowed.most
-                     ? std::to_string(ranks * allowed.least)
-                     : fmt::format("a multiple of {}, at least {}", ranks, ranks * allowed.least));
+    throw_config(
+        "parallelism.module_fqns_per_model_part has {}, and {} on {} ranks needs {}: list so many, or choose "
+        "another schedule or pipeline_parallel_degree",
+        counted(parts, "part"), text_of(kind), ranks,
+        allowed.least == allowed.most
+            ? std::to_string(ranks * allowed.least)
+            : fmt::format("a multiple of {}, at least {}", ranks, ranks * allowed.least));
   return stages;
 }
 
@@ -125,7 +125,7 @@ Pipeline make_pipeline(const PipelineSettings& settings) {
             parallel::PipelineSchedule schedule =
                 training ? training_order(microbatches / settings.microbatches)
                          : forwards(rank_of_stage, settings.ranks, static_cast<int>(microbatches));
-            return parallel::lower(schedule, costs(settings.recomputes));
+            return parallel::lower(schedule, parallel::planned_costs(settings.recomputes));
           }};
 }
 
@@ -155,8 +155,9 @@ std::optional<Pipeline> configured_pipeline(const config::JobConfig& config, con
   const int64_t rows = options.pipeline_parallel_microbatch_size;
   const auto require_multiple = [&](const char* key, int64_t batch) {
     if (batch % rows != 0)
-      throw_config("{} = {} is no multiple of parallelism.pipeline_parallel_microbatch_size = {}", key, batch,
-                   rows);
+      throw_config(
+          "{} = {} is no multiple of parallelism.pipeline_parallel_microbatch_size = {}: change one of them",
+          key, batch, rows);
   };
   require_multiple("training.local_batch_size", config.training.local_batch_size);
   if (config.validation.enable)
@@ -198,14 +199,15 @@ std::optional<PipelinePlan> plan_pipeline(const config::JobConfig& config, const
   plan.shares.resize(schedule.ranks.size());
   plan.tied_ranks = ranks_of_tied_table(pipeline, model);
   std::vector<std::string> stages;
-  std::vector<int> kept_inputs;  // by stage, of one microbatch
+  std::vector<int> kept_inputs, blocks;  // by stage, of one microbatch
   for (size_t stage = 0; stage < pipeline->stages.size(); ++stage) {
     const auto [first, end] = pipeline->stages[stage];
     const PipelineShare::Stage share{
         .blocks = static_cast<int64_t>(end - first) - (first == 0) - (end > head),
         .embedding = first == 0,
         .head = end > head};
-    kept_inputs.push_back(static_cast<int>(share.blocks) + share.head);
+    blocks.push_back(static_cast<int>(share.blocks));
+    kept_inputs.push_back(blocks.back() + share.head);
     const auto rank = static_cast<size_t>(pipeline->rank_of_stage[stage]);
     const std::string &begin = transformer.units()[first].name, &last = transformer.units()[end - 1].name;
     const std::string units = begin == last ? begin : begin + " to " + last;
@@ -215,12 +217,14 @@ std::optional<PipelinePlan> plan_pipeline(const config::JobConfig& config, const
     named.parameters += parameters_of(model, share);
     plan.shares[rank].stages.push_back(share);
   }
-  plan.bubble = parallel::simulate(schedule, costs(recomputes)).bubble;
+  plan.bubble = parallel::simulate(schedule, parallel::planned_costs(recomputes)).bubble;
   const std::vector<int> kept = parallel::kept_microbatches(schedule),
-                         inputs = parallel::kept_microbatches(schedule, kept_inputs);
+                         inputs = parallel::kept_microbatches(schedule, kept_inputs),
+                         deferred = parallel::deferred_microbatches(schedule, blocks);
   for (size_t rank = 0; rank < plan.ranks.size(); ++rank) {
     plan.ranks[rank].kept_microbatches = kept[rank];
     plan.shares[rank].kept_inputs = inputs[rank];
+    plan.shares[rank].deferred_blocks = deferred[rank];
     plan.shares[rank].gathers_stages = pipeline->gathers_stages;
   }
   const std::string& name = options.pipeline_parallel_schedule_csv.empty()

@@ -43,10 +43,12 @@ PipelineSchedule parse_csv_schedule(std::string_view text, std::string_view name
       if (cell.empty()) continue;
       const auto entry = parse_entry(cell);
       if (!entry || !is_compute(entry->front().op)) {
-        throw_at(name, rank, column,
-                 fmt::format(
-                     "\"{}\" is no compute action, expected a stage, F, B, I or W, and a microbatch, as 2F0",
-                     printable(cell, 60)));
+        throw_at(
+            name, rank, column,
+            fmt::format(
+                "\"{}\" is no compute action, expected a stage, F, B, I or W, and a microbatch, as 2F0{}",
+                printable(cell, 60),
+                entry ? "; gathers, reductions and transfers are added to the file's order" : ""));
       }
       for (const PipelineAction& action : *entry) {
         rank_of_stage.emplace(action.stage, rank);

@@ -125,18 +125,36 @@ PipelineSchedule repeat(const PipelineSchedule& schedule, int batches) {
   return all;
 }
 
-std::vector<int> kept_microbatches(const PipelineSchedule& schedule, const std::vector<int>& weights) {
+namespace {
+
+// The most, by rank, of what `begins` and not yet `ends`.
+std::vector<int> most_at_once(const PipelineSchedule& schedule, const std::vector<int>& weights,
+                              const auto& begins, const auto& ends) {
   std::vector<int> most;
   for (const std::vector<PipelineAction>& actions : schedule.ranks) {
-    int kept = 0;
+    int now = 0;
     most.push_back(0);
     for (const PipelineAction& action : actions) {
       const int weight = weights.empty() ? 1 : weights.at(static_cast<size_t>(action.stage));
-      if (action.op == PipelineOp::kForward) most.back() = std::max(most.back(), kept += weight);
-      if (action.op == PipelineOp::kBackward || action.op == PipelineOp::kWeightGradient) kept -= weight;
+      if (begins(action.op)) most.back() = std::max(most.back(), now += weight);
+      if (ends(action.op)) now -= weight;
     }
   }
   return most;
+}
+
+}  // namespace
+
+std::vector<int> kept_microbatches(const PipelineSchedule& schedule, const std::vector<int>& weights) {
+  return most_at_once(
+      schedule, weights, [](PipelineOp op) { return op == PipelineOp::kForward; },
+      [](PipelineOp op) { return op == PipelineOp::kBackward || op == PipelineOp::kWeightGradient; });
+}
+
+std::vector<int> deferred_microbatches(const PipelineSchedule& schedule, const std::vector<int>& weights) {
+  return most_at_once(
+      schedule, weights, [](PipelineOp op) { return op == PipelineOp::kInputGradient; },
+      [](PipelineOp op) { return op == PipelineOp::kWeightGradient; });
 }
 
 }  // namespace hyperion::parallel

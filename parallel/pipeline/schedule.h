@@ -138,5 +138,8 @@ PipelineSchedule repeat(const PipelineSchedule& schedule, int batches);
 // How many microbatches each rank keeps something of at once, each stage counted (`weights[stage]` times):
 // from their forward to the end of their backward or weight gradient.
 std::vector<int> kept_microbatches(const PipelineSchedule& schedule, const std::vector<int>& weights = {});
+// The same of microbatches whose weight gradients wait: from their input gradient to the end of those.
+std::vector<int> deferred_microbatches(const PipelineSchedule& schedule,
+                                       const std::vector<int>& weights = {});
 
 }  // namespace hyperion::parallel

@@ -209,6 +209,11 @@ PipelineCosts uniform_costs(double forward, double backward, double input_gradie
   };
 }
 
+PipelineCosts planned_costs(bool recomputes) {
+  const double forward = recomputes ? 1 : 0;
+  return uniform_costs(1, 2 + forward, 1 + forward, 1, 0.05);
+}
+
 PipelineTiming simulate(const PipelineSchedule& schedule, const PipelineCosts& costs,
                         TransferStreams streams) {
   return Simulation(schedule, costs, streams).run();

@@ -16,6 +16,9 @@ namespace hyperion::parallel {
 using PipelineCosts = std::function<double(const PipelineAction&)>;
 PipelineCosts uniform_costs(double forward, double backward, double input_gradient, double weight_gradient,
                             double transfer);
+// What a trained schedule is lowered and planned with, in units of a stage's forward, of which a transfer
+// takes little. `recomputes`: backwards run their blocks' forwards once more.
+PipelineCosts planned_costs(bool recomputes);
 
 enum class TransferStreams {
   kUnlimited,     // a transfer starts when its data exists; the list need not name it

@@ -273,8 +273,10 @@ TEST_CASE("what layers of all stages report is what one rank reports") {
 
 TEST_CASE("with mailboxes of one tensor and gathers that are held up no schedule hangs") {
   using enum PipelineKind;
-  for (const auto& [kind, stages_per_rank] : {std::pair(k1F1B, 1), std::pair(kGPipe, 1),
-                                              std::pair(kLoopedBfs, 2), std::pair(kInterleaved1F1B, 2)}) {
+  // Zero-bubble lists use what arrives in another order than it was sent in.
+  for (const auto& [kind, stages_per_rank] :
+       {std::pair(k1F1B, 1), std::pair(kGPipe, 1), std::pair(kLoopedBfs, 2), std::pair(kInterleaved1F1B, 2),
+        std::pair(kInterleavedZeroBubble, 2), std::pair(kZbvZeroBubble, 2), std::pair(kDualPipeV, 2)}) {
     TinyJob job{.model = "llama3",
                 .mesh = {.pp = 2, .dp_shard = 2},
                 .accumulation = 6,
@@ -292,7 +294,7 @@ TEST_CASE("with mailboxes of one tensor and gathers that are held up no schedule
     };
     const auto free = train(-1);
     job.mailbox_pieces = 1;
-    for (int held = 0; held < 4; ++held) {
+    for (const int held : {0, 3}) {
       CAPTURE(text_of(kind), held);
       CHECK(train(held) == free);
     }

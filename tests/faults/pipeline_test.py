@@ -6,11 +6,12 @@ mesh, what becomes of the others when a rank is killed, and what is refused.
 Standard library only.
 """
 
+import re
 import shutil
 import signal
 
 from checkpoints import CheckpointTest
-from jobs import PATIENCE, JobTest, main
+from jobs import PATIENCE, ROOT, JobTest, main
 
 PP = "--parallelism.pipeline_parallel_degree="
 SCHEDULE = "--parallelism.pipeline_parallel_schedule="
@@ -135,6 +136,16 @@ class Pipeline(JobTest):
         self.run_job("--training.local_batch_size=1", "--training.global_batch_size=1", PP + "2", "--training.steps=1", "--parallelism.no_pipeline_parallel_expert_parallel_overlap",
                      ranks=2, code=0, says=["a step has 1 microbatch, fewer than ranks: the planned bubble is 5",
                                             "what DualPipeV pairs runs one after the other in any case"])
+
+    def test_the_preset_of_four_stages_trains_and_so_does_torchtitans_debug_preset_with_its_keys(self):
+        steps = []
+        for config, keys in ((ROOT / "configs/debug_model_pp2.toml", ()),
+                             (ROOT / "tests/unit/trainer/config/presets/llama3_debug.toml", (PP + "2", SCHEDULE + "Interleaved1F1B"))):
+            job = self.run_job("--training.steps=2", "--training.seq_len=64", "--debug.seed=1", f"--job.dump_folder={self.folder}/out", *keys, config=config, ranks=2, code=0,
+                               says=["4 stages (tok_embeddings to layers.0 on pp rank 0; ", "Interleaved1F1B, 8 microbatches per step: planned bubble 6."])
+            steps.append(re.findall(r"step: +\d+ +loss: +[\d.]+ +grad_norm: +[\d.]+", job.text()))
+        self.assertEqual(len(steps[0]), 2)
+        self.assertEqual(steps[0], steps[1])
 
     def test_a_dry_run_plays_any_rank(self):
         dry = ("--comm.mode=fake_backend", "--training.local_batch_size=4", PP + "2", "--training.steps=2", "--metrics.log_freq=1")

@@ -1,4 +1,4 @@
-"""torchtitan's presets of llama3 70B and 405B, unchanged but for data and tokenizer, and ours, as rank 0 of as many simulated GPUs as they
+"""torchtitan's presets of llama3 70B and 405B, unchanged but for data and tokenizer, and ours, as a rank of as many simulated GPUs as they
 name, which compute nothing (docs/simulated_gpu.md): they run, and fit into a card of 80 GB with NCCL's communicators, whose memory is not known
 well: from 256 MiB to 1.5 GiB each.
 
@@ -15,6 +15,11 @@ from jobs import BINARY, ROOT, JobTest, main
 
 PRESETS = ROOT / "tests/unit/trainer/config/presets"
 RANKS = {"llama3_70b": 64, "llama3_405b": 128}  # tensor parallel over 8
+PIPELINES = {  # preset: ranks, stages' ranks, options; each as a rank of the first and of the last stage
+    "tests/unit/trainer/config/presets/llama3_405b.toml": (512, 8, ("--parallelism.pipeline_parallel_degree=8", "--training.local_batch_size=16")),
+    "configs/llama3_405b_512gpus.toml": (512, 8, ()),
+    "configs/llama3_405b_16384gpus.toml": (16384, 16, ()),
+}
 OTHERS = {"llama3_8b": 64, "qwen3_0.6b": 1, "qwen3_1.7b": 1, "qwen3_32b": 16}
 GIB = 1 << 30
 CARD = 79.1 - 0.5  # GiB of a card of 80 GB that libtorch and NCCL share: what it reports without a context
@@ -29,22 +34,23 @@ class Presets(JobTest):
         warm_start.run([BINARY, "tokenize", self.folder / "text.jsonl", "--out", self.folder / "shards", "--tokenizer",
                         ROOT / "tests/assets/tokenizer"], check=True)
 
-    def dry_run(self, config, ranks, tensor=8):
-        """The log, of a GPU that has what the larger communicators leave, and GiB reserved."""
-        communicators = (ranks // tensor > 1) + (tensor > 1)
+    def dry_run(self, config, ranks, tensor=8, pipeline=1, rank=0, options=()):
+        """The log, of a GPU that has what the larger communicators leave."""
+        shards = ranks // tensor // pipeline
+        communicators = (shards > 1) + (tensor > 1) + 2 * (pipeline > 1)
         left = CARD - communicators * COMMUNICATOR["1.5 GiB"]
         job = self.start("--training.steps=3", "--metrics.log_freq=1", "--comm.mode=fake_backend",
                          f"--model.hf_assets_path={ROOT}/tests/assets/tokenizer", f"--training.dataset_path={self.folder}/shards",
-                         f"--job.dump_folder={self.folder}/out", config=config,
-                         env={"HYPERION_DEVICE": "cuda", "LD_PRELOAD": BINARY.parent / "libsimulated_gpu.so", "NGPU": ranks,
+                         f"--job.dump_folder={self.folder}/out", *options, config=config,
+                         env={"HYPERION_DEVICE": "cuda", "LD_PRELOAD": BINARY.parent / "libsimulated_gpu.so", "NGPU": ranks, "RANK": rank, "WORLD_SIZE": "",
                               "HYPERION_SIMULATED_GPUS": 8, "HYPERION_SIMULATED_COMPUTE": "off",
                               "HYPERION_SIMULATED_MEMORY": int(left * GIB)})
         self.assertEqual(job.codes(500), [0], job.text())
-        self.assertIn(f"x dp_shard {ranks // tensor} x cp 1 x tp {tensor} = {ranks} rank", job.text())
+        self.assertIn(f"pp {pipeline} x dp_replicate 1 x dp_shard {shards} x cp 1 x tp {tensor} = {ranks} rank", job.text())
         memory = [float(text) for text in re.findall(r"step:\s+\d+ .*memory:\s+([\d.]+)GiB", job.text())]
         self.assertEqual(len(memory), 3, job.text())
         needed = {name: max(memory) + communicators * size for name, size in COMMUNICATOR.items()}
-        print(f"\n{config.name} as rank 0 of {ranks}: {max(memory):.2f} GiB; with {communicators} communicators of "
+        print(f"\n{config.name} as rank {rank} of {ranks}: {max(memory):.2f} GiB; with {communicators} communicators of "
               + ", of ".join(f"{name} {total:.1f}" for name, total in needed.items()) + f" of {CARD:.1f}", flush=True)
         self.assertLess(needed["1.5 GiB"], CARD)
         return job.text()
@@ -61,6 +67,13 @@ class Presets(JobTest):
         for name, ranks in RANKS.items():
             with self.subTest(preset=name):
                 self.dry_run(ROOT / "configs" / f"{name}.toml", ranks)
+
+    def test_presets_with_a_pipeline_run_as_ranks_of_their_first_and_last_stages(self):
+        for name, (ranks, pipeline, options) in PIPELINES.items():
+            for rank in (0, ranks - ranks // pipeline):
+                with self.subTest(preset=name, rank=rank):
+                    text = self.dry_run(ROOT / name, ranks, pipeline=pipeline, rank=rank, options=options)
+                    self.assertIn(f"a dry run of rank {rank} of {ranks} ranks", text)
 
     def test_presets_of_ours_without_tensor_parallelism_fit_with_the_larger_communicators(self):
         for name, ranks in OTHERS.items():

@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import cards  # noqa: E402
 import step_budget  # noqa: E402
+import step_pipeline  # noqa: E402
 from step_collectives import Cluster  # noqa: E402
 
 LAYERS, TOKENS, WORLD = 2, 2 * 32, 8
@@ -31,6 +32,7 @@ PARAMETERS = 286_880  # as the program's log says
 PRODUCTS = LAYERS * (4 * WIDTH * WIDTH + 3 * WIDTH * HIDDEN) + WIDTH * VOCABULARY  # parameters that are multiplied with
 # Of a block of the small model without checkpointing, forward and backward: as few as have been reached.
 KERNELS_OF_A_BLOCK = 33
+KERNELS_OF_A_STAGE = 6  # of a pipeline, that a microbatch needs besides those of its units
 # A step of a rank of four on the fake backend: one block of one product, a norm, an attention, an update of 1,000 parameters, and kernels of
 # no operator.
 RECORDED = """
@@ -243,13 +245,13 @@ class Recorded(unittest.TestCase):
 
 
 class Simulated(JobTest):
-    def step(self, *options, mode="none"):
-        """The records of a steady step of the folder's job as rank 0 of 8."""
+    def step(self, *options, mode="none", rank=0):
+        """The records of a steady step of the folder's job as a rank of 8."""
         trace = self.folder / "trace"
         trace.unlink(missing_ok=True)
         self.run_job("--training.steps=3", "--metrics.log_freq=100", "--comm.mode=fake_backend", f"--activation_checkpoint.mode={mode}",
                      "--activation_checkpoint.selective_ac_option=op", *options, code=0,
-                     env={"HYPERION_DEVICE": "cuda", "LD_PRELOAD": BINARY.parent / "libsimulated_gpu.so", "NGPU": WORLD,
+                     env={"HYPERION_DEVICE": "cuda", "LD_PRELOAD": BINARY.parent / "libsimulated_gpu.so", "NGPU": WORLD, "RANK": rank, "WORLD_SIZE": "",
                           "HYPERION_SIMULATED_GPUS": 8, "HYPERION_SIMULATED_COMPUTE": "off", "HYPERION_SIMULATED_TRACE": trace})
         self.trace = trace.read_text().splitlines()
         return step_budget.steady_step(trace)[0]
@@ -319,6 +321,43 @@ class Simulated(JobTest):
         self.assertEqual(result["tokens"], training["seq_len"] * training["local_batch_size"] / 2)
         self.assertEqual([text.partition(" at ")[0] for text in result["groups"]], ["tp 2 ranks on 1 node", "fsdp 16 ranks on 4 nodes"])
         self.assertLess(result["mfu"], 1)
+
+    def test_a_stage_launches_few_kernels_a_microbatch_more_than_its_blocks_without_a_pipeline(self):
+        def launches(*options, batch, ranks=(0,)):
+            """Of one microbatch more, on the ranks together, but for gathers, which only the job without a pipeline has in each."""
+            def of(many):
+                return sum(times * (record.kernels + record.copies) for rank in ranks for record, times in self.step(*options, *batch(many), rank=rank).items()
+                           if not re.match("fake (all_gather|reduce_scatter)", record.range))
+            return (of(6) - of(4)) / 2
+        alone = launches("--parallelism.fsdp_reduce_gradients=once_per_step",
+                         batch=lambda many: ("--training.local_batch_size=1", f"--training.global_batch_size={WORLD * many}"))
+        for schedule, stages in (("1F1B", 2), ("ZBVZeroBubble", 4)):
+            with self.subTest(schedule=schedule):
+                piped = launches("--parallelism.pipeline_parallel_degree=2", f"--parallelism.pipeline_parallel_schedule={schedule}", ranks=(0, WORLD - 1),
+                                 batch=lambda many: (f"--training.local_batch_size={many}", f"--training.global_batch_size={WORLD // 2 * many}"))
+                print(f"\n{schedule}: {(piped - alone) / stages:.1f} kernels of a stage and microbatch", flush=True)
+                self.assertLessEqual((piped - alone) / stages, KERNELS_OF_A_STAGE)
+
+    def test_a_pipeline_adds_its_bubble_and_the_transfers_that_nothing_hides(self):
+        def budget(*more, code=0):
+            done = subprocess.run([sys.executable, ROOT / "scripts/step_budget.py", "--run", ROOT / "configs/debug_model_pp2.toml", "--world", "4", "--mode",
+                                   "none", "--build", BINARY.parent, "--json", *map(str, more)], capture_output=True, text=True)
+            self.assertEqual(done.returncode, code, done.stderr)
+            return json.loads(done.stdout)["ours, none"] if code == 0 else done.stderr
+        self.assertIn("torchtitan has no dry run of a pipeline", budget("--column", "torchtitan", code=1))
+        result = budget("--column", "ours", "--keep", self.folder)
+        rows = {family: row["seconds"] for family, row in result["families"].items()}
+        self.assertEqual(result["tokens"], 8 * 2048 / 2)
+        self.assertEqual(result["layers"], 6)  # of the model: this rank has the half
+        self.assertIn("pp 2 ranks on 1 node at", result["groups"][1])
+        computing = sum(rows.values()) - sum(rows[family] for family in ("optimizer", *step_pipeline.ADDED, "not modelled"))
+        self.assertAlmostEqual(rows["pipeline bubble"] / computing, 1 / 16, delta=1e-4)  # (P - 1) / (v M) of what is not bubble
+        self.assertGreater(rows["exposed transfers"], 0)
+        # Without its facts a trace of a pipeline has no schedule.
+        trace = self.folder / "ours.none.4"
+        trace.write_text("".join(line for line in trace.read_text().splitlines(keepends=True) if not line.startswith("step_budget")))
+        done = subprocess.run([sys.executable, ROOT / "scripts/step_budget.py", f"a={trace}"], capture_output=True, text=True)
+        self.assertIn("is a pipeline's and does not say its schedule", done.stderr)
 
     def test_every_kernel_of_a_step_is_counted_and_nearly_all_bytes_have_a_family(self):
         for mode in ("none", "selective"):

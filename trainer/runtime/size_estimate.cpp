@@ -99,6 +99,18 @@ std::string lack(const std::vector<Part>& needed, const MemoryLimit& limit) {
 
 }  // namespace
 
+// Elements of a token that weight gradients of a block read: inputs of its products and gradients of their
+// results. `tensor` ranks divide all but what goes in at a column layer, which a block that is run again has
+// gathered, and what comes back at a row layer. Of latent attention and experts those of row layers alone.
+double read_by_weight_gradients(const models::ModelArgs& model, double tensor, bool runs_again) {
+  const double dim = static_cast<double>(model.dim), hidden = static_cast<double>(model.hidden_dim);
+  if (model.kv_lora_rank > 0 || model.num_experts > 0) return dim;
+  const double heads = static_cast<double>(model.head_dim * model.n_heads),
+               keys = static_cast<double>(model.head_dim * model.n_kv_heads);
+  const double inputs = runs_again ? 2 * dim : 2 * dim / tensor;
+  return inputs + (heads + heads + 2 * keys + 3 * hidden) / tensor + 2 * dim;
+}
+
 double parameters_of(const models::ModelArgs& model, const PipelineShare::Stage& stage, double tensor) {
   const double dim = static_cast<double>(model.dim), table = dim * static_cast<double>(model.vocab_size);
   return static_cast<double>(stage.blocks) * parameters_of_block(model, tensor, /*with_experts=*/false) +
@@ -169,7 +181,14 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
   // In a pipeline a tensor that is sent and one that is received besides.
   const double inputs = share != nullptr ? static_cast<double>(share->kept_inputs) + 2
                                          : static_cast<double>(model.n_layers) / pipeline + 1;
-  size.activations = boundary * inputs + length * static_cast<double>(model.head_dim) * 4;
+  const bool runs_again = config.activation_checkpoint.mode == config::RecomputeMode::kFull;
+  const double deferred = share == nullptr ? 0
+                                           : static_cast<double>(share->deferred_blocks) * tokens *
+                                                 read_by_weight_gradients(model, tensor, runs_again) *
+                                                 (config.model.converters.empty() ? compute : 1);
+  // Where most of them wait the sums of stages whose backward comes later are not there yet.
+  size.activations = std::max(boundary * inputs, deferred - size.all_gradients()) +
+                     length * static_cast<double>(model.head_dim) * 4;
   if (share == nullptr || share->has_head())
     size.activations += std::min(tokens * logits, (gathered ? 2 : 1) * std::max(logits, chunk));
   // Packed keys twice and values once, and their gradients in fp32 (models/kernels/attention/cpu_blocks.cpp);

@@ -16,14 +16,14 @@ namespace hyperion::trainer {
 // Bytes of one rank, in floating point so that no product overflows. Counts only what exists at the same time
 // in every layout: a job that needs more than this may still not fit.
 struct JobSize {
-  double weights = 0;            // masters, and their copies in the compute dtype
-  double optimizer = 0;          // both moments
-  double gradients = 0;          // of this rank's shards
-  double sums = 0;               // of unsharded gradients over the microbatches of a step
-  double gathered = 0;           // weights of pipeline stages, gathered for several microbatches
-  double averages = 0;           // EMA
-  double activations = 0;        // kept at once: each block's input, RoPE tables, a chunk of logits
-  double attention = 0;          // scratch of each thread that computes attention on a CPU
+  double weights = 0;      // masters, and their copies in the compute dtype
+  double optimizer = 0;    // both moments
+  double gradients = 0;    // of this rank's shards
+  double sums = 0;         // of unsharded gradients over the microbatches of a step
+  double gathered = 0;     // weights of pipeline stages, gathered for several microbatches
+  double averages = 0;     // EMA
+  double activations = 0;  // kept at once: blocks' inputs or what weight gradients read, a chunk of logits
+  double attention = 0;    // scratch of each thread that computes attention on a CPU
   double attention_threads = 1;  // that have work in every layer, at most
   double save_pool = 0;          // copy of the state for background saves, in host memory
   int communicators = 0;         // of NCCL, where the job is on GPUs; not known well enough to be counted
@@ -45,6 +45,7 @@ struct PipelineShare {
   };
   std::vector<Stage> stages{};
   int64_t kept_inputs = 0;      // of blocks and of the head, over all microbatches kept at once
+  int64_t deferred_blocks = 0;  // whose weight gradients wait for their half of a backward at once
   bool gathers_stages = false;  // a stage's weights for several microbatches
   bool has_head() const { return std::ranges::any_of(stages, &Stage::head); }
 };

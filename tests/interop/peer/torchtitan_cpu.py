@@ -181,7 +181,7 @@ def _spec_of_the_judge(name):
     def init_weights_by_formula(self, *args, **kwargs):
         global _model
         init_weights(self, *args, **kwargs)
-        if self.norm.eps is None:  # deepseek_v3's last norm: PyTorch's epsilon depends on dtype and device
+        if self.norm is not None and self.norm.eps is None:  # deepseek_v3's last norm: PyTorch's epsilon depends on dtype and device
             self.norm.eps = self.model_args.norm_eps
         _model = self
         if "PEER_WEIGHTS_SEED" in os.environ:

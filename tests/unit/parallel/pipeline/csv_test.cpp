@@ -60,6 +60,10 @@ TEST_CASE("broken CSV schedules are refused with row and column") {
                     "microbatch, as 2F0"));
   CHECK_THAT(refused("0F0,0F1,0B0,0B1\n1F0,1RECV_F1,1B0,1F1,1B1\n"),
              Contains("row 2, column 2: \"1RECV_F1\" is no compute"));
+  for (const std::string_view added : {"0REDUCE_GRAD", "0UNSHARD", "0RESHARD", "0RECV_B0"})
+    CHECK_THAT(refused(fmt::format("0F0,0F1,0B0,0B1,{}\n1F0,1B0,1F1,1B1\n", added)),
+               Contains("row 1, column 5") &&
+                   Contains("as 2F0; gathers, reductions and transfers are added to the file's order"));
   CHECK_THAT(refused("0F0,0F1,0B0,99999999999B1\n1F0,1B0,1F1,1B1\n"), Contains("row 1, column 4"));
   CHECK_THAT(refused(std::string_view("\x1b[2J\0,0F1\n1F0\n", 14)), Contains("row 1, column 1: \"\\x1b[2J"));
   CHECK_THAT(refused(""), Equals(": row 1: there is no action"));

@@ -158,6 +158,17 @@ TEST_CASE("each rank keeps as many microbatches as its schedule's formula says")
   }
 }
 
+TEST_CASE("weight gradients wait on as many microbatches as their schedule divides backwards ahead of them") {
+  const auto deferred = [](PipelineKind kind, int p, int v, int m) {
+    return deferred_microbatches(make_schedule(kind, {p, v, m}));
+  };
+  CHECK(deferred(kInterleaved1F1B, 4, 2, 8) == std::vector{0, 0, 0, 0});
+  CHECK(deferred(kInterleavedZeroBubble, 4, 2, 8) == std::vector{1, 2, 3, 4});  // r + 1
+  CHECK(deferred(kZbvZeroBubble, 4, 2, 8) == std::vector{1, 3, 5, 7});          // 2r + 1
+  const PipelineSchedule schedule = make_schedule(kInterleavedZeroBubble, {2, 2, 4});
+  CHECK(deferred_microbatches(schedule, {3, 3, 3, 3}) == std::vector{3, 6});
+}
+
 TEST_CASE("a schedule spans gradient accumulation where it keeps no more for it") {
   for (const PipelineKind kind :
        {k1F1B, kInterleaved1F1B, kInterleavedZeroBubble, kZbvZeroBubble, kDualPipeV}) {

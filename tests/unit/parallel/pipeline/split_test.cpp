@@ -30,7 +30,7 @@ const std::vector<std::string> kUnits = {"tok_embeddings", "layers.0", "layers.1
 }  // namespace
 
 TEST_CASE("every flavour divides over 1 to 16 ranks, each unit on one stage and blocks even") {
-  for (const std::string_view model : {"llama3", "qwen3"}) {
+  for (const std::string_view model : {"llama3", "qwen3", "deepseek_v3", "llama4"}) {
     for (const std::string& flavor : models::model_flavors(model)) {
       if (flavor == models::kFlavorFromHf) continue;
       const int blocks = static_cast<int>(models::model_args(model, flavor).n_layers);

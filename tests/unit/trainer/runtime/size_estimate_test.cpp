@@ -86,6 +86,15 @@ TEST_CASE(
   CHECK(size.activations == Approx(34 * boundary + rope));  // and a tensor each way; no logits
   CHECK(job_size(config, model, 4, 1, &last).activations > 19 * boundary + rope);
 
+  // Of a schedule that divides backwards: inputs of the four products and gradients of their results.
+  const PipelineShare divided{.stages = first.stages, .kept_inputs = 32, .deferred_blocks = 64};
+  const double read = 2 * 4096 + 4096 + 14336 + 4096 + 2 * 1024 + 2 * 14336 + 2 * 4096;
+  CHECK(job_size(config, model, 4, 1, &divided).activations ==
+        Approx(64 * 8192.0 * 2 * read - size.all_gradients() + rope));
+  PipelineShare few = divided;
+  few.deferred_blocks = 1;
+  CHECK(job_size(config, model, 4, 1, &few).activations == size.activations);
+
   PipelineShare looped{.kept_inputs = 1, .gathers_stages = true};
   for (const int64_t blocks : {4, 1, 2, 3}) looped.stages.push_back({.blocks = blocks});
   CHECK(job_size(config, model, 4, 1, &looped).gathered == Approx(2 * parameters_of(model, {.blocks = 9})));
