@@ -134,8 +134,6 @@ class Checks {
     if (model.num_experts > 0) {
       refuse_if(tp > 1, "parallelism.tensor_parallel_degree",
                 "tensor parallelism of a model with experts is not available yet; set 1");
-      refuse_if(config_.parallelism.pipeline_parallel_degree > 1, "parallelism.pipeline_parallel_degree",
-                "a pipeline of a model with experts is not available yet; set 1");
       refuse_if(config_.checkpoint.enable && config_.checkpoint.initial_load_in_hf,
                 "checkpoint.initial_load_in_hf",
                 "Hugging Face's layout of experts is not read yet; load a DCP checkpoint");

@@ -101,7 +101,9 @@ std::string lack(const std::vector<Part>& needed, const MemoryLimit& limit) {
 
 double parameters_of(const models::ModelArgs& model, const PipelineShare::Stage& stage, double tensor) {
   const double dim = static_cast<double>(model.dim), table = dim * static_cast<double>(model.vocab_size);
-  return static_cast<double>(stage.blocks) * parameters_of_block(model, tensor, /*with_experts=*/false) +
+  return static_cast<double>(stage.blocks - stage.with_experts) *
+             parameters_of_block(model, tensor, /*with_experts=*/false) +
+         static_cast<double>(stage.with_experts) * parameters_of_block(model, tensor, /*with_experts=*/true) +
          (stage.embedding ? table / tensor : 0) + (stage.head ? dim + table / tensor : 0);
 }
 
