@@ -181,9 +181,11 @@ struct DownFunction : Function<DownFunction> {
   }
 };
 
-ParameterPtr expert_stack(int64_t layer, const char* name, std::vector<int64_t> shape, double std) {
+// Tensor parallel ranks divide its hidden width.
+ParameterPtr expert_stack(int64_t layer, const char* name, std::vector<int64_t> shape, int hidden_dim,
+                          double std) {
   return make_parameter(fmt::format("layers.{}.moe.experts.{}", layer, name), std::move(shape),
-                        Init::truncated_normal(std, -2.0, 2.0));
+                        Init::truncated_normal(std, -2.0, 2.0), hidden_dim);
 }
 
 }  // namespace
@@ -191,10 +193,10 @@ ParameterPtr expert_stack(int64_t layer, const char* name, std::vector<int64_t> 
 Experts::Experts(const ModelArgs& args, int64_t layer)
     : activation_(args.activation),
       score_before_(args.score_before_experts),
-      w1_(expert_stack(layer, "w1", {args.num_experts, args.moe_hidden_dim, args.dim}, 0.02)),
-      w2_(expert_stack(layer, "w2", {args.num_experts, args.dim, args.moe_hidden_dim},
+      w1_(expert_stack(layer, "w1", {args.num_experts, args.moe_hidden_dim, args.dim}, 1, 0.02)),
+      w2_(expert_stack(layer, "w2", {args.num_experts, args.dim, args.moe_hidden_dim}, 2,
                        residual_std(args, layer))),
-      w3_(expert_stack(layer, "w3", {args.num_experts, args.moe_hidden_dim, args.dim},
+      w3_(expert_stack(layer, "w3", {args.num_experts, args.moe_hidden_dim, args.dim}, 1,
                        residual_std(args, layer))) {}
 
 Tensor Experts::forward(const Tensor& x, const Tensor& weights, const Tensor& shared,

@@ -189,6 +189,7 @@ TEST_CASE("a pipeline of a model with experts has the bits of one rank, and its 
   of_four.layers = 6;
   check_same_bits({.pp = 4}, of_four);
   check_same_bits({.pp = 4}, experts("deepseek_v3", kGPipe, kFull));
+  check_same_bits({.pp = 2, .dp_shard = 1, .tp = 2}, experts("deepseek_v3", kZbvZeroBubble, kElementwise));
 }
 
 TEST_CASE("FP8 weight gradients that are made later have the bits of one rank") {
