@@ -391,9 +391,9 @@ void Trainer::read_checks(bool wait) {
 // What several ranks hold must be the same on all of them: a save stores it once. Says so by Error(kBug).
 void Trainer::audit_replicas(int64_t step) const {
   if (config::is_dry_run(config())) return;  // its other ranks do not exist
-  const std::vector<parallel::ReplicatedTensor> replicated = replicated_state(
-      model_.parameters, *model_.optimizer, model_.stage->balances(), model_.fsdp->shard(),
-      model_.fsdp->replicate(), model_.fsdp->tensor(), model_.tied.get());
+  const std::vector<parallel::ReplicatedTensor> replicated =
+      replicated_state(model_.parameters, *model_.optimizer, model_.stage->balances(), model_.fsdp->shard(),
+                       model_.fsdp->replicate(), model_.fsdp->tensor(), model_.tied.get());
   if (replicated.empty()) return;
   parallel::set_phase(fmt::format("step {} audit of replicas", step));
   const parallel::TraceRange range("audit of replicas");

@@ -58,8 +58,8 @@ Tensor detached(const Tensor& tensor) {
   return tensor.defined() ? tensor.detach() : tensor;
 }
 
-// The gradients of the node's stacks, which `make` computes in their order, and which it keeps the tensors
-// for; undefined where they are left for later.
+// The gradients of the node's stacks in their order, as `make` computes them from what it owns; undefined
+// where they are left for later.
 variable_list gradients_of_stacks(const SavedExperts& saved, std::function<variable_list()> make) {
   if (!saved.defers()) return make();
   saved.deferred->add([stacks = saved.stacks, make = std::move(make)] {

@@ -126,6 +126,15 @@ class Pipeline(JobTest):
         self.assertIn("pp/0", job.text())
         self.assertRegex(job.text(), r"in phase 'step \d+ .*stage \d, microbatch")
 
+    def test_a_rank_that_is_killed_in_a_backward_through_experts_is_named_with_layer_and_stage(self):
+        job = self.start("--training.steps=100000", *FOUR, *EXPERTS, PP + "2", "--parallelism.tensor_parallel_degree=2", "--allow-faults", ranks=4,
+                         env={"FAULT": "rank=3;point=step.bwd;nth=6;action=kill"})
+        self.assertEqual(job.codes(), [71, 71, 71, -9], job.text())
+        # Its tensor parallel peer waits for the exchange of a block's experts, attention or head.
+        self.assertRegex(job.text(2), r"tp/\d.* in phase 'step \d+ \w+ (layers\.\d|norm,output) \(stage 1, microbatch \d\)'")
+        for rank in range(3):
+            self.assertIn("rank 3", job.text(rank).splitlines()[-1])
+
     def test_logged_steps_have_the_measured_bubble_and_the_planned_one(self):
         self.run_job(*FOUR, PP + "2", "--metrics.log_freq=1", ranks=2, code=0)
         for line in (line for line in self.metrics() if "grad_norm" in line):
