@@ -1,5 +1,5 @@
-"""torchtitan's presets of llama3 70B and 405B, unchanged but for data and tokenizer, and ours, as rank 0 of as many simulated GPUs as they
-name, which compute nothing (docs/simulated_gpu.md): they run, and fit into a card of 80 GB with NCCL's communicators, whose memory is not known
+"""torchtitan's presets of llama3 70B and 405B and of llama4, unchanged but for data and tokenizer, and ours, as rank 0 of as many simulated GPUs
+as they name, which compute nothing (docs/simulated_gpu.md): they run, and fit into a card of 80 GB with NCCL's communicators, whose memory is not known
 well: from 256 MiB to 1.5 GiB each.
 
     python3 tests/faults/presets_test.py build/hyperion
@@ -15,6 +15,7 @@ from jobs import BINARY, ROOT, JobTest, main
 
 PRESETS = ROOT / "tests/unit/trainer/config/presets"
 RANKS = {"llama3_70b": 64, "llama3_405b": 128}  # tensor parallel over 8
+EXPERTS = {"llama4_17bx16e": (64, 1), "llama4_17bx128e": (512, 4)}  # ranks, pipeline stages; tensor parallel over 8
 OTHERS = {"llama3_8b": 64, "qwen3_0.6b": 1, "qwen3_1.7b": 1, "qwen3_32b": 16}
 GIB = 1 << 30
 CARD = 79.1 - 0.5  # GiB of a card of 80 GB that libtorch and NCCL share: what it reports without a context
@@ -29,9 +30,10 @@ class Presets(JobTest):
         subprocess.run([BINARY, "tokenize", self.folder / "text.jsonl", "--out", self.folder / "shards", "--tokenizer",
                         ROOT / "tests/assets/tokenizer"], check=True, capture_output=True)
 
-    def dry_run(self, config, ranks, tensor=8):
+    def dry_run(self, config, ranks, tensor=8, pipeline=1):
         """The log, of a GPU that has what the larger communicators leave, and GiB reserved."""
-        communicators = (ranks // tensor > 1) + (tensor > 1)
+        shards = ranks // tensor // pipeline
+        communicators = (shards > 1) + (tensor > 1) + 2 * (pipeline > 1)
         left = CARD - communicators * COMMUNICATOR["1.5 GiB"]
         job = self.start("--training.steps=3", "--metrics.log_freq=1", "--comm.mode=fake_backend",
                          f"--model.hf_assets_path={ROOT}/tests/assets/tokenizer", f"--training.dataset_path={self.folder}/shards",
@@ -40,7 +42,7 @@ class Presets(JobTest):
                               "HYPERION_SIMULATED_GPUS": 8, "HYPERION_SIMULATED_COMPUTE": "off",
                               "HYPERION_SIMULATED_MEMORY": int(left * GIB)})
         self.assertEqual(job.codes(500), [0], job.text())
-        self.assertIn(f"x dp_shard {ranks // tensor} x cp 1 x tp {tensor} = {ranks} rank", job.text())
+        self.assertIn(f"mesh pp {pipeline} x dp_replicate 1 x dp_shard {shards} x cp 1 x tp {tensor} = {ranks} rank", job.text())
         memory = [float(text) for text in re.findall(r"step:\s+\d+ .*memory:\s+([\d.]+)GiB", job.text())]
         self.assertEqual(len(memory), 3, job.text())
         needed = {name: max(memory) + communicators * size for name, size in COMMUNICATOR.items()}
@@ -56,6 +58,11 @@ class Presets(JobTest):
                 if name == "llama3_405b":
                     self.assertIn("parallelism.enable_async_tensor_parallel: what blocks exchange travels in pieces under their products", text)
                     self.assertIn("compile.enable has no effect on it", text)
+
+    def test_presets_of_torchtitan_with_experts_run(self):
+        for name, (ranks, pipeline) in EXPERTS.items():
+            with self.subTest(preset=name):
+                self.dry_run(PRESETS / f"{name}.toml", ranks, pipeline=pipeline)
 
     def test_presets_of_ours_with_tensor_parallelism_run(self):
         for name, ranks in RANKS.items():
