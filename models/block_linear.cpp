@@ -5,12 +5,23 @@
 #include <fmt/format.h>
 
 namespace hyperion::models {
+namespace {
+
+ParameterPtr make_weight(int64_t layer, std::string_view name, int64_t out, int64_t in, double std,
+                         std::optional<int> split) {
+  return make_parameter(fmt::format("layers.{}.{}.weight", layer, name), {out, in},
+                        Init::truncated_normal(std, -2.0, 2.0), split);
+}
+
+}  // namespace
 
 Linear block_linear(const ParallelDims& dims, int64_t layer, std::string_view name, int64_t out, int64_t in,
                     double std, int split) {
-  return Linear(make_parameter(fmt::format("layers.{}.{}.weight", layer, name), {out, in},
-                               Init::truncated_normal(std, -2.0, 2.0), split),
-                nullptr, dims.tensor_group(), dims.chunked);
+  return Linear(make_weight(layer, name, out, in, std, split), nullptr, dims.tensor_group(), dims.chunked);
+}
+
+Linear undivided_linear(int64_t layer, std::string_view name, int64_t out, int64_t in, double std) {
+  return Linear(make_weight(layer, name, out, in, std, /*split=*/{}));
 }
 
 double residual_std(const ModelArgs& args, int64_t layer) {

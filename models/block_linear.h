@@ -16,6 +16,10 @@ inline constexpr int kSplitByRows = 0, kSplitByColumns = 1;
 Linear block_linear(const ParallelDims& dims, int64_t layer, std::string_view name, int64_t out, int64_t in,
                     double std = 0.02, int split = kSplitByRows);
 
+// The same of a weight that every tensor parallel rank has in full (Parameter::split is unset), for the rows
+// of its part of every sequence.
+Linear undivided_linear(int64_t layer, std::string_view name, int64_t out, int64_t in, double std = 0.02);
+
 // The deviation of layers whose results are added to the residual stream: smaller the deeper they are, or the
 // deeper the model is (ModelArgs::depth_init).
 double residual_std(const ModelArgs& args, int64_t layer);

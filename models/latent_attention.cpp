@@ -11,6 +11,7 @@
 #include "models/block_linear.h"
 #include "models/kernels/common/dtype.h"
 #include "models/layers/linear_node.h"
+#include "models/layers/sequence_exchange.h"
 
 namespace hyperion::models {
 namespace {
@@ -72,15 +73,15 @@ struct LatentHeadsFunction : Function<LatentHeadsFunction> {
 }  // namespace
 
 LatentAttention::LatentAttention(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
-    : heads_(args.n_heads),
+    : ranks_(dims.tensor_group()),
+      heads_(args.n_heads / (ranks_ != nullptr ? ranks_->size() : 1)),
       kv_rank_(args.kv_lora_rank),
       rotated_width_(args.qk_rope_head_dim),
       value_width_(args.v_head_dim),
       q_in_(args.q_lora_rank > 0
-                ? block_linear(dims, layer, "attention.wq_a", args.q_lora_rank, args.dim)
+                ? undivided_linear(layer, "attention.wq_a", args.q_lora_rank, args.dim)
                 : block_linear(dims, layer, "attention.wq", args.n_heads * args.head_dim, args.dim)),
-      wkv_a_(
-          block_linear(dims, layer, "attention.wkv_a", args.kv_lora_rank + args.qk_rope_head_dim, args.dim)),
+      wkv_a_(undivided_linear(layer, "attention.wkv_a", args.kv_lora_rank + args.qk_rope_head_dim, args.dim)),
       kv_norm_(fmt::format("layers.{}.attention.kv_norm.weight", layer), args.kv_lora_rank, args.norm_eps),
       wkv_b_(block_linear(dims, layer, "attention.wkv_b",
                           args.n_heads * (args.qk_nope_head_dim + args.v_head_dim), args.kv_lora_rank)),
@@ -105,13 +106,26 @@ std::vector<Linear*> LatentAttention::linears() {
   return all;
 }
 
-Tensor LatentAttention::forward(at::TensorList x, const SequenceContext& context, const BlockRun& run) const {
-  const std::vector<Tensor> in = column_linear(x, {&q_in_, &wkv_a_}, run);
-  Tensor q = in[0];
-  if (wq_b_) q = column_linear(q_norm_->forward(q), {&*wq_b_}, run)[0];
+// Layers that both have no ranks are one node. Where queries have no latent, wq gathers the stream.
+LatentAttention::Projections LatentAttention::project(at::TensorList x, const BlockRun& run) const {
+  std::vector<Tensor> in;
+  if (q_in_.ranks() == nullptr)
+    in = column_linear(x, {&q_in_, &wkv_a_}, run);
+  else
+    in = {column_linear(x.slice(0, 1), {&q_in_}, run)[0], column_linear(x.slice(1), {&wkv_a_}, run)[0]};
+  const Tensor q = wq_b_ ? column_linear(q_norm_->forward(in[0]), {&*wq_b_}, run)[0] : in[0];
   const Tensor latent = in[1].narrow(-1, 0, kv_rank_).contiguous(),
                shared = in[1].narrow(-1, kv_rank_, rotated_width_);
   const Tensor kv = column_linear(kv_norm_.forward(latent), {&wkv_b_}, run)[0];
+  if (ranks_ == nullptr) return {q, kv, shared};
+  const auto sequences = [](const Tensor& parts) { return parts.transpose(0, 1).flatten(1, 2); };
+  const Tensor of_all = gather_over_ranks(shared.flatten(0, 1), ranks_);  // rank by rank, as q and kv
+  return {sequences(q), sequences(kv),
+          sequences(of_all.view({ranks_->size(), shared.size(0), shared.size(1), rotated_width_}))};
+}
+
+Tensor LatentAttention::forward(at::TensorList x, const SequenceContext& context, const BlockRun& run) const {
+  const auto [q, kv, shared] = project(x, run);
   const variable_list heads =
       LatentHeadsFunction::apply(q.unflatten(-1, {heads_, -1}), kv.unflatten(-1, {heads_, -1}), shared,
                                  context.cos, context.sin, context.attention_factor);

@@ -12,16 +12,29 @@ Placement placement_of(const Parameter& parameter, int home, const Mesh& mesh, i
 
 Placement placement_of(std::vector<Cut> cuts, int home, const Mesh& mesh, int rank) {
   if (cuts.empty()) return replicated_placement(mesh, rank);
-  cuts.back().index = mesh.coordinate(rank, MeshDim::kFsdp);
-  const bool divided = cuts.size() > 1;
-  if (divided) cuts.front().index = mesh.coordinate(rank, MeshDim::kTp);
-  const int tensor_ranks = divided ? 1 : mesh.degree(MeshDim::kTp);
+  const bool sharded = cuts.back().parts > 1, divided = cuts.size() > 1;
+  int replicas = mesh.degree(MeshDim::kDpReplicate), replica = mesh.coordinate(rank, MeshDim::kDpReplicate);
+  const auto add_replicas = [&](MeshDim dim) {
+    replicas *= mesh.degree(dim);
+    replica = replica * mesh.degree(dim) + mesh.coordinate(rank, dim);
+  };
+  if (sharded)
+    cuts.back().index = mesh.coordinate(rank, MeshDim::kFsdp);
+  else
+    add_replicas(MeshDim::kFsdp);
+  if (divided)
+    cuts.front().index = mesh.coordinate(rank, MeshDim::kTp);
+  else
+    add_replicas(MeshDim::kTp);
   return {.cuts = std::move(cuts),
-          .replicas = mesh.degree(MeshDim::kDpReplicate) * tensor_ranks,
-          .replica = mesh.coordinate(rank, MeshDim::kDpReplicate) * tensor_ranks +
-                     (divided ? 0 : mesh.coordinate(rank, MeshDim::kTp)),
+          .replicas = replicas,
+          .replica = replica,
           .home = home,
           .here = mesh.coordinate(rank, MeshDim::kPp) == home};
+}
+
+Placement replicated_in_stage(int home, const Mesh& mesh, int rank) {
+  return placement_of({{.parts = 1}}, home, mesh, rank);
 }
 
 Placement replicated_placement(const Mesh& mesh, int rank) {

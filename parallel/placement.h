@@ -15,8 +15,12 @@ namespace hyperion::parallel {
 // divide those of the tensor parallel group too.
 Placement placement_of(const Parameter& parameter, int home, const Mesh& mesh, int rank);
 
-// The same of a tensor that is known by its cuts (as above) and pipeline stage alone.
+// The same of a tensor that is known by its cuts (as above) and pipeline stage alone. A last cut of one part
+// is of no rank: the fsdp group has replicas.
 Placement placement_of(std::vector<Cut> cuts, int home, const Mesh& mesh, int rank);
+
+// Of a tensor that every rank of that pipeline stage has in full.
+Placement replicated_in_stage(int home, const Mesh& mesh, int rank);
 
 // Of a tensor that every rank has in full.
 Placement replicated_placement(const Mesh& mesh, int rank);

@@ -9,7 +9,7 @@
 namespace hyperion::trainer {
 
 void update_expert_biases(const std::vector<models::ExpertBalancePtr>& balances,
-                          const parallel::ReduceChain& groups, const at::Tensor& skip) {
+                          const parallel::FsdpContext& ranks, const at::Tensor& skip) {
   std::vector<models::ExpertBalancePtr> updated;
   std::vector<at::Tensor> counts;
   for (const models::ExpertBalancePtr& balance : balances) {
@@ -21,7 +21,7 @@ void update_expert_biases(const std::vector<models::ExpertBalancePtr>& balances,
   const parallel::TraceRange range("update of expert biases");
   at::NoGradGuard no_grad;
   const at::Tensor all = at::stack(counts);  // [blocks, experts]
-  groups.all_reduce_sum(all);
+  parallel::ReduceChain({&ranks.shard(), &ranks.replicate()}).all_reduce_sum(all);
   // The sign of mean - count, in integers.
   const at::Tensor sign = (all.sum(1, /*keepdim=*/true) - all * all.size(1)).sign().to(at::kFloat);
   const at::Tensor made = 1 - skip.to(sign.device());

@@ -8,14 +8,15 @@
 #include <ATen/core/Tensor.h>
 
 #include "models/moe/moe.h"
-#include "parallel/comm/communicator.h"
+#include "parallel/fsdp/fsdp.h"
 
 namespace hyperion::trainer {
 
-// bias += coefficient * sign(mean - count), minus the mean of that, for each block whose coefficient is not
-// 0; its counts, added up as integers over all ranks that have seen other tokens (`groups`), begin at 0 after
-// it. `skip`: 0-dim, 1 where the step is not made: the bias stays. Collective; nothing waits for the device.
+// bias += coefficient * sign(mean - count), minus the mean of that, for each block of this rank's stage whose
+// coefficient is not 0. Its counts begin at 0 after it; they are added up as integers over the ranks of the
+// stage that have seen other tokens: those that shard its parameters and their replicas. `skip`: 0-dim, 1
+// where the step is not made: the bias stays. Collective over these; nothing waits for the device.
 void update_expert_biases(const std::vector<models::ExpertBalancePtr>& balances,
-                          const parallel::ReduceChain& groups, const at::Tensor& skip);
+                          const parallel::FsdpContext& ranks, const at::Tensor& skip);
 
 }  // namespace hyperion::trainer

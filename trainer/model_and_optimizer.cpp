@@ -76,6 +76,19 @@ std::vector<checkpointing::ModelParameter> described_parameters(const ModelAndOp
   return described;
 }
 
+// Of every block of the model that has experts.
+std::vector<checkpointing::ExpertBias> described_biases(const models::Transformer& model,
+                                                        const ModelContext& context) {
+  std::vector<checkpointing::ExpertBias> described;
+  for (size_t block = 0; block < model.blocks().size(); ++block) {
+    const int home = context.pipeline != nullptr ? rank_of_unit(*context.pipeline, block + 1) : 0;
+    if (models::ExpertBalancePtr balance = model.blocks()[block].balance())
+      described.push_back(
+          {std::move(balance), parallel::replicated_in_stage(home, context.mesh, context.rank)});
+  }
+  return described;
+}
+
 // `head`, then the numbers of the gradients that this rank holds.
 void write_gradients(const std::filesystem::path& path, const std::string& head,
                      std::span<const parallel::ShardedParameterPtr> parameters) {
@@ -139,6 +152,7 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
     made.tied = std::make_unique<TiedTable>(*ranks, *made.stage);
   }
   made.described = described_parameters(made, context, sharding.state_dtype);
+  made.biases = described_biases(*made.transformer, context);
   made.optimizer = std::make_unique<optim::Adam>(made.parameters, config.optimizer);
   return made;
 }

@@ -33,6 +33,7 @@ struct ModelAndOptimizer {
   std::unique_ptr<ScheduleRunner> schedule;               // of the stage
   std::vector<parallel::ShardedParameterPtr> parameters;  // that this rank holds
   std::vector<checkpointing::ModelParameter> described;   // all of the model
+  std::vector<checkpointing::ExpertBias> biases;          // the same
   std::unique_ptr<TiedTable> tied;                        // null: nothing that two ranks have copies of
   std::unique_ptr<optim::Adam> optimizer;
   std::unique_ptr<optim::Ema> ema;  // null when off

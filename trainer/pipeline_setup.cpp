@@ -89,6 +89,14 @@ bool names_pairs(const parallel::PipelineSchedule& schedule) {
   });
 }
 
+// Of units [first, end), which are not the head.
+int64_t blocks_with_experts(const models::ModelArgs& model, size_t first, size_t end) {
+  int64_t count = 0;
+  for (size_t unit = std::max<size_t>(first, 1); unit < end; ++unit)
+    count += models::has_experts(model, static_cast<int64_t>(unit) - 1);
+  return count;
+}
+
 // Of all ranks; equal for equal lists.
 std::string text_of_lists(const parallel::PipelineSchedule& schedule) {
   std::string text;
@@ -204,6 +212,7 @@ std::optional<PipelinePlan> plan_pipeline(const config::JobConfig& config, const
     const auto [first, end] = pipeline->stages[stage];
     const PipelineShare::Stage share{
         .blocks = static_cast<int64_t>(end - first) - (first == 0) - (end > head),
+        .with_experts = blocks_with_experts(model, first, std::min(end, head)),
         .embedding = first == 0,
         .head = end > head};
     blocks.push_back(static_cast<int>(share.blocks));

@@ -49,6 +49,14 @@ std::vector<parallel::ShardedParameterPtr> Stage::parameters() const {
   return all;
 }
 
+std::vector<models::ExpertBalancePtr> Stage::balances() const {
+  std::vector<models::ExpertBalancePtr> all;
+  for (size_t block = 0; block < model_.blocks().size(); ++block)
+    if (models::ExpertBalancePtr balance = model_.blocks()[block].balance(); balance && by_unit_[block + 1])
+      all.push_back(std::move(balance));
+  return all;
+}
+
 void Stage::weights_changed() {
   const std::vector<parallel::ShardedParameterPtr> all = parameters();
   for (const parallel::ShardedParameterPtr& parameter : all) parameter->contents_changed();

@@ -61,6 +61,7 @@ class Stage {
   // Of the units that are here, in ascending order.
   const std::vector<std::unique_ptr<parallel::ShardGroup>>& groups() const { return groups_; }
   std::vector<parallel::ShardedParameterPtr> parameters() const;  // every parameter once, in unit order
+  std::vector<models::ExpertBalancePtr> balances() const;         // of its blocks that have experts
   const parallel::LocalGradients& gradients() const { return gradients_; }  // of all of them, by unit
 
   // Call after anything has written the masters: what layers and all-gathers keep of the old ones becomes

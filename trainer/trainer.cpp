@@ -369,7 +369,7 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
     const parallel::TraceRange range("optimizer");
     model_.optimizer->step(checkpointing::learning_rate(plan_, step), skip, divisor);
     if (model_.ema) model_.ema->update(step, skip);
-    update_expert_biases(model_.transformer->balances(), job_.runtime.groups->loss_groups(), skip);
+    update_expert_biases(model_.stage->balances(), *model_.fsdp, skip);
     model_.stage->weights_changed();
   }
   model_.stage->drop_gradients();
@@ -392,9 +392,9 @@ void Trainer::read_checks(bool wait) {
 // What several ranks hold must be the same on all of them: a save stores it once. Says so by Error(kBug).
 void Trainer::audit_replicas(int64_t step) const {
   if (config::is_dry_run(config())) return;  // its other ranks do not exist
-  const std::vector<parallel::ReplicatedTensor> replicated = replicated_state(
-      model_.parameters, *model_.optimizer, model_.transformer->balances(), model_.fsdp->shard(),
-      model_.fsdp->replicate(), model_.fsdp->tensor(), model_.tied.get());
+  const std::vector<parallel::ReplicatedTensor> replicated =
+      replicated_state(model_.parameters, *model_.optimizer, model_.stage->balances(), model_.fsdp->shard(),
+                       model_.fsdp->replicate(), model_.fsdp->tensor(), model_.tied.get());
   if (replicated.empty()) return;
   parallel::set_phase(fmt::format("step {} audit of replicas", step));
   const parallel::TraceRange range("audit of replicas");

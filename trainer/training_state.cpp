@@ -15,8 +15,7 @@ StateComponents state_components(const StateSources& sources) {
   const auto& [model, mesh, rank, device, state, loader, plan, configured] = sources;
   StateComponents components;
   const auto add = [&](auto component) { components.push_back(std::move(component)); };
-  add(std::make_unique<checkpointing::ModelState>(model.described, model.transformer->balances(),
-                                                  parallel::replicated_placement(mesh, rank)));
+  add(std::make_unique<checkpointing::ModelState>(model.described, model.biases));
   add(std::make_unique<checkpointing::OptimizerState>(
       *model.optimizer, model.described, parallel::replicated_placement(mesh, rank), plan, state));
   if (model.ema) add(std::make_unique<checkpointing::EmaState>(*model.ema, model.described));

@@ -1,5 +1,6 @@
 #include "models/moe/experts.h"
 
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include <torch/custom_class.h>
 
 #include "models/block_linear.h"
+#include "models/deferred_weights.h"
 #include "models/kernels/common/dtype.h"
 #include "models/kernels/matmul/grouped.h"
 #include "models/layers/activation_checkpoint.h"
@@ -32,6 +34,9 @@ struct SavedExperts : torch::CustomClassHolder {
   DispatchPtr dispatch;
   Tensor input;    // of the node: they must not be written until backward
   Tensor weights;  // of slots, where this node multiplies by them
+  DeferredWeights* deferred = nullptr;
+
+  bool defers() const { return deferred != nullptr && deferred->deferring(); }
 };
 
 void save_experts(AutogradContext* context, SavedExperts saved) {
@@ -42,8 +47,32 @@ c10::intrusive_ptr<SavedExperts> saved_experts(AutogradContext* context) {
   return c10::static_intrusive_pointer_cast<SavedExperts>(context->saved_data["experts"].toCapsule());
 }
 
-Tensor factors_of_rows(const Tensor& weights, const Dispatch& dispatch) {
-  return weights.flatten().index_select(0, dispatch.slots).unsqueeze(1);
+// Each row times the weight of its slot, rounded once.
+Tensor times_weights(const Tensor& rows, const Tensor& weights, const Dispatch& dispatch) {
+  const Tensor factors = weights.flatten().index_select(0, dispatch.slots).unsqueeze(1);
+  return rows.to(factors.scalar_type()).mul(factors).to(rows.scalar_type());
+}
+
+// Without the graph that made it, which it would keep.
+Tensor detached(const Tensor& tensor) {
+  return tensor.defined() ? tensor.detach() : tensor;
+}
+
+// The gradients of the node's stacks in their order, as `make` computes them from what it owns; undefined
+// where they are left for later.
+variable_list gradients_of_stacks(const SavedExperts& saved, std::function<variable_list()> make) {
+  if (!saved.defers()) return make();
+  saved.deferred->add([stacks = saved.stacks, make = std::move(make)] {
+    variable_list made = make();
+    for (size_t i = 0; i < stacks.size(); ++i) {
+      Tensor& sum = stacks[i]->weight.mutable_grad();
+      if (sum.defined())
+        sum.add_(made[i]);
+      else
+        sum = std::move(made[i]);
+    }
+  });
+  return variable_list(saved.stacks.size());
 }
 
 // A node's input that may not be there: autograd takes no undefined tensors.
@@ -62,7 +91,8 @@ Tensor row_products(const Tensor& a, const Tensor& b) {
 struct GateUpFunction : Function<GateUpFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& x, const OptionalTensor& given_weights,
                                const Tensor& w1, const Tensor& w3, const std::vector<ParameterPtr>& stacks,
-                               const DispatchPtr& dispatch, SelectiveCheckpoint* selective) {
+                               const DispatchPtr& dispatch, SelectiveCheckpoint* selective,
+                               DeferredWeights* deferred) {
     const Tensor weights = given_weights.value_or(Tensor());
     // As v0.2.2's grouped product, which its checkpointing by operation neither saves nor counts.
     const bool saves = selective != nullptr && selective->saves_all_products();
@@ -76,6 +106,7 @@ struct GateUpFunction : Function<GateUpFunction> {
     saved.dispatch = dispatch;
     saved.input = x;
     saved.weights = weights;
+    saved.deferred = deferred;
     save_experts(context, std::move(saved));
     return results;
   }
@@ -92,15 +123,15 @@ struct GateUpFunction : Function<GateUpFunction> {
       grad_weights =
           by_slot(row_products(grad_rows, gather_rows(saved->input, dispatch, Tensor())), dispatch);
     grad_rows.reset();
-    const Tensor rows = gather_rows(saved->input, dispatch, saved->weights);
-    saved->input.reset();  // not kept until the nodes before this one have run
-    return {grad_x,
-            grad_weights,
-            kernels::grouped_outer_matmul(grad_gate, rows, dispatch.counts),
-            kernels::grouped_outer_matmul(grad_up, rows, dispatch.counts),
-            Tensor(),
-            Tensor(),
-            Tensor()};
+    // Moved: not kept until the nodes before this one have run.
+    const variable_list of_stacks =
+        gradients_of_stacks(*saved, [=, sent = saved->dispatch, weights = detached(saved->weights),
+                                     x = detached(std::exchange(saved->input, {}))] {
+          const Tensor rows = gather_rows(x, *sent, weights);
+          return variable_list{kernels::grouped_outer_matmul(grad_gate, rows, sent->counts),
+                               kernels::grouped_outer_matmul(grad_up, rows, sent->counts)};
+        });
+    return {grad_x, grad_weights, of_stacks[0], of_stacks[1], Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -109,13 +140,14 @@ struct GateUpFunction : Function<GateUpFunction> {
 struct DownFunction : Function<DownFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& h, const OptionalTensor& given_weights,
                         const OptionalTensor& given_shared, const Tensor& w2, const ParameterPtr& stack,
-                        const DispatchPtr& dispatch, bool computes) {
+                        const DispatchPtr& dispatch, bool computes, DeferredWeights* deferred) {
     const Tensor weights = given_weights.value_or(Tensor()), shared = given_shared.value_or(Tensor());
     SavedExperts saved;
     saved.stacks = {stack};
     saved.dispatch = dispatch;
     saved.input = h;
     saved.weights = weights;
+    saved.deferred = deferred;
     save_experts(context, std::move(saved));
     context->saved_data["adds"] = shared.defined();
     if (!computes) return at::empty({dispatch->choices.size(0), w2.size(1)}, h.options());
@@ -128,28 +160,32 @@ struct DownFunction : Function<DownFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = saved_experts(context);
     const Dispatch& dispatch = *saved->dispatch;
-    const Tensor grad_rows = gather_rows(grads[0].contiguous(), dispatch, Tensor());
+    const Tensor grad = grads[0].contiguous();
+    const Tensor grad_rows = gather_rows(grad, dispatch, Tensor());
     const Tensor t = kernels::grouped_matmul(grad_rows, saved->stacks[0]->weight, dispatch.counts);
-    Tensor grad_h = t, grad_weights, h = std::exchange(saved->input, Tensor()).contiguous();
+    Tensor grad_h = t, grad_weights, h = detached(std::exchange(saved->input, {})).contiguous();
     if (saved->weights.defined()) {
       grad_weights = by_slot(row_products(t, h), dispatch);
-      const Tensor factors = factors_of_rows(saved->weights, dispatch);
-      grad_h = t.to(factors.scalar_type()).mul(factors).to(t.scalar_type());
-      h = h.to(factors.scalar_type()).mul(factors).to(t.scalar_type());
+      grad_h = times_weights(t, saved->weights, dispatch);
+      h = times_weights(h, saved->weights, dispatch);
     }
-    return {grad_h,
-            grad_weights,
-            context->saved_data["adds"].toBool() ? grads[0] : Tensor(),
-            kernels::grouped_outer_matmul(grad_rows, h, dispatch.counts),
-            Tensor(),
-            Tensor(),
-            Tensor()};
+    // Later they are gathered a second time, as the input's are: they are top_k copies of it.
+    const variable_list of_stacks = gradients_of_stacks(
+        *saved, [=, sent = saved->dispatch, rows = saved->defers() ? Tensor() : grad_rows] {
+          return variable_list{kernels::grouped_outer_matmul(
+              rows.defined() ? rows : gather_rows(grad, *sent, Tensor()), h, sent->counts)};
+        });
+    return {grad_h,       grad_weights, context->saved_data["adds"].toBool() ? grads[0] : Tensor(),
+            of_stacks[0], Tensor(),     Tensor(),
+            Tensor(),     Tensor()};
   }
 };
 
-ParameterPtr expert_stack(int64_t layer, const char* name, std::vector<int64_t> shape, double std) {
+// Tensor parallel ranks divide its hidden width.
+ParameterPtr expert_stack(int64_t layer, const char* name, std::vector<int64_t> shape, int hidden_dim,
+                          double std) {
   return make_parameter(fmt::format("layers.{}.moe.experts.{}", layer, name), std::move(shape),
-                        Init::truncated_normal(std, -2.0, 2.0));
+                        Init::truncated_normal(std, -2.0, 2.0), hidden_dim);
 }
 
 }  // namespace
@@ -157,10 +193,10 @@ ParameterPtr expert_stack(int64_t layer, const char* name, std::vector<int64_t> 
 Experts::Experts(const ModelArgs& args, int64_t layer)
     : activation_(args.activation),
       score_before_(args.score_before_experts),
-      w1_(expert_stack(layer, "w1", {args.num_experts, args.moe_hidden_dim, args.dim}, 0.02)),
-      w2_(expert_stack(layer, "w2", {args.num_experts, args.dim, args.moe_hidden_dim},
+      w1_(expert_stack(layer, "w1", {args.num_experts, args.moe_hidden_dim, args.dim}, 1, 0.02)),
+      w2_(expert_stack(layer, "w2", {args.num_experts, args.dim, args.moe_hidden_dim}, 2,
                        residual_std(args, layer))),
-      w3_(expert_stack(layer, "w3", {args.num_experts, args.moe_hidden_dim, args.dim},
+      w3_(expert_stack(layer, "w3", {args.num_experts, args.moe_hidden_dim, args.dim}, 1,
                        residual_std(args, layer))) {}
 
 Tensor Experts::forward(const Tensor& x, const Tensor& weights, const Tensor& shared,
@@ -168,10 +204,10 @@ Tensor Experts::forward(const Tensor& x, const Tensor& weights, const Tensor& sh
   const std::vector<ParameterPtr> stacks = {w1_, w3_};
   const variable_list gate_up =
       GateUpFunction::apply(x, score_before_ ? OptionalTensor(weights) : std::nullopt, w1_->weight,
-                            w3_->weight, stacks, dispatch, run.selective);
+                            w3_->weight, stacks, dispatch, run.selective, run.deferred);
   const Tensor h = ops::gated_activation(gate_up[0], gate_up[1], activation_);
   return DownFunction::apply(h, score_before_ ? std::nullopt : OptionalTensor(weights), optional_of(shared),
-                             w2_->weight, w2_, dispatch, !run.recomputes());
+                             w2_->weight, w2_, dispatch, !run.recomputes(), run.deferred);
 }
 
 }  // namespace hyperion::models

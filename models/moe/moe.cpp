@@ -4,6 +4,7 @@
 
 #include "models/block_linear.h"
 #include "models/layers/linear_node.h"
+#include "models/layers/sequence_exchange.h"
 
 namespace hyperion::models {
 namespace {
@@ -13,15 +14,16 @@ constexpr const char* kSharedExperts = "moe.shared_experts";
 }  // namespace
 
 MoE::MoE(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
-    : routing_(args),
+    : ranks_(dims.tensor_group()),
+      routing_(args),
       forces_balance_(args.force_load_balance),
-      gate_(make_parameter(fmt::format("layers.{}.moe.router.gate.weight", layer),
-                           {args.num_experts, args.dim},
-                           Init::truncated_normal(residual_std(args, layer), -2.0, 2.0))),
+      gate_(
+          undivided_linear(layer, "moe.router.gate", args.num_experts, args.dim, residual_std(args, layer))),
       experts_(args, layer),
       balance_(std::make_shared<ExpertBalance>()) {
-  if (args.num_shared_experts > 0)
-    shared_.emplace(args, layer, kSharedExperts, args.moe_hidden_dim * args.num_shared_experts, dims);
+  if (args.num_shared_experts > 0)  // without dims: what it reads and makes is exchanged here
+    shared_.emplace(args, layer, kSharedExperts, args.moe_hidden_dim * args.num_shared_experts,
+                    ParallelDims{});
   balance_->bias =
       make_parameter(fmt::format("layers.{}.moe.expert_bias", layer), {args.num_experts}, Init::normal(0));
   balance_->coefficient = args.load_balance_coeff;
@@ -40,14 +42,16 @@ std::vector<Linear*> MoE::linears() {
 }
 
 int64_t MoE::readers() const {
-  return 2 + (shared_ ? shared_->readers() : 0);  // gate, experts
+  // Gate, experts, shared experts; the gathered norm is one tensor.
+  return 2 + (shared_ && ranks_ == nullptr ? shared_->readers() : 0);
 }
 
 // Kept for a run that is repeated: experts whose scores are nearly equal could change places.
 std::shared_ptr<const Dispatch> MoE::dispatch(const at::Tensor& scores, const BlockRun& run) const {
   if (run.recomputes()) return run.routing->dispatch;
-  const at::Tensor choices = forces_balance_ ? balanced_choices(scores, routing_)
-                                             : choose_experts(scores, balance_->bias->weight, routing_);
+  at::Tensor choices = forces_balance_ ? balanced_choices(scores, routing_)
+                                       : choose_experts(scores, balance_->bias->weight, routing_);
+  choices = gather_over_ranks(choices, ranks_);
   auto made = std::make_shared<const Dispatch>(dispatch_tokens(choices, routing_.experts));
   if (run.routing != nullptr) run.routing->dispatch = made;
   if (run.counts_tokens && balance_->coefficient > 0) balance_->counts.add_(made->expert_rows);
@@ -59,10 +63,16 @@ at::Tensor MoE::forward(const ops::SumAndNorm& h, const BlockRun& run) const {
   const at::Tensor logits = rows_of(column_linear(h.normed[0], {&gate_}, run)[0]);
   const at::Tensor scores = expert_scores(logits.detach(), routing_);
   const std::shared_ptr<const Dispatch> sent = dispatch(scores, run);
-  const at::Tensor weights = routing_weights(logits, scores, sent->choices, routing_);
+  const int64_t tokens = scores.size(0), first = ranks_ == nullptr ? 0 : ranks_->rank() * tokens;
+  const at::Tensor weights = gather_over_ranks(
+      routing_weights(logits, scores, sent->choices.narrow(0, first, tokens), routing_), ranks_);
+  const at::Tensor x = gather_over_ranks(rows_of(h.normed[1]), ranks_);
   at::Tensor shared;
-  if (shared_) shared = rows_of(shared_->of_norm(at::TensorList(h.normed).slice(2), run));
-  const at::Tensor all = experts_.forward(rows_of(h.normed[1]), weights, shared, sent, run);
+  if (shared_)
+    shared = rows_of(
+        shared_->of_norm(ranks_ == nullptr ? at::TensorList(h.normed).slice(2) : at::TensorList(x), run));
+  const at::Tensor terms = experts_.forward(x, weights, shared, sent, run);
+  const at::Tensor all = sum_over_ranks(terms, ranks_, /*computes=*/!run.recomputes());
   return ops::residual_sum(h.sum, all.view(h.sum.sizes()), run);
 }
 

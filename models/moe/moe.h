@@ -1,5 +1,9 @@
 // Mixture of experts: the feed-forward part of a block in which a router sends each token to a few of many
 // experts, and to those that all tokens share.
+//
+// With a tensor parallel group each rank routes its part of every sequence. The norm, the choices and their
+// weights are gathered, all experts multiply the rows of all ranks with their part of the hidden width, and
+// what they make, shared experts' too, is added up over the ranks once.
 #pragma once
 
 #include <optional>
@@ -13,8 +17,9 @@ namespace hyperion::models {
 // How many tokens went to each expert of a block, and what is added to the experts' scores, for the choice
 // alone, so that all of them get equally many (arXiv 2408.15664).
 struct ExpertBalance {
-  ParameterPtr bias;       // [experts], fp32; saved, but not trained by gradients
-  at::Tensor counts{};     // int64 [experts]: rows in the training forwards since the last update
+  ParameterPtr bias;  // [experts], fp32; saved, but not trained by gradients
+  // int64 [experts]: rows in the training forwards since the last update, of all tensor parallel ranks.
+  at::Tensor counts{};
   double coefficient = 0;  // of the update; 0: none, and nothing is counted
 };
 using ExpertBalancePtr = std::shared_ptr<ExpertBalance>;
@@ -32,6 +37,7 @@ class MoE final : public FeedForwardPart {
  private:
   std::shared_ptr<const Dispatch> dispatch(const at::Tensor& scores, const BlockRun& run) const;
 
+  Exchange* ranks_;
   RoutingOptions routing_;
   bool forces_balance_;
   Linear gate_;

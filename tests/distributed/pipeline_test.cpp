@@ -20,14 +20,27 @@ constexpr int64_t kTrainedSteps = 10;
 struct TrainedJob {
   std::vector<TinyStep> steps;
   std::map<std::pair<int64_t, int64_t>, double> gradients;  // of the first step: parameter, element -> value
+  std::map<std::pair<int64_t, int64_t>, double> biases;     // after the last one: block and expert -> value
 };
 
-// What a rank has found: a gradient's element, or a step's loss or norm.
+// What a rank has found: a gradient's element, an expert's bias, or a step's loss or norm.
 struct Number {
   int64_t parameter, element;
   double value;
 };
 constexpr int64_t kLoss = -1, kNorm = -2;  // as parameters; elements are steps then
+constexpr int64_t kBias = -3;              // of the first block with experts, -4 of the next one, ...
+
+std::vector<Number> biases_of(TinyTraining& training) {
+  std::vector<Number> numbers;
+  const std::vector<models::ExpertBalancePtr> all = training.model().balances();
+  for (const models::ExpertBalancePtr& balance : training.stage().balances()) {
+    const int64_t block = std::ranges::find(all, balance) - all.begin();
+    for (int64_t expert = 0; expert < balance->bias->shape[0]; ++expert)
+      numbers.push_back({kBias - block, expert, balance->bias->weight[expert].item<double>()});
+  }
+  return numbers;
+}
 
 TrainedJob train_job(int ranks, const TinyJob& job) {
   const auto found = run_ranks(ranks, [=](const Environment& environment) {
@@ -39,9 +52,12 @@ TrainedJob train_job(int ranks, const TinyJob& job) {
       const TinyStep step = training.step(i);
       numbers.insert(numbers.end(), {{kLoss, i, step.loss}, {kNorm, i, step.grad_norm}});
     }
+    training.audit_replicas();
+    const std::vector<Number> biases = biases_of(training);
+    numbers.insert(numbers.end(), biases.begin(), biases.end());
     return numbers;
   });
-  TrainedJob run{std::vector<TinyStep>(kTrainedSteps), {}};
+  TrainedJob run{.steps = std::vector<TinyStep>(kTrainedSteps), .gradients = {}, .biases = {}};
   std::map<std::pair<int64_t, int64_t>, double> known;
   for (const std::vector<Number>& of_rank : found)
     for (const auto& [parameter, element, value] : of_rank)
@@ -51,6 +67,8 @@ TrainedJob train_job(int ranks, const TinyJob& job) {
     const auto& [parameter, element] = key;
     if (parameter >= 0)
       run.gradients[key] = value;
+    else if (parameter <= kBias)
+      run.biases[key] = value;
     else
       (parameter == kLoss ? run.steps[element].loss : run.steps[element].grad_norm) = value;
   }
@@ -80,11 +98,12 @@ bool same_losses(const TrainedJob& a, const TrainedJob& b) {
 }
 
 void check_same_bits(const MeshConfig& mesh, const TinyJob& job) {
-  CAPTURE(mesh.pp, mesh.dp_replicate, mesh.dp_shard, mesh.tp, text_of(job.schedule), job.float8, job.compute,
-          static_cast<int>(job.checkpoint));
+  CAPTURE(job.model, mesh.pp, mesh.dp_replicate, mesh.dp_shard, mesh.tp, text_of(job.schedule), job.float8,
+          job.compute, static_cast<int>(job.checkpoint));
   const auto [pipeline, one] = train_pair(mesh, job);
   CHECK(same_losses(pipeline, one));
   CHECK(pipeline.gradients == one.gradients);
+  CHECK(pipeline.biases == one.biases);
   CHECK(largest_difference(pipeline.steps, one.steps) < 1e-12);  // of norms too
 }
 
@@ -149,6 +168,28 @@ TEST_CASE("a pipeline that divides backwards has the losses and gradients of one
     of_four.accumulation = 12;
     check_same_bits({.pp = 4}, of_four);
   }
+}
+
+TEST_CASE("a pipeline of a model with experts has the bits of one rank, and its biases") {
+  using enum ActivationCheckpoint;
+  const auto experts = [](const char* model, PipelineKind schedule, ActivationCheckpoint checkpoint,
+                          at::ScalarType compute = at::kFloat) {
+    TinyJob job = divided(schedule, checkpoint, compute);
+    job.model = model;
+    job.stages_per_rank = schedule == k1F1B || schedule == kGPipe ? 1 : 2;
+    return job;
+  };
+  check_same_bits({.pp = 2}, experts("deepseek_v3", k1F1B, kNone));
+  check_same_bits({.pp = 2}, experts("qwen3_moe", kInterleavedZeroBubble, kFull));
+  check_same_bits({.pp = 2, .dp_shard = 2}, experts("deepseek_v3", kZbvZeroBubble, kSelectiveOp));
+  check_same_bits({.pp = 2}, experts("llama4", kDualPipeV, kElementwise, at::kBFloat16));
+  check_same_bits({.pp = 2, .dp_replicate = 2, .dp_shard = 1},
+                  experts("deepseek_v3", kInterleaved1F1B, kNone, at::kBFloat16));
+  TinyJob of_four = experts("llama4", kZbvZeroBubble, kNone);  // of its stages one has no experts
+  of_four.layers = 6;
+  check_same_bits({.pp = 4}, of_four);
+  check_same_bits({.pp = 4}, experts("deepseek_v3", kGPipe, kFull));
+  check_same_bits({.pp = 2, .dp_shard = 1, .tp = 2}, experts("deepseek_v3", kZbvZeroBubble, kElementwise));
 }
 
 TEST_CASE("FP8 weight gradients that are made later have the bits of one rank") {

@@ -18,6 +18,9 @@ SCHEDULE = "--parallelism.pipeline_parallel_schedule="
 ALWAYS = "--parallelism.fsdp_reshard_after_forward=always"
 ONE = ("--training.local_batch_size=1", "--training.global_batch_size=4")  # four microbatches, one after the other
 TIED = ("--model.name=qwen3", "--model.flavor=debugmodel", "--model.args.n_kv_heads=2")
+EXPERTS = ("--model.name=deepseek_v3", "--model.args.n_layers=3", "--model.args.kv_lora_rank=8", "--model.args.qk_nope_head_dim=4",
+           "--model.args.qk_rope_head_dim=4", "--model.args.v_head_dim=4", "--model.args.hidden_dim=48", "--model.args.num_experts=4",
+           "--model.args.top_k=2", "--model.args.moe_hidden_dim=16")  # the first of its three blocks has none
 FOUR = ("--training.local_batch_size=4", "--training.global_batch_size=4", ALWAYS)
 
 
@@ -124,6 +127,15 @@ class Pipeline(JobTest):
         self.assertIn("pp/0", job.text())
         self.assertRegex(job.text(), r"in phase 'step \d+ .*stage \d, microbatch")
 
+    def test_a_rank_that_is_killed_in_a_backward_through_experts_is_named_with_layer_and_stage(self):
+        job = self.start("--training.steps=100000", *FOUR, *EXPERTS, PP + "2", "--parallelism.tensor_parallel_degree=2", "--allow-faults", ranks=4,
+                         env={"FAULT": "rank=3;point=step.bwd;nth=6;action=kill"})
+        self.assertEqual(job.codes(), [71, 71, 71, -9], job.text())
+        # Its tensor parallel peer waits for the exchange of a block's experts, attention or head.
+        self.assertRegex(job.text(2), r"tp/\d.* in phase 'step \d+ \w+ (layers\.\d|norm,output) \(stage 1, microbatch \d\)'")
+        for rank in range(3):
+            self.assertIn("rank 3", job.text(rank).splitlines()[-1])
+
     def test_logged_steps_have_the_measured_bubble_and_the_planned_one(self):
         self.run_job(*FOUR, PP + "2", "--metrics.log_freq=1", ranks=2, code=0)
         for line in (line for line in self.metrics() if "grad_norm" in line):
@@ -212,6 +224,26 @@ class PipelineCheckpoints(CheckpointTest):
             for mesh, steps in ((first, 2), (second, 3)):
                 ranks, options = meshes[mesh]
                 self.run_job(*options, *common, f"--training.steps={steps}", folder, ranks=ranks, code=0)
+
+    def test_a_model_with_experts_has_one_digest_on_every_mesh_and_resumes_with_its_biases(self):
+        common = (*EXPERTS, "--lr_scheduler.total_steps=4", "--checkpoint.no_last_save_model_only")
+        meshes = {"1": (1, ONE), "P2": (2, (*FOUR, PP + "2", SCHEDULE + "ZBVZeroBubble")), "P4": (4, (*FOUR, PP + "4")),
+                  "T2 x P2": (4, (*FOUR, PP + "2", "--parallelism.tensor_parallel_degree=2"))}
+
+        def run(mesh, folder, steps):
+            ranks, options = meshes[mesh]
+            self.run_job(*options, *common, f"--training.steps={steps}", f"--checkpoint.folder={folder}", ranks=ranks, code=0)
+            return self.digest(self.folder / "out" / folder / f"step-{steps}")
+
+        one = run("1", "1", 4)
+        self.assertIn("layers.2.moe.expert_bias", self.tool("digest", self.folder / "out/1/step-4"))
+        self.assertEqual(run("P4", "P4", 4), one)
+        for first, second in (("1", "P2"), ("P2", "1")):
+            run(first, f"{first} then {second}", 2)
+            self.assertEqual(run(second, f"{first} then {second}", 4), one)
+        for first, second in (("1", "T2 x P2"), ("T2 x P2", "1")):  # whose sums are rounded otherwise
+            run(first, f"{first} then {second}", 2)
+            run(second, f"{first} then {second}", 3)
 
     def test_a_tied_table_is_saved_once_whatever_the_number_of_stages(self):
         meshes = {"1": (1, ONE), "P2": (2, (*FOUR, PP + "2")), "P4": (4, (*FOUR, PP + "4"))}

@@ -1,5 +1,5 @@
-"""torchtitan's presets of llama3 70B and 405B, unchanged but for data and tokenizer, and ours, as a rank of as many simulated GPUs as they
-name, which compute nothing (docs/simulated_gpu.md): they run, and fit into a card of 80 GB with NCCL's communicators, whose memory is not known
+"""torchtitan's presets of llama3 70B and 405B and of llama4, unchanged but for data and tokenizer, and ours, as a rank of as many simulated GPUs as
+they name, which compute nothing (docs/simulated_gpu.md): they run, and fit into a card of 80 GB with NCCL's communicators, whose memory is not known
 well: from 256 MiB to 1.5 GiB each.
 
     python3 tests/faults/presets_test.py build/hyperion
@@ -20,6 +20,7 @@ PIPELINES = {  # preset: ranks, stages' ranks, options; each as a rank of the fi
     "configs/llama3_405b_512gpus.toml": (512, 8, ()),
     "configs/llama3_405b_16384gpus.toml": (16384, 16, ()),
 }
+EXPERTS = {"llama4_17bx16e": (64, 1), "llama4_17bx128e": (512, 4)}  # ranks, pipeline stages; tensor parallel over 8
 OTHERS = {"llama3_8b": 64, "qwen3_0.6b": 1, "qwen3_1.7b": 1, "qwen3_32b": 16}
 GIB = 1 << 30
 CARD = 79.1 - 0.5  # GiB of a card of 80 GB that libtorch and NCCL share: what it reports without a context
@@ -62,6 +63,11 @@ class Presets(JobTest):
                 if name == "llama3_405b":
                     self.assertIn("parallelism.enable_async_tensor_parallel: what blocks exchange travels in pieces under their products", text)
                     self.assertIn("compile.enable has no effect on it", text)
+
+    def test_presets_of_torchtitan_with_experts_run(self):
+        for name, (ranks, pipeline) in EXPERTS.items():
+            with self.subTest(preset=name):
+                self.dry_run(PRESETS / f"{name}.toml", ranks, pipeline=pipeline)
 
     def test_presets_of_ours_with_tensor_parallelism_run(self):
         for name, ranks in RANKS.items():

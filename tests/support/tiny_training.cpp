@@ -29,10 +29,11 @@ models::ModelArgs tiny_args(const TinyJob& job) {
                                .head_dim = 16,
                                .vocab_size = TinyTraining::kVocab,
                                .hidden_dim = 48});
-  if (std::string_view(job.model) == "deepseek_v3")  // with experts from the second block on
+  const std::string_view model = job.model;
+  if (model == "deepseek_v3")  // with experts from the second block on
     return models::model_args(job.model, "debugmodel",
                               {.dim = 18,
-                               .n_layers = 3,
+                               .n_layers = job.layers,
                                .n_heads = job.heads,
                                .vocab_size = TinyTraining::kVocab,
                                .hidden_dim = 25,
@@ -41,8 +42,21 @@ models::ModelArgs tiny_args(const TinyJob& job) {
                                .qk_rope_head_dim = 2,
                                .v_head_dim = 5,
                                .num_experts = 5,
-                               .moe_hidden_dim = 9,
+                               .moe_hidden_dim = 10,
                                .top_k = 2});
+  if (model == "qwen3_moe" || model == "llama4")  // in every block, or in every second one
+    return models::model_args(model == "llama4" ? "llama4" : "qwen3",
+                              model == "llama4" ? "debugmodel" : "debugmodel_moe",
+                              {.dim = 18,
+                               .n_layers = job.layers,
+                               .n_heads = job.heads,
+                               .n_kv_heads = job.kv_heads,
+                               .head_dim = 6,
+                               .vocab_size = TinyTraining::kVocab,
+                               .hidden_dim = 25,
+                               .num_experts = 5,
+                               .moe_hidden_dim = 10,
+                               .top_k = model == "llama4" ? 1 : 2});
   return models::model_args(job.model, "debugmodel",
                             {.dim = 18,
                              .n_layers = job.layers,
@@ -218,7 +232,7 @@ std::vector<double> TinyTraining::first_layer_metrics() {
 
 void TinyTraining::audit_replicas() {
   parallel::audit_replicas(trainer::replicated_state(
-      stage_->parameters(), *optimizer_, model_.balances(), groups_->get(parallel::MeshDim::kFsdp),
+      stage_->parameters(), *optimizer_, stage_->balances(), groups_->get(parallel::MeshDim::kFsdp),
       groups_->get(parallel::MeshDim::kDpReplicate), tensor_, tied_.get()));
 }
 
@@ -232,7 +246,7 @@ TinyStep TinyTraining::step(int64_t step) {
   optim::clip_gradients(gradients, norm, 1.0);
   const at::Tensor skip = at::zeros({}, norm.options().dtype(at::kFloat));
   optimizer_->step(1e-2, skip);
-  trainer::update_expert_biases(model_.balances(), groups_->loss_groups(), skip);
+  trainer::update_expert_biases(stage_->balances(), *fsdp_, skip);
   stage_->weights_changed();
   stage_->drop_gradients();
   groups_->loss_groups().all_reduce_sum(loss);

@@ -113,10 +113,10 @@ std::vector<TensorState> ModelState::tensors() {
                                   parameter.sharded ? parameter.sharded->master() : at::Tensor()));
     states.back().aliases = p.aliases;
   }
-  for (const models::ExpertBalancePtr& balance : balances_) {
+  for (const auto& [balance, placement] : biases_) {
     const Parameter& bias = *balance->bias;
-    states.push_back(
-        tensor_state(bias.fqn, {bias.fqn}, at::kFloat, bias.shape, undivided_, balance->bias->weight));
+    states.push_back(tensor_state(bias.fqn, {bias.fqn}, at::kFloat, bias.shape, placement,
+                                  placement.here ? bias.weight : at::Tensor()));
   }
   return states;
 }

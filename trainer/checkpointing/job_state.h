@@ -40,15 +40,17 @@ struct ModelParameter {
   size_t index = 0;
 };
 
+// The bias of a block's experts, which all ranks of its stage have. Every rank describes all of them.
+struct ExpertBias {
+  models::ExpertBalancePtr balance;
+  Placement placement;
+};
+
 // The masters and the experts' biases, at the root under their own names.
 class ModelState : public checkpoint::StateComponent {
  public:
-  // `undivided`: the placement of the biases, which every rank has.
-  explicit ModelState(std::vector<ModelParameter> parameters,
-                      std::vector<models::ExpertBalancePtr> balances = {}, Placement undivided = {})
-      : parameters_(std::move(parameters)),
-        balances_(std::move(balances)),
-        undivided_(std::move(undivided)) {}
+  explicit ModelState(std::vector<ModelParameter> parameters, std::vector<ExpertBias> biases = {})
+      : parameters_(std::move(parameters)), biases_(std::move(biases)) {}
   std::string name() const override { return std::string(checkpoint::kModelComponent); }
   std::vector<checkpoint::TensorState> tensors() override;
   // The compute-dtype copies follow the masters.
@@ -56,8 +58,7 @@ class ModelState : public checkpoint::StateComponent {
 
  private:
   std::vector<ModelParameter> parameters_;
-  std::vector<models::ExpertBalancePtr> balances_;
-  Placement undivided_;
+  std::vector<ExpertBias> biases_;
 };
 
 // optimizer.state.<fqn>.{exp_avg,exp_avg_sq,step} and the options of each parameter,

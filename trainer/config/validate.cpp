@@ -132,10 +132,9 @@ class Checks {
                           vocabulary, model.vocab_size, vocabulary));
     const int64_t tp = config_.parallelism.tensor_parallel_degree;
     if (model.num_experts > 0) {
-      refuse_if(tp > 1, "parallelism.tensor_parallel_degree",
-                "tensor parallelism of a model with experts is not available yet; set 1");
-      refuse_if(config_.parallelism.pipeline_parallel_degree > 1, "parallelism.pipeline_parallel_degree",
-                "a pipeline of a model with experts is not available yet; set 1");
+      refuse_if(
+          model.moe_hidden_dim % tp != 0, "parallelism.tensor_parallel_degree",
+          fmt::format("expected a divisor of the experts' hidden width, which is {}", model.moe_hidden_dim));
       refuse_if(config_.checkpoint.enable && config_.checkpoint.initial_load_in_hf,
                 "checkpoint.initial_load_in_hf",
                 "Hugging Face's layout of experts is not read yet; load a DCP checkpoint");

@@ -22,16 +22,20 @@ double tables_of(const models::ModelArgs& model) {
   return (model.tied ? 1.0 : 2.0) * static_cast<double>(model.dim) * static_cast<double>(model.vocab_size);
 }
 
+// `tensor` ranks divide all but norms and what makes latents and an expert's scores.
 double parameters_of_block(const models::ModelArgs& model, double tensor, bool with_experts) {
   const double dim = static_cast<double>(model.dim), head = static_cast<double>(model.head_dim);
   const double heads = static_cast<double>(model.n_heads + model.n_kv_heads);
   const double attention = model.kv_lora_rank > 0 ? static_cast<double>(models::attention_parameters(model))
                                                   : dim * 2 * heads * head;
+  const int64_t latents =
+      model.kv_lora_rank > 0 ? model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim : 0;
+  const double undivided = dim * static_cast<double>(latents + (with_experts ? model.num_experts : 0));
   const double experts = static_cast<double>(model.num_experts) +
                          3 * static_cast<double>(model.moe_hidden_dim) *
                              static_cast<double>(model.num_experts + model.num_shared_experts);
   const double feed_forward = with_experts ? experts : 3 * static_cast<double>(model.hidden_dim);
-  return (attention + dim * feed_forward) / tensor + 2 * dim;
+  return (attention + dim * feed_forward - undivided) / tensor + undivided + 2 * dim;
 }
 
 // As count_parameters(), without its limit; of one of `tensor` ranks that divide the matrices.
@@ -113,7 +117,9 @@ double read_by_weight_gradients(const models::ModelArgs& model, double tensor, b
 
 double parameters_of(const models::ModelArgs& model, const PipelineShare::Stage& stage, double tensor) {
   const double dim = static_cast<double>(model.dim), table = dim * static_cast<double>(model.vocab_size);
-  return static_cast<double>(stage.blocks) * parameters_of_block(model, tensor, /*with_experts=*/false) +
+  return static_cast<double>(stage.blocks - stage.with_experts) *
+             parameters_of_block(model, tensor, /*with_experts=*/false) +
+         static_cast<double>(stage.with_experts) * parameters_of_block(model, tensor, /*with_experts=*/true) +
          (stage.embedding ? table / tensor : 0) + (stage.head ? dim + table / tensor : 0);
 }
 

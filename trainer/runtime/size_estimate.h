@@ -40,7 +40,7 @@ struct JobSize {
 // What one rank of a pipeline has of the model.
 struct PipelineShare {
   struct Stage {
-    int64_t blocks = 0;
+    int64_t blocks = 0, with_experts = 0;  // of these
     bool embedding = false, head = false;
   };
   std::vector<Stage> stages{};

@@ -34,6 +34,18 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("what all ranks of a stage have in full has as many replicas as the stage has ranks") {
+  const Mesh mesh({.pp = 2, .dp_replicate = 2, .dp_shard = 3, .tp = 4}, 48);
+  for (int rank = 0; rank < 48; ++rank) {
+    const Placement placement = replicated_in_stage(1, mesh, rank);
+    CHECK(placement.here == (rank >= 24));
+    CHECK(box_of({5}, placement.cuts) == whole_box({5}));
+    CHECK(placement.replicas == 24);
+    CHECK(placement.replica == rank % 24);
+    CHECK(placement_of(placement.cuts, 1, mesh, rank) == placement);
+  }
+}
+
 TEST_CASE("every element of a parameter is held by as many ranks of its stage as it has replicas") {
   for (const int pp : {1, 2}) {
     for (const MeshConfig& config : std::vector<MeshConfig>{{},

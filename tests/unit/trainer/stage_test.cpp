@@ -25,15 +25,24 @@ using at::Tensor;
 
 namespace {
 
-models::ModelArgs small(const char* name) {
-  return models::model_args(name, "debugmodel",
-                            {.dim = 12,
-                             .n_layers = 3,
-                             .n_heads = 3,
-                             .n_kv_heads = 1,
-                             .head_dim = 4,
-                             .vocab_size = 19,
-                             .hidden_dim = 25});
+models::ModelArgs small(const std::string& name) {
+  models::ModelOverrides dimensions = {
+      .dim = 12, .n_layers = 3, .n_heads = 3, .vocab_size = 19, .hidden_dim = 25};
+  if (name == "deepseek_v3") {
+    dimensions.kv_lora_rank = 5;
+    dimensions.qk_nope_head_dim = dimensions.qk_rope_head_dim = 2;
+    dimensions.v_head_dim = 3;
+    dimensions.q_lora_rank = 6;
+  } else {
+    dimensions.n_kv_heads = 1;
+    dimensions.head_dim = 4;
+  }
+  if (name == "deepseek_v3" || name == "llama4") {
+    dimensions.num_experts = 4;
+    dimensions.moe_hidden_dim = 7;
+    dimensions.top_k = name == "llama4" ? 1 : 2;
+  }
+  return models::model_args(name, "debugmodel", dimensions);
 }
 
 struct OneRank {
@@ -221,7 +230,7 @@ TEST_CASE("a backward in halves has the bits of one, and between them neither gr
       GENERATE(models::ActivationCheckpoint::kNone, models::ActivationCheckpoint::kFull,
                models::ActivationCheckpoint::kSelectiveOp, models::ActivationCheckpoint::kElementwise);
   const auto compute = GENERATE(at::kFloat, at::kBFloat16);
-  const char* name = GENERATE("llama3", "qwen3");
+  const char* name = GENERATE("llama3", "qwen3", "deepseek_v3", "llama4");
   OneRank undivided(name, checkpoint, compute), halves(name, checkpoint, compute);
   const std::vector<models::Microbatch> batches = {undivided.batch(3), undivided.batch(4)};
   const std::vector<Tensor> losses = undivided.step(batches, 0.25);

@@ -214,6 +214,14 @@ TEST_CASE("tensor parallel ranks divide heads and sequence and each gets a part 
   odd.hidden_dim = 3;
   CHECK_THAT(problem(four, model(odd)),
              Contains("the hidden width's columns, which are 3: parts of 1 are 3"));
+  odd.hidden_dim = 25;
+  odd.num_experts = 6;
+  odd.moe_hidden_dim = 20;
+  CHECK(problem(four, model(odd)).empty());
+  odd.moe_hidden_dim = 18;
+  CHECK_THAT(problem(four, model(odd)),
+             Contains("parallelism.tensor_parallel_degree = 4: expected a divisor of the experts' hidden "
+                      "width, which is 18"));
   CHECK_THAT(problem(four + "\n[training]\nseq_len = 10"),
              Contains("training.seq_len = 10: expected a multiple of 4"));
   CHECK_THAT(problem(two, ranks(3)), Contains("tensor 2 must be the 3 ranks of the job"));

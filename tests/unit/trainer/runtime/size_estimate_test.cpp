@@ -102,6 +102,17 @@ TEST_CASE(
   CHECK(largest_job_size(config, model, 4, 1, std::vector{looped, first}).states() == size.states());
 }
 
+TEST_CASE("stages and tensor parallel ranks of a model with experts have their parts of the parameters") {
+  const models::ModelArgs model = models::model_args("deepseek_v3", "671B");
+  const PipelineShare::Stage first{.blocks = 31, .with_experts = 28, .embedding = true},
+      last{.blocks = 30, .with_experts = 30, .head = true}, block{.blocks = 1, .with_experts = 1};
+  CHECK(parameters_of(model, first) + parameters_of(model, last) ==
+        Approx(static_cast<double>(models::count_parameters(model).total)));
+  // What makes the latents, the gate and two norms are on both ranks.
+  CHECK(2 * parameters_of(model, block, 2) - parameters_of(model, block) ==
+        Approx(7168 * (1536 + 512 + 64 + 256 + 2)));
+}
+
 TEST_CASE("the copy of the state for background saves counts where such saves will be made") {
   const models::ModelArgs model = models::model_args("llama3", "8B");
   const auto parameters = static_cast<double>(models::count_parameters(model).total);

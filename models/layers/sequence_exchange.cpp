@@ -1,0 +1,70 @@
+#include "models/layers/sequence_exchange.h"
+
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
+namespace hyperion::models {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+struct ExchangeOfRows : torch::CustomClassHolder {
+  explicit ExchangeOfRows(Exchange* ranks) : ranks(ranks) {}
+  Exchange* ranks;
+};
+
+void save_ranks(AutogradContext* context, Exchange* ranks) {
+  context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<ExchangeOfRows>(ranks));
+}
+Exchange& saved_ranks(AutogradContext* context) {
+  return *c10::static_intrusive_pointer_cast<ExchangeOfRows>(context->saved_data["ranks"].toCapsule())->ranks;
+}
+
+Tensor gathered(const Tensor& x, Exchange& ranks) {
+  const Tensor own = x.contiguous(), all = at::empty({ranks.size() * x.size(0), x.size(1)}, x.options());
+  ranks.start_all_gather_into(all, own).wait();
+  return all;
+}
+
+Tensor summed(const Tensor& x, Exchange& ranks) {
+  const Tensor terms = x.contiguous(), own = at::empty({x.size(0) / ranks.size(), x.size(1)}, x.options());
+  ranks.start_reduce_scatter_sum(own, terms).wait();
+  return own;
+}
+
+struct GatherOverRanksFunction : Function<GatherOverRanksFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, Exchange* ranks) {
+    save_ranks(context, ranks);
+    return gathered(x, *ranks);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    return {summed(grads[0], saved_ranks(context)), Tensor()};
+  }
+};
+
+struct SumOverRanksFunction : Function<SumOverRanksFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, Exchange* ranks, bool computes) {
+    save_ranks(context, ranks);
+    if (!computes) return at::empty({x.size(0) / ranks->size(), x.size(1)}, x.options());
+    return summed(x, *ranks);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    return {gathered(grads[0], saved_ranks(context)), Tensor(), Tensor()};
+  }
+};
+
+}  // namespace
+
+Tensor gather_over_ranks(const Tensor& x, Exchange* ranks) {
+  return ranks == nullptr ? x : GatherOverRanksFunction::apply(x, ranks);
+}
+
+Tensor sum_over_ranks(const Tensor& x, Exchange* ranks, bool computes) {
+  return ranks == nullptr ? x : SumOverRanksFunction::apply(x, ranks, computes);
+}
+
+}  // namespace hyperion::models
