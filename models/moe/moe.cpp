@@ -13,12 +13,13 @@ constexpr const char* kSharedExperts = "moe.shared_experts";
 }  // namespace
 
 MoE::MoE(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
-    : routing_(args),
+    : ranks_(dims.expert_group()),
+      routing_(args),
       forces_balance_(args.force_load_balance),
       gate_(make_parameter(fmt::format("layers.{}.moe.router.gate.weight", layer),
                            {args.num_experts, args.dim},
                            Init::truncated_normal(residual_std(args, layer), -2.0, 2.0))),
-      experts_(args, layer),
+      experts_(args, layer, dims),
       balance_(std::make_shared<ExpertBalance>()) {
   if (args.num_shared_experts > 0)
     shared_.emplace(args, layer, kSharedExperts, args.moe_hidden_dim * args.num_shared_experts, dims);
@@ -44,25 +45,35 @@ int64_t MoE::readers() const {
 }
 
 // Kept for a run that is repeated: experts whose scores are nearly equal could change places.
-std::shared_ptr<const Dispatch> MoE::dispatch(const at::Tensor& scores, const BlockRun& run) const {
-  if (run.recomputes()) return run.routing->dispatch;
+MoE::Sending MoE::start_dispatch(const at::Tensor& scores, const BlockRun& run) const {
+  if (run.recomputes()) return {*run.routing};
   const at::Tensor choices = forces_balance_ ? balanced_choices(scores, routing_)
                                              : choose_experts(scores, balance_->bias->weight, routing_);
-  auto made = std::make_shared<const Dispatch>(dispatch_tokens(choices, routing_.experts));
-  if (run.routing != nullptr) run.routing->dispatch = made;
+  auto made = std::make_shared<Dispatch>(
+      dispatch_tokens(choices, routing_.experts, /*counts_on_host=*/ranks_ == nullptr));
   if (run.counts_tokens && balance_->coefficient > 0) balance_->counts.add_(made->expert_rows);
-  return made;
+  Sending sending{{made, {}}};
+  if (ranks_ != nullptr) sending.counts.emplace(std::move(made), *ranks_, forces_balance_);
+  return sending;
+}
+
+KeptRouting MoE::finish(Sending sending, const BlockRun& run) {
+  if (sending.counts) sending.routing.exchange = sending.counts->wait();
+  if (run.routing != nullptr && !run.recomputes()) *run.routing = sending.routing;
+  return sending.routing;
 }
 
 at::Tensor MoE::forward(const ops::SumAndNorm& h, const BlockRun& run) const {
   const auto rows_of = [](const at::Tensor& x) { return x.flatten(0, -2); };
   const at::Tensor logits = rows_of(column_linear(h.normed[0], {&gate_}, run)[0]);
   const at::Tensor scores = expert_scores(logits.detach(), routing_);
-  const std::shared_ptr<const Dispatch> sent = dispatch(scores, run);
-  const at::Tensor weights = routing_weights(logits, scores, sent->choices, routing_);
+  Sending sending = start_dispatch(scores, run);
+  const at::Tensor weights = routing_weights(logits, scores, sending.routing.dispatch->choices, routing_);
   at::Tensor shared;
   if (shared_) shared = rows_of(shared_->of_norm(at::TensorList(h.normed).slice(2), run));
-  const at::Tensor all = experts_.forward(rows_of(h.normed[1]), weights, shared, sent, run);
+  // After all work that needs no counts: the host waits for them.
+  const KeptRouting routing = finish(std::move(sending), run);
+  const at::Tensor all = experts_.forward(rows_of(h.normed[1]), weights, shared, routing, run);
   return ops::residual_sum(h.sum, all.view(h.sum.sizes()), run);
 }
 
