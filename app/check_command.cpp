@@ -326,7 +326,7 @@ class JobCheck {
       model_ = config::model_args(config().model);
       facts_ = trainer::run_facts(model_, environment_.world_size);
       trainer::check_keys(*resolved_, facts_);
-      mesh_.emplace(trainer::mesh_config(config().parallelism), environment_.world_size);
+      mesh_.emplace(trainer::mesh_config(config()), environment_.world_size);
       return line_.config_file;
     });
     table_.check("model", {"configuration"}, [&] { return describe_model(config().model, model_); });

@@ -13,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "base/box.h"
+#include "base/placement.h"
 
 namespace hyperion {
 
@@ -47,7 +48,9 @@ struct Parameter {
   // The dimension that ranks which share the work of a batch may divide; none for what each of them needs
   // whole.
   std::optional<int> split{};
-  // What divide() left for the layers of this rank: the cuts of the global tensor, and the shape after them.
+  // What divide() and divide_experts() left for the layers of this rank: the cuts of the global tensor, and
+  // the shape after them.
+  Domain domain = Domain::kDense;
   std::vector<Cut> cuts{};
   std::vector<int64_t> local{};
 
@@ -82,6 +85,14 @@ struct Parameter {
   void divide(int64_t parts, int64_t index) {
     if (!split || parts == 1) return;
     cuts.push_back({.dim = *split, .parts = parts, .index = index});
+    local = box_of(shape, cuts).shape;
+  }
+
+  // Leaves this rank's part of the experts, which are dimension 0; nothing changes with one part.
+  void divide_experts(int64_t parts, int64_t index) {
+    if (parts == 1) return;
+    domain = Domain::kExpert;
+    cuts.push_back({.dim = 0, .parts = parts, .index = index});
     local = box_of(shape, cuts).shape;
   }
 

@@ -18,7 +18,7 @@ namespace {
 constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
 
 SaveLayout::Kind kind_of(const Placement& placement) {
-  SaveLayout::Kind kind{placement.cuts, placement.replicas, placement.home};
+  SaveLayout::Kind kind{placement.cuts, placement.replicas, placement.home, placement.domain};
   for (Cut& cut : kind.cuts) cut.index = 0;
   return kind;
 }
@@ -184,7 +184,7 @@ uint64_t SaveLayout::fingerprint() const {
   std::string text;
   for (const Kind& kind : kinds) {
     for (const Cut& cut : kind.cuts) text += fmt::format("{}/{},", cut.dim, cut.parts);
-    text += fmt::format("x{}@{};", kind.replicas, kind.home);
+    text += fmt::format("x{}@{}{};", kind.replicas, kind.home, kind.domain == Domain::kExpert ? "e" : "");
   }
   for (const Entry& entry : entries) {
     text += fmt::format("{}|{}|{}|", entry.key, static_cast<int>(entry.dtype), entry.kind);

@@ -31,6 +31,7 @@ struct SaveLayout {
     std::vector<Cut> cuts;  // as in Placement, each of index 0
     int replicas = 1;
     int home = 0;
+    Domain domain = Domain::kDense;
     bool operator==(const Kind&) const = default;
 
     int parts() const;  // the product of those of the cuts

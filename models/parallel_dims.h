@@ -24,8 +24,13 @@ struct ParallelDims {
   // bytes are the same; results differ by the order of sums inside products and over ranks alone.
   bool chunked = false;
 
+  // Expert parallelism: its ranks, which have other tokens, hold equally many of the experts each. Outlives
+  // the model; null: every expert is here.
+  Exchange* expert = nullptr;
+
   // `tensor` where it has more ranks than this one, else null.
   Exchange* tensor_group() const { return tensor != nullptr && tensor->size() > 1 ? tensor : nullptr; }
+  Exchange* expert_group() const { return expert != nullptr && expert->size() > 1 ? expert : nullptr; }
 };
 
 }  // namespace hyperion::models

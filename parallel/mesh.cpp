@@ -9,14 +9,15 @@
 namespace hyperion::parallel {
 namespace {
 
-// The layout dimensions that a (derived) dimension spans: [first, end) of Mesh::degrees_, outermost first.
+// The layout dimensions that a (derived) dimension spans: [first, end) of the degrees, outermost first.
 struct Span {
   std::string_view name;
   int first, end;
+  bool of_experts = false;  // of Mesh::expert_degrees_
 };
-constexpr Span kSpans[] = {{"pp", 0, 1},   {"dp_replicate", 1, 2}, {"dp_shard", 2, 3},
-                           {"cp", 3, 4},   {"tp", 4, 5},           {"batch", 1, 3},
-                           {"fsdp", 2, 4}, {"loss", 1, 4},         {"world", 0, 5}};
+constexpr Span kSpans[] = {{"pp", 0, 1},    {"dp_replicate", 1, 2}, {"dp_shard", 2, 3}, {"cp", 3, 4},
+                           {"tp", 4, 5},    {"batch", 1, 3},        {"fsdp", 2, 4},     {"loss", 1, 4},
+                           {"world", 0, 5}, {"efsdp", 2, 3, true},  {"ep", 3, 4, true}, {"etp", 4, 5, true}};
 
 const Span& span_of(MeshDim dim) {
   return kSpans[static_cast<size_t>(dim)];
@@ -75,38 +76,51 @@ Mesh::Mesh(const MeshConfig& config, int world_size)
         "rest) or the number of ranks",
         product_text(degrees_), world_size);
   }
+  const int64_t block = int64_t{degrees_[2]} * degrees_[3] * degrees_[4],
+                parts = int64_t{config.ep} * config.etp;
+  if (config.ep < 1 || config.etp < 1 || block % parts != 0)
+    throw_config(
+        "mesh {}: ep {} x etp {} must divide dp_shard x cp x tp, {} ranks; change the degrees of experts",
+        product_text(degrees_), config.ep, config.etp, block);
+  expert_degrees_ = {degrees_[0], degrees_[1], static_cast<int>(block / parts), config.ep, config.etp};
+}
+
+const std::array<int, 5>& Mesh::degrees_of(MeshDim dim) const {
+  return span_of(dim).of_experts ? expert_degrees_ : degrees_;
 }
 
 int Mesh::degree(MeshDim dim) const {
   int degree = 1;
-  for (int i = span_of(dim).first; i < span_of(dim).end; ++i) degree *= degrees_[i];
+  for (int i = span_of(dim).first; i < span_of(dim).end; ++i) degree *= degrees_of(dim)[i];
   return degree;
 }
 
 int Mesh::coordinate(int rank, MeshDim dim) const {
-  const auto coordinates = coordinates_of(rank, degrees_);
+  const auto& degrees = degrees_of(dim);
+  const auto coordinates = coordinates_of(rank, degrees);
   int index = 0;
-  for (int i = span_of(dim).first; i < span_of(dim).end; ++i) index = index * degrees_[i] + coordinates[i];
+  for (int i = span_of(dim).first; i < span_of(dim).end; ++i) index = index * degrees[i] + coordinates[i];
   return index;
 }
 
 std::vector<int> Mesh::group(int rank, MeshDim dim) const {
-  auto coordinates = coordinates_of(rank, degrees_);
+  const auto& degrees = degrees_of(dim);
+  auto coordinates = coordinates_of(rank, degrees);
   std::vector<int> ranks(degree(dim));
   for (size_t member = 0; member < ranks.size(); ++member) {
     int rest = static_cast<int>(member);
     for (int i = span_of(dim).end - 1; i >= span_of(dim).first; --i) {
-      coordinates[i] = rest % degrees_[i];
-      rest /= degrees_[i];
+      coordinates[i] = rest % degrees[i];
+      rest /= degrees[i];
     }
-    ranks[member] = rank_of(coordinates, degrees_);
+    ranks[member] = rank_of(coordinates, degrees);
   }
   return ranks;
 }
 
 int Mesh::slice(int rank, MeshDim dim) const {
-  auto coordinates = coordinates_of(rank, degrees_);
-  auto degrees = degrees_;
+  auto degrees = degrees_of(dim);
+  auto coordinates = coordinates_of(rank, degrees);
   for (int i = span_of(dim).first; i < span_of(dim).end; ++i) {
     coordinates[i] = 0;
     degrees[i] = 1;
@@ -127,7 +141,12 @@ bool Mesh::counts_among_all(int rank) const {
 }
 
 std::string Mesh::describe() const {
-  return fmt::format("{} = {} rank{}", product_text(degrees_), world_size_, world_size_ == 1 ? "" : "s");
+  const std::string experts = expert_degrees_[3] == 1
+                                  ? ""
+                                  : fmt::format("; experts: efsdp {} x ep {} x etp {}", expert_degrees_[2],
+                                                expert_degrees_[3], expert_degrees_[4]);
+  return fmt::format("{} = {} rank{}{}", product_text(degrees_), world_size_, world_size_ == 1 ? "" : "s",
+                     experts);
 }
 
 }  // namespace hyperion::parallel

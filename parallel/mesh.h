@@ -1,6 +1,6 @@
 // The mesh: how the ranks of a job are laid out over the named parallel dimensions, and which ranks form a
 // group. Pure arithmetic, no communication: rank = (((pp * R + dp_replicate) * S + dp_shard) * C + cp) * T +
-// tp.
+// tp. For experts the ranks of one dp_shard x cp x tp are also (efsdp * E + ep) * X + etp.
 #pragma once
 
 #include <array>
@@ -17,6 +17,8 @@ struct MeshConfig {
   int dp_shard = -1;
   int cp = 1;
   int tp = 1;
+  int ep = 1;   // of the ranks of dp_shard x cp x tp: those that divide the experts
+  int etp = 1;  // and those that divide each of them: 1 or tp
 };
 
 // The five dimensions of the layout (outermost first; tp is fastest) and the ones derived from them.
@@ -31,17 +33,22 @@ enum class MeshDim {
   kLoss,   // dp_replicate x dp_shard x cp (the flattened HSDP mesh): ranks whose token counts and losses add
            // up
   kWorld,  // every rank
+  // Of dp_shard x cp x tp, laid out for experts; with ep = 1 these have no use.
+  kEfsdp,  // ranks that shard the same experts
+  kEp,     // ranks that have different experts
+  kEtp,    // ranks that divide each expert
 };
-inline constexpr std::array kMeshDims = {MeshDim::kPp,   MeshDim::kDpReplicate, MeshDim::kDpShard,
-                                         MeshDim::kCp,   MeshDim::kTp,          MeshDim::kBatch,
-                                         MeshDim::kFsdp, MeshDim::kLoss,        MeshDim::kWorld};
+inline constexpr std::array kMeshDims = {
+    MeshDim::kPp,   MeshDim::kDpReplicate, MeshDim::kDpShard, MeshDim::kCp,    MeshDim::kTp, MeshDim::kBatch,
+    MeshDim::kFsdp, MeshDim::kLoss,        MeshDim::kWorld,   MeshDim::kEfsdp, MeshDim::kEp, MeshDim::kEtp};
 
-// "pp", "dp_replicate", "dp_shard", "cp", "tp", "batch", "fsdp", "loss", "world".
+// "pp", "dp_replicate", "dp_shard", "cp", "tp", "batch", "fsdp", "loss", "world", "efsdp", "ep", "etp".
 std::string_view name_of(MeshDim dim);
 
 class Mesh {
  public:
-  // Resolves dp_shard = -1 and checks that the product of the degrees is world_size.
+  // Resolves dp_shard = -1 and checks that the product of the degrees is world_size, and that ep x etp
+  // divides dp_shard x cp x tp.
   // Throws Error(kUsage) naming all degrees otherwise.
   Mesh(const MeshConfig& config, int world_size);
 
@@ -64,11 +71,15 @@ class Mesh {
   bool counts_in_loss_groups(int rank) const;
   bool counts_among_all(int rank) const;
 
-  // "pp 1 x dp_replicate 2 x dp_shard 2 x cp 1 x tp 1 = 4 ranks"
+  // "pp 1 x dp_replicate 2 x dp_shard 2 x cp 1 x tp 1 = 4 ranks"; with ep > 1 then "; experts: efsdp 1 x ep 2
+  // x etp 1"
   std::string describe() const;
 
  private:
-  std::array<int, 5> degrees_;  // pp, dp_replicate, dp_shard, cp, tp
+  const std::array<int, 5>& degrees_of(MeshDim dim) const;
+
+  std::array<int, 5> degrees_;           // pp, dp_replicate, dp_shard, cp, tp
+  std::array<int, 5> expert_degrees_{};  // pp, dp_replicate, efsdp, ep, etp
   int world_size_;
 };
 

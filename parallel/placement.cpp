@@ -1,17 +1,54 @@
 #include "parallel/placement.h"
 
+#include <numeric>
+#include <span>
 #include <utility>
 
 namespace hyperion::parallel {
 
-Placement placement_of(const Parameter& parameter, int home, const Mesh& mesh, int rank) {
-  std::vector<Cut> cuts = parameter.cuts;
-  cuts.push_back({.dim = 0, .parts = mesh.degree(MeshDim::kFsdp)});
-  return placement_of(std::move(cuts), home, mesh, rank);
+namespace {
+
+// Into how many stretches of rows each of `experts` matrices is cut for that many ranks.
+int64_t stretches_of(int64_t experts, int64_t rows, int64_t ranks) {
+  const int64_t both = std::gcd(rows, ranks);
+  int64_t stretches = both;
+  while (stretches > 1 && (both % stretches != 0 || stretches * experts > ranks)) --stretches;
+  return stretches;
 }
 
-Placement placement_of(std::vector<Cut> cuts, int home, const Mesh& mesh, int rank) {
+Placement placement_of_experts(std::vector<Cut> cuts, int home, const Mesh& mesh, int rank) {
+  cuts.front().index = mesh.coordinate(rank, MeshDim::kEp);
+  int64_t index = mesh.coordinate(rank, MeshDim::kEfsdp);
+  for (Cut& cut : std::span(cuts).subspan(1)) {
+    const bool by_expert = cut.dim == 0 && cuts.size() == 3;
+    cut.index = by_expert ? index / cuts.back().parts : index % cut.parts;
+  }
+  return {.cuts = std::move(cuts),
+          .replicas = mesh.degree(MeshDim::kDpReplicate),
+          .replica = mesh.coordinate(rank, MeshDim::kDpReplicate),
+          .home = home,
+          .here = mesh.coordinate(rank, MeshDim::kPp) == home,
+          .domain = Domain::kExpert};
+}
+
+}  // namespace
+
+Placement placement_of(const Parameter& parameter, int home, const Mesh& mesh, int rank) {
+  std::vector<Cut> cuts = parameter.cuts;
+  if (parameter.domain == Domain::kExpert) {
+    const int64_t ranks = mesh.degree(MeshDim::kEfsdp),
+                  stretches = stretches_of(parameter.rows(), parameter.local.at(1), ranks);
+    cuts.push_back({.dim = 0, .parts = ranks / stretches});
+    if (stretches > 1) cuts.push_back({.dim = 1, .parts = stretches});
+  } else {
+    cuts.push_back({.dim = 0, .parts = mesh.degree(MeshDim::kFsdp)});
+  }
+  return placement_of(std::move(cuts), home, mesh, rank, parameter.domain);
+}
+
+Placement placement_of(std::vector<Cut> cuts, int home, const Mesh& mesh, int rank, Domain domain) {
   if (cuts.empty()) return replicated_placement(mesh, rank);
+  if (domain == Domain::kExpert) return placement_of_experts(std::move(cuts), home, mesh, rank);
   const bool sharded = cuts.back().parts > 1, divided = cuts.size() > 1;
   int replicas = mesh.degree(MeshDim::kDpReplicate), replica = mesh.coordinate(rank, MeshDim::kDpReplicate);
   const auto add_replicas = [&](MeshDim dim) {

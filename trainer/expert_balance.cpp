@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/stack.h>
 
+#include "base/failpoint.h"
 #include "parallel/comm/trace_range.h"
 
 namespace hyperion::trainer {
@@ -18,6 +19,7 @@ void update_expert_biases(const std::vector<models::ExpertBalancePtr>& balances,
     counts.push_back(balance->counts);
   }
   if (updated.empty()) return;
+  failpoint("step.counts");
   const parallel::TraceRange range("update of expert biases");
   at::NoGradGuard no_grad;
   const at::Tensor all = at::stack(counts);  // [blocks, experts]

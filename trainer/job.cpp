@@ -45,11 +45,12 @@ Job start_job(const config::ResolvedConfig& resolved) {
   job.configured = resolved;
   const config::JobConfig& config = job.configured.config;
   job.model = config::model_args(config.model);
-  job.model.force_load_balance = config.debug.moe_force_load_balance;
+  // A dry run has no other rank's choices: it deals round robin, as each of them would.
+  job.model.force_load_balance = config.debug.moe_force_load_balance || config::is_dry_run(config);
   const parallel::Environment environment = job_environment(config);
   // What cannot run is refused before a device is touched.
   job.data = checked_data(resolved, job.model, environment.world_size);
-  const parallel::Mesh mesh(mesh_config(config.parallelism), environment.world_size);
+  const parallel::Mesh mesh(mesh_config(config), environment.world_size);
   job.pipeline = plan_pipeline(
       config, job.model, config::microbatches_of(config.training, mesh.degree(parallel::MeshDim::kBatch)));
   const bool pipelined = job.pipeline.has_value();

@@ -123,6 +123,12 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
       connect_pairs(*dims.tensor, context.device, all, all);
     }
   }
+  const std::vector<parallel::Communicator*> of_experts = context.groups.of_experts();  // efsdp, ep
+  if (!of_experts.empty()) {
+    dims.expert = of_experts[1];
+    const std::vector<int64_t> all(dims.expert->size(), 1);
+    if (context.device.is_cuda()) connect_pairs(*dims.expert, context.device, all, all);
+  }
   made.transformer = std::make_unique<models::Transformer>(args, config.training.loss_chunk_bytes, dims);
   made.float8 = convert_to_float8(*made.transformer, config, context.float8);
   parallel::ShardingOptions sharding = sharding_options(config.training, context.device, made.float8.codec);
@@ -130,6 +136,7 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   made.fsdp = std::make_unique<parallel::FsdpContext>(
       context.mesh, context.rank, context.groups.get(parallel::MeshDim::kFsdp),
       context.groups.get(parallel::MeshDim::kDpReplicate), sharding, tensor);
+  if (!of_experts.empty()) made.experts = std::make_unique<parallel::FsdpContext>(*made.fsdp, *of_experts[0]);
   const models::ActivationCheckpointing checkpointing = activation_checkpointing(config, *made.transformer);
   if (context.pipeline != nullptr) {
     const Pipeline& pipeline = *context.pipeline;
@@ -137,10 +144,10 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
     const StageGroups transfers = {ranks, context.groups.pp_down()};
     if (context.device.is_cuda()) connect_stages(pipeline, transfers, context.device);
     made.stage = std::make_unique<Stage>(*made.transformer, units_of_rank(pipeline, ranks.rank()), *made.fsdp,
-                                         checkpointing);
+                                         checkpointing, made.experts.get());
     made.schedule = std::make_unique<ScheduleRunner>(*made.stage, pipeline, transfers, context.device);
   } else {
-    made.stage = std::make_unique<Stage>(*made.transformer, *made.fsdp, checkpointing);
+    made.stage = std::make_unique<Stage>(*made.transformer, *made.fsdp, checkpointing, made.experts.get());
     made.schedule = std::make_unique<ScheduleRunner>(
         *made.stage, config.parallelism.fsdp_reshard_after_forward != config::ReshardAfterForward::kNever,
         config.parallelism.fsdp_reduce_gradients == config::ReduceGradients::kOncePerStep);

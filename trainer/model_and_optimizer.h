@@ -28,7 +28,7 @@ struct ModelAndOptimizer {
   std::unique_ptr<parallel::StreamedExchange> tensor_exchange;  // of the layers, on a GPU
   std::unique_ptr<models::Transformer> transformer;
   Float8Setup float8;
-  std::unique_ptr<parallel::FsdpContext> fsdp;
+  std::unique_ptr<parallel::FsdpContext> fsdp, experts;  // experts: null without expert parallelism
   std::unique_ptr<Stage> stage;
   std::unique_ptr<ScheduleRunner> schedule;               // of the stage
   std::vector<parallel::ShardedParameterPtr> parameters;  // that this rank holds

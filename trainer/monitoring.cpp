@@ -186,6 +186,10 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run, 
              model.num_experts, models::blocks_with_experts(model), model.n_layers, model.top_k,
              model.num_shared_experts > 0 ? fmt::format(" and {} shared", model.num_shared_experts) : "",
              metrics::python_grouped(static_cast<double>(counts.active), 0));
+  if (const int ranks = runtime.mesh->degree(parallel::MeshDim::kEp); ranks > 1)
+    log_info("Expert parallelism: groups of {} ranks with {} each, sharded over {}", ranks,
+             counted(model.num_experts / ranks, "expert"),
+             counted(runtime.mesh->degree(parallel::MeshDim::kEfsdp), "rank"));
   if (model.num_experts > 0 && runtime.device.is_cuda())
     log_info("Experts: each is multiplied alone, and the host waits for their counts once in each block");
   if (!measured.run_id.empty())  // a dry run has none

@@ -10,6 +10,8 @@
 #include "base/box.h"
 #include "base/counted.h"
 #include "models/transformer.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/placement.h"
 #include "trainer/runtime/size_estimate.h"
 
 namespace hyperion::trainer {
@@ -62,17 +64,25 @@ std::string name_in_layer(const std::string& fqn) {
   return fqn.substr(fqn.find('.', kLayers.size()) + 1);
 }
 
-// Of the parts of rank 0, which are the largest, where `tensor` ranks divide the parameters.
-std::optional<std::string> advice_on_padding(const models::ModelArgs& model, int64_t shards, int64_t tensor) {
+// Of the parts of rank 0, which are the largest.
+std::optional<std::string> advice_on_padding(const models::ModelArgs& model, const parallel::Mesh& mesh) {
+  const int64_t shards = mesh.degree(parallel::MeshDim::kFsdp);
+  const auto experts =
+      parallel::make_fake_communicator("ep", 0, std::vector<int>(mesh.degree(parallel::MeshDim::kEp)));
   double padded = 0, numel = 0;
   std::map<std::string, Padding> by_name;
-  for (const ParameterPtr& parameter : models::Transformer(model).parameters()) {
-    parameter->divide(tensor, 0);
-    const double rows = static_cast<double>(chunk_of(parameter->rows(), shards, 0).count * shards);
-    padded += rows * static_cast<double>(parameter->row_numel());
-    numel += static_cast<double>(whole_box(parameter->local).numel());
+  for (const ParameterPtr& parameter :
+       models::Transformer(model, /*loss_chunk_bytes=*/0, {.expert = experts.get()}).parameters()) {
+    parameter->divide(mesh.degree(parallel::MeshDim::kTp), 0);
+    const bool of_experts = parameter->domain == Domain::kExpert;
+    const int ranks = mesh.degree(of_experts ? parallel::MeshDim::kEfsdp : parallel::MeshDim::kFsdp);
+    const Placement placement = parallel::placement_of(*parameter, 0, mesh, 0);
+    const double parts = static_cast<double>(box_of(parameter->shape, placement.cuts).numel() * ranks),
+                 all = static_cast<double>(whole_box(parameter->local).numel());
+    padded += parts;
+    numel += all;
     const std::string name = name_in_layer(parameter->fqn);
-    by_name[name] = {name, parameter->rows(), rows / static_cast<double>(parameter->rows())};
+    by_name[name] = {name, parameter->rows(), parts / all};
   }
   if (padded <= kMuchPadding * numel) return std::nullopt;
   std::vector<Padding> worst;
@@ -99,7 +109,7 @@ std::vector<std::string> sharding_advice(const config::JobConfig& config, const 
   std::vector<std::string> advice;
   if (shards > kManyShards && mesh.degree(parallel::MeshDim::kDpReplicate) == 1)
     advice.push_back(advice_on_replicas(config, model, shards));
-  if (auto padding = advice_on_padding(model, shards, tensor)) advice.push_back(*std::move(padding));
+  if (auto padding = advice_on_padding(model, mesh)) advice.push_back(*std::move(padding));
   if (ranks_per_node % tensor != 0)
     advice.push_back(
         fmt::format("parallelism.tensor_parallel_degree: {} ranks divide each layer and exchange its "

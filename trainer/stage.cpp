@@ -16,11 +16,13 @@ using parallel::TraceRange;
 using BlockKind = models::BlockRun::Kind;
 
 Stage::Stage(const models::Transformer& model, const std::vector<UnitRange>& stages,
-             parallel::FsdpContext& fsdp, models::ActivationCheckpointing checkpointing)
+             parallel::FsdpContext& fsdp, models::ActivationCheckpointing checkpointing,
+             parallel::FsdpContext* experts)
     : model_(model),
       fsdp_(fsdp),
+      experts_(experts),
       checkpointing_(std::move(checkpointing)),
-      by_unit_(model.units().size(), nullptr) {
+      by_unit_(model.units().size()) {
   checkpointing_.blocks.resize(model.blocks().size(), models::ActivationCheckpoint::kNone);
   std::map<const Parameter*, parallel::ShardedParameterPtr> known;
   std::set<const Parameter*> copies;  // of a tied table, where another rank has the embedding
@@ -29,19 +31,29 @@ Stage::Stage(const models::Transformer& model, const std::vector<UnitRange>& sta
   for (const auto& [first, end] : stages) {
     for (size_t unit = first; unit < end; ++unit) {
       const auto& [name, parameters] = model.units().at(unit);
-      groups_.push_back(std::make_unique<parallel::ShardGroup>(name, parameters, known, fsdp, copies));
-      by_unit_[unit] = groups_.back().get();
-      const parallel::LocalGradients& own = groups_.back()->local_gradients();
-      gradients_.divided.insert(gradients_.divided.end(), own.divided.begin(), own.divided.end());
-      gradients_.replicated.insert(gradients_.replicated.end(), own.replicated.begin(), own.replicated.end());
-      gradients_.copies.insert(gradients_.copies.end(), own.copies.begin(), own.copies.end());
+      std::vector<ParameterPtr> dense, of_experts;
+      for (const ParameterPtr& parameter : parameters)
+        (parameter->domain == Domain::kExpert ? of_experts : dense).push_back(parameter);
+      const auto add = [&](const std::string& of, const std::vector<ParameterPtr>& all, auto& context) {
+        groups_.push_back(std::make_unique<parallel::ShardGroup>(of, all, known, context, copies));
+        return groups_.back().get();
+      };
+      parallel::ShardGroup* const group = add(name, dense, fsdp);
+      by_unit_[unit] =
+          UnitGroups(group, of_experts.empty() ? nullptr : add(name + " experts", of_experts, *experts));
     }
+  }
+  for (const auto& group : groups_) {
+    const parallel::LocalGradients& own = group->local_gradients();
+    for (auto list : {&parallel::LocalGradients::divided, &parallel::LocalGradients::replicated,
+                      &parallel::LocalGradients::experts, &parallel::LocalGradients::copies})
+      (gradients_.*list).insert((gradients_.*list).end(), (own.*list).begin(), (own.*list).end());
   }
 }
 
 Stage::Stage(const models::Transformer& model, parallel::FsdpContext& fsdp,
-             models::ActivationCheckpointing checkpointing)
-    : Stage(model, {{0, model.units().size()}}, fsdp, std::move(checkpointing)) {}
+             models::ActivationCheckpointing checkpointing, parallel::FsdpContext* experts)
+    : Stage(model, {{0, model.units().size()}}, fsdp, std::move(checkpointing), experts) {}
 
 std::vector<parallel::ShardedParameterPtr> Stage::parameters() const {
   std::vector<parallel::ShardedParameterPtr> all;

@@ -45,20 +45,45 @@ struct Slot {
   bool keeps_saved() const;
 };
 
+// What is gathered, used and reduced with one unit: its parameters, and experts that other ranks shard. On
+// every rank in this order.
+class UnitGroups {
+ public:
+  // experts: null where none of the unit's parameters is sharded apart.
+  explicit UnitGroups(parallel::ShardGroup* dense = nullptr, parallel::ShardGroup* experts = nullptr)
+      : dense_(dense), experts_(experts) {}
+
+  const std::string& name() const { return dense_->name(); }
+  void start_unshard() const { for_each(&parallel::ShardGroup::start_unshard); }
+  void finish_unshard() const { for_each(&parallel::ShardGroup::finish_unshard); }
+  void reshard() const { for_each(&parallel::ShardGroup::reshard); }
+  void accumulate() const { for_each(&parallel::ShardGroup::accumulate); }
+  void reduce(bool last_microbatch) const { for_each(&parallel::ShardGroup::reduce, last_microbatch); }
+
+ private:
+  template <typename Method, typename... Args>
+  void for_each(Method method, Args... args) const {
+    (dense_->*method)(args...);
+    if (experts_ != nullptr) (experts_->*method)(args...);
+  }
+
+  parallel::ShardGroup *dense_, *experts_;
+};
+
 class Stage {
  public:
   // `stages`: units of model.units() in ascending order: 0 is the embedding, the last one the head, a block
   // each between. Shards their parameters over the context's groups: memory for this rank's rows only is
-  // allocated.
+  // allocated. `experts`: the context of those that an expert parallel group divides; null without one.
   Stage(const models::Transformer& model, const std::vector<UnitRange>& stages, parallel::FsdpContext& fsdp,
-        models::ActivationCheckpointing checkpointing);
+        models::ActivationCheckpointing checkpointing, parallel::FsdpContext* experts = nullptr);
   // All units.
   Stage(const models::Transformer& model, parallel::FsdpContext& fsdp,
-        models::ActivationCheckpointing checkpointing);
+        models::ActivationCheckpointing checkpointing, parallel::FsdpContext* experts = nullptr);
 
   const models::Transformer& model() const { return model_; }
   bool is_head(size_t unit) const { return unit + 1 == model_.units().size(); }
-  // Of the units that are here, in ascending order.
+  // Of the units that are here, in ascending order: one of each, or two (UnitGroups).
   const std::vector<std::unique_ptr<parallel::ShardGroup>>& groups() const { return groups_; }
   std::vector<parallel::ShardedParameterPtr> parameters() const;  // every parameter once, in unit order
   std::vector<models::ExpertBalancePtr> balances() const;         // of its blocks that have experts
@@ -72,7 +97,7 @@ class Stage {
   void drop_gradients();
 
   // `unit` in all of these: its index in model.units().
-  parallel::ShardGroup& group(size_t unit) const { return *by_unit_.at(unit); }
+  const UnitGroups& group(size_t unit) const { return by_unit_.at(unit); }
   Slot slot(UnitRange units, models::Microbatch batch, bool for_backward,
             models::LayerMetrics* metrics = nullptr) const;
   // Of what passes from one unit to the next: [rows, this rank's tokens of each, dim].
@@ -94,7 +119,10 @@ class Stage {
   void weight_gradients(size_t unit, Slot& slot) const;
 
   // Complete after this: the gradients that have been reduced so far.
-  void finish_reduction() { fsdp_.finish_reduction(); }
+  void finish_reduction() {
+    fsdp_.finish_reduction();
+    if (experts_ != nullptr) experts_->finish_reduction();
+  }
   bool has_replicated_gradients() const { return fsdp_.tensor() != nullptr; }
   // Adds up what tensor parallel ranks do not divide. Once a step, when all other sums are complete.
   void sum_replicated_gradients() const { fsdp_.sum_over_tensor_ranks(gradients_.replicated); }
@@ -105,9 +133,10 @@ class Stage {
 
   const models::Transformer& model_;
   parallel::FsdpContext& fsdp_;
+  parallel::FsdpContext* experts_;
   models::ActivationCheckpointing checkpointing_;
   std::vector<std::unique_ptr<parallel::ShardGroup>> groups_;
-  std::vector<parallel::ShardGroup*> by_unit_;  // of the model; null: another rank's
+  std::vector<UnitGroups> by_unit_;  // of the model; not here: another rank's
   parallel::LocalGradients gradients_;
 };
 

@@ -348,7 +348,8 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   const parallel::LocalGradients& gradients = model_.stage->gradients();
   const at::Tensor own_norm =
       optim::global_grad_norm(optim::gradient_classes(gradients, model_.fsdp->shard(), model_.fsdp->tensor(),
-                                                      job_.runtime.groups->get(parallel::MeshDim::kPp)),
+                                                      job_.runtime.groups->get(parallel::MeshDim::kPp),
+                                                      job_.runtime.groups->of_experts()),
                               model_.fsdp->options().state_device);
   std::vector<std::string> sources;
   for (size_t i = 0; i < microbatches; ++i)
@@ -369,6 +370,7 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
     const parallel::TraceRange range("optimizer");
     model_.optimizer->step(checkpointing::learning_rate(plan_, step), skip, divisor);
     if (model_.ema) model_.ema->update(step, skip);
+    if (job_.model.num_experts > 0) parallel::set_phase(fmt::format("step {} sum of expert counts", step));
     update_expert_biases(model_.stage->balances(), *model_.fsdp, skip);
     model_.stage->weights_changed();
   }

@@ -44,7 +44,7 @@ void sort_on_host(Dispatch& dispatch) {
   std::ranges::copy(dispatch.counts, dispatch.expert_rows.mutable_data_ptr<int64_t>());
 }
 
-void sort_on_device(Dispatch& dispatch) {
+void sort_on_device(Dispatch& dispatch, bool counts_on_host) {
   const Tensor flat = dispatch.choices.flatten();
   dispatch.expert_rows = at::zeros({static_cast<int64_t>(dispatch.counts.size())}, flat.options());
   dispatch.expert_rows.scatter_add_(0, flat, at::ones_like(flat));
@@ -52,6 +52,7 @@ void sort_on_device(Dispatch& dispatch) {
   dispatch.tokens = dispatch.slots.floor_divide(dispatch.top_k());
   dispatch.rows = at::empty_like(dispatch.slots);
   dispatch.rows.index_copy_(0, dispatch.slots, at::arange(flat.numel(), flat.options()));
+  if (!counts_on_host) return;
   const Tensor on_host = dispatch.expert_rows.cpu();
   std::ranges::copy(std::span(on_host.const_data_ptr<int64_t>(), dispatch.counts.size()),
                     dispatch.counts.begin());
@@ -83,12 +84,12 @@ void sum_rows_on_host(const Tensor& rows, const Dispatch& dispatch, const Tensor
 
 }  // namespace
 
-Dispatch dispatch_tokens(const Tensor& choices, int64_t experts) {
+Dispatch dispatch_tokens(const Tensor& choices, int64_t experts, bool counts_on_host) {
   Dispatch dispatch{.choices = choices.contiguous(), .counts = std::vector<int64_t>(experts, 0)};
   if (choices.is_cpu())
     sort_on_host(dispatch);
   else
-    sort_on_device(dispatch);
+    sort_on_device(dispatch, counts_on_host);
   return dispatch;
 }
 

@@ -10,6 +10,8 @@
 
 namespace hyperion::models {
 
+struct ExpertExchange;
+
 struct Dispatch {
   at::Tensor choices{};           // int64 [tokens, k]: the experts of each token, no two alike
   at::Tensor slots{};             // int64 [rows]: the slot of each row, token * k + j; rows = tokens * k
@@ -21,13 +23,15 @@ struct Dispatch {
   int64_t top_k() const { return choices.size(1); }
 };
 
-// choices: on a GPU the host waits for the counts.
-Dispatch dispatch_tokens(const at::Tensor& choices, int64_t experts);
+// choices: on a GPU the host waits for the counts, unless `counts_on_host` is false: then the host's are
+// zeros.
+Dispatch dispatch_tokens(const at::Tensor& choices, int64_t experts, bool counts_on_host = true);
 
-// What a run of a block keeps for the run that is repeated for its backward: experts that are nearly equal
-// for a token could change places, and rows with them.
+// How the tokens of a microbatch reach their experts. A run of a block keeps it for the run that is repeated
+// for its backward: experts that are nearly equal for a token could change places, and rows with them.
 struct KeptRouting {
   std::shared_ptr<const Dispatch> dispatch{};
+  std::shared_ptr<const ExpertExchange> exchange{};  // null: every expert is here
 };
 
 // rows[r] = x[token of r], times the weight of its slot where `weights`, [tokens, k] of

@@ -16,6 +16,7 @@
 #include "models/kernels/common/dtype.h"
 #include "models/kernels/matmul/grouped.h"
 #include "models/layers/activation_checkpoint.h"
+#include "models/moe/expert_exchange.h"
 #include "models/ops.h"
 
 namespace hyperion::models {
@@ -190,24 +191,39 @@ ParameterPtr expert_stack(int64_t layer, const char* name, std::vector<int64_t> 
 
 }  // namespace
 
-Experts::Experts(const ModelArgs& args, int64_t layer)
-    : activation_(args.activation),
+Experts::Experts(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
+    : ranks_(dims.expert_group()),
+      activation_(args.activation),
       score_before_(args.score_before_experts),
       w1_(expert_stack(layer, "w1", {args.num_experts, args.moe_hidden_dim, args.dim}, 1, 0.02)),
       w2_(expert_stack(layer, "w2", {args.num_experts, args.dim, args.moe_hidden_dim}, 2,
                        residual_std(args, layer))),
       w3_(expert_stack(layer, "w3", {args.num_experts, args.moe_hidden_dim, args.dim}, 1,
-                       residual_std(args, layer))) {}
+                       residual_std(args, layer))) {
+  if (ranks_ == nullptr) return;
+  for (const ParameterPtr& stack : parameters()) stack->divide_experts(ranks_->size(), ranks_->rank());
+}
 
 Tensor Experts::forward(const Tensor& x, const Tensor& weights, const Tensor& shared,
-                        const DispatchPtr& dispatch, const BlockRun& run) const {
+                        const KeptRouting& routing, const BlockRun& run) const {
+  if (ranks_ == nullptr) return of_all(x, weights, shared, routing.dispatch, run, !run.recomputes());
+  const Tensor none, before = score_before_ ? weights : none, after = score_before_ ? none : weights;
+  const Tensor rows = rows_for_experts(x, before, routing, *ranks_, run);
+  // What comes back is read by the gradient of weights, and kept where a SelectiveCheckpoint is.
+  const bool computes = !run.recomputes() || (after.defined() && run.selective == nullptr);
+  const Tensor made = of_all(rows, none, none, routing.exchange->experts, run, computes);
+  return sum_of_experts(made, after, shared, routing, *ranks_, run);
+}
+
+Tensor Experts::of_all(const Tensor& x, const Tensor& weights, const Tensor& shared,
+                       const DispatchPtr& dispatch, const BlockRun& run, bool computes) const {
   const std::vector<ParameterPtr> stacks = {w1_, w3_};
   const variable_list gate_up =
-      GateUpFunction::apply(x, score_before_ ? OptionalTensor(weights) : std::nullopt, w1_->weight,
-                            w3_->weight, stacks, dispatch, run.selective, run.deferred);
+      GateUpFunction::apply(x, score_before_ ? optional_of(weights) : std::nullopt, w1_->weight, w3_->weight,
+                            stacks, dispatch, run.selective, run.deferred);
   const Tensor h = ops::gated_activation(gate_up[0], gate_up[1], activation_);
-  return DownFunction::apply(h, score_before_ ? std::nullopt : OptionalTensor(weights), optional_of(shared),
-                             w2_->weight, w2_, dispatch, !run.recomputes(), run.deferred);
+  return DownFunction::apply(h, score_before_ ? std::nullopt : optional_of(weights), optional_of(shared),
+                             w2_->weight, w2_, dispatch, computes, run.deferred);
 }
 
 }  // namespace hyperion::models

@@ -16,23 +16,31 @@
 #include "models/block_run.h"
 #include "models/flavors/model_args.h"
 #include "models/moe/dispatch.h"
+#include "models/parallel_dims.h"
 
 namespace hyperion::models {
 
 class Experts {
  public:
-  Experts(const ModelArgs& args, int64_t layer);
+  // With an expert parallel group this rank has its part of them.
+  Experts(const ModelArgs& args, int64_t layer, const ParallelDims& dims);
 
   // x [tokens, dim]; weights [tokens, k] of each slot, in fp32 (fp64) -> the sum of each token's experts by
   // their weights, in fp32 in the order of the slots, plus `shared` [tokens, dim] where that is defined;
   // rounded once: [tokens, dim]. In a run that recomputes its elements are undefined. An expert without rows
   // has a gradient of zeros.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& shared,
-                     const std::shared_ptr<const Dispatch>& dispatch, const BlockRun& run) const;
+                     const KeptRouting& routing, const BlockRun& run) const;
 
   std::vector<ParameterPtr> parameters() const { return {w1_, w2_, w3_}; }
 
  private:
+  // The same of experts that are all here.
+  at::Tensor of_all(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& shared,
+                    const std::shared_ptr<const Dispatch>& dispatch, const BlockRun& run,
+                    bool computes) const;
+
+  Exchange* ranks_;  // null: every expert is here
   Activation activation_;
   bool score_before_;          // rows are multiplied by their weights before the experts, else after
   ParameterPtr w1_, w2_, w3_;  // [experts, hidden, dim], [experts, dim, hidden], [experts, hidden, dim]

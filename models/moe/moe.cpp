@@ -14,12 +14,13 @@ constexpr const char* kSharedExperts = "moe.shared_experts";
 }  // namespace
 
 MoE::MoE(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
-    : ranks_(dims.tensor_group()),
+    : tensor_(dims.tensor_group()),
+      ranks_(dims.expert_group()),
       routing_(args),
       forces_balance_(args.force_load_balance),
       gate_(
           undivided_linear(layer, "moe.router.gate", args.num_experts, args.dim, residual_std(args, layer))),
-      experts_(args, layer),
+      experts_(args, layer, dims),
       balance_(std::make_shared<ExpertBalance>()) {
   if (args.num_shared_experts > 0)  // without dims: what it reads and makes is exchanged here
     shared_.emplace(args, layer, kSharedExperts, args.moe_hidden_dim * args.num_shared_experts,
@@ -43,36 +44,47 @@ std::vector<Linear*> MoE::linears() {
 
 int64_t MoE::readers() const {
   // Gate, experts, shared experts; the gathered norm is one tensor.
-  return 2 + (shared_ && ranks_ == nullptr ? shared_->readers() : 0);
+  return 2 + (shared_ && tensor_ == nullptr ? shared_->readers() : 0);
 }
 
 // Kept for a run that is repeated: experts whose scores are nearly equal could change places.
-std::shared_ptr<const Dispatch> MoE::dispatch(const at::Tensor& scores, const BlockRun& run) const {
-  if (run.recomputes()) return run.routing->dispatch;
+MoE::Sending MoE::start_dispatch(const at::Tensor& scores, const BlockRun& run) const {
+  if (run.recomputes()) return {*run.routing};
   at::Tensor choices = forces_balance_ ? balanced_choices(scores, routing_)
                                        : choose_experts(scores, balance_->bias->weight, routing_);
-  choices = gather_over_ranks(choices, ranks_);
-  auto made = std::make_shared<const Dispatch>(dispatch_tokens(choices, routing_.experts));
-  if (run.routing != nullptr) run.routing->dispatch = made;
+  choices = gather_over_ranks(choices, tensor_);
+  auto made = std::make_shared<Dispatch>(
+      dispatch_tokens(choices, routing_.experts, /*counts_on_host=*/ranks_ == nullptr));
   if (run.counts_tokens && balance_->coefficient > 0) balance_->counts.add_(made->expert_rows);
-  return made;
+  Sending sending{{made, {}}};
+  if (ranks_ != nullptr) sending.counts.emplace(std::move(made), *ranks_, forces_balance_);
+  return sending;
+}
+
+KeptRouting MoE::finish(Sending sending, const BlockRun& run) {
+  if (sending.counts) sending.routing.exchange = sending.counts->wait();
+  if (run.routing != nullptr && !run.recomputes()) *run.routing = sending.routing;
+  return sending.routing;
 }
 
 at::Tensor MoE::forward(const ops::SumAndNorm& h, const BlockRun& run) const {
   const auto rows_of = [](const at::Tensor& x) { return x.flatten(0, -2); };
   const at::Tensor logits = rows_of(column_linear(h.normed[0], {&gate_}, run)[0]);
   const at::Tensor scores = expert_scores(logits.detach(), routing_);
-  const std::shared_ptr<const Dispatch> sent = dispatch(scores, run);
-  const int64_t tokens = scores.size(0), first = ranks_ == nullptr ? 0 : ranks_->rank() * tokens;
-  const at::Tensor weights = gather_over_ranks(
-      routing_weights(logits, scores, sent->choices.narrow(0, first, tokens), routing_), ranks_);
-  const at::Tensor x = gather_over_ranks(rows_of(h.normed[1]), ranks_);
+  Sending sending = start_dispatch(scores, run);
+  const int64_t tokens = scores.size(0), first = tensor_ == nullptr ? 0 : tensor_->rank() * tokens;
+  const at::Tensor own_choices = sending.routing.dispatch->choices.narrow(0, first, tokens);
+  const at::Tensor weights =
+      gather_over_ranks(routing_weights(logits, scores, own_choices, routing_), tensor_);
+  const at::Tensor x = gather_over_ranks(rows_of(h.normed[1]), tensor_);
   at::Tensor shared;
   if (shared_)
     shared = rows_of(
-        shared_->of_norm(ranks_ == nullptr ? at::TensorList(h.normed).slice(2) : at::TensorList(x), run));
-  const at::Tensor terms = experts_.forward(x, weights, shared, sent, run);
-  const at::Tensor all = sum_over_ranks(terms, ranks_, /*computes=*/!run.recomputes());
+        shared_->of_norm(tensor_ == nullptr ? at::TensorList(h.normed).slice(2) : at::TensorList(x), run));
+  // After all work that needs no counts: the host waits for them.
+  const KeptRouting routing = finish(std::move(sending), run);
+  const at::Tensor terms = experts_.forward(x, weights, shared, routing, run);
+  const at::Tensor all = sum_over_ranks(terms, tensor_, /*computes=*/!run.recomputes());
   return ops::residual_sum(h.sum, all.view(h.sum.sizes()), run);
 }
 

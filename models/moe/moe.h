@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "models/feed_forward.h"
+#include "models/moe/expert_exchange.h"
 #include "models/moe/experts.h"
 #include "models/moe/router.h"
 
@@ -35,9 +36,16 @@ class MoE final : public FeedForwardPart {
   ExpertBalancePtr balance() const override { return balance_; }
 
  private:
-  std::shared_ptr<const Dispatch> dispatch(const at::Tensor& scores, const BlockRun& run) const;
+  // How tokens are sent; the exchange is missing where `counts` are still on their way.
+  struct Sending {
+    KeptRouting routing{};
+    std::optional<CountsExchange> counts{};
+  };
+  Sending start_dispatch(const at::Tensor& scores, const BlockRun& run) const;
+  static KeptRouting finish(Sending sending, const BlockRun& run);
 
-  Exchange* ranks_;
+  Exchange* tensor_;  // that divide each expert; null: none do
+  Exchange* ranks_;   // that share the experts; null: every one is here
   RoutingOptions routing_;
   bool forces_balance_;
   Linear gate_;

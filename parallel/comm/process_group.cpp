@@ -72,8 +72,10 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
   // Groups that carry parameters, gradients and activations have connections of their own; the loss group is
   // the world or fsdp group where these have the same ranks.
   std::map<std::vector<int>, std::shared_ptr<Communicator>> shared;
-  for (const MeshDim dim :
-       {MeshDim::kWorld, MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kTp, MeshDim::kPp, MeshDim::kLoss}) {
+  std::vector<MeshDim> dims = {MeshDim::kWorld, MeshDim::kFsdp, MeshDim::kDpReplicate,
+                               MeshDim::kTp,    MeshDim::kPp,   MeshDim::kLoss};
+  if (mesh.degree(MeshDim::kEp) > 1) dims.insert(dims.end(), {MeshDim::kEfsdp, MeshDim::kEp});
+  for (const MeshDim dim : dims) {
     if (real && nccl && (dim == MeshDim::kWorld || dim == MeshDim::kLoss)) continue;
     const std::vector<int> ranks = mesh.group(environment.rank, dim);
     auto& group = groups_[dim];
@@ -135,6 +137,11 @@ ReduceChain ProcessGroups::loss_groups() const {
 ReduceChain ProcessGroups::all_ranks() const {
   if (groups_.contains(MeshDim::kWorld)) return ReduceChain({&world()});
   return chain({MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kPp, MeshDim::kTp});
+}
+
+std::vector<Communicator*> ProcessGroups::of_experts() const {
+  if (!groups_.contains(MeshDim::kEp)) return {};
+  return {&get(MeshDim::kEfsdp), &get(MeshDim::kEp)};
 }
 
 ReduceChain ProcessGroups::chain(std::initializer_list<MeshDim> dims) const {

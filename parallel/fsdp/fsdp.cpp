@@ -90,6 +90,16 @@ FsdpContext::FsdpContext(const Mesh& mesh, int rank, Communicator& shard, Commun
       gather_stream_(DeviceStream::from_pool(options.device, /*high_priority=*/true)),
       reduce_stream_(DeviceStream::from_pool(options.device, /*high_priority=*/true)) {}
 
+FsdpContext::FsdpContext(const FsdpContext& dense, Communicator& shard)
+    : mesh_(dense.mesh_),
+      rank_(dense.rank_),
+      shard_(shard),
+      replicate_(dense.replicate_),
+      tensor_(nullptr),
+      options_(dense.options_),
+      gather_stream_(dense.gather_stream_),
+      reduce_stream_(dense.reduce_stream_) {}
+
 void FsdpContext::finish_reduction() {
   if (in_flight_) complete_on_reduce_stream(*in_flight_);
   RankWait wait(options_.device.type());
@@ -223,7 +233,7 @@ void ShardGroup::plan_parts() {
   };
   const auto packed = [&](size_t i) {
     return !options.device.is_cuda() || dtype(i) != options.reduce_dtype ||
-           parameters_[i]->parameter().rows() % context_.shard().size() != 0 ||
+           parameters_[i]->blocks() % context_.shard().size() != 0 ||
            parameters_[i]->slot_numel() != parameters_[i]->padded_numel();
   };
   for (size_t first = 0, last = 0; first < parameters_.size(); first = last) {
@@ -239,6 +249,7 @@ void ShardGroup::make_local_gradients(const std::set<const Parameter*>& copies) 
   const auto list_of = [&](size_t i) {
     const Parameter& parameter = owned_[i]->parameter();
     if (copies.contains(&parameter)) return &local_gradients_.copies;
+    if (parameter.domain == Domain::kExpert) return &local_gradients_.experts;
     const bool divided = context_.tensor() == nullptr || !parameter.cuts.empty();
     return divided ? &local_gradients_.divided : &local_gradients_.replicated;
   };
@@ -388,7 +399,10 @@ at::Tensor ShardGroup::empty_pack(const SentPart& part, at::ScalarType dtype) co
 void ShardGroup::pack_gradients(const SentPart& part, const at::Tensor& packed, bool add) {
   std::vector<at::Tensor> grads, in_slots;
   for (size_t i = part.first; i < part.last; ++i) {
-    grads.push_back(std::exchange(parameters_[i]->parameter().weight.mutable_grad(), {}));
+    at::Tensor grad = std::exchange(parameters_[i]->parameter().weight.mutable_grad(), {});
+    if (grad.defined() && parameters_[i]->blocks() != grad.size(0))
+      grad = grad.reshape({parameters_[i]->blocks(), -1});
+    grads.push_back(std::move(grad));
     in_slots.push_back(grads.back());
     if (const int64_t zeros = parameters_[i]->slot_numel() - parameters_[i]->padded_numel(); zeros > 0)
       in_slots.push_back(zeros_.narrow(0, 0, packed.size(0) * zeros).view({packed.size(0), zeros}));

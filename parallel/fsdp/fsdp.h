@@ -34,6 +34,8 @@ struct LocalGradients {
   std::vector<at::Tensor> divided;
   // Gradients of parameters that every tensor parallel rank has in full; sharded over fsdp as the others.
   std::vector<at::Tensor> replicated;
+  // Gradients of experts that other ranks shard than the other parameters.
+  std::vector<at::Tensor> experts{};
   // Gradients of copies, which count where another pipeline stage has the parameter (a tied table).
   std::vector<at::Tensor> copies{};
 };
@@ -45,6 +47,9 @@ class FsdpContext {
   // As `rank` of `mesh`. `tensor`: the ranks that have divided the parameters (Parameter::cuts); null: none.
   FsdpContext(const Mesh& mesh, int rank, Communicator& shard, Communicator& replicate,
               const ShardingOptions& options, Communicator* tensor = nullptr);
+  // Of experts, which the ranks of `shard` share: with the replicas and streams of the other parameters'
+  // context, and a reduction of its own in flight.
+  FsdpContext(const FsdpContext& dense, Communicator& shard);
 
   Communicator& shard() const { return shard_; }
   Communicator& replicate() const { return replicate_; }

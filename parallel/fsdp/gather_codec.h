@@ -3,11 +3,11 @@
 // functions below, which the trainer takes from the FP8 linears (models/float8/quantize.h and cast.h).
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <functional>
 #include <utility>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "base/parameter.h"
 

@@ -1,5 +1,6 @@
 #include "parallel/fsdp/sharded_parameter.h"
 
+#include <span>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -67,10 +68,14 @@ ShardedParameter::ShardedParameter(ParameterPtr parameter, Placement placement,
                                    const ShardingOptions& options, PackMemory* pack)
     : parameter_(std::move(parameter)),
       placement_(std::move(placement)),
-      rank_(placement_.cuts.back().index),
-      world_(placement_.cuts.back().parts),
-      alignment_(options.shard_alignment),
-      direct_(reads_shards(world_, options)) {
+      blocks_(parameter_->rows()),
+      alignment_(options.shard_alignment) {
+  for (const Cut& cut : std::span(placement_.cuts).subspan(parameter_->cuts.size())) {
+    rank_ = rank_ * cut.parts + cut.index;
+    world_ *= cut.parts;
+    if (cut.dim > 0) blocks_ *= cut.parts;
+  }
+  direct_ = reads_shards(world_, options);
   const int64_t numel = padded_numel();
   const at::TensorOptions state = options.state();
   const bool encoded = options.codec && options.codec->applies(*parameter_);
@@ -109,9 +114,8 @@ ShardedParameter::ShardedParameter(ParameterPtr parameter, Placement placement,
 }
 
 at::Tensor ShardedParameter::unpadded(const at::Tensor& padded) const {
-  std::vector<int64_t> shape = parameter_->local;
-  shape[0] = chunk_of(shape[0], world_, rank_).count;
-  return padded.narrow(0, 0, shape[0] * parameter_->row_numel()).view(shape);
+  const Box own = box();
+  return padded.narrow(0, 0, own.numel()).view(own.shape);
 }
 
 bool ShardedParameter::acquire() {

@@ -69,8 +69,8 @@ class ShardGroup;
 
 class ShardedParameter {
  public:
-  // `placement`: this rank's; its last cut is by rows over the fsdp group. `pack`: where the weight is
-  // gathered next to others; null: in memory of its own.
+  // `placement`: this rank's; its cuts behind the parameter's are over the ranks of one shard group. `pack`:
+  // where the weight is gathered next to others; null: in memory of its own.
   ShardedParameter(ParameterPtr parameter, Placement placement, const ShardingOptions& options,
                    PackMemory* pack = nullptr);
 
@@ -78,7 +78,8 @@ class ShardedParameter {
   const Placement& placement() const { return placement_; }
   Box box() const { return box_of(parameter_->shape, placement_.cuts); }  // of the global tensor
 
-  // This rank's rows, unpadded: [local rows, ...].
+  // What this rank has, box() of the tensor, unpadded: [local rows, ...], of one expert a stretch of its
+  // rows.
   const at::Tensor& master() const { return master_; }
   // The sum of the step so far, where holds_grad(). Bound by the owning ShardGroup: 1-D [slot_numel], and the
   // memory that it is part of where that is freed between steps.
@@ -103,9 +104,10 @@ class ShardedParameter {
   bool has_separate_compute_shard() const { return !compute_shard_.is_same(master_); }
 
   // Elements of a rank's shard with its padding: as many as rank 0's, which is the largest.
-  int64_t padded_numel() const {
-    return chunk_of(parameter_->rows(), world_, 0).count * parameter_->row_numel();
-  }
+  int64_t padded_numel() const { return chunk_of(blocks_, world_, 0).count * block_numel(); }
+  // Of the local tensor, of which shards have whole ones: its rows, or of experts stretches of a matrix.
+  int64_t blocks() const { return blocks_; }
+  int64_t block_numel() const { return parameter_->rows() * parameter_->row_numel() / blocks_; }
   // With the zeros behind it, so that the next shard in a buffer begins at a multiple of the alignment.
   int64_t slot_numel() const { return (padded_numel() + alignment_ - 1) / alignment_ * alignment_; }
   // 1-D [padded_numel] in the compute dtype, or encoded: what this rank sends in an all-gather.
@@ -130,13 +132,14 @@ class ShardedParameter {
   ShardGroup* gathered_by() const { return gathered_by_; }
   void set_gathered_by(ShardGroup* group) { gathered_by_ = group; }
 
-  // The rows of this rank inside a padded 1-D buffer, as [local rows, ...].
+  // What this rank has inside a padded 1-D buffer, in the shape of master().
   at::Tensor unpadded(const at::Tensor& padded) const;
 
  private:
   ParameterPtr parameter_;
   Placement placement_;
-  int64_t rank_, world_;  // of its last cut
+  int64_t rank_ = 0, world_ = 1;  // of the shard group
+  int64_t blocks_;
   int64_t alignment_;
   at::Tensor master_, grad_, padded_grad_, compute_shard_, all_gather_input_, all_gather_output_;
   std::shared_ptr<TensorMemory> gathered_, grad_memory_;

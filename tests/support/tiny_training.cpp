@@ -30,20 +30,24 @@ models::ModelArgs tiny_args(const TinyJob& job) {
                                .vocab_size = TinyTraining::kVocab,
                                .hidden_dim = 48});
   const std::string_view model = job.model;
-  if (model == "deepseek_v3")  // with experts from the second block on
-    return models::model_args(job.model, "debugmodel",
-                              {.dim = 18,
-                               .n_layers = job.layers,
-                               .n_heads = job.heads,
-                               .vocab_size = TinyTraining::kVocab,
-                               .hidden_dim = 25,
-                               .kv_lora_rank = 7,
-                               .qk_nope_head_dim = 4,
-                               .qk_rope_head_dim = 2,
-                               .v_head_dim = 5,
-                               .num_experts = 5,
-                               .moe_hidden_dim = 10,
-                               .top_k = 2});
+  if (model == "deepseek_v3") {  // with experts from the second block on
+    models::ModelArgs args = models::model_args(job.model, "debugmodel",
+                                                {.dim = 18,
+                                                 .n_layers = job.layers,
+                                                 .n_heads = job.heads,
+                                                 .vocab_size = TinyTraining::kVocab,
+                                                 .hidden_dim = 25,
+                                                 .kv_lora_rank = 7,
+                                                 .qk_nope_head_dim = 4,
+                                                 .qk_rope_head_dim = 2,
+                                                 .v_head_dim = 5,
+                                                 .num_experts = job.experts,
+                                                 .moe_hidden_dim = job.expert_hidden,
+                                                 .top_k = 2,
+                                                 .score_before_experts = job.score_before_experts});
+    args.force_load_balance = job.balanced;
+    return args;
+  }
   if (model == "qwen3_moe" || model == "llama4")  // in every block, or in every second one
     return models::model_args(model == "llama4" ? "llama4" : "qwen3",
                               model == "llama4" ? "debugmodel" : "debugmodel_moe",
@@ -54,8 +58,8 @@ models::ModelArgs tiny_args(const TinyJob& job) {
                                .head_dim = 6,
                                .vocab_size = TinyTraining::kVocab,
                                .hidden_dim = 25,
-                               .num_experts = 5,
-                               .moe_hidden_dim = 10,
+                               .num_experts = job.experts,
+                               .moe_hidden_dim = job.expert_hidden,
                                .top_k = model == "llama4" ? 1 : 2});
   return models::model_args(job.model, "debugmodel",
                             {.dim = 18,
@@ -119,7 +123,9 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
                                 .tied = trainer::ranks_of_tied_table(pipeline_, tiny_args(job))})),
       tensor_(job.mesh.tp > 1 ? &groups_->get(parallel::MeshDim::kTp) : nullptr),
       model_(tiny_args(job), /*loss_chunk_bytes=*/0,
-             {.tensor = tensor_, .loss_parallel = !job.disable_loss_parallel}),
+             {.tensor = tensor_,
+              .loss_parallel = !job.disable_loss_parallel,
+              .expert = job.mesh.ep > 1 ? &groups_->get(parallel::MeshDim::kEp) : nullptr}),
       float8_(convert(model_, job)) {
   const parallel::ShardingOptions sharding{.device = job.device,
                                            .state_device = job.offload ? at::Device(at::kCPU) : job.device,
@@ -141,18 +147,20 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
   fsdp_ = std::make_unique<parallel::FsdpContext>(mesh_, rank_, groups_->get(parallel::MeshDim::kFsdp),
                                                   groups_->get(parallel::MeshDim::kDpReplicate), sharding,
                                                   summing);
+  if (job.mesh.ep > 1)
+    experts_ = std::make_unique<parallel::FsdpContext>(*fsdp_, groups_->get(parallel::MeshDim::kEfsdp));
   models::ActivationCheckpointing checkpointing;
   checkpointing.blocks.assign(model_.blocks().size(), job.checkpoint);
   if (pipeline_) {
     parallel::Communicator& ranks = groups_->get(parallel::MeshDim::kPp);
     stage_ = std::make_unique<trainer::Stage>(model_, trainer::units_of_rank(*pipeline_, ranks.rank()),
-                                              *fsdp_, checkpointing);
+                                              *fsdp_, checkpointing, experts_.get());
     schedule_ = std::make_unique<trainer::ScheduleRunner>(
         *stage_, *pipeline_, trainer::StageGroups{ranks, groups_->pp_down()}, job.device);
     if (parallel::Communicator* tied = groups_->tied())
       tied_ = std::make_unique<trainer::TiedTable>(*tied, *stage_);
   } else {
-    stage_ = std::make_unique<trainer::Stage>(model_, *fsdp_, checkpointing);
+    stage_ = std::make_unique<trainer::Stage>(model_, *fsdp_, checkpointing, experts_.get());
     schedule_ =
         std::make_unique<trainer::ScheduleRunner>(*stage_, job.reshard_after_forward, job.reduce_once);
   }
@@ -239,10 +247,10 @@ void TinyTraining::audit_replicas() {
 TinyStep TinyTraining::step(int64_t step) {
   const at::Tensor loss = forward_backward(step);
   const parallel::LocalGradients& gradients = stage_->gradients();
-  const at::Tensor norm =
-      optim::global_grad_norm(optim::gradient_classes(gradients, groups_->get(parallel::MeshDim::kFsdp),
-                                                      tensor_, groups_->get(parallel::MeshDim::kPp)),
-                              fsdp_->options().state_device);
+  const at::Tensor norm = optim::global_grad_norm(
+      optim::gradient_classes(gradients, groups_->get(parallel::MeshDim::kFsdp), tensor_,
+                              groups_->get(parallel::MeshDim::kPp), groups_->of_experts()),
+      fsdp_->options().state_device);
   optim::clip_gradients(gradients, norm, 1.0);
   const at::Tensor skip = at::zeros({}, norm.options().dtype(at::kFloat));
   optimizer_->step(1e-2, skip);

@@ -42,6 +42,10 @@ struct TinyJob {
   bool shared_memory = true;        // on a CPU; false: Gloo over sockets
   int64_t heads = 3, kv_heads = 1;  // tensor parallel ranks divide them; with FP8 there are 2 heads
   bool disable_loss_parallel = false;
+  int64_t experts = 5, expert_hidden = 10;  // where the model has experts
+  // Of deepseek_v3.
+  bool score_before_experts = false;
+  bool balanced = false;  // choices are dealt round robin
   // On purpose wrong: gradients of what tensor parallel ranks all have are not added up over them.
   bool omit_replicated_sum = false;
   // FP8 linears: a recipe's name. The model's extents then are multiples of 16, the vocabulary apart.
@@ -106,7 +110,7 @@ class TinyTraining {
   trainer::Float8Setup float8_;
   CommLedger ledger_;
   std::map<std::string, std::set<at::ScalarType>> sent_dtypes_;
-  std::unique_ptr<parallel::FsdpContext> fsdp_;
+  std::unique_ptr<parallel::FsdpContext> fsdp_, experts_;
   std::unique_ptr<trainer::Stage> stage_;
   std::unique_ptr<trainer::ScheduleRunner> schedule_;
   std::unique_ptr<trainer::TiedTable> tied_;

@@ -140,8 +140,8 @@ void Checkpointer::attach(CheckpointedState state) {
                                           .facts = state_->facts,
                                           .held_part =
                                               [&mesh = *runtime_.mesh](const auto& kind, int rank) {
-                                                return checkpoint::held_part(
-                                                    parallel::placement_of(kind.cuts, kind.home, mesh, rank));
+                                                return checkpoint::held_part(parallel::placement_of(
+                                                    kind.cuts, kind.home, mesh, rank, kind.domain));
                                               }},
                  state_->components, *ranks_, state_->mover);
   saver_->on_durable = [this](const checkpoint::SaveReport& saved) {

@@ -140,6 +140,7 @@ class Checks {
                 "Hugging Face's layout of experts is not read yet; load a DCP checkpoint");
       refuse_if(!config_.model.converters.empty(), "model.converters",
                 "FP8 and MXFP8 linears in a model with experts are not available yet; remove the list");
+      experts(model);
     }
     if (tp == 1) return;
     refuse_if(model.n_heads % tp != 0 || model.n_kv_heads % tp != 0, "parallelism.tensor_parallel_degree",
@@ -204,6 +205,30 @@ class Checks {
                     : fmt::format("expected at most the {} positions of {} {}; to train on more set "
                                   "model.args.max_seq_len = {}",
                                   *positions, model.name, model.flavor, length));
+  }
+
+  void experts(const models::ModelArgs& model) {
+    const auto& p = config_.parallelism;
+    const int64_t parts = p.expert_parallel_degree, of_each = p.expert_tensor_parallel_degree;
+    if (parts == 1) return;
+    refuse_if(p.expert_parallel_comm_backend == "deepep", "parallelism.expert_parallel_comm_backend",
+              "DeepEP's kernels are not available; set \"standard\"");
+    refuse_if(
+        p.tensor_parallel_degree > 1, "parallelism.expert_parallel_degree",
+        "expert parallelism with tensor parallelism is not available yet; set one of both degrees to 1");
+    refuse_if(p.pipeline_parallel_degree > 1, "parallelism.expert_parallel_degree",
+              "expert parallelism in a pipeline is not available yet; set one of both degrees to 1");
+    refuse_if(of_each != 1 && of_each != p.tensor_parallel_degree,
+              "parallelism.expert_tensor_parallel_degree",
+              fmt::format("expected 1, or tensor_parallel_degree, which is {}", p.tensor_parallel_degree));
+    refuse_if(model.num_experts % parts != 0, "parallelism.expert_parallel_degree",
+              fmt::format("expected a divisor of the model's {} experts", model.num_experts));
+    if (!run_.world_size || !mesh_fits(p, *run_.world_size)) return;
+    const int64_t ranks = *run_.world_size / p.pipeline_parallel_degree / p.data_parallel_replicate_degree;
+    refuse_if(
+        ranks % (parts * of_each) != 0, "parallelism.expert_parallel_degree",
+        fmt::format("expected a divisor of the {} of shard x context x tensor{}", counted(ranks, "rank"),
+                    of_each > 1 ? fmt::format(", times expert_tensor_parallel_degree {}", of_each) : ""));
   }
 
   // Where the keys that decide it are set: " (model.args.n_heads: job.toml:5:11)".
@@ -352,8 +377,12 @@ std::vector<std::string> keys_of_parallelism_without_effect(const ResolvedConfig
                                      toml_text(read(option, resolved.config)), resolved.origin(option.name),
                                      degree->key));
   }
-  // Keys of a pipeline that another one overrules.
   const auto& p = resolved.config.parallelism;
+  if (p.expert_parallel_degree > 1 && !kExperts.on(resolved.config))
+    warnings.push_back(
+        fmt::format("parallelism.expert_parallel_degree = {} ({}) has no effect: the model has no experts",
+                    p.expert_parallel_degree, resolved.origin("parallelism.expert_parallel_degree")));
+  // Keys of a pipeline that another one overrules.
   const auto overruled = [&](const std::string& key, bool holds, std::string_view by) {
     if (p.pipeline_parallel_degree > 1 && holds && resolved.origins.contains(key))
       warnings.push_back(fmt::format("{} ({}) has no effect: {}", key, resolved.origin(key), by));
@@ -393,6 +422,10 @@ std::optional<int64_t> checkpointed_blocks(const JobConfig::ActivationCheckpoint
 int64_t data_parallel_degree(const JobConfig& config, int64_t world_size) {
   const auto& p = config.parallelism;
   return world_size / p.pipeline_parallel_degree / p.context_parallel_degree / p.tensor_parallel_degree;
+}
+
+bool divides_experts(const JobConfig& config) {
+  return config.parallelism.expert_parallel_degree > 1 && kExperts.on(config);
 }
 
 bool is_dry_run(const JobConfig& config) {

@@ -37,9 +37,18 @@ at::Tensor squares_of(const std::vector<at::Tensor>& grads, at::Device device) {
 
 std::vector<GradientClass> gradient_classes(const parallel::LocalGradients& gradients,
                                             parallel::Communicator& shard, parallel::Communicator* tensor,
-                                            parallel::Communicator& stages) {
-  if (tensor == nullptr) return {{gradients.divided, {&shard, &stages}}};
-  return {{gradients.divided, {&shard, &stages, tensor}}, {gradients.replicated, {&shard, &stages}}};
+                                            parallel::Communicator& stages,
+                                            const std::vector<parallel::Communicator*>& experts) {
+  std::vector<GradientClass> classes = {{gradients.divided, {&shard, &stages}}};
+  if (tensor != nullptr) {
+    classes[0].groups.push_back(tensor);
+    classes.push_back({gradients.replicated, {&shard, &stages}});
+  }
+  if (!experts.empty()) {
+    classes.push_back({gradients.experts, experts});
+    classes.back().groups.push_back(&stages);
+  }
+  return classes;
 }
 
 at::Tensor global_grad_norm(const std::vector<GradientClass>& classes, at::Device device) {
@@ -68,7 +77,7 @@ at::Tensor clip_divisor(const at::Tensor& norm, double max_norm) {
 void clip_gradients(const parallel::LocalGradients& gradients, const at::Tensor& norm, double max_norm) {
   const parallel::TraceRange range("gradient clipping");
   const at::Tensor factor = (norm + 1e-6).reciprocal().mul_(max_norm).clamp_max_(1.0);
-  for (const auto* grads : {&gradients.divided, &gradients.replicated, &gradients.copies})
+  for (const auto* grads : {&gradients.divided, &gradients.replicated, &gradients.experts, &gradients.copies})
     for (const at::Tensor& grad : *grads) grad.mul_(factor.to(grad.scalar_type()));
 }
 

@@ -16,10 +16,12 @@ struct GradientClass {
   std::vector<parallel::Communicator*> groups;
 };
 // `shard`: the ranks that hold different rows; `tensor`: those that have divided parameters, or null;
-// `stages`: those with other layers.
+// `stages`: those with other layers; `experts`: those that hold different parts of a unit's experts, none
+// without expert parallelism (ProcessGroups::of_experts).
 std::vector<GradientClass> gradient_classes(const parallel::LocalGradients& gradients,
                                             parallel::Communicator& shard, parallel::Communicator* tensor,
-                                            parallel::Communicator& stages);
+                                            parallel::Communicator& stages,
+                                            const std::vector<parallel::Communicator*>& experts = {});
 
 // Square root of the sum of squares of all elements, each counted once. A class may be empty; all ranks name
 // the same ones in the same order, and those that share a group stand side by side. Padding must be zero.

@@ -52,12 +52,16 @@ parallel::Environment job_environment(const config::JobConfig& config) {
   return environment;
 }
 
-parallel::MeshConfig mesh_config(const config::JobConfig::Parallelism& parallelism) {
+parallel::MeshConfig mesh_config(const config::JobConfig& config) {
+  const auto& parallelism = config.parallelism;
+  const bool divides = config::divides_experts(config);
   return {.pp = static_cast<int>(parallelism.pipeline_parallel_degree),
           .dp_replicate = static_cast<int>(parallelism.data_parallel_replicate_degree),
           .dp_shard = static_cast<int>(parallelism.data_parallel_shard_degree),
           .cp = static_cast<int>(parallelism.context_parallel_degree),
-          .tp = static_cast<int>(parallelism.tensor_parallel_degree)};
+          .tp = static_cast<int>(parallelism.tensor_parallel_degree),
+          .ep = divides ? static_cast<int>(parallelism.expert_parallel_degree) : 1,
+          .etp = divides ? static_cast<int>(parallelism.expert_tensor_parallel_degree) : 1};
 }
 
 RankMemory rank_memory(at::Device device, int ranks) {
@@ -123,7 +127,7 @@ Runtime start_runtime(const config::ResolvedConfig& resolved, const models::Mode
             ? "checkpoint.enable = true has no effect (no checkpoint is loaded or saved); "
             : "");
   }
-  runtime.mesh = std::make_unique<parallel::Mesh>(mesh_config(config.parallelism), environment.world_size);
+  runtime.mesh = std::make_unique<parallel::Mesh>(mesh_config(config), environment.world_size);
   const int64_t microbatches =
       config::microbatches_of(config.training, runtime.mesh->degree(parallel::MeshDim::kBatch));
   RankMemory memory =

@@ -35,7 +35,8 @@ struct Runtime {
 // rank RANK (0 where that is not set) of NGPU ranks.
 parallel::Environment job_environment(const config::JobConfig& config);
 
-parallel::MeshConfig mesh_config(const config::JobConfig::Parallelism& parallelism);
+// Experts are divided where the model has some.
+parallel::MeshConfig mesh_config(const config::JobConfig& config);
 
 // Chooses the device (HYPERION_DEVICE) and checks that the job can fit into its memory and the host's, joins
 // the other ranks, builds the groups. `shares`: of the pipeline's ranks, none without one. `tied`:

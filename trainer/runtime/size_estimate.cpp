@@ -38,6 +38,13 @@ double parameters_of_block(const models::ModelArgs& model, double tensor, bool w
   return (attention + dim * feed_forward - undivided) / tensor + undivided + 2 * dim;
 }
 
+// Parameters of experts that a rank never gathers, because ranks divide them in `parts`.
+double experts_elsewhere(const models::ModelArgs& model, double parts) {
+  return 3 * static_cast<double>(model.dim) * static_cast<double>(model.moe_hidden_dim) *
+         static_cast<double>(model.num_experts) * static_cast<double>(models::blocks_with_experts(model)) *
+         (1 - 1 / parts);
+}
+
 // As count_parameters(), without its limit; of one of `tensor` ranks that divide the matrices.
 double parameters_of(const models::ModelArgs& model, double tensor = 1) {
   const auto layers = static_cast<double>(model.n_layers),
@@ -148,8 +155,10 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
   size.mostly_tables = 2 * tables_of(model) > parameters_of(model);
   size.weights = parameters * (state + copy);
   size.optimizer = 2 * parameters * state;
+  const int64_t experts = config::divides_experts(config) ? config.parallelism.expert_parallel_degree : 1;
   if (!config::is_dry_run(config))  // a group of one rank has none
-    size.communicators = (shards > 1) + (tensor > 1) + (pipeline > 1 ? 2 : 0) +
+    size.communicators = (shards > 1) + (experts > 1) + (experts > 1 && shards > experts) + (tensor > 1) +
+                         (pipeline > 1 ? 2 : 0) +
                          (pipeline > 2 && model.tied) +  // of the first and the last stage
                          (config.parallelism.data_parallel_replicate_degree > 1);
   size.gradients = parameters * state;
@@ -172,7 +181,7 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
   const int64_t rows = config::microbatch_rows(config, training.local_batch_size);
   microbatches *= training.local_batch_size / rows;
   if (config::reduces_gradients_once(config) && microbatches > 1 && shards > 1)
-    size.sums = unsharded * sizeof(float);
+    size.sums = (unsharded - experts_elsewhere(model, static_cast<double>(experts))) * sizeof(float);
   if (share != nullptr && share->gathers_stages && shards > 1)
     size.gathered = gathered_parameters(model, *share, tensor) *
                     (config.quantize.linear.float8.enable_fsdp_float8_all_gather ? 1 : compute);

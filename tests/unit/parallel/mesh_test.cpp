@@ -73,7 +73,7 @@ TEST_CASE("ranks are row major over the dimensions with tp fastest") {
 }
 
 TEST_CASE("the groups of every dimension partition the world") {
-  const Mesh mesh({.pp = 2, .dp_replicate = 2, .dp_shard = -1, .cp = 2, .tp = 3}, 48);
+  const Mesh mesh({.pp = 2, .dp_replicate = 2, .dp_shard = -1, .cp = 2, .tp = 3, .ep = 2, .etp = 3}, 48);
   for (MeshDim dim : kMeshDims) {
     CAPTURE(std::string(name_of(dim)));
     std::vector<Ranks> by_slice(48 / mesh.degree(dim));
@@ -105,6 +105,28 @@ TEST_CASE("an HSDP mesh of eight ranks has the expected groups and names") {
   CHECK(mesh.degree(MeshDim::kFsdp) == 4);
   CHECK(mesh.degree(MeshDim::kDpReplicate) == 2);
   CHECK(mesh.describe() == "pp 1 x dp_replicate 2 x dp_shard 4 x cp 1 x tp 1 = 8 ranks");
+}
+
+TEST_CASE("experts are laid out over the ranks of dp_shard x cp x tp, etp innermost") {
+  const Mesh mesh({.dp_shard = 8, .ep = 4}, 8);
+  CHECK(mesh.group(6, MeshDim::kEp) == Ranks{4, 5, 6, 7});
+  CHECK(mesh.group(6, MeshDim::kEfsdp) == Ranks{2, 6});
+  CHECK(mesh.group_name(6, MeshDim::kEp) == "ep/4");
+  CHECK(mesh.group_name(6, MeshDim::kEfsdp) == "efsdp/2");
+  CHECK(mesh.coordinate(6, MeshDim::kEp) == 2);
+  CHECK(mesh.coordinate(6, MeshDim::kEfsdp) == 1);
+  CHECK(mesh.describe() ==
+        "pp 1 x dp_replicate 1 x dp_shard 8 x cp 1 x tp 1 = 8 ranks; experts: efsdp 2 x ep 4 x etp 1");
+  const Mesh with_tensor({.dp_replicate = 2, .dp_shard = 4, .tp = 2, .ep = 2, .etp = 2}, 16);
+  CHECK(with_tensor.group(13, MeshDim::kEp) == Ranks{13, 15});
+  CHECK(with_tensor.group(13, MeshDim::kEtp) == Ranks{12, 13});
+  CHECK(with_tensor.group(13, MeshDim::kEfsdp) == Ranks{9, 13});
+  CHECK(Mesh({.dp_shard = 2, .tp = 2, .ep = 4}, 4).group(1, MeshDim::kEp) == Ranks{0, 1, 2, 3});
+  CHECK(usage_error({.dp_shard = 4, .ep = 3}, 4).find("ep 3 x etp 1 must divide dp_shard x cp x tp, 4") !=
+        std::string::npos);
+  CHECK(usage_error({.dp_shard = 4, .ep = 2, .etp = 4}, 4).find("ep 2 x etp 4") != std::string::npos);
+  CHECK_FALSE(usage_error({.dp_shard = 4, .ep = 0}, 4).empty());
+  CHECK_FALSE(usage_error({.dp_shard = 4, .ep = 2147483647, .etp = 2147483647}, 4).empty());
 }
 
 TEST_CASE("context parallel ranks shard parameters too") {

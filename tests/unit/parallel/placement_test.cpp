@@ -1,7 +1,9 @@
 // Who holds what, asked for every rank of many meshes.
 #include "parallel/placement.h"
 
+#include <algorithm>
 #include <map>
+#include <utility>
 
 #include <catch2/catch.hpp>
 
@@ -79,6 +81,50 @@ TEST_CASE("every element of a parameter is held by as many ranks of its stage as
         for (const auto& [element, count] : holders) CHECK(count == 1);
       }
     }
+  }
+}
+
+TEST_CASE("ranks that shard experts hold stretches of their stack in its order, and each element once") {
+  struct Case {
+    MeshConfig mesh;
+    std::vector<int64_t> shape;
+    std::vector<Cut> cuts_of_rank_1;  // behind those of ep
+  };
+  for (const Case& c : {
+           Case{{.dp_shard = 4, .ep = 2}, {4, 3, 5}, {{0, 2, 0}}},  // rank 1 is the second of its ep group
+           Case{{.dp_shard = 4, .ep = 4}, {8, 3, 5}, {{0, 1, 0}}},
+           Case{{.dp_shard = 6, .ep = 2}, {4, 6, 5}, {{0, 3, 0}}},             // the last one has none
+           Case{{.dp_shard = 8, .ep = 2}, {2, 6, 5}, {{0, 2, 0}, {1, 2, 0}}},  // of 4 ranks 2 have some
+           Case{{.dp_shard = 8, .ep = 2}, {4, 6, 5}, {{0, 2, 0}, {1, 2, 0}}},  // half an expert each
+           Case{{.dp_shard = 8, .ep = 2}, {4, 5, 6}, {{0, 4, 0}}},             // 5 rows
+           Case{{.dp_replicate = 2, .dp_shard = 4, .ep = 2}, {2, 6, 5}, {{0, 1, 0}, {1, 2, 0}}},
+           Case{{.pp = 2, .dp_shard = 2, .tp = 2, .ep = 2}, {2, 4, 5}, {{0, 1, 0}, {1, 2, 0}}},
+       }) {
+    const int world = c.mesh.pp * c.mesh.dp_replicate * c.mesh.dp_shard * c.mesh.tp;
+    const Mesh mesh(c.mesh, world);
+    CAPTURE(mesh.describe(), c.shape);
+    const ParameterPtr stack = make_parameter("w", c.shape, Init::ones());
+    stack->divide_experts(c.mesh.ep, 0);
+    std::map<std::pair<int64_t, int>, int> holders;
+    std::vector<int64_t> next(c.mesh.ep, 0);  // element of an ep rank's experts
+    for (int rank = 0; rank < world; ++rank) {
+      const Placement placement = placement_of(*stack, c.mesh.pp - 1, mesh, rank);
+      CHECK(placement.domain == Domain::kExpert);
+      CHECK(placement_of(placement.cuts, c.mesh.pp - 1, mesh, rank, Domain::kExpert) == placement);
+      if (rank == 1)
+        CHECK(std::equal(placement.cuts.begin() + 1, placement.cuts.end(), c.cuts_of_rank_1.begin(),
+                         c.cuts_of_rank_1.end()));
+      if (!placement.here) continue;
+      const int ep = mesh.coordinate(rank, MeshDim::kEp);
+      const int64_t first = ep * stack->rows() * stack->row_numel();
+      for_each_run(c.shape, box_of(c.shape, placement.cuts), [&](const Run& run) {
+        if (placement.replica == 0)
+          CHECK(run.in_tensor == first + std::exchange(next[ep], next[ep] + run.count));
+        for (int64_t i = 0; i < run.count; ++i) ++holders[{run.in_tensor + i, placement.replica}];
+      });
+    }
+    CHECK(holders.size() == static_cast<size_t>(stack->numel() * c.mesh.dp_replicate));
+    for (const auto& [element, count] : holders) CHECK(count == 1);
   }
 }
 

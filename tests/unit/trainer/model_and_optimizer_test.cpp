@@ -36,7 +36,7 @@ config::JobConfig config(const std::vector<config::Override>& overrides = {}) {
 
 struct Rank {
   Rank(int rank, int world, const config::JobConfig& config, bool without_memory = false)
-      : mesh(mesh_config(config.parallelism), world),
+      : mesh(mesh_config(config), world),
         groups(mesh, {.rank = rank, .world_size = world}, {.backend = parallel::CommBackend::kFake}),
         args(config::model_args(config.model)),
         model(make_model_and_optimizer(args, config,

@@ -61,6 +61,14 @@ TEST_CASE("Padding is that of the parts which tensor parallel ranks hold") {
   CHECK_THAT(advice[0], Contains("attention.wk.weight with 128 rows 4.0"));
 }
 
+TEST_CASE("Expert parallelism leaves experts for every rank that shards them") {
+  const models::ModelArgs model = models::model_args("deepseek_v3", "671B");  // 256 experts
+  const auto advice = sharding_advice({}, model, parallel::Mesh({.dp_shard = 512}, 512), 8);
+  REQUIRE(advice.size() == 1);
+  CHECK_THAT(advice[0], Contains("moe.experts.w1 with 256 rows 2.0"));
+  CHECK(sharding_advice({}, model, parallel::Mesh({.dp_shard = 512, .ep = 4}, 512), 8).empty());
+}
+
 TEST_CASE("Tensor parallel ranks of different nodes are warned of") {
   CHECK(advice_for("8B", 1, 1, 8, 8).empty());
   CHECK(advice_for("8B", 1, 1, 4, 8).empty());

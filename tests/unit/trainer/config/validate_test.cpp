@@ -1,9 +1,13 @@
 #include "trainer/config/validate.h"
 
+#include <algorithm>
+
 #include <catch2/catch.hpp>
+#include <fmt/format.h>
 
 #include "base/error.h"
 #include "base/files.h"
+#include "models/flavors/registry.h"
 #include "tests/support/temporary_folder.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/schema.h"
@@ -84,7 +88,6 @@ TEST_CASE("data-parallel ranks are the world without the other dimensions") {
 TEST_CASE("features that are not available are refused by name") {
   const std::pair<const char*, const char*> cases[] = {
       {"[parallelism]\ncontext_parallel_degree = 2", "context parallelism"},
-      {"[parallelism]\nexpert_parallel_degree = 2", "expert parallelism"},
       {"[checkpoint]\nenable = true\ninitial_load_in_hf_quantized = true", "fp8 weights with block scales"},
       {"[model]\nconverters = [\"quantize.grouped_mm.float8\"]", "float8 experts"},
       {"[model]\nconverters = [\"quantize.grouped_mm.mx\"]", "MXFP8 experts"},
@@ -247,6 +250,47 @@ TEST_CASE("keys of a dimension of parallelism without ranks for it are warned of
             "parallelism.expert_parallel_degree is 1"});
   CHECK(keys_of_parallelism_without_effect(parse("[parallelism]\ntensor_parallel_degree = 2\n" + keys))
             .empty());
+}
+
+TEST_CASE("what expert parallelism cannot do is refused by its key") {
+  const std::string moe = "[model]\nname = \"deepseek_v3\"\n[parallelism]\n";  // debugmodel: 8 experts
+  RunContext four = model(models::model_args("deepseek_v3", "debugmodel", {}));
+  four.world_size = 4;
+  const auto refused = [&](const std::string& keys) { return problem(moe + keys, four); };
+  for (const char* works : {"2", "4", "2\ndata_parallel_replicate_degree = 2"})
+    CHECK(refused(fmt::format("expert_parallel_degree = {}", works)).empty());
+  CHECK_THAT(refused("expert_parallel_degree = 4\ndata_parallel_replicate_degree = 2"),
+             Contains("parallelism.expert_parallel_degree = 4: expected a divisor of the 2 ranks of shard x "
+                      "context x tensor"));
+  four.world_size = 3;
+  CHECK_THAT(refused("expert_parallel_degree = 3"), Contains("expected a divisor of the model's 8 experts"));
+  four.world_size = 4;
+  CHECK_THAT(refused("expert_parallel_degree = 2\nexpert_tensor_parallel_degree = 2"),
+             Contains("parallelism.expert_tensor_parallel_degree = 2: expected 1, or tensor_parallel_degree, "
+                      "which is 1"));
+  CHECK_THAT(refused("expert_parallel_degree = 2\nexpert_parallel_comm_backend = \"deepep\""),
+             Contains("expert_parallel_comm_backend = \"deepep\": DeepEP's kernels are not available; set "
+                      "\"standard\""));
+  for (const auto& [key, text] :
+       {std::pair("tensor", "with tensor parallelism"), {"pipeline", "in a pipeline"}}) {
+    const auto lines =
+        all_problems(fmt::format("{}expert_parallel_degree = 2\n{}_parallel_degree = 2", moe, key), four);
+    CHECK(std::ranges::count_if(
+              lines, [&, wanted = fmt::format("expert parallelism {} is not available", text)](
+                         const std::string& line) { return line.find(wanted) != std::string::npos; }) == 1);
+  }
+}
+
+TEST_CASE("expert parallelism has no effect on a dense model, which is said once") {
+  const ResolvedConfig dense = parse("[parallelism]\nexpert_parallel_degree = 3");
+  CHECK(keys_of_parallelism_without_effect(dense) ==
+        std::vector<std::string>{
+            "parallelism.expert_parallel_degree = 3 (job.toml:2:26) has no effect: the model "
+            "has no experts"});
+  CHECK(problem("[parallelism]\nexpert_parallel_degree = 3", ranks(4)).empty());
+  CHECK_FALSE(divides_experts(dense.config));
+  CHECK(divides_experts(
+      parse("[model]\nname = \"deepseek_v3\"\n[parallelism]\nexpert_parallel_degree = 2").config));
 }
 
 TEST_CASE("sequences are divided by tensor and context parallelism") {

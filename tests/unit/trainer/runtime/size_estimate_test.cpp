@@ -255,6 +255,26 @@ TEST_CASE("Gradients that are reduced once per step need fp32 sums of a tensor p
   CHECK(job_size(job.config, model, 8, 4).sums == Approx(parameters / 2).epsilon(1e-3));
 }
 
+TEST_CASE("With expert parallelism a rank never gathers other ranks' experts") {
+  const models::ModelArgs model = models::model_args("deepseek_v3", "16B");
+  config::ResolvedConfig job = resolved(
+      "[model]\nname = \"deepseek_v3\"\nflavor = \"16B\"\n[parallelism]\nfsdp_reduce_gradients = "
+      "\"once_per_step\"");
+  const JobSize one = job_size(job.config, model, 8, 4);
+  job.config.parallelism.expert_parallel_degree = 4;
+  const JobSize four = job_size(job.config, model, 8, 4);
+  CHECK(four.states() == one.states());  // a rank of 8 has an eighth of either
+  const double experts = 26.0 * 64 * 3 * 2048 * 1408;
+  CHECK(one.sums - four.sums == Approx(4 * experts * 3 / 4));
+  CHECK(four.communicators == one.communicators + 2);
+  CHECK(job_size(job.config, model, 4, 4).communicators ==
+        one.communicators + 1);  // each has its own experts
+  job.config.model.name = "llama3";
+  job.config.model.flavor = "8B";
+  const models::ModelArgs dense = models::model_args("llama3", "8B");
+  CHECK(job_size(job.config, dense, 8, 4).communicators == one.communicators);
+}
+
 TEST_CASE("No size overflows") {
   const models::ModelArgs largest =
       models::model_args("llama3", "debugmodel", {.dim = 1 << 20, .n_layers = 1 << 10});

@@ -1,0 +1,93 @@
+"""Jobs of the real program whose ranks divide the experts: the losses of one rank, one digest over meshes, resuming on another one, and
+what becomes of the others when one of them is killed.
+
+    python3 tests/faults/expert_parallel_test.py build/hyperion
+
+Standard library only.
+"""
+
+import subprocess
+
+from checkpoints import CheckpointTest
+from jobs import BINARY, PATIENCE, JobTest, main
+
+EP = "--parallelism.expert_parallel_degree="
+REPLICAS = "--parallelism.data_parallel_replicate_degree="
+MOE = ("--model.name=deepseek_v3", "--model.args.n_layers=2", "--model.args.n_dense_layers=1", "--model.args.num_experts=4",
+       "--model.args.top_k=2", "--model.args.moe_hidden_dim=12", "--model.args.hidden_dim=25", "--model.args.kv_lora_rank=8",
+       "--model.args.qk_nope_head_dim=4", "--model.args.qk_rope_head_dim=4", "--model.args.v_head_dim=6",
+       "--training.mixed_precision_param=float32")
+LONG = "--training.steps=100000"
+
+
+class ExpertParallelCheckpoints(CheckpointTest):
+    # Local batch, ranks and degrees: each step has the same four sequences.
+    LAYOUTS = {"1": (4, 1, []), "E2": (2, 2, [EP + "2"]), "F2": (2, 2, []), "E2 x F2": (1, 4, [EP + "2"]), "E4": (1, 4, [EP + "4"]),
+               "R2 x E2": (1, 4, [EP + "2", REPLICAS + "2"])}
+
+    def train(self, layout, *options):
+        batch, ranks, degrees = self.LAYOUTS[layout]
+        return self.run_job(*MOE, "--ema.enable", f"--training.local_batch_size={batch}", *degrees, *options, ranks=ranks, code=0)
+
+    def test_every_division_reads_what_any_other_wrote(self):
+        for source, target in (("1", "E4"), ("E4", "E2 x F2"), ("E2 x F2", "F2"), ("E2", "1"), ("R2 x E2", "E2")):
+            with self.subTest(written_by=source, read_by=target):
+                path = self.folder / "out" / source / "step-1"
+                if not path.exists():
+                    self.train(source, "--training.steps=1", "--lr_scheduler.total_steps=2", f"--checkpoint.folder={source}")
+                # A last save of weights alone leaves the pre-checkpoint, which holds what was read.
+                self.train(target, "--training.steps=2", f"--checkpoint.folder={source} to {target}", "--checkpoint.resume_mode=continue",
+                           "--checkpoint.no_initial_load_model_only", f"--checkpoint.initial_load_path={path}",
+                           "--checkpoint.last_save_model_only")
+                read = self.contents(self.folder / "out" / f"{source} to {target}" / "step-1")
+                self.assertEqual(read, self.contents(path))
+                self.assertIn("layers.1.moe.expert_bias", read)
+
+    def test_a_run_that_goes_on_in_another_division_has_the_losses_of_an_undisturbed_one(self):
+        self.train("1", "--checkpoint.no_enable")
+        undisturbed = self.curve()
+        (self.folder / "out" / "metrics.jsonl").unlink()
+        for layout, steps in (("E2", 3), ("E2 x F2", 5), ("1", 6), ("E4", 7), ("R2 x E2", 8)):
+            self.train(layout, f"--training.steps={steps}", "--lr_scheduler.total_steps=8")
+        resumed = self.curve()
+        self.assertEqual(set(resumed), set(undisturbed))
+        for step, (loss, norm, rate) in undisturbed.items():
+            self.assertLess(abs(resumed[step][0] - loss), 5e-6 * loss, step)
+            self.assertLess(abs(resumed[step][1] - norm), 2e-5 * norm, step)
+            self.assertEqual(resumed[step][2], rate)
+
+
+class ExpertParallel(JobTest):
+    def test_a_check_and_a_dry_run_know_the_mesh(self):
+        done = subprocess.run([BINARY, "check", self.folder / "job.toml", "--ranks", "4", *MOE, EP + "2"], capture_output=True, text=True,
+                              timeout=PATIENCE, cwd=self.folder)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("dp_shard 4 x cp 1 x tp 1 = 4 ranks; experts: efsdp 2 x ep 2 x etp 1", done.stdout)
+        job = self.run_job(*MOE, EP + "2", "--comm.mode=fake_backend", "--training.steps=2", env={"NGPU": "4"}, code=0)
+        self.assertIn("experts: efsdp 2 x ep 2", job.text())
+
+    def test_a_dense_model_says_once_that_there_are_no_experts(self):
+        job = self.run_job(EP + "2", "--training.steps=1", ranks=1, code=0)
+        self.assertEqual(job.text().count("parallelism.expert_parallel_degree = 2"), 1, job.text())
+        self.assertIn("has no effect: the model has no experts", job.text())
+
+    KILLED_IN = {  # point of the fault, which call of it, what the others then wait for, in which groups and which phase
+        # In each step rows come back once in forward and once in backward.
+        "forward": ("step.rows", 5, "all_to_all", "ep/0", r"step 3 forward layers\.1"),
+        "backward": ("step.rows", 6, "all_to_all", "ep/0", r"step 3 backward layers\.1"),
+        "counts": ("step.counts", 3, "all_reduce", "world/0", "step 3 sum of expert counts"),
+    }
+
+    def test_ranks_that_lose_one_end_with_71_and_name_group_operation_and_phase(self):
+        for what, (point, nth, operation, group, phase) in self.KILLED_IN.items():
+            with self.subTest(what=what):
+                job = self.start(*MOE, LONG, EP + "2", "--training.local_batch_size=1", "--allow-faults", ranks=2,
+                                 env={"FAULT": f"rank=1;point={point};nth={nth};action=kill"})
+                self.assertEqual(job.codes(), [71, -9], job.text())
+                # The operation fails, or the watch over the ranks ends this one where a busy host holds that up.
+                self.assertRegex(job.text(0), rf"{operation} \(number \d+ of group {group}, ranks 0 1\) failed in phase '{phase}'"
+                                              rf"|in phase '{phase}': rank 1 has ended, .*started last: {operation}, number \d+ of group {group}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+#include "models/moe/expert_exchange.h"
+
+#include <numeric>
+
+#include <catch2/catch.hpp>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randperm.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+
+namespace hyperion::models {
+namespace {
+
+using at::Tensor;
+using Counts = std::vector<int64_t>;
+
+int64_t total(const Counts& counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
+// What each rank receives where rank r sends rows of `sent[r]`, as the plans of both say.
+std::vector<Tensor> all_to_all(const std::vector<Tensor>& sent, const std::vector<Counts>& to,
+                               const std::vector<Counts>& from) {
+  std::vector<Tensor> received;
+  for (size_t rank = 0; rank < sent.size(); ++rank) {
+    std::vector<Tensor> parts;
+    for (size_t source = 0; source < sent.size(); ++source) {
+      REQUIRE(to[source][rank] == from[rank][source]);
+      const int64_t first = std::accumulate(to[source].begin(), to[source].begin() + rank, int64_t{0});
+      parts.push_back(sent[source].narrow(0, first, to[source][rank]));
+    }
+    received.push_back(at::cat(parts));
+  }
+  return received;
+}
+
+// Sends every slot of every rank's choices to its expert and back, and checks where it arrives.
+void check_journey(const std::vector<Tensor>& choices, int64_t experts) {
+  const int ranks = static_cast<int>(choices.size());
+  const int64_t here = experts / ranks;
+  std::vector<Dispatch> dispatches;
+  for (const Tensor& of_rank : choices) dispatches.push_back(dispatch_tokens(of_rank, experts));
+  std::vector<ExpertExchange> plans;
+  std::vector<Counts> sent, received;
+  std::vector<Tensor> rows;  // [slot, source, expert] of each
+  for (int rank = 0; rank < ranks; ++rank) {
+    Counts of_sources;
+    for (const Dispatch& source : dispatches)
+      of_sources.insert(of_sources.end(), source.counts.begin() + rank * here,
+                        source.counts.begin() + (rank + 1) * here);
+    plans.push_back(plan_exchange(dispatches[rank].counts, of_sources, ranks));
+    sent.push_back(plans.back().sent);
+    received.push_back(plans.back().received);
+    CHECK(total(sent.back()) == choices[rank].numel());
+    const Tensor& slots = dispatches[rank].slots;
+    rows.push_back(
+        at::stack({slots, at::full_like(slots, rank), choices[rank].flatten().index_select(0, slots)}, 1));
+  }
+  std::vector<Tensor> arrived = all_to_all(rows, sent, received), made;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const Dispatch& local = *plans[rank].experts;
+    const Tensor in_order = arrived[rank].index_select(0, local.slots);
+    int64_t row = 0, before = -1;
+    for (int64_t expert = 0; expert < here; ++expert)
+      for (int64_t i = 0; i < local.counts[expert]; ++i, ++row) {
+        const int64_t slot = in_order[row][0].item<int64_t>(), source = in_order[row][1].item<int64_t>();
+        CHECK(in_order[row][2].item<int64_t>() == rank * here + expert);
+        const int64_t key = (expert * ranks + source) * 1'000'000 + slot;
+        CHECK(key > before);  // by expert, then by rank, then in the order of its slots
+        before = key;
+      }
+    CHECK(row == arrived[rank].size(0));
+    made.push_back(in_order.index_select(0, local.rows));
+    CHECK(made.back().equal(arrived[rank]));
+  }
+  const std::vector<Tensor> back = all_to_all(made, received, sent);
+  for (int rank = 0; rank < ranks; ++rank) CHECK(back[rank].equal(rows[rank]));
+}
+
+}  // namespace
+
+TEST_CASE("every slot reaches its expert in the order of the ranks, and comes back") {
+  at::manual_seed(5);
+  struct Case {
+    int ranks;
+    int64_t tokens, experts, top_k;
+  };
+  for (const Case& c :
+       {Case{1, 5, 3, 2}, {2, 7, 4, 2}, {4, 3, 4, 1}, {3, 4, 6, 6}, {2, 0, 2, 1}, {4, 1, 8, 1}}) {
+    CAPTURE(c.ranks, c.tokens, c.experts, c.top_k);
+    std::vector<Tensor> random, one, last;
+    for (int rank = 0; rank < c.ranks; ++rank) {
+      std::vector<Tensor> rows(1, at::empty({0, c.top_k}, at::kLong));
+      for (int64_t token = 0; token < c.tokens; ++token)
+        rows.push_back(at::randperm(c.experts).narrow(0, 0, c.top_k).unsqueeze(0));
+      random.push_back(at::cat(rows));
+      one.push_back(at::arange(c.top_k).expand({c.tokens, c.top_k}).contiguous());
+      last.push_back(c.experts - 1 - one.back());
+    }
+    check_journey(random, c.experts);
+    check_journey(one, c.experts);  // most ranks send and receive nothing
+    check_journey(last, c.experts);
+  }
+}
+
+TEST_CASE("eight experts on four ranks: rows to send and to receive by hand") {
+  // Choices 5, 0, 5, 2 of rank 1; what it would receive is made up.
+  const Dispatch own =
+      dispatch_tokens(at::cat({at::full({1}, 5), at::full({1}, 0), at::full({1}, 5), at::full({1}, 2)})
+                          .to(at::kLong)
+                          .view({4, 1}),
+                      8);
+  const ExpertExchange plan = plan_exchange(own.counts, Counts{1, 0, 0, 2, 3, 0, 0, 0}, 4);
+  CHECK(plan.sent == Counts{1, 1, 2, 0});
+  CHECK(plan.received == Counts{1, 2, 3, 0});
+  CHECK(plan.experts->counts == Counts{4, 2});
+  CHECK(plan.experts->slots.equal(at::cat({at::arange(0, 1), at::arange(3, 6), at::arange(1, 3)})));
+}
+
+}  // namespace hyperion::models
