@@ -64,7 +64,8 @@ std::vector<parallel::ShardedParameterPtr> Stage::parameters() const {
 std::vector<models::ExpertBalancePtr> Stage::balances() const {
   std::vector<models::ExpertBalancePtr> all;
   for (size_t block = 0; block < model_.blocks().size(); ++block)
-    if (models::ExpertBalancePtr balance = model_.blocks()[block].balance(); balance && by_unit_[block + 1])
+    if (models::ExpertBalancePtr balance = model_.blocks()[block].balance();
+        balance && by_unit_[block + 1].here())
       all.push_back(std::move(balance));
   return all;
 }

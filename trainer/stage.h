@@ -53,6 +53,7 @@ class UnitGroups {
   explicit UnitGroups(parallel::ShardGroup* dense = nullptr, parallel::ShardGroup* experts = nullptr)
       : dense_(dense), experts_(experts) {}
 
+  bool here() const { return dense_ != nullptr; }  // not another rank's
   const std::string& name() const { return dense_->name(); }
   void start_unshard() const { for_each(&parallel::ShardGroup::start_unshard); }
   void finish_unshard() const { for_each(&parallel::ShardGroup::finish_unshard); }
