@@ -9,7 +9,7 @@ Standard library only.
 import subprocess
 
 from checkpoints import CheckpointTest
-from jobs import BINARY, PATIENCE, JobTest, main
+from jobs import ALL, BINARY, PATIENCE, JobTest, main
 
 EP = "--parallelism.expert_parallel_degree="
 REPLICAS = "--parallelism.data_parallel_replicate_degree="
@@ -30,7 +30,8 @@ class ExpertParallelCheckpoints(CheckpointTest):
         return self.run_job(*MOE, "--ema.enable", f"--training.local_batch_size={batch}", *degrees, *options, ranks=ranks, code=0)
 
     def test_every_division_reads_what_any_other_wrote(self):
-        for source, target in (("1", "E4"), ("E4", "E2 x F2"), ("E2 x F2", "F2"), ("E2", "1"), ("R2 x E2", "E2")):
+        more = (("E2 x F2", "F2"), ("E2", "1"), ("R2 x E2", "E2")) if ALL else ()
+        for source, target in (("E4", "E2 x F2"), ("E2 x F2", "1"), ("1", "E4"), *more):
             with self.subTest(written_by=source, read_by=target):
                 path = self.folder / "out" / source / "step-1"
                 if not path.exists():
@@ -47,7 +48,8 @@ class ExpertParallelCheckpoints(CheckpointTest):
         self.train("1", "--checkpoint.no_enable")
         undisturbed = self.curve()
         (self.folder / "out" / "metrics.jsonl").unlink()
-        for layout, steps in (("E2", 3), ("E2 x F2", 5), ("1", 6), ("E4", 7), ("R2 x E2", 8)):
+        more = (("E2 x F2", 6), ("E4", 7)) if ALL else ()
+        for layout, steps in (("E2", 3), ("1", 5), *more, ("R2 x E2", 8)):
             self.train(layout, f"--training.steps={steps}", "--lr_scheduler.total_steps=8")
         resumed = self.curve()
         self.assertEqual(set(resumed), set(undisturbed))
@@ -81,7 +83,7 @@ class ExpertParallel(JobTest):
     def test_ranks_that_lose_one_end_with_71_and_name_group_operation_and_phase(self):
         for what, (point, nth, operation, group, phase) in self.KILLED_IN.items():
             with self.subTest(what=what):
-                job = self.start(*MOE, LONG, EP + "2", "--training.local_batch_size=1", "--allow-faults", ranks=2,
+                job = self.start(*MOE, LONG, EP + "2", "--activation_checkpoint.mode=none", "--allow-faults", ranks=2,
                                  env={"FAULT": f"rank=1;point={point};nth={nth};action=kill"})
                 self.assertEqual(job.codes(), [71, -9], job.text())
                 # The operation fails, or the watch over the ranks ends this one where a busy host holds that up.

@@ -9,10 +9,9 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/randint.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/randperm.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
 
 namespace hyperion::models {
 namespace {

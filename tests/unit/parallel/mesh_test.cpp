@@ -111,7 +111,7 @@ TEST_CASE("experts are laid out over the ranks of dp_shard x cp x tp, etp innerm
   const Mesh mesh({.dp_shard = 8, .ep = 4}, 8);
   CHECK(mesh.group(6, MeshDim::kEp) == Ranks{4, 5, 6, 7});
   CHECK(mesh.group(6, MeshDim::kEfsdp) == Ranks{2, 6});
-  CHECK(mesh.group_name(6, MeshDim::kEp) == "ep/4");
+  CHECK(mesh.group_name(6, MeshDim::kEp) == "ep/1");
   CHECK(mesh.group_name(6, MeshDim::kEfsdp) == "efsdp/2");
   CHECK(mesh.coordinate(6, MeshDim::kEp) == 2);
   CHECK(mesh.coordinate(6, MeshDim::kEfsdp) == 1);
