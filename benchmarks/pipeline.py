@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What a pipeline of two ranks reaches on this machine's CPU, beside FSDP, torchtitan, its own simulation, and one rank.
+"""What a pipeline of two ranks reaches on this machine's CPU against FSDP, torchtitan, its own simulation, and one rank.
 
 usage: benchmarks/pipeline.py [--binary build/hyperion] [--pairs 5] [--steps 16] [fsdp] [torchtitan] [zbv] [memory]
 
 fsdp        PP 2, 1F1B, 8 microbatches of 1 x 512 tokens, against FSDP 2 with 4 x 512 each: tokens a second, and processor time of all ranks.
             Without anything but the bubble the ratio would be 8/9
 torchtitan  the same pipeline against torchtitan's (.venv-interop; scripts/setup.sh --interop): tokens a second, the same recorded tokens
-zbv         ZBVZeroBubble over 1F1B, one block of each stage's (the 100M model's width), beside what the simulation of both lists says where each
-            stage's action costs what the runs' own traces say: the two ratios and theirs
+zbv         ZBVZeroBubble over 1F1B, 8 blocks of which each stage has as many, against the simulation of both lists where each stage's actions
+            cost what the runs' own traces say: the two ratios and theirs
 memory      the largest resident set of a rank, 100 million parameters, 8 microbatches of 1 x 1024: PP 2 against one rank, as it is, and without
             what the program takes with a model of next to nothing
 
@@ -112,7 +112,7 @@ def costs_of(trace, stages):
     return costs
 
 
-# Stages of the debug model's width that are alike: 8 blocks on 4 stages, the embedding and the head counted as nothing.
+# Stages with as many blocks each: the embedding and the head count as none.
 ALIKE = ("--model.args.n_layers=8", "--parallelism.pipeline_parallel_first_stage_less_layers=0",
          "--parallelism.pipeline_parallel_last_stage_less_layers=0")
 
