@@ -68,8 +68,8 @@ struct GateUpFunction : Function<GateUpFunction> {
     const bool saves = selective != nullptr && selective->saves_all_products();
     variable_list results = saved_or_computed(selective, saves, [&] {
       const Tensor rows = gather_rows(x, *dispatch, weights);
-      return variable_list{kernels::grouped_matmul(rows, w1.transpose(1, 2), dispatch->counts),
-                           kernels::grouped_matmul(rows, w3.transpose(1, 2), dispatch->counts)};
+      return variable_list{kernels::grouped_matmul(rows, w1.transpose(1, 2), dispatch->groups()),
+                           kernels::grouped_matmul(rows, w3.transpose(1, 2), dispatch->groups())};
     });
     SavedExperts saved;
     saved.stacks = stacks;
@@ -84,8 +84,8 @@ struct GateUpFunction : Function<GateUpFunction> {
     const auto saved = saved_experts(context);
     const Dispatch& dispatch = *saved->dispatch;
     const Tensor grad_gate = grads[0].contiguous(), grad_up = grads[1].contiguous();
-    Tensor grad_rows = kernels::grouped_matmul(grad_up, saved->stacks[1]->weight, dispatch.counts);
-    grad_rows.add_(kernels::grouped_matmul(grad_gate, saved->stacks[0]->weight, dispatch.counts));
+    Tensor grad_rows = kernels::grouped_matmul(grad_up, saved->stacks[1]->weight, dispatch.groups());
+    grad_rows.add_(kernels::grouped_matmul(grad_gate, saved->stacks[0]->weight, dispatch.groups()));
     const Tensor grad_x = sum_rows(grad_rows, dispatch, saved->weights);
     Tensor grad_weights;
     if (saved->weights.defined())
@@ -96,8 +96,8 @@ struct GateUpFunction : Function<GateUpFunction> {
     saved->input.reset();  // not kept until the nodes before this one have run
     return {grad_x,
             grad_weights,
-            kernels::grouped_outer_matmul(grad_gate, rows, dispatch.counts),
-            kernels::grouped_outer_matmul(grad_up, rows, dispatch.counts),
+            kernels::grouped_outer_matmul(grad_gate, rows, dispatch.groups()),
+            kernels::grouped_outer_matmul(grad_up, rows, dispatch.groups()),
             Tensor(),
             Tensor(),
             Tensor()};
@@ -119,7 +119,7 @@ struct DownFunction : Function<DownFunction> {
     save_experts(context, std::move(saved));
     context->saved_data["adds"] = shared.defined();
     if (!computes) return at::empty({dispatch->choices.size(0), w2.size(1)}, h.options());
-    return sum_rows(kernels::grouped_matmul(h, w2.transpose(1, 2), dispatch->counts), *dispatch, weights,
+    return sum_rows(kernels::grouped_matmul(h, w2.transpose(1, 2), dispatch->groups()), *dispatch, weights,
                     shared);
   }
 
@@ -129,7 +129,7 @@ struct DownFunction : Function<DownFunction> {
     const auto saved = saved_experts(context);
     const Dispatch& dispatch = *saved->dispatch;
     const Tensor grad_rows = gather_rows(grads[0].contiguous(), dispatch, Tensor());
-    const Tensor t = kernels::grouped_matmul(grad_rows, saved->stacks[0]->weight, dispatch.counts);
+    const Tensor t = kernels::grouped_matmul(grad_rows, saved->stacks[0]->weight, dispatch.groups());
     Tensor grad_h = t, grad_weights, h = std::exchange(saved->input, Tensor()).contiguous();
     if (saved->weights.defined()) {
       grad_weights = by_slot(row_products(t, h), dispatch);
@@ -140,7 +140,7 @@ struct DownFunction : Function<DownFunction> {
     return {grad_h,
             grad_weights,
             context->saved_data["adds"].toBool() ? grads[0] : Tensor(),
-            kernels::grouped_outer_matmul(grad_rows, h, dispatch.counts),
+            kernels::grouped_outer_matmul(grad_rows, h, dispatch.groups()),
             Tensor(),
             Tensor(),
             Tensor()};
@@ -162,6 +162,11 @@ Experts::Experts(const ModelArgs& args, int64_t layer)
                        residual_std(args, layer))),
       w3_(expert_stack(layer, "w3", {args.num_experts, args.moe_hidden_dim, args.dim},
                        residual_std(args, layer))) {}
+
+bool Experts::run_at_once(const Tensor& x) const {
+  return kernels::multiplies_groups_at_once(
+      x, {.groups = w1_->shape[0], .k = w1_->shape[2], .j = w1_->shape[1]});
+}
 
 Tensor Experts::forward(const Tensor& x, const Tensor& weights, const Tensor& shared,
                         const DispatchPtr& dispatch, const BlockRun& run) const {

@@ -44,11 +44,12 @@ int64_t MoE::readers() const {
 }
 
 // Kept for a run that is repeated: experts whose scores are nearly equal could change places.
-std::shared_ptr<const Dispatch> MoE::dispatch(const at::Tensor& scores, const BlockRun& run) const {
+std::shared_ptr<const Dispatch> MoE::dispatch(const at::Tensor& scores, bool padded,
+                                              const BlockRun& run) const {
   if (run.recomputes()) return run.routing->dispatch;
   const at::Tensor choices = forces_balance_ ? balanced_choices(scores, routing_)
                                              : choose_experts(scores, balance_->bias->weight, routing_);
-  auto made = std::make_shared<const Dispatch>(dispatch_tokens(choices, routing_.experts));
+  auto made = std::make_shared<const Dispatch>(dispatch_tokens(choices, routing_.experts, padded));
   if (run.routing != nullptr) run.routing->dispatch = made;
   if (run.counts_tokens && balance_->coefficient > 0) balance_->counts.add_(made->expert_rows);
   return made;
@@ -58,7 +59,7 @@ at::Tensor MoE::forward(const ops::SumAndNorm& h, const BlockRun& run) const {
   const auto rows_of = [](const at::Tensor& x) { return x.flatten(0, -2); };
   const at::Tensor logits = rows_of(column_linear(h.normed[0], {&gate_}, run)[0]);
   const at::Tensor scores = expert_scores(logits.detach(), routing_);
-  const std::shared_ptr<const Dispatch> sent = dispatch(scores, run);
+  const std::shared_ptr<const Dispatch> sent = dispatch(scores, experts_.run_at_once(h.normed[1]), run);
   const at::Tensor weights = routing_weights(logits, scores, sent->choices, routing_);
   at::Tensor shared;
   if (shared_) shared = rows_of(shared_->of_norm(at::TensorList(h.normed).slice(2), run));

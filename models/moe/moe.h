@@ -30,7 +30,7 @@ class MoE final : public FeedForwardPart {
   ExpertBalancePtr balance() const override { return balance_; }
 
  private:
-  std::shared_ptr<const Dispatch> dispatch(const at::Tensor& scores, const BlockRun& run) const;
+  std::shared_ptr<const Dispatch> dispatch(const at::Tensor& scores, bool padded, const BlockRun& run) const;
 
   RoutingOptions routing_;
   bool forces_balance_;
