@@ -10,6 +10,8 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "models/kernels/kernels.h"
+#include "models/kernels/matmul/grouped.h"
+#include "trainer/checkpointing/job_state.h"
 
 namespace hyperion::trainer {
 
@@ -38,6 +40,21 @@ void choose_kernels(const Float8Device& device) {
     if (!forms.plain.empty()) line += fmt::format("; plain {}", fmt::join(forms.plain, ", "));
     log_info("{}", line);
   }
+}
+
+void log_expert_products(const models::ModelArgs& args, const config::JobConfig::Training& training,
+                         const Float8Device& device) {
+  if (args.num_experts == 0 || device.cpu) return;
+  const char* why = kernels::why_not_at_once(
+      checkpointing::scalar_type(training.mixed_precision_param), device.compute_capability,
+      {.groups = args.num_experts, .k = args.dim, .j = args.moe_hidden_dim});
+  if (why == nullptr)
+    log_info("Experts: all of a layer in one product, and the host does not wait for their counts of tokens");
+  else
+    log_info(
+        "Experts: multiplied one by one, and in each layer the host waits once for their counts of "
+        "tokens: {}",
+        why);
 }
 
 }  // namespace hyperion::trainer

@@ -1,6 +1,8 @@
 // Whether the kernels of models/kernels other than attention and products are fused or plain.
 #pragma once
 
+#include "models/flavors/model_args.h"
+#include "trainer/config/job_config.h"
 #include "trainer/float8_conversion.h"
 
 namespace hyperion::trainer {
@@ -9,5 +11,9 @@ namespace hyperion::trainer {
 // or the GPU has a compute capability below 8.0; logs it. Throws Error(kUsage) for another value than auto or
 // plain.
 void choose_kernels(const Float8Device& device);
+
+// For a model with experts on a GPU: whether libtorch multiplies all of a layer at once, or why not.
+void log_expert_products(const models::ModelArgs& args, const config::JobConfig::Training& training,
+                         const Float8Device& device);
 
 }  // namespace hyperion::trainer

@@ -44,10 +44,28 @@ void sort_on_host(Dispatch& dispatch) {
   std::ranges::copy(dispatch.counts, dispatch.expert_rows.mutable_data_ptr<int64_t>());
 }
 
+Tensor count_rows(const Tensor& flat, int64_t experts) {
+  return at::zeros({experts}, flat.options()).scatter_add_(0, flat, at::ones_like(flat));
+}
+
+// Slots in the order of their experts, each in a row of its padded group.
+void sort_into_padded_groups(Dispatch& dispatch, int64_t experts) {
+  const Tensor flat = dispatch.choices.flatten();
+  const int64_t slots = flat.numel();
+  dispatch.expert_rows = count_rows(flat, experts);
+  const kernels::PaddedGroups groups = kernels::pad_groups(dispatch.expert_rows, slots);
+  const auto [sorted, order] = at::sort(flat, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  const Tensor row = at::arange(slots, flat.options()).add_(groups.shift.index_select(0, sorted));
+  dispatch.slots = at::zeros({groups.rows}, flat.options()).index_copy_(0, row, order);
+  dispatch.tokens = dispatch.slots.floor_divide(dispatch.top_k());
+  dispatch.rows = at::empty_like(flat).index_copy_(0, order, row);
+  dispatch.ends = groups.ends;
+  dispatch.padding = groups.padding;
+}
+
 void sort_on_device(Dispatch& dispatch, bool counts_on_host) {
   const Tensor flat = dispatch.choices.flatten();
-  dispatch.expert_rows = at::zeros({static_cast<int64_t>(dispatch.counts.size())}, flat.options());
-  dispatch.expert_rows.scatter_add_(0, flat, at::ones_like(flat));
+  dispatch.expert_rows = count_rows(flat, static_cast<int64_t>(dispatch.counts.size()));
   dispatch.slots = std::get<1>(at::sort(flat, /*stable=*/true, /*dim=*/0, /*descending=*/false));
   dispatch.tokens = dispatch.slots.floor_divide(dispatch.top_k());
   dispatch.rows = at::empty_like(dispatch.slots);
@@ -84,17 +102,23 @@ void sum_rows_on_host(const Tensor& rows, const Dispatch& dispatch, const Tensor
 
 }  // namespace
 
-Dispatch dispatch_tokens(const Tensor& choices, int64_t experts, bool counts_on_host) {
-  Dispatch dispatch{.choices = choices.contiguous(), .counts = std::vector<int64_t>(experts, 0)};
+Dispatch dispatch_tokens(const Tensor& choices, int64_t experts, RowCounts counts) {
+  Dispatch dispatch{.choices = choices.contiguous()};
+  if (counts == RowCounts::kPadded) {
+    sort_into_padded_groups(dispatch, experts);
+    return dispatch;
+  }
+  dispatch.counts.resize(experts, 0);
   if (choices.is_cpu())
     sort_on_host(dispatch);
   else
-    sort_on_device(dispatch, counts_on_host);
+    sort_on_device(dispatch, counts == RowCounts::kOnHost);
   return dispatch;
 }
 
 Tensor gather_rows(const Tensor& x, const Dispatch& dispatch, const Tensor& weights) {
-  const Tensor rows = x.index_select(0, dispatch.tokens);
+  Tensor rows = x.index_select(0, dispatch.tokens);
+  if (dispatch.padding.defined()) rows.index_fill_(0, dispatch.padding, 0);
   if (!weights.defined()) return rows;
   const Tensor of_rows = weights.flatten().index_select(0, dispatch.slots).unsqueeze(1);
   return rows.to(of_rows.scalar_type()).mul(of_rows).to(x.scalar_type());

@@ -8,6 +8,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "models/kernels/matmul/grouped.h"
+
 namespace hyperion::models {
 
 struct ExpertExchange;
@@ -18,14 +20,23 @@ struct Dispatch {
   at::Tensor tokens{};            // int64 [rows]: the token of each row
   at::Tensor rows{};              // int64 [slots]: the row of each slot
   at::Tensor expert_rows{};       // int64 [experts]: rows of each expert, on the device
-  std::vector<int64_t> counts{};  // the same on the host
+  std::vector<int64_t> counts{};  // the same on the host; empty where the groups of rows are padded
+  // Of padded groups (kernels/matmul/grouped.h): where each ends, and rows that stand for no slot, whose
+  // `slots` and `tokens` are any. Undefined where groups are not padded.
+  at::Tensor ends{}, padding{};
 
   int64_t top_k() const { return choices.size(1); }
+  kernels::RowGroups groups() const { return {counts, ends}; }
 };
 
-// choices: on a GPU the host waits for the counts, unless `counts_on_host` is false: then the host's are
-// zeros.
-Dispatch dispatch_tokens(const at::Tensor& choices, int64_t experts, bool counts_on_host = true);
+// Who knows how many rows each expert gets.
+enum class RowCounts {
+  kOnHost,    // on a GPU the host waits for the counts
+  kOnDevice,  // on a GPU the host does not wait, and its counts are zeros
+  kPadded,    // the device, and groups of rows are padded
+};
+// choices: as Dispatch::choices.
+Dispatch dispatch_tokens(const at::Tensor& choices, int64_t experts, RowCounts counts = RowCounts::kOnHost);
 
 // How the tokens of a microbatch reach their experts. A run of a block keeps it for the run that is repeated
 // for its backward: experts that are nearly equal for a token could change places, and rows with them.
@@ -35,7 +46,8 @@ struct KeptRouting {
 };
 
 // rows[r] = x[token of r], times the weight of its slot where `weights`, [tokens, k] of
-// kernels::opmath_dtype, are defined; rounded once. x [tokens, width] -> [rows, width] in x's dtype.
+// kernels::opmath_dtype, are defined; rounded once. Rows of the padding are zeros.
+// x [tokens, width] -> [rows, width] in x's dtype.
 at::Tensor gather_rows(const at::Tensor& x, const Dispatch& dispatch, const at::Tensor& weights);
 // For each token the sum over its slots j = 0, 1 ... of their rows, times their weights where these are
 // defined, and then of `added`, [tokens, width], where that is: in fp32 (fp64), rounded once.

@@ -99,8 +99,8 @@ struct GateUpFunction : Function<GateUpFunction> {
     const bool saves = selective != nullptr && selective->saves_all_products();
     variable_list results = saved_or_computed(selective, saves, [&] {
       const Tensor rows = gather_rows(x, *dispatch, weights);
-      return variable_list{kernels::grouped_matmul(rows, w1.transpose(1, 2), dispatch->counts),
-                           kernels::grouped_matmul(rows, w3.transpose(1, 2), dispatch->counts)};
+      return variable_list{kernels::grouped_matmul(rows, w1.transpose(1, 2), dispatch->groups()),
+                           kernels::grouped_matmul(rows, w3.transpose(1, 2), dispatch->groups())};
     });
     SavedExperts saved;
     saved.stacks = stacks;
@@ -116,8 +116,8 @@ struct GateUpFunction : Function<GateUpFunction> {
     const auto saved = saved_experts(context);
     const Dispatch& dispatch = *saved->dispatch;
     const Tensor grad_gate = grads[0].contiguous(), grad_up = grads[1].contiguous();
-    Tensor grad_rows = kernels::grouped_matmul(grad_up, saved->stacks[1]->weight, dispatch.counts);
-    grad_rows.add_(kernels::grouped_matmul(grad_gate, saved->stacks[0]->weight, dispatch.counts));
+    Tensor grad_rows = kernels::grouped_matmul(grad_up, saved->stacks[1]->weight, dispatch.groups());
+    grad_rows.add_(kernels::grouped_matmul(grad_gate, saved->stacks[0]->weight, dispatch.groups()));
     const Tensor grad_x = sum_rows(grad_rows, dispatch, saved->weights);
     Tensor grad_weights;
     if (saved->weights.defined())
@@ -129,8 +129,8 @@ struct GateUpFunction : Function<GateUpFunction> {
         gradients_of_stacks(*saved, [=, sent = saved->dispatch, weights = detached(saved->weights),
                                      x = detached(std::exchange(saved->input, {}))] {
           const Tensor rows = gather_rows(x, *sent, weights);
-          return variable_list{kernels::grouped_outer_matmul(grad_gate, rows, sent->counts),
-                               kernels::grouped_outer_matmul(grad_up, rows, sent->counts)};
+          return variable_list{kernels::grouped_outer_matmul(grad_gate, rows, sent->groups()),
+                               kernels::grouped_outer_matmul(grad_up, rows, sent->groups())};
         });
     return {grad_x, grad_weights, of_stacks[0], of_stacks[1], Tensor(), Tensor(), Tensor(), Tensor()};
   }
@@ -152,7 +152,7 @@ struct DownFunction : Function<DownFunction> {
     save_experts(context, std::move(saved));
     context->saved_data["adds"] = shared.defined();
     if (!computes) return at::empty({dispatch->choices.size(0), w2.size(1)}, h.options());
-    return sum_rows(kernels::grouped_matmul(h, w2.transpose(1, 2), dispatch->counts), *dispatch, weights,
+    return sum_rows(kernels::grouped_matmul(h, w2.transpose(1, 2), dispatch->groups()), *dispatch, weights,
                     shared);
   }
 
@@ -163,7 +163,7 @@ struct DownFunction : Function<DownFunction> {
     const Dispatch& dispatch = *saved->dispatch;
     const Tensor grad = grads[0].contiguous();
     const Tensor grad_rows = gather_rows(grad, dispatch, Tensor());
-    const Tensor t = kernels::grouped_matmul(grad_rows, saved->stacks[0]->weight, dispatch.counts);
+    const Tensor t = kernels::grouped_matmul(grad_rows, saved->stacks[0]->weight, dispatch.groups());
     Tensor grad_h = t, grad_weights, h = detached(std::exchange(saved->input, {})).contiguous();
     if (saved->weights.defined()) {
       grad_weights = by_slot(row_products(t, h), dispatch);
@@ -174,7 +174,7 @@ struct DownFunction : Function<DownFunction> {
     const variable_list of_stacks = gradients_of_stacks(
         *saved, [=, sent = saved->dispatch, rows = saved->defers() ? Tensor() : grad_rows] {
           return variable_list{kernels::grouped_outer_matmul(
-              rows.defined() ? rows : gather_rows(grad, *sent, Tensor()), h, sent->counts)};
+              rows.defined() ? rows : gather_rows(grad, *sent, Tensor()), h, sent->groups())};
         });
     return {grad_h,       grad_weights, context->saved_data["adds"].toBool() ? grads[0] : Tensor(),
             of_stacks[0], Tensor(),     Tensor(),
@@ -202,6 +202,11 @@ Experts::Experts(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
                        residual_std(args, layer))) {
   if (ranks_ == nullptr) return;
   for (const ParameterPtr& stack : parameters()) stack->divide_experts(ranks_->size(), ranks_->rank());
+}
+
+bool Experts::run_at_once(const Tensor& x) const {
+  return kernels::multiplies_groups_at_once(
+      x, {.groups = w1_->local[0], .k = w1_->local[2], .j = w1_->local[1]});
 }
 
 Tensor Experts::forward(const Tensor& x, const Tensor& weights, const Tensor& shared,

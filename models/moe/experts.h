@@ -32,6 +32,9 @@ class Experts {
   at::Tensor forward(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& shared,
                      const KeptRouting& routing, const BlockRun& run) const;
 
+  // Whether they are multiplied in one launch, which takes padded groups of rows like those of `x`.
+  bool run_at_once(const at::Tensor& x) const;
+
   std::vector<ParameterPtr> parameters() const { return {w1_, w2_, w3_}; }
 
  private:

@@ -41,7 +41,7 @@ class MoE final : public FeedForwardPart {
     KeptRouting routing{};
     std::optional<CountsExchange> counts{};
   };
-  Sending start_dispatch(const at::Tensor& scores, const BlockRun& run) const;
+  Sending start_dispatch(const at::Tensor& scores, bool at_once, const BlockRun& run) const;
   static KeptRouting finish(Sending sending, const BlockRun& run);
 
   Exchange* tensor_;  // that divide each expert; null: none do

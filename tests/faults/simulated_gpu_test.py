@@ -30,6 +30,7 @@ VALIDATION = ("--validation.enable", "--validation.dataset=jsonl", "--validation
               "--validation.sequences=7", "--validation.freq=5")
 ONCE = "--parallelism.fsdp_reduce_gradients=once_per_step"
 IN_PIECES = "--parallelism.enable_async_tensor_parallel"  # on the CPU the plain form runs
+EXPERTS = ["--model.name=qwen3", "--model.flavor=debugmodel_moe", "--model.args.n_kv_heads=2", "--model.args.moe_hidden_dim=16"]
 JOBS = {  # what: (ranks, options)
     "one GPU": (1, [ASYNC]),
     "pinned, averaged": (1, ["--checkpoint.async_mode=async_with_pinned_mem", "--ema.enable"]),
@@ -57,6 +58,7 @@ JOBS = {  # what: (ranks, options)
         "--training.enable_cpu_offload", "--metrics.log_layer_activations"]),
     "tensor parallel, in pieces": (4, [IN_PIECES, "--parallelism.tensor_parallel_degree=4"]),
     "FSDP and tensor parallel, in pieces, FP8": (4, [IN_PIECES, FP8, TP, "--activation_checkpoint.selective_ac_option=op"]),
+    "experts, recomputed": (2, [*EXPERTS, "--activation_checkpoint.mode=full", "--training.global_batch_size=8", ASYNC]),
     "MXFP8, emulated": (2, ["--model.converters=quantize.linear.mx", "--quantize.linear.mx.emulate"]),
     "FP8 by rows, tensor parallel": (2, [FP8, "--quantize.linear.float8.recipe_name=rowwise", TP]),
     "FP8 gathered, FSDP and tensor parallel": (4, [FP8, TP, "--quantize.linear.float8.enable_fsdp_float8_all_gather", "--training.global_batch_size=8",
@@ -326,6 +328,21 @@ class SimulatedGpu(JobTest):
             self.assertEqual(often.get(products), once.get(products))
             for kind in ("malloc", "free", "host alloc"):
                 self.assertEqual(count(once, kind), 0, once)
+
+    def test_experts_take_as_many_launches_whatever_their_number_and_no_wait_for_their_counts(self):
+        none = "--activation_checkpoint.mode=none"
+        steps = {number: self.steady_step(*EXPERTS, none, f"--model.args.num_experts={number}") for number in (8, 256)}
+        launches = {number: sum(times for line, times in step.items() if line.startswith("kernel")) for number, step in steps.items()}
+        blocks = 2
+        self.assertEqual(launches[256] - launches[8], blocks)  # libtorch sorts the scores of so many by a copy more
+        products = blocks * (3 + 3 + 3)  # forward, of the inputs' gradients and the weights'
+        for step in steps.values():
+            self.assertEqual(step["operator\taten::_grouped_mm"], products)
+            self.assertEqual({line: times for line, times in step.items() if line.startswith(("synchronize", "copy\tto pageable"))},
+                             {"synchronize\tevent": 1.0})
+        one_by_one = self.run_job(*EXPERTS, none, "--training.mixed_precision_param=float32", "--training.steps=2", code=0, env=self.gpu())
+        self.assertIn("Experts: multiplied one by one, and in each layer the host waits once for their counts of tokens: libtorch's grouped "
+                      "product is one of bfloat16", one_by_one.text())
 
     def test_layers_that_read_one_input_are_one_product_and_where_they_are_not_a_line_says_why(self):
         products = "kernel\tcublasGemmEx"

@@ -22,10 +22,12 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include "models/float8/cast.h"
 #include "models/float8/scaled_matmul.h"
+#include "models/kernels/matmul/grouped.h"
 #include "models/kernels/matmul/matmul.h"
 #include "tests/gpu/gpu.h"
 #include "tests/support/ranks.h"
@@ -217,6 +219,53 @@ TEST_CASE("products of bf16 on a GPU leave fp32 without a rounding and add to wh
     CAPTURE(m, k, n);
     for (const double error : errors) CHECK(error < 1e-5);  // bf16 rounds to 4e-3
   }
+}
+
+TEST_CASE("products of groups of rows in one launch on a GPU are near those of each group") {
+  if (gpus() == 0) return;
+  static constexpr kernels::GroupedShape kShape{.groups = 5, .k = 64, .j = 32};
+  if (const char* why = kernels::why_not_at_once(at::kBFloat16, gpu_capability(), kShape)) {
+    std::printf("skipped: %s\n", why);
+    return;
+  }
+  const std::vector<double> errors = run_one_rank(
+      [](const parallel::Environment&) {
+        use_gpu(0);
+        at::manual_seed(12);
+        const std::vector<int64_t> counts = {3, 0, 8, 40, 17};
+        const kernels::PaddedGroups padded =
+            kernels::pad_groups(at::tensor(counts).to(at::kCUDA), 3 + 0 + 8 + 40 + 17);
+        const auto random = [](at::IntArrayRef shape) {
+          return at::randn(shape).to(at::kBFloat16).to(at::kCUDA);
+        };
+        const Tensor rows = random({padded.rows, kShape.k}), grads = random({padded.rows, kShape.j}),
+                     stack = random({kShape.groups, kShape.j, kShape.k});
+        rows.index_fill_(0, padded.padding, 0);
+        grads.index_fill_(0, padded.padding, 0);
+        const kernels::RowGroups groups{.ends = padded.ends};
+        const auto wide = [](const Tensor& t) { return t.cpu().to(at::kDouble); };
+        const Tensor made = wide(kernels::grouped_matmul(rows, stack.transpose(1, 2), groups)),
+                     back = wide(kernels::grouped_matmul(grads, stack, groups)),
+                     outer = wide(kernels::grouped_outer_matmul(grads, rows, groups)),
+                     ends = padded.ends.cpu();
+        double error = 0;
+        int64_t first = 0;
+        const auto compare = [&](const Tensor& found, const Tensor& exact) {
+          error = std::max(error, ((found - exact).abs().max() / 10).item<double>());
+        };
+        for (int64_t e = 0; e < kShape.groups; ++e) {
+          const int64_t end = ends[e].item<int64_t>();
+          const Tensor r = wide(rows).slice(0, first, end), g = wide(grads).slice(0, first, end),
+                       w = wide(stack[e]);
+          compare(made.slice(0, first, end), r.mm(w.t()));
+          compare(back.slice(0, first, end), g.mm(w));
+          compare(outer[e], g.t().mm(r));
+          first = end;
+        }
+        return std::vector<double>{error};
+      },
+      kGpuTimeout);
+  CHECK(errors[0] < 4e-2);  // of numbers near 10 bf16 rounds to 4e-2
 }
 
 TEST_CASE("gradients that a GPU packs lie side by side in one tensor") {

@@ -1,33 +1,77 @@
 #include "models/kernels/matmul/grouped.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_grouped_mm.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/where.h>
 
+#include "base/device/device_library.h"
 #include "models/kernels/matmul/matmul.h"
 
 namespace hyperion::kernels {
+namespace {
 
-at::Tensor grouped_matmul(const at::Tensor& a, const at::Tensor& b, std::span<const int64_t> counts) {
+constexpr int64_t kGroupAlignment = 8;  // rows; 16 bytes of bf16
+constexpr int64_t kMaxGroups = 1023;    // of libtorch's product
+
+}  // namespace
+
+const char* why_not_at_once(at::ScalarType dtype, int compute_capability, const GroupedShape& shape) {
+  const int generation = compute_capability / 10;
+  if (dtype != at::kBFloat16) return "libtorch's grouped product is one of bfloat16";
+  if (generation != 9 && generation != 10)
+    return "libtorch's grouped product is one of GPUs of compute capability 9.0 and 10.0";
+  if (shape.k % kGroupAlignment != 0 || shape.j % kGroupAlignment != 0)
+    return "libtorch's grouped product asks for widths that are multiples of 8";
+  return shape.groups > kMaxGroups ? "libtorch's grouped product takes at most 1,023 experts" : nullptr;
+}
+
+bool multiplies_groups_at_once(const at::Tensor& a, const GroupedShape& shape) {
+  return a.is_cuda() && why_not_at_once(a.scalar_type(), device_library().compute_capability(a.get_device()),
+                                        shape) == nullptr;
+}
+
+PaddedGroups pad_groups(const at::Tensor& counts, int64_t rows) {
+  const int64_t groups = counts.size(0);
+  const at::Tensor sizes =
+      counts.add(kGroupAlignment - 1).floor_divide_(kGroupAlignment).clamp_min_(1).mul_(kGroupAlignment);
+  const at::Tensor ends = sizes.cumsum(0), starts = ends - sizes;
+  PaddedGroups padded{.rows = rows + (groups + 1) * kGroupAlignment};
+  padded.ends = ends.to(at::kInt);
+  padded.shift = starts - (counts.cumsum(0) - counts);
+  const at::Tensor behind = (starts + counts).unsqueeze(1) + at::arange(kGroupAlignment, counts.options());
+  padded.padding = at::where(behind < ends.unsqueeze(1), behind, padded.rows - 1).flatten();
+  return padded;
+}
+
+at::Tensor grouped_matmul(const at::Tensor& a, const at::Tensor& b, const RowGroups& groups) {
+  if (groups.ends.defined()) return at::_grouped_mm(a, b, groups.ends);
   const at::Tensor out = at::empty({a.size(0), b.size(2)}, a.options());
   int64_t first = 0;
-  for (size_t e = 0; e < counts.size(); ++e) {
-    if (counts[e] > 0)
-      matmul_into(out.narrow(0, first, counts[e]), a.narrow(0, first, counts[e]),
+  for (size_t e = 0; e < groups.counts.size(); ++e) {
+    const int64_t count = groups.counts[e];
+    if (count > 0)
+      matmul_into(out.narrow(0, first, count), a.narrow(0, first, count),
                   b.select(0, static_cast<int64_t>(e)));
-    first += counts[e];
+    first += count;
   }
   return out;
 }
 
-at::Tensor grouped_outer_matmul(const at::Tensor& a, const at::Tensor& b, std::span<const int64_t> counts) {
-  const at::Tensor out = at::empty({static_cast<int64_t>(counts.size()), a.size(1), b.size(1)}, a.options());
+at::Tensor grouped_outer_matmul(const at::Tensor& a, const at::Tensor& b, const RowGroups& groups) {
+  if (groups.ends.defined()) return at::_grouped_mm(a.t(), b, groups.ends);
+  const at::Tensor out =
+      at::empty({static_cast<int64_t>(groups.counts.size()), a.size(1), b.size(1)}, a.options());
   int64_t first = 0;
-  for (size_t e = 0; e < counts.size(); ++e) {
+  for (size_t e = 0; e < groups.counts.size(); ++e) {
+    const int64_t count = groups.counts[e];
     const at::Tensor of_expert = out.select(0, static_cast<int64_t>(e));
-    if (counts[e] > 0)
-      matmul_into(of_expert, a.narrow(0, first, counts[e]).t(), b.narrow(0, first, counts[e]));
+    if (count > 0)
+      matmul_into(of_expert, a.narrow(0, first, count).t(), b.narrow(0, first, count));
     else
       of_expert.zero_();
-    first += counts[e];
+    first += count;
   }
   return out;
 }

@@ -238,8 +238,8 @@ TEST_CASE("grouped products are bit for bit those of each expert, and zeros with
       CAPTURE(dtype, counts);
       const Tensor a = at::randn({48, 64}).to(dtype), grad = at::randn({48, 32}).to(dtype),
                    stack = at::randn({4, 32, 64}).to(dtype);
-      const Tensor out = kernels::grouped_matmul(a, stack.transpose(1, 2), counts),
-                   outer = kernels::grouped_outer_matmul(grad, a, counts);
+      const Tensor out = kernels::grouped_matmul(a, stack.transpose(1, 2), {counts}),
+                   outer = kernels::grouped_outer_matmul(grad, a, {counts});
       int64_t first = 0;
       for (int64_t e = 0; e < 4; ++e) {
         const Tensor rows = a.narrow(0, first, counts[e]), grads = grad.narrow(0, first, counts[e]);

@@ -1,0 +1,131 @@
+// Padded groups of rows, and experts that are multiplied all at once on them: libtorch has that product for
+// CPUs too, in fp32 and bf16.
+#include "models/kernels/matmul/grouped.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include <catch2/catch.hpp>
+
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
+
+#include "models/flavors/registry.h"
+#include "models/moe/experts.h"
+
+namespace hyperion::models {
+namespace {
+
+using at::Tensor;
+
+std::vector<int64_t> values_of(const Tensor& tensor) {
+  const Tensor values = tensor.to(at::kLong).contiguous();
+  return {values.const_data_ptr<int64_t>(), values.const_data_ptr<int64_t>() + values.numel()};
+}
+
+// Memory that nobody writes is full of NaN meanwhile.
+struct UnwrittenIsNaN {
+  UnwrittenIsNaN() { at::globalContext().setDeterministicAlgorithms(true, false); }
+  ~UnwrittenIsNaN() { at::globalContext().setDeterministicAlgorithms(false, false); }
+};
+
+}  // namespace
+
+TEST_CASE("groups of rows are padded to multiples of 8 and the host knows how many rows are enough") {
+  at::manual_seed(1);
+  for (std::vector<int64_t> counts : {std::vector<int64_t>{5},
+                                      {0},
+                                      {8, 0, 9, 16},
+                                      {0, 0, 0, 41},
+                                      {1, 1, 1, 1, 1},
+                                      values_of(at::randint(0, 30, {64})),
+                                      values_of(at::randint(0, 3, {256}))}) {
+    CAPTURE(counts);
+    const int64_t rows = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+    const kernels::PaddedGroups padded = kernels::pad_groups(at::tensor(counts), rows);
+    CHECK(padded.ends.scalar_type() == at::kInt);
+    const std::vector<int64_t> ends = values_of(padded.ends), shift = values_of(padded.shift),
+                               padding = values_of(padded.padding);
+    std::set<int64_t> expected;
+    int64_t end = 0, before = 0;
+    for (size_t e = 0; e < counts.size(); ++e) {
+      CHECK(shift[e] == end - before);
+      const int64_t size = std::max<int64_t>(8, (counts[e] + 7) / 8 * 8);
+      for (int64_t row = end + counts[e]; row < end + size; ++row) expected.insert(row);
+      end += size;
+      before += counts[e];
+      CHECK(ends[e] == end);
+    }
+    CHECK(end < padded.rows);
+    if (expected.size() < 8 * counts.size()) expected.insert(padded.rows - 1);
+    CHECK(padding.size() == 8 * counts.size());
+    CHECK(std::set<int64_t>(padding.begin(), padding.end()) == expected);
+  }
+}
+
+TEST_CASE("experts that are multiplied all at once are those that are multiplied one by one") {
+  const UnwrittenIsNaN guard;
+  const bool before = GENERATE(true, false);
+  const int64_t experts = 6, k = 2, tokens = 37;
+  const ModelArgs args = model_args(
+      "qwen3", "debugmodel_moe",
+      {.dim = 16, .num_experts = experts, .moe_hidden_dim = 24, .top_k = k, .score_before_experts = before});
+  const Experts layer(args, 0);
+  at::manual_seed(2);
+  for (const ParameterPtr& stack : layer.parameters())
+    stack->weight = at::randn(stack->shape).mul(0.3).requires_grad_();
+  const Tensor given = at::randn({tokens, 16}), seed = at::randn({tokens, 16}),
+               weight = at::rand({tokens, k}),
+               even = at::rand({tokens, experts}).argsort(1, true).narrow(1, 0, k),
+               one = at::arange(k).expand({tokens, k}).contiguous();  // the others have no rows
+  for (const Tensor& choices : {even, one}) {
+    std::vector<std::vector<Tensor>> found;
+    for (const bool padded : {false, true}) {
+      const Tensor x = given.clone().requires_grad_(), weights = weight.clone().requires_grad_();
+      const auto dispatch = std::make_shared<const Dispatch>(
+          dispatch_tokens(choices, experts, padded ? RowCounts::kPadded : RowCounts::kOnHost));
+      CHECK(dispatch->counts.empty() == padded);
+      const Tensor y = layer.forward(x, weights, Tensor(), dispatch, {});
+      y.backward(seed);
+      std::vector<Tensor> all = {y.detach(), x.grad(), weights.grad(), dispatch->expert_rows};
+      for (const ParameterPtr& stack : layer.parameters()) {
+        all.push_back(stack->weight.grad().clone());
+        stack->weight.mutable_grad().reset();
+      }
+      found.push_back(std::move(all));
+    }
+    for (size_t i = 0; i < found[0].size(); ++i) {
+      CAPTURE(i);
+      CHECK(at::allclose(found[0][i], found[1][i], 1e-5, 1e-6));
+    }
+    if (choices.is_same(one))
+      for (size_t i = 4; i < found[1].size(); ++i)
+        CHECK(found[1][i].narrow(0, k, experts - k).count_nonzero().item<int64_t>() == 0);
+  }
+}
+
+TEST_CASE("what libtorch's grouped product does not take is named") {
+  const kernels::GroupedShape shape{.groups = 8, .k = 64, .j = 32};
+  CHECK(kernels::why_not_at_once(at::kBFloat16, 90, shape) == nullptr);
+  CHECK(kernels::why_not_at_once(at::kBFloat16, 100, shape) == nullptr);
+  for (const auto& [why, said] :
+       {std::pair(kernels::why_not_at_once(at::kFloat, 90, shape), "bfloat16"),
+        {kernels::why_not_at_once(at::kBFloat16, 80, shape), "compute capability"},
+        {kernels::why_not_at_once(at::kBFloat16, 120, shape), "compute capability"},
+        {kernels::why_not_at_once(at::kBFloat16, 90, {.groups = 8, .k = 60, .j = 32}), "multiples of 8"},
+        {kernels::why_not_at_once(at::kBFloat16, 90, {.groups = 8, .k = 64, .j = 36}), "multiples of 8"},
+        {kernels::why_not_at_once(at::kBFloat16, 90, {.groups = 1024, .k = 64, .j = 32}), "1,023"}}) {
+    REQUIRE(why != nullptr);
+    CHECK(std::string(why).find(said) != std::string::npos);
+  }
+  CHECK_FALSE(kernels::multiplies_groups_at_once(at::rand({4, 64}), shape));
+}
+
+}  // namespace hyperion::models
