@@ -136,9 +136,6 @@ class Checks {
                 "tensor parallelism of a model with experts is not available yet; set 1");
       refuse_if(config_.parallelism.pipeline_parallel_degree > 1, "parallelism.pipeline_parallel_degree",
                 "a pipeline of a model with experts is not available yet; set 1");
-      refuse_if(config_.checkpoint.enable && config_.checkpoint.initial_load_in_hf,
-                "checkpoint.initial_load_in_hf",
-                "Hugging Face's layout of experts is not read yet; load a DCP checkpoint");
       refuse_if(!config_.model.converters.empty(), "model.converters",
                 "FP8 and MXFP8 linears in a model with experts are not available yet; remove the list");
     }
@@ -245,6 +242,9 @@ class Checks {
 
   void loading() {
     const auto& c = config_.checkpoint;
+    refuse_if(c.initial_load_in_hf_quantized && !c.initial_load_in_hf,
+              "checkpoint.initial_load_in_hf_quantized",
+              "expected initial_load_in_hf = true too: only Hugging Face's safetensors hold such weights");
     refuse_if(c.initial_load_in_hf && !c.initial_load_model_only, "checkpoint.initial_load_in_hf",
               "expected initial_load_model_only = true too: safetensors hold weights alone");
     if (c.resume_mode == ResumeMode::kTransfer) {
