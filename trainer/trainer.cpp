@@ -368,6 +368,8 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
     const parallel::TraceRange range("optimizer");
     model_.optimizer->step(checkpointing::learning_rate(plan_, step), skip, divisor);
     if (model_.ema) model_.ema->update(step, skip);
+    if (metrics_->should_log(step))
+      record_expert_loads(model_.transformer->balances(), job_.runtime.groups->loss_groups(), reported);
     update_expert_biases(model_.transformer->balances(), job_.runtime.groups->loss_groups(), skip);
     model_.stage->weights_changed();
   }
@@ -414,15 +416,15 @@ void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, cons
   const parallel::ReduceChain groups = job_.runtime.groups->loss_groups();
   groups.all_reduce_sum(sum);
   groups.all_reduce_max(max);
-  metrics::StepMetrics metrics{
-      .step = step,
-      .global_avg_loss = sum.item<double>(),
-      .global_max_loss = max.item<double>(),
-      .grad_norm = norm.item<double>(),
-      .lr = checkpointing::learning_rate(plan_, step),
-      .n_tokens_seen = state_.tokens_seen,
-      .extra = reduce_layer_metrics(reported, job_.runtime.groups->all_ranks(),
-                                    job_.runtime.groups->get(parallel::MeshDim::kPp), job_.runtime.device)};
+  metrics::StepMetrics metrics{.step = step,
+                               .global_avg_loss = sum.item<double>(),
+                               .global_max_loss = max.item<double>(),
+                               .grad_norm = norm.item<double>(),
+                               .lr = checkpointing::learning_rate(plan_, step),
+                               .n_tokens_seen = state_.tokens_seen,
+                               .extra = keep_worst_block(reduce_layer_metrics(
+                                   reported, job_.runtime.groups->all_ranks(),
+                                   job_.runtime.groups->get(parallel::MeshDim::kPp), job_.runtime.device))};
   if (rank_monitor_)
     for (const auto& metric : rank_monitor_->log_step(step)) metrics.extra.push_back(metric);
   if (resumed_step_ > 0 && !std::isnan(state_.last_loss)) {  // so that a jump of the curve is seen

@@ -50,7 +50,8 @@ std::shared_ptr<const Dispatch> MoE::dispatch(const at::Tensor& scores, const Bl
                                              : choose_experts(scores, balance_->bias->weight, routing_);
   auto made = std::make_shared<const Dispatch>(dispatch_tokens(choices, routing_.experts));
   if (run.routing != nullptr) run.routing->dispatch = made;
-  if (run.counts_tokens && balance_->coefficient > 0) balance_->counts.add_(made->expert_rows);
+  if (run.counts_tokens && (balance_->coefficient > 0 || run.metrics != nullptr))
+    balance_->counts.add_(made->expert_rows);
   return made;
 }
 
