@@ -12,12 +12,12 @@
 #include "checkpoint/tools/tools.h"
 #include "data/tokenizer/tokenizer.h"
 #include "models/transformer.h"
+#include "trainer/checkpointing/hugging_face_weights.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/load.h"
 #include "trainer/config/validate.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
-#include "trainer/hugging_face/names.h"
 #include "trainer/job_data.h"
 #include "trainer/runtime/runtime.h"
 
@@ -32,7 +32,7 @@ checkpoint::NameList names_of_job(const fs::path& toml) {
   checkpoint::NameList list{toml.string(), {}};
   const models::ModelArgs args = config::model_args(resolved.config.model);
   trainer::require_memory(args, /*bytes_per_parameter=*/0, trainer::rank_memory(at::kCPU, 1));
-  for (const ParameterPtr& parameter : models::Transformer(args).parameters()) {
+  for (const ParameterPtr& parameter : checkpointing::saved_parameters(models::Transformer(args))) {
     const checkpoint::TensorRecord record{checkpoint::Dtype::kFloat32, parameter->shape, {}};
     list.tensors.emplace(parameter->fqn, record);
     for (const std::string& alias : parameter->aliases) list.tensors.emplace(alias, record);
@@ -56,22 +56,44 @@ checkpoint::NameList names_at(const fs::path& path) {
   return stored;
 }
 
-// Which of our weights become which of Hugging Face's, or the other way.
-std::vector<checkpoint::ConvertedTensor> convert_names(const models::ModelArgs& args, bool to_hugging_face) {
+// Which of Hugging Face's weights ours become.
+std::vector<checkpoint::ConvertedTensor> tensors_for_hugging_face(const models::ModelArgs& args) {
   std::vector<checkpoint::ConvertedTensor> tensors;
-  for (const ParameterPtr& parameter : models::Transformer(args).parameters()) {
-    const hugging_face::HfTensor stored = hugging_face::hf_tensor(args, parameter->fqn);
-    checkpoint::RowMap rows;
-    if (stored.head_dim > 0)
-      rows = [stored, to_hugging_face](int64_t row) {
-        return to_hugging_face ? hugging_face::our_row(stored, row) : hugging_face::hf_row(stored, row);
-      };
-    if (to_hugging_face) {
-      tensors.push_back({parameter->fqn, stored.name, rows});
-      continue;
+  for (const ParameterPtr& parameter : checkpointing::saved_parameters(models::Transformer(args))) {
+    const std::string& fqn = parameter->fqn;
+    for (const hugging_face::HfTensor& stored : hugging_face::hf_tensors(args, fqn)) {
+      checkpoint::RowMap rows;
+      if (stored.head_dim > 0) rows = [stored](int64_t row) { return hugging_face::our_row(stored, row); };
+      tensors.push_back({.from = fqn,
+                         .to = stored.name,
+                         .row_map = rows,
+                         .part = stored.part,
+                         .keeps_dtype = hugging_face::hf_keeps_float32(fqn)});
     }
-    tensors.push_back({stored.name, parameter->fqn, rows});
-    for (const std::string& alias : parameter->aliases) tensors.push_back({stored.name, alias, rows});
+  }
+  return tensors;
+}
+
+// Of which of Hugging Face's weights ours are made.
+std::vector<checkpoint::ConvertedTensor> tensors_of_hugging_face(const models::ModelArgs& args,
+                                                                 const checkpoint::OpenCheckpoint& source) {
+  std::map<std::string, std::string> keys;
+  for (const auto& [key, record] : source.index.tensors) keys.emplace(key, key);
+  const checkpoint::StoredNames names = checkpointing::hugging_face_names(args, keys, source);
+  std::vector<checkpoint::ConvertedTensor> tensors;
+  for (const ParameterPtr& parameter : checkpointing::saved_parameters(models::Transformer(args))) {
+    const std::string& fqn = parameter->fqn;
+    const auto key = names.keys.find(fqn);
+    const auto made = names.made.find(fqn);
+    std::vector<std::string> all = parameter->aliases;
+    all.insert(all.begin(), fqn);
+    for (const std::string& name : all)
+      tensors.push_back(
+          {.from = key != names.keys.end() ? key->second : hugging_face::hf_tensors(args, fqn).front().name,
+           .to = name,
+           .row_map = names.row_map(fqn),
+           .made = made != names.made.end() ? made->second : nullptr,
+           .keeps_dtype = hugging_face::hf_keeps_float32(fqn)});
   }
   return tensors;
 }
@@ -104,7 +126,7 @@ std::unique_ptr<data::Tokenizer> tokenizer_for(const checkpoint::ConvertOptions&
 void convert_to_hugging_face(const std::string& config, checkpoint::ConvertOptions& convert) {
   const ModelOrigin origin = model_origin(convert.source, config);
   const models::ModelArgs args = config::model_args(origin.model);
-  convert.tensors = [args](const auto&) { return convert_names(args, /*to_hugging_face=*/true); };
+  convert.tensors = [args](const auto&) { return tensors_for_hugging_face(args); };
   const fs::path path = config::resolve_input(origin.tokenizer, config::install_root());
   const auto tokenizer = tokenizer_for(convert, origin, path);
   const auto weights = checkpoint::open_checkpoint(convert.source).index.tensors;
@@ -114,7 +136,7 @@ void convert_to_hugging_face(const std::string& config, checkpoint::ConvertOptio
                                   : weight == weights.end() ? checkpoint::Dtype::kFloat32
                                                             : weight->second.dtype;
   const hugging_face::HuggingFaceFiles exported = hugging_face::hugging_face_files(
-      origin.model, dtype, tokenizer.get(), path, origin.record.imported, origin.record.seq_len);
+      origin.model, dtype, tokenizer.get(), path, origin.record.imported, origin.seq_len);
   convert.more_files = exported.files;
   for (const std::string& remark : exported.remarks) log_info("{}", remark);
   const std::string hash = tokenizer ? tokenizer->hash() : origin.record.tokenizer.hash;
@@ -124,7 +146,9 @@ void convert_to_hugging_face(const std::string& config, checkpoint::ConvertOptio
 void convert_from_hugging_face(const std::string& config, checkpoint::ConvertOptions& convert) {
   ModelOrigin origin = model_origin(convert.source, config);
   const models::ModelArgs args = config::model_args(origin.model);
-  convert.tensors = [args](const auto&) { return convert_names(args, /*to_hugging_face=*/false); };
+  convert.tensors = [args](const checkpoint::OpenCheckpoint& source) {
+    return tensors_of_hugging_face(args, source);
+  };
   origin.record.model = origin.model;
   convert.facts = checkpointing::record_facts(origin.record);
 }

@@ -4,6 +4,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "checkpoint/tools/folders.h"
+#include "models/flavors/yarn.h"
 #include "trainer/checkpointing/stored_weights.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/load.h"
@@ -35,6 +36,7 @@ ModelOrigin find_origin(const fs::path& checkpoint, const std::string& config) {
   ModelOrigin origin;
   if (described) origin.model = hugging_face_model(folder);
   origin.record = checkpointing::read_record(open);
+  origin.seq_len = origin.record.seq_len;
   if (!config.empty()) {
     config::ResolvedConfig resolved = config::load_config(config, {});
     hugging_face::resolve_hf_model(resolved, config::install_root());
@@ -47,6 +49,7 @@ ModelOrigin find_origin(const fs::path& checkpoint, const std::string& config) {
       log_info("{} = {} of {} has no effect here: this command runs on one rank", config::kExpertParallel.key,
                resolved.config.parallelism.expert_parallel_degree, config);
     origin.model = resolved.config.model;
+    if (origin.seq_len == 0) origin.seq_len = resolved.config.training.seq_len;
     origin.tokenizer = origin.model.hf_assets_path;
     origin.tokenizer_by = "model.hf_assets_path of " + config;
     return origin;
@@ -87,6 +90,8 @@ ModelSource model_source(const CommandLine::Inference& options) {
   ModelSource source;
   source.origin = model_origin(options.checkpoint, options.config);
   source.args = config::model_args(source.origin.model);
+  if (const int64_t seq_len = source.origin.seq_len; seq_len > 0)
+    source.args = models::with_yarn_decided(source.args, seq_len);
   const auto weights =
       std::make_shared<checkpointing::StoredWeights>(options.checkpoint, source.args, options.ema);
   source.load = [weights](const Parameter& parameter, const at::Tensor& weight) {

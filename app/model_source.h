@@ -15,6 +15,7 @@ struct ModelOrigin {
   config::JobConfig::Model model;  // with hf_assets_path as it was written: a path for resolve_input()
   std::string tokenizer;           // path for resolve_input()
   std::string tokenizer_by;        // what names it, for messages
+  int64_t seq_len = 0;             // of the sequences that the weights were trained with; 0: not known
   checkpointing::JobRecord
       record;  // what the checkpoint says: the tokenizer that the weights were trained with ...
 };

@@ -1,9 +1,10 @@
 """Speed, memory and start-up of Hyperion and torchtitan 0.2.2 (benchmarks/vs_torchtitan.sh starts this).
 
-Both train a llama3 from the same token shard, without activation checkpointing, watched from outside in the same way: a
+Both train from the same token shard, without activation checkpointing, watched from outside in the same way: a
 step's time is the distance of two step lines of rank 0, memory the largest resident set of a rank. The model is the
-debugmodel of both, or 100M: 97.5 million parameters with heads of 64 and 8,192 tokens, which Hyperion makes by [model.args]
-and torchtitan as a flavour that is registered for the run.
+debugmodel of llama3 on both sides, or 100M: 97.5 million parameters with heads of 64 and 8,192 tokens, which Hyperion makes by
+[model.args] and torchtitan as a flavour that is registered for the run, or qwen3_moe or deepseek_v3: the debug models with experts,
+which torchtitan multiplies one by one on a CPU.
 Runs alternate (ours, theirs, ours, ...). A figure is the median over the repetitions of each run's median over the second
 half of its steps (11-20 of 20); a ratio is the median of the ratios of neighbouring runs, with the smallest and largest.
 With --compile torchtitan also runs with its compile.enable, in the same turns; ratios, those of memory and processor time
@@ -33,7 +34,7 @@ sys.path.insert(0, str(ROOT / "tests" / "interop"))
 
 from ranks import JobFailed, Run, run_hyperion, run_torchtitan  # noqa: E402
 
-CONFIG = str(ROOT / "tests" / "interop" / "configs" / "llama3.toml")
+CONFIGS = ROOT / "tests" / "interop" / "configs"
 BASE = "debugmodel"  # the flavour that `args` change, on both sides
 
 
@@ -43,6 +44,7 @@ class Model:
     tokenizer: str  # of Hyperion, for the default corpus
     batch: int  # sequences per rank at most
     args: dict[str, int]  # fields of both programs' model arguments that differ from BASE
+    config: str = "llama3"  # the file that both programs read
 
     def ours(self) -> list[str]:
         return [f"--model.hf_assets_path={ROOT / self.tokenizer}", *(f"--model.args.{key}={value}" for key, value in self.args.items())]
@@ -58,6 +60,8 @@ MODELS = {
     "debugmodel": Model(2048, "tests/assets/tokenizer", 2, {}),
     "100M": Model(8192, "configs/tokenizers/austen_8192", 1,
                   {"dim": 768, "n_layers": 12, "n_heads": 12, "n_kv_heads": 12, "multiple_of": 256, "vocab_size": 8192}),
+    "qwen3_moe": Model(2048, "tests/assets/tokenizer", 1, {}, "qwen3_moe"),
+    "deepseek_v3": Model(2048, "tests/assets/tokenizer", 2, {}, "deepseek_v3"),
 }
 
 
@@ -105,6 +109,9 @@ class Bench:
                 f"--training.steps={steps}", f"--training.mixed_precision_param={dtype}",
                 f"--parallelism.tensor_parallel_degree={setting.tensor}"]
 
+    def config(self, model: str) -> str:
+        return str(CONFIGS / f"{MODELS[model].config}.toml")
+
     def look_around(self) -> None:
         """Notes how much of the machine others use, over one second before a run."""
         def idle_and_all() -> tuple[int, int]:
@@ -120,13 +127,13 @@ class Bench:
         self.look_around()
         data = [] if default_corpus else [f"--training.dataset_path={self.folder / model}"]
         output = f"--job.dump_folder={self.folder / str(self.runs)}"
-        arguments = [CONFIG, *self.arguments(precision, setting, steps), *MODELS[model].ours(), *data, output]
+        arguments = [self.config(model), *self.arguments(precision, setting, steps), *MODELS[model].ours(), *data, output]
         return run_hyperion(self.options.binary, arguments, setting.world, setting.threads)
 
     def theirs(self, model: str, precision: str, setting: Setting, steps: int, compiled: bool = False) -> Run:
         self.look_around()
         options, flavor = MODELS[model].theirs(model)
-        arguments = ["--job.config_file", CONFIG, *self.arguments(precision, setting, steps), *options]
+        arguments = ["--job.config_file", self.config(model), *self.arguments(precision, setting, steps), *options]
         env = {"PEER_TOKENS": self.folder / model / "tokens.bin", **flavor}
         if compiled:
             arguments.append("--compile.enable")
@@ -244,7 +251,7 @@ def main() -> None:
     avx512 = "avx512" in Path("/proc/cpuinfo").read_text()
     result: dict = {"processor": processor(), "cpus": os.cpu_count(), "avx512": avx512, "repetitions": options.repetitions,
                     "steps": options.steps, "figures": []}
-    print(f"{result['processor']}, {os.cpu_count()} CPUs, {'with' if avx512 else 'without'} AVX-512; llama3, "
+    print(f"{result['processor']}, {os.cpu_count()} CPUs, {'with' if avx512 else 'without'} AVX-512; "
           f"{options.repetitions} interleaved repetitions of {options.steps} steps")
     print_header(options.compile)
     notes = []

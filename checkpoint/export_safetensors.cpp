@@ -18,7 +18,8 @@ namespace {
 constexpr uint64_t kConvertedAtATime = uint64_t{16} << 20;  // bytes of a tensor at a time
 
 // Writes this rank's part of a tensor, in the stored type, where the plan has it. Elements that follow each
-// other in the file go out in one write: all of complete rows, of columns a run of each row.
+// other in the file go out in one write: all of complete rows, of columns a run of each row. Of a stack of
+// matrices one at least is held at a time.
 class PartWriter {
  public:
   PartWriter(const ExportedTensor& tensor, size_t number, SafetensorsWriter& writer, MemoryMover& mover,
@@ -26,12 +27,18 @@ class PartWriter {
       : tensor_(tensor), number_(number), writer_(writer), mover_(mover), not_finite_(not_finite) {}
 
   void write() {
-    const Box own = tensor_.tensor->box();
-    if (own.numel() == 0) return;
+    const Box held = tensor_.tensor->box();
+    const std::optional<Box> part = box_in_part(tensor_.part, tensor_.tensor->shape, held);
+    if (!part) return;
+    const Box& own = *part;
     const int64_t rows = own.shape.empty() ? 1 : own.shape.front();
-    const uint64_t row_bytes = static_cast<uint64_t>(own.numel() / rows) * size_of(tensor_.dtype);
+    const auto row_elements = static_cast<uint64_t>(own.numel() / rows);
+    const uint64_t row_bytes = row_elements * size_of(tensor_.dtype);
     const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(kConvertedAtATime / row_bytes));
     uint64_t fetched = 0;  // bytes of the tensor's memory
+    if (!own.shape.empty())
+      fetched = static_cast<uint64_t>(own.offset.front() - held.offset.front()) * row_elements *
+                size_of(tensor_.tensor->dtype);
     for (int64_t row = 0; row < rows; row += step) {
       Box piece = own;
       if (!piece.shape.empty()) {
@@ -63,7 +70,13 @@ class PartWriter {
 
   void write_box(const Box& box, std::span<const std::byte> content) {
     const uint64_t element = size_of(tensor_.dtype);
-    for_each_run(tensor_.tensor->shape, box, [&](const Run& run) {
+    if (tensor_.part.transposes()) {
+      transposed_.resize(content.size());
+      transpose_matrices(box.shape, element, content.data(), transposed_.data());
+      content = transposed_;
+    }
+    const Dims shape = stored_shape(tensor_.part, tensor_.tensor->shape);
+    for_each_run(shape, stored_box(tensor_.part, box), [&](const Run& run) {
       writer_.write(number_, static_cast<uint64_t>(run.in_tensor) * element,
                     content.subspan(static_cast<uint64_t>(run.in_box) * element,
                                     static_cast<uint64_t>(run.count) * element));
@@ -93,7 +106,7 @@ class PartWriter {
   SafetensorsWriter& writer_;
   MemoryMover& mover_;
   NotFinite& not_finite_;
-  std::vector<std::byte> fetched_, stored_, gathered_;
+  std::vector<std::byte> fetched_, stored_, gathered_, transposed_;
 };
 
 }  // namespace
@@ -106,8 +119,10 @@ void export_safetensors(int64_t step, const std::string& save_id, const std::vec
   const bool lead = ranks.rank() == 0;
   const fs::path incoming = folder.incoming(save_id);
   std::vector<NamedTensor> planned;
+  std::map<std::string, size_t> numbers;  // of the files' tensors, in the plan
   for (const ExportedTensor& tensor : tensors)
-    planned.push_back({tensor.name, tensor.dtype, tensor.tensor->shape});
+    if (numbers.emplace(tensor.name, planned.size()).second)
+      planned.push_back({tensor.name, tensor.dtype, stored_shape(tensor.part, tensor.tensor->shape)});
   const SafetensorsPlan plan = plan_safetensors(planned, kSafetensorsFileBytes, notes);
   const auto on_rank_0 = [&](const auto& part) {
     collectively(ranks, [&] {
@@ -123,10 +138,10 @@ void export_safetensors(int64_t step, const std::string& save_id, const std::vec
       NotFinite not_finite;
       run_save_part([&] {
         SafetensorsWriter writer(incoming, plan);
-        for (size_t i = 0; i < tensors.size(); ++i) {
-          const Placement& placement = tensors[i].tensor->placement;
+        for (const ExportedTensor& tensor : tensors) {
+          const Placement& placement = tensor.tensor->placement;
           if (placement.here && placement.replica == 0)
-            PartWriter(tensors[i], i, writer, mover, not_finite).write();
+            PartWriter(tensor, numbers.at(tensor.name), writer, mover, not_finite).write();
         }
         writer.sync();
       });

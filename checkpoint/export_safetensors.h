@@ -10,6 +10,7 @@
 #include "base/collective.h"
 #include "checkpoint/state.h"
 #include "checkpoint/storage/checkpoint_folder.h"
+#include "checkpoint/types/stored_part.h"
 
 namespace hyperion::checkpoint {
 
@@ -18,6 +19,7 @@ struct ExportedTensor {
   std::string name;                           // in the files
   Dtype dtype = Dtype::kFloat32;              // in the files
   std::function<int64_t(int64_t)> row_map{};  // from a row of the tensor to the stored row; empty: the same
+  StoredPart part{};  // without a row_map: where the tensor is in the stored one, which several may share
 };
 
 // The folder becomes step-<step> of `folder`, atomically. `more_files`: name and content, written

@@ -204,25 +204,6 @@ void load_file(const OpenCheckpoint& checkpoint, std::span<const ChunkRead> read
 
 }  // namespace
 
-ChunkReader::ChunkReader(ShardReader& file, const OpenCheckpoint& checkpoint, const std::string& key,
-                         const TensorRecord& record, const Chunk& chunk, bool check_crcs)
-    : chunk_(chunk), entry_(file, chunk.where.offset, chunk.where.length) {
-  const bool bare = checkpoint.index.layout == CheckpointIndex::Layout::kBareBytes;
-  // The layout of what we write ourselves is known; everything else is parsed.
-  const std::string head = bare ? "" : tensor_archive_head(record.dtype, chunk.shape);
-  if (bare || (!check_crcs && entry_.size() == tensor_archive_bytes(record.dtype, chunk.shape) &&
-               entry_.read_text(0, head.size()) == head)) {
-    archive_ = row_major_archive(record.dtype, chunk.shape, head.size());
-    return;
-  }
-  archive_ = open_tensor_archive(entry_, key, record, chunk);
-  if (check_crcs) check_crc(entry_, archive_.data);
-}
-
-void ChunkReader::read(const Box& box, std::byte* out) {
-  read_box(entry_, archive_, relative_to(chunk_.offset, box), out);
-}
-
 const FileRecord* OpenCheckpoint::record(const std::string& file) const {
   if (!manifest) return nullptr;
   const auto found = std::ranges::find(manifest->files, file, &FileRecord::name);
@@ -352,14 +333,19 @@ std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vec
   for (const TensorState& tensor : tensors) {
     const auto stored = names.keys.find(tensor.key);
     if (stored == names.keys.end()) continue;
-    const TensorRecord& record = checkpoint.index.tensors.at(stored->second);
+    const auto made = names.made.find(tensor.key);
+    const std::shared_ptr<const TensorRecord> found =
+        made != names.made.end() ? made->second
+                                 : std::shared_ptr<const TensorRecord>(
+                                       std::shared_ptr<void>(), &checkpoint.index.tensors.at(stored->second));
+    const TensorRecord& record = *found;
     const bool type_fits =
         record.dtype == tensor.dtype || (options.allow_dtype_cast && can_cast(record.dtype, tensor.dtype));
     if (record.shape != tensor.shape || !type_fits) {
       differences.mismatched.push_back({tensor.key, describe_tensor(tensor.dtype, tensor.shape),
                                         describe_tensor(record.dtype, record.shape)});
     }
-    items.push_back({tensor, &record, names.row_map ? names.row_map(tensor.key) : RowMap()});
+    items.push_back({tensor, found, names.row_map ? names.row_map(tensor.key) : RowMap()});
   }
   const std::string problem = explain_differences(checkpoint.folder.string(), differences);
   if (!problem.empty()) {

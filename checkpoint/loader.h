@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -62,13 +63,17 @@ class ChunkReader {
  public:
   ChunkReader(ShardReader& file, const OpenCheckpoint& checkpoint, const std::string& key,
               const TensorRecord& record, const Chunk& chunk, bool check_crcs);
-  // The elements of `box`, a box of the tensor inside the chunk, row-major and in the stored type.
+  // The elements of `box`, a box of the tensor inside the chunk, row-major and in the record's type.
   void read(const Box& box, std::byte* out);
 
  private:
+  void read_scaled(const Box& in_chunk, float* out);
+
   const Chunk& chunk_;
   SliceSource entry_;
   TensorArchive archive_;
+  std::vector<float> scales_;         // of blocks, where the chunk has some
+  std::vector<std::byte> quantized_;  // what they are for
 };
 
 // `box` as counted from `origin`, such as a chunk's offset.
@@ -89,6 +94,9 @@ void read_mapped_rows(const RowMap& row_map, int64_t first, int64_t count, uint6
 // Which tensors of a checkpoint to load, by the names they have in this job.
 struct StoredNames {
   std::map<std::string, std::string> keys;  // name in this job -> key in the index
+  // Those, by name, that have a record of their own in place of the index's: made of several tensors, or in
+  // another form. One without chunks is not stored, and a load leaves its memory as it is.
+  std::map<std::string, std::shared_ptr<const TensorRecord>> made{};
   // For Hugging Face's order of rotary rows. Empty: all rows are the same.
   std::function<RowMap(const std::string& name)> row_map{};
 };
@@ -106,8 +114,8 @@ struct LoadOptions {
 
 // One tensor of a load, compared by name, shape and type.
 struct LoadItem {
-  TensorState tensor;                    // to be filled
-  const TensorRecord* record = nullptr;  // in the checkpoint's index
+  TensorState tensor;                          // to be filled
+  std::shared_ptr<const TensorRecord> record;  // owned by the checkpoint's index, or made for this load
   RowMap row_map{};
 };
 // No I/O, no collectives. Throws IncompatibleCheckpoint with ONE message that lists every missing name (with

@@ -19,6 +19,12 @@ namespace hyperion::checkpoint {
 // as they are.
 std::string canonical_name(std::string_view key);
 
+// Whether a weight of the model has an average where averages are kept: the experts' biases, which are no
+// parameters, have none, and serve both.
+inline bool is_averaged(std::string_view name) {
+  return !name.ends_with(".moe.expert_bias");
+}
+
 // checkpoint.rename: old -> new, applied on load after canonical_name.
 using RenameTable = std::vector<std::pair<std::string, std::string>>;
 

@@ -15,6 +15,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "models/block_linear.h"
+#include "models/flavors/yarn.h"
 #include "models/kernels/common/dtype.h"
 #include "models/layer_metrics.h"
 #include "models/ops.h"
@@ -151,11 +152,6 @@ std::vector<std::pair<std::string, Linear*>> Transformer::linears() {
 
 namespace {
 
-// Whether YaRN's rescaling applies to sequences of that length.
-bool stretches(const ModelArgs& args, int64_t seq_len) {
-  return args.rope_yarn && seq_len > args.rope_original_length;
-}
-
 // Frequencies that make many rotations within the original length are kept, those that make few are divided
 // by the factor, and those between are blended linearly in their index.
 at::Tensor yarn_frequencies(const ModelArgs& args, const at::Tensor& frequencies) {
@@ -179,7 +175,7 @@ at::Tensor rope_frequencies(const ModelArgs& args, int64_t seq_len) {
   const int64_t width = args.kv_lora_rank > 0 ? args.qk_rope_head_dim : args.head_dim;
   const at::Tensor exponents = at::arange(0, width, 2, at::kFloat) / width;
   const at::Tensor frequencies = at::pow(args.rope_theta, exponents).reciprocal();
-  if (stretches(args, seq_len)) return yarn_frequencies(args, frequencies);
+  if (scales_by_yarn(args, seq_len)) return yarn_frequencies(args, frequencies);
   if (!args.rope_scaling) return frequencies;
   const double factor = args.rope_factor, low = args.rope_low_freq_factor, high = args.rope_high_freq_factor;
   const double length = static_cast<double>(args.rope_original_length);
@@ -199,7 +195,7 @@ SequenceContext Transformer::context(int64_t seq_len, at::Device device) const {
   return {.cos = angles.cos().to(device),
           .sin = angles.sin().to(device),
           .documents = {},
-          .attention_factor = stretches(args_, seq_len) ? mscale * mscale : 1};
+          .attention_factor = scales_by_yarn(args_, seq_len) ? mscale * mscale : 1};
 }
 
 SequenceContext inside_documents(const SequenceContext& plain, const at::Tensor& positions,

@@ -29,7 +29,7 @@ RULES = {
     "trainer/config": ("base", "checkpoint/types", "models/flavors"),
     "trainer/metrics": ("base", "models/flavors", "trainer/config"),
     "trainer/optim": ("base/*", "models", "parallel/*", "trainer/config"),
-    "trainer/hugging_face": ("base", "models/flavors", "data", "trainer/config"),
+    "trainer/hugging_face": ("base", "models/flavors", "checkpoint/types", "data", "trainer/config"),
     "trainer/runtime": ("base/*", "models/flavors", "parallel/*", "trainer/config", "trainer/metrics"),
     "trainer/checkpointing": ("base/*", "models/*", "parallel/*", "checkpoint", "checkpoint/types", "checkpoint/format",
                               "checkpoint/storage", "data", "trainer/config", "trainer/optim", "trainer/hugging_face",

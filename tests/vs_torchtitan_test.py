@@ -105,7 +105,7 @@ class Models(unittest.TestCase):
         self.assertEqual(MODELS["100M"].vocabulary, flavor["args"]["vocab_size"])
 
     def test_the_larger_model_trains_one_sequence_per_rank(self):
-        self.assertEqual([THROUGHPUT["one_rank"].of(model).batch for model in MODELS.values()], [2, 1])
+        self.assertEqual([THROUGHPUT["one_rank"].of(MODELS[name]).batch for name in ("debugmodel", "100M")], [2, 1])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,12 @@
 #include "trainer/expert_balance.h"
 
+#include <array>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/stack.h>
@@ -8,22 +15,34 @@
 #include "parallel/comm/trace_range.h"
 
 namespace hyperion::trainer {
+namespace {
+
+constexpr std::string_view kExperts = "experts/", kBusiest = "experts/busiest_over_mean",
+                           kBusiestExpert = "experts/busiest", kIdlest = "experts/idlest_over_mean",
+                           kIdlestExpert = "experts/idlest";
+
+// Tokens of each expert on all ranks of the stage, int64 [blocks, experts].
+at::Tensor global_counts(const std::vector<models::ExpertBalancePtr>& balances,
+                         const parallel::FsdpContext& ranks) {
+  std::vector<at::Tensor> counts;
+  for (const models::ExpertBalancePtr& balance : balances) counts.push_back(balance->counts);
+  const at::Tensor all = at::stack(counts);
+  parallel::ReduceChain({&ranks.shard(), &ranks.replicate()}).all_reduce_sum(all);
+  return all;
+}
+
+}  // namespace
 
 void update_expert_biases(const std::vector<models::ExpertBalancePtr>& balances,
                           const parallel::FsdpContext& ranks, const at::Tensor& skip) {
   std::vector<models::ExpertBalancePtr> updated;
-  std::vector<at::Tensor> counts;
-  for (const models::ExpertBalancePtr& balance : balances) {
-    if (balance->coefficient == 0) continue;
-    updated.push_back(balance);
-    counts.push_back(balance->counts);
-  }
+  for (const models::ExpertBalancePtr& balance : balances)
+    if (balance->coefficient > 0) updated.push_back(balance);
   if (updated.empty()) return;
   failpoint("step.counts");
   const parallel::TraceRange range("update of expert biases");
   at::NoGradGuard no_grad;
-  const at::Tensor all = at::stack(counts);  // [blocks, experts]
-  parallel::ReduceChain({&ranks.shard(), &ranks.replicate()}).all_reduce_sum(all);
+  const at::Tensor all = global_counts(updated, ranks);
   // The sign of mean - count, in integers.
   const at::Tensor sign = (all.sum(1, /*keepdim=*/true) - all * all.size(1)).sign().to(at::kFloat);
   const at::Tensor made = 1 - skip.to(sign.device());
@@ -32,6 +51,52 @@ void update_expert_biases(const std::vector<models::ExpertBalancePtr>& balances,
     updated[i]->bias->weight.add_((step - step.mean()) * made);
     updated[i]->counts.zero_();
   }
+}
+
+void record_expert_loads(const std::vector<models::ExpertBalancePtr>& balances,
+                         const parallel::FsdpContext& ranks, models::LayerMetrics& reported) {
+  if (balances.empty()) return;
+  at::NoGradGuard no_grad;
+  const at::Tensor all = global_counts(balances, ranks).to(at::kFloat);
+  const at::Tensor mean = all.mean(1).clamp_min(1);  // a step without tokens has no busiest expert
+  const auto [most, busiest] = all.max(1);
+  const auto [fewest, idlest] = all.min(1);
+  const std::array<std::pair<std::string_view, at::Tensor>, 4> figures = {
+      {{kBusiest, most / mean},
+       {kBusiestExpert, busiest.to(at::kFloat)},
+       {kIdlest, fewest / mean},
+       {kIdlestExpert, idlest.to(at::kFloat)}}};
+  for (size_t i = 0; i < balances.size(); ++i) {
+    const models::ExpertBalance& balance = *balances[i];
+    const std::string& fqn = balance.bias->fqn;  // layers.N.moe.expert_bias
+    const std::string block = fqn.substr(0, fqn.find('.', fqn.find('.') + 1));
+    for (const auto& [tag, of_blocks] : figures)
+      reported.record(fmt::format("{}/{}", tag, block), models::LayerMetrics::Reduction::kMax,
+                      of_blocks.select(0, static_cast<int64_t>(i)));
+    if (balance.coefficient == 0) balance.counts.zero_();
+  }
+}
+
+metrics::MetricList keep_worst_block(metrics::MetricList reported) {
+  const std::string prefix = fmt::format("{}/layers.", kBusiest);
+  std::string worst;
+  double most = -1;
+  for (const auto& [tag, value] : reported)
+    if (tag.starts_with(prefix) && value > most) {
+      most = value;
+      worst = tag.substr(prefix.size());
+    }
+  if (worst.empty()) return reported;
+  metrics::MetricList kept;
+  for (auto& [tag, value] : reported) {
+    const size_t of_block = tag.starts_with(kExperts) ? tag.find("/layers.") : tag.npos;
+    if (of_block == tag.npos)
+      kept.emplace_back(std::move(tag), value);
+    else if (tag.substr(of_block + std::string_view("/layers.").size()) == worst)
+      kept.emplace_back(tag.substr(0, of_block), value);
+  }
+  kept.emplace_back("experts/worst_layer", std::stod(worst));
+  return kept;
 }
 
 }  // namespace hyperion::trainer

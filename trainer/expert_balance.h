@@ -7,8 +7,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "models/layer_metrics.h"
 #include "models/moe/moe.h"
 #include "parallel/fsdp/fsdp.h"
+#include "trainer/metrics/metrics_jsonl.h"
 
 namespace hyperion::trainer {
 
@@ -18,5 +20,14 @@ namespace hyperion::trainer {
 // where the step is not made: the bias stays. Collective over these; nothing waits for the device.
 void update_expert_biases(const std::vector<models::ExpertBalancePtr>& balances,
                           const parallel::FsdpContext& ranks, const at::Tensor& skip);
+
+// Reports of each block, in a step that is logged and before the update, the tokens of its busiest and of its
+// idlest expert over the mean, and which these are. Where nothing is updated, counts begin at 0 after it.
+// Collective; nothing waits for the device.
+void record_expert_loads(const std::vector<models::ExpertBalancePtr>& balances,
+                         const parallel::FsdpContext& ranks, models::LayerMetrics& reported);
+// Of what all blocks reported leaves the block whose busiest expert is furthest from the mean, with its
+// number.
+metrics::MetricList keep_worst_block(metrics::MetricList reported);
 
 }  // namespace hyperion::trainer

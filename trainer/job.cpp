@@ -4,6 +4,7 @@
 
 #include "base/collective.h"
 #include "base/log.h"
+#include "models/flavors/yarn.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/config/validate.h"
@@ -44,7 +45,7 @@ Job start_job(const config::ResolvedConfig& resolved) {
   Job job;
   job.configured = resolved;
   const config::JobConfig& config = job.configured.config;
-  job.model = config::model_args(config.model);
+  job.model = models::with_yarn_decided(config::model_args(config.model), config.training.seq_len);
   // A dry run has no other rank's choices: it deals round robin, as each of them would.
   job.model.force_load_balance = config.debug.moe_force_load_balance || config::is_dry_run(config);
   const parallel::Environment environment = job_environment(config);

@@ -4,6 +4,7 @@
 
 #include "checkpoint/names.h"
 #include "parallel/job/phase.h"
+#include "trainer/checkpointing/hugging_face_weights.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/stored_weights.h"
 #include "trainer/config/input_path.h"
@@ -35,11 +36,13 @@ void require_model_of_job(const config::JobConfig& config, const models::ModelAr
   std::map<std::string, std::string> names;
   for (const auto& [name, key] : chosen.names)
     if (chosen.checkpoint.index.tensors.contains(key)) names.emplace(name, key);
-  checkpointing::require_same_dimensions(
-      model, chosen.checkpoint,
-      chosen.hugging_face ? checkpointing::hugging_face_names(model, names)
-                          : checkpointing::own_names(chosen.checkpoint, names, /*ema=*/false),
-      model_remedy(config, chosen));
+  const checkpoint::StoredNames stored =
+      chosen.hugging_face ? checkpointing::hugging_face_names(model, names, chosen.checkpoint)
+                          : checkpointing::own_names(chosen.checkpoint, names, /*ema=*/false);
+  checkpointing::require_same_dimensions(model, chosen.checkpoint, stored, model_remedy(config, chosen));
+  if (checkpointing::has_block_scales(stored) && !config.checkpoint.initial_load_in_hf_quantized)
+    throw_config("{}: holds fp8 weights with block scales; to read them start with {}", chosen.path.string(),
+                 config::override_text("checkpoint.initial_load_in_hf_quantized", "true"));
 }
 
 }  // namespace

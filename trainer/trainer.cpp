@@ -371,7 +371,9 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
     model_.optimizer->step(checkpointing::learning_rate(plan_, step), skip, divisor);
     if (model_.ema) model_.ema->update(step, skip);
     if (job_.model.num_experts > 0) parallel::set_phase(fmt::format("step {} sum of expert counts", step));
-    update_expert_biases(model_.stage->balances(), *model_.fsdp, skip);
+    const std::vector<models::ExpertBalancePtr> balances = model_.stage->balances();
+    if (metrics_->should_log(step)) record_expert_loads(balances, *model_.fsdp, reported);
+    update_expert_biases(balances, *model_.fsdp, skip);
     model_.stage->weights_changed();
   }
   model_.stage->drop_gradients();
@@ -417,15 +419,15 @@ void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, cons
   const parallel::ReduceChain groups = job_.runtime.groups->loss_groups();
   groups.all_reduce_sum(sum);
   groups.all_reduce_max(max);
-  metrics::StepMetrics metrics{
-      .step = step,
-      .global_avg_loss = sum.item<double>(),
-      .global_max_loss = max.item<double>(),
-      .grad_norm = norm.item<double>(),
-      .lr = checkpointing::learning_rate(plan_, step),
-      .n_tokens_seen = state_.tokens_seen,
-      .extra = reduce_layer_metrics(reported, job_.runtime.groups->all_ranks(),
-                                    job_.runtime.groups->get(parallel::MeshDim::kPp), job_.runtime.device)};
+  metrics::StepMetrics metrics{.step = step,
+                               .global_avg_loss = sum.item<double>(),
+                               .global_max_loss = max.item<double>(),
+                               .grad_norm = norm.item<double>(),
+                               .lr = checkpointing::learning_rate(plan_, step),
+                               .n_tokens_seen = state_.tokens_seen,
+                               .extra = keep_worst_block(reduce_layer_metrics(
+                                   reported, job_.runtime.groups->all_ranks(),
+                                   job_.runtime.groups->get(parallel::MeshDim::kPp), job_.runtime.device))};
   if (rank_monitor_)
     for (const auto& metric : rank_monitor_->log_step(step)) metrics.extra.push_back(metric);
   if (resumed_step_ > 0 && !std::isnan(state_.last_loss)) {  // so that a jump of the curve is seen

@@ -71,7 +71,11 @@ ChunkReader& ContentReader::chunk(const std::string& key, const TensorRecord& re
 }
 
 void ContentReader::read(const std::string& key, const Box& wanted, std::byte* out) {
-  const TensorRecord& record = checkpoint_.index.tensors.at(key);
+  read(key, checkpoint_.index.tensors.at(key), wanted, out);
+}
+
+void ContentReader::read(const std::string& key, const TensorRecord& record, const Box& wanted,
+                         std::byte* out) {
   const size_t element = size_of(record.dtype);
   int64_t missing = wanted.numel();
   for (const Chunk& chunk : record.chunks) {

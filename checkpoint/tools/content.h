@@ -45,6 +45,8 @@ class ContentReader {
 
   // A box of tensor `key`, row-major, to `out`. Throws Error(kBadData) naming file and tensor.
   void read(const std::string& key, const Box& wanted, std::byte* out);
+  // The same by a record other than the index's, which outlives the reader.
+  void read(const std::string& key, const TensorRecord& record, const Box& wanted, std::byte* out);
 
   // Calls take(box, data) for boxes of at most `max` elements that fill the tensor, as each_box() does.
   using Take = std::function<void(const Box& box, const std::byte* data)>;

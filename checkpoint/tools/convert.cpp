@@ -1,6 +1,7 @@
 // ckpt convert
 #include <algorithm>
-#include <set>
+#include <cstring>
+#include <map>
 #include <system_error>
 
 #include <fmt/format.h>
@@ -15,6 +16,7 @@
 #include "checkpoint/cast.h"
 #include "checkpoint/finite.h"
 #include "checkpoint/format/safetensors/safetensors_writer.h"
+#include "checkpoint/names.h"
 #include "checkpoint/save_job.h"
 #include "checkpoint/storage/checkpoint_folder.h"
 #include "checkpoint/tools/aligned_table.h"
@@ -28,45 +30,69 @@ namespace {
 
 using Take = ItemReader::Take;
 
-// The model's weights, by name without the prefix of averages.
-std::map<std::string, TensorRecord> weights_of(const OpenCheckpoint& source, bool ema) {
-  std::map<std::string, TensorRecord> weights;
+// The keys of the model's weights, by name without the prefix of averages.
+std::map<std::string, std::string> weights_of(const OpenCheckpoint& source, bool ema) {
+  std::map<std::string, std::string> weights, without_average;
   for (const auto& [key, record] : source.index.tensors) {
-    if (component_of(key) != (ema ? kEmaComponent : kModelComponent)) continue;
-    weights.emplace(ema ? key.substr(kEmaPrefix.size()) : key, record);
+    const std::string component = component_of(key);
+    if (component == (ema ? kEmaComponent : kModelComponent))
+      weights.emplace(ema ? key.substr(kEmaPrefix.size()) : key, key);
+    if (ema && component == kModelComponent && !is_averaged(key)) without_average.emplace(key, key);
   }
   if (weights.empty())
     throw_data("{}: holds no {}", source.folder.string(),
                ema ? "averaged weights (ema.*): it was written without [ema]" : "model weights");
+  weights.merge(without_average);
   return weights;
 }
 
 // A tensor of the destination and where its numbers come from.
 struct Weight {
-  std::string to, key;  // key: in the source's index
+  struct Source {
+    std::string key;  // in the source's index
+    std::shared_ptr<const TensorRecord> record;
+    StoredPart part;  // where it is in this tensor
+  };
+  std::string to;
   Dims shape;
   Dtype from_dtype = Dtype::kFloat32, dtype = Dtype::kFloat32;
   RowMap row_map{};
+  std::vector<Source> sources;  // several where they are transposed, else one
+
+  const Source& source() const { return sources.front(); }
 };
 
 std::vector<Weight> plan_weights(const OpenCheckpoint& source, const ConvertOptions& options) {
-  const std::map<std::string, TensorRecord> records = weights_of(source, options.ema);
+  const std::map<std::string, std::string> keys = weights_of(source, options.ema);
   std::vector<ConvertedTensor> wanted;
   if (options.tensors)
-    wanted = options.tensors(records);
+    wanted = options.tensors(source);
   else
-    for (const auto& [name, record] : records) wanted.push_back({name, name});
+    for (const auto& [name, key] : keys) wanted.push_back({name, name});
   std::vector<Weight> weights;
-  std::set<std::string> names;
+  std::map<std::string, size_t> numbers;  // by name
   for (ConvertedTensor& one : wanted) {
-    const auto found = records.find(one.from);
-    if (found == records.end())
+    const auto found = keys.find(one.from);
+    if (found == keys.end() && !one.made)
       throw_data("{}: has no tensor {}, which {} is made of", source.folder.string(), one.from, one.to);
-    if (!names.insert(one.to).second) throw_bug("convert: two tensors become {}", one.to);
-    const TensorRecord& record = found->second;
-    const bool cast = options.dtype && can_cast(record.dtype, *options.dtype);
-    weights.push_back({one.to, (options.ema ? std::string(kEmaPrefix) : "") + one.from, record.shape,
-                       record.dtype, cast ? *options.dtype : record.dtype, std::move(one.row_map)});
+    const std::string& key = found == keys.end() ? one.from : found->second;
+    std::shared_ptr<const TensorRecord> record = one.made;
+    if (!record)
+      record = std::shared_ptr<const TensorRecord>(std::shared_ptr<void>(), &source.index.tensors.at(key));
+    const Weight::Source from{key, record, one.part};
+    const auto [number, is_new] = numbers.emplace(one.to, weights.size());
+    if (!is_new) {
+      if (!one.part.transposes()) throw_bug("convert: two tensors become {}", one.to);
+      weights[number->second].sources.push_back(from);
+      continue;
+    }
+    const bool cast = options.dtype && !one.keeps_dtype && can_cast(record->dtype, *options.dtype);
+    weights.push_back({.to = one.to,
+                       .shape = stored_shape(one.part, record->shape),
+                       .from_dtype = record->dtype,
+                       .dtype = cast ? *options.dtype : record->dtype,
+                       .row_map = std::move(one.row_map),
+                       .sources = {from}});
   }
   return weights;
 }
@@ -106,11 +132,14 @@ class WeightReader : public ItemReader {
     const Weight& weight = weights_[number];
     reading_ = true;
     const size_t from = size_of(weight.from_dtype), to = size_of(weight.dtype);
-    each_box(weight.shape, static_cast<int64_t>(kContentPiece / std::max(from, to)), [&](const Box& box) {
+    auto elements = static_cast<int64_t>(kContentPiece / std::max(from, to));
+    // Columns of its sources are rows of it: of few rows each source would be read many times.
+    if (weight.source().part.transposes()) elements = std::max(elements, weight.shape[1] * weight.shape[2]);
+    each_box(weight.shape, elements, [&](const Box& box) {
       const auto count = static_cast<uint64_t>(box.numel());
       rows_.resize(count * from);
       read_rows(weight, box);
-      const bool finite = read_.scan(weight.key, weight.from_dtype, rows_.data(), count * from) == 0;
+      const bool finite = read_.scan(weight.source().key, weight.from_dtype, rows_.data(), count * from) == 0;
       if (weight.dtype != weight.from_dtype) {
         cast_.resize(count * to);
         cast(weight.from_dtype, rows_.data(), weight.dtype, cast_.data(), count);
@@ -123,17 +152,47 @@ class WeightReader : public ItemReader {
   }
 
  private:
+  // The part's elements of a box of the weight that has all of the part's columns.
+  void read_transposed(const Weight::Source& source, const Box& box) {
+    const auto& [key, record, part] = source;
+    const Dims& shape = record->shape;
+    Box columns = box;
+    columns.offset[2] = part.first;
+    columns.shape[2] = shape[1];
+    const Box own = own_box(part, columns);
+    const size_t element = size_of(record->dtype);
+    part_.resize(static_cast<size_t>(own.numel()) * element);
+    turned_.resize(part_.size());
+    contents_.read(key, *record, own, part_.data());
+    transpose_matrices(own.shape, element, part_.data(), turned_.data());
+    const auto run = static_cast<size_t>(shape[1]) * element;
+    const auto width = static_cast<size_t>(part.width) * element;
+    std::byte* to = rows_.data() + static_cast<size_t>(part.first) * element;
+    for (size_t at = 0; at < turned_.size(); at += run, to += width)
+      std::memcpy(to, turned_.data() + at, run);
+  }
+
   void read_rows(const Weight& weight, Box box) {
-    if (!weight.row_map || box.shape.empty()) return contents_.read(weight.key, box, rows_.data());
+    const auto& [key, record, part] = weight.source();
+    if (record->chunks.empty()) {
+      std::ranges::fill(rows_, std::byte{0});
+      return;
+    }
+    if (part.transposes()) {
+      for (const Weight::Source& source : weight.sources) read_transposed(source, box);
+      return;
+    }
+    if (!weight.row_map || box.shape.empty())
+      return contents_.read(key, *record, own_box(part, std::move(box)), rows_.data());
     const int64_t count = box.shape[0];
     read_mapped_rows(weight.row_map, box.offset[0], count, rows_.size() / static_cast<uint64_t>(count),
                      rows_.data(), [&](int64_t first, int64_t stored, std::byte* out) {
                        if (first < 0 || first + stored > weight.shape[0])
                          throw_bug("convert: rows of {} come from rows {} to {} of {}", weight.to, first,
-                                   first + stored - 1, weight.key);
+                                   first + stored - 1, weight.source().key);
                        box.offset[0] = first;
                        box.shape[0] = stored;
-                       contents_.read(weight.key, box, out);
+                       contents_.read(weight.source().key, *weight.source().record, box, out);
                      });
   }
 
@@ -142,7 +201,7 @@ class WeightReader : public ItemReader {
   Progress progress_;
   uint64_t done_ = 0;
   bool reading_ = false;
-  std::vector<std::byte> rows_, cast_;
+  std::vector<std::byte> rows_, cast_, part_, turned_;
   NotFinite read_, converted_;
 };
 

@@ -143,12 +143,12 @@ void print_one_json(const OpenCheckpoint& checkpoint, CheckpointKind kind, std::
   json["tensors"] = Json::object();
   for (const auto& [key, record] : checkpoint.index.tensors) {
     Json chunks = Json::array();
-    for (const auto& [offset, shape, where] : record.chunks)
-      chunks.push_back({{"offset", offset},
-                        {"shape", shape},
-                        {"file", where.file},
-                        {"at", where.offset},
-                        {"length", where.length}});
+    for (const Chunk& chunk : record.chunks)
+      chunks.push_back({{"offset", chunk.offset},
+                        {"shape", chunk.shape},
+                        {"file", chunk.where.file},
+                        {"at", chunk.where.offset},
+                        {"length", chunk.where.length}});
     json["tensors"][key] = {
         {"dtype", torch_name(record.dtype)}, {"shape", record.shape}, {"chunks", std::move(chunks)}};
   }

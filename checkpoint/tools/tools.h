@@ -11,12 +11,14 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "checkpoint/finite.h"
+#include "checkpoint/types/stored_part.h"
 #include "checkpoint/tools/content.h"
 #include "checkpoint/types/choices.h"
 
@@ -134,20 +136,26 @@ struct NameList {
 ExitCode diff_names(const NameList& a, const NameList& b, bool json, std::FILE* out);
 
 // --- convert: model weights, between DCP and safetensors and between types ---
-// One tensor to write: row r of `to` is row row_map(r) of the source's tensor `from`; without a map, rows are
-// the same. `shape` and type are the source's.
+// One tensor to write, of the source's shape and type: row r of `to` is row row_map(r) of the source's tensor
+// `from`; without a map, rows are the same.
 struct ConvertedTensor {
   std::string from, to;
   RowMap row_map{};
+  // Without a map: where `from` is in `to`; several tensors of the same size may fill one.
+  StoredPart part{};
+  // A record in place of the index's: made of several tensors, or in another form. One without chunks is
+  // zero.
+  std::shared_ptr<const TensorRecord> made{};
+  bool keeps_dtype = false;  // whatever type is asked for
 };
 struct ConvertOptions {
   std::filesystem::path source, destination;  // the destination must not exist
   WeightFormat format = WeightFormat::kSafetensors;
   std::optional<Dtype> dtype{};  // of floating-point tensors; nothing: as they are
   bool ema = false;              // the averages instead of the weights
-  // Which tensors are written, given all model weights of the source (averages without their "ema."). Empty:
-  // all, under their own names. Throws what the user shall read when the weights do not fit its model.
-  std::function<std::vector<ConvertedTensor>(const std::map<std::string, TensorRecord>& weights)> tensors{};
+  // Which tensors are written, given the source. Empty: all model weights, under their own names. Throws what
+  // the user shall read when the weights do not fit its model.
+  std::function<std::vector<ConvertedTensor>(const OpenCheckpoint& source)> tensors{};
   std::map<std::string, std::string>
       more_files{};  // name -> content, written next to safetensors: config.json, a tokenizer
   // Facts about the weights: in __metadata__ of safetensors, or in a DCP manifest together with the source's

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -43,12 +44,26 @@ struct Span {
   bool operator==(const Span&) const = default;
 };
 
+// What another program's bare bytes hold where they are not the piece's elements one by one, row-major.
+struct ForeignForm {
+  // Where the piece's elements lie among those in the bytes: the first, and the distances along each of its
+  // dimensions. Empty: row-major.
+  Dims strides;
+  int64_t first = 0;
+  // Where `scales` names a file: the bytes are float8_e4m3fn, of a matrix that is the piece's last two
+  // dimensions, and each square of `block` rows and columns is multiplied by the float32 for it there,
+  // row-major. The record's type is float32.
+  Span scales;
+  int64_t block = 0;
+};
+
 // A rectangular piece of a tensor. `where` is a complete archive in DCP files, and the bare bytes in
 // safetensors files.
 struct Chunk {
   Dims offset;  // of the piece in the tensor
   Dims shape;   // of the piece; may have extents of 0
   Span where;
+  std::shared_ptr<const ForeignForm> form{};  // of bare bytes; null: the elements, row-major
 };
 
 struct TensorRecord {

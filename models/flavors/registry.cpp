@@ -195,11 +195,13 @@ const std::map<std::string, Flavors, std::less<>>& registry() {
        {{"debugmodel", deepseek_v3({256, 6, 1, 16, 1024, 2048, {8, 256, 3}, 2})},
         {"16B", large_deepseek_v3(deepseek_v3({2048, 27, 1, 16, 10944, 102400, {64, 1408, 6}, 2}), 0, 1)},
         {"236B", large_deepseek_v3(deepseek_v3({5120, 60, 1, 128, 12288, 102400, {160, 1536, 6}, 2}), 3, 16)},
-        {"671B", deepseek_v3_671b()}}},
+        {"671B", deepseek_v3_671b()},
+        {kFlavorFromHf, from_hf(deepseek_v3({1, 1, 0, 1, 1, 1, {0, 0, 1}, 0}))}}},
       {"llama4",
        {{"debugmodel", llama4(256, 6, 16, 16, 2048, 0, 256, 8, 2)},
         {"17bx16e", llama4_16e()},
-        {"17bx128e", llama4_128e()}}},
+        {"17bx128e", llama4_128e()},
+        {kFlavorFromHf, from_hf(llama4(128, 1, 1, 1, 1, 0, 1, 0, 1))}}},
   };
   return flavors;
 }

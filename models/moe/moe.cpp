@@ -57,7 +57,8 @@ MoE::Sending MoE::start_dispatch(const at::Tensor& scores, bool at_once, const B
                            : at_once         ? RowCounts::kPadded
                                              : RowCounts::kOnHost;
   auto made = std::make_shared<Dispatch>(dispatch_tokens(choices, routing_.experts, counts));
-  if (run.counts_tokens && balance_->coefficient > 0) balance_->counts.add_(made->expert_rows);
+  if (run.counts_tokens && (balance_->coefficient > 0 || run.metrics != nullptr))
+    balance_->counts.add_(made->expert_rows);
   Sending sending{{made, {}}};
   if (ranks_ != nullptr) sending.counts.emplace(std::move(made), *ranks_, forces_balance_);
   return sending;

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import numpy
 import torch
-from safetensors.torch import load_file
+from ranks import run_hyperion
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig,
-                          LogitsProcessor, LogitsProcessorList, Qwen3Config)
+from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, DeepseekV3Config, GenerationConfig,
+                          Llama4TextConfig, LlamaConfig, LogitsProcessor, LogitsProcessorList, Qwen3Config,
+                          Qwen3MoeConfig)
 from transformers.utils.logging import disable_progress_bar
 
 TOKENIZER = Path(__file__).resolve().parents[1] / "assets" / "tokenizer"
@@ -25,6 +27,13 @@ SCALING = {"rope_type": "llama3", "factor": 5.0, "low_freq_factor": 1.0, "high_f
            "original_max_position_embeddings": 24}
 SMALL = dict(hidden_size=48, intermediate_size=100, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
              vocab_size=1009, max_position_embeddings=128)
+LATENT = dict(SMALL, num_key_value_heads=6, num_experts_per_tok=3, n_routed_experts=8, moe_intermediate_size=20,
+              first_k_dense_replace=1, kv_lora_rank=24, qk_nope_head_dim=10, qk_rope_head_dim=6, v_head_dim=8,
+              num_mtp_layers=0)
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 16.0, "beta_slow": 1.0, "mscale": 0.7,
+        "mscale_all_dim": 0.7, "original_max_position_embeddings": 32}
+LLAMA4 = dict(head_dim=8, num_local_experts=4, num_experts_per_tok=2, intermediate_size_mlp=60, use_qk_norm=False,
+              attn_temperature_tuning=False, no_rope_layers=[1] * 4, layer_types=["full_attention"] * 4)
 MODELS = {
     "llama, tied, head_dim apart": LlamaConfig(**SMALL, head_dim=20, tie_word_embeddings=True, rms_norm_eps=1e-5),
     "llama, untied, scaled rotation": LlamaConfig(**SMALL, rope_parameters={**SCALING, "rope_theta": 70000.0}),
@@ -34,14 +43,29 @@ MODELS = {
     "qwen3, untied, heads that do not divide": Qwen3Config(**{**SMALL, "hidden_size": 50, "num_attention_heads": 9,
                                                              "num_key_value_heads": 3}, head_dim=12,
                                                            rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
+    "qwen3_moe": Qwen3MoeConfig(**SMALL, head_dim=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20,
+                                norm_topk_prob=True),
+    "qwen3_moe, some layers dense": Qwen3MoeConfig(**{**SMALL, "num_hidden_layers": 4}, head_dim=16, num_experts=5,
+                                                   num_experts_per_tok=3, moe_intermediate_size=20, decoder_sparse_step=2,
+                                                   mlp_only_layers=[0, 1]),
+    "deepseek_v3, YaRN": DeepseekV3Config(**LATENT, q_lora_rank=28, n_group=4, topk_group=2, n_shared_experts=2,
+                                          rope_parameters=YARN),
+    "deepseek_v3, no latent of queries, no groups": DeepseekV3Config(**LATENT, q_lora_rank=None, n_group=1, topk_group=1,
+                                                                     routed_scaling_factor=1.5, norm_topk_prob=False),
+    "llama4_text": Llama4TextConfig(**{**SMALL, "num_hidden_layers": 4}, **LLAMA4, interleave_moe_layer_step=2,
+                                    rope_parameters={**SCALING, "rope_theta": 70000.0}),
 }
+
+
+def biases_of(model):
+    return [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
 
 
 def make_model(config):
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # norms too: each weight must count
+        for parameter in [*model.parameters(), *biases_of(model)]:  # norms too: each weight must count
             parameter.copy_(torch.randn_like(parameter) * 0.3)
     return model
 
@@ -96,7 +120,8 @@ def check_model(tool, config, folder):
     close(our_logits(tool, "logits", folder / "sharded"), theirs, "several files and an old config.json, read here")
 
     back = folder / "back"  # in and out again: every tensor and setting as it was
-    our_logits(tool, "export", folder / "sharded", back, "float32", 60_000)
+    our_logits(tool, "export", folder / "sharded", back, "float32")
+    back = back / "step-1"
     original, returned = tensors_of(folder / "single"), tensors_of(back)
     assert original.keys() == returned.keys(), original.keys() ^ returned.keys()
     for name, tensor in original.items():
@@ -105,9 +130,9 @@ def check_model(tool, config, folder):
     for key in before.keys() - {"_name_or_path", "transformers_version", "bos_token_id", "eos_token_id"}:
         assert after.get(key) == before[key], (key, before[key], after.get(key))
 
-    for dtype, limit in (("float32", 10**9), ("bfloat16", 60_000)):  # our own weights
-        out = folder / dtype
-        ours = our_logits(tool, "export", folder / "single", out, dtype, limit, 11)
+    for dtype in ("float32", "bfloat16"):  # our own weights
+        ours = our_logits(tool, "export", folder / "single", folder / dtype, dtype, 11)
+        out = folder / dtype / "step-1"
         assert AutoConfig.from_pretrained(out).dtype == getattr(torch, dtype)
         close(ours, their_logits(load(out)), f"drawn here, {dtype}, read by transformers")
 
@@ -219,6 +244,90 @@ last_save_in_hf = true
     print("  settings come back")
 
 
+JOB = """
+[job]
+dump_folder = "{place}"
+[model]
+name = "{name}"
+flavor = "from_hf"
+hf_assets_path = "{original}"
+[optimizer]
+lr = 1e-30
+[training]
+dataset_path = "{folder}/text.jsonl"
+steps = 1
+local_batch_size = {rows}
+global_batch_size = 2
+seq_len = 48
+[checkpoint]
+enable = true
+initial_load_in_hf = true
+last_save_in_hf = true
+"""
+
+
+def check_experts(hyperion, tool, folder):
+    """Experts go in and out by a job on 1 and 2 ranks and by conversions, bit for bit; generate and eval open the folder."""
+    folder.mkdir()
+    (folder / "text.jsonl").write_text("".join(json.dumps({"text": f"word {i} " * 40}) + "\n" for i in range(50)))
+    latent = dict(LATENT, vocab_size=2048, q_lora_rank=28, n_group=2, topk_group=1, rope_parameters=YARN)
+    configs = {"qwen3": Qwen3MoeConfig(**{**SMALL, "vocab_size": 2048}, head_dim=16, num_experts=5, num_experts_per_tok=2,
+                                       moe_intermediate_size=20), "deepseek_v3": DeepseekV3Config(**latent)}
+    for name, config in configs.items():
+        original = folder / f"original-{name}"
+        model = make_model(config)
+        model.save_pretrained(original, max_shard_size="60KB")
+        shutil.copytree(TOKENIZER, original, dirs_exist_ok=True)
+        exports = []
+        for ranks in (1, 2):
+            place = folder / f"{name}-{ranks}"
+            job = folder / "job.toml"
+            job.write_text(JOB.format(place=place, name=name, original=original, folder=folder, rows=2 // ranks))
+            run_hyperion(Path(hyperion), [str(job)], ranks)
+            exports.append(place / "checkpoint/step-1")
+        for command in ([original, folder / f"{name}-dcp", "--to=dcp"],
+                        [folder / f"{name}-dcp", folder / f"{name}-converted", "--to=safetensors"]):
+            subprocess.run([hyperion, "ckpt", "convert", *command], check=True, capture_output=True)
+        before = tensors_of(original)
+        for back in (*exports, folder / f"{name}-converted"):
+            after = tensors_of(back)
+            assert before.keys() == after.keys(), before.keys() ^ after.keys()
+            for key, tensor in before.items():
+                moved = back in exports and key.endswith("correction_bias")  # once, by the balance of experts
+                assert moved or torch.equal(tensor, after[key]), (back, key)
+        assert [file.read_bytes() for file in sorted(exports[0].iterdir())] == [
+            file.read_bytes() for file in sorted(exports[1].iterdir())], f"{name}: exports of 1 and 2 ranks differ"
+        for command in (["generate", original, "--prompt", "word 1", "--max-tokens", "2"],
+                        ["eval", original, "--data", folder / "text.jsonl", "--seq-len", "32", "--max-batches", "1"]):
+            subprocess.run([hyperion, *command], check=True, capture_output=True)
+    check_block_scales(tool, folder)
+    print("  experts go in and out, on 1 and 2 ranks")
+
+
+def check_block_scales(tool, folder):
+    """fp8 with a scale for each block, as DeepSeek-V3's files have it, stands for the numbers that PyTorch makes of it."""
+    wide = {**LATENT, "hidden_size": 160, "intermediate_size": 300, "moe_intermediate_size": 130}
+    model = make_model(DeepseekV3Config(**wide, q_lora_rank=28, n_group=4, topk_group=2, rope_parameters=YARN))
+    for place in ("plain", "quantized"):
+        model.save_pretrained(folder / place)
+    stored = load_file(folder / "plain/model.safetensors")
+    plain = dict(stored)
+    for name, tensor in plain.items():
+        if tensor.dim() != 2 or ".layers." not in name or ".mlp.gate." in name:
+            continue
+        scales = torch.rand([-(-extent // 128) for extent in tensor.shape]) * 0.01 + 0.001
+        of_elements = scales.repeat_interleave(128, 0)[:tensor.shape[0]].repeat_interleave(128, 1)[:, :tensor.shape[1]]
+        stored[name] = (tensor / of_elements).clamp(-448, 448).to(torch.float8_e4m3fn)
+        stored[name + "_scale_inv"] = scales
+        plain[name] = stored[name].float() * of_elements
+    save_file(plain, folder / "plain/model.safetensors", {"format": "pt"})
+    save_file(stored, folder / "quantized/model.safetensors", {"format": "pt"})
+    path = folder / "quantized/config.json"
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization}))
+    close(our_logits(tool, "logits", folder / "quantized"), their_logits(load(folder / "plain")), "fp8 with block scales")
+
+
 def check_training(hyperion, folder):
     """from_hf: odd shapes train without a flavour of their own."""
     config = LlamaConfig(**{**SMALL, "vocab_size": 2053}, head_dim=20,
@@ -267,6 +376,7 @@ def main():
         print("exported")
         check_generation(hyperion, Path(temporary) / "exported")
         check_settings(hyperion, Path(temporary) / "exported")
+        check_experts(hyperion, tool, Path(temporary) / "experts")
         print("from_hf")
         check_training(hyperion, Path(temporary) / "from_hf")
 

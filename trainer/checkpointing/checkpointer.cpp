@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -18,8 +19,8 @@
 #include "parallel/comm/trace_range.h"
 #include "parallel/job/phase.h"
 #include "parallel/placement.h"
+#include "trainer/checkpointing/hugging_face_weights.h"
 #include "trainer/checkpointing/job_state.h"
-#include "trainer/checkpointing/stored_weights.h"
 #include "trainer/config/validate.h"
 #include "trainer/config/writers_choice.h"
 
@@ -80,7 +81,7 @@ std::vector<checkpoint::LoadItem> plan_component_load(
   }
   checkpoint::StoredNames names;
   if (chosen.hugging_face)
-    names = hugging_face_names(model, chosen.names);
+    names = hugging_face_names(model, chosen.names, chosen.checkpoint);
   else
     for (const auto& [name, key] : chosen.names)
       if (chosen.components.contains(checkpoint::component_of(name)) &&
@@ -169,6 +170,8 @@ void Checkpointer::load_from(const ChosenCheckpoint& chosen) {
   const std::vector<checkpoint::LoadItem> items =
       plan_component_load(chosen, state_->components, *config_, state_->model);
   log_casts(items, chosen.hugging_face);
+  if (chosen.hugging_face && options().initial_load_in_hf_quantized)
+    log_info("Tensors that are fp8 with block scales are read as the float32 numbers that they stand for");
   uint64_t total = 0;
   for (const checkpoint::LoadItem& item : items) total += item.tensor.local_bytes();
   Progress progress("loading", total, "B");
@@ -301,8 +304,8 @@ void Checkpointer::write_for_hugging_face(int64_t step) {
   std::vector<checkpoint::ExportedTensor> tensors;
   for (const checkpoint::TensorState& tensor : saver_->tensors()) {
     if (checkpoint::component_of(tensor.key) != checkpoint::kModelComponent) continue;
-    auto [name, row_map] = hugging_face_place(state_->model, tensor.key);
-    tensors.push_back({&tensor, std::move(name), options().export_dtype, std::move(row_map)});
+    std::ranges::move(hugging_face_tensors(state_->model, tensor, options().export_dtype),
+                      std::back_inserter(tensors));
   }
   const auto begin = std::chrono::steady_clock::now();
   checkpoint::export_safetensors(step, fmt::format("export-{}", step), tensors, state_->exported.files,

@@ -10,21 +10,18 @@
 #include "base/files.h"
 #include "checkpoint/names.h"
 #include "models/transformer.h"
+#include "trainer/checkpointing/hugging_face_weights.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/config/overrides.h"
 #include "trainer/hugging_face/config.h"
-#include "trainer/hugging_face/names.h"
 
 namespace hyperion::checkpointing {
 namespace {
 
-// The model's parameters and its experts' biases, not divided.
+// What is saved of the model, not divided.
 std::vector<checkpoint::TensorState> whole_parameters(const models::ModelArgs& args) {
   std::vector<checkpoint::TensorState> states;
-  const models::Transformer model(args);
-  std::vector<ParameterPtr> parameters = model.parameters();
-  for (const models::ExpertBalancePtr& balance : model.balances()) parameters.push_back(balance->bias);
-  for (const ParameterPtr& parameter : parameters) {
+  for (const ParameterPtr& parameter : saved_parameters(models::Transformer(args))) {
     checkpoint::TensorState& state = states.emplace_back();
     state.key = parameter->fqn;
     state.shape = parameter->shape;
@@ -74,30 +71,13 @@ checkpoint::StoredNames own_names(const checkpoint::OpenCheckpoint& checkpoint,
       names.keys.emplace(name.substr(checkpoint::kEmaPrefix.size()), key);
     if (!ema && component == checkpoint::kModelComponent) names.keys.emplace(name, key);
   }
-  if (ema && names.keys.empty())
+  if (!ema) return names;
+  if (names.keys.empty())
     throw_data("{}: the checkpoint holds no averaged weights (ema)", checkpoint.folder.string());
+  for (const auto& [name, key] : all)
+    if (checkpoint::component_of(name) == checkpoint::kModelComponent && !checkpoint::is_averaged(name))
+      names.keys.emplace(name, key);
   return names;
-}
-
-checkpoint::StoredNames hugging_face_names(const models::ModelArgs& args,
-                                           const std::map<std::string, std::string>& names) {
-  checkpoint::StoredNames stored;
-  for (const auto& [name, key] : names) {
-    if (const auto parameter = hugging_face::parameter_of_hf(args, name))
-      stored.keys.emplace(*parameter, key);
-    else if (!hugging_face::hf_may_ignore(args, name))
-      stored.keys.emplace(name, key);
-  }
-  stored.row_map = [args](const std::string& fqn) { return hugging_face_place(args, fqn).second; };
-  return stored;
-}
-
-std::pair<std::string, checkpoint::RowMap> hugging_face_place(const models::ModelArgs& args,
-                                                              const std::string& fqn) {
-  const hugging_face::HfTensor tensor = hugging_face::hf_tensor(args, fqn);
-  checkpoint::RowMap rows;
-  if (tensor.head_dim > 0) rows = [tensor](int64_t row) { return hugging_face::hf_row(tensor, row); };
-  return {tensor.name, std::move(rows)};
 }
 
 void require_same_model(const models::ModelArgs& args, const std::filesystem::path& folder) {
@@ -128,7 +108,7 @@ StoredWeights::StoredWeights(const std::filesystem::path& folder, const models::
   for (const auto& [key, record] : checkpoint_.index.tensors) keys.push_back(key);
   const std::map<std::string, std::string> all = checkpoint::NameMap().apply(keys);
   const checkpoint::StoredNames names =
-      hugging_face ? hugging_face_names(args, all) : own_names(checkpoint_, all, ema);
+      hugging_face ? hugging_face_names(args, all, checkpoint_) : own_names(checkpoint_, all, ema);
   require_same_dimensions(args, checkpoint_, names,
                           "name the configuration that it was trained with (--config)");
   checkpoint::LoadOptions options;

@@ -14,17 +14,6 @@
 
 namespace hyperion::checkpointing {
 
-// Where the model's parameters are in Hugging Face's safetensors, with the order of rotary rows there.
-// `names`: Hugging Face's name -> key in the checkpoint. Tensors that no parameter corresponds to keep their
-// name, so that they are reported as unexpected. (Two models may have the same shapes: see
-// require_same_model.)
-checkpoint::StoredNames hugging_face_names(const models::ModelArgs& args,
-                                           const std::map<std::string, std::string>& names);
-
-// The other way: the name that parameter `fqn` has there, and the order of its rows (empty: as here).
-std::pair<std::string, checkpoint::RowMap> hugging_face_place(const models::ModelArgs& args,
-                                                              const std::string& fqn);
-
 // Throws Error(kUsage) when config.json next to Hugging Face's weights describes another model than `args`.
 void require_same_model(const models::ModelArgs& args, const std::filesystem::path& folder);
 
@@ -43,7 +32,8 @@ class StoredWeights {
   // `ema`: the averages instead. Names and shapes must be the model's; floating-point types are converted.
   // Throws Error(kBadData) with all differences.
   StoredWeights(const std::filesystem::path& checkpoint, const models::ModelArgs& args, bool ema);
-  // `weight`: contiguous, of the parameter's global shape. Throws Error(kBadData) when it holds NaN or
+  // `weight`: contiguous, of the parameter's global shape; what is not stored (expert_bias of a qwen3_moe of
+  // Hugging Face) stays as it is. Throws Error(kBadData) when it holds NaN or
   // infinite numbers.
   void load(const Parameter& parameter, const at::Tensor& weight) const;
 

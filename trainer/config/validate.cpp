@@ -135,9 +135,6 @@ class Checks {
       refuse_if(
           model.moe_hidden_dim % tp != 0, "parallelism.tensor_parallel_degree",
           fmt::format("expected a divisor of the experts' hidden width, which is {}", model.moe_hidden_dim));
-      refuse_if(config_.checkpoint.enable && config_.checkpoint.initial_load_in_hf,
-                "checkpoint.initial_load_in_hf",
-                "Hugging Face's layout of experts is not read yet; load a DCP checkpoint");
       refuse_if(!config_.model.converters.empty(), "model.converters",
                 "FP8 and MXFP8 linears in a model with experts are not available yet; remove the list");
       experts(model);
@@ -269,6 +266,9 @@ class Checks {
 
   void loading() {
     const auto& c = config_.checkpoint;
+    refuse_if(c.initial_load_in_hf_quantized && !c.initial_load_in_hf,
+              "checkpoint.initial_load_in_hf_quantized",
+              "expected initial_load_in_hf = true too: only Hugging Face's safetensors hold such weights");
     refuse_if(c.initial_load_in_hf && !c.initial_load_model_only, "checkpoint.initial_load_in_hf",
               "expected initial_load_model_only = true too: safetensors hold weights alone");
     if (c.resume_mode == ResumeMode::kTransfer) {

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "models/flavors/yarn.h"
 
 namespace hyperion::hugging_face {
 namespace {
@@ -16,20 +17,7 @@ namespace {
 using models::ModelArgs;
 using nlohmann::json;
 
-int64_t size_in(const JsonNode& node, std::optional<int64_t> otherwise = {}) {
-  if (node.is_null() && otherwise) return *otherwise;
-  return static_cast<int64_t>(node.count(1, uint64_t{1} << 31));
-}
-double number_in(const JsonNode& node, double otherwise) {
-  return node.is_null() ? otherwise : node.positive_number();
-}
-std::string text_in(const JsonNode& node, const std::string& otherwise) {
-  return node.is_null() ? otherwise : node.text();
-}
-// Refuses a switch that is on.
-void must_be_off(const JsonNode& node, const char* meaning) {
-  if (node.flag(false)) throw_config("{} = true, but {}", node.where(), meaning);
-}
+constexpr double kLatentNormEps = 1e-6;  // transformers' deepseek_v3
 
 // hidden_act of config.json.
 constexpr std::pair<models::Activation, std::string_view> kHiddenActs[] = {
@@ -39,58 +27,6 @@ constexpr std::pair<models::Activation, std::string_view> kHiddenActs[] = {
 std::string_view hidden_act(models::Activation activation) {
   return std::ranges::find(kHiddenActs, activation, &std::pair<models::Activation, std::string_view>::first)
       ->second;
-}
-models::Activation activation_in(const JsonNode& node) {
-  const std::string text = text_in(node, "silu");
-  std::vector<std::string_view> known;
-  for (const auto& [activation, name] : kHiddenActs) {
-    if (text == name) return activation;
-    known.push_back(name);
-  }
-  node.refuse(fmt::format("\"{}\", the activations computed here", fmt::join(known, "\" or \"")));
-}
-
-// rope_parameters, or rope_scaling before transformers 5 (which reads it first where both are there), with
-// rope_theta inside or next to it.
-void read_rope(const JsonNode& config, ModelArgs& args) {
-  const JsonNode rope = config[config["rope_scaling"].is_null() ? "rope_parameters" : "rope_scaling"];
-  args.rope_theta = number_in(rope["rope_theta"], number_in(config["rope_theta"], 10000.0));
-  for (const JsonNode& factor : {config["partial_rotary_factor"], rope["partial_rotary_factor"]})
-    if (number_in(factor, 1.0) != 1.0) factor.refuse("1 (whole heads are rotated here)");
-  const JsonNode type = rope[rope["rope_type"].is_null() ? "type" : "rope_type"];
-  args.rope_scaling = text_in(type, "default") == "llama3";
-  if (text_in(type, "default") == "default") {
-    for (const char* nested : {"full_attention", "sliding_attention"})
-      if (!rope[nested].is_null()) rope[nested].refuse("one set of RoPE parameters for all blocks");
-    return;
-  }
-  if (!args.rope_scaling) type.refuse("\"default\" or \"llama3\", the types computed here");
-  args.rope_factor = rope["factor"].positive_number();
-  args.rope_low_freq_factor = rope["low_freq_factor"].positive_number();
-  args.rope_high_freq_factor = rope["high_freq_factor"].positive_number();
-  args.rope_original_length = size_in(rope["original_max_position_embeddings"], args.max_seq_len);
-  if (args.rope_factor < 1) rope["factor"].refuse("at least 1");
-  if (args.rope_high_freq_factor <= args.rope_low_freq_factor)
-    rope["high_freq_factor"].refuse("more than low_freq_factor");
-}
-
-void read_qwen3(const JsonNode& config, ModelArgs& args) {
-  args.family = "qwen3";
-  args.rope_style = models::RopeStyle::kHalfSplit;
-  args.qk_norm = true;
-  args.head_dim = size_in(config["head_dim"], 128);
-  args.max_seq_len = size_in(config["max_position_embeddings"], 32768);
-  must_be_off(config["use_sliding_window"], "sliding windows are not computed here");
-}
-
-void read_llama(const JsonNode& config, ModelArgs& args) {
-  args.family = "llama3";
-  if (config["head_dim"].is_null() && args.dim % args.n_heads != 0)
-    throw_config("{}: has no head_dim, and hidden_size {} is not a multiple of num_attention_heads {}",
-                 config.where(), args.dim, args.n_heads);
-  args.head_dim = size_in(config["head_dim"], args.dim / args.n_heads);
-  args.max_seq_len = size_in(config["max_position_embeddings"], 2048);
-  must_be_off(config["mlp_bias"], "the feed-forward layers here have no bias");
 }
 
 json imported_config(const HfExport& options) {
@@ -118,103 +54,166 @@ std::string compare_id(const ImportedSettings& imported, const std::string& key,
 
 }  // namespace
 
-ModelArgs parse_hf_config(std::string_view text, const std::string& name) {
-  const json values = parse_json(text, name);
-  const JsonNode config(values, name);
-  const std::string type = text_in(config["model_type"], "");
-  if (type != "llama" && type != "qwen3")
-    throw_config(
-        "{}: model_type is \"{:.60}\", expected \"llama\" or \"qwen3\", the models this program computes",
-        name, type);
-  ModelArgs args;
-  args.dim = size_in(config["hidden_size"]);
-  args.n_layers = size_in(config["num_hidden_layers"]);
-  args.n_heads = size_in(config["num_attention_heads"]);
-  args.n_kv_heads = size_in(config["num_key_value_heads"], args.n_heads);
-  args.hidden_dim = size_in(config["intermediate_size"]);
-  args.vocab_size = size_in(config["vocab_size"]);
-  args.norm_eps = number_in(config["rms_norm_eps"], 1e-6);
-  args.tied = config["tie_word_embeddings"].flag(false);
-  if (type == "qwen3")
-    read_qwen3(config, args);
-  else
-    read_llama(config, args);
-  args.activation = activation_in(config["hidden_act"]);
-  must_be_off(config["attention_bias"], "the attention layers here have no bias");
-  const JsonNode dropout = config["attention_dropout"];
-  if (!dropout.is_null() && values["attention_dropout"] != 0)
-    dropout.refuse("0, because there is no dropout here");
-  if (!config["quantization_config"].is_null())
-    throw_config(
-        "{}: has a quantization_config, but only plain weights are read: use the model's original files",
-        name);
-  read_rope(config, args);
-  if (args.n_heads % args.n_kv_heads != 0)
-    throw_config("{}: num_attention_heads {} is not a multiple of num_key_value_heads {}", name, args.n_heads,
-                 args.n_kv_heads);
-  if (args.head_dim % 2 != 0)
-    throw_config("{}: the heads are {} wide, expected an even number (RoPE rotates pairs)", name,
-                 args.head_dim);
-  return args;
-}
-
-ModelArgs read_hf_config(const std::filesystem::path& config_json) try {
-  return parse_hf_config(read_file(config_json, kMaxSettingsBytes), config_json.string());
-} catch (const Error& error) {
-  throw_config("{}", error.what());  // a configuration's fault, also when it is not valid JSON
-}
-
 std::optional<models::DimensionProblem> export_problem(const ModelArgs& args) {
-  if (args.num_experts > 0 || (args.family != "llama3" && args.family != "qwen3"))
-    return models::DimensionProblem{
-        {"num_experts"},
-        fmt::format("a {} model with experts or latent attention is not written in transformers' layout yet",
-                    args.family)};
-  const bool qwen3 = args.family == "qwen3";
-  if (args.qk_norm != qwen3)
-    return models::DimensionProblem{
-        {"qk_norm"},
-        fmt::format("qk_norm is {}, and transformers has no {} model {} it", args.qk_norm, args.family,
-                    args.qk_norm ? "with" : "without")};
-  if (!qwen3 && args.dim % args.n_heads != 0)
-    return models::DimensionProblem{
-        {"n_heads", "dim"},
-        fmt::format("n_heads {} does not divide dim {}, and transformers refuses such a "
-                    "llama model",
-                    args.n_heads, args.dim)};
-  return std::nullopt;
+  const bool qwen3 = args.family == "qwen3", deepseek = args.family == "deepseek_v3",
+             llama4 = args.family == "llama4", experts = args.num_experts > 0;
+  std::optional<models::DimensionProblem> problem;
+  // The first that applies: `key` of [model.args] has a value that transformers' model does not have.
+  const auto refuse_if = [&](bool wrong, std::vector<std::string> keys, const std::string& text) {
+    if (wrong && !problem) problem = models::DimensionProblem{std::move(keys), text};
+  };
+  const auto require = [&](const char* key, const auto& value, const auto& expected) {
+    refuse_if(value != expected, {key},
+              fmt::format("{} is {}, and transformers' {} model has {}", key, value, args.family, expected));
+  };
+  refuse_if(args.qk_norm != qwen3, {"qk_norm"},
+            fmt::format("qk_norm is {}, and transformers has no {} model {} it", args.qk_norm, args.family,
+                        args.qk_norm ? "with" : "without"));
+  refuse_if(args.family == "llama3" && args.dim % args.n_heads != 0, {"n_heads", "dim"},
+            fmt::format("n_heads {} does not divide dim {}, and transformers refuses such a llama model",
+                        args.n_heads, args.dim));
+  refuse_if((args.kv_lora_rank > 0) != deepseek, {"kv_lora_rank"},
+            fmt::format("kv_lora_rank is {}, and transformers has no such {} model", args.kv_lora_rank,
+                        args.family));
+  refuse_if(args.rope_yarn && !deepseek, {"rope_yarn"},
+            "rope_yarn is true, which here is DeepSeek's, of deepseek_v3 models alone");
+  refuse_if(args.rope_scaling && !args.rope_yarn && deepseek, {"rope_scaling"},
+            "rope_scaling is true, and transformers' deepseek_v3 model has YaRN (rope_yarn) instead");
+  refuse_if(
+      experts ? args.family == "llama3" : deepseek || llama4, {"num_experts"},
+      fmt::format("num_experts is {}, and transformers has no such {} model", args.num_experts, args.family));
+  if (!experts) return problem;
+  const auto score = deepseek || llama4 ? models::ScoreFunction::kSigmoid : models::ScoreFunction::kSoftmax;
+  refuse_if(args.score_func != score, {"score_func"},
+            fmt::format("score_func is \"{}\", and transformers' {} model has \"{}\"",
+                        text_of(args.score_func), args.family, text_of(score)));
+  require("score_before_experts", args.score_before_experts, llama4);
+  if (deepseek) {
+    require("moe_every", args.moe_every, 1);
+    refuse_if(args.num_shared_experts == 0, {"num_shared_experts"},
+              "num_shared_experts is 0, and transformers' deepseek_v3 model has at least 1");
+    return problem;
+  }
+  require("num_shared_experts", args.num_shared_experts, llama4 ? 1 : 0);
+  require("expert_groups", args.expert_groups, 0);
+  require("route_scale", args.route_scale, 1.0);
+  if (llama4) {
+    require("route_norm", args.route_norm, false);
+    require("n_dense_layers", args.n_dense_layers, 0);
+  }
+  refuse_if(
+      args.load_balance_coeff > 0, {"load_balance_coeff"},
+      fmt::format("load_balance_coeff is {}: it changes expert_bias, which transformers' {} model does not "
+                  "have",
+                  args.load_balance_coeff, args.family));
+  return problem;
 }
+
+namespace {
+
+// The fields that only models with experts have.
+json experts_config(const ModelArgs& args) {
+  std::vector<int64_t> with_experts, dense;
+  for (int64_t layer = 0; layer < args.n_layers; ++layer)
+    if (models::has_experts(args, layer)) with_experts.push_back(layer);
+  for (int64_t layer = 0; layer < std::min(args.n_dense_layers, args.n_layers); ++layer)
+    dense.push_back(layer);
+  const auto layers = static_cast<size_t>(args.n_layers);
+  if (args.family == "llama4")
+    return {{"attn_temperature_tuning", false},
+            {"intermediate_size", args.moe_hidden_dim},
+            {"intermediate_size_mlp", args.hidden_dim},
+            {"interleave_moe_layer_step", args.moe_every},
+            {"layer_types", std::vector<std::string>(layers, "full_attention")},
+            {"moe_layers", with_experts},
+            {"no_rope_layers", std::vector<int>(layers, 1)},
+            {"num_experts_per_tok", args.top_k},
+            {"num_local_experts", args.num_experts},
+            {"use_qk_norm", false}};
+  if (args.family == "qwen3")
+    return {{"decoder_sparse_step", args.moe_every},
+            {"mlp_only_layers", dense},
+            {"moe_intermediate_size", args.moe_hidden_dim},
+            {"norm_topk_prob", args.route_norm},
+            {"num_experts", args.num_experts},
+            {"num_experts_per_tok", args.top_k}};
+  return {{"first_k_dense_replace", args.n_dense_layers},
+          {"kv_lora_rank", args.kv_lora_rank},
+          {"moe_intermediate_size", args.moe_hidden_dim},
+          {"moe_layer_freq", 1},
+          {"n_group", std::max<int64_t>(args.expert_groups, 1)},
+          {"n_routed_experts", args.num_experts},
+          {"n_shared_experts", args.num_shared_experts},
+          {"norm_topk_prob", args.route_norm},
+          {"num_experts_per_tok", args.top_k},
+          {"num_nextn_predict_layers", 0},
+          {"q_lora_rank", args.q_lora_rank > 0 ? json(args.q_lora_rank) : json()},
+          {"qk_nope_head_dim", args.qk_nope_head_dim},
+          {"qk_rope_head_dim", args.qk_rope_head_dim},
+          {"rope_interleave", true},
+          {"routed_scaling_factor", args.route_scale},
+          {"scoring_func", "sigmoid"},
+          {"topk_group", args.expert_groups > 0 ? args.limited_groups : 1},
+          {"topk_method", "noaux_tc"},
+          {"v_head_dim", args.v_head_dim}};
+}
+
+struct HfModel {
+  std::string_view type, architecture;
+};
+HfModel hf_model_of(const ModelArgs& args) {
+  if (args.family == "deepseek_v3") return {"deepseek_v3", "DeepseekV3ForCausalLM"};
+  if (args.family == "llama4") return {"llama4_text", "Llama4ForCausalLM"};
+  if (args.family == "llama3") return {"llama", "LlamaForCausalLM"};
+  return args.num_experts > 0 ? HfModel{"qwen3_moe", "Qwen3MoeForCausalLM"}
+                              : HfModel{"qwen3", "Qwen3ForCausalLM"};
+}
+
+json rope_scaling_config(const ModelArgs& args) {
+  if (models::scales_by_yarn(args, args.max_seq_len))
+    return {{"rope_type", "yarn"},
+            {"beta_fast", args.rope_beta_fast},
+            {"beta_slow", args.rope_beta_slow},
+            {"factor", args.rope_factor},
+            {"mscale", args.rope_mscale},
+            {"mscale_all_dim", args.rope_mscale},
+            {"original_max_position_embeddings", args.rope_original_length}};
+  if (args.rope_scaling)
+    return {{"rope_type", "llama3"},
+            {"factor", args.rope_factor},
+            {"low_freq_factor", args.rope_low_freq_factor},
+            {"high_freq_factor", args.rope_high_freq_factor},
+            {"original_max_position_embeddings", args.rope_original_length}};
+  return nullptr;
+}
+
+}  // namespace
 
 std::string hf_config(const ModelArgs& args, const HfExport& options) {
   if (const auto problem = export_problem(args))
     throw_config("the model cannot be exported to Hugging Face: {}", problem->text);
-  const bool qwen3 = args.family == "qwen3";
-  json scaling;  // null: none
-  if (args.rope_scaling)
-    scaling = {{"rope_type", "llama3"},
-               {"factor", args.rope_factor},
-               {"low_freq_factor", args.rope_low_freq_factor},
-               {"high_freq_factor", args.rope_high_freq_factor},
-               {"original_max_position_embeddings", args.rope_original_length}};
-  json rope = args.rope_scaling ? scaling : json{{"rope_type", "default"}};
+  const HfModel model = hf_model_of(args);
+  const json scaling = rope_scaling_config(args);
+  json rope = scaling.is_null() ? json{{"rope_type", "default"}} : scaling;
   rope["rope_theta"] = args.rope_theta;
   json config = {{"initializer_range", 0.02}, {"use_cache", true}};
-  if (qwen3) config["sliding_window"] = nullptr;
+  if (args.family == "qwen3") config["sliding_window"] = nullptr;
   config.update(imported_config(options));
+  config.erase("quantization_config");  // of the files that were imported
   if (config.contains("layer_types"))
     config["layer_types"] = std::vector<std::string>(static_cast<size_t>(args.n_layers), "full_attention");
-  config.update({{"architectures", {qwen3 ? "Qwen3ForCausalLM" : "LlamaForCausalLM"}},
+  config.update({{"architectures", json::array({std::string(model.architecture)})},
                  {"attention_bias", false},
                  {"attention_dropout", 0.0},
                  {"bos_token_id", exported_id(options, "bos_token_id", options.bos_token_id)},
                  {"dtype", options.dtype},
                  {"eos_token_id", exported_id(options, "eos_token_id", options.eos_token_id)},
-                 {"head_dim", args.head_dim},
+                 {"head_dim", args.kv_lora_rank > 0 ? args.qk_rope_head_dim : args.head_dim},
                  {"hidden_act", hidden_act(args.activation)},
                  {"hidden_size", args.dim},
                  {"intermediate_size", args.hidden_dim},
                  {"max_position_embeddings", args.max_seq_len},
-                 {"model_type", qwen3 ? "qwen3" : "llama"},
+                 {"model_type", std::string(model.type)},
                  {"num_attention_heads", args.n_heads},
                  {"num_hidden_layers", args.n_layers},
                  {"num_key_value_heads", args.n_kv_heads},
@@ -225,7 +224,9 @@ std::string hf_config(const ModelArgs& args, const HfExport& options) {
                  {"tie_word_embeddings", args.tied},
                  {"torch_dtype", options.dtype},
                  {"vocab_size", args.vocab_size}});
-  config[qwen3 ? "use_sliding_window" : "mlp_bias"] = false;
+  if (args.family == "qwen3") config["use_sliding_window"] = false;
+  if (args.family == "llama3") config["mlp_bias"] = false;
+  if (args.num_experts > 0) config.update(experts_config(args));
   return config.dump(2) + "\n";
 }
 
@@ -248,6 +249,7 @@ HuggingFaceFiles hugging_face_files(const config::JobConfig::Model& model, check
   HfExport texts{.dtype = std::string(checkpoint::torch_name(dtype)),
                  .imported = within_vocabulary(imported, args.vocab_size, left_out)};
   const std::optional<int64_t> positions = imported_positions(imported);
+  if (trained_seq_len > 0) args = models::with_yarn_decided(std::move(args), trained_seq_len);
   if (positions && !model.args.max_seq_len) args.max_seq_len = std::max(*positions, trained_seq_len);
   HuggingFaceFiles out;
   if (tokenizer != nullptr) {
@@ -273,10 +275,35 @@ HuggingFaceFiles hugging_face_files(const config::JobConfig::Model& model, check
                     args.max_seq_len,
                     args.max_seq_len == positions ? "as imported" : "the model's (model.args.max_seq_len)",
                     trained_seq_len));
+  if (args.kv_lora_rank > 0 && args.norm_eps != kLatentNormEps)
+    out.remarks.push_back(
+        fmt::format("model.args.norm_eps is {}, but transformers' norms of the latents have {} whatever "
+                    "rms_norm_eps is: its logits differ a little",
+                    args.norm_eps, kLatentNormEps));
   out.files["config.json"] = hf_config(args, texts);
   if (std::string generation = hf_generation_config(texts); !generation.empty())
     out.files["generation_config.json"] = std::move(generation);
   return out;
+}
+
+bool describes(const HfParts& parts, std::string_view key) {
+  constexpr std::string_view kTraining[] = {"depth_init", "load_balance_coeff"},
+                             kEither[] = {"rope_factor", "rope_original_length"},
+                             kScaling[] = {"rope_low_freq_factor", "rope_high_freq_factor"},
+                             kYarn[] = {"rope_beta_fast", "rope_beta_slow", "rope_mscale"},
+                             kLatent[] = {"kv_lora_rank",     "q_lora_rank", "qk_nope_head_dim",
+                                          "qk_rope_head_dim", "v_head_dim",  "rope_yarn"},
+                             kExperts[] = {"num_experts",          "n_dense_layers",     "moe_every",
+                                           "moe_hidden_dim",       "num_shared_experts", "top_k",
+                                           "score_func",           "route_norm",         "route_scale",
+                                           "score_before_experts", "expert_groups",      "limited_groups"};
+  const auto is_of = [&](const auto& keys) { return std::ranges::count(keys, key) > 0; };
+  if (is_of(kTraining)) return false;
+  if (is_of(kEither)) return parts.rope_scaling || parts.yarn;
+  if (is_of(kScaling)) return parts.rope_scaling && !parts.yarn;
+  if (is_of(kYarn)) return parts.yarn;
+  if (is_of(kLatent)) return parts.latent_attention;
+  return !is_of(kExperts) || parts.experts;
 }
 
 std::vector<std::string> hf_differences(const ModelArgs& ours, const ModelArgs& config) {
@@ -285,14 +312,19 @@ std::vector<std::string> hf_differences(const ModelArgs& ours, const ModelArgs& 
     if (here != there) texts.push_back(fmt::format("{} is {}, but {} in config.json", name, here, there));
   };
   compare("model.name", ours.family, config.family);
-  for_each_hf_dimension<ModelArgs>(ours.rope_scaling && config.rope_scaling,
-                                   [&](const std::string& key, auto, auto member) {
-                                     if (key == "max_seq_len") return;
-                                     if constexpr (Chosen<std::decay_t<decltype(ours.*member)>>)
-                                       compare(key, text_of(ours.*member), text_of(config.*member));
-                                     else
-                                       compare(key, ours.*member, config.*member);
-                                   });
+  const HfParts here = HfParts::of(ours), there = HfParts::of(config);
+  const HfParts parts{.rope_scaling = here.rope_scaling && there.rope_scaling,
+                      .yarn = here.yarn && there.yarn,
+                      .latent_attention = here.latent_attention || there.latent_attention,
+                      .experts = here.experts || there.experts};
+  const bool too_short = !here.yarn && there.yarn;
+  for_each_hf_dimension<ModelArgs>(parts, [&](const std::string& key, auto, auto member) {
+    if (key == "max_seq_len" || (too_short && (key == "rope_yarn" || key == "rope_scaling"))) return;
+    if constexpr (Chosen<std::decay_t<decltype(ours.*member)>>)
+      compare(key, text_of(ours.*member), text_of(config.*member));
+    else
+      compare(key, ours.*member, config.*member);
+  });
   return texts;
 }
 

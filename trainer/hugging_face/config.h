@@ -15,12 +15,12 @@
 
 namespace hyperion::hugging_face {
 
-// The dimensions a config.json of model_type llama or qwen3 describes, written by transformers 4 (rope_theta,
-// rope_scaling) or 5 (rope_parameters). What it leaves out has the default of transformers' LlamaConfig or
-// Qwen3Config (and as many key-value heads as heads), except sizes, which must be there. `name` stands for
-// the file in messages. Throws Error(kUsage) with one sentence for anything that this program would compute
-// differently: other model types, RoPE types, activations, biases and sliding windows; and Error(kBadData)
-// for fields that are missing or of another type.
+// The dimensions a config.json of model_type llama, qwen3, qwen3_moe, deepseek_v3 or llama4_text describes,
+// written by transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters). What it leaves out has the
+// default of transformers' configuration (and as many key-value heads as heads), except sizes, which must be
+// there. `name` stands for the file in messages. Throws Error(kUsage) with one sentence for anything that
+// this program would compute differently: other model types, RoPE types, activations, biases, sliding
+// windows, routers; and Error(kBadData) for fields that are missing or of another type.
 models::ModelArgs parse_hf_config(std::string_view text, const std::string& name);
 // The same, always with Error(kUsage).
 models::ModelArgs read_hf_config(const std::filesystem::path& config_json);
@@ -59,24 +59,30 @@ HuggingFaceFiles hugging_face_files(const config::JobConfig::Model& model, check
                                     const std::filesystem::path& tokenizer_path,
                                     const ImportedSettings& imported, int64_t trained_seq_len);
 
+// What a model has whose dimensions other models have not.
+struct HfParts {
+  bool rope_scaling = false, yarn = false, latent_attention = false, experts = false;
+
+  static HfParts of(const models::ModelArgs& args) {
+    return {args.rope_scaling, args.rope_yarn, args.kv_lora_rank > 0, args.num_experts > 0};
+  }
+};
+// Whether config.json of a model with these parts describes that key of [model.args].
+bool describes(const HfParts& parts, std::string_view key);
+
 // Calls visit(key of [model.args], its member of ModelOverrides, its member of ModelArgs) for each dimension
-// that config.json describes; `rope_scaling`: also for those of the rescaling.
+// that config.json describes.
 template <typename Args, typename Visit>
-void for_each_hf_dimension(bool rope_scaling, const Visit& visit) {
-  const auto described = [&](std::string_view key) {
-    const bool of_scaling = key.starts_with("rope_") && key != "rope_theta" && key != "rope_scaling";
-    return key != "depth_init" && (rope_scaling || !of_scaling);
-  };
-#define FAMILY_OVERRIDE(...)
+void for_each_hf_dimension(const HfParts& parts, const Visit& visit) {
 #define OVERRIDE(type, key, ...)                   \
   if constexpr (requires(Args args) { args.key; }) \
-    if (described(#key)) visit(#key, &models::ModelOverrides::key, &Args::key);
+    if (describes(parts, #key)) visit(#key, &models::ModelOverrides::key, &Args::key);
 #include "models/flavors/overrides.def"
 }
 
 // One sentence for each dimension in which `ours` differs from what config.json describes, so that a flavour
 // is not filled with another model's weights: "rope_factor is 8, but 32 in config.json". max_seq_len and how
-// weights are initialised do not count.
+// weights are initialised do not count, nor YaRN where sequences are too short for it by v0.2.2's rule.
 std::vector<std::string> hf_differences(const models::ModelArgs& ours, const models::ModelArgs& config);
 
 }  // namespace hyperion::hugging_face

@@ -78,7 +78,7 @@ void take_hf_dimensions(config::ResolvedConfig& resolved, const fs::path& base) 
                  file.string(), args.family, args.family);
   models::ModelOverrides& to = model.args;
   const bool has_width_rule = to.multiple_of || to.ffn_dim_multiplier;
-  for_each_hf_dimension<models::ModelArgs>(args.rope_scaling,
+  for_each_hf_dimension<models::ModelArgs>(HfParts::of(args),
                                            [&](const std::string& key, auto override, auto dimension) {
                                              if (to.*override || (has_width_rule && key == "hidden_dim"))
                                                return;

@@ -204,6 +204,11 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
   // Where most of them wait the sums of stages whose backward comes later are not there yet.
   size.activations = std::max(boundary * inputs, deferred - size.all_gradients()) +
                      length * static_cast<double>(model.head_dim) * 4;
+  if (models::blocks_with_experts(model) > 0) {  // of one block, the rows of its experts
+    const double dim = static_cast<double>(model.dim), hidden = static_cast<double>(model.moe_hidden_dim);
+    size.activations +=
+        tokens / tensor * static_cast<double>(model.top_k) * compute * std::max(dim + 2 * hidden, 3 * hidden);
+  }
   if (share == nullptr || share->has_head())
     size.activations += std::min(tokens * logits, (gathered ? 2 : 1) * std::max(logits, chunk));
   // Packed keys twice and values once, and their gradients in fp32 (models/kernels/attention/cpu_blocks.cpp);

@@ -19,6 +19,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "models/flavors/registry.h"
+#include "models/flavors/yarn.h"
 #include "models/kernels/matmul/grouped.h"
 #include "models/kernels/matmul/matmul.h"
 #include "models/layers/activation_checkpoint.h"
@@ -345,6 +346,55 @@ TEST_CASE(
     CHECK(numeric_derivative(model, parameters[i], direction, 1e-6, tokens, labels) ==
           Approx((grads[i] * direction).sum().item<double>()).epsilon(2e-5).margin(1e-6));
   }
+}
+
+TEST_CASE(
+    "a document among others has the results of the document alone, with latent attention and experts") {
+  const bool yarn = GENERATE(false, true);
+  const ModelArgs args = model_args("deepseek_v3", "debugmodel",
+                                    {.dim = 16,
+                                     .n_layers = 2,
+                                     .n_heads = 2,
+                                     .vocab_size = 13,
+                                     .hidden_dim = 24,
+                                     .rope_scaling = yarn,
+                                     .rope_original_length = 5,
+                                     .kv_lora_rank = 6,
+                                     .qk_nope_head_dim = 4,
+                                     .qk_rope_head_dim = 4,
+                                     .v_head_dim = 3,
+                                     .rope_yarn = yarn,
+                                     .moe_hidden_dim = 12});
+  const Transformer model(args);
+  give_weights(model, at::kFloat, 0.3);
+  const at::NoGradGuard no_grad;
+  const Tensor tokens = at::randint(0, 13, {1, 10});
+  const auto hidden = [&](const Tensor& ids, const SequenceContext& context) {
+    Tensor x = model.embedding().forward(ids);
+    for (const TransformerBlock& block : model.blocks()) x = block.forward(x, context);
+    return x;
+  };
+  const Tensor positions =
+      at::cat({at::arange(4, at::kInt), at::arange(6, at::kInt)}).view({1, 10}).contiguous();
+  const SequenceContext packed =
+      inside_documents(model.context(10, at::kCPU), positions, kernels::documents_from(positions, at::kCPU));
+  CHECK((packed.attention_factor != 1) == yarn);
+  const Tensor all = hidden(tokens, packed);
+  for (const auto& [first, length] : {std::pair{0, 4}, {4, 6}}) {
+    const Tensor alone =
+        hidden(tokens.narrow(1, first, length).contiguous(), model.context(length, at::kCPU));
+    CHECK(at::allclose(all.narrow(1, first, length), alone, 1e-4, 1e-5));
+  }
+}
+
+TEST_CASE("YaRN is decided by the length in training, unless it is always on") {
+  ModelArgs args = model_args("deepseek_v3", "671B");
+  CHECK_FALSE(with_yarn_decided(args, 4096).rope_yarn);
+  CHECK(scales_by_yarn(with_yarn_decided(args, 4097), 16));
+  args.rope_scaling = true;
+  CHECK(scales_by_yarn(args, 16));
+  args.rope_yarn = false;
+  CHECK_FALSE(scales_by_yarn(with_yarn_decided(args, 1 << 20), 1 << 20));
 }
 
 TEST_CASE("a block of experts that is run again has bitwise the same gradients and counts tokens once") {

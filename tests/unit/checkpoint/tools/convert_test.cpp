@@ -28,13 +28,13 @@ const std::vector<std::pair<std::string, std::string>> kNames = {
     {"layers.0.attention.wq.weight", "model.layers.0.self_attn.q_proj.weight"},
     {"norm.weight", "model.norm.weight"}};
 
-std::vector<ConvertedTensor> to_stored(const std::map<std::string, TensorRecord>&) {
+std::vector<ConvertedTensor> to_stored(const OpenCheckpoint&) {
   std::vector<ConvertedTensor> tensors;
   for (const auto& [ours, stored] : kNames) tensors.push_back({ours, stored});
   tensors[1].row_map = our_row;
   return tensors;
 }
-std::vector<ConvertedTensor> to_ours(const std::map<std::string, TensorRecord>&) {
+std::vector<ConvertedTensor> to_ours(const OpenCheckpoint&) {
   std::vector<ConvertedTensor> tensors;
   for (const auto& [ours, stored] : kNames) tensors.push_back({stored, ours});
   tensors[1].row_map = our_row;  // of heads of 4 it is its own inverse

@@ -1,5 +1,7 @@
 // The state of a job whose parameters a tensor parallel group divides, as its checkpoints hold it: weights,
 // moments and averages as parallel::ShardedParameter cuts them, on any mesh.
+#include <algorithm>
+#include <iterator>
 #include <map>
 
 #include <catch2/catch.hpp>
@@ -15,8 +17,8 @@
 #include "tests/support/model_parameters.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/thread_ranks.h"
+#include "trainer/checkpointing/hugging_face_weights.h"
 #include "trainer/checkpointing/job_state.h"
-#include "trainer/checkpointing/stored_weights.h"
 
 namespace hyperion::checkpointing {
 
@@ -202,8 +204,8 @@ TEST_CASE("weights for Hugging Face are the same from every mesh, and each mesh 
       const std::vector<checkpoint::TensorState> tensors = model_of(state);
       std::vector<checkpoint::ExportedTensor> exported;
       for (const checkpoint::TensorState& tensor : tensors) {
-        auto [name, row_map] = hugging_face_place(kArgs, tensor.key);
-        exported.push_back({&tensor, std::move(name), checkpoint::Dtype::kFloat32, std::move(row_map)});
+        std::ranges::move(hugging_face_tensors(kArgs, tensor, checkpoint::Dtype::kFloat32),
+                          std::back_inserter(exported));
       }
       checkpoint::MemoryMover mover;
       checkpoint::export_safetensors(1, "export-1", exported, {}, {}, checkpoint::CheckpointFolder(to), ranks,
@@ -216,7 +218,7 @@ TEST_CASE("weights for Hugging Face are the same from every mesh, and each mesh 
   const checkpoint::OpenCheckpoint stored = checkpoint::open_checkpoint(folder.path() / "1 rank/step-1");
   std::map<std::string, std::string> keys;
   for (const auto& [key, record] : stored.index.tensors) keys.emplace(key, key);
-  const checkpoint::StoredNames names = hugging_face_names(kArgs, keys);
+  const checkpoint::StoredNames names = hugging_face_names(kArgs, keys, stored);
   for (const NamedMesh& mesh : kMeshes) {
     for (int rank = 0; rank < mesh.world; ++rank) {
       RankState expected(mesh.config, mesh.world, rank, false), loaded(mesh.config, mesh.world, rank, false);

@@ -75,6 +75,9 @@ TEST_CASE("saves that contradict each other are refused by name") {
 TEST_CASE("loads that contradict each other are refused by name") {
   CHECK_THAT(problems("initial_load_in_hf = true\ninitial_load_model_only = false"),
              Contains("checkpoint.initial_load_in_hf"));
+  CHECK_THAT(problems("initial_load_in_hf_quantized = true"),
+             Contains("expected initial_load_in_hf = true too"));
+  CHECK(problems("initial_load_in_hf = true\ninitial_load_in_hf_quantized = true").empty());
   CHECK_THAT(problems("exclude_from_loading = [\"optimizer\"]"),
              Contains("expected lr_scheduler in the list too"));
   CHECK(problems("exclude_from_loading = [\"optimizer\", \"lr_scheduler\"]").empty());

@@ -88,7 +88,6 @@ TEST_CASE("data-parallel ranks are the world without the other dimensions") {
 TEST_CASE("features that are not available are refused by name") {
   const std::pair<const char*, const char*> cases[] = {
       {"[parallelism]\ncontext_parallel_degree = 2", "context parallelism"},
-      {"[checkpoint]\nenable = true\ninitial_load_in_hf_quantized = true", "fp8 weights with block scales"},
       {"[model]\nconverters = [\"quantize.grouped_mm.float8\"]", "float8 experts"},
       {"[model]\nconverters = [\"quantize.grouped_mm.mx\"]", "MXFP8 experts"},
       {"[optimizer]\nearly_step_in_backward = true", "inside the backward"},

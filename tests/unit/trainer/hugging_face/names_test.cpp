@@ -38,32 +38,57 @@ ModelArgs changed(const std::string& field, const nlohmann::json& value) {
 TEST_CASE("every parameter has a Hugging Face name that leads back to it") {
   for (const ModelArgs& args :
        {models::model_args("llama3", "debugmodel"), models::model_args("qwen3", "debugmodel"),
-        models::model_args("qwen3", "8B", {.n_layers = 11})}) {
-    std::set<std::string> names;
+        models::model_args("qwen3", "8B", {.n_layers = 11}),
+        models::model_args("qwen3", "debugmodel_moe", {.n_layers = 2}),
+        models::model_args("deepseek_v3", "debugmodel"),
+        models::model_args("deepseek_v3", "671B", {.n_layers = 4}),
+        models::model_args("llama4", "debugmodel")}) {
+    std::set<std::pair<std::string, int64_t>> names;  // with the first column
     for (const ParameterPtr& parameter : models::Transformer(args).parameters()) {
       CAPTURE(args.family, parameter->fqn);
-      const HfTensor tensor = hf_tensor(args, parameter->fqn);
-      CHECK(names.insert(tensor.name).second);
-      CHECK(parameter_of_hf(args, tensor.name) == parameter->fqn);
-      const bool rotated =
-          tensor.name.find("q_proj") != tensor.name.npos || tensor.name.find("k_proj") != tensor.name.npos;
-      CHECK(tensor.head_dim == (rotated && args.family == "llama3" ? args.head_dim : 0));
-      CHECK((tensor.head_dim == 0 || parameter->rows() % tensor.head_dim == 0));
+      const std::vector<HfTensor> tensors = hf_tensors(args, parameter->fqn);
+      const bool separate = parameter->shape.size() == 3 && args.family != "llama4";
+      CHECK(tensors.size() == (separate ? static_cast<size_t>(args.num_experts) : 1));
+      for (const HfTensor& tensor : tensors) {
+        CHECK(names.emplace(tensor.name, tensor.part.first).second);
+        const bool rotated =
+            tensor.name.find("q_proj") != tensor.name.npos || tensor.name.find("k_proj") != tensor.name.npos;
+        CHECK(tensor.head_dim == (rotated && args.family == "llama3" ? args.head_dim : 0));
+        CHECK((tensor.head_dim == 0 || parameter->rows() % tensor.head_dim == 0));
+      }
     }
-    CHECK(names.contains("lm_head.weight") == !args.tied);
+    CHECK(names.contains({"lm_head.weight", 0}) == !args.tied);
     CHECK(hf_may_ignore(args, "lm_head.weight") == args.tied);
   }
   const ModelArgs args = models::model_args("llama3", "debugmodel");
-  CHECK(hf_tensor(args, "layers.3.feed_forward.w2.weight").name == "model.layers.3.mlp.down_proj.weight");
+  CHECK(hf_tensors(args, "layers.3.feed_forward.w2.weight").at(0).name ==
+        "model.layers.3.mlp.down_proj.weight");
   CHECK(hf_may_ignore(args, "model.layers.0.self_attn.rotary_emb.inv_freq"));
   for (const char* name :
        {"layers.6.attention.wq.weight", "layers.0.attention.q_norm.weight", "layers.00.ffn_norm.weight",
         "layers.-1.ffn_norm.weight", "layers.0ffn_norm.weight", "layers.", "output.bias", ""})
-    CHECK_THROWS_AS(hf_tensor(args, name), Error);
-  for (const char* name :
-       {"model.layers.6.mlp.up_proj.weight", "model.layers.1e0.mlp.up_proj.weight", "lm_head.bias",
-        "model.layers.0", "model.layers.99999999999999999999.mlp.up_proj.weight"})
-    CHECK_FALSE(parameter_of_hf(args, name).has_value());
+    CHECK_THROWS_AS(hf_tensors(args, name), Error);
+}
+
+TEST_CASE("experts lie in Hugging Face's files one by one, or transposed in one stack") {
+  const ModelArgs deepseek = models::model_args("deepseek_v3", "671B");
+  const std::vector<HfTensor> up = hf_tensors(deepseek, "layers.3.moe.experts.w3");
+  CHECK(up.size() == 256);
+  CHECK(up[17] == HfTensor{.name = "model.layers.3.mlp.experts.17.up_proj.weight", .part = {.matrix = 17}});
+  CHECK(hf_tensors(deepseek, "layers.3.moe.expert_bias").at(0).name ==
+        "model.layers.3.mlp.gate.e_score_correction_bias");
+  CHECK(hf_keeps_float32("layers.3.moe.expert_bias"));
+  CHECK_FALSE(hf_keeps_float32("layers.3.moe.experts.w1"));
+  CHECK(hf_may_ignore(deepseek, "model.layers.61.eh_proj.weight"));
+  CHECK_FALSE(hf_may_ignore(deepseek, "model.layers.6.mlp.gate.weight"));
+  const ModelArgs llama4 = models::model_args("llama4", "debugmodel");
+  CHECK(hf_tensors(llama4, "layers.1.moe.expert_bias").empty());
+  CHECK(hf_tensors(llama4, "layers.1.moe.experts.w3").at(0) ==
+        HfTensor{.name = "model.layers.1.feed_forward.experts.gate_up_proj",
+                 .part = {.width = 2 * llama4.moe_hidden_dim, .first = llama4.moe_hidden_dim}});
+  CHECK(hf_tensors(llama4, "layers.1.moe.experts.w2").at(0).part ==
+        checkpoint::StoredPart{.width = llama4.dim});
+  CHECK(hf_tensors(models::model_args("qwen3", "30B-A3B"), "layers.0.moe.expert_bias").empty());
 }
 
 TEST_CASE("rows of a rotated weight are reordered as Hugging Face converts them") {
@@ -113,8 +138,35 @@ TEST_CASE("a config.json of either style gives the dimensions") {
 }
 
 TEST_CASE("what a config.json asks for and is not computed here is refused by name") {
-  for (const char* type : {"mistral", "qwen2", "gemma", "llama4"})
+  for (const char* type : {"mistral", "qwen2", "gemma", "llama4", "deepseek_v2"})
     CHECK_THROWS_WITH(changed("model_type", type), Contains(type) && Contains("llama") && Contains("qwen3"));
+  const auto deepseek = [](const std::string& field, const nlohmann::json& value) {
+    nlohmann::json config = nlohmann::json::parse(hf_config(models::model_args("deepseek_v3", "671B"), {}));
+    config[field] = value;
+    return parse_hf_config(config.dump(), "config.json");
+  };
+  for (const auto& [field, value] :
+       std::vector<std::pair<std::string, nlohmann::json>>{{"scoring_func", "softmax"},
+                                                           {"topk_method", "greedy"},
+                                                           {"rope_interleave", false},
+                                                           {"moe_layer_freq", 2},
+                                                           {"kv_lora_rank", 0}})
+    CHECK_THROWS_WITH(deepseek(field, value), Contains(field));
+  const nlohmann::json yarn = {{"type", "yarn"}, {"factor", 40}, {"original_max_position_embeddings", 4096}};
+  CHECK_THROWS_WITH(deepseek("rope_scaling", yarn), Contains("mscale_all_dim"));
+  nlohmann::json uneven = yarn;
+  uneven.update({{"mscale", 1.0}, {"mscale_all_dim", 0.5}});
+  CHECK_THROWS_WITH(deepseek("rope_scaling", uneven), Contains("mscale is 1.0"));
+  const nlohmann::json blocks = {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}};
+  CHECK(deepseek("quantization_config", blocks).num_experts == 256);
+  nlohmann::json llama4 = nlohmann::json::parse(
+      hf_config(models::model_args("llama4", "debugmodel", {.load_balance_coeff = 0.0}), {}));
+  CHECK(parse_hf_config(llama4.dump(), "c").num_experts == 8);
+  for (const char* field : {"use_qk_norm", "attn_temperature_tuning", "no_rope_layers", "layer_types"}) {
+    nlohmann::json without = llama4;
+    without.erase(field);  // what Meta's models have
+    CHECK_THROWS_WITH(parse_hf_config(without.dump(), "c"), Contains(field));
+  }
   for (const char* type : {"yarn", "linear", "dynamic", "longrope"})
     CHECK_THROWS_WITH(changed("rope_scaling", {{"rope_type", type}, {"factor", 2.0}}), Contains(type));
   CHECK_THROWS_WITH(changed("rope_parameters", {{"full_attention", {{"rope_theta", 1e4}}}}),
@@ -190,6 +242,11 @@ TEST_CASE("an exported config.json describes the same model") {
       models::model_args("qwen3", "0.6B"),
       models::model_args("qwen3", "debugmodel", {.dim = 50, .n_heads = 3, .n_kv_heads = 3})};
   models.push_back(models::model_args("llama3", "debugmodel", {.head_dim = 20, .rope_scaling = false}));
+  models.push_back(models::model_args("qwen3", "30B-A3B", {.n_dense_layers = 2, .moe_every = 3}));
+  models.push_back(models::model_args("deepseek_v3", "671B", {.rope_scaling = true}));
+  models.push_back(models::model_args("deepseek_v3", "16B",
+                                      {.rope_yarn = false, .score_func = models::ScoreFunction::kSigmoid}));
+  models.push_back(models::model_args("llama4", "17bx16e", {.load_balance_coeff = 0.0}));
   for (const ModelArgs& args : models) {
     const ModelArgs back = parse_hf_config(hf_config(args, {}), "config.json");
     CHECK(hf_differences(args, back) == std::vector<std::string>());
@@ -211,6 +268,17 @@ TEST_CASE("an exported config.json describes the same model") {
       Contains("cannot be exported") && Contains("n_heads 3 does not divide dim"));
   CHECK_THROWS_WITH(hf_config(models::model_args("qwen3", "debugmodel", {.qk_norm = false}), {}),
                     Contains("no qwen3 model without it"));
+  const std::pair<ModelArgs, const char*> refused[] = {
+      {models::model_args("deepseek_v3", "16B"), "score_func is \"softmax\""},
+      {models::model_args("deepseek_v3", "671B", {.num_shared_experts = 0}), "num_shared_experts is 0"},
+      {models::model_args("llama4", "debugmodel"),
+       "expert_bias, which transformers' llama4 model does not have"},
+      {models::model_args("qwen3", "debugmodel_moe", {.expert_groups = 4, .limited_groups = 2}),
+       "expert_groups is 4"},
+      {models::model_args("llama3", "debugmodel", {.num_experts = 4, .moe_hidden_dim = 8}),
+       "num_experts is 4"},
+      {models::model_args("llama3", "debugmodel", {.rope_yarn = true}), "rope_yarn is true"}};
+  for (const auto& [args, text] : refused) CHECK_THROWS_WITH(hf_config(args, {}), Contains(text));
   CHECK(hf_differences(models::model_args("llama3", "debugmodel"),
                        models::model_args("llama3", "debugmodel", {.rope_factor = 32})) ==
         std::vector<std::string>{"rope_factor is 8, but 32 in config.json"});

@@ -1,0 +1,182 @@
+#include "trainer/checkpointing/hugging_face_weights.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+#include "trainer/checkpointing/stored_weights.h"
+
+namespace hyperion::checkpointing {
+namespace {
+
+using checkpoint::Chunk;
+using checkpoint::Dims;
+using checkpoint::ForeignForm;
+using checkpoint::TensorRecord;
+using hugging_face::HfTensor;
+
+constexpr int64_t kScaleBlock = 128;  // rows and columns that have one scale in DeepSeek-V3's files
+
+// Makes the records of one parameter.
+class RecordMaker {
+ public:
+  RecordMaker(const checkpoint::OpenCheckpoint& checkpoint, const std::map<std::string, std::string>& names,
+              const Parameter& parameter)
+      : checkpoint_(checkpoint), names_(names), parameter_(parameter) {}
+
+  // Null where the tensor is as the index has it.
+  std::shared_ptr<const TensorRecord> make(const std::vector<HfTensor>& tensors) const {
+    const HfTensor& first = tensors.front();
+    if (first.part.matrix >= 0) return stack(tensors);
+    if (first.part.transposes()) return transposed(first);
+    return with_scales(first.name);
+  }
+
+ private:
+  const TensorRecord& record(const std::string& name) const {
+    return checkpoint_.index.tensors.at(names_.at(name));
+  }
+
+  // The tensor with its scales, where it has some.
+  std::shared_ptr<const TensorRecord> with_scales(const std::string& name) const {
+    const auto scales = names_.find(name + std::string(hugging_face::kScaleSuffix));
+    if (scales == names_.end()) return nullptr;
+    const TensorRecord &stored = record(name), &of_blocks = record(scales->first);
+    Dims blocks = stored.shape;
+    for (int64_t& extent : blocks) extent = (extent + kScaleBlock - 1) / kScaleBlock;
+    if (stored.dtype != checkpoint::Dtype::kFloat8E4M3FN || stored.shape.size() != 2 ||
+        of_blocks.dtype != checkpoint::Dtype::kFloat32 || of_blocks.shape != blocks ||
+        stored.chunks.size() != 1 || of_blocks.chunks.size() != 1)
+      refuse(
+          fmt::format("{} is {} and its scales are {}, expected a float8_e4m3fn matrix with a float32 scale "
+                      "for each {} rows and columns",
+                      name, describe_tensor(stored.dtype, stored.shape),
+                      describe_tensor(of_blocks.dtype, of_blocks.shape), kScaleBlock));
+    TensorRecord made{checkpoint::Dtype::kFloat32, stored.shape, stored.chunks};
+    made.chunks.front().form = std::make_shared<const ForeignForm>(
+        ForeignForm{.strides = {}, .scales = of_blocks.chunks.front().where, .block = kScaleBlock});
+    return std::make_shared<const TensorRecord>(std::move(made));
+  }
+
+  std::shared_ptr<const TensorRecord> stack(const std::vector<HfTensor>& tensors) const {
+    TensorRecord made;
+    for (const HfTensor& tensor : tensors) {
+      const std::shared_ptr<const TensorRecord> scaled = with_scales(tensor.name);
+      const TensorRecord& matrix = scaled ? *scaled : record(tensor.name);
+      if (tensor.part.matrix == 0) {
+        made.dtype = matrix.dtype;
+        made.shape = matrix.shape;
+      }
+      if (matrix.shape != made.shape || matrix.dtype != made.dtype)
+        refuse(fmt::format("{} is {}, but {} is {}", tensor.name, describe_tensor(matrix.dtype, matrix.shape),
+                           tensors.front().name, describe_tensor(made.dtype, made.shape)));
+      for (Chunk chunk : matrix.chunks) {
+        chunk.offset.insert(chunk.offset.begin(), tensor.part.matrix);
+        chunk.shape.insert(chunk.shape.begin(), 1);
+        made.chunks.push_back(std::move(chunk));
+      }
+    }
+    made.shape.insert(made.shape.begin(), static_cast<int64_t>(tensors.size()));
+    return std::make_shared<const TensorRecord>(std::move(made));
+  }
+
+  std::shared_ptr<const TensorRecord> transposed(const HfTensor& tensor) const {
+    const TensorRecord& stored = record(tensor.name);
+    const Dims& shape = parameter_.shape;
+    const Dims expected = stored_shape(tensor.part, shape);
+    if (stored.shape != expected || stored.chunks.size() != 1)
+      refuse(fmt::format("{} is {} in {} pieces, expected [{}] in one", tensor.name,
+                         describe_tensor(stored.dtype, stored.shape), stored.chunks.size(),
+                         fmt::join(expected, ", ")));
+    const int64_t width = tensor.part.width;
+    Chunk chunk = stored.chunks.front();
+    chunk.shape = shape;
+    chunk.form = std::make_shared<const ForeignForm>(
+        ForeignForm{.strides = {expected[1] * width, 1, width}, .first = tensor.part.first, .scales = {}});
+    return std::make_shared<const TensorRecord>(TensorRecord{stored.dtype, shape, {std::move(chunk)}});
+  }
+
+  [[noreturn]] void refuse(const std::string& text) const {
+    throw_incompatible("{}: {} cannot be read: {}", checkpoint_.folder.string(), parameter_.fqn, text);
+  }
+
+  const checkpoint::OpenCheckpoint& checkpoint_;
+  const std::map<std::string, std::string>& names_;
+  const Parameter& parameter_;
+};
+
+}  // namespace
+
+std::vector<ParameterPtr> saved_parameters(const models::Transformer& model) {
+  std::vector<ParameterPtr> parameters = model.parameters();
+  for (const models::ExpertBalancePtr& balance : model.balances()) parameters.push_back(balance->bias);
+  return parameters;
+}
+
+checkpoint::StoredNames hugging_face_names(const models::ModelArgs& args,
+                                           const std::map<std::string, std::string>& names,
+                                           const checkpoint::OpenCheckpoint& checkpoint) {
+  checkpoint::StoredNames stored;
+  std::map<std::string, std::string> left = names;
+  for (const ParameterPtr& parameter : saved_parameters(models::Transformer(args))) {
+    const std::vector<HfTensor> tensors = hugging_face::hf_tensors(args, parameter->fqn);
+    if (tensors.empty()) {
+      stored.keys.emplace(parameter->fqn, "");
+      stored.made.emplace(parameter->fqn, std::make_shared<const TensorRecord>(TensorRecord{
+                                              checkpoint::Dtype::kFloat32, parameter->shape, {}}));
+      continue;
+    }
+    std::vector<std::string> missing;
+    for (const HfTensor& tensor : tensors) {
+      if (!names.contains(tensor.name)) missing.push_back(tensor.name);
+      left.erase(tensor.name);
+      left.erase(tensor.name + std::string(hugging_face::kScaleSuffix));
+    }
+    if (missing.size() == tensors.size()) continue;  // missing, as the loader says
+    if (!missing.empty())
+      throw_incompatible("{}: {} is incomplete, {} of its {} matrices are missing: {}",
+                         checkpoint.folder.string(), parameter->fqn, missing.size(), tensors.size(),
+                         fmt::join(missing, ", "));
+    stored.keys.emplace(parameter->fqn, names.at(tensors.front().name));
+    if (auto made = RecordMaker(checkpoint, names, *parameter).make(tensors))
+      stored.made.emplace(parameter->fqn, std::move(made));
+  }
+  for (const auto& [name, key] : left)
+    if (!hugging_face::hf_may_ignore(args, name)) stored.keys.emplace(name, key);
+  stored.row_map = [args](const std::string& fqn) {
+    const std::vector<HfTensor> tensors = hugging_face::hf_tensors(args, fqn);
+    return tensors.empty() ? checkpoint::RowMap() : hugging_face_rows(tensors.front());
+  };
+  return stored;
+}
+
+bool has_block_scales(const checkpoint::StoredNames& names) {
+  return std::ranges::any_of(names.made, [](const auto& made) {
+    const std::vector<Chunk>& chunks = made.second->chunks;
+    return !chunks.empty() && chunks.front().form && !chunks.front().form->scales.file.empty();
+  });
+}
+
+checkpoint::RowMap hugging_face_rows(const HfTensor& tensor) {
+  if (tensor.head_dim == 0) return {};
+  return [tensor](int64_t row) { return hugging_face::hf_row(tensor, row); };
+}
+
+std::vector<checkpoint::ExportedTensor> hugging_face_tensors(const models::ModelArgs& args,
+                                                             const checkpoint::TensorState& tensor,
+                                                             checkpoint::Dtype dtype) {
+  std::vector<checkpoint::ExportedTensor> exported;
+  for (const HfTensor& stored : hugging_face::hf_tensors(args, tensor.key))
+    exported.push_back(
+        {.tensor = &tensor,
+         .name = stored.name,
+         .dtype = hugging_face::hf_keeps_float32(tensor.key) ? checkpoint::Dtype::kFloat32 : dtype,
+         .row_map = hugging_face_rows(stored),
+         .part = stored.part});
+  return exported;
+}
+
+}  // namespace hyperion::checkpointing

@@ -1,0 +1,265 @@
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "trainer/hugging_face/config.h"
+
+namespace hyperion::hugging_face {
+namespace {
+
+using models::ModelArgs;
+using nlohmann::json;
+
+int64_t size_in(const JsonNode& node, std::optional<int64_t> otherwise = {}) {
+  if (node.is_null() && otherwise) return *otherwise;
+  return static_cast<int64_t>(node.count(1, uint64_t{1} << 31));
+}
+double number_in(const JsonNode& node, double otherwise) {
+  return node.is_null() ? otherwise : node.positive_number();
+}
+std::string text_in(const JsonNode& node, const std::string& otherwise) {
+  return node.is_null() ? otherwise : node.text();
+}
+// Refuses a switch that is on.
+void must_be_off(const JsonNode& node, const char* meaning) {
+  if (node.flag(false)) throw_config("{} = true, but {}", node.where(), meaning);
+}
+
+// Refuses another number or word than the only one that is computed here.
+void must_be(const JsonNode& node, const json& value, const json& expected) {
+  if (!node.is_null() && value != expected) node.refuse(expected.dump());
+}
+
+models::Activation activation_in(const JsonNode& node) {
+  constexpr std::pair<models::Activation, std::string_view> kHiddenActs[] = {
+#define ACTIVATION(name, text, hidden_act) {models::Activation::k##name, hidden_act},
+#include "models/flavors/activations.def"
+  };
+  const std::string text = text_in(node, "silu");
+  std::vector<std::string_view> known;
+  for (const auto& [activation, name] : kHiddenActs) {
+    if (text == name) return activation;
+    known.push_back(name);
+  }
+  node.refuse(fmt::format("\"{}\", the activations computed here", fmt::join(known, "\" or \"")));
+}
+
+// DeepSeek's: with equal mscale and mscale_all_dim cosines and sines are not scaled, attention is.
+void read_yarn(const JsonNode& rope, ModelArgs& args) {
+  args.rope_yarn = args.rope_scaling = true;  // whatever the length
+  args.rope_factor = rope["factor"].positive_number();
+  args.rope_original_length = size_in(rope["original_max_position_embeddings"]);
+  args.rope_beta_fast = number_in(rope["beta_fast"], 32);
+  args.rope_beta_slow = number_in(rope["beta_slow"], 1);
+  args.rope_mscale = rope["mscale_all_dim"].positive_number();
+  if (rope["mscale"].positive_number() != args.rope_mscale)
+    rope["mscale"].refuse("the value of mscale_all_dim (cosines and sines are not scaled here)");
+  if (!rope["attention_factor"].is_null())
+    rope["attention_factor"].refuse("none (it follows from mscale here)");
+  if (!rope["truncate"].flag(true)) rope["truncate"].refuse("true");
+  if (args.rope_factor < 1) rope["factor"].refuse("at least 1");
+}
+
+// rope_parameters, or rope_scaling before transformers 5 (which reads it first where both are there), with
+// rope_theta inside or next to it.
+void read_rope(const JsonNode& config, ModelArgs& args) {
+  const JsonNode rope = config[config["rope_scaling"].is_null() ? "rope_parameters" : "rope_scaling"];
+  args.rope_theta = number_in(rope["rope_theta"], number_in(config["rope_theta"], 10000.0));
+  for (const JsonNode& factor : {config["partial_rotary_factor"], rope["partial_rotary_factor"]})
+    if (number_in(factor, 1.0) != 1.0) factor.refuse("1 (whole heads are rotated here)");
+  const JsonNode type = rope[rope["rope_type"].is_null() ? "type" : "rope_type"];
+  args.rope_scaling = text_in(type, "default") == "llama3" && args.kv_lora_rank == 0;
+  if (text_in(type, "default") == "default") {
+    for (const char* nested : {"full_attention", "sliding_attention"})
+      if (!rope[nested].is_null()) rope[nested].refuse("one set of RoPE parameters for all blocks");
+    return;
+  }
+  if (args.kv_lora_rank > 0) {
+    if (type.text() != "yarn") type.refuse("\"default\" or \"yarn\", the types computed here");
+    return read_yarn(rope, args);
+  }
+  if (!args.rope_scaling) type.refuse("\"default\" or \"llama3\", the types computed here");
+  args.rope_factor = rope["factor"].positive_number();
+  args.rope_low_freq_factor = rope["low_freq_factor"].positive_number();
+  args.rope_high_freq_factor = rope["high_freq_factor"].positive_number();
+  args.rope_original_length = size_in(rope["original_max_position_embeddings"], args.max_seq_len);
+  if (args.rope_factor < 1) rope["factor"].refuse("at least 1");
+  const bool may_be_equal = args.family == "llama4";
+  if (args.rope_high_freq_factor < args.rope_low_freq_factor ||
+      (args.rope_high_freq_factor == args.rope_low_freq_factor && !may_be_equal))
+    rope["high_freq_factor"].refuse(may_be_equal ? "at least low_freq_factor" : "more than low_freq_factor");
+}
+
+void read_qwen3(const JsonNode& config, ModelArgs& args) {
+  args.family = "qwen3";
+  args.rope_style = models::RopeStyle::kHalfSplit;
+  args.qk_norm = true;
+  args.head_dim = size_in(config["head_dim"], 128);
+  args.max_seq_len = size_in(config["max_position_embeddings"], 32768);
+  must_be_off(config["use_sliding_window"], "sliding windows are not computed here");
+}
+
+void read_llama(const JsonNode& config, ModelArgs& args) {
+  args.family = "llama3";
+  if (config["head_dim"].is_null() && args.dim % args.n_heads != 0)
+    throw_config("{}: has no head_dim, and hidden_size {} is not a multiple of num_attention_heads {}",
+                 config.where(), args.dim, args.n_heads);
+  args.head_dim = size_in(config["head_dim"], args.dim / args.n_heads);
+  args.max_seq_len = size_in(config["max_position_embeddings"], 2048);
+  must_be_off(config["mlp_bias"], "the feed-forward layers here have no bias");
+}
+
+// What all experts have in common.
+void read_experts(const JsonNode& config, const char* experts, const char* width, ModelArgs& args) {
+  args.num_experts = size_in(config[experts]);
+  args.moe_hidden_dim = size_in(config[width]);
+  args.top_k = size_in(config["num_experts_per_tok"]);
+}
+
+void read_qwen3_moe(const JsonNode& config, ModelArgs& args) {
+  read_qwen3(config, args);
+  const bool renamed = config["num_experts"].is_null();  // in transformers 5
+  read_experts(config, renamed ? "num_local_experts" : "num_experts", "moe_intermediate_size", args);
+  args.route_norm = config["norm_topk_prob"].flag(false);
+  args.moe_every = size_in(config["decoder_sparse_step"], 1);
+  const JsonNode dense = config["mlp_only_layers"];
+  if (dense.is_null()) return;
+  for (const json& layer : dense.array())
+    if (layer != args.n_dense_layers++) dense.refuse("the first layers, 0, 1 ... in order");
+}
+
+void read_deepseek_v3(const JsonNode& config, ModelArgs& args) {
+  args.family = "deepseek_v3";
+  args.max_seq_len = size_in(config["max_position_embeddings"], 4096);
+  read_experts(config, "n_routed_experts", "moe_intermediate_size", args);
+  args.num_shared_experts = size_in(config["n_shared_experts"], 1);
+  const JsonNode dense = config["first_k_dense_replace"];
+  args.n_dense_layers = dense.is_null() ? 3 : static_cast<int64_t>(dense.count(0, uint64_t{1} << 31));
+  args.score_func = models::ScoreFunction::kSigmoid;
+  args.route_norm = config["norm_topk_prob"].flag(true);
+  args.route_scale = number_in(config["routed_scaling_factor"], 2.5);
+  if (const int64_t groups = size_in(config["n_group"], 8); groups > 1) {
+    args.expert_groups = groups;
+    args.limited_groups = size_in(config["topk_group"], 4);
+  }
+  args.kv_lora_rank = size_in(config["kv_lora_rank"], 512);
+  args.q_lora_rank = config["q_lora_rank"].is_null() ? 0 : size_in(config["q_lora_rank"]);
+  args.qk_nope_head_dim = size_in(config["qk_nope_head_dim"], 128);
+  args.qk_rope_head_dim = size_in(config["qk_rope_head_dim"], 64);
+  args.v_head_dim = size_in(config["v_head_dim"], 128);
+  args.head_dim = args.qk_nope_head_dim + args.qk_rope_head_dim;
+  const json& values = config.object();
+  const auto only = [&](const char* key, const json& expected) {
+    must_be(config[key], values.value(key, json()), expected);
+  };
+  only("scoring_func", "sigmoid");
+  only("topk_method", "noaux_tc");
+  only("moe_layer_freq", 1);
+  only("rope_interleave", true);
+}
+
+void read_llama4(const JsonNode& config, ModelArgs& args) {
+  args.family = "llama4";
+  args.head_dim = size_in(config["head_dim"], 128);
+  args.max_seq_len = size_in(config["max_position_embeddings"], 131072);
+  read_experts(config, "num_local_experts", "intermediate_size", args);
+  args.hidden_dim = size_in(config["intermediate_size_mlp"], 16384);
+  args.num_shared_experts = 1;
+  args.moe_every = size_in(config["interleave_moe_layer_step"], 1);
+  args.score_func = models::ScoreFunction::kSigmoid;
+  args.score_before_experts = true;
+  const auto refuse = [&](const char* key, bool default_value, const char* meaning) {
+    if (config[key].flag(default_value)) throw_config("{} is true, but {}", config[key].where(), meaning);
+  };
+  refuse("use_qk_norm", true, "heads are not normalised here");
+  refuse("attn_temperature_tuning", true, "the scale of attention is that of all positions here");
+  const auto each_block = [&](const char* key, const json& expected, const char* meaning) {
+    if (config[key].is_null()) config[key].refuse(meaning);
+    const json& all = config[key].array();
+    if (static_cast<int64_t>(all.size()) != args.n_layers ||
+        !std::ranges::all_of(all, [&](const json& one) { return one == expected; }))
+      config[key].refuse(meaning);
+  };
+  each_block("no_rope_layers", 1, "1 for each layer (all are rotated here)");
+  each_block("layer_types", "full_attention", "\"full_attention\" for each layer");
+  const JsonNode layers = config["moe_layers"];
+  if (layers.is_null()) return;
+  json expected = json::array();
+  for (int64_t layer = 0; layer < args.n_layers; ++layer)
+    if (models::has_experts(args, layer)) expected.push_back(layer);
+  if (config.object().at("moe_layers") != expected) layers.refuse("every interleave_moe_layer_step-th layer");
+}
+
+struct Family {
+  std::string_view type;
+  void (*read)(const JsonNode& config, ModelArgs& args);
+};
+constexpr Family kFamilies[] = {{"llama", read_llama},
+                                {"qwen3", read_qwen3},
+                                {"qwen3_moe", read_qwen3_moe},
+                                {"deepseek_v3", read_deepseek_v3},
+                                {"llama4_text", read_llama4}};
+
+// Weights in fp8 with a scale for each 128 x 128 of them, as DeepSeek-V3's, are read; others are not.
+void read_quantization(const JsonNode& config) {
+  if (config.is_null()) return;
+  const json& values = config.object();
+  if (values.value("quant_method", json()) != "fp8" ||
+      values.value("weight_block_size", json()) != json{128, 128})
+    throw_config(
+        "{}: is none of fp8 with blocks of 128 x 128, the only one that is read: use the model's original "
+        "files",
+        config.where());
+}
+
+}  // namespace
+
+ModelArgs parse_hf_config(std::string_view text, const std::string& name) {
+  const json values = parse_json(text, name);
+  const JsonNode config(values, name);
+  const std::string type = text_in(config["model_type"], "");
+  const auto family = std::ranges::find(kFamilies, type, &Family::type);
+  if (family == std::end(kFamilies)) {
+    std::vector<std::string_view> known;
+    for (const Family& one : kFamilies) known.push_back(one.type);
+    throw_config("{}: model_type is \"{:.60}\", expected \"{}\", the models this program computes", name,
+                 type, fmt::join(known, "\" or \""));
+  }
+  ModelArgs args;
+  args.dim = size_in(config["hidden_size"]);
+  args.n_layers = size_in(config["num_hidden_layers"]);
+  args.n_heads = size_in(config["num_attention_heads"]);
+  args.n_kv_heads = size_in(config["num_key_value_heads"], args.n_heads);
+  args.hidden_dim = size_in(config["intermediate_size"]);
+  args.vocab_size = size_in(config["vocab_size"]);
+  args.norm_eps = number_in(config["rms_norm_eps"], 1e-6);
+  args.tied = config["tie_word_embeddings"].flag(false);
+  family->read(config, args);
+  args.activation = activation_in(config["hidden_act"]);
+  must_be_off(config["attention_bias"], "the attention layers here have no bias");
+  const JsonNode dropout = config["attention_dropout"];
+  if (!dropout.is_null() && values["attention_dropout"] != 0)
+    dropout.refuse("0, because there is no dropout here");
+  read_quantization(config["quantization_config"]);
+  read_rope(config, args);
+  if (args.n_heads % args.n_kv_heads != 0)
+    throw_config("{}: num_attention_heads {} is not a multiple of num_key_value_heads {}", name, args.n_heads,
+                 args.n_kv_heads);
+  if (args.head_dim % 2 != 0)
+    throw_config("{}: the heads are {} wide, expected an even number (RoPE rotates pairs)", name,
+                 args.head_dim);
+  return args;
+}
+
+ModelArgs read_hf_config(const std::filesystem::path& config_json) try {
+  return parse_hf_config(read_file(config_json, kMaxSettingsBytes), config_json.string());
+} catch (const Error& error) {
+  throw_config("{}", error.what());  // a configuration's fault, also when it is not valid JSON
+}
+
+}  // namespace hyperion::hugging_face
