@@ -190,8 +190,6 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run, 
     log_info("Expert parallelism: groups of {} ranks with {} each, sharded over {}", ranks,
              counted(model.num_experts / ranks, "expert"),
              counted(runtime.mesh->degree(parallel::MeshDim::kEfsdp), "rank"));
-  if (model.num_experts > 0 && runtime.device.is_cuda())
-    log_info("Experts: each is multiplied alone, and the host waits for their counts once in each block");
   if (!measured.run_id.empty())  // a dry run has none
     log_info("Run {}: its record is in {}", measured.run_id,
              (measured.dump_folder / "runs" / measured.run_id).string());
