@@ -165,11 +165,7 @@ void join_rank0(c10d::Store& store, const Environment& environment, const Finger
   store.wait({"gate"}, timeout + grace + seconds(2));  // rank 0 speaks first: it knows who is missing
   const std::string answer = store.get_to_str("gate");
   store.set(fmt::format("read/{}", rank), "");
-  if (answer.empty()) return;
-  // Where this rank is the one that left, a thread of it is ending the process with the code of a signal.
-  if (store.check({kLeft}) && std::stoi(store.get_to_str(kLeft)) == rank)
-    std::this_thread::sleep_for(grace + seconds(2));
-  throw_encoded_error(answer);
+  if (!answer.empty()) throw_encoded_error(answer);
 }
 
 }  // namespace

@@ -193,7 +193,8 @@ class StopsWhileStarting(JobTest):
         """A job of three ranks of which rank 0 waits in the rendezvous, and then those that are `late`."""
         meet = self.folder / "meet"
         fault = ",".join(f"rank={rank};point=init.before_pg;action=wait:{meet}" for rank in late)
-        job = self.start("--allow-faults", "--comm.init_timeout_seconds=3600", ranks=3, env={**(env or {}), "FAULT": fault}, **more)
+        job = self.start("--allow-faults", "--comm.init_timeout_seconds=3600", ranks=3, env={**(env or {}), "FAULT": fault},
+                         cold=True, **more)  # else a rank with TERM may end by its peers' answer first
         job.wait_for("Starting job")
         job.wait_until_idle(0)
         for rank in late:

@@ -17,6 +17,7 @@ import socket
 import struct
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 
 LIBRARY = "libwarm_start.so"
@@ -24,6 +25,7 @@ LIBRARY = "libwarm_start.so"
 EARLY = re.compile("HYPERION_WARM_LIBRARY|OMP_|GOMP_|KMP_|MKL_|LD_|GLIBC_|MALLOC_|TORCH|PYTORCH_|ATEN_|CUDA_|KINETO_")
 COLD = {"HYPERION_TEST_COLD", "HYPERION_SIMULATED_LOAD_SECONDS"}
 PR_SET_CHILD_SUBREAPER = 36
+_lock = threading.Lock()  # one command at a time
 _servers = {}  # program and variables that it reads before main() -> socket
 
 
@@ -100,19 +102,20 @@ def start(command, env, cwd, stdout, stderr, waiting=None):
     for this one, where it is not the program itself."""
     command = [os.fspath(word) if isinstance(word, Path) else str(word) for word in command]
     environment = {name: str(value) for name, value in env.items()}
-    server = _server(waiting, environment) if waiting else _server_of_program(Path(command[0]), environment)
-    if server is None:
-        return subprocess.Popen(command, env=environment, cwd=cwd, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
-    environment.pop("LD_PRELOAD", None)  # it is loaded, and not meant for what the program starts
-    words = [str(len(command)), os.path.abspath(cwd or os.getcwd()), *command, *(f"{name}={value}" for name, value in environment.items())]
-    text = b"".join(os.fsencode(word) + b"\0" for word in words)
-    outputs = array.array("i", [stdout.fileno(), stderr.fileno()])
-    server.sendmsg([struct.pack("I", len(text))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, outputs)])
-    server.sendall(text)
-    answer = server.recv(5, socket.MSG_WAITALL)
-    if len(answer) != 5:
-        raise RuntimeError(f"{command[0]}: the process that waits for commands has ended")
-    return Process(struct.unpack("=iB", answer)[0])
+    with _lock:
+        server = _server(waiting, environment) if waiting else _server_of_program(Path(command[0]), environment)
+        if server is None:
+            return subprocess.Popen(command, env=environment, cwd=cwd, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+        environment.pop("LD_PRELOAD", None)  # it is loaded, and not meant for what the program starts
+        words = [str(len(command)), os.path.abspath(cwd or os.getcwd()), *command, *(f"{name}={value}" for name, value in environment.items())]
+        text = b"".join(os.fsencode(word) + b"\0" for word in words)
+        outputs = array.array("i", [stdout.fileno(), stderr.fileno()])
+        server.sendmsg([struct.pack("I", len(text))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, outputs)])
+        server.sendall(text)
+        answer = server.recv(5, socket.MSG_WAITALL)
+        if len(answer) != 5:
+            raise RuntimeError(f"{command[0]}: the process that waits for commands has ended")
+        return Process(struct.unpack("=iB", answer)[0])
 
 
 def run(command, env=None, cwd=None, stderr=None, check=False, text=True, timeout=240):
