@@ -1,11 +1,12 @@
 """Checkpoints between Hyperion and torchtitan 0.2.2, both ways and at other rank counts; exits 1 outside the tolerance.
 
-    tests/interop/torchtitan_roundtrip.sh [--binary build/hyperion] [llama3 qwen3 llama3-tp llama3-pp]
+    tests/interop/torchtitan_roundtrip.sh [--binary build/hyperion] [llama3 qwen3 llama3-tp llama3-pp qwen3_moe deepseek_v3]
 
 torchtitan trains on an HSDP mesh of 2 x 2 and saves; Hyperion goes on from that on 1, 2, 3 and 4 ranks. Hyperion trains on
 2 ranks and saves; torchtitan goes on from that on 2 x 2 (without `dataloader`, which is Python's). In case llama3-tp the
 mesh is FSDP 2 x TP 2 on both sides, and Hyperion goes on from torchtitan's on 3 ranks too; in case llama3-pp it is a pipeline of
-2 ranks, from which Hyperion goes on with as many, four stages and one rank. Each time the ten steps after the
+2 ranks, from which Hyperion goes on with as many, four stages and one rank. In cases qwen3_moe and deepseek_v3, with experts, it is
+FSDP 2, and the experts' biases of the last step are compared too. Each time the ten steps after the
 hand-over are compared with the run that was not interrupted. Same recorded tokens, global batch 12, fp32.
 """
 
@@ -14,13 +15,17 @@ import json
 import math
 import sys
 import tempfile
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from cases import HERE, SHARD, WEIGHTS_SEEDS, largest_errors
+import torch
+from cases import HERE, SHARD, SMALLER, WEIGHTS_SEEDS, largest_errors
 from ranks import PEER_MODULES, preloaded, run_hyperion, run_ranks, run_torchtitan
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 TOLERANCE = {"losses": 1e-5, "grad_norms": 2e-4}
+BIAS_TOLERANCE = 1e-8  # a step of one expert is 1e-3: only the order of a mean may differ
 HAND_OVER, STEPS, GLOBAL_BATCH, SEQ_LEN = 5, 15, 12, 32
 Mesh = tuple[int, ...]
 MESHES: dict[str, Mesh] = {  # replicate, shard, tensor, pipeline
@@ -40,38 +45,64 @@ def arguments(model: str, mesh: Mesh) -> list[str]:
             "--checkpoint.no_last_save_model_only", f"--checkpoint.interval={HAND_OVER}", "--checkpoint.keep_latest_k=0"]
 
 
+def own_arguments(model: str) -> list[str]:
+    """Those of a model that is smaller than its flavour."""
+    return [f"--model.args.{key}={value}" for key, value in SMALLER[model][1].items()] if model in SMALLER else []
+
+
 def ours(binary: Path, model: str, mesh: Mesh, folder: Path, *options: str) -> dict[str, list[float]]:
     run_hyperion(binary, [*arguments(model, mesh), f"--training.dataset_path={SHARD}", f"--job.dump_folder={folder}",
-                          f"--debug.seed={WEIGHTS_SEEDS[model]}", *options], math.prod(mesh))
+                          f"--debug.seed={WEIGHTS_SEEDS[model]}", *own_arguments(model), *options], math.prod(mesh))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if "event" not in line]
     return {"losses": [float(line["loss_metrics/global_avg_loss"]) for line in lines],
-            "grad_norms": [float(line["grad_norm"]) for line in lines]}
+            "grad_norms": [float(line["grad_norm"]) for line in lines], "biases": biases_in(folder) if model in SMALLER else {}}
+
+
+def biases_in(folder: Path) -> dict[str, list[float]]:
+    """Every expert_bias of our last checkpoint."""
+    dcp_to_torch_save(folder / "checkpoint" / f"step-{STEPS}", folder / "last.pt")
+    state = torch.load(folder / "last.pt", weights_only=False)
+    return {name: value.tolist() for name, value in state.items() if name.endswith("expert_bias")}
 
 
 def theirs(model: str, mesh: Mesh, folder: Path, *options: str, first_step: int = 0) -> dict[str, list[float]]:
     env = {"PEER_TOKENS": SHARD / "tokens.bin", "PEER_WEIGHTS_SEED": WEIGHTS_SEEDS[model], "PEER_FIRST_STEP": first_step,
            "PEER_METRICS": folder / "metrics.json"}
     folder.mkdir(parents=True, exist_ok=True)
+    if model in SMALLER:
+        flavor = tomllib.loads((HERE / "configs" / f"{model}.toml").read_text())["model"]["flavor"]
+        env |= {"PEER_FLAVOR": json.dumps({"name": "smaller", "base": flavor, "args": SMALLER[model][0]}),
+                "PEER_BALANCE": folder / "biases.json"}
+        options += ("--model.flavor=smaller",)
     run_torchtitan(Path(sys.executable), ["--job.config_file", *arguments(model, mesh), f"--checkpoint.folder={folder}/checkpoint",
                                           *options], math.prod(mesh), env=env)
-    return json.loads((folder / "metrics.json").read_text())
+    biases = json.loads((folder / "biases.json").read_text()) if model in SMALLER else {}
+    return json.loads((folder / "metrics.json").read_text()) | {"biases": biases}
 
 
 @dataclass
 class Finding:
     what: str
     errors: dict[str, tuple[float, int]]
+    bias_error: float  # the largest; infinite where the names or numbers of experts differ
 
     @property
     def passed(self) -> bool:
-        return all(self.errors[key][0] <= TOLERANCE[key] for key in TOLERANCE)
+        return all(self.errors[key][0] <= TOLERANCE[key] for key in TOLERANCE) and self.bias_error <= BIAS_TOLERANCE
+
+
+def bias_error(ours: dict[str, list[float]], theirs: dict[str, list[float]]) -> float:
+    if {name: len(values) for name, values in ours.items()} != {name: len(values) for name, values in theirs.items()}:
+        return math.inf
+    return max((abs(a - b) for name in ours for a, b in zip(ours[name], theirs[name])), default=0)
 
 
 def compare(what: str, resumed: dict, whole: dict) -> Finding:
     after = {key: whole[key][HAND_OVER:] for key in TOLERANCE}
-    finding = Finding(what, largest_errors(resumed, after))
-    print(f"{what:60} " + "  ".join(f"{key} {finding.errors[key][0]:.1e}" for key in TOLERANCE)
+    finding = Finding(what, largest_errors(resumed, after), bias_error(resumed["biases"], whole["biases"]))
+    biases = f"  biases {finding.bias_error:.1e} of {len(whole['biases'])} blocks" if whole["biases"] else ""
+    print(f"{what:60} " + "  ".join(f"{key} {finding.errors[key][0]:.1e}" for key in TOLERANCE) + biases
           + ("" if finding.passed else "  FAILED"), flush=True)
     return finding
 
@@ -97,7 +128,9 @@ class Case:
 CASES = {"llama3": Case("llama3", "HSDP 2 x 2", ["1 rank", "FSDP 2", "FSDP 3", "HSDP 2 x 2"], "FSDP 2"),
          "qwen3": Case("qwen3", "HSDP 2 x 2", ["1 rank", "FSDP 2", "FSDP 3", "HSDP 2 x 2"], "FSDP 2"),
          "llama3-tp": Case("llama3", "FSDP 2 x TP 2", ["FSDP 3", "FSDP 2 x TP 2"], "FSDP 2 x TP 2"),
-         "llama3-pp": Case("llama3", "PP 2", ["1 rank", "PP 2, 4 stages"], "PP 2, 4 stages")}
+         "llama3-pp": Case("llama3", "PP 2", ["1 rank", "PP 2, 4 stages"], "PP 2, 4 stages"),
+         "qwen3_moe": Case("qwen3_moe", "FSDP 2", ["1 rank", "FSDP 2"], "FSDP 2"),
+         "deepseek_v3": Case("deepseek_v3", "FSDP 2", ["1 rank", "FSDP 2"], "FSDP 2")}
 
 
 def roundtrip(binary: Path, case: Case, folder: Path):

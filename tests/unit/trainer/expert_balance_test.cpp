@@ -1,0 +1,50 @@
+#include "trainer/expert_balance.h"
+
+#include <algorithm>
+
+#include <catch2/catch.hpp>
+#include <fmt/format.h>
+
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include "trainer/layer_metrics.h"
+
+namespace hyperion::trainer {
+namespace {
+
+models::ExpertBalancePtr balance(int64_t layer, const std::vector<int64_t>& counts, double coefficient) {
+  auto made = std::make_shared<models::ExpertBalance>();
+  made->bias = make_parameter(fmt::format("layers.{}.moe.expert_bias", layer),
+                              {static_cast<int64_t>(counts.size())}, Init::normal(0));
+  made->bias->weight = at::zeros(made->bias->shape, at::kFloat);
+  made->counts = at::tensor(counts, at::kLong);
+  made->coefficient = coefficient;
+  return made;
+}
+
+}  // namespace
+
+TEST_CASE("the block whose busiest expert is furthest above the mean is reported, with its experts") {
+  const auto group = parallel::make_solo_communicator("world/0", 0);
+  const parallel::ReduceChain ranks({group.get()});
+  const std::vector<models::ExpertBalancePtr> balances = {balance(3, {4, 4, 2, 6}, 1e-3),
+                                                          balance(12, {1, 8, 7, 0}, 0)};
+  models::LayerMetrics reported;
+  record_expert_loads(balances, ranks, reported);
+  CHECK(balances[0]->counts.sum().item<int64_t>() == 16);  // for the update
+  CHECK(balances[1]->counts.sum().item<int64_t>() == 0);
+  metrics::MetricList list = keep_worst_block(reduce_layer_metrics(reported, ranks, *group, at::kCPU));
+  std::ranges::sort(list);
+  CHECK(list == metrics::MetricList{{"experts/busiest", 1},
+                                    {"experts/busiest_over_mean", 2},
+                                    {"experts/idlest", 3},
+                                    {"experts/idlest_over_mean", 0},
+                                    {"experts/worst_layer", 12}});
+  update_expert_biases(balances, ranks, at::zeros({}, at::kFloat));
+  CHECK(balances[0]->counts.sum().item<int64_t>() == 0);
+  CHECK(balances[1]->bias->weight.abs().sum().item<float>() == 0);
+  CHECK(keep_worst_block({{"activations/max", 2}}) == metrics::MetricList{{"activations/max", 2}});
+}
+
+}  // namespace hyperion::trainer
