@@ -133,6 +133,7 @@ TEST_CASE("the gradient of every parameter and the count of every expert are tho
     const auto first = [&, before = before, one_sided = one_sided](const ExpertLayout& of) {
       TinyJob job = job_with_experts(of);
       job.score_before_experts = before;
+      job.reduce_once = one_sided;
       return first_of_experts(of.ranks, job, one_sided);
     };
     if (!of_one_rank.contains(layout.experts)) of_one_rank[layout.experts] = first({1, {}, layout.experts});
