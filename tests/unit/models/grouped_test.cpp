@@ -77,7 +77,7 @@ TEST_CASE("experts that are multiplied all at once are those that are multiplied
   const ModelArgs args = model_args(
       "qwen3", "debugmodel_moe",
       {.dim = 16, .num_experts = experts, .moe_hidden_dim = 24, .top_k = k, .score_before_experts = before});
-  const Experts layer(args, 0);
+  const Experts layer(args, 0, {});
   at::manual_seed(2);
   for (const ParameterPtr& stack : layer.parameters())
     stack->weight = at::randn(stack->shape).mul(0.3).requires_grad_();
@@ -92,7 +92,7 @@ TEST_CASE("experts that are multiplied all at once are those that are multiplied
       const auto dispatch = std::make_shared<const Dispatch>(
           dispatch_tokens(choices, experts, padded ? RowCounts::kPadded : RowCounts::kOnHost));
       CHECK(dispatch->counts.empty() == padded);
-      const Tensor y = layer.forward(x, weights, Tensor(), dispatch, {});
+      const Tensor y = layer.forward(x, weights, Tensor(), {dispatch}, {});
       y.backward(seed);
       std::vector<Tensor> all = {y.detach(), x.grad(), weights.grad(), dispatch->expert_rows};
       for (const ParameterPtr& stack : layer.parameters()) {

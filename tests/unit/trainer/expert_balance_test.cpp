@@ -27,14 +27,15 @@ models::ExpertBalancePtr balance(int64_t layer, const std::vector<int64_t>& coun
 
 TEST_CASE("the block whose busiest expert is furthest above the mean is reported, with its experts") {
   const auto group = parallel::make_solo_communicator("world/0", 0);
-  const parallel::ReduceChain ranks({group.get()});
+  const parallel::FsdpContext ranks(parallel::Mesh({}, 1), 0, *group, *group, {});
   const std::vector<models::ExpertBalancePtr> balances = {balance(3, {4, 4, 2, 6}, 1e-3),
                                                           balance(12, {1, 8, 7, 0}, 0)};
   models::LayerMetrics reported;
   record_expert_loads(balances, ranks, reported);
   CHECK(balances[0]->counts.sum().item<int64_t>() == 16);  // for the update
   CHECK(balances[1]->counts.sum().item<int64_t>() == 0);
-  metrics::MetricList list = keep_worst_block(reduce_layer_metrics(reported, ranks, *group, at::kCPU));
+  metrics::MetricList list = keep_worst_block(
+      reduce_layer_metrics(reported, parallel::ReduceChain({group.get()}), *group, at::kCPU));
   std::ranges::sort(list);
   CHECK(list == metrics::MetricList{{"experts/busiest", 1},
                                     {"experts/busiest_over_mean", 2},
