@@ -27,6 +27,7 @@
 #include "data/sources.h"
 #include "data/token_shards.h"
 #include "models/flavors/registry.h"
+#include "models/flavors/yarn.h"
 #include "parallel/comm/communicator_memory.h"
 #include "trainer/checkpointing/checkpointer.h"
 #include "trainer/checkpointing/stored_weights.h"
@@ -323,7 +324,7 @@ class JobCheck {
       hugging_face::resolve_hf_model(*resolved_, config::install_root());
       const int64_t ranks = line_.ranks > 0 ? line_.ranks : trainer::job_environment(config()).world_size;
       environment_.world_size = environment_.local_world_size = static_cast<int>(ranks);
-      model_ = config::model_args(config().model);
+      model_ = models::with_yarn_decided(config::model_args(config().model), config().training.seq_len);
       facts_ = trainer::run_facts(model_, environment_.world_size);
       trainer::check_keys(*resolved_, facts_);
       mesh_.emplace(trainer::mesh_config(config()), environment_.world_size);

@@ -68,7 +68,8 @@ std::vector<checkpoint::ConvertedTensor> tensors_for_hugging_face(const models::
                          .to = stored.name,
                          .row_map = rows,
                          .part = stored.part,
-                         .keeps_dtype = hugging_face::hf_keeps_float32(fqn)});
+                         .keeps_dtype = hugging_face::hf_keeps_float32(fqn),
+                         .shape = parameter->shape});
     }
   }
   return tensors;
@@ -93,7 +94,8 @@ std::vector<checkpoint::ConvertedTensor> tensors_of_hugging_face(const models::M
            .to = name,
            .row_map = names.row_map(fqn),
            .made = made != names.made.end() ? made->second : nullptr,
-           .keeps_dtype = hugging_face::hf_keeps_float32(fqn)});
+           .keeps_dtype = hugging_face::hf_keeps_float32(fqn),
+           .shape = parameter->shape});
   }
   return tensors;
 }

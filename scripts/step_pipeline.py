@@ -22,9 +22,9 @@ class Pipeline:
     @functools.lru_cache(maxsize=None)
     def _times(self, transfer):
         """Of the list where a stage's forward takes 1 and a transfer `transfer`: as benchmark_pipeline_times prints it."""
-        again = int(self.recomputes)
-        done = subprocess.run([self.program, *(["--recompute"] if again else []), self.schedule, str(self.ranks), str(self.stages_per_rank),
-                               str(self.microbatches), "F=1", f"B={2 + again}", f"I={1 + again}", "W=1", f"T={transfer:.4g}"],
+        repeated = int(self.recomputes)  # forwards of a stage in its backward
+        done = subprocess.run([self.program, *(["--recompute"] if repeated else []), self.schedule, str(self.ranks), str(self.stages_per_rank),
+                               str(self.microbatches), "F=1", f"B={2 + repeated}", f"I={1 + repeated}", "W=1", f"T={transfer:.4g}"],
                               capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"step_budget: {done.stderr.strip()}")
@@ -41,7 +41,7 @@ class Pipeline:
 
 def pipeline_of_log(text, mode):
     """The fields of the Pipeline that a run's log names but for the program, or None."""
-    found = re.search(r"(\d+) stages? \(.*\); (\S+), ([\d,]+) microbatch", text)
+    found = re.search(r"(\d+) stages? \(.*\); (.+), ([\d,]+) microbatch", text)
     if not found:
         return None
     ranks = int(re.search(r"pp (\d+) x dp_replicate", text)[1])

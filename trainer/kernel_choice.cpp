@@ -12,6 +12,7 @@
 #include "models/kernels/kernels.h"
 #include "models/kernels/matmul/grouped.h"
 #include "trainer/checkpointing/job_state.h"
+#include "trainer/config/validate.h"
 
 namespace hyperion::trainer {
 
@@ -42,12 +43,17 @@ void choose_kernels(const Float8Device& device) {
   }
 }
 
-void log_expert_products(const models::ModelArgs& args, const config::JobConfig::Training& training,
+void log_expert_products(const models::ModelArgs& args, const config::JobConfig& config,
                          const Float8Device& device) {
   if (args.num_experts == 0 || device.cpu) return;
-  const char* why = kernels::why_not_at_once(
-      checkpointing::scalar_type(training.mixed_precision_param), device.compute_capability,
-      {.groups = args.num_experts, .k = args.dim, .j = args.moe_hidden_dim});
+  const kernels::GroupedShape shape{.groups = args.num_experts,
+                                    .k = args.dim,
+                                    .j = args.moe_hidden_dim / config.parallelism.tensor_parallel_degree};
+  const char* why =
+      config::divides_experts(config)
+          ? "expert_parallel_degree divides them"
+          : kernels::why_not_at_once(checkpointing::scalar_type(config.training.mixed_precision_param),
+                                     device.compute_capability, shape);
   if (why == nullptr)
     log_info("Experts: all of a layer in one product, and the host does not wait for their counts of tokens");
   else

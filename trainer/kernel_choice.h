@@ -13,7 +13,7 @@ namespace hyperion::trainer {
 void choose_kernels(const Float8Device& device);
 
 // For a model with experts on a GPU: whether libtorch multiplies all of a layer at once, or why not.
-void log_expert_products(const models::ModelArgs& args, const config::JobConfig::Training& training,
+void log_expert_products(const models::ModelArgs& args, const config::JobConfig& config,
                          const Float8Device& device);
 
 }  // namespace hyperion::trainer

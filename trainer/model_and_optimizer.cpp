@@ -108,7 +108,7 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
                                            const ModelContext& context) {
   if (!context.without_memory) {
     choose_kernels(context.float8);
-    log_expert_products(args, config.training, context.float8);
+    log_expert_products(args, config, context.float8);
     choose_attention(args, config, context.device, context.groups.host());
   }
   ModelAndOptimizer made;

@@ -5,6 +5,7 @@
 #include <system_error>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include "base/counted.h"
@@ -79,6 +80,9 @@ std::vector<Weight> plan_weights(const OpenCheckpoint& source, const ConvertOpti
     std::shared_ptr<const TensorRecord> record = one.made;
     if (!record)
       record = std::shared_ptr<const TensorRecord>(std::shared_ptr<void>(), &source.index.tensors.at(key));
+    if (!one.shape.empty() && record->shape != one.shape)
+      throw_data("{}: {} is [{}], and the model has [{}]", source.folder.string(), key,
+                 fmt::join(record->shape, ", "), fmt::join(one.shape, ", "));
     const Weight::Source from{key, record, one.part};
     const auto [number, is_new] = numbers.emplace(one.to, weights.size());
     if (!is_new) {

@@ -18,9 +18,9 @@
 
 #include "base/error.h"
 #include "checkpoint/finite.h"
-#include "checkpoint/types/stored_part.h"
 #include "checkpoint/tools/content.h"
 #include "checkpoint/types/choices.h"
+#include "checkpoint/types/stored_part.h"
 
 namespace hyperion::checkpoint {
 
@@ -147,6 +147,7 @@ struct ConvertedTensor {
   // zero.
   std::shared_ptr<const TensorRecord> made{};
   bool keeps_dtype = false;  // whatever type is asked for
+  Dims shape{};              // that `from` must have; empty: any
 };
 struct ConvertOptions {
   std::filesystem::path source, destination;  // the destination must not exist

@@ -21,7 +21,7 @@ struct ExpertBalance {
   ParameterPtr bias;  // [experts], fp32; saved, but not trained by gradients
   // int64 [experts]: rows in the training forwards since the last update, of all tensor parallel ranks.
   at::Tensor counts{};
-  double coefficient = 0;  // of the update; 0: none, and nothing is counted
+  double coefficient = 0;  // of the update; 0: none, and only logged steps are counted
 };
 using ExpertBalancePtr = std::shared_ptr<ExpertBalance>;
 

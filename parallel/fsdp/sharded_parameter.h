@@ -105,9 +105,11 @@ class ShardedParameter {
 
   // Elements of a rank's shard with its padding: as many as rank 0's, which is the largest.
   int64_t padded_numel() const { return chunk_of(blocks_, world_, 0).count * block_numel(); }
-  // Of the local tensor, of which shards have whole ones: its rows, or of experts stretches of a matrix.
+  // What a shard has some of: rows of the local tensor, or of experts stretches of a matrix.
   int64_t blocks() const { return blocks_; }
-  int64_t block_numel() const { return parameter_->rows() * parameter_->row_numel() / blocks_; }
+  int64_t block_numel() const {
+    return blocks_ == 0 ? 0 : parameter_->rows() * parameter_->row_numel() / blocks_;
+  }
   // With the zeros behind it, so that the next shard in a buffer begins at a multiple of the alignment.
   int64_t slot_numel() const { return (padded_numel() + alignment_ - 1) / alignment_ * alignment_; }
   // 1-D [padded_numel] in the compute dtype, or encoded: what this rank sends in an all-gather.

@@ -77,7 +77,7 @@ class ExpertParallel(JobTest):
         # In each step rows come back once in forward and once in backward.
         "forward": ("step.rows", 5, "all_to_all", "ep/0", r"step 3 forward layers\.1"),
         "backward": ("step.rows", 6, "all_to_all", "ep/0", r"step 3 backward layers\.1"),
-        "counts": ("step.counts", 3, "all_reduce", "world/0", "step 3 sum of expert counts"),
+        "counts": ("step.counts", 3, "all_reduce", "fsdp/0", "step 3 sum of expert counts"),
     }
 
     def test_ranks_that_lose_one_end_with_71_and_name_group_operation_and_phase(self):

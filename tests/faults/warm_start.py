@@ -35,6 +35,7 @@ class Process:
     def __init__(self, pid):
         self.pid, self.returncode = pid, None
         self.handle = os.pidfd_open(pid)
+        self.lock = threading.Lock()  # of what is known of its end
 
     def poll(self):
         return self.returncode if self.ended_within(0) else None
@@ -45,17 +46,19 @@ class Process:
         return self.returncode
 
     def ended_within(self, seconds):
-        if self.returncode is None:
-            ready = select.poll()
-            ready.register(self.handle, select.POLLIN)
-            if not ready.poll(None if seconds is None else 1000 * seconds):
-                return False
-            try:
+        if self.returncode is not None:
+            return True
+        ready = select.poll()
+        ready.register(self.handle, select.POLLIN)
+        if not ready.poll(None if seconds is None else 1000 * seconds):
+            return False
+        with self.lock:
+            if self.returncode is None:  # else another thread has it
                 self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-            except ChildProcessError:  # a thread waits for it, and has it
-                self.returncode = 0
-            os.close(self.handle)
         return True
+
+    def __del__(self):
+        os.close(self.handle)
 
     def send_signal(self, number):
         if self.poll() is None:

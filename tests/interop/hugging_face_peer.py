@@ -306,7 +306,7 @@ def check_experts(hyperion, tool, folder):
 
 def check_block_scales(tool, folder):
     """fp8 with a scale for each block, as DeepSeek-V3's files have it, stands for the numbers that PyTorch makes of it."""
-    wide = {**LATENT, "hidden_size": 160, "intermediate_size": 300, "moe_intermediate_size": 130}
+    wide = {**LATENT, "hidden_size": 160, "intermediate_size": 300, "moe_intermediate_size": 132}  # transformers multiplies rows of 16 bytes
     model = make_model(DeepseekV3Config(**wide, q_lora_rank=28, n_group=4, topk_group=2, rope_parameters=YARN))
     for place in ("plain", "quantized"):
         model.save_pretrained(folder / place)

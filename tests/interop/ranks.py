@@ -1,5 +1,6 @@
 """Starts the ranks of one job on this host and watches them from outside: when step lines arrive, how much memory."""
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -106,7 +107,8 @@ def run_ranks(command: list[str], world: int, threads: int = 1, env: dict | None
     if not done or any(codes):
         for process in processes:
             if process.returncode is None:
-                process.send_signal(signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # its watcher waits for it, and no one else
+                    os.kill(process.pid, signal.SIGKILL)
         for watcher in watchers:
             watcher.join(10)
         raise JobFailed(f"{error}: {' '.join(command)}\n{''.join(lines[failed][-30:])}")

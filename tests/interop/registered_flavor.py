@@ -19,7 +19,7 @@ from ranks import ROOT, run_hyperion, run_torchtitan
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from vs_torchtitan import CONFIG, MODELS  # noqa: E402
+from vs_torchtitan import CONFIGS, MODELS  # noqa: E402
 
 NAME, SEED, STEPS, SEQ_LEN = "100M", WEIGHTS_SEEDS["llama3"], 2, 64
 
@@ -29,12 +29,13 @@ def main() -> int:
     parser.add_argument("--binary", type=Path, default=ROOT / "build" / "hyperion")
     binary = parser.parse_args().binary
     model = MODELS[NAME]
+    config = str(CONFIGS / f"{model.config}.toml")
     batch = [f"--training.steps={STEPS}", f"--training.seq_len={SEQ_LEN}", "--training.local_batch_size=1",
              "--training.mixed_precision_param=float32"]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_shard(folder / "tokens", make_tokens(STEPS * SEQ_LEN + 1, 1, model.vocabulary), model.vocabulary)
-        run_hyperion(binary, [CONFIG, *batch, *model.ours(), f"--training.dataset_path={folder / 'tokens'}", f"--debug.seed={SEED}",
+        run_hyperion(binary, [config, *batch, *model.ours(), f"--training.dataset_path={folder / 'tokens'}", f"--debug.seed={SEED}",
                               f"--job.dump_folder={folder / 'ours'}"], 1)
         (file,) = (folder / "ours").rglob("metrics.jsonl")
         lines = [line for line in map(json.loads, file.read_text().splitlines()) if "event" not in line]
@@ -42,7 +43,7 @@ def main() -> int:
 
         options, flavor = model.theirs(NAME)
         env = {"PEER_TOKENS": folder / "tokens" / "tokens.bin", "PEER_WEIGHTS_SEED": SEED, "PEER_METRICS": folder / "peer.json", **flavor}
-        run_torchtitan(Path(sys.executable), ["--job.config_file", CONFIG, *batch, *options], 1, env=env)
+        run_torchtitan(Path(sys.executable), ["--job.config_file", config, *batch, *options], 1, env=env)
         theirs = json.loads((folder / "peer.json").read_text())
     errors = largest_errors(ours, theirs)
     for key, (error, step) in errors.items():

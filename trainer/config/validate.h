@@ -56,10 +56,11 @@ std::optional<int64_t> checkpointed_blocks(const JobConfig::ActivationCheckpoint
 // (check_config()).
 int64_t data_parallel_degree(const JobConfig& config, int64_t world_size);
 
-// comm.mode = "fake_backend": nothing is exchanged with the other ranks, so what is computed means nothing
-// and none of it is kept. No checkpoint is loaded or saved, no metrics and no record of the run are written.
 // Whether ranks divide the experts (expert_parallel_degree), of which a dense model has none.
 bool divides_experts(const JobConfig& config);
+
+// comm.mode = "fake_backend": nothing is exchanged with the other ranks, so what is computed means nothing
+// and none of it is kept. No checkpoint is loaded or saved, no metrics and no record of the run are written.
 bool is_dry_run(const JobConfig& config);
 
 // Sequences of a microbatch: all of a batch's `rows`, or those of a pipeline's.

@@ -77,6 +77,8 @@ std::optional<models::DimensionProblem> export_problem(const ModelArgs& args) {
                         args.family));
   refuse_if(args.rope_yarn && !deepseek, {"rope_yarn"},
             "rope_yarn is true, which here is DeepSeek's, of deepseek_v3 models alone");
+  refuse_if(args.rope_yarn && args.rope_mscale == 0, {"rope_mscale"},
+            "rope_mscale is 0, and transformers then scales cosines and sines, which are not scaled here");
   refuse_if(args.rope_scaling && !args.rope_yarn && deepseek, {"rope_scaling"},
             "rope_scaling is true, and transformers' deepseek_v3 model has YaRN (rope_yarn) instead");
   refuse_if(

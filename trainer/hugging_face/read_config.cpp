@@ -69,7 +69,8 @@ void read_yarn(const JsonNode& rope, ModelArgs& args) {
 // rope_theta inside or next to it.
 void read_rope(const JsonNode& config, ModelArgs& args) {
   const JsonNode rope = config[config["rope_scaling"].is_null() ? "rope_parameters" : "rope_scaling"];
-  args.rope_theta = number_in(rope["rope_theta"], number_in(config["rope_theta"], 10000.0));
+  args.rope_theta =
+      number_in(rope["rope_theta"], number_in(config["rope_theta"], args.family == "llama4" ? 5e5 : 1e4));
   for (const JsonNode& factor : {config["partial_rotary_factor"], rope["partial_rotary_factor"]})
     if (number_in(factor, 1.0) != 1.0) factor.refuse("1 (whole heads are rotated here)");
   const JsonNode type = rope[rope["rope_type"].is_null() ? "type" : "rope_type"];
@@ -123,6 +124,7 @@ void read_experts(const JsonNode& config, const char* experts, const char* width
 
 void read_qwen3_moe(const JsonNode& config, ModelArgs& args) {
   read_qwen3(config, args);
+  args.head_dim = size_in(config["head_dim"], args.dim / args.n_heads);
   const bool renamed = config["num_experts"].is_null();  // in transformers 5
   read_experts(config, renamed ? "num_local_experts" : "num_experts", "moe_intermediate_size", args);
   args.route_norm = config["norm_topk_prob"].flag(false);
@@ -148,7 +150,9 @@ void read_deepseek_v3(const JsonNode& config, ModelArgs& args) {
     args.limited_groups = size_in(config["topk_group"], 4);
   }
   args.kv_lora_rank = size_in(config["kv_lora_rank"], 512);
-  args.q_lora_rank = config["q_lora_rank"].is_null() ? 0 : size_in(config["q_lora_rank"]);
+  const bool names_latent = config.object().contains("q_lora_rank");  // null: queries have none
+  args.q_lora_rank =
+      names_latent && config["q_lora_rank"].is_null() ? 0 : size_in(config["q_lora_rank"], 1536);
   args.qk_nope_head_dim = size_in(config["qk_nope_head_dim"], 128);
   args.qk_rope_head_dim = size_in(config["qk_rope_head_dim"], 64);
   args.v_head_dim = size_in(config["v_head_dim"], 128);
@@ -237,9 +241,9 @@ ModelArgs parse_hf_config(std::string_view text, const std::string& name) {
   args.n_kv_heads = size_in(config["num_key_value_heads"], args.n_heads);
   args.hidden_dim = size_in(config["intermediate_size"]);
   args.vocab_size = size_in(config["vocab_size"]);
-  args.norm_eps = number_in(config["rms_norm_eps"], 1e-6);
   args.tied = config["tie_word_embeddings"].flag(false);
   family->read(config, args);
+  args.norm_eps = number_in(config["rms_norm_eps"], args.family == "llama4" ? 1e-5 : 1e-6);
   args.activation = activation_in(config["hidden_act"]);
   must_be_off(config["attention_bias"], "the attention layers here have no bias");
   const JsonNode dropout = config["attention_dropout"];

@@ -108,8 +108,6 @@ std::string lack(const std::vector<Part>& needed, const MemoryLimit& limit) {
   return fmt::format("needs at least {}, but {} is {}", sum_of(needed), limit.what, human(limit.bytes));
 }
 
-}  // namespace
-
 // Elements of a token that weight gradients of a block read: inputs of its products and gradients of their
 // results. `tensor` ranks divide all but what goes in at a column layer, which a block that is run again has
 // gathered, and what comes back at a row layer. Of latent attention and experts those of row layers alone.
@@ -121,6 +119,8 @@ double read_by_weight_gradients(const models::ModelArgs& model, double tensor, b
   const double inputs = runs_again ? 2 * dim : 2 * dim / tensor;
   return inputs + (heads + heads + 2 * keys + 3 * hidden) / tensor + 2 * dim;
 }
+
+}  // namespace
 
 double parameters_of(const models::ModelArgs& model, const PipelineShare::Stage& stage, double tensor) {
   const double dim = static_cast<double>(model.dim), table = dim * static_cast<double>(model.vocab_size);
@@ -204,7 +204,11 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
   // Where most of them wait the sums of stages whose backward comes later are not there yet.
   size.activations = std::max(boundary * inputs, deferred - size.all_gradients()) +
                      length * static_cast<double>(model.head_dim) * 4;
-  if (models::blocks_with_experts(model) > 0) {  // of one block, the rows of its experts
+  const bool has_experts =
+      share != nullptr
+          ? std::ranges::any_of(share->stages, [](const auto& stage) { return stage.with_experts > 0; })
+          : models::blocks_with_experts(model) > 0;
+  if (has_experts) {  // of one block, the rows of its experts
     const double dim = static_cast<double>(model.dim), hidden = static_cast<double>(model.moe_hidden_dim);
     size.activations +=
         tokens / tensor * static_cast<double>(model.top_k) * compute * std::max(dim + 2 * hidden, 3 * hidden);
@@ -281,7 +285,11 @@ void require_memory(const config::ResolvedConfig& resolved, const JobSize& size,
 
 void require_memory(const models::ModelArgs& model, double bytes_per_parameter, const RankMemory& memory) {
   const double weights = parameters_of(model) * bytes_per_parameter;
-  std::vector<Part> host = {{"names and shapes", kDescriptionOfLayer * static_cast<double>(model.n_layers)}};
+  constexpr double kDescriptionOfExpert = 3 * 200;  // its matrices in Hugging Face's layout
+  std::vector<Part> host = {
+      {"names and shapes", kDescriptionOfLayer * static_cast<double>(model.n_layers) +
+                               kDescriptionOfExpert * static_cast<double>(model.num_experts) *
+                                   static_cast<double>(models::blocks_with_experts(model))}};
   if (!memory.device) host.push_back({"weights", weights});
   if (total(host) > memory.host.bytes) throw_config("the model {}", lack(host, memory.host));
   if (memory.device && weights > memory.device->bytes)

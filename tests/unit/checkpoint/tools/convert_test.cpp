@@ -47,6 +47,20 @@ uint64_t model_digest(const fs::path& path) {
 
 }  // namespace
 
+TEST_CASE("a tensor of another shape than the model's is not converted") {
+  const TemporaryFolder folder;
+  const fs::path source = save_toy(folder.path(), 8);
+  const Ran ran = convert(
+      {.source = source, .destination = folder.path() / "new", .tensors = [](const OpenCheckpoint& opened) {
+         std::vector<ConvertedTensor> tensors = to_stored(opened);
+         tensors[0].shape = {3, 1, 4};
+         return tensors;
+       }});
+  CHECK(ran.code == ExitCode::kBadData);
+  CHECK_THAT(ran.text, Catch::Contains(", and the model has [3, 1, 4]"));
+  CHECK_FALSE(fs::exists(folder.path() / "new"));
+}
+
 TEST_CASE("convert to safetensors and back gives the same weights") {
   const TemporaryFolder folder;
   const fs::path source = save_toy(folder.path(), 8, {.shards = 3});

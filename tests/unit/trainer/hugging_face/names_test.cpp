@@ -135,6 +135,27 @@ TEST_CASE("a config.json of either style gives the dimensions") {
   CHECK(qwen.head_dim == 128);
   CHECK(qwen.qk_norm);
   CHECK(qwen.rope_style == models::RopeStyle::kHalfSplit);
+  CHECK(qwen.norm_eps == 1e-6);
+}
+
+TEST_CASE("what a config.json with experts leaves out has the default of its type") {
+  const auto parsed = [](const char* type, const std::string& more) {
+    return parse_hf_config(fmt::format(R"({{"model_type": "{}", "hidden_size": 48, "num_hidden_layers": 2,
+                                           "num_attention_heads": 6, "vocab_size": 100,
+                                           "intermediate_size": 20{}}})",
+                                       type, more),
+                           "config.json");
+  };
+  const ModelArgs llama4 = parsed("llama4_text", R"(, "use_qk_norm": false, "attn_temperature_tuning": false,
+      "num_local_experts": 4, "no_rope_layers": [1, 1], "layer_types": ["full_attention", "full_attention"])");
+  CHECK(llama4.rope_theta == 5e5);
+  CHECK(llama4.norm_eps == 1e-5);
+  const std::string moe = R"(, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8)";
+  CHECK(parsed("qwen3_moe", moe).head_dim == 8);
+  const std::string latent =
+      R"(, "n_routed_experts": 16, "moe_intermediate_size": 8, "num_key_value_heads": 6)";
+  CHECK(parsed("deepseek_v3", latent).q_lora_rank == 1536);
+  CHECK(parsed("deepseek_v3", latent + R"(, "q_lora_rank": null)").q_lora_rank == 0);
 }
 
 TEST_CASE("what a config.json asks for and is not computed here is refused by name") {

@@ -111,6 +111,13 @@ TEST_CASE("stages and tensor parallel ranks of a model with experts have their p
   // What makes the latents, the gate and two norms are on both ranks.
   CHECK(2 * parameters_of(model, block, 2) - parameters_of(model, block) ==
         Approx(7168 * (1536 + 512 + 64 + 256 + 2)));
+  // Rows of experts lie where there are some.
+  const config::JobConfig job = resolved("").config;
+  const auto activations = [&](int64_t with_experts) {
+    const PipelineShare share{.stages = {{.blocks = 1, .with_experts = with_experts}}, .kept_inputs = 1};
+    return job_size(job, model, 1, 1, &share).activations;
+  };
+  CHECK(activations(1) > activations(0));
 }
 
 TEST_CASE("the copy of the state for background saves counts where such saves will be made") {
