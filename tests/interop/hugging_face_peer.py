@@ -227,6 +227,8 @@ dataset_path = "{folder}/text.jsonl"
 steps = 1
 local_batch_size = 1
 seq_len = 48
+[debug]
+seed = 1
 [checkpoint]
 enable = true
 initial_load_in_hf = true

@@ -135,7 +135,6 @@ TEST_CASE("a config.json of either style gives the dimensions") {
   CHECK(qwen.head_dim == 128);
   CHECK(qwen.qk_norm);
   CHECK(qwen.rope_style == models::RopeStyle::kHalfSplit);
-  CHECK(qwen.norm_eps == 1e-6);
 }
 
 TEST_CASE("what a config.json with experts leaves out has the default of its type") {
@@ -147,13 +146,13 @@ TEST_CASE("what a config.json with experts leaves out has the default of its typ
                            "config.json");
   };
   const ModelArgs llama4 = parsed("llama4_text", R"(, "use_qk_norm": false, "attn_temperature_tuning": false,
-      "num_local_experts": 4, "no_rope_layers": [1, 1], "layer_types": ["full_attention", "full_attention"])");
+      "num_local_experts": 4, "num_experts_per_tok": 1, "no_rope_layers": [1, 1], "layer_types": ["full_attention", "full_attention"])");
   CHECK(llama4.rope_theta == 5e5);
   CHECK(llama4.norm_eps == 1e-5);
   const std::string moe = R"(, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8)";
   CHECK(parsed("qwen3_moe", moe).head_dim == 8);
   const std::string latent =
-      R"(, "n_routed_experts": 16, "moe_intermediate_size": 8, "num_key_value_heads": 6)";
+      R"(, "n_routed_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "num_key_value_heads": 6)";
   CHECK(parsed("deepseek_v3", latent).q_lora_rank == 1536);
   CHECK(parsed("deepseek_v3", latent + R"(, "q_lora_rank": null)").q_lora_rank == 0);
 }
