@@ -79,7 +79,7 @@ class Presets(JobTest):
             for rank in (0, ranks - ranks // pipeline):
                 with self.subTest(preset=name, rank=rank):
                     text = self.dry_run(ROOT / name, ranks, pipeline=pipeline, rank=rank, options=options)
-                    self.assertIn(f"a dry run of rank {rank} of {ranks} ranks", text)
+                    self.assertIn(f"a dry run of rank {rank} of {ranks:,} ranks", text)
 
     def test_presets_of_ours_without_tensor_parallelism_fit_with_the_larger_communicators(self):
         for name, ranks in OTHERS.items():
