@@ -1,8 +1,8 @@
 #include "models/layers/sequence_exchange.h"
 
 #include <ATen/ops/empty.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/custom_class.h>
+
+#include "models/layers/node_state.h"
 
 namespace hyperion::models {
 namespace {
@@ -11,18 +11,6 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
-
-struct ExchangeOfRows : torch::CustomClassHolder {
-  explicit ExchangeOfRows(Exchange* ranks) : ranks(ranks) {}
-  Exchange* ranks;
-};
-
-void save_ranks(AutogradContext* context, Exchange* ranks) {
-  context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<ExchangeOfRows>(ranks));
-}
-Exchange& saved_ranks(AutogradContext* context) {
-  return *c10::static_intrusive_pointer_cast<ExchangeOfRows>(context->saved_data["ranks"].toCapsule())->ranks;
-}
 
 Tensor gathered(const Tensor& x, Exchange& ranks) {
   const Tensor own = x.contiguous(), all = at::empty({ranks.size() * x.size(0), x.size(1)}, x.options());
@@ -38,22 +26,22 @@ Tensor summed(const Tensor& x, Exchange& ranks) {
 
 struct GatherOverRanksFunction : Function<GatherOverRanksFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x, Exchange* ranks) {
-    save_ranks(context, ranks);
+    keep_state(context, ExchangeOfNode(ranks));
     return gathered(x, *ranks);
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    return {summed(grads[0], saved_ranks(context)), Tensor()};
+    return {summed(grads[0], *kept_state<ExchangeOfNode>(context)->ranks), Tensor()};
   }
 };
 
 struct SumOverRanksFunction : Function<SumOverRanksFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x, Exchange* ranks, bool computes) {
-    save_ranks(context, ranks);
+    keep_state(context, ExchangeOfNode(ranks));
     if (!computes) return at::empty({x.size(0) / ranks->size(), x.size(1)}, x.options());
     return summed(x, *ranks);
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    return {gathered(grads[0], saved_ranks(context)), Tensor(), Tensor()};
+    return {gathered(grads[0], *kept_state<ExchangeOfNode>(context)->ranks), Tensor(), Tensor()};
   }
 };
 

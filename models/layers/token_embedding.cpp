@@ -11,6 +11,7 @@
 #include <torch/custom_class.h>
 
 #include "base/error.h"
+#include "models/layers/node_state.h"
 #include "models/layers/row_exchange.h"
 #include "models/ops.h"
 
@@ -41,7 +42,7 @@ struct EmbeddingOverRanksFunction : Function<EmbeddingOverRanksFunction> {
     const Tensor row = rows_of_table(tokens, table, ranks->size());
     context->save_for_backward({row});
     context->saved_data["rows"] = weight.size(0);
-    context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<ExchangeOfNode>(ranks));
+    keep_state(context, ExchangeOfNode(ranks));
     // Exactly one rank has a term that is not zero.
     const Tensor partial = weight.size(0) == 0 ? at::zeros({row.size(0), weight.size(1)}, weight.options())
                                                : at::embedding(weight, row.clamp_max(weight.size(0) - 1))
@@ -54,8 +55,7 @@ struct EmbeddingOverRanksFunction : Function<EmbeddingOverRanksFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const Tensor row = context->get_saved_variables()[0];
     const int64_t rows = context->saved_data["rows"].toInt();
-    Exchange& ranks =
-        *c10::static_intrusive_pointer_cast<ExchangeOfNode>(context->saved_data["ranks"].toCapsule())->ranks;
+    Exchange& ranks = *kept_state<ExchangeOfNode>(context)->ranks;
     const Tensor own = as_rows(grads[0]).contiguous();
     const Tensor all = at::empty({row.size(0), own.size(1)}, own.options());
     ranks.start_all_gather_into(all, own).wait();
@@ -63,12 +63,6 @@ struct EmbeddingOverRanksFunction : Function<EmbeddingOverRanksFunction> {
     const Tensor grad = at::embedding_dense_backward(all, row, rows + 1, /*padding_idx=*/rows, false);
     return {Tensor(), grad.narrow(0, 0, rows), Tensor(), Tensor()};
   }
-
- private:
-  struct ExchangeOfNode : torch::CustomClassHolder {
-    explicit ExchangeOfNode(Exchange* ranks) : ranks(ranks) {}
-    Exchange* ranks;
-  };
 };
 
 }  // namespace

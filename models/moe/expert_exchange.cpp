@@ -9,12 +9,11 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/custom_class.h>
 
 #include "base/failpoint.h"
 #include "models/kernels/common/dtype.h"
 #include "models/layers/activation_checkpoint.h"
+#include "models/layers/node_state.h"
 
 namespace hyperion::models {
 namespace {
@@ -51,14 +50,6 @@ struct SavedExchange : torch::CustomClassHolder {
   Tensor weights;  // undefined: none
 };
 
-void keep(AutogradContext* context, SavedExchange saved) {
-  context->saved_data["exchange"] =
-      c10::IValue::make_capsule(c10::make_intrusive<SavedExchange>(std::move(saved)));
-}
-c10::intrusive_ptr<SavedExchange> kept(AutogradContext* context) {
-  return c10::static_intrusive_pointer_cast<SavedExchange>(context->saved_data["exchange"].toCapsule());
-}
-
 Tensor gradient_of_weights(const Tensor& a, const Tensor& b, const Dispatch& dispatch) {
   const at::ScalarType wide = kernels::opmath_dtype(a);
   return by_slot(a.to(wide).mul(b.to(wide)).sum(1), dispatch);
@@ -73,14 +64,14 @@ struct RowsForExpertsFunction : Function<RowsForExpertsFunction> {
     saved.ranks = ranks;
     saved.weights = weights;
     if (weights.defined()) saved.rows = x;
-    keep(context, std::move(saved));
+    keep_state(context, std::move(saved));
     return saved_or_computed(selective, /*save=*/true, [&] {
       return variable_list{to_experts(gather_rows(x, *routing.dispatch, weights), *routing.exchange, *ranks)};
     })[0];
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const auto saved = kept(context);
+    const auto saved = kept_state<SavedExchange>(context);
     const Dispatch& dispatch = *saved->routing.dispatch;
     const Tensor grad_rows = from_experts(grads[0], *saved->routing.exchange, *saved->ranks);
     Tensor grad_weights;
@@ -107,14 +98,14 @@ struct SumOfExpertsFunction : Function<SumOfExpertsFunction> {
     saved.ranks = ranks;
     saved.weights = weights;
     if (weights.defined()) saved.rows = rows;
-    keep(context, std::move(saved));
+    keep_state(context, std::move(saved));
     context->saved_data["adds"] = shared.defined();
     if (run.recomputes()) return at::empty({dispatch.choices.size(0), made.size(1)}, made.options());
     return sum_rows(rows, dispatch, weights, shared);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const auto saved = kept(context);
+    const auto saved = kept_state<SavedExchange>(context);
     const Dispatch& dispatch = *saved->routing.dispatch;
     const Tensor grad = grads[0].contiguous();
     const Tensor grad_made =

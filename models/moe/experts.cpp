@@ -8,14 +8,13 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/custom_class.h>
 
 #include "models/block_linear.h"
 #include "models/deferred_weights.h"
 #include "models/kernels/common/dtype.h"
 #include "models/kernels/matmul/grouped.h"
 #include "models/layers/activation_checkpoint.h"
+#include "models/layers/node_state.h"
 #include "models/moe/expert_exchange.h"
 #include "models/ops.h"
 
@@ -39,14 +38,6 @@ struct SavedExperts : torch::CustomClassHolder {
 
   bool defers() const { return deferred != nullptr && deferred->deferring(); }
 };
-
-void save_experts(AutogradContext* context, SavedExperts saved) {
-  context->saved_data["experts"] =
-      c10::IValue::make_capsule(c10::make_intrusive<SavedExperts>(std::move(saved)));
-}
-c10::intrusive_ptr<SavedExperts> saved_experts(AutogradContext* context) {
-  return c10::static_intrusive_pointer_cast<SavedExperts>(context->saved_data["experts"].toCapsule());
-}
 
 // Each row times the weight of its slot, rounded once.
 Tensor times_weights(const Tensor& rows, const Tensor& weights, const Dispatch& dispatch) {
@@ -108,12 +99,12 @@ struct GateUpFunction : Function<GateUpFunction> {
     saved.input = x;
     saved.weights = weights;
     saved.deferred = deferred;
-    save_experts(context, std::move(saved));
+    keep_state(context, std::move(saved));
     return results;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const auto saved = saved_experts(context);
+    const auto saved = kept_state<SavedExperts>(context);
     const Dispatch& dispatch = *saved->dispatch;
     const Tensor grad_gate = grads[0].contiguous(), grad_up = grads[1].contiguous();
     Tensor grad_rows = kernels::grouped_matmul(grad_up, saved->stacks[1]->weight, dispatch.groups());
@@ -149,7 +140,7 @@ struct DownFunction : Function<DownFunction> {
     saved.input = h;
     saved.weights = weights;
     saved.deferred = deferred;
-    save_experts(context, std::move(saved));
+    keep_state(context, std::move(saved));
     context->saved_data["adds"] = shared.defined();
     if (!computes) return at::empty({dispatch->choices.size(0), w2.size(1)}, h.options());
     return sum_rows(kernels::grouped_matmul(h, w2.transpose(1, 2), dispatch->groups()), *dispatch, weights,
@@ -159,7 +150,7 @@ struct DownFunction : Function<DownFunction> {
   // With t = (gradient of a row) w2, the gradient of the row's weight is t h: the row itself, w2 h, is not
   // needed, and neither kept nor computed for it.
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const auto saved = saved_experts(context);
+    const auto saved = kept_state<SavedExperts>(context);
     const Dispatch& dispatch = *saved->dispatch;
     const Tensor grad = grads[0].contiguous();
     const Tensor grad_rows = gather_rows(grad, dispatch, Tensor());

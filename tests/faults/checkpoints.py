@@ -51,6 +51,21 @@ class CheckpointTest(JobTest):
         return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in self.steps_folder.rglob("*")
                 if path.name != ".lock"}
 
+    def check_resumed_curve(self, *stages):
+        """A run of 8 steps whose stages, (layout, last step) each, go on one from another has the losses of an undisturbed one. The test
+        has `train(layout, *options)`."""
+        self.train("1", "--checkpoint.no_enable")
+        undisturbed = self.curve()
+        (self.folder / "out" / "metrics.jsonl").unlink()
+        for layout, steps in stages:
+            self.train(layout, f"--training.steps={steps}", "--lr_scheduler.total_steps=8")
+        resumed = self.curve()
+        self.assertEqual(set(resumed), set(undisturbed))
+        for step, (loss, norm, rate) in undisturbed.items():
+            self.assertLess(abs(resumed[step][0] - loss), 5e-6 * loss, step)
+            self.assertLess(abs(resumed[step][1] - norm), 2e-5 * norm, step)
+            self.assertEqual(resumed[step][2], rate)
+
     def contents(self, path):
         """key -> hash of every tensor and value, whatever the mesh that wrote them."""
         return {entry["key"]: entry["hash"] for entry in json.loads(self.tool("digest", path, "--json"))["entries"]}

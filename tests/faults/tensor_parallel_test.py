@@ -135,17 +135,7 @@ class TensorParallelCheckpoints(CheckpointTest):
                 self.assertEqual(self.contents(self.folder / "out" / f"{source} to {target}" / "step-1"), self.contents(path))
 
     def test_a_run_that_goes_on_in_another_division_has_the_losses_of_an_undisturbed_one(self):
-        self.train("1", "--checkpoint.no_enable")
-        undisturbed = self.curve()
-        (self.folder / "out" / "metrics.jsonl").unlink()
-        for layout, steps in (("T2", 3), ("F2 x T2", 6), ("1", 7), ("R2 x T2", 8)):
-            self.train(layout, f"--training.steps={steps}", "--lr_scheduler.total_steps=8")
-        resumed = self.curve()
-        self.assertEqual(set(resumed), set(undisturbed))
-        for step, (loss, norm, rate) in undisturbed.items():
-            self.assertLess(abs(resumed[step][0] - loss), 5e-6 * loss, step)
-            self.assertLess(abs(resumed[step][1] - norm), 2e-5 * norm, step)
-            self.assertEqual(resumed[step][2], rate)
+        self.check_resumed_curve(("T2", 3), ("F2 x T2", 6), ("1", 7), ("R2 x T2", 8))
 
 
 class LostTensorParallelRank(JobTest):

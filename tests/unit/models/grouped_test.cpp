@@ -30,7 +30,7 @@ std::vector<int64_t> values_of(const Tensor& tensor) {
   return {values.const_data_ptr<int64_t>(), values.const_data_ptr<int64_t>() + values.numel()};
 }
 
-// Memory that nobody writes is full of NaN meanwhile.
+// Memory that is not written is full of NaN meanwhile.
 struct UnwrittenIsNaN {
   UnwrittenIsNaN() { at::globalContext().setDeterministicAlgorithms(true, false); }
   ~UnwrittenIsNaN() { at::globalContext().setDeterministicAlgorithms(false, false); }
