@@ -33,6 +33,11 @@ inline bool has_avx512() {
 inline bool has_avx512_bf16() {
   return has_avx512() && __builtin_cpu_supports("avx512bf16");
 }
+// Whether pairs of bf16 numbers are multiplied faster than fp32 numbers. A core of an Intel Xeon (Emerald
+// Rapids) was measured at 83 GFLOP/s in pairs and at 162 in fp32.
+inline bool has_fast_bf16_pairs() {
+  return has_avx512_bf16() && __builtin_cpu_is("intel") == 0;
+}
 inline bool has_amx_tiles() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & (1U << 24)) != 0;
@@ -46,6 +51,9 @@ inline bool has_avx512() {
   return false;
 }
 inline bool has_avx512_bf16() {
+  return false;
+}
+inline bool has_fast_bf16_pairs() {
   return false;
 }
 inline bool has_amx_tiles() {

@@ -26,6 +26,7 @@ struct InstructionSet {
   Instructions instructions;
   std::string_view name;
   bool processor_has;
+  bool chosen;  // where the processor has it and the user names none
   const AttentionBlocks& (*blocks)();
 };
 
@@ -33,16 +34,17 @@ struct InstructionSet {
 std::span<const InstructionSet> instruction_sets() {
 #ifdef HYPERION_X86_64
   static const InstructionSet all[] = {
-      {Instructions::kAvx512Bf16, "avx512_bf16", processor::has_avx512_bf16(), attention_blocks_avx512_bf16},
-      {Instructions::kAvx512, "avx512", processor::has_avx512(), attention_blocks_avx512},
-      {Instructions::kAvx2, "avx2", processor::has_avx2(), attention_blocks_avx2},
-      {Instructions::kNone, "none", true, attention_blocks_plain}};
+      {Instructions::kAvx512Bf16, "avx512_bf16", processor::has_avx512_bf16(),
+       processor::has_fast_bf16_pairs(), attention_blocks_avx512_bf16},
+      {Instructions::kAvx512, "avx512", processor::has_avx512(), true, attention_blocks_avx512},
+      {Instructions::kAvx2, "avx2", processor::has_avx2(), true, attention_blocks_avx2},
+      {Instructions::kNone, "none", true, true, attention_blocks_plain}};
 #else
   static const InstructionSet all[] = {
-      {Instructions::kAvx512Bf16, "avx512_bf16", false, attention_blocks_plain},
-      {Instructions::kAvx512, "avx512", false, attention_blocks_plain},
-      {Instructions::kAvx2, "avx2", false, attention_blocks_plain},
-      {Instructions::kNone, "none", true, attention_blocks_plain}};
+      {Instructions::kAvx512Bf16, "avx512_bf16", false, false, attention_blocks_plain},
+      {Instructions::kAvx512, "avx512", false, false, attention_blocks_plain},
+      {Instructions::kAvx2, "avx2", false, false, attention_blocks_plain},
+      {Instructions::kNone, "none", true, true, attention_blocks_plain}};
 #endif
   return all;
 }
@@ -56,7 +58,7 @@ Instructions choose_instructions() {
   std::vector<std::string_view> names;
   for (const InstructionSet& set : instruction_sets()) {
     const bool any = wanted == nullptr || *wanted == '\0';
-    if ((any || set.name == wanted) && set.processor_has) return set.instructions;
+    if ((any ? set.chosen : set.name == wanted) && set.processor_has) return set.instructions;
     if (!any && set.name == wanted)
       throw_config("HYPERION_CPU_INSTRUCTIONS is '{}', which this processor does not have: unset it", wanted);
     names.push_back(set.name);

@@ -21,8 +21,8 @@ enum class Instructions {
 std::string_view text_of(Instructions instructions);
 bool processor_has(Instructions instructions);
 
-// The most that the processor has, or what the environment variable HYPERION_CPU_INSTRUCTIONS names. Throws
-// Error(kUsage) where that is no name, or the processor lacks it.
+// The fastest that the processor has (processor::has_fast_bf16_pairs()), or what the environment variable
+// HYPERION_CPU_INSTRUCTIONS names. Throws Error(kUsage) where that is no name, or the processor lacks it.
 Instructions chosen_instructions();
 
 // fp32 and bf16 on a CPU, heads of up to kLargestHead (models/flavors/attention_heads.h).

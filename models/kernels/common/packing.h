@@ -31,6 +31,10 @@ HYPERION_INLINE void set(Bf16& to, float x) {  // to nearest, ties to even; NaN 
   to.bits = static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
 }
 
+// bf16 numbers that become fp32.
+template <typename U, typename Element>
+constexpr bool kWidens = U::kPerUnit == 1 && sizeof(Element) == 2;
+
 // Numbers of a unit as they lie in memory: fp32, or bf16 as it is.
 template <typename U, typename Element>
 struct Packed {
@@ -91,15 +95,25 @@ void pack_row_pairs(const Rows<Element>& rows, int64_t height, int64_t width, ty
 }
 
 #ifdef __AVX512F__
-// 16 rows of up to 16 units, `stride` bytes apart, become `units` rows of 16 lanes, `lanes` units apart.
-HYPERION_INLINE void transpose_units(const void* rows, int64_t stride, int64_t units, void* to,
+// Up to 16 units of a row.
+template <typename U, typename Element>
+HYPERION_INLINE __m512i units_of_row(const Element* row, __mmask16 used) {
+  if constexpr (kWidens<U, Element>)
+    return _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(used, row)), 16);
+  else
+    return _mm512_maskz_loadu_epi32(used, row);
+}
+
+// 16 rows of up to 16 units, `stride` apart, become `units` rows of 16 lanes, `lanes` units apart.
+template <typename U, typename Element>
+HYPERION_INLINE void transpose_units(const Element* rows, int64_t stride, int64_t units, void* to,
                                      int64_t lanes) {
   constexpr int kSide = 16;
   const auto used = static_cast<__mmask16>((1 << units) - 1);
   __m512i a[kSide], b[kSide];
 #pragma GCC unroll 16
   for (int r = 0; r < kSide; ++r) {
-    a[r] = _mm512_maskz_loadu_epi32(used, static_cast<const char*>(rows) + r * stride);
+    a[r] = units_of_row<U>(rows + r * stride, used);
   }
   // In each quarter of a vector four rows become four columns: column c of group g is in a[4 g + c].
 #pragma GCC unroll 4
@@ -137,17 +151,15 @@ void pack_lanes(const Rows<Element>& rows, int64_t lanes, int64_t width, typenam
   using Number = typename Packed<U, Element>::Number;
   constexpr int64_t kTogether = U::kPerUnit;
 #ifdef __AVX512F__
-  constexpr int64_t kAtOnce = 16;                     // units, and lanes
-  if constexpr (sizeof(Element) == sizeof(Number)) {  // units lie in a row as they are wanted
-    if (rows.count == lanes && rows.size == width && lanes % kAtOnce == 0) {
-      const int64_t count = width / kTogether, stride = rows.stride * static_cast<int64_t>(sizeof(Element));
-      for (int64_t lane = 0; lane < lanes; lane += kAtOnce)
-        for (int64_t unit = 0; unit < count; unit += kAtOnce)
-          transpose_units(rows.data + lane * rows.stride + unit * kTogether, stride,
-                          count - unit < kAtOnce ? count - unit : kAtOnce, units + unit * lanes + lane,
-                          lanes);
-      return;
-    }
+  constexpr int64_t kAtOnce = 16;  // units, and lanes
+  if (rows.count == lanes && rows.size == width && lanes % kAtOnce == 0) {
+    const int64_t count = width / kTogether;
+    for (int64_t lane = 0; lane < lanes; lane += kAtOnce)
+      for (int64_t unit = 0; unit < count; unit += kAtOnce)
+        transpose_units<U>(rows.data + lane * rows.stride + unit * kTogether, rows.stride,
+                           count - unit < kAtOnce ? count - unit : kAtOnce, units + unit * lanes + lane,
+                           lanes);
+    return;
   }
 #endif
   auto* to = reinterpret_cast<Number*>(units);

@@ -100,6 +100,18 @@ struct SingleFloats {
   static HYPERION_INLINE Floats multiply_add(Units a, Units b, Floats sum) { return a * b + sum; }
 };
 
+#ifdef __AVX512F__
+// 16 numbers to nearest, ties to even; NaN stays NaN.
+HYPERION_INLINE __m256i to_bf16(Floats x) {
+  const __m512i bits = _mm512_castps_si512(x),
+                odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1)),
+                rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  return _mm512_cvtepi32_epi16(
+      _mm512_mask_mov_epi32(_mm512_srli_epi32(rounded, 16), nan, _mm512_set1_epi32(0x7FC0)));
+}
+#endif
+
 #ifdef __AVX512BF16__
 // Two neighbouring bf16 numbers, which one instruction multiplies and adds to a sum in fp32.
 struct Bf16Pairs {

@@ -22,8 +22,13 @@ namespace {
 constexpr int64_t kPackedBytes = int64_t{8} << 20;
 
 bool uses_own_products() {
-  static const bool uses = chosen_instructions() == Instructions::kAvx512Bf16 && !processor::has_amx_tiles();
+  static const bool uses = chosen_instructions() >= Instructions::kAvx512 && !processor::has_amx_tiles();
   return uses;
+}
+
+bool multiplies_pairs() {
+  static const bool pairs = chosen_instructions() == Instructions::kAvx512Bf16;
+  return pairs;
 }
 
 bool has_neighbours(const at::Tensor& t) {
@@ -36,7 +41,7 @@ Matrix matrix(const at::Tensor& t) {
 
 const ProductKernels& products_for(const at::Tensor& t) {
 #ifdef HYPERION_X86_64
-  const MatmulBlocks& blocks = matmul_blocks_avx512_bf16();
+  const MatmulBlocks& blocks = multiplies_pairs() ? matmul_blocks_avx512_bf16() : matmul_blocks_avx512();
   return t.scalar_type() == at::kBFloat16 ? blocks.bf16 : blocks.fp32;
 #else
   throw_bug("products of our own on a processor that has none");
@@ -48,12 +53,13 @@ const ProductKernels& products_for(const at::Tensor& t) {
 bool takes_matmul(const at::Tensor& a, const at::Tensor& b) {
   constexpr int64_t kFewestRows = 32, kFewest = 1 << 18;
   // Rows of `a` whose depth is not contiguous (gradients of weights, whose depth is the tokens) are packed
-  // once for each kPackedBytes of b, in memory of each thread.
-  constexpr int64_t kFewestPanels = 8;
+  // once for each kPackedBytes of b, in memory of each thread. Even for two panels that is faster than
+  // libtorch's products of bf16 where pairs are slow.
+  const int64_t fewest_panels = a.scalar_type() == at::kBFloat16 && !multiplies_pairs() ? 2 : 8;
   return a.is_cpu() && is_fused_dtype(a) && a.scalar_type() == b.scalar_type() && uses_own_products() &&
          a.size(0) >= kFewestRows && a.numel() * b.size(1) >= kFewest && has_neighbours(a) &&
          has_neighbours(b) && products_for(a).takes(matrix(a), a.size(1)) &&
-         (a.stride(1) == 1 || products_for(a).panel_bytes(a.size(1)) * kFewestPanels <= kPackedBytes);
+         (a.stride(1) == 1 || products_for(a).panel_bytes(a.size(1)) * fewest_panels <= kPackedBytes);
 }
 
 at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {

@@ -3,6 +3,8 @@
 // the second cache holds; sums of blocks are added up, which rounds less than one long sum.
 #include "models/kernels/matmul/cpu_blocks.h"
 
+#include <type_traits>
+
 #include "models/kernels/common/packing.h"
 #include "models/kernels/common/vectors.h"
 
@@ -46,10 +48,10 @@ void pack(const Matrix& b, int64_t depth, int64_t columns, int64_t first, void* 
       units_of(depth, U::kPerUnit) * U::kPerUnit, static_cast<typename U::Unit*>(panel));
 }
 
-// The numbers that are broadcast: unit (row, k) is at data + row * row_stride + k * unit_stride, in elements.
-template <typename Element>
+// The numbers that are broadcast: unit (row, k) is at data + row * row_stride + k * unit_stride, in numbers.
+template <typename Number>
 struct Broadcast {
-  const Element* data;
+  const Number* data;
   int64_t row_stride, unit_stride;
 };
 
@@ -58,9 +60,17 @@ HYPERION_INLINE void put(float* to, const Floats (&sums)[kPanelVectors]) {
   for (int v = 0; v < kPanelVectors; ++v) store(to + v * kLanes, sums[v]);
 }
 HYPERION_INLINE void put(Bf16* to, const Floats (&sums)[kPanelVectors]) {
+#ifdef __AVX512BF16__
 #pragma GCC unroll 2
   for (int v = 0; v < kPanelVectors; v += 2)
     _mm512_storeu_si512(to + v * kLanes, to_bf16(sums[v], sums[v + 1]));
+#else
+#pragma GCC unroll 4
+  for (int v = 0; v < kPanelVectors; ++v) {
+    const __m256i numbers = to_bf16(sums[v]);
+    __builtin_memcpy(to + v * kLanes, &numbers, sizeof(numbers));
+  }
+#endif
 }
 
 // What a tile adds to, and where its sums go.
@@ -79,8 +89,8 @@ struct Prefetch {
   int64_t bytes;
 };
 
-template <typename U, typename Element, int kRows>
-HYPERION_INLINE void multiply_tile(const Broadcast<Element>& a, const typename U::Unit* panel, int64_t depth,
+template <typename U, typename Number, typename Element, int kRows>
+HYPERION_INLINE void multiply_tile(const Broadcast<Number>& a, const typename U::Unit* panel, int64_t depth,
                                    const Prefetch& prefetch, const Output<Element>& out, int64_t row) {
   Floats sums[kRows][kPanelVectors];
   float* before = out.sums + row * kPanel;
@@ -88,7 +98,7 @@ HYPERION_INLINE void multiply_tile(const Broadcast<Element>& a, const typename U
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = Floats{};
-  const Element* numbers = a.data + row * a.row_stride;
+  const Number* numbers = a.data + row * a.row_stride;
   const char* next = prefetch.from;
   for (int64_t k = 0; k < depth; ++k, numbers += a.unit_stride, panel += kPanel, next += prefetch.bytes) {
     __builtin_prefetch(next, /*write=*/0, /*second cache*/ 2);
@@ -120,21 +130,21 @@ HYPERION_INLINE void multiply_tile(const Broadcast<Element>& a, const typename U
   }
 }
 
-template <typename U, typename Element>
-void multiply_rows(const Broadcast<Element>& a, const typename U::Unit* panel, int64_t depth,
+template <typename U, typename Number, typename Element>
+void multiply_rows(const Broadcast<Number>& a, const typename U::Unit* panel, int64_t depth,
                    Prefetch prefetch, const Output<Element>& out, int64_t rows) {
   int64_t row = 0;
   for (; row + kTile <= rows; row += kTile, prefetch.from += depth * prefetch.bytes)
-    multiply_tile<U, Element, kTile>(a, panel, depth, prefetch, out, row);
+    multiply_tile<U, Number, Element, kTile>(a, panel, depth, prefetch, out, row);
   if (rows - row >= 4) {
-    multiply_tile<U, Element, 4>(a, panel, depth, prefetch, out, row);
+    multiply_tile<U, Number, Element, 4>(a, panel, depth, prefetch, out, row);
     row += 4;
   }
   if (rows - row >= 2) {
-    multiply_tile<U, Element, 2>(a, panel, depth, prefetch, out, row);
+    multiply_tile<U, Number, Element, 2>(a, panel, depth, prefetch, out, row);
     row += 2;
   }
-  if (rows - row == 1) multiply_tile<U, Element, 1>(a, panel, depth, prefetch, out, row);
+  if (rows - row == 1) multiply_tile<U, Number, Element, 1>(a, panel, depth, prefetch, out, row);
 }
 
 template <typename U, typename Element>
@@ -143,43 +153,54 @@ bool takes(const Matrix& a, int64_t depth) {
 }
 
 // Rows of `a` whose depth is not contiguous are packed: [units][rows at once].
-bool packs_rows(const ProductCall& call) {
+bool packs_columns(const ProductCall& call) {
   return call.a.column_stride != 1;
 }
 int64_t tiles_at_once(const ProductCall& call) {
-  return packs_rows(call) ? kPackedTilesAtOnce : kTilesAtOnce;
+  return packs_columns(call) ? kPackedTilesAtOnce : kTilesAtOnce;
 }
+// Those that are widened lie [rows at once][depth, and so much that neighbouring rows share no set of the
+// first cache].
+constexpr int64_t kWidenedGap = kLanes;
 
-template <typename U>
+template <typename U, typename Element>
 int64_t packed_rows_bytes(const ProductCall& call) {
-  return packs_rows(call) ? units_of(call.depth, U::kPerUnit) * tiles_at_once(call) * kTile *
-                                static_cast<int64_t>(sizeof(float))
-                          : 0;
+  const int64_t units = units_of(call.depth, U::kPerUnit), rows = tiles_at_once(call) * kTile,
+                unit = static_cast<int64_t>(sizeof(typename U::Unit));
+  if (packs_columns(call)) return units * rows * unit;
+  return kWidens<U, Element> ? (units + kWidenedGap) * rows * unit : 0;
 }
 
 template <typename U, typename Element>
 int64_t scratch_bytes(const ProductCall& call) {
-  return packed_rows_bytes<U>(call) +
+  return packed_rows_bytes<U, Element>(call) +
          tiles_at_once(call) * kTile * kPanel * static_cast<int64_t>(sizeof(float));
 }
 
 template <typename U, typename Element>
 void multiply(const ProductCall& call, int64_t first, int64_t last, void* scratch) {
   using Unit = typename U::Unit;
+  using Number = std::conditional_t<kWidens<U, Element>, Unit, Element>;
   const int64_t units = units_of(call.depth, U::kPerUnit), rows_at_once = tiles_at_once(call) * kTile;
   const int64_t prefetched = kPanel * static_cast<int64_t>(sizeof(Unit)) / tiles_at_once(call);
   auto* packed = static_cast<Unit*>(scratch);
-  auto* sums = reinterpret_cast<float*>(static_cast<char*>(scratch) + packed_rows_bytes<U>(call));
+  auto* sums = reinterpret_cast<float*>(static_cast<char*>(scratch) + packed_rows_bytes<U, Element>(call));
   const auto* a = static_cast<const Element*>(call.a.data);
   const int64_t end = last * kTile < call.rows ? last * kTile : call.rows;
   for (int64_t row = first * kTile; row < end; row += rows_at_once) {
     const int64_t rows = end - row < rows_at_once ? end - row : rows_at_once;
-    Broadcast<Element> numbers{a + row * call.a.row_stride, call.a.row_stride,
-                               call.a.column_stride * U::kPerUnit};
-    if (packs_rows(call)) {
-      pack_row_pairs<U, Element>({a + row, call.a.column_stride, call.depth, rows}, units * U::kPerUnit,
+    const Element* from = a + row * call.a.row_stride;
+    Broadcast<Number> numbers{reinterpret_cast<const Number*>(packed), U::kPerUnit,
+                              rows_at_once * U::kPerUnit};
+    if (packs_columns(call)) {
+      pack_row_pairs<U, Element>({from, call.a.column_stride, call.depth, rows}, units * U::kPerUnit,
                                  rows_at_once, packed);
-      numbers = {reinterpret_cast<const Element*>(packed), U::kPerUnit, rows_at_once * U::kPerUnit};
+    } else if constexpr (kWidens<U, Element>) {
+      const int64_t width = call.depth + kWidenedGap;
+      pack_rows<U, Element>({from, call.a.row_stride, rows, call.depth}, rows, width, packed);
+      numbers = {packed, width, 1};
+    } else {
+      numbers = {from, call.a.row_stride, U::kPerUnit};
     }
     for (int64_t column = 0; column < call.columns; column += kPanel) {
       const Unit* panel = static_cast<const Unit*>(call.panels) + column * units;
@@ -195,7 +216,7 @@ void multiply(const ProductCall& call, int64_t first, int64_t last, void* scratc
         const Unit* block = panel + k * kPanel;  // the next one lies behind it
         const bool is_end = out.last && column + kPanel >= call.columns;
         const void* next = is_end ? call.panels : block + depth * kPanel;
-        multiply_rows<U, Element>(
+        multiply_rows<U, Number, Element>(
             {numbers.data + k * numbers.unit_stride, numbers.row_stride, numbers.unit_stride}, block, depth,
             {static_cast<const char*>(next), prefetched}, out, rows);
       }
@@ -211,9 +232,14 @@ ProductKernels product_kernels() {
 
 }  // namespace
 
-const MatmulBlocks& matmul_blocks_avx512_bf16() {
+const MatmulBlocks& HYPERION_MATMUL_BLOCKS() {
+#ifdef __AVX512BF16__
+  using Bf16Units = Bf16Pairs;
+#else
+  using Bf16Units = SingleFloats;
+#endif
   static const MatmulBlocks blocks = {product_kernels<SingleFloats, float>(),
-                                      product_kernels<Bf16Pairs, Bf16>()};
+                                      product_kernels<Bf16Units, Bf16>()};
   return blocks;
 }
 

@@ -1,4 +1,5 @@
-// Matrix products c = a b on raw pointers: what one thread computes, for AVX-512 with bf16 products.
+// Matrix products c = a b on raw pointers: what one thread computes, for AVX-512, with pairs of bf16 numbers
+// or with bf16 widened to fp32 when it is packed.
 // models/kernels/matmul/matmul.h has the whole. As attention_blocks.h says, nothing here may be shared with
 // files for other processors.
 #pragma once
@@ -38,6 +39,8 @@ struct ProductKernels {
 struct MatmulBlocks {
   ProductKernels fp32, bf16;
 };
-const MatmulBlocks& matmul_blocks_avx512_bf16();  // on x86-64 only
+// On x86-64 only:
+const MatmulBlocks& matmul_blocks_avx512();
+const MatmulBlocks& matmul_blocks_avx512_bf16();
 
 }  // namespace hyperion::kernels::cpu

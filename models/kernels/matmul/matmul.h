@@ -1,8 +1,8 @@
-// Matrix products in the compute dtype: on CPUs with AVX-512 and bf16 products by kernels of our own, else by
-// libtorch. On CPUs without bf16 instructions libtorch multiplies bf16
-// element by element (measured: 1-6 GFLOP/s against 40-190 in fp32), so there the operands are widened,
-// multiplied in fp32 and the result is rounded once. That is also what the bf16 hardware paths compute: fp32
-// accumulation, one rounding.
+// Matrix products in the compute dtype: on CPUs with AVX-512 by kernels of our own, which widen bf16 where the
+// processor multiplies pairs slower than fp32 (processor::has_fast_bf16_pairs()), else by libtorch. On CPUs
+// without bf16 instructions libtorch multiplies bf16 element by element (measured: 1-6 GFLOP/s against 40-190
+// in fp32), so there the operands are widened, multiplied in fp32 and the result is rounded once. That is also
+// what the bf16 hardware paths compute: fp32 accumulation, one rounding.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,12 +20,12 @@ at::Tensor matmul(const at::Tensor& a, const at::Tensor& b, at::ScalarType out);
 // sum += a times b, in sum's dtype, as above.
 void add_matmul(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
 
-// Whether this process widens bf16 operands on the CPU (see above).
+// Whether this process widens bf16 operands of libtorch's products on the CPU (see above).
 bool widens_bf16();
 
 namespace cpu {
 
-// Whether ours take a [m, k] and b [k, n]: fp32 or bf16 on a CPU of that kind, with neighbours in rows or in
+// Whether ours take a [m, k] and b [k, n]: fp32 or bf16 on a CPU with AVX-512, with neighbours in rows or in
 // columns, and enough of them that packing pays. Not where the processor multiplies tiles (AMX): libtorch's
 // products use them.
 bool takes_matmul(const at::Tensor& a, const at::Tensor& b);

@@ -179,6 +179,7 @@ TEST_CASE("products of our own equal exact ones for any shape and layout on any 
                                            {256, 2047, 100},
                                            {64, 3001, 64},
                                            {200, 3000, 1500},
+                                           {70, 9001, 300},
                                            {40, 32, 2048}})
     for (const bool columns_of_a : {false, true})
       for (const bool columns_of_b : {false, true}) {
@@ -221,6 +222,8 @@ TEST_CASE("products that are too small to pack or of other dtypes stay with libt
   CHECK_FALSE(kernels::cpu::takes_matmul(at::zeros({512, 1024}).slice(1, 0, 1024, 2), at::zeros({512, 512})));
   // the gradient of a weight from many tokens, whose rows would be packed again and again
   CHECK_FALSE(kernels::cpu::takes_matmul(at::zeros({16384, 64}).t(), at::zeros({16384, 64})));
+  CHECK_FALSE(kernels::cpu::takes_matmul(at::zeros({32768, 64}, at::kBFloat16).t(),
+                                         at::zeros({32768, 64}, at::kBFloat16)));
 }
 
 TEST_CASE("fused cross entropy equals its plain twin with ignored labels") {
