@@ -1,5 +1,6 @@
 // How long it takes to plan a save of many tensors on many ranks, and to write its index.
-//   benchmark_save_plan [TENSORS] [RANKS] [REPLICAS] [STAGES] [ROWS of a tensor, 8192]
+//   benchmark_save_plan [TENSORS] [RANKS] [REPLICAS] [STAGES] [ROWS of a tensor, 8192] [EXPERT RANKS, 1]
+// With expert ranks three of seven matrices are stacks of 256 experts, which these ranks divide.
 // Prints one line of JSON: seconds (medians of 7 but for the index, which is made once) and MiB.
 #include "checkpoint/save_plan.h"
 
@@ -36,10 +37,20 @@ long peak_mib() {
   return usage.ru_maxrss / 1024;
 }
 
+constexpr int64_t kExperts = 256;
+
+// Of a stack, where `expert_ranks` divide its experts and `shards` / `expert_ranks` shard them: complete
+// experts, or stretches of rows of one.
+std::vector<Cut> cuts_of_stack(int64_t shards, int64_t expert_ranks) {
+  const int64_t sharding = shards / expert_ranks, stretches = std::max<int64_t>(1, shards / kExperts);
+  return {{.parts = expert_ranks}, {.parts = sharding / stretches}, {.dim = 1, .parts = stretches}};
+}
+
 // Matrices, vectors and single numbers, named as in a deep model with its optimizer.
 // Equally many tensors in each of `stages` pipeline stages, whose ranks are those of equal rank / (ranks /
 // stages).
-std::vector<TensorState> make_tensors(int64_t count, int ranks, int replicas, int stages, int64_t rows) {
+std::vector<TensorState> make_tensors(int64_t count, int ranks, int replicas, int stages, int64_t rows,
+                                      int64_t expert_ranks) {
   const int of_stage = ranks / stages;
   std::vector<TensorState> tensors;
   for (int64_t i = 0; i < count; ++i) {
@@ -52,6 +63,11 @@ std::vector<TensorState> make_tensors(int64_t count, int ranks, int replicas, in
     if (i % 4 != 3) tensor.shape = i / 4 % 7 == 6 ? Dims{rows} : Dims{rows, 4096 + i / 4 % 7 * 128};
     tensor.placement = i % 4 == 3 ? Placement{.cuts = {}, .replicas = of_stage}
                                   : Placement{.cuts = {{.parts = of_stage / replicas}}, .replicas = replicas};
+    if (expert_ranks > 1 && i % 4 != 3 && i / 4 % 7 < 3) {
+      tensor.shape = {kExperts, rows, 7168};
+      tensor.placement.cuts = cuts_of_stack(of_stage / replicas, expert_ranks);
+      tensor.placement.domain = Domain::kExpert;
+    }
     tensor.placement.home = static_cast<int>(i * stages / count);
     tensor.placement.here = tensor.placement.home == 0;
     tensors.push_back(std::move(tensor));
@@ -66,7 +82,8 @@ int main(int argc, char** argv) {
   const int ranks = argc > 2 ? std::atoi(argv[2]) : 256, replicas = argc > 3 ? std::atoi(argv[3]) : 1,
             stages = argc > 4 ? std::atoi(argv[4]) : 1;
   const int64_t rows = argc > 5 ? std::atoll(argv[5]) : 8192;
-  const std::vector<TensorState> tensors = make_tensors(count, ranks, replicas, stages, rows);
+  const int64_t expert_ranks = argc > 6 ? std::atoll(argv[6]) : 1;
+  const std::vector<TensorState> tensors = make_tensors(count, ranks, replicas, stages, rows, expert_ranks);
 
   SaveLayout layout;
   const double layout_seconds = median_of_7([&] { layout = save_layout(tensors); });
@@ -94,12 +111,13 @@ int main(int argc, char** argv) {
     encode_save_index(layout, plan, {}, [&](std::string_view piece) { metadata_bytes += piece.size(); });
   });
   fmt::print(
-      "{{\"tensors\": {}, \"ranks\": {}, \"replicas\": {}, \"stages\": {}, \"items\": {}, "
+      "{{\"tensors\": {}, \"ranks\": {}, \"replicas\": {}, \"stages\": {}, \"expert_ranks\": {}, "
+      "\"items\": {}, "
       "\"items_of_last_rank\": {}, "
       "\"layout\": {:.4f}, \"fingerprint\": {:.4f}, \"plan\": {:.4f}, "
       "\"planning\": {:.4f}, \"peak_mib_planning\": {}, \"encode_metadata\": {:.3f}, "
       "\"metadata_mib\": {}, \"peak_mib\": {}}}\n",
-      count, ranks, replicas, stages, items, plan.own.size(), layout_seconds, fingerprint_seconds,
-      plan_seconds, layout_seconds + fingerprint_seconds + plan_seconds, plan_mib, encode_seconds,
-      metadata_bytes >> 20, peak_mib());
+      count, ranks, replicas, stages, expert_ranks, items, plan.own.size(), layout_seconds,
+      fingerprint_seconds, plan_seconds, layout_seconds + fingerprint_seconds + plan_seconds, plan_mib,
+      encode_seconds, metadata_bytes >> 20, peak_mib());
 }

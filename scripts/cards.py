@@ -17,7 +17,7 @@ FILE = pathlib.Path(__file__).resolve().with_name("cards.json")
 FLOPS = ("bf16", "fp32", "cudnn_forward", "cudnn_backward", "flash_forward", "flash_backward", "efficient_forward",
          "efficient_backward")
 SLOWER_WHEN_HIGHER = ("launch", "link_share", "overhead")
-NAMES = {*FLOPS, "flops", "fp8", "fp8_slow", "copy", "plain_share", "cast_share", "launch", "link", "link_share", "network_share", "overhead",
+NAMES = {*FLOPS, "flops", "grouped", "fp8", "fp8_slow", "copy", "plain_share", "cast_share", "launch", "link", "link_share", "network_share", "overhead",
          "peak"}
 SOURCES = ("measured", "published", "estimated")
 SPREAD = 0.02  # of one card's figure, to both sides, where a report has only one
@@ -75,6 +75,7 @@ def card_of(name, values):
     """The card `name` with {constant: value}."""
     rates = {constant: values[constant] * 1e12 for constant in FLOPS}
     rates |= {"fp16": rates["bf16"], "fp8": rates["bf16"] * values["fp8"]}
+    rates["grouped"] = rates["bf16"] * values["grouped"]
     rates["fp8_slow"] = rates["fp8"] * values["fp8_slow"]
     rates |= {rate: values["copy"] * 1e9 * values[share] for rate, share in (("memory", "plain_share"), ("cast", "cast_share"))}
     return Card(name, rates, values["launch"] * 1e-6, values["link"] * 1e9, values["link_share"], values["network_share"],

@@ -5,12 +5,15 @@ constants of the card are (scripts/cards.json). The shares of a step are those o
 
 usage: step_budget.py NAME=TRACE[,SHORTER] ... [--world W] [--tensor-parallel T] [--replicas R] [--layers L] [--tokens N] [options]
        step_budget.py --run configs/llama3_8b.toml [--world 8] [--mode none selective] [--column ours torchtitan ...] [--keep FOLDER]
+                      [--set SECTION.KEY=VALUE ...]
        options: [--card h100-700w] [--network 400] [--node 8] [--rank 0] [--json] [--svg FILE]
 
 The first form reads traces (HYPERION_SIMULATED_TRACE): the last whole step of one, or the mean step by which one is longer than
 another. The second runs the programs as a rank of W on the fake backend with nothing computed; torchtitan's columns need the interop
 environment (scripts/setup.sh --interop). Columns: ours, ours-fp8, torchtitan, torchtitan-compiled, torchtitan-fp8, and torchtitan-2024[-...],
 which runs the operators with which the figures of torchtitan's benchmarks were measured.
+
+Experts are multiplied at a rate of their own; what is sent to those of other ranks is exposed dispatch (scripts/step_experts.py).
 
 Figures are of one GPU: the ranks of a tensor parallel group share their tokens. Collectives within a node of --node GPUs go over the card's
 links, between nodes over a network of --network Gb/s per GPU, in rings (scripts/step_collectives.py). With a pipeline the step is that of the
@@ -32,6 +35,8 @@ import tomllib
 import cards
 from step_collectives import FAKE, Cluster, collective_of, group_sizes, is_transfer
 from step_collectives import seconds_of as seconds_of_collectives
+from step_experts import DISPATCH, expert_tensor_degree, is_exchange, rows_sent, seconds_of_dispatch
+from step_families import ELEMENTWISE, GROUPED, HEAD_PRODUCTS, OF_BLOCKS, OTHER, PRODUCTS, ROUTING, Record, Widths, family_of, is_attention
 from step_picture import bars, between, picture
 from step_pipeline import BUBBLE, EXPOSED, pipeline_of_facts, pipeline_of_log, transfer_bytes
 
@@ -39,59 +44,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 CARDS = cards.read()
-
-# The first line that fits decides: family, expression found in the operator's name, in the range it ran in, and how wide its largest tensor is
-# (Widths) or its dtype. What no line fits is "other".
-FAMILIES = (
-    ("optimizer", r"", r"^(optimizer|Optimizer\.step|gradient norm|gradient clipping)", ""),
-    ("gather, pack, reduce", r"chunk_cat|all_gather_copy_in|split_with_sizes_copy|foreach_copy", "", ""),
-    ("gather, pack, reduce", r"", r"gather|reduce|all-reduce", ""),
-    ("FP8 casts", r"linalg_vector_norm", "", "bf16"),
-    ("optimizer", r"_fused_adam|_foreach_(norm|mul_|lerp|addc|sqrt|div)|linalg_vector_norm|aten::clamp$", "", ""),
-    ("loss", r"softmax|nll_loss|cross_entropy", "", ""),
-    ("loss", r"", r"^forward and backward", ""),
-    ("loss", r"", "", "vocabulary"),
-    ("SwiGLU", r"gated_activation|silu", "", ""),
-    ("norms", r"rms_norm|layer_norm|rsqrt|aten::(pow|mean)", "", ""),
-    ("RoPE", r"rope|rotary|complex", "", ""),
-    ("FP8 casts", r"float8|fp8|amax|cast_transpose|_scaled_mm_|triton_.*_abs_.*max", "", ""),
-    ("RoPE", r"", "", "head"),
-    ("SwiGLU", r"", "", "hidden"),
-    ("embedding", r"embedding|index_select", "", ""),
-    ("norms", r"aten::(mul|sum|div|sub|neg)", "", "model"),
-    ("norms", r"aten::(add|copy)", "", "model in fp32"),
-    ("residual adds", r"aten::add|foreach_add|triton_poi_.*add", "", "model"),
-    ("casts and copies", r"aten::(copy_|cat|_to_copy|clone)", "", ""),
-    ("fills", r"aten::(zero_|fill_)|memset", "", ""),
-)
-PRODUCTS, HEAD_PRODUCTS, COLLECTIVES, OTHER, OVERHEAD = "products", "products of the head", "collectives", "other", "not modelled"
-ORDER = (PRODUCTS, HEAD_PRODUCTS, "attention", "norms", "RoPE", "SwiGLU", "residual adds", "casts and copies", "FP8 casts", "loss",
-         "gather, pack, reduce", COLLECTIVES, "optimizer", "embedding", "fills", OTHER, BUBBLE, EXPOSED, OVERHEAD)
-OF_BLOCKS = {PRODUCTS, "attention", "norms", "RoPE", "SwiGLU", "residual adds", "casts and copies", "FP8 casts"}
-ELEMENTWISE = OF_BLOCKS - {PRODUCTS, "attention"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Record:
-    """One launch or operator of the trace."""
-
-    operator: str
-    kernels: int = 0
-    copies: int = 0
-    read: int = 0
-    written: int = 0
-    flops: int = 0
-    of: str = ""
-    range: str = ""
-
-    @property
-    def dtype(self):
-        return re.match(r"\w*", self.of)[0]
-
-    @property
-    def sizes(self):
-        return [int(size) for size in re.findall(r"\d+", self.of[len(self.dtype):])]
-
+COLLECTIVES, OVERHEAD = "collectives", "not modelled"
+ORDER = (PRODUCTS, HEAD_PRODUCTS, GROUPED, "attention", "norms", "RoPE", "SwiGLU", ROUTING, "residual adds", "casts and copies", "FP8 casts", "loss",
+         "gather, pack, reduce", COLLECTIVES, DISPATCH, "optimizer", "embedding", "fills", OTHER, BUBBLE, EXPOSED, OVERHEAD)
 
 # --- traces ---
 
@@ -141,54 +96,6 @@ def steady_step(path, shorter=None):
     return collections.Counter({record: times / more for record, times in count.items() if times > 0}), facts
 
 
-# --- families ---
-
-
-def is_attention(record):
-    """Also of a kernel that Triton made the name tells what it does before or after attention."""
-    return "attention" in record.operator and not record.operator.startswith("triton") and len(record.sizes) > 2
-
-
-class Widths:
-    """The sizes of the model that a step tells: what a tensor's last dimension means."""
-
-    def __init__(self, step):
-        def last(expression):
-            return {record.sizes[-1] for record in step if re.search(expression, record.operator) and record.sizes}
-
-        self.vocabulary = set(sorted(last(r"softmax|nll_loss|cross_entropy"))[-1:])
-        self.hidden = set(sorted(last(r"silu|gated_activation"))[-1:])
-        self.model = last(r"index_select|embedding_dense_backward")
-        self.head = {part for record in step if is_attention(record) for part in (record.sizes[-1], record.sizes[-1] // 2)}
-
-    def of(self, record):
-        sizes = record.sizes
-        if not sizes or " " in record.of:
-            return ""
-        if sizes[-1] in self.vocabulary:
-            return "vocabulary"
-        if len(sizes) > 2 and (sizes[-1] in self.head or sizes[-1] <= 2 and sizes[-2] in self.head):
-            return "head"
-        if sizes[-1] in self.hidden:
-            return "hidden"
-        if sizes[-1] in self.model or len(sizes) > 1 and sizes[-1] == 1:
-            return "model in fp32" if record.dtype == "fp32" else "model"
-        return ""
-
-
-def family_of(record, widths):
-    if is_attention(record):
-        return "attention"
-    if record.flops:
-        return HEAD_PRODUCTS if widths.vocabulary & set(record.sizes) else PRODUCTS
-    width = widths.of(record)
-    for family, operator, where, wide in FAMILIES:
-        if re.search(operator, record.operator) and re.search(where, record.range) and (
-                not wide or width.startswith(wide) or record.dtype == wide):
-            return family
-    return OTHER
-
-
 # --- the time on a card ---
 
 
@@ -221,7 +128,7 @@ def work_of(record, times, family):
         kernel = next((name for name in ("cudnn", "flash", "efficient") if name in record.operator), "flash")
         compute = f"{kernel}_{'backward' if 'backward' in record.operator else 'forward'}"
     else:
-        compute = record.dtype if record.dtype in ("fp8", "fp8_slow", "fp16", "fp32") else "bf16"
+        compute = "grouped" if "_grouped_mm" in record.operator and record.dtype == "bf16" else record.dtype if record.dtype in ("fp8", "fp8_slow", "fp16", "fp32") else "bf16"
     casts = family == "FP8 casts" and 4 * record.written > record.read  # a search for the largest element writes next to nothing
     return Work(family, times, launches_of(record), record.read + record.written, record.flops, "cast" if casts else "memory", compute)
 
@@ -242,9 +149,13 @@ class Step:
         self.pipeline, self.transfer = pipeline, transfer_bytes(records)
         widths = Widths(records)
         self.works, self.collectives, self.unknown, self.kernels = [], collections.Counter(), collections.Counter(), 0.0
+        self.exchanges = self.rows_sent = 0.0  # with ranks that have other experts: how many, and their bytes
         for record, times in records.items():
             self.kernels += times * record.kernels
-            if is_transfer(record):
+            if (sent := rows_sent(record)) is not None:
+                self.exchanges += times
+                self.rows_sent += times * sent
+            if is_transfer(record) or is_exchange(record):
                 continue
             if collective := collective_of(record, cluster):
                 self.collectives[collective] += times
@@ -272,6 +183,7 @@ class Step:
             row.flops += work.times * work.flops
             row.seconds += work.times * (work.seconds(card) + card.launch * work.launches)
         rows[COLLECTIVES].seconds = seconds_of_collectives(self.collectives, sum(row.seconds for row in rows.values()), card, self.cluster)
+        rows[DISPATCH] = Row(self.exchanges, self.rows_sent, 0.0, seconds_of_dispatch(self.rows_sent, self.cluster, card))
         if self.pipeline:
             computing = sum(row.seconds for family, row in rows.items() if family != "optimizer")  # and waiting for its stage's collectives
             rows[BUBBLE].seconds, rows[EXPOSED].seconds = self.pipeline.seconds(
@@ -309,7 +221,7 @@ def ranges(step, card, reference=None):
     result["range"]["seconds"] = fast["seconds"], slow["seconds"]
     for part in ("families", "blocks"):
         result["range"][part] = {family: (fast[part].get(family, {"seconds": 0.0})["seconds"], row["seconds"]) for family, row in slow[part].items()}
-    result["groups"] = [text for group in ("tp", "fsdp", "dp_replicate", "pp") if (text := step.cluster.text_of(group, (card.slow, card.fast)))]
+    result["groups"] = [text for group in ("tp", "fsdp", *(["efsdp", "ep"] if step.cluster.experts > 1 else []), "dp_replicate", "pp") if (text := step.cluster.text_of(group, (card.slow, card.fast)))]
     result["network_share"] = card.slow.network_share, card.fast.network_share
     if reference:
         result["ratio"] = card.ratio(step, reference)
@@ -374,6 +286,8 @@ COLUMNS = {  # name: (Hyperion?, options, environment)
 def run(column, config, world, mode, steps, folder, options):
     """Trains `steps` steps as rank 0 of `world` on a simulated GPU; the trace, with the facts that a budget needs beside it."""
     hyperion, extra, environment = COLUMNS[column]
+    if hyperion:
+        extra = extra + [f"--{key}={value}" for key, value in options.set if f"--{key}" not in FLAGS]
     if not hyperion and config.get("parallelism", {}).get("pipeline_parallel_degree", 1) > 1:
         sys.exit(f"step_budget: {column} has no dry run of a pipeline: give --column ours")
     model, training = config["model"], config["training"]
@@ -424,6 +338,13 @@ def run(column, config, world, mode, steps, folder, options):
     return trace
 
 
+def setting(text):
+    key, equals, value = text.partition("=")
+    if not equals or "." not in key:
+        raise argparse.ArgumentTypeError(f"{text} is no SECTION.KEY=VALUE")
+    return key, value
+
+
 def positive(text):
     if not float(text) > 0:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
@@ -440,6 +361,7 @@ def main():
     parser.add_argument("--rank", type=int, default=0, help="the rank that is played (ours alone; default 0)")
     parser.add_argument("--mode", nargs="+", default=["none", "selective"])
     parser.add_argument("--column", nargs="+", choices=COLUMNS, default=["ours", "torchtitan"])
+    parser.add_argument("--set", nargs="+", type=setting, default=[], metavar="KEY=VALUE", help="keys of the configuration (ours alone)")
     parser.add_argument("--batch", type=int, help="sequences of a rank, instead of the configuration's")
     parser.add_argument("--tensor-parallel", type=int, help="ranks of a tensor parallel group, of a trace that does not say it")
     parser.add_argument("--replicas", type=int, help="replicas of the weights, of a trace that does not say it")
@@ -463,6 +385,9 @@ def main():
             folder = (options.keep or pathlib.Path(temporary)).resolve()
             folder.mkdir(parents=True, exist_ok=True)
             config = tomllib.loads(pathlib.Path(options.run).read_text())
+            for key, value in options.set:
+                section, _, name = key.rpartition(".")
+                config.setdefault(section, {})[name] = int(value) if value.isdigit() else value
             named = {f"{column}, {mode}": str(run(column, config, options.world or 8, mode, 3, folder, options))
                      for mode in options.mode for column in options.column}
         results, reference, card = {}, None, cards.Range(CARDS, options.card)
@@ -482,7 +407,8 @@ def main():
             stages = pipeline.ranks if pipeline else 1
             if world % (tensor * replicas * stages):
                 parser.error(f"{world} ranks are no tensor parallel groups of {tensor} in {replicas} replicas")
-            cluster = Cluster(world, tensor, replicas, options.node, options.network, stages)
+            cluster = Cluster(world, tensor, replicas, options.node, options.network, stages, sizes.get("ep", 1),
+                              expert_tensor_degree(sizes, world // (tensor * replicas * stages), tensor))
             priced = Step(step, cluster, layers=layers, tokens=tokens, flops_per_token=facts.get("flops_per_token"), pipeline=pipeline)
             results[name] = ranges(priced, card, reference)
             reference = reference or priced

@@ -10,7 +10,8 @@ OF_SHARDS = r"^(all-gather|reduce-scatter|FSDP::|gradient norm|metrics|data)"
 @dataclasses.dataclass(frozen=True)
 class Cluster:
     """Where the ranks of a job are. Those of a tensor parallel group lie side by side, then those that shard a copy of the weights, then
-    the replicas, then the stages of a pipeline. Each GPU of a node has links of its own to the others and to the network."""
+    the replicas, then the stages of a pipeline. Those that share or shard experts are the same ranks in another order: first those that divide one
+    expert, then those that have others, then those that shard them. Each GPU of a node has links of its own to the others and to the network."""
 
     world: int = 1
     tensor: int = 1
@@ -18,12 +19,15 @@ class Cluster:
     node: int = 8  # GPUs
     network: float = 400  # Gb/s of a GPU, each way
     pipeline: int = 1
+    experts: int = 1  # ranks that divide the experts of a layer
+    expert_tensor: int = 1  # ranks that divide each of them, side by side
 
     def members(self, group):
         """(ranks of the group, those of them that share a node)."""
         of_stage = self.world // self.pipeline
         shards = max(1, of_stage // (self.tensor * self.replicas))
-        ranks, stride = {"tp": (self.tensor, 1), "fsdp": (shards, self.tensor), "dp_replicate": (self.replicas, self.tensor * shards),
+        experts, apart = self.experts * self.expert_tensor, self.expert_tensor
+        ranks, stride = {"ep": (self.experts, apart), "efsdp": (max(1, shards * self.tensor // experts), experts), "tp": (self.tensor, 1), "fsdp": (shards, self.tensor), "dp_replicate": (self.replicas, self.tensor * shards),
                          "pp": (self.pipeline, of_stage), "pp_down": (self.pipeline, of_stage), "tied": (2, of_stage),
                          "world": (self.world, 1)}[group]
         return ranks, min(ranks, max(1, self.node // stride))

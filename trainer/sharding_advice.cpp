@@ -22,6 +22,8 @@ constexpr int64_t kProposedShards = 64;  // of HSDP, at least
 constexpr double kProposedBytes = 32e9;  // of weights, gradients and optimizer per rank, at most
 constexpr double kMuchPadding = 1.1;     // bytes of the padded shards to those of the parameters
 constexpr size_t kNamedParameters = 3;
+constexpr double kMuchOfExperts = 16e9;  // bytes of a block's, gathered and as gradients, are worth a warning
+constexpr double kProposedOfExperts = 4e9;  // at most
 
 double states_gib(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards) {
   const JobSize size = job_size(config, model, shards, /*microbatches=*/1);
@@ -101,6 +103,36 @@ std::optional<std::string> advice_on_padding(const models::ModelArgs& model, con
       fmt::join(named, ", "));
 }
 
+// A rank that has all experts of a block gathers them, and makes their gradients, before it shares them.
+std::optional<std::string> advice_on_experts(const config::JobConfig& config, const models::ModelArgs& model,
+                                             const parallel::Mesh& mesh) {
+  const int64_t tensor = mesh.degree(parallel::MeshDim::kTp);
+  if (blocks_with_experts(model) == 0 || mesh.degree(parallel::MeshDim::kEp) > 1) return std::nullopt;
+  const double bytes_of_weight =
+      config.training.mixed_precision_param == checkpoint::Dtype::kBFloat16 ? 2 : 4;
+  const double numbers = 3.0 * static_cast<double>(model.num_experts * model.dim * model.moe_hidden_dim) /
+                         static_cast<double>(tensor);
+  const auto gib = [&](double bytes, int64_t parts) {
+    return numbers * bytes / static_cast<double>(parts) / (1 << 30);
+  };
+  if (numbers * (bytes_of_weight + 4) <= kMuchOfExperts) return std::nullopt;
+  const int64_t ranks = mesh.degree(parallel::MeshDim::kFsdp) * tensor;
+  int64_t degree = 2;
+  while (degree <= model.num_experts &&
+         (model.num_experts % degree != 0 || ranks % degree != 0 ||
+          numbers * (bytes_of_weight + 4) / static_cast<double>(degree) > kProposedOfExperts))
+    ++degree;
+  const std::string cost = fmt::format(
+      "parallelism.expert_parallel_degree = 1: each rank gathers all {} experts of a block, {:.1f} GiB, and "
+      "has "
+      "{:.1f} GiB of their gradients before it shares them",
+      model.num_experts, gib(bytes_of_weight, 1), gib(4, 1));
+  if (degree > model.num_experts) return cost;
+  return fmt::format("{}; {} would leave {} on a rank, {:.1f} and {:.1f} GiB", cost, degree,
+                     counted(model.num_experts / degree, "expert"), gib(bytes_of_weight, degree),
+                     gib(4, degree));
+}
+
 }  // namespace
 
 std::vector<std::string> sharding_advice(const config::JobConfig& config, const models::ModelArgs& model,
@@ -109,6 +141,7 @@ std::vector<std::string> sharding_advice(const config::JobConfig& config, const 
   std::vector<std::string> advice;
   if (shards > kManyShards && mesh.degree(parallel::MeshDim::kDpReplicate) == 1)
     advice.push_back(advice_on_replicas(config, model, shards));
+  if (auto experts = advice_on_experts(config, model, mesh)) advice.push_back(*std::move(experts));
   if (auto padding = advice_on_padding(model, mesh)) advice.push_back(*std::move(padding));
   if (ranks_per_node % tensor != 0)
     advice.push_back(

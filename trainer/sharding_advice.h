@@ -11,7 +11,8 @@
 namespace hyperion::trainer {
 
 // Sentences for warnings: one about FSDP without replicas over very many ranks, with degrees of HSDP that
-// fit; one about parameters that have too few rows for so many shards; one about tensor parallel ranks of
+// fit; one about experts that expert parallel ranks should divide, with a degree; one about parameters that
+// have too few rows for so many shards; one about tensor parallel ranks of
 // different nodes. None for most jobs.
 std::vector<std::string> sharding_advice(const config::JobConfig& config, const models::ModelArgs& model,
                                          const parallel::Mesh& mesh, int ranks_per_node);

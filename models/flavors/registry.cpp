@@ -352,6 +352,8 @@ std::vector<DimensionProblem> dimension_problems(const ModelArgs& args) {
        args.rope_high_freq_factor, "at least rope_low_freq_factor");
   rope(args.rope_original_length >= 1, "rope_original_length", static_cast<double>(args.rope_original_length),
        "at least 1");
+  rope(!args.rope_yarn || args.rope_beta_slow <= args.rope_beta_fast, "rope_beta_slow", args.rope_beta_slow,
+       "at most rope_beta_fast");
   rope(args.norm_eps > 0, "norm_eps", args.norm_eps, "a number above 0");
   rope(args.rope_theta > 1, "rope_theta", args.rope_theta, "a number above 1");
   return problems;

@@ -9,6 +9,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/tensor.h>
 
 #include "base/failpoint.h"
 #include "models/kernels/common/dtype.h"
@@ -156,7 +157,9 @@ CountsExchange::CountsExchange(std::shared_ptr<Dispatch> dispatch, Exchange& ran
       received_(at::empty_like(dispatch_->expert_rows)) {
   const int64_t here = received_.numel() / ranks_;
   if (equal) {
-    received_ = dispatch_->expert_rows.narrow(0, ranks.rank() * here, here).repeat({ranks_});
+    // Known on the host: it waits for nothing.
+    received_ = at::tensor(at::ArrayRef<int64_t>(dispatch_->counts).slice(ranks.rank() * here, here))
+                    .repeat({ranks_});
     return;
   }
   const std::vector<int64_t> rows(static_cast<size_t>(ranks_), here);
@@ -165,6 +168,11 @@ CountsExchange::CountsExchange(std::shared_ptr<Dispatch> dispatch, Exchange& ran
 
 std::shared_ptr<const ExpertExchange> CountsExchange::wait() {
   pending_.wait();
+  const at::Device device = dispatch_->expert_rows.device();
+  if (received_.device() != device) {  // known without it
+    const std::vector<int64_t> received = on_host(received_);
+    return std::make_shared<const ExpertExchange>(plan_exchange(dispatch_->counts, received, ranks_, device));
+  }
   const std::vector<int64_t> both = on_host(at::cat({dispatch_->expert_rows, received_}));
   const auto [own, received] =
       std::pair(std::span(both).first(both.size() / 2), std::span(both).subspan(both.size() / 2));

@@ -1,5 +1,8 @@
 #include "models/moe/moe.h"
 
+#include <algorithm>
+#include <vector>
+
 #include <fmt/format.h>
 
 #include "models/block_linear.h"
@@ -10,6 +13,14 @@ namespace hyperion::models {
 namespace {
 
 constexpr const char* kSharedExperts = "moe.shared_experts";
+
+// How many rows each expert gets of balanced_choices(), from each of `deals` ranks: known without a device.
+std::vector<int64_t> balanced_counts(int64_t tokens, int64_t deals, const RoutingOptions& options) {
+  const int64_t slots = tokens * options.top_k, least = slots / options.experts;
+  std::vector<int64_t> counts(static_cast<size_t>(options.experts), deals * least);
+  std::fill_n(counts.begin(), slots % options.experts, deals * (least + 1));
+  return counts;
+}
 
 }  // namespace
 
@@ -53,10 +64,12 @@ MoE::Sending MoE::start_dispatch(const at::Tensor& scores, bool at_once, const B
   at::Tensor choices = forces_balance_ ? balanced_choices(scores, routing_)
                                        : choose_experts(scores, balance_->bias->weight, routing_);
   choices = gather_over_ranks(choices, tensor_);
-  const RowCounts counts = ranks_ != nullptr ? RowCounts::kOnDevice  // until they are exchanged
-                           : at_once         ? RowCounts::kPadded
-                                             : RowCounts::kOnHost;
+  const bool known = forces_balance_ && (ranks_ != nullptr || !at_once);
+  const RowCounts counts = ranks_ != nullptr || known ? RowCounts::kOnDevice  // until they are exchanged
+                           : at_once                  ? RowCounts::kPadded
+                                                      : RowCounts::kOnHost;
   auto made = std::make_shared<Dispatch>(dispatch_tokens(choices, routing_.experts, counts));
+  if (known) made->counts = balanced_counts(scores.size(0), choices.size(0) / scores.size(0), routing_);
   if (run.counts_tokens && (balance_->coefficient > 0 || run.metrics != nullptr))
     balance_->counts.add_(made->expert_rows);
   Sending sending{{made, {}}};

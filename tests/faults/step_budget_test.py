@@ -24,6 +24,8 @@ import cards  # noqa: E402
 import step_budget  # noqa: E402
 import step_pipeline  # noqa: E402
 from step_collectives import Cluster  # noqa: E402
+from step_experts import expert_tensor_degree, seconds_of_dispatch  # noqa: E402
+from step_families import Record, Widths, family_of  # noqa: E402
 
 LAYERS, TOKENS, WORLD = 2, 2 * 32, 8
 CARD = cards.Range(step_budget.CARDS, "h100-700w")
@@ -123,6 +125,40 @@ class Recorded(unittest.TestCase):
             ratio = steps[0].seconds(card) / steps[1].seconds(card)
             self.assertTrue(low - 1e-9 <= ratio <= high + 1e-9, (drawn, ratio, low, high))
         self.assertLess(high / low, steps[0].seconds(CARD.slow) / steps[0].seconds(CARD.fast))
+
+    def test_rows_for_experts_go_over_the_links_of_a_node_and_over_each_adapter_at_the_same_time(self):
+        card, sent = CARD.middle, 63e9
+        adapter = card.network_share * 400e9 / 8
+        within, between = 63e9 * 7 / 63 / card.link, 63e9 * 56 / 63 / adapter
+        for cluster, seconds in ((Cluster(8, experts=8), sent / card.link), (Cluster(1024, experts=64), max(within, between)),
+                                 (Cluster(1024, experts=8, expert_tensor=8), sent / adapter), (Cluster(8), 0)):
+            self.assertAlmostEqual(seconds_of_dispatch(sent, cluster, card), seconds, places=12, msg=cluster)
+        self.assertGreater(between, within)
+        self.assertEqual(Cluster(4096, 8, 2, experts=16, expert_tensor=8, pipeline=4).members("efsdp"), (4, 1))  # 512 ranks are 4 x 16 x 8
+        self.assertEqual(Cluster(64, 2, experts=4, expert_tensor=1).members("ep"), (4, 4))
+        self.assertEqual(expert_tensor_degree({"ep": 4, "efsdp": 8}, 32, 2), 2)
+        self.assertEqual(expert_tensor_degree({"ep": 64}, 64, 1), 1)
+
+    def test_what_experts_add_to_a_block_has_families_of_its_own(self):
+        block = "forward layers.1"
+        records = {
+            "products of experts": Record("aten::_grouped_mm", 2, flops=1, of="bf16 128x64x32", range=block),
+            "products": Record("aten::mm", 1, flops=1, of="bf16 128x64x32", range=block),
+            "routing and order": Record("aten::index_copy_", 1, read=8, written=8, of="Long[128]", range=block),
+            "SwiGLU": Record("hyperion::gated_activation", 1, read=8, written=8, of="bf16[128,32]", range=block),
+            "embedding": Record("aten::index_select", 1, read=8, written=8, of="bf16[64,64]", range="forward tok_embeddings"),
+            "fills": Record("aten::zero_", 1, written=8, of="fp32[64,64]"),
+            "loss": Record("aten::_softmax", 1, read=8, written=8, of="fp32[64,2048]", range="forward and backward norm, output"),
+        }
+        more = [Record("aten::_softmax", 1, of="fp32[64,8]", range=block), Record("aten::mul", 1, of="fp32[64,64]"),  # backward: in no range
+                Record("aten::index_select", 1, of="bf16[128,64]"), Record("aten::cumsum", 2, of="Long[8]", range=block)]
+        widths = Widths([*records.values(), *more])
+        for family, record in records.items():
+            self.assertEqual(family_of(record, widths), family)
+        for record in more:
+            self.assertEqual(family_of(record, widths), "routing and order", record)
+        work = step_budget.work_of(records["products of experts"], 1, "products of experts")
+        self.assertEqual(work.seconds(CARD.middle), 1 / CARD.middle.rates["grouped"])
 
     def test_fp8_products_of_gradients_and_casts_have_rates_of_their_own(self):
         rates = CARD.middle.rates
@@ -358,6 +394,29 @@ class Simulated(JobTest):
         trace.write_text("".join(line for line in trace.read_text().splitlines(keepends=True) if not line.startswith("step_budget")))
         done = subprocess.run([sys.executable, ROOT / "scripts/step_budget.py", f"a={trace}"], capture_output=True, text=True)
         self.assertIn("is a pipeline's and does not say its schedule", done.stderr)
+
+    def test_rows_that_are_sent_to_experts_are_those_of_a_balanced_step_and_their_products_are_counted(self):
+        dim, hidden, top_k, blocks, sequences, length = 256, 256, 3, 2, 2, 128
+
+        def budget(degree):
+            settings = ("model.name=deepseek_v3", "model.args.n_layers=3", f"training.seq_len={length}", f"training.local_batch_size={sequences}",
+                        f"parallelism.expert_parallel_degree={degree}")
+            done = subprocess.run([sys.executable, ROOT / "scripts/step_budget.py", "--run", ROOT / "configs/debug_model.toml", "--world", "8", "--mode", "none",
+                                   "--column", "ours", "--set", *settings, "--build", BINARY.parent, "--json"], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return json.loads(done.stdout)["ours, none"]
+        alone, divided = budget(1), budget(4)
+        tokens = sequences * length
+        self.assertEqual(divided["families"]["exposed dispatch"]["bytes"], blocks * 4 * tokens * top_k * dim * 2 * 3 / 4)
+        self.assertEqual(divided["families"]["exposed dispatch"]["launches"], blocks * 4)
+        self.assertNotIn("exposed dispatch", alone["families"])
+        self.assertIn("ep 4 ranks on 1 node", " ".join(divided["groups"]))
+        products = blocks * 9 * 2 * dim * hidden  # of a row: three matrices, forward and both gradients
+        counted = alone["families"]["products of experts"]["flops"]
+        self.assertTrue(tokens * top_k * products <= counted <= (tokens * top_k + 9 * 8) * products, counted)  # groups are padded
+        for result in (alone, divided):
+            self.assertGreater(result["families"]["routing and order"]["seconds"], 0)
+            self.assertLess(result["families"]["other"]["bytes"], 0.02 * result["bytes"], result["other"])
 
     def test_every_kernel_of_a_step_is_counted_and_nearly_all_bytes_have_a_family(self):
         for mode in ("none", "selective"):

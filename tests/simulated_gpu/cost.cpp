@@ -140,21 +140,22 @@ class Call {
 
 bool is_product(std::string_view name) {
   static const std::set<std::string_view> all = {
-      "aten::mm",    "aten::addmm", "aten::addmm_", "aten::bmm",        "aten::baddbmm",
-      "aten::mv",    "aten::addmv", "aten::dot",    "aten::_scaled_mm", "aten::_addmm_activation",
-      "aten::addmv_"};
+      "aten::mm",     "aten::addmm",      "aten::addmm_", "aten::bmm",        "aten::baddbmm",
+      "aten::mv",     "aten::addmv",      "aten::dot",    "aten::_scaled_mm", "aten::_addmm_activation",
+      "aten::addmv_", "aten::_grouped_mm"};
   return all.contains(name);
 }
 
+// Of rows that are divided among matrices, or of the products of such rows with each other: by all rows,
+// those of the padding too, for what is a group's is on the device.
 void count_product(const Call& call, const std::vector<Tensor>& results, Cost& cost) {
   Tensor left = call.tensor("mat1");
   for (const char* name : {"batch1", "mat", "self"})
     if (!left.defined()) left = call.tensor(name);
   if (!on_gpu(left) || results.empty() || !on_gpu(results[0])) return;
-  const int64_t k = left.size(-1), numel = results[0].numel();
-  const int64_t m = left.dim() < 2 ? 1 : left.numel() / k;
-  const int64_t n = numel / m;
-  cost.flops = 2 * static_cast<uint64_t>(numel) * static_cast<uint64_t>(k);
+  const int64_t k = left.size(-1), m = left.dim() < 2 ? 1 : left.numel() / k;
+  const int64_t n = results[0].dim() == 3 && left.dim() == 2 ? results[0].size(-1) : results[0].numel() / m;
+  cost.flops = 2 * static_cast<uint64_t>(m) * static_cast<uint64_t>(n) * static_cast<uint64_t>(k);
   cost.of = name_of(left.scalar_type());
   if (call.value("use_fast_accum") != nullptr && !call.flag("use_fast_accum")) cost.of += "_slow";
   cost.of += " " + std::to_string(m) + "x" + std::to_string(k) + "x" + std::to_string(n);

@@ -1,6 +1,7 @@
 #include "trainer/hugging_face/hf_model.h"
 
 #include <algorithm>
+#include <map>
 
 #include <fmt/ranges.h>
 
@@ -49,8 +50,55 @@ void require_known_flavor(const config::ResolvedConfig& resolved) {
   problems.throw_if_any("The configuration cannot be run");
 }
 
-// Each problem is one of the key that the job sets, or of the flavour.
-void require_sound_dimensions(const config::ResolvedConfig& resolved) {
+// Why a key of [model.args] changes nothing in such a model, and what to do; "" where it changes something.
+std::string why_without_effect(const models::ModelArgs& args, std::string_view key) {
+  const HfParts parts = HfParts::of(args);
+  if (parts.latent_attention && (key == "head_dim" || key == "qk_norm"))
+    return fmt::format("no effect with latent attention{}; leave it out",
+                       key == "qk_norm" ? ", whose queries and keys have norms of their latents"
+                                        : ", whose heads have qk_nope_head_dim + qk_rope_head_dim elements");
+  if (parts.experts && key == "limited_groups" && args.expert_groups == 0)
+    return "no effect without groups of experts; leave it out, or set expert_groups";
+  if (key == "depth_init" || key == "num_experts" || key == "kv_lora_rank") return "";
+  if (key == "rope_yarn" && !args.rope_yarn) return "";
+  if (key == "load_balance_coeff") key = "top_k";  // one of experts that no config.json describes
+  if (describes(parts, key)) return "";
+  const auto needs = [&](bool HfParts::*part) {
+    HfParts more = parts;
+    more.*part = true;
+    return describes(more, key);
+  };
+  if (needs(&HfParts::experts)) return "no effect without experts; leave it out, or set num_experts";
+  if (needs(&HfParts::latent_attention))
+    return "of latent attention alone; leave it out, or set kv_lora_rank";
+  if (needs(&HfParts::rope_scaling))
+    return "no effect without rescaled frequencies; leave it out, or set rope_scaling";
+  if (parts.yarn) return "no effect with YaRN; leave it out, or set rope_yarn = false";
+  return "no effect without YaRN; leave it out, or set rope_yarn, which latent attention has";
+}
+
+// What the job sets to another value than the flavour's.
+void refuse_options_without_effect(const config::ResolvedConfig& resolved,
+                                   const std::map<std::string, std::string>& set,
+                                   config::Problems& problems) {
+  const config::JobConfig::Model& model = resolved.config.model;
+  const models::ModelArgs args = config::model_args(model, /*any_dimensions=*/true),
+                          flavor = models::model_args(model.name, model.flavor, {}, true);
+  const auto check = [&](const std::string& key, bool differs) {
+    if (!differs || !set.contains("model.args." + key)) return;
+    if (key == "head_dim" && model.args.head_dim == args.head_dim) return;  // what it is anyway
+    const std::string why = why_without_effect(args, key);
+    if (!why.empty()) problems.add(resolved, "model.args." + key, why);
+  };
+#define OVERRIDE(type, key, ...) check(#key, model.args.key.value_or(flavor.key) != flavor.key);
+#define WIDTH_RULE(...)
+#include "models/flavors/overrides.def"
+}
+
+// Each problem is one of the key that the job sets (`set`: those not read from config.json), or of the
+// flavour.
+void require_sound_dimensions(const config::ResolvedConfig& resolved,
+                              const std::map<std::string, std::string>& set) {
   config::Problems problems;
   for (const models::DimensionProblem& problem :
        models::dimension_problems(config::model_args(resolved.config.model, /*any_dimensions=*/true))) {
@@ -66,6 +114,7 @@ void require_sound_dimensions(const config::ResolvedConfig& resolved) {
                           resolved.config.model.flavor, fmt::join(inherited, " and "));
     problems.add(resolved, set_key.empty() ? "model.flavor" : set_key, text);
   }
+  refuse_options_without_effect(resolved, set, problems);
   problems.throw_if_any("The configuration cannot be run");
 }
 
@@ -91,8 +140,9 @@ void take_hf_dimensions(config::ResolvedConfig& resolved, const fs::path& base) 
 
 void resolve_hf_model(config::ResolvedConfig& resolved, const fs::path& base) {
   require_known_flavor(resolved);
+  const std::map<std::string, std::string> set = resolved.origins;
   if (resolved.config.model.flavor == models::kFlavorFromHf) take_hf_dimensions(resolved, base);
-  require_sound_dimensions(resolved);
+  require_sound_dimensions(resolved, set);
 }
 
 ImportedSettings imported_settings(const config::JobConfig& config, const fs::path& base) {

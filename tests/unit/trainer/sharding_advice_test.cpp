@@ -64,9 +64,33 @@ TEST_CASE("Padding is that of the parts which tensor parallel ranks hold") {
 TEST_CASE("Expert parallelism leaves experts for every rank that shards them") {
   const models::ModelArgs model = models::model_args("deepseek_v3", "671B");  // 256 experts
   const auto advice = sharding_advice({}, model, parallel::Mesh({.dp_shard = 512}, 512), 8);
-  REQUIRE(advice.size() == 1);
-  CHECK_THAT(advice[0], Contains("moe.experts.w1 with 256 rows 2.0"));
+  REQUIRE(advice.size() == 2);
+  CHECK_THAT(advice[1], Contains("moe.experts.w1 with 256 rows 2.0"));
   CHECK(sharding_advice({}, model, parallel::Mesh({.dp_shard = 512, .ep = 4}, 512), 8).empty());
+}
+
+TEST_CASE("Experts of a block that fill a GPU are warned of, with a degree that divides them") {
+  const models::ModelArgs large = models::model_args("deepseek_v3", "671B");
+  const auto advice = [&](const models::ModelArgs& model, int64_t shards, int64_t tensor, int64_t experts) {
+    const auto all = sharding_advice({}, model,
+                                     parallel::Mesh({.dp_shard = static_cast<int>(shards),
+                                                     .tp = static_cast<int>(tensor),
+                                                     .ep = static_cast<int>(experts)},
+                                                    static_cast<int>(shards * tensor)),
+                                     8);
+    return all.empty() ? std::string() : all[0];
+  };
+  // 3 x 256 x 7168 x 2048 numbers.
+  CHECK_THAT(
+      advice(large, 256, 1, 1),
+      Contains("parallelism.expert_parallel_degree = 1: each rank gathers all 256 experts of a block, 21.0 "
+               "GiB, and has 42.0 GiB of their gradients before it shares them; 32 would leave 8 experts "
+               "on a rank, 0.7 and 1.3 GiB"));
+  CHECK_THAT(advice(large, 24, 1, 1), Contains("before it shares them") && !Contains("would leave"));
+  CHECK(advice(large, 256, 1, 64).empty());
+  CHECK(advice(large, 32, 8, 1).empty());  // which divide each expert
+  CHECK(advice(models::model_args("deepseek_v3", "16B"), 8, 1, 1).empty());
+  CHECK(advice(models::model_args("llama3", "405B"), 8, 1, 1).empty());
 }
 
 TEST_CASE("Tensor parallel ranks of different nodes are warned of") {

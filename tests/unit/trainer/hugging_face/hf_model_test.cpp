@@ -47,6 +47,48 @@ TEST_CASE("dimensions that do not fit together are refused at the place of the k
   CHECK_THAT(refusal("n_kv_heads = 5\nhead_dim = 15"), Contains("2 problems"));
 }
 
+TEST_CASE("an option that changes nothing in its model is refused at its place with what to do") {
+  struct Case {
+    const char *name, *flavor, *args, *says;
+  };
+  const auto resolve_case = [](const Case& c) {
+    CAPTURE(c.name, c.flavor, c.args);
+    resolve(fmt::format("[model]\nname = '{}'\nflavor = '{}'\n[model.args]\n{}", c.name, c.flavor, c.args));
+  };
+  for (const Case& c : {
+           Case{"llama3", "8B", "top_k = 2", "no effect without experts; leave it out, or set num_experts"},
+           {"llama3", "8B", "num_shared_experts = 1", "no effect without experts"},
+           {"llama3", "8B", "score_func = 'sigmoid'", "no effect without experts"},
+           {"llama3", "8B", "load_balance_coeff = 0.1", "no effect without experts"},
+           {"llama3", "8B", "limited_groups = 1", "no effect without experts"},
+           {"deepseek_v3", "debugmodel", "limited_groups = 1", "or set expert_groups"},
+           {"llama3", "8B", "rope_yarn = true",
+            "of latent attention alone; leave it out, or set kv_lora_rank"},
+           {"qwen3", "8B", "v_head_dim = 64", "of latent attention alone"},
+           {"deepseek_v3", "debugmodel", "head_dim = 128",
+            "no effect with latent attention, whose heads have"},
+           {"deepseek_v3", "debugmodel", "qk_norm = true", "norms of their latents; leave it out"},
+           {"deepseek_v3", "debugmodel", "rope_beta_slow = 33.0", "is 33, expected at most rope_beta_fast"},
+           {"deepseek_v3", "debugmodel", "rope_low_freq_factor = 2.0", "no effect with YaRN"},
+           {"deepseek_v3", "debugmodel", "rope_mscale = 1.5\nrope_yarn = false", "or set rope_yarn"},
+           {"qwen3", "8B", "rope_factor = 2.0", "or set rope_scaling"},
+       }) {
+    const std::string args = c.args;
+    CHECK_THAT(error_of(ExitCode::kUsage, [&] { resolve_case(c); }),
+               Contains("job.toml:5:") && Contains("model.args." + args.substr(0, args.find(' '))) &&
+                   Contains(c.says));
+  }
+  // A flavour's own values, as a checkpoint's differences are printed; what a head's width is anyway; parts
+  // that are switched off.
+  for (const Case& c : {Case{"llama3", "8B", "top_k = 1\nrope_yarn = false", ""},
+                        {"deepseek_v3", "671B", "qk_norm = false\nhead_dim = 192", ""},
+                        {"deepseek_v3", "671B", "qk_nope_head_dim = 64\nhead_dim = 128", ""},
+                        {"deepseek_v3", "671B", "kv_lora_rank = 0\nrope_yarn = false\nhead_dim = 128", ""},
+                        {"deepseek_v3", "671B", "num_experts = 0", ""},
+                        {"qwen3", "8B", "num_experts = 4\nmoe_hidden_dim = 8\ntop_k = 2", ""}})
+    resolve_case(c);
+}
+
 TEST_CASE("a flavour of another size is named with the nearest one") {
   CHECK_THAT(
       error_of(ExitCode::kUsage, [] { resolve("[model]\nflavor = \"7B\""); }),
