@@ -3,9 +3,10 @@
 //
 // With a tensor parallel group of T ranks each of them is given the same whole microbatch, [batch, seq] with
 // seq a multiple of T, and has its part of every sequence, [batch, seq / T, dim], between blocks. Gradients
-// of parameters that all T ranks have (Parameter::split is unset: the norms, and those of queries and keys)
-// are of this rank's tokens and heads alone: whoever runs the model adds them up over the group. All others
-// are complete for this rank's part. The loss is that of all tokens on every rank.
+// of parameters that all T ranks have (Parameter::split is unset: norms, those of queries and keys, a gate of
+// experts) are of this rank's tokens and heads alone: whoever runs the model adds them up over the group. All
+// others are complete for this rank's part, and so are those of experts that the ranks of `expert` divide.
+// The loss is that of all tokens on every rank.
 #pragma once
 
 #include "base/exchange.h"
@@ -27,10 +28,18 @@ struct ParallelDims {
   // Expert parallelism: its ranks, which have other tokens, hold equally many of the experts each. Outlives
   // the model; null: every expert is here.
   Exchange* expert = nullptr;
+  // Of expert and tensor parallelism together: whether tensor parallel ranks divide each expert too, of which
+  // all of them have the rows (without expert parallelism they always do). Else an expert is complete on its
+  // rank, and each rank sends the tokens of its part of the sequences.
+  bool divides_experts = false;
 
   // `tensor` where it has more ranks than this one, else null.
   Exchange* tensor_group() const { return tensor != nullptr && tensor->size() > 1 ? tensor : nullptr; }
   Exchange* expert_group() const { return expert != nullptr && expert->size() > 1 ? expert : nullptr; }
+  // The ranks that divide each expert; null: none do.
+  Exchange* expert_tensor_group() const {
+    return expert_group() == nullptr || divides_experts ? tensor_group() : nullptr;
+  }
 };
 
 }  // namespace hyperion::models

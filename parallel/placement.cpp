@@ -17,11 +17,17 @@ int64_t stretches_of(int64_t experts, int64_t rows, int64_t ranks) {
 }
 
 Placement placement_of_experts(std::vector<Cut> cuts, int home, const Mesh& mesh, int rank) {
-  cuts.front().index = mesh.coordinate(rank, MeshDim::kEp);
+  std::span<Cut> left = cuts;
+  const auto cut_of = [&](MeshDim dim) {
+    left.front().index = mesh.coordinate(rank, dim);
+    left = left.subspan(1);
+  };
+  cut_of(MeshDim::kEp);
+  if (mesh.degree(MeshDim::kEtp) > 1) cut_of(MeshDim::kEtp);
   int64_t index = mesh.coordinate(rank, MeshDim::kEfsdp);
-  for (Cut& cut : std::span(cuts).subspan(1)) {
-    const bool by_expert = cut.dim == 0 && cuts.size() == 3;
-    cut.index = by_expert ? index / cuts.back().parts : index % cut.parts;
+  for (; !left.empty(); left = left.first(left.size() - 1)) {
+    left.back().index = index % left.back().parts;
+    index /= left.back().parts;
   }
   return {.cuts = std::move(cuts),
           .replicas = mesh.degree(MeshDim::kDpReplicate),

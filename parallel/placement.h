@@ -14,9 +14,10 @@ namespace hyperion::parallel {
 // rows over the fsdp group. Its replicas are the ranks along dp_replicate, and for one that the layers do not
 // divide those of the tensor parallel group too.
 //
-// A stack of experts that ep divides is cut over efsdp then: by experts, or, where there are more ranks than
-// experts, each expert's rows in equal stretches, as many of them as divide the rows and the ranks and find
-// a rank each. Both are stretches of the stack in its order, one for each rank; the last ranks' may be empty.
+// A stack of experts that ep divides, and each of them etp, is cut over efsdp then: by experts, or, where
+// there are more ranks than experts, each expert's rows in equal stretches, as many of them as divide the
+// rows and the ranks and find a rank each. Both are stretches of the local stack in its order, one for each
+// rank; the last ranks' may be empty.
 Placement placement_of(const Parameter& parameter, int home, const Mesh& mesh, int rank);
 
 // The same of a tensor that is known by its cuts (as above), pipeline stage and domain alone. A last cut of

@@ -27,7 +27,9 @@ at::Tensor global_counts(const std::vector<models::ExpertBalancePtr>& balances,
   std::vector<at::Tensor> counts;
   for (const models::ExpertBalancePtr& balance : balances) counts.push_back(balance->counts);
   const at::Tensor all = at::stack(counts);
-  parallel::ReduceChain({&ranks.shard(), &ranks.replicate()}).all_reduce_sum(all);
+  std::vector<parallel::Communicator*> groups = {&ranks.shard(), &ranks.replicate()};
+  if (balances.front()->counts_own_part && ranks.tensor() != nullptr) groups.push_back(ranks.tensor());
+  parallel::ReduceChain(std::move(groups)).all_reduce_sum(all);
   return all;
 }
 

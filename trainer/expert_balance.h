@@ -16,8 +16,9 @@ namespace hyperion::trainer {
 
 // bias += coefficient * sign(mean - count), minus the mean of that, for each block of this rank's stage whose
 // coefficient is not 0. Its counts begin at 0 after it; they are added up as integers over the ranks of the
-// stage that have seen other tokens: those that shard its parameters and their replicas. `skip`: 0-dim, 1
-// where the step is not made: the bias stays. Collective over these; nothing waits for the device.
+// stage that have counted other tokens: those that shard its parameters, their replicas, and tensor parallel
+// ranks where each counts its own (ExpertBalance::counts_own_part). `skip`: 0-dim, 1 where the step is not
+// made: the bias stays. Collective over these; nothing waits for the device.
 void update_expert_biases(const std::vector<models::ExpertBalancePtr>& balances,
                           const parallel::FsdpContext& ranks, const at::Tensor& skip);
 

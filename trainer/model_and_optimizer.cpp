@@ -124,9 +124,10 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
       connect_pairs(*dims.tensor, context.device, all, all);
     }
   }
-  const std::vector<parallel::Communicator*> of_experts = context.groups.of_experts();  // efsdp, ep
+  const std::vector<parallel::Communicator*> of_experts = context.groups.of_experts();  // efsdp, ep, ...
   if (!of_experts.empty()) {
     dims.expert = of_experts[1];
+    dims.divides_experts = context.mesh.degree(parallel::MeshDim::kEtp) > 1;
     const std::vector<int64_t> all(dims.expert->size(), 1);
     if (context.device.is_cuda()) connect_pairs(*dims.expert, context.device, all, all);
   }

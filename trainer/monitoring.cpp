@@ -187,9 +187,10 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run, 
              model.num_shared_experts > 0 ? fmt::format(" and {} shared", model.num_shared_experts) : "",
              metrics::python_grouped(static_cast<double>(counts.active), 0));
   if (const int ranks = runtime.mesh->degree(parallel::MeshDim::kEp); ranks > 1)
-    log_info("Expert parallelism: groups of {} ranks with {} each, sharded over {}", ranks,
+    log_info("Expert parallelism: groups of {} ranks with {} each, sharded over {}{}", ranks,
              counted(model.num_experts / ranks, "expert"),
-             counted(runtime.mesh->degree(parallel::MeshDim::kEfsdp), "rank"));
+             counted(runtime.mesh->degree(parallel::MeshDim::kEfsdp), "rank"),
+             runtime.mesh->degree(parallel::MeshDim::kEtp) > 1 ? "; tensor parallel ranks divide each" : "");
   if (!measured.run_id.empty())  // a dry run has none
     log_info("Run {}: its record is in {}", measured.run_id,
              (measured.dump_folder / "runs" / measured.run_id).string());

@@ -74,7 +74,10 @@ std::optional<std::string> advice_on_padding(const models::ModelArgs& model, con
   double padded = 0, numel = 0;
   std::map<std::string, Padding> by_name;
   for (const ParameterPtr& parameter :
-       models::Transformer(model, /*loss_chunk_bytes=*/0, {.expert = experts.get()}).parameters()) {
+       models::Transformer(
+           model, /*loss_chunk_bytes=*/0,
+           {.expert = experts.get(), .divides_experts = mesh.degree(parallel::MeshDim::kEtp) > 1})
+           .parameters()) {
     parameter->divide(mesh.degree(parallel::MeshDim::kTp), 0);
     const bool of_experts = parameter->domain == Domain::kExpert;
     const int ranks = mesh.degree(of_experts ? parallel::MeshDim::kEfsdp : parallel::MeshDim::kFsdp);

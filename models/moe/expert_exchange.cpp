@@ -1,6 +1,7 @@
 #include "models/moe/expert_exchange.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -129,6 +130,20 @@ std::vector<int64_t> on_host(const Tensor& counts) {
   return {host.const_data_ptr<int64_t>(), host.const_data_ptr<int64_t>() + host.numel()};
 }
 
+// All in one copy.
+void copy_to(at::Device device, Dispatch& dispatch) {
+  const std::array all = {&dispatch.choices, &dispatch.slots, &dispatch.tokens, &dispatch.rows,
+                          &dispatch.expert_rows};
+  std::vector<Tensor> parts;
+  for (const Tensor* one : all) parts.push_back(one->flatten());
+  const Tensor copy = at::cat(parts).to(device, /*non_blocking=*/true);
+  int64_t first = 0;
+  for (Tensor* one : all) {
+    *one = copy.narrow(0, first, one->numel()).view(one->sizes());
+    first += one->numel();
+  }
+}
+
 }  // namespace
 
 ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const int64_t> received, int ranks,
@@ -144,9 +159,7 @@ ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const in
   for (size_t i = 0; i < received.size(); ++i)
     choice = std::fill_n(choice, received[i], static_cast<int64_t>(i % here));
   auto experts = std::make_shared<Dispatch>(dispatch_tokens(choices, static_cast<int64_t>(here)));
-  for (Tensor* tensor :
-       {&experts->choices, &experts->slots, &experts->tokens, &experts->rows, &experts->expert_rows})
-    *tensor = tensor->to(device, /*non_blocking=*/true);
+  if (!device.is_cpu()) copy_to(device, *experts);
   exchange.experts = std::move(experts);
   return exchange;
 }

@@ -173,11 +173,13 @@ struct DownFunction : Function<DownFunction> {
   }
 };
 
-// Tensor parallel ranks divide its hidden width.
+// Tensor parallel ranks divide its hidden width, where they divide experts at all.
 ParameterPtr expert_stack(int64_t layer, const char* name, std::vector<int64_t> shape, int hidden_dim,
-                          double std) {
+                          double std, const ParallelDims& dims) {
+  const bool complete = dims.expert_group() != nullptr && !dims.divides_experts;
   return make_parameter(fmt::format("layers.{}.moe.experts.{}", layer, name), std::move(shape),
-                        Init::truncated_normal(std, -2.0, 2.0), hidden_dim);
+                        Init::truncated_normal(std, -2.0, 2.0),
+                        complete ? std::nullopt : std::optional(hidden_dim));
 }
 
 }  // namespace
@@ -186,11 +188,11 @@ Experts::Experts(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
     : ranks_(dims.expert_group()),
       activation_(args.activation),
       score_before_(args.score_before_experts),
-      w1_(expert_stack(layer, "w1", {args.num_experts, args.moe_hidden_dim, args.dim}, 1, 0.02)),
+      w1_(expert_stack(layer, "w1", {args.num_experts, args.moe_hidden_dim, args.dim}, 1, 0.02, dims)),
       w2_(expert_stack(layer, "w2", {args.num_experts, args.dim, args.moe_hidden_dim}, 2,
-                       residual_std(args, layer))),
+                       residual_std(args, layer), dims)),
       w3_(expert_stack(layer, "w3", {args.num_experts, args.moe_hidden_dim, args.dim}, 1,
-                       residual_std(args, layer))) {
+                       residual_std(args, layer), dims)) {
   if (ranks_ == nullptr) return;
   for (const ParameterPtr& stack : parameters()) stack->divide_experts(ranks_->size(), ranks_->rank());
 }

@@ -3,8 +3,8 @@
 // of them gathers rows of tokens or adds them up itself and keeps none of [rows, dim]: backward gathers them
 // a second time, which is cheaper than holding top_k copies of a token.
 //
-// Tensor parallel ranks divide the hidden width: each is given all tokens and has its part of the sum's
-// terms.
+// Tensor parallel ranks that divide experts divide their hidden width: each is given all tokens and has its
+// part of the sum's terms.
 #pragma once
 
 #include <memory>

@@ -25,7 +25,7 @@ std::vector<int64_t> balanced_counts(int64_t tokens, int64_t deals, const Routin
 }  // namespace
 
 MoE::MoE(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
-    : tensor_(dims.tensor_group()),
+    : tensor_(dims.expert_tensor_group()),
       ranks_(dims.expert_group()),
       routing_(args),
       forces_balance_(args.force_load_balance),
@@ -33,11 +33,12 @@ MoE::MoE(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
           undivided_linear(layer, "moe.router.gate", args.num_experts, args.dim, residual_std(args, layer))),
       experts_(args, layer, dims),
       balance_(std::make_shared<ExpertBalance>()) {
-  if (args.num_shared_experts > 0)  // without dims: what it reads and makes is exchanged here
+  if (args.num_shared_experts > 0)  // without dims what it reads and makes is exchanged here
     shared_.emplace(args, layer, kSharedExperts, args.moe_hidden_dim * args.num_shared_experts,
-                    ParallelDims{});
+                    tensor_ != nullptr ? ParallelDims{} : dims);
   balance_->bias =
       make_parameter(fmt::format("layers.{}.moe.expert_bias", layer), {args.num_experts}, Init::normal(0));
+  balance_->counts_own_part = tensor_ == nullptr;
   balance_->coefficient = args.load_balance_coeff;
 }
 

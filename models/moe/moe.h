@@ -1,9 +1,11 @@
 // Mixture of experts: the feed-forward part of a block in which a router sends each token to a few of many
 // experts, and to those that all tokens share.
 //
-// With a tensor parallel group each rank routes its part of every sequence. The norm, the choices and their
-// weights are gathered, all experts multiply the rows of all ranks with their part of the hidden width, and
-// what they make, shared experts' too, is added up over the ranks once.
+// With a tensor parallel group each rank routes its part of every sequence. Where these ranks divide each
+// expert, the norm, the choices and their weights are gathered, all experts multiply the rows of all ranks
+// with their part of the hidden width, and what they make, shared experts' too, is added up over the ranks
+// once. Where they do not (ParallelDims::divides_experts), nothing is gathered for the experts, to which each
+// rank sends its tokens; shared experts exchange as a dense feed-forward does.
 #pragma once
 
 #include <optional>
@@ -19,9 +21,10 @@ namespace hyperion::models {
 // alone, so that all of them get equally many (arXiv 2408.15664).
 struct ExpertBalance {
   ParameterPtr bias;  // [experts], fp32; saved, but not trained by gradients
-  // int64 [experts]: rows in the training forwards since the last update, of all tensor parallel ranks.
+  // int64 [experts]: rows in the training forwards since the last update.
   at::Tensor counts{};
-  double coefficient = 0;  // of the update; 0: none, and only logged steps are counted
+  bool counts_own_part = false;  // those of other tensor parallel ranks are not among them
+  double coefficient = 0;        // of the update; 0: none, and only logged steps are counted
 };
 using ExpertBalancePtr = std::shared_ptr<ExpertBalance>;
 

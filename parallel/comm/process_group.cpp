@@ -86,6 +86,7 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
                          ranks, options, environment.single_host());
     if (dim == MeshDim::kWorld || dim == MeshDim::kFsdp) shared.try_emplace(ranks, group);
   }
+  if (mesh.degree(MeshDim::kEtp) > 1) groups_[MeshDim::kEtp] = groups_[MeshDim::kTp];  // the same ranks
   const std::vector<int> stages = mesh.group(environment.rank, MeshDim::kPp);
   const auto name = [&, slice = mesh.slice(environment.rank, MeshDim::kPp)](const char* what) {
     return fmt::format("{}/{}", what, slice);
@@ -141,7 +142,9 @@ ReduceChain ProcessGroups::all_ranks() const {
 
 std::vector<Communicator*> ProcessGroups::of_experts() const {
   if (!groups_.contains(MeshDim::kEp)) return {};
-  return {&get(MeshDim::kEfsdp), &get(MeshDim::kEp)};
+  std::vector<Communicator*> groups = {&get(MeshDim::kEfsdp), &get(MeshDim::kEp)};
+  if (groups_.contains(MeshDim::kEtp)) groups.push_back(&get(MeshDim::kEtp));
+  return groups;
 }
 
 ReduceChain ProcessGroups::chain(std::initializer_list<MeshDim> dims) const {

@@ -73,7 +73,8 @@ class ProcessGroups {
   // For transfers to lower ranks of a pipeline: the pp group, which those to higher ranks use, and over NCCL
   // one more of the same ranks, because there a transfer waits for those before it in its group.
   Communicator& pp_down() const { return pp_down_ ? *pp_down_ : get(MeshDim::kPp); }
-  // The ranks that hold different parts of a unit's experts, efsdp and ep; none without expert parallelism.
+  // The ranks that hold different parts of a unit's experts: efsdp, ep, and tp where these divide each of
+  // them; none without expert parallelism.
   std::vector<Communicator*> of_experts() const;
   // Of CommOptions::tied, in that order; null: this rank is neither.
   Communicator* tied() const { return tied_.get(); }

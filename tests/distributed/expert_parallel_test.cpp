@@ -181,7 +181,9 @@ TEST_CASE(
   const auto mode = GENERATE(models::ActivationCheckpoint::kNone, models::ActivationCheckpoint::kSelectiveOp,
                              models::ActivationCheckpoint::kFull);
   const bool balanced = GENERATE(false, true);
-  TinyJob job = job_with_experts({kRanks, {.ep = kRanks}});
+  const int tensor = GENERATE(1, 2);  // of two, each sends its part of the sequences
+  TinyJob job = job_with_experts({kRanks, {.tp = tensor, .ep = kRanks}});
+  if (tensor > 1) job.heads = 4;
   job.checkpoint = mode;
   job.balanced = balanced;
   const auto all = run_ranks(kRanks, [=](const Environment& environment) {

@@ -117,6 +117,15 @@ double distance(const TrainedJob& a, const TrainedJob& b) {
   return std::sqrt(difference / norm);
 }
 
+// Where gradients are added up in another order.
+void check_equal_to_rounding(const MeshConfig& mesh, const TinyJob& job) {
+  CAPTURE(job.model, mesh.pp, mesh.dp_shard, mesh.ep, text_of(job.schedule));
+  const auto [pipeline, one] = train_pair(mesh, job);
+  CHECK(pipeline.steps.front().loss == Approx(one.steps.front().loss).epsilon(1e-6));
+  CHECK(distance(pipeline, one) < 1e-5);
+  CHECK(largest_difference(pipeline.steps, one.steps) < 1e-5);
+}
+
 using enum PipelineKind;
 using models::ActivationCheckpoint;
 
@@ -192,6 +201,30 @@ TEST_CASE("a pipeline of a model with experts has the bits of one rank, and its 
   check_same_bits({.pp = 2, .dp_shard = 1, .tp = 2}, experts("deepseek_v3", kZbvZeroBubble, kElementwise));
 }
 
+TEST_CASE("expert parallelism in a pipeline has the bits of expert parallelism alone") {
+  using enum ActivationCheckpoint;
+  const auto check = [](const MeshConfig& mesh, PipelineKind schedule, ActivationCheckpoint checkpoint,
+                        at::ScalarType compute = at::kFloat) {
+    TinyJob job = divided(schedule, checkpoint, compute);
+    job.model = "deepseek_v3";
+    job.experts = 4;
+    job.stages_per_rank = schedule == k1F1B || schedule == kGPipe ? 1 : 2;
+    if (schedule == kLoopedBfs)  // whose backwards run in reverse order
+      check_equal_to_rounding(mesh, job);
+    else
+      check_same_bits(mesh, job);
+  };
+  const MeshConfig mesh{.pp = 2, .dp_shard = 2, .ep = 2};
+  check(mesh, k1F1B, kNone);
+  check(mesh, kGPipe, kFull);
+  check(mesh, kInterleaved1F1B, kSelectiveOp, at::kBFloat16);
+  check(mesh, kLoopedBfs, kNone);
+  check(mesh, kInterleavedZeroBubble, kFull);
+  check(mesh, kZbvZeroBubble, kElementwise, at::kBFloat16);
+  check(mesh, kDualPipeV, kNone);
+  check({.pp = 2, .dp_shard = 1, .tp = 2, .ep = 2}, kZbvZeroBubble, kFull);  // shared experts exchange too
+}
+
 TEST_CASE("FP8 weight gradients that are made later have the bits of one rank") {
   using enum ActivationCheckpoint;
   const auto fp8 = [](PipelineKind schedule, ActivationCheckpoint checkpoint, const char* recipe) {
@@ -211,11 +244,7 @@ TEST_CASE("a pipeline that reduces gradients once has the losses of one rank to 
     TinyJob job = divided(schedule, ActivationCheckpoint::kNone);
     job.reshard_after_forward = false;
     job.reduce_once = true;
-    CAPTURE(text_of(schedule));
-    const auto [pipeline, one] = train_pair({.pp = 2, .dp_shard = 2}, job);
-    CHECK(pipeline.steps.front().loss == Approx(one.steps.front().loss).epsilon(1e-6));
-    CHECK(distance(pipeline, one) < 1e-5);
-    CHECK(largest_difference(pipeline.steps, one.steps) < 1e-5);
+    check_equal_to_rounding({.pp = 2, .dp_shard = 2}, job);
   }
 }
 

@@ -1,5 +1,5 @@
-// Models with experts under tensor parallelism, alone and with FSDP and pipelines, on a CPU: the choices of
-// one rank as integers, its losses, norms and each parameter's gradient to rounding.
+// Models with experts under tensor parallelism, alone and with expert parallelism, FSDP and pipelines, on a
+// CPU: the choices of one rank as integers, its losses, norms and each parameter's gradient to rounding.
 #include <cmath>
 #include <map>
 
@@ -15,8 +15,13 @@ namespace {
 
 constexpr int64_t kExpertSteps = 20;
 
-TinyJob with_experts(const char* model, MeshConfig mesh = {}, int64_t accumulation = 1) {
-  return {.model = model, .mesh = mesh, .accumulation = accumulation, .heads = 4, .kv_heads = 2};
+TinyJob with_experts(const char* model, int64_t experts, MeshConfig mesh = {}, int64_t accumulation = 1) {
+  return {.model = model,
+          .mesh = mesh,
+          .accumulation = accumulation,
+          .heads = 4,
+          .kv_heads = 2,
+          .experts = experts};
 }
 
 // What a rank has found; `of`: a parameter's or a block's number.
@@ -44,6 +49,7 @@ std::map<What, FoundNumbers> train_experts(int ranks, const TinyJob& job) {
     };
     for (const models::ExpertBalancePtr& balance : training.stage().balances()) {
       training.groups().get(MeshDim::kFsdp).all_reduce_sum(balance->counts);
+      if (balance->counts_own_part) training.groups().get(MeshDim::kTp).all_reduce_sum(balance->counts);
       add(What::kTokens, balance, balance->counts);
       balance->counts.zero_();
     }
@@ -92,12 +98,13 @@ struct ExpertLayout {
   int64_t accumulation = 1;
 };
 
-void check_against_one_rank(const char* model, const std::vector<ExpertLayout>& layouts) {
-  std::map<What, FoundNumbers> one = train_experts(1, with_experts(model));
-  REQUIRE(one[What::kTokens].size() >= 5);
+void check_against_one_rank(const char* model, int64_t experts, const std::vector<ExpertLayout>& layouts) {
+  std::map<What, FoundNumbers> one = train_experts(1, with_experts(model, experts));
+  REQUIRE(one[What::kTokens].size() >= static_cast<size_t>(experts));
   for (const auto& [ranks, mesh, accumulation] : layouts) {
-    CAPTURE(model, ranks, mesh.pp, mesh.dp_shard, mesh.tp, accumulation);
-    std::map<What, FoundNumbers> found = train_experts(ranks, with_experts(model, mesh, accumulation));
+    CAPTURE(model, ranks, mesh.pp, mesh.dp_shard, mesh.tp, mesh.ep, mesh.etp, accumulation);
+    std::map<What, FoundNumbers> found =
+        train_experts(ranks, with_experts(model, experts, mesh, accumulation));
     CHECK(found[What::kTokens] == one[What::kTokens]);
     CHECK(found[What::kBias] == one[What::kBias]);
     CHECK(largest_relative(found[What::kLoss], one[What::kLoss]) < 1e-6);
@@ -109,21 +116,37 @@ void check_against_one_rank(const char* model, const std::vector<ExpertLayout>& 
 }  // namespace
 
 TEST_CASE("experts and latent attention under tensor parallelism choose and train as on one rank") {
-  check_against_one_rank("deepseek_v3", {{2, {.dp_shard = 1, .tp = 2}},
-                                         {4, {.dp_shard = 2, .tp = 2}, 3},
-                                         {4, {.pp = 2, .dp_shard = 1, .tp = 2}, 6}});
+  check_against_one_rank("deepseek_v3", 5,
+                         {{2, {.dp_shard = 1, .tp = 2}},
+                          {4, {.dp_shard = 2, .tp = 2}, 3},
+                          {4, {.pp = 2, .dp_shard = 1, .tp = 2}, 6}});
 }
 
 TEST_CASE("experts of every block, or of every second one, under tensor parallelism train as on one rank") {
-  check_against_one_rank("qwen3_moe", {{2, {.dp_shard = 1, .tp = 2}}});
-  check_against_one_rank("llama4", {{4, {.dp_shard = 2, .tp = 2}}});
+  check_against_one_rank("qwen3_moe", 5, {{2, {.dp_shard = 1, .tp = 2}}});
+  check_against_one_rank("llama4", 5, {{4, {.dp_shard = 2, .tp = 2}}});
+}
+
+TEST_CASE("expert parallelism in a pipeline and with tensor parallelism chooses and trains as on one rank") {
+  check_against_one_rank("deepseek_v3", 4,
+                         {
+                             {4, {.pp = 2, .dp_shard = 2, .ep = 2}, 6},
+                             {2, {.dp_shard = 1, .tp = 2, .ep = 2}},
+                             {4, {.dp_shard = 2, .tp = 2, .ep = 2}, 3},  // efsdp 2
+                             {4, {.dp_shard = 2, .tp = 2, .ep = 4}},
+                             {4, {.dp_shard = 2, .tp = 2, .ep = 2, .etp = 2}, 3},
+                             {4, {.pp = 2, .dp_shard = 1, .tp = 2, .ep = 2}, 6},
+                         });
+  check_against_one_rank("qwen3_moe", 4, {{2, {.dp_shard = 1, .tp = 2, .ep = 2}}});
+  check_against_one_rank("llama4", 2,  // a rank's expert divided by tensor parallel ranks, then over efsdp 2
+                         {{8, {.dp_shard = 4, .tp = 2, .ep = 2, .etp = 2}}});
 }
 
 TEST_CASE("checkpointing and transports change no bit of experts under tensor parallelism") {
   const auto train = [](const TinyJob& job) {
     return run_ranks(2, [=](const Environment& environment) { return train_tiny(job, environment, 4); });
   };
-  const TinyJob base = with_experts("deepseek_v3", {.dp_shard = 1, .tp = 2}, 2);
+  const TinyJob base = with_experts("deepseek_v3", 4, {.dp_shard = 1, .tp = 2, .ep = GENERATE(1, 2)}, 2);
   const auto plain = train(base);
   for (const models::ActivationCheckpoint mode :
        {models::ActivationCheckpoint::kFull, models::ActivationCheckpoint::kSelectiveOp,
@@ -138,7 +161,7 @@ TEST_CASE("checkpointing and transports change no bit of experts under tensor pa
 }
 
 TEST_CASE("a router's gate whose gradient is not added up over tensor parallel ranks is found") {
-  TinyJob wrong = with_experts("deepseek_v3", {.dp_shard = 1, .tp = 2});
+  TinyJob wrong = with_experts("deepseek_v3", 4, {.dp_shard = 1, .tp = 2, .ep = GENERATE(1, 2)});
   wrong.omit_replicated_sum = true;
   const auto audited = run_ranks_outcome(2, [wrong](const Environment& environment) {
     TinyTraining training(wrong, environment);

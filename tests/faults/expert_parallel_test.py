@@ -12,6 +12,9 @@ from checkpoints import CheckpointTest
 from jobs import ALL, BINARY, PATIENCE, JobTest, main
 
 EP = "--parallelism.expert_parallel_degree="
+EACH = "--parallelism.expert_tensor_parallel_degree="
+TP = "--parallelism.tensor_parallel_degree="
+PP = "--parallelism.pipeline_parallel_degree="
 REPLICAS = "--parallelism.data_parallel_replicate_degree="
 MOE = ("--model.name=deepseek_v3", "--model.args.n_layers=2", "--model.args.n_dense_layers=1", "--model.args.num_experts=4",
        "--model.args.top_k=2", "--model.args.moe_hidden_dim=12", "--model.args.hidden_dim=25", "--model.args.kv_lora_rank=8",
@@ -23,15 +26,17 @@ LONG = "--training.steps=100000"
 class ExpertParallelCheckpoints(CheckpointTest):
     # Local batch, ranks and degrees: each step has the same four sequences.
     LAYOUTS = {"1": (4, 1, []), "E2": (2, 2, [EP + "2"]), "F2": (2, 2, []), "E2 x F2": (1, 4, [EP + "2"]), "E4": (1, 4, [EP + "4"]),
-               "R2 x E2": (1, 4, [EP + "2", REPLICAS + "2"])}
+               "R2 x E2": (1, 4, [EP + "2", REPLICAS + "2"]), "E2 x P2": (2, 4, [EP + "2", PP + "2"]),
+               "E2 x T2": (4, 2, [EP + "2", TP + "2"]), "E2 x T2, each divided": (2, 4, [EP + "2", TP + "2", EACH + "2"])}
 
     def train(self, layout, *options):
         batch, ranks, degrees = self.LAYOUTS[layout]
         return self.run_job(*MOE, "--ema.enable", f"--training.local_batch_size={batch}", *degrees, *options, ranks=ranks, code=0)
 
     def test_every_division_reads_what_any_other_wrote(self):
-        more = (("E2 x F2", "F2"), ("E2", "1"), ("R2 x E2", "E2")) if ALL else ()
-        for source, target in (("E4", "E2 x F2"), ("E2 x F2", "1"), ("1", "E4"), *more):
+        divided = "E2 x T2, each divided"
+        more = (("E2 x F2", "F2"), ("E2", "1"), ("R2 x E2", "E2"), ("1", "E4"), (divided, "E2 x F2"), ("E2 x T2", "E4")) if ALL else ()
+        for source, target in (("E4", "E2 x F2"), ("E2 x F2", "E2 x P2"), ("E2 x P2", divided), (divided, "1"), ("1", "E2 x T2"), *more):
             with self.subTest(written_by=source, read_by=target):
                 path = self.folder / "out" / source / "step-1"
                 if not path.exists():
@@ -45,8 +50,8 @@ class ExpertParallelCheckpoints(CheckpointTest):
                 self.assertIn("layers.1.moe.expert_bias", read)
 
     def test_a_run_that_goes_on_in_another_division_has_the_losses_of_an_undisturbed_one(self):
-        more = (("E2 x F2", 6), ("E4", 7)) if ALL else ()
-        self.check_resumed_curve(("E2", 3), ("1", 5), *more, ("R2 x E2", 8))
+        more = (("E2 x F2", 6), ("E2 x T2, each divided", 7)) if ALL else ()
+        self.check_resumed_curve(("E2 x T2", 2), ("1", 4), ("E2 x P2", 5), *more, ("R2 x E2", 8))
 
 
 class ExpertParallel(JobTest):
@@ -65,7 +70,7 @@ class ExpertParallel(JobTest):
 
     KILLED_IN = {  # point of the fault, which call of it, what the others then wait for, in which groups and which phase
         # In each step rows come back once in forward and once in backward.
-        "forward": ("step.rows", 5, "all_to_all", "ep/0", r"step 3 forward layers\.1"),
+        "forward, of parts of the sequences": ("step.rows", 5, "all_to_all", "ep/0", r"step 3 forward layers\.1"),
         "backward": ("step.rows", 6, "all_to_all", "ep/0", r"step 3 backward layers\.1"),
         "counts": ("step.counts", 3, "all_reduce", "fsdp/0", "step 3 sum of expert counts"),
     }
@@ -73,7 +78,8 @@ class ExpertParallel(JobTest):
     def test_ranks_that_lose_one_end_with_71_and_name_group_operation_and_phase(self):
         for what, (point, nth, operation, group, phase) in self.KILLED_IN.items():
             with self.subTest(what=what):
-                job = self.start(*MOE, LONG, EP + "2", "--activation_checkpoint.mode=none", "--allow-faults", ranks=2,
+                tensor = [TP + "2"] if "sequences" in what else []
+                job = self.start(*MOE, LONG, EP + "2", *tensor, "--activation_checkpoint.mode=none", "--allow-faults", ranks=2,
                                  env={"FAULT": f"rank=1;point={point};nth={nth};action=kill"})
                 self.assertEqual(job.codes(), [71, -9], job.text())
                 # The operation fails, or the watch over the ranks ends this one where a busy host holds that up.

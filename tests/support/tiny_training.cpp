@@ -125,7 +125,8 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
       model_(tiny_args(job), /*loss_chunk_bytes=*/0,
              {.tensor = tensor_,
               .loss_parallel = !job.disable_loss_parallel,
-              .expert = job.mesh.ep > 1 ? &groups_->get(parallel::MeshDim::kEp) : nullptr}),
+              .expert = job.mesh.ep > 1 ? &groups_->get(parallel::MeshDim::kEp) : nullptr,
+              .divides_experts = job.mesh.etp > 1}),
       float8_(convert(model_, job)) {
   const parallel::ShardingOptions sharding{.device = job.device,
                                            .state_device = job.offload ? at::Device(at::kCPU) : job.device,

@@ -132,9 +132,6 @@ class Checks {
                           vocabulary, model.vocab_size, vocabulary));
     const int64_t tp = config_.parallelism.tensor_parallel_degree;
     if (model.num_experts > 0) {
-      refuse_if(
-          model.moe_hidden_dim % tp != 0, "parallelism.tensor_parallel_degree",
-          fmt::format("expected a divisor of the experts' hidden width, which is {}", model.moe_hidden_dim));
       refuse_if(!config_.model.converters.empty(), "model.converters",
                 "FP8 and MXFP8 linears in a model with experts are not available yet; remove the list");
       experts(model);
@@ -143,8 +140,11 @@ class Checks {
     refuse_if(model.n_heads % tp != 0 || model.n_kv_heads % tp != 0, "parallelism.tensor_parallel_degree",
               fmt::format("expected a divisor of {} heads and {} key-value heads", model.n_heads,
                           model.n_kv_heads));
-    for (const auto& [what, extent] : {std::pair("the vocabulary's entries", model.vocab_size),
-                                       {"the hidden width's columns", model.hidden_dim}}) {
+    std::vector<std::pair<const char*, int64_t>> extents = {{"the vocabulary's entries", model.vocab_size},
+                                                            {"the hidden width's columns", model.hidden_dim}};
+    if (model.num_experts * model.num_shared_experts > 0)
+      extents.emplace_back("the shared experts' columns", model.moe_hidden_dim * model.num_shared_experts);
+    for (const auto& [what, extent] : extents) {
       const int64_t part = chunk_of(extent, tp, 0).count;
       refuse_if(chunk_of(extent, tp, tp - 1).count == 0, "parallelism.tensor_parallel_degree",
                 fmt::format("expected a degree that leaves every rank a part of {}, which are {}: parts of "
@@ -207,25 +207,33 @@ class Checks {
   void experts(const models::ModelArgs& model) {
     const auto& p = config_.parallelism;
     const int64_t parts = p.expert_parallel_degree, of_each = p.expert_tensor_parallel_degree;
-    if (parts == 1) return;
+    if (parts == 1) {
+      refuse_if(
+          model.moe_hidden_dim % p.tensor_parallel_degree != 0, "parallelism.tensor_parallel_degree",
+          fmt::format("expected a divisor of the experts' hidden width, which is {}", model.moe_hidden_dim));
+      return;
+    }
     refuse_if(p.expert_parallel_comm_backend == "deepep", "parallelism.expert_parallel_comm_backend",
               "DeepEP's kernels are not available; set \"standard\"");
-    refuse_if(
-        p.tensor_parallel_degree > 1, "parallelism.expert_parallel_degree",
-        "expert parallelism with tensor parallelism is not available yet; set one of both degrees to 1");
-    refuse_if(p.pipeline_parallel_degree > 1, "parallelism.expert_parallel_degree",
-              "expert parallelism in a pipeline is not available yet; set one of both degrees to 1");
     refuse_if(of_each != 1 && of_each != p.tensor_parallel_degree,
               "parallelism.expert_tensor_parallel_degree",
               fmt::format("expected 1, or tensor_parallel_degree, which is {}", p.tensor_parallel_degree));
+    refuse_if(
+        model.moe_hidden_dim % of_each != 0, "parallelism.expert_tensor_parallel_degree",
+        fmt::format("expected a divisor of the experts' hidden width, which is {}; 1 leaves each expert "
+                    "complete on its rank",
+                    model.moe_hidden_dim));
     refuse_if(model.num_experts % parts != 0, "parallelism.expert_parallel_degree",
               fmt::format("expected a divisor of the model's {} experts", model.num_experts));
     if (!run_.world_size || !mesh_fits(p, *run_.world_size)) return;
     const int64_t ranks = *run_.world_size / p.pipeline_parallel_degree / p.data_parallel_replicate_degree;
     refuse_if(
         ranks % (parts * of_each) != 0, "parallelism.expert_parallel_degree",
-        fmt::format("expected a divisor of the {} of shard x context x tensor{}", counted(ranks, "rank"),
-                    of_each > 1 ? fmt::format(", times expert_tensor_parallel_degree {}", of_each) : ""));
+        of_each == 1
+            ? fmt::format("expected a divisor of the {} of shard x context x tensor", counted(ranks, "rank"))
+            : fmt::format("expected a degree that with expert_tensor_parallel_degree {} makes a "
+                          "divisor of the {} of shard x context x tensor; lower one of both",
+                          of_each, counted(ranks, "rank")));
   }
 
   // Where the keys that decide it are set: " (model.args.n_heads: job.toml:5:11)".

@@ -39,11 +39,10 @@ std::vector<GradientClass> gradient_classes(const parallel::LocalGradients& grad
                                             parallel::Communicator& shard, parallel::Communicator* tensor,
                                             parallel::Communicator& stages,
                                             const std::vector<parallel::Communicator*>& experts) {
-  std::vector<GradientClass> classes = {{gradients.divided, {&shard, &stages}}};
-  if (tensor != nullptr) {
-    classes[0].groups.push_back(tensor);
-    classes.push_back({gradients.replicated, {&shard, &stages}});
-  }
+  std::vector<GradientClass> classes;
+  if (tensor != nullptr) classes.push_back({gradients.replicated, {&shard, &stages}});
+  classes.push_back({gradients.divided, {&shard, &stages}});
+  if (tensor != nullptr) classes.back().groups.push_back(tensor);
   if (!experts.empty()) {
     classes.push_back({gradients.experts, experts});
     classes.back().groups.push_back(&stages);

@@ -38,11 +38,16 @@ double parameters_of_block(const models::ModelArgs& model, double tensor, bool w
   return (attention + dim * feed_forward - undivided) / tensor + undivided + 2 * dim;
 }
 
-// Parameters of experts that a rank never gathers, because ranks divide them in `parts`.
-double experts_elsewhere(const models::ModelArgs& model, double parts) {
+// Parameters of experts in `blocks` that a rank gathers besides a part as of other matrices (less than none:
+// it gathers fewer), because expert parallel ranks divide them.
+double more_of_experts(const models::ModelArgs& model, const config::JobConfig& config, double blocks) {
+  if (!config::divides_experts(config)) return 0;
+  const auto& degrees = config.parallelism;
+  const auto parts =
+      static_cast<double>(degrees.expert_parallel_degree * degrees.expert_tensor_parallel_degree);
   return 3 * static_cast<double>(model.dim) * static_cast<double>(model.moe_hidden_dim) *
-         static_cast<double>(model.num_experts) * static_cast<double>(models::blocks_with_experts(model)) *
-         (1 - 1 / parts);
+         static_cast<double>(model.num_experts) * blocks *
+         (1 / parts - 1 / static_cast<double>(degrees.tensor_parallel_degree));
 }
 
 // As count_parameters(), without its limit; of one of `tensor` ranks that divide the matrices.
@@ -61,10 +66,12 @@ double parameters_of(const models::ModelArgs& model, const PipelineShare& share,
 }
 
 // Of the stages whose weights are gathered at once.
-double gathered_parameters(const models::ModelArgs& model, const PipelineShare& share, double tensor) {
+double gathered_parameters(const models::ModelArgs& model, const config::JobConfig& config,
+                           const PipelineShare& share, double tensor) {
   std::vector<double> of_stages;
   for (const PipelineShare::Stage& stage : share.stages)
-    of_stages.push_back(parameters_of(model, stage, tensor));
+    of_stages.push_back(parameters_of(model, stage, tensor) +
+                        more_of_experts(model, config, static_cast<double>(stage.with_experts)));
   std::ranges::sort(of_stages, std::ranges::greater{});
   of_stages.resize(std::min(of_stages.size(), static_cast<size_t>(parallel::kMaxGatheredStages)));
   return std::accumulate(of_stages.begin(), of_stages.end(), 0.0);
@@ -150,14 +157,21 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
   const double unsharded =
       share != nullptr ? parameters_of(model, *share, tensor) : parameters_of(model, tensor) / pipeline;
   const double parameters = unsharded / static_cast<double>(shards);
+  double with_experts = static_cast<double>(models::blocks_with_experts(model)) / pipeline;  // blocks
+  if (share != nullptr)
+    with_experts = std::accumulate(
+        share->stages.begin(), share->stages.end(), 0.0,
+        [](double sum, const auto& stage) { return sum + static_cast<double>(stage.with_experts); });
   JobSize size;
   size.description = kDescriptionOfLayer * static_cast<double>(model.n_layers);
   size.mostly_tables = 2 * tables_of(model) > parameters_of(model);
   size.weights = parameters * (state + copy);
   size.optimizer = 2 * parameters * state;
   const int64_t experts = config::divides_experts(config) ? config.parallelism.expert_parallel_degree : 1;
+  const bool shards_experts = shards * config.parallelism.tensor_parallel_degree >
+                              experts * config.parallelism.expert_tensor_parallel_degree;
   if (!config::is_dry_run(config))  // a group of one rank has none
-    size.communicators = (shards > 1) + (experts > 1) + (experts > 1 && shards > experts) + (tensor > 1) +
+    size.communicators = (shards > 1) + (experts > 1) + (experts > 1 && shards_experts) + (tensor > 1) +
                          (pipeline > 1 ? 2 : 0) +
                          (pipeline > 2 && model.tied) +  // of the first and the last stage
                          (config.parallelism.data_parallel_replicate_degree > 1);
@@ -181,9 +195,9 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
   const int64_t rows = config::microbatch_rows(config, training.local_batch_size);
   microbatches *= training.local_batch_size / rows;
   if (config::reduces_gradients_once(config) && microbatches > 1 && shards > 1)
-    size.sums = (unsharded - experts_elsewhere(model, static_cast<double>(experts))) * sizeof(float);
+    size.sums = (unsharded + more_of_experts(model, config, with_experts)) * sizeof(float);
   if (share != nullptr && share->gathers_stages && shards > 1)
-    size.gathered = gathered_parameters(model, *share, tensor) *
+    size.gathered = gathered_parameters(model, config, *share, tensor) *
                     (config.quantize.linear.float8.enable_fsdp_float8_all_gather ? 1 : compute);
   const double length = static_cast<double>(training.seq_len);
   const double tokens = static_cast<double>(rows) * length;
@@ -204,11 +218,7 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
   // Where most of them wait the sums of stages whose backward comes later are not there yet.
   size.activations = std::max(boundary * inputs, deferred - size.all_gradients()) +
                      length * static_cast<double>(model.head_dim) * 4;
-  const bool has_experts =
-      share != nullptr
-          ? std::ranges::any_of(share->stages, [](const auto& stage) { return stage.with_experts > 0; })
-          : models::blocks_with_experts(model) > 0;
-  if (has_experts) {  // of one block, the rows of its experts
+  if (with_experts > 0) {  // of one block, the rows of its experts
     const double dim = static_cast<double>(model.dim), hidden = static_cast<double>(model.moe_hidden_dim);
     size.activations +=
         tokens / tensor * static_cast<double>(model.top_k) * compute * std::max(dim + 2 * hidden, 3 * hidden);

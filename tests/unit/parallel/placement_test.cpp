@@ -128,4 +128,34 @@ TEST_CASE("ranks that shard experts hold stretches of their stack in its order, 
   }
 }
 
+TEST_CASE("ranks that divide experts, and tensor parallel ones each of them, hold each element once") {
+  for (const MeshConfig& config : {MeshConfig{.dp_shard = 2, .tp = 2, .ep = 2, .etp = 2},
+                                   {.dp_shard = 4, .tp = 2, .ep = 2, .etp = 2},  // efsdp 2: an expert each
+                                   {.dp_shard = 8, .tp = 2, .ep = 2, .etp = 2},  // stretches of one
+                                   {.pp = 2, .dp_replicate = 2, .dp_shard = 2, .tp = 4, .ep = 2, .etp = 4},
+                                   {.dp_shard = 2, .tp = 2, .ep = 4}})
+    for (const int split : {1, 2}) {
+      const int world = config.pp * config.dp_replicate * config.dp_shard * config.tp;
+      const Mesh mesh(config, world);
+      CAPTURE(mesh.describe(), split);
+      const ParameterPtr stack = make_parameter("w", {4, 4, 8}, Init::ones(), split);
+      stack->divide_experts(config.ep, 0);
+      stack->divide(config.etp, 0);
+      std::map<std::pair<int64_t, int>, int> holders;
+      for (int rank = 0; rank < world; ++rank) {
+        const Placement placement = placement_of(*stack, 0, mesh, rank);
+        CHECK(placement_of(placement.cuts, 0, mesh, rank, Domain::kExpert) == placement);
+        if (!placement.here) continue;
+        const Box box = box_of(stack->shape, placement.cuts);
+        CHECK(box.shape[split] * config.etp ==
+              stack->shape[split] / (split == 1 && config.dp_shard == 8 ? 2 : 1));
+        for_each_run(stack->shape, box, [&](const Run& run) {
+          for (int64_t i = 0; i < run.count; ++i) ++holders[{run.in_tensor + i, placement.replica}];
+        });
+      }
+      CHECK(holders.size() == static_cast<size_t>(stack->numel() * config.dp_replicate));
+      for (const auto& [element, count] : holders) CHECK(count == 1);
+    }
+}
+
 }  // namespace hyperion::parallel

@@ -270,14 +270,28 @@ TEST_CASE("what expert parallelism cannot do is refused by its key") {
   CHECK_THAT(refused("expert_parallel_degree = 2\nexpert_parallel_comm_backend = \"deepep\""),
              Contains("expert_parallel_comm_backend = \"deepep\": DeepEP's kernels are not available; set "
                       "\"standard\""));
-  for (const auto& [key, text] :
-       {std::pair("tensor", "with tensor parallelism"), {"pipeline", "in a pipeline"}}) {
-    const auto lines =
-        all_problems(fmt::format("{}expert_parallel_degree = 2\n{}_parallel_degree = 2", moe, key), four);
-    CHECK(std::ranges::count_if(
-              lines, [&, wanted = fmt::format("expert parallelism {} is not available", text)](
-                         const std::string& line) { return line.find(wanted) != std::string::npos; }) == 1);
-  }
+  // With tensor parallelism: experts complete on their ranks, or divided.
+  const std::string two = "tensor_parallel_degree = 2\nexpert_parallel_degree = ",
+                    each = "\nexpert_tensor_parallel_degree = ";
+  for (const std::string& works : {two + "2", two + "4", two + "2" + each + "2"})
+    CHECK(refused(works).empty());
+  CHECK_THAT(refused(two + "4" + each + "2"),
+             Contains("parallelism.expert_parallel_degree = 4: expected a degree that with "
+                      "expert_tensor_parallel_degree 2 makes a divisor of the 4 ranks of shard x context x "
+                      "tensor; lower one of both"));
+  CHECK_THAT(
+      refused("tensor_parallel_degree = 4\nexpert_parallel_degree = 2" + each + "2"),
+      Contains("expert_tensor_parallel_degree = 2: expected 1, or tensor_parallel_degree, which is 4"));
+  four.model->moe_hidden_dim = 3;
+  CHECK(refused(two + "2").empty());
+  CHECK_THAT(
+      refused(two + "2" + each + "2"),
+      Contains("parallelism.expert_tensor_parallel_degree = 2: expected a divisor of the experts' hidden "
+               "width, which is 3; 1 leaves each expert complete on its rank"));
+  four.model->moe_hidden_dim = 1;
+  four.model->num_shared_experts = 1;
+  CHECK_THAT(refused(two + "2"), Contains("tensor_parallel_degree = 2: expected a degree that leaves every "
+                                          "rank a part of the shared experts' columns, which are 1"));
 }
 
 TEST_CASE("expert parallelism has no effect on a dense model, which is said once") {

@@ -276,6 +276,25 @@ TEST_CASE("With expert parallelism a rank never gathers other ranks' experts") {
   CHECK(four.communicators == one.communicators + 2);
   CHECK(job_size(job.config, model, 4, 4).communicators ==
         one.communicators + 1);  // each has its own experts
+  // Of a stage with half of them; tensor parallel ranks have complete ones, or a half of each.
+  const PipelineShare share{.stages = {{.blocks = 14, .with_experts = 13, .embedding = true}},
+                            .kept_inputs = 1,
+                            .gathers_stages = true};
+  auto& degrees = job.config.parallelism;
+  degrees.pipeline_parallel_degree = degrees.tensor_parallel_degree = 2;
+  const auto of_stage = [&](int64_t parts, int64_t of_each) {
+    degrees.expert_parallel_degree = parts;
+    degrees.expert_tensor_parallel_degree = of_each;
+    return job_size(job.config, model, 8, 4, &share);
+  };
+  const JobSize undivided = of_stage(1, 1), complete = of_stage(4, 1), halves = of_stage(4, 2);
+  CHECK(undivided.sums - complete.sums == Approx(4 * experts / 2 * (1.0 / 2 - 1.0 / 4)));
+  CHECK(undivided.sums - halves.sums == Approx(4 * experts / 2 * (1.0 / 2 - 1.0 / 8)));
+  CHECK(undivided.gathered - halves.gathered == Approx(2 * experts / 2 * (1.0 / 2 - 1.0 / 8)));
+  CHECK(complete.communicators == undivided.communicators + 2);
+  CHECK(of_stage(16, 1).communicators == undivided.communicators + 1);
+  degrees = config::JobConfig().parallelism;
+  degrees.expert_parallel_degree = 4;
   job.config.model.name = "llama3";
   job.config.model.flavor = "8B";
   const models::ModelArgs dense = models::model_args("llama3", "8B");
