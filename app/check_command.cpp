@@ -445,6 +445,8 @@ class JobCheck {
           *curve.total_steps, std::min(curve.warmup_steps, *curve.total_steps));
     });
     table_.check("state", {"settings", "pipeline"}, [&] { return describe_state(); });
+    if (state_)
+      for (const std::string& line : state_->model.float8.log) table_.print_row("products", "-", line);
     table_.check(
         "a start would", {"memory", "dump folder", "validation data", "state"},
         [&] {

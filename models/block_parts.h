@@ -18,6 +18,7 @@
 namespace hyperion::models {
 
 struct ExpertBalance;
+class Experts;
 
 class BlockPart {
  public:
@@ -39,6 +40,7 @@ class FeedForwardPart : public BlockPart {
   // the block's result. Under BlockRun::Kind::kRecompute its elements are undefined.
   virtual at::Tensor forward(const ops::SumAndNorm& h, const BlockRun& run) const = 0;
   virtual std::shared_ptr<ExpertBalance> balance() const { return nullptr; }  // of its experts
+  virtual Experts* experts() { return nullptr; }                              // null: it has none
 };
 
 std::unique_ptr<AttentionPart> make_attention(const ModelArgs& args, int64_t layer, const ParallelDims& dims);

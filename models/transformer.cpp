@@ -150,6 +150,14 @@ std::vector<std::pair<std::string, Linear*>> Transformer::linears() {
   return all;
 }
 
+std::vector<std::pair<std::string, Experts*>> Transformer::experts() {
+  std::vector<std::pair<std::string, Experts*>> all;
+  for (size_t layer = 0; layer < blocks_.size(); ++layer)
+    if (Experts* experts = blocks_[layer].experts())
+      all.emplace_back(experts_name(static_cast<int64_t>(layer)), experts);
+  return all;
+}
+
 namespace {
 
 // Frequencies that make many rotations within the original length are kept, those that make few are divided

@@ -39,6 +39,7 @@ class TransformerBlock {
   // In the order in which forward runs them.
   std::vector<Linear*> linears();
   ExpertBalancePtr balance() const { return feed_forward_->balance(); }  // null: no experts
+  Experts* experts() { return feed_forward_->experts(); }                // null: none
 
  private:
   std::unique_ptr<AttentionPart> attention_;
@@ -75,6 +76,8 @@ class Transformer {
   // Every linear layer, in the order of forward, with the name of its module, "layers.0.attention.wq" ...
   // "output" (a tied head too): to choose how each multiplies.
   std::vector<std::pair<std::string, Linear*>> linears();
+  // The same of experts, "layers.1.moe.experts", in the order of the blocks.
+  std::vector<std::pair<std::string, Experts*>> experts();
 
   // RoPE angles and plain causal attention for sequences of seq_len tokens.
   SequenceContext context(int64_t seq_len, at::Device device) const;

@@ -7,9 +7,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/counted.h"
 #include "base/error.h"
 #include "models/float8/cast.h"
 #include "models/float8/choice.h"
+#include "models/float8/grouped_matmuls.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/config/schema.h"
 
@@ -79,7 +81,8 @@ std::vector<float8::LinearShape> shapes_of(models::Transformer& model) {
   std::vector<float8::LinearShape> shapes;
   for (const auto& [name, linear] : model.linears()) {
     const Parameter& weight = *linear->weight();
-    const int64_t parts = linear->ranks() == nullptr ? 1 : linear->ranks()->size();
+    int64_t parts = 1;
+    for (const Cut& cut : weight.cuts) parts *= cut.parts;
     shapes.push_back({name, weight.shape.at(0), weight.shape.at(1), parts, weight.split.value_or(0)});
   }
   return shapes;
@@ -109,12 +112,10 @@ void convert(models::Transformer& model, const std::vector<float8::Choice>& choi
         fmt::format("{}: left alone, though converted on one rank: {}: {}", name, some_of(layers), reason));
 }
 
-Float8Setup convert_to_mx(models::Transformer& model, const config::JobConfig& config,
-                          const Float8Device& device) {
-  Float8Setup setup;
+void convert_to_mx(models::Transformer& model, const config::JobConfig& config, const Float8Device& device,
+                   Float8Setup& setup) {
   const auto& options = config.quantize.linear.mx;
   const float8::Gemm gemm = mx_gemm_of(options, device);
-  setup.counters = std::make_shared<float8::Counters>();
   const auto shapes = shapes_of(model);
   setup.warnings = float8::unmatched_filters(shapes, options.filter_fqns, "quantize.linear.mx");
   const bool emulated = gemm == float8::Gemm::kEmulated;
@@ -127,20 +128,63 @@ Float8Setup convert_to_mx(models::Transformer& model, const config::JobConfig& c
     setup.warnings.push_back(
         "mxfp8: these products have not been run on a GPU yet; compare the loss with that of "
         "quantize.linear.mx.emulate = true first");
-  return setup;
 }
 
-}  // namespace
+// Where grouped products run. Throws Error(kUsage) when they cannot.
+float8::Gemm grouped_gemm_of(const std::string& table, float8::GroupedRecipe recipe, bool emulate,
+                             const Float8Device& device) {
+  if (emulate) return float8::Gemm::kEmulated;
+  const bool blocks = recipe == float8::GroupedRecipe::kMx;
+  const char* why_not =
+      device.cpu ? "a CPU has no such product" : float8::why_not_grouped(blocks, device.compute_capability);
+  if (why_not != nullptr)
+    throw_config(
+        "{}: experts cannot be multiplied in {} on {}: {}; set {}.emulate = true to train with the same "
+        "numbers in {}, or remove the converter",
+        table, blocks ? "MXFP8" : "FP8",
+        device.cpu ? "a CPU" : fmt::format("{} (SM{})", device.name, device.compute_capability), why_not,
+        table, blocks ? "the compute dtype" : "fp32");
+  return float8::Gemm::kNative;
+}
 
-Float8Setup convert_to_float8(models::Transformer& model, const config::JobConfig& config,
-                              const Float8Device& device) {
-  if (config::kMx.on(config)) return convert_to_mx(model, config, device);
-  Float8Setup setup;
-  if (!config::kFloat8.on(config)) return setup;
+// Gives the experts that `options` of the converter `table` names FP8 products.
+void convert_experts(models::Transformer& model, const auto& options, const std::string& table,
+                     float8::GroupedRecipe recipe, const Float8Device& device, Float8Setup& setup) {
+  const bool blocks = recipe == float8::GroupedRecipe::kMx;
+  const float8::Gemm gemm = grouped_gemm_of(table, recipe, options.emulate, device);
+  const auto matmuls = std::make_shared<const float8::GroupedMatmuls>(recipe, gemm, setup.counters);
+  const auto all = model.experts();
+  std::vector<std::string> converted, left_alone;
+  for (const auto& [name, experts] : all) {
+    const bool chosen = std::ranges::any_of(
+        options.fqns, [&](const std::string& part) { return name.find(part) != std::string::npos; });
+    if (chosen) experts->set_float8(matmuls);
+    (chosen ? converted : left_alone).push_back(name);
+  }
+  const char* kind = blocks ? "mxfp8" : "float8";
+  setup.log.push_back(
+      fmt::format("{}: experts of {} of {} converted, e4m3 with one scale for {}, in segments of {} rows; "
+                  "products of w1, w2 and w3 in forward and for both gradients {}",
+                  kind, converted.size(), counted(static_cast<int64_t>(all.size()), "layer"),
+                  blocks ? "32 numbers" : "each row", matmuls->unit(),
+                  gemm == float8::Gemm::kNative ? "by _scaled_grouped_mm on " + device.name
+                  : blocks                      ? "emulated in the compute dtype"
+                                                : "emulated in fp32"));
+  if (!left_alone.empty())
+    setup.log.push_back(fmt::format("{}: left alone: {}: in no entry of fqns", kind, some_of(left_alone)));
+  setup.converted.insert(setup.converted.end(), converted.begin(), converted.end());
+  if (gemm == float8::Gemm::kNative)
+    setup.warnings.push_back(
+        fmt::format("{}: grouped products have not been run on a GPU yet; compare the loss with that of "
+                    "{}.emulate = true first",
+                    kind, table));
+}
+
+void convert_linears(models::Transformer& model, const config::JobConfig& config, const Float8Device& device,
+                     Float8Setup& setup) {
   const auto& options = config.quantize.linear.float8;
   const float8::Recipe recipe = options.recipe_name.value_or(float8::Recipe::kTensorwise);
   const float8::Gemm gemm = gemm_of(config, recipe, device);
-  setup.counters = std::make_shared<float8::Counters>();
   const auto shapes = shapes_of(model);
   setup.warnings = float8::unmatched_filters(shapes, options.filter_fqns);
   convert(
@@ -166,6 +210,23 @@ Float8Setup convert_to_float8(models::Transformer& model, const config::JobConfi
         "float8: libtorch's FP8 products on a CPU take about a thousand times as long as bf16's; "
         "quantize.linear.float8.emulate = true gives the same results within 45 dB and is hundreds of times "
         "faster here");
+}
+
+}  // namespace
+
+Float8Setup convert_to_float8(models::Transformer& model, const config::JobConfig& config,
+                              const Float8Device& device) {
+  Float8Setup setup;
+  if (!config::kConverters.on(config)) return setup;
+  setup.counters = std::make_shared<float8::Counters>();
+  if (config::kFloat8.on(config)) convert_linears(model, config, device, setup);
+  if (config::kMx.on(config)) convert_to_mx(model, config, device, setup);
+  const auto& experts = config.quantize.grouped_mm;
+  if (config::kGroupedFloat8.on(config))
+    convert_experts(model, experts.float8, "quantize.grouped_mm.float8", float8::GroupedRecipe::kRowwise,
+                    device, setup);
+  if (config::kGroupedMx.on(config))
+    convert_experts(model, experts.mx, "quantize.grouped_mm.mx", float8::GroupedRecipe::kMx, device, setup);
   return setup;
 }
 

@@ -16,7 +16,7 @@ namespace hyperion::trainer {
 struct Float8Setup {
   std::shared_ptr<float8::Counters> counters;          // null: FP8 is off
   std::shared_ptr<const parallel::GatherCodec> codec;  // null: weights are gathered in the compute dtype
-  std::vector<std::string> converted;                  // module names, in the order of forward
+  std::vector<std::string> converted;                  // module names: linear layers, then experts
   std::vector<std::string> log, warnings;              // what is on and what is not
 };
 
@@ -27,9 +27,9 @@ struct Float8Device {
   std::string name{};
 };
 
-// Gives the layers that [quantize.linear.float8] or [quantize.linear.mx] chooses FP8 products; nothing when
-// neither converter is listed. Before the model is sharded. Throws Error(kUsage) for a recipe that the device
-// cannot run.
+// Gives the layers that [quantize.linear.float8] or [quantize.linear.mx] chooses FP8 products, and the
+// experts that [quantize.grouped_mm.float8] or [quantize.grouped_mm.mx] names; nothing when no converter is
+// listed. Before the model is sharded. Throws Error(kUsage) for a recipe that the device cannot run.
 Float8Setup convert_to_float8(models::Transformer& model, const config::JobConfig& config,
                               const Float8Device& device);
 

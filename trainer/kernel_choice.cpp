@@ -45,7 +45,8 @@ void choose_kernels(const Float8Device& device) {
 
 void log_expert_products(const models::ModelArgs& args, const config::JobConfig& config,
                          const Float8Device& device) {
-  if (args.num_experts == 0 || device.cpu) return;
+  const bool in_float8 = config::kGroupedFloat8.on(config) || config::kGroupedMx.on(config);
+  if (args.num_experts == 0 || device.cpu || in_float8) return;  // FP8 has lines of its own
   const kernels::GroupedShape shape{.groups = args.num_experts,
                                     .k = args.dim,
                                     .j = args.moe_hidden_dim / config.parallelism.tensor_parallel_degree};

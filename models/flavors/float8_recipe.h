@@ -1,5 +1,7 @@
-// How finely FP8 operands are scaled: torchao's recipes for linear layers.
+// How finely FP8 operands are scaled: torchao's recipes for linear layers and for experts.
 #pragma once
+
+#include <cstdint>
 
 #include "base/choice.h"
 
@@ -27,6 +29,17 @@ constexpr auto choices(MxRecipe) {
   return choice_list<MxRecipe>({{MxRecipe::kEmulated, "mxfp8_emulated"},
                                 {MxRecipe::kCublas, "mxfp8_cublas"},
                                 {MxRecipe::kCublasRceil, "mxfp8_cublas_rceil"}});
+}
+
+// Grouped products of experts, e4m3 throughout.
+enum class GroupedRecipe {
+  kRowwise,  // one scale for each row of both operands, rounded down to a power of two
+  kMx        // blocks of 32 with a power of two each, rounded up
+};
+
+// What groups of rows are padded to multiples of, and what the widths of experts must be multiples of.
+constexpr int64_t unit_of(GroupedRecipe recipe) {
+  return recipe == GroupedRecipe::kMx ? 32 : 16;
 }
 
 }  // namespace hyperion::float8

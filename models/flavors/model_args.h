@@ -77,6 +77,11 @@ struct ModelArgs {
   bool force_load_balance = false;                // debug.moe_force_load_balance: round robin
 };
 
+// Of a block's experts, as a module: their stacks are w1, w2 and w3 of it.
+inline std::string experts_name(int64_t layer) {
+  return "layers." + std::to_string(layer) + ".moe.experts";
+}
+
 // Whether that block has experts: every moe_every-th one behind the first n_dense_layers.
 constexpr bool has_experts(const ModelArgs& args, int64_t layer) {
   return args.num_experts > 0 && layer >= args.n_dense_layers && (layer + 1) % args.moe_every == 0;

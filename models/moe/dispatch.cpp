@@ -49,11 +49,11 @@ Tensor count_rows(const Tensor& flat, int64_t experts) {
 }
 
 // Slots in the order of their experts, each in a row of its padded group.
-void sort_into_padded_groups(Dispatch& dispatch, int64_t experts) {
+void sort_into_padded_groups(Dispatch& dispatch, int64_t experts, int64_t unit) {
   const Tensor flat = dispatch.choices.flatten();
   const int64_t slots = flat.numel();
   dispatch.expert_rows = count_rows(flat, experts);
-  const kernels::PaddedGroups groups = kernels::pad_groups(dispatch.expert_rows, slots);
+  const kernels::PaddedGroups groups = kernels::pad_groups(dispatch.expert_rows, slots, unit);
   const auto [sorted, order] = at::sort(flat, /*stable=*/true, /*dim=*/0, /*descending=*/false);
   const Tensor row = at::arange(slots, flat.options()).add_(groups.shift.index_select(0, sorted));
   dispatch.slots = at::zeros({groups.rows}, flat.options()).index_copy_(0, row, order);
@@ -102,10 +102,10 @@ void sum_rows_on_host(const Tensor& rows, const Dispatch& dispatch, const Tensor
 
 }  // namespace
 
-Dispatch dispatch_tokens(const Tensor& choices, int64_t experts, RowCounts counts) {
+Dispatch dispatch_tokens(const Tensor& choices, int64_t experts, RowCounts counts, int64_t unit) {
   Dispatch dispatch{.choices = choices.contiguous()};
   if (counts == RowCounts::kPadded) {
-    sort_into_padded_groups(dispatch, experts);
+    sort_into_padded_groups(dispatch, experts, unit);
     return dispatch;
   }
   dispatch.counts.resize(experts, 0);
@@ -117,6 +117,7 @@ Dispatch dispatch_tokens(const Tensor& choices, int64_t experts, RowCounts count
 }
 
 Tensor gather_rows(const Tensor& x, const Dispatch& dispatch, const Tensor& weights) {
+  if (x.size(0) == 0) return at::zeros({dispatch.tokens.size(0), x.size(1)}, x.options());  // padding alone
   Tensor rows = x.index_select(0, dispatch.tokens);
   if (dispatch.padding.defined()) rows.index_fill_(0, dispatch.padding, 0);
   if (!weights.defined()) return rows;

@@ -36,7 +36,9 @@ enum class RowCounts {
   kPadded,    // the device, and groups of rows are padded
 };
 // choices: as Dispatch::choices.
-Dispatch dispatch_tokens(const at::Tensor& choices, int64_t experts, RowCounts counts = RowCounts::kOnHost);
+// unit: what padded groups are multiples of.
+Dispatch dispatch_tokens(const at::Tensor& choices, int64_t experts, RowCounts counts = RowCounts::kOnHost,
+                         int64_t unit = kernels::kGroupUnit);
 
 // How the tokens of a microbatch reach their experts. A run of a block keeps it for the run that is repeated
 // for its backward: experts that are nearly equal for a token could change places, and rows with them.

@@ -130,10 +130,12 @@ std::vector<int64_t> on_host(const Tensor& counts) {
   return {host.const_data_ptr<int64_t>(), host.const_data_ptr<int64_t>() + host.numel()};
 }
 
-// All in one copy.
+// All in one copy, but for the ends of padded groups, which are int32.
 void copy_to(at::Device device, Dispatch& dispatch) {
-  const std::array all = {&dispatch.choices, &dispatch.slots, &dispatch.tokens, &dispatch.rows,
-                          &dispatch.expert_rows};
+  std::vector all = {&dispatch.choices, &dispatch.slots, &dispatch.tokens, &dispatch.rows,
+                     &dispatch.expert_rows};
+  if (dispatch.padding.defined()) all.push_back(&dispatch.padding);
+  if (dispatch.ends.defined()) dispatch.ends = dispatch.ends.to(device, /*non_blocking=*/true);
   std::vector<Tensor> parts;
   for (const Tensor* one : all) parts.push_back(one->flatten());
   const Tensor copy = at::cat(parts).to(device, /*non_blocking=*/true);
@@ -147,7 +149,7 @@ void copy_to(at::Device device, Dispatch& dispatch) {
 }  // namespace
 
 ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const int64_t> received, int ranks,
-                             at::Device device) {
+                             at::Device device, std::optional<int64_t> unit) {
   const size_t here = counts.size() / static_cast<size_t>(ranks);
   ExpertExchange exchange;
   for (size_t first = 0; first < counts.size(); first += here) {
@@ -158,15 +160,19 @@ ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const in
   int64_t* choice = choices.mutable_data_ptr<int64_t>();
   for (size_t i = 0; i < received.size(); ++i)
     choice = std::fill_n(choice, received[i], static_cast<int64_t>(i % here));
-  auto experts = std::make_shared<Dispatch>(dispatch_tokens(choices, static_cast<int64_t>(here)));
+  auto experts = std::make_shared<Dispatch>(dispatch_tokens(choices, static_cast<int64_t>(here),
+                                                            unit ? RowCounts::kPadded : RowCounts::kOnHost,
+                                                            unit.value_or(kernels::kGroupUnit)));
   if (!device.is_cpu()) copy_to(device, *experts);
   exchange.experts = std::move(experts);
   return exchange;
 }
 
-CountsExchange::CountsExchange(std::shared_ptr<Dispatch> dispatch, Exchange& ranks, bool equal)
+CountsExchange::CountsExchange(std::shared_ptr<Dispatch> dispatch, Exchange& ranks, bool equal,
+                               std::optional<int64_t> unit)
     : dispatch_(std::move(dispatch)),
       ranks_(ranks.size()),
+      unit_(unit),
       received_(at::empty_like(dispatch_->expert_rows)) {
   const int64_t here = received_.numel() / ranks_;
   if (equal) {
@@ -190,7 +196,8 @@ std::shared_ptr<const ExpertExchange> CountsExchange::wait() {
   const auto [own, received] =
       std::pair(std::span(both).first(both.size() / 2), std::span(both).subspan(both.size() / 2));
   dispatch_->counts.assign(own.begin(), own.end());
-  return std::make_shared<const ExpertExchange>(plan_exchange(own, received, ranks_, received_.device()));
+  return std::make_shared<const ExpertExchange>(
+      plan_exchange(own, received, ranks_, received_.device(), unit_));
 }
 
 Tensor rows_for_experts(const Tensor& x, const Tensor& weights, const KeptRouting& routing, Exchange& ranks,

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -23,21 +24,25 @@ struct ExpertExchange {
 };
 
 // Pure. counts: this rank's rows for each of all experts; received: [ranks * experts here], for each rank in
-// turn its rows for each expert that is here. Tensors on `device`.
+// turn its rows for each expert that is here. Tensors on `device`. unit: what groups of received rows are
+// padded to multiples of; none: they are not.
 ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const int64_t> received, int ranks,
-                             at::Device device = at::kCPU);
+                             at::Device device = at::kCPU, std::optional<int64_t> unit = {});
 
 // The counts of all ranks, on their way.
 class CountsExchange {
  public:
   // equal: every rank has the same counts, as with debug.moe_force_load_balance; nothing is exchanged.
-  CountsExchange(std::shared_ptr<Dispatch> dispatch, Exchange& ranks, bool equal);
+  // unit: as plan_exchange()'s.
+  CountsExchange(std::shared_ptr<Dispatch> dispatch, Exchange& ranks, bool equal,
+                 std::optional<int64_t> unit);
   // Completes the dispatch's counts on the host, which waits here and nowhere else.
   std::shared_ptr<const ExpertExchange> wait();
 
  private:
   std::shared_ptr<Dispatch> dispatch_;
   int ranks_;
+  std::optional<int64_t> unit_;
   at::Tensor received_;
   Pending pending_;
 };

@@ -11,6 +11,7 @@
 
 #include "models/block_linear.h"
 #include "models/deferred_weights.h"
+#include "models/float8/grouped_matmuls.h"
 #include "models/kernels/common/dtype.h"
 #include "models/kernels/matmul/grouped.h"
 #include "models/layers/activation_checkpoint.h"
@@ -31,6 +32,7 @@ using DispatchPtr = std::shared_ptr<const Dispatch>;
 // freed and gathered a second time meanwhile.
 struct SavedExperts : torch::CustomClassHolder {
   std::vector<ParameterPtr> stacks;
+  ExpertProducts products;
   DispatchPtr dispatch;
   Tensor input;    // of the node: they must not be written until backward
   Tensor weights;  // of slots, where this node multiplies by them
@@ -82,19 +84,21 @@ Tensor row_products(const Tensor& a, const Tensor& b) {
 // x [tokens, dim], weights [tokens, k] or undefined -> rows of gate and up, [rows, hidden].
 struct GateUpFunction : Function<GateUpFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& x, const OptionalTensor& given_weights,
-                               const Tensor& w1, const Tensor& w3, const std::vector<ParameterPtr>& stacks,
+                               const Tensor& /*w1*/, const Tensor& /*w3*/,
+                               const std::vector<ParameterPtr>& stacks, const ExpertProducts& products,
                                const DispatchPtr& dispatch, SelectiveCheckpoint* selective,
                                DeferredWeights* deferred) {
     const Tensor weights = given_weights.value_or(Tensor());
     // As v0.2.2's grouped product, which its checkpointing by operation neither saves nor counts.
     const bool saves = selective != nullptr && selective->saves_all_products();
     variable_list results = saved_or_computed(selective, saves, [&] {
-      const Tensor rows = gather_rows(x, *dispatch, weights);
-      return variable_list{kernels::grouped_matmul(rows, w1.transpose(1, 2), dispatch->groups()),
-                           kernels::grouped_matmul(rows, w3.transpose(1, 2), dispatch->groups())};
+      Operand rows(gather_rows(x, *dispatch, weights));
+      return variable_list{products.output(rows, *stacks[0], dispatch->groups()),
+                           products.output(rows, *stacks[1], dispatch->groups())};
     });
     SavedExperts saved;
     saved.stacks = stacks;
+    saved.products = products;
     saved.dispatch = dispatch;
     saved.input = x;
     saved.weights = weights;
@@ -106,9 +110,10 @@ struct GateUpFunction : Function<GateUpFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = kept_state<SavedExperts>(context);
     const Dispatch& dispatch = *saved->dispatch;
-    const Tensor grad_gate = grads[0].contiguous(), grad_up = grads[1].contiguous();
-    Tensor grad_rows = kernels::grouped_matmul(grad_up, saved->stacks[1]->weight, dispatch.groups());
-    grad_rows.add_(kernels::grouped_matmul(grad_gate, saved->stacks[0]->weight, dispatch.groups()));
+    const ExpertProducts& products = saved->products;
+    Operand gate(grads[0].contiguous()), up(grads[1].contiguous());
+    Tensor grad_rows = products.input_gradient(up, *saved->stacks[1], dispatch.groups());
+    grad_rows.add_(products.input_gradient(gate, *saved->stacks[0], dispatch.groups()));
     const Tensor grad_x = sum_rows(grad_rows, dispatch, saved->weights);
     Tensor grad_weights;
     if (saved->weights.defined())
@@ -116,14 +121,16 @@ struct GateUpFunction : Function<GateUpFunction> {
           by_slot(row_products(grad_rows, gather_rows(saved->input, dispatch, Tensor())), dispatch);
     grad_rows.reset();
     // Moved: not kept until the nodes before this one have run.
-    const variable_list of_stacks =
-        gradients_of_stacks(*saved, [=, sent = saved->dispatch, weights = detached(saved->weights),
-                                     x = detached(std::exchange(saved->input, {}))] {
-          const Tensor rows = gather_rows(x, *sent, weights);
-          return variable_list{kernels::grouped_outer_matmul(grad_gate, rows, sent->groups()),
-                               kernels::grouped_outer_matmul(grad_up, rows, sent->groups())};
+    const variable_list of_stacks = gradients_of_stacks(
+        *saved,
+        [products = saved->products, sent = saved->dispatch, grad_gate = gate.values, grad_up = up.values,
+         weights = detached(saved->weights), x = detached(std::exchange(saved->input, {}))] {
+          Operand rows(gather_rows(x, *sent, weights)), of_gate(grad_gate), of_up(grad_up);
+          return variable_list{products.weight_gradient(of_gate, rows, sent->groups()),
+                               products.weight_gradient(of_up, rows, sent->groups())};
         });
-    return {grad_x, grad_weights, of_stacks[0], of_stacks[1], Tensor(), Tensor(), Tensor(), Tensor()};
+    return {grad_x,   grad_weights, of_stacks[0], of_stacks[1], Tensor(),
+            Tensor(), Tensor(),     Tensor(),     Tensor()};
   }
 };
 
@@ -132,10 +139,12 @@ struct GateUpFunction : Function<GateUpFunction> {
 struct DownFunction : Function<DownFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& h, const OptionalTensor& given_weights,
                         const OptionalTensor& given_shared, const Tensor& w2, const ParameterPtr& stack,
-                        const DispatchPtr& dispatch, bool computes, DeferredWeights* deferred) {
+                        const ExpertProducts& products, const DispatchPtr& dispatch, bool computes,
+                        DeferredWeights* deferred) {
     const Tensor weights = given_weights.value_or(Tensor()), shared = given_shared.value_or(Tensor());
     SavedExperts saved;
     saved.stacks = {stack};
+    saved.products = products;
     saved.dispatch = dispatch;
     saved.input = h;
     saved.weights = weights;
@@ -143,8 +152,8 @@ struct DownFunction : Function<DownFunction> {
     keep_state(context, std::move(saved));
     context->saved_data["adds"] = shared.defined();
     if (!computes) return at::empty({dispatch->choices.size(0), w2.size(1)}, h.options());
-    return sum_rows(kernels::grouped_matmul(h, w2.transpose(1, 2), dispatch->groups()), *dispatch, weights,
-                    shared);
+    Operand rows(h);
+    return sum_rows(products.output(rows, *stack, dispatch->groups()), *dispatch, weights, shared);
   }
 
   // With t = (gradient of a row) w2, the gradient of the row's weight is t h: the row itself, w2 h, is not
@@ -153,8 +162,8 @@ struct DownFunction : Function<DownFunction> {
     const auto saved = kept_state<SavedExperts>(context);
     const Dispatch& dispatch = *saved->dispatch;
     const Tensor grad = grads[0].contiguous();
-    const Tensor grad_rows = gather_rows(grad, dispatch, Tensor());
-    const Tensor t = kernels::grouped_matmul(grad_rows, saved->stacks[0]->weight, dispatch.groups());
+    Operand grad_rows(gather_rows(grad, dispatch, Tensor()));
+    const Tensor t = saved->products.input_gradient(grad_rows, *saved->stacks[0], dispatch.groups());
     Tensor grad_h = t, grad_weights, h = detached(std::exchange(saved->input, {})).contiguous();
     if (saved->weights.defined()) {
       grad_weights = by_slot(row_products(t, h), dispatch);
@@ -162,14 +171,15 @@ struct DownFunction : Function<DownFunction> {
       h = times_weights(h, saved->weights, dispatch);
     }
     // Later they are gathered a second time, as the input's are: they are top_k copies of it.
-    const variable_list of_stacks = gradients_of_stacks(
-        *saved, [=, sent = saved->dispatch, rows = saved->defers() ? Tensor() : grad_rows] {
-          return variable_list{kernels::grouped_outer_matmul(
-              rows.defined() ? rows : gather_rows(grad, *sent, Tensor()), h, sent->groups())};
+    const variable_list of_stacks =
+        gradients_of_stacks(*saved, [=, products = saved->products, sent = saved->dispatch,
+                                     kept = saved->defers() ? Tensor() : grad_rows.values] {
+          Operand rows(kept.defined() ? kept : gather_rows(grad, *sent, Tensor())), input(h);
+          return variable_list{products.weight_gradient(rows, input, sent->groups())};
         });
     return {grad_h,       grad_weights, context->saved_data["adds"].toBool() ? grads[0] : Tensor(),
             of_stacks[0], Tensor(),     Tensor(),
-            Tensor(),     Tensor()};
+            Tensor(),     Tensor(),     Tensor()};
   }
 };
 
@@ -177,7 +187,7 @@ struct DownFunction : Function<DownFunction> {
 ParameterPtr expert_stack(int64_t layer, const char* name, std::vector<int64_t> shape, int hidden_dim,
                           double std, const ParallelDims& dims) {
   const bool complete = dims.expert_group() != nullptr && !dims.divides_experts;
-  return make_parameter(fmt::format("layers.{}.moe.experts.{}", layer, name), std::move(shape),
+  return make_parameter(fmt::format("{}.{}", experts_name(layer), name), std::move(shape),
                         Init::truncated_normal(std, -2.0, 2.0),
                         complete ? std::nullopt : std::optional(hidden_dim));
 }
@@ -186,6 +196,7 @@ ParameterPtr expert_stack(int64_t layer, const char* name, std::vector<int64_t> 
 
 Experts::Experts(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
     : ranks_(dims.expert_group()),
+      width_ranks_(dims.expert_tensor_group()),
       activation_(args.activation),
       score_before_(args.score_before_experts),
       w1_(expert_stack(layer, "w1", {args.num_experts, args.moe_hidden_dim, args.dim}, 1, 0.02, dims)),
@@ -197,9 +208,15 @@ Experts::Experts(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
   for (const ParameterPtr& stack : parameters()) stack->divide_experts(ranks_->size(), ranks_->rank());
 }
 
-bool Experts::run_at_once(const Tensor& x) const {
-  return kernels::multiplies_groups_at_once(
-      x, {.groups = w1_->local[0], .k = w1_->local[2], .j = w1_->local[1]});
+std::optional<int64_t> Experts::unit_of_rows(const Tensor& x) const {
+  if (products_.float8) return products_.float8->unit();
+  const kernels::GroupedShape shape{.groups = w1_->local[0], .k = w1_->local[2], .j = w1_->local[1]};
+  if (ranks_ == nullptr && kernels::multiplies_groups_at_once(x, shape)) return kernels::kGroupUnit;
+  return std::nullopt;
+}
+
+void Experts::set_float8(std::shared_ptr<const float8::GroupedMatmuls> float8) {
+  products_ = {std::move(float8), w1_->local[1] < w1_->shape[1] ? width_ranks_ : nullptr};
 }
 
 Tensor Experts::forward(const Tensor& x, const Tensor& weights, const Tensor& shared,
@@ -218,10 +235,10 @@ Tensor Experts::of_all(const Tensor& x, const Tensor& weights, const Tensor& sha
   const std::vector<ParameterPtr> stacks = {w1_, w3_};
   const variable_list gate_up =
       GateUpFunction::apply(x, score_before_ ? optional_of(weights) : std::nullopt, w1_->weight, w3_->weight,
-                            stacks, dispatch, run.selective, run.deferred);
+                            stacks, products_, dispatch, run.selective, run.deferred);
   const Tensor h = ops::gated_activation(gate_up[0], gate_up[1], activation_);
   return DownFunction::apply(h, score_before_ ? std::nullopt : optional_of(weights), optional_of(shared),
-                             w2_->weight, w2_, dispatch, computes, run.deferred);
+                             w2_->weight, w2_, products_, dispatch, computes, run.deferred);
 }
 
 }  // namespace hyperion::models

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -16,6 +17,7 @@
 #include "models/block_run.h"
 #include "models/flavors/model_args.h"
 #include "models/moe/dispatch.h"
+#include "models/moe/expert_products.h"
 #include "models/parallel_dims.h"
 
 namespace hyperion::models {
@@ -32,8 +34,12 @@ class Experts {
   at::Tensor forward(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& shared,
                      const KeptRouting& routing, const BlockRun& run) const;
 
-  // Whether they are multiplied in one launch, which takes padded groups of rows like those of `x`.
-  bool run_at_once(const at::Tensor& x) const;
+  // What groups of rows like those of `x` are padded to multiples of: where experts are multiplied in one
+  // launch, or in FP8. None: they are not padded.
+  std::optional<int64_t> unit_of_rows(const at::Tensor& x) const;
+
+  // Multiplies in FP8 from now on. Before the first forward.
+  void set_float8(std::shared_ptr<const float8::GroupedMatmuls> float8);
 
   std::vector<ParameterPtr> parameters() const { return {w1_, w2_, w3_}; }
 
@@ -43,7 +49,9 @@ class Experts {
                     const std::shared_ptr<const Dispatch>& dispatch, const BlockRun& run,
                     bool computes) const;
 
-  Exchange* ranks_;  // null: every expert is here
+  Exchange* ranks_;        // null: every expert is here
+  Exchange* width_ranks_;  // that divide the hidden width, where it is divided
+  ExpertProducts products_{};
   Activation activation_;
   bool score_before_;          // rows are multiplied by their weights before the experts, else after
   ParameterPtr w1_, w2_, w3_;  // [experts, hidden, dim], [experts, dim, hidden], [experts, hidden, dim]

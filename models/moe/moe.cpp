@@ -60,21 +60,23 @@ int64_t MoE::readers() const {
 }
 
 // Kept for a run that is repeated: experts whose scores are nearly equal could change places.
-MoE::Sending MoE::start_dispatch(const at::Tensor& scores, bool at_once, const BlockRun& run) const {
+MoE::Sending MoE::start_dispatch(const at::Tensor& scores, std::optional<int64_t> unit,
+                                 const BlockRun& run) const {
   if (run.recomputes()) return {*run.routing};
   at::Tensor choices = forces_balance_ ? balanced_choices(scores, routing_)
                                        : choose_experts(scores, balance_->bias->weight, routing_);
   choices = gather_over_ranks(choices, tensor_);
-  const bool known = forces_balance_ && (ranks_ != nullptr || !at_once);
+  const bool known = forces_balance_ && (ranks_ != nullptr || !unit);
   const RowCounts counts = ranks_ != nullptr || known ? RowCounts::kOnDevice  // until they are exchanged
-                           : at_once                  ? RowCounts::kPadded
+                           : unit                     ? RowCounts::kPadded
                                                       : RowCounts::kOnHost;
-  auto made = std::make_shared<Dispatch>(dispatch_tokens(choices, routing_.experts, counts));
+  auto made = std::make_shared<Dispatch>(
+      dispatch_tokens(choices, routing_.experts, counts, unit.value_or(kernels::kGroupUnit)));
   if (known) made->counts = balanced_counts(scores.size(0), choices.size(0) / scores.size(0), routing_);
   if (run.counts_tokens && (balance_->coefficient > 0 || run.metrics != nullptr))
     balance_->counts.add_(made->expert_rows);
   Sending sending{{made, {}}};
-  if (ranks_ != nullptr) sending.counts.emplace(std::move(made), *ranks_, forces_balance_);
+  if (ranks_ != nullptr) sending.counts.emplace(std::move(made), *ranks_, forces_balance_, unit);
   return sending;
 }
 
@@ -88,7 +90,7 @@ at::Tensor MoE::forward(const ops::SumAndNorm& h, const BlockRun& run) const {
   const auto rows_of = [](const at::Tensor& x) { return x.flatten(0, -2); };
   const at::Tensor logits = rows_of(column_linear(h.normed[0], {&gate_}, run)[0]);
   const at::Tensor scores = expert_scores(logits.detach(), routing_);
-  Sending sending = start_dispatch(scores, experts_.run_at_once(h.normed[1]), run);
+  Sending sending = start_dispatch(scores, experts_.unit_of_rows(h.normed[1]), run);
   const int64_t tokens = scores.size(0), first = tensor_ == nullptr ? 0 : tensor_->rank() * tokens;
   const at::Tensor own_choices = sending.routing.dispatch->choices.narrow(0, first, tokens);
   const at::Tensor weights =

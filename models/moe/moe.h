@@ -37,6 +37,7 @@ class MoE final : public FeedForwardPart {
   std::vector<Linear*> linears() override;
   int64_t readers() const override;
   ExpertBalancePtr balance() const override { return balance_; }
+  Experts* experts() override { return &experts_; }
 
  private:
   // How tokens are sent; the exchange is missing where `counts` are still on their way.
@@ -44,7 +45,8 @@ class MoE final : public FeedForwardPart {
     KeptRouting routing{};
     std::optional<CountsExchange> counts{};
   };
-  Sending start_dispatch(const at::Tensor& scores, bool at_once, const BlockRun& run) const;
+  // unit: what groups of rows are padded to multiples of, where they are.
+  Sending start_dispatch(const at::Tensor& scores, std::optional<int64_t> unit, const BlockRun& run) const;
   static KeptRouting finish(Sending sending, const BlockRun& run);
 
   Exchange* tensor_;  // that divide each expert; null: none do

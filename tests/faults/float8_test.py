@@ -5,8 +5,9 @@
 Standard library only.
 """
 
+import warm_start
 from checkpoints import CHECKPOINT_TOML, CheckpointTest
-from jobs import main
+from jobs import BINARY, main
 
 ON = "--model.converters=quantize.linear.float8"
 TABLE = "--quantize.linear.float8."
@@ -99,13 +100,60 @@ class Mx(Float8):
         for options, says in (
                 (["--model.converters=quantize.linear.mx"], ["mxfp8_cublas", "a CPU has no MXFP8 tensor cores", "quantize.linear.mx.emulate = true"]),
                 ([*MX, "--quantize.linear.mx.recipe_name=mxfp4"], ["recipe_name", "mxfp8_cublas_rceil"]),
-                (["--model.converters=quantize.linear.mx,quantize.linear.float8"], ["expected one of quantize.linear.float8 and quantize.linear.mx"])):
+                (["--model.converters=quantize.linear.mx,quantize.linear.float8"], ["expected FP8 (quantize.linear.float8, "])):
             with self.subTest(options=options):
                 self.run_job(*options, code=2, says=says)
 
     def test_a_layer_that_32_does_not_divide_is_left_alone(self):
         self.run_job(*MX, "--model.args.hidden_dim=48", "--training.steps=1", code=0,
                      says=["mxfp8: 8 of 15", "48 x 64: an extent is no multiple of 32"])
+
+
+class Experts(Float8):
+    toml = Mx.toml
+    MODEL = ["--model.name=qwen3", "--model.flavor=debugmodel_moe", "--model.args.n_kv_heads=2", "--model.args.moe_hidden_dim=64"]
+
+    def options(self, kind, *more, also=""):
+        table = f"--quantize.grouped_mm.{kind}."
+        return [*self.MODEL, f"--model.converters={also}quantize.grouped_mm.{kind}", table + "fqns=experts", table + "emulate", *more]
+
+    def test_they_train_with_their_linear_layers_and_the_log_says_which_products_are_in_float8(self):
+        job = self.run_job(*self.options("float8", TABLE + "emulate", TABLE + "filter_fqns=output", also="quantize.linear.float8,"),
+                           "--training.steps=2", code=0,
+                           says=["float8: 8 of 9 linear layers converted", "float8: experts of 2 of 2 layers converted, e4m3 with one scale for each row, "
+                                 "in segments of 16 rows; products of w1, w2 and w3 in forward and for both gradients emulated in fp32",
+                                 "ran 84 FP8 products"])  # 2 microbatches, 2 layers: 12 of attention and 9 of experts
+        self.assertNotIn("WARNING", job.text())
+        check = warm_start.run([BINARY, "check", self.folder / "job.toml", *self.options("float8")])
+        self.assertIn("experts of 2 of 2 layers converted", check.stdout)
+
+    def test_every_mode_of_both_kinds_has_the_same_bits(self):
+        for kind, unit in (("float8", 16), ("mx", 32)):
+            curves = set()
+            for mode in ("none", "full") if kind == "mx" else ("none", "full", "selective", "elementwise"):
+                name = f"{kind}-{mode}"
+                self.run_job(*self.options(kind), f"--activation_checkpoint.mode={mode}", "--training.steps=3", f"--checkpoint.folder={name}",
+                             code=0, says=[f"in segments of {unit} rows"])
+                curves.add(tuple(line["loss_metrics/global_avg_loss"] for line in self.metrics() if "loss_metrics/global_avg_loss" in line)[-3:])
+            self.assertEqual(len(curves), 1, curves)
+
+    def test_a_pipeline_has_them_too(self):
+        losses = []
+        for ranks, more in ((1, []), (2, ["--parallelism.pipeline_parallel_degree=2"])):
+            self.run_job(*self.options("float8"), *more, "--training.steps=3", f"--checkpoint.folder=pp-{ranks}", ranks=ranks, code=0)
+            losses.append([line["loss_metrics/global_avg_loss"] for line in self.metrics() if "loss_metrics/global_avg_loss" in line][-3:])
+        for one, two in zip(*losses, strict=True):
+            self.assertAlmostEqual(one, two, delta=1e-3)
+
+    def test_what_cannot_be_converted_is_refused(self):
+        for options, says in (
+                (self.options("float8")[:-1], ["quantize.grouped_mm.float8: experts cannot be multiplied in FP8 on a CPU",
+                                               "set quantize.grouped_mm.float8.emulate = true"]),
+                (self.options("mx", "--quantize.grouped_mm.mx.fqns=expert.s"), ["quantize.grouped_mm.mx.fqns", '"expert.s" is part of no experts\' name']),
+                (self.options("mx", "--model.args.moe_hidden_dim=48"), ["experts of widths 64 and 48: expected multiples of 32"]),
+                (self.options("float8", also="quantize.linear.mx,"), ["expected FP8", "alone, as torchtitan does"])):
+            with self.subTest(options=options):
+                self.assertNotIn("Training starts", self.run_job(*options, code=2, says=says).text())
 
 
 class Refusals(Float8):

@@ -107,9 +107,12 @@ class Checks {
   }
 
   void float8() {
+    refuse_if(
+        (kFloat8.on(config_) || kGroupedFloat8.on(config_)) && (kMx.on(config_) || kGroupedMx.on(config_)),
+        "model.converters",
+        "expected FP8 (quantize.linear.float8, quantize.grouped_mm.float8) or MXFP8 (quantize.linear.mx, "
+        "quantize.grouped_mm.mx) alone, as torchtitan does");
     if (!kFloat8.on(config_)) return;
-    refuse_if(kMx.on(config_), "model.converters",
-              "expected one of quantize.linear.float8 and quantize.linear.mx, which convert the same layers");
     const auto& f = config_.quantize.linear.float8;
     const auto recipe = f.recipe_name.value_or(float8::Recipe::kTensorwise);
     refuse_if(f.enable_fsdp_float8_all_gather && recipe != float8::Recipe::kTensorwise,
@@ -132,10 +135,14 @@ class Checks {
                           vocabulary, model.vocab_size, vocabulary));
     const int64_t tp = config_.parallelism.tensor_parallel_degree;
     if (model.num_experts > 0) {
-      refuse_if(!config_.model.converters.empty(), "model.converters",
-                "FP8 and MXFP8 linears in a model with experts are not available yet; remove the list");
       experts(model);
     }
+    const auto& converted = config_.quantize.grouped_mm;
+    if (kGroupedFloat8.on(config_))
+      float8_experts(model, "quantize.grouped_mm.float8", converted.float8.fqns,
+                     float8::GroupedRecipe::kRowwise);
+    if (kGroupedMx.on(config_))
+      float8_experts(model, "quantize.grouped_mm.mx", converted.mx.fqns, float8::GroupedRecipe::kMx);
     if (tp == 1) return;
     refuse_if(model.n_heads % tp != 0 || model.n_kv_heads % tp != 0, "parallelism.tensor_parallel_degree",
               fmt::format("expected a divisor of {} heads and {} key-value heads", model.n_heads,
@@ -234,6 +241,38 @@ class Checks {
             : fmt::format("expected a degree that with expert_tensor_parallel_degree {} makes a "
                           "divisor of the {} of shard x context x tensor; lower one of both",
                           of_each, counted(ranks, "rank")));
+  }
+
+  // Of the converter `table`: that its names and the experts' widths work.
+  void float8_experts(const models::ModelArgs& model, const std::string& table,
+                      const std::vector<std::string>& fqns, float8::GroupedRecipe recipe) {
+    std::vector<std::string> names;
+    for (int64_t layer = 0; layer < model.n_layers; ++layer)
+      if (models::has_experts(model, layer)) names.push_back(models::experts_name(layer));
+    if (names.empty()) {
+      refuse("model.converters", fmt::format("{}: the model has no experts; remove it from the list", table));
+      return;
+    }
+    const std::string key = table + ".fqns";
+    refuse_if(fqns.empty(), key,
+              fmt::format("expected parts of names of experts, which are {}{}: [\"experts\"] converts all of "
+                          "them",
+                          names.front(), names.size() > 1 ? " to " + names.back() : ""));
+    for (const std::string& part : fqns)
+      refuse_if(std::ranges::none_of(
+                    names, [&](const std::string& name) { return name.find(part) != std::string::npos; }),
+                key,
+                fmt::format("\"{}\" is part of no experts' name, which are {}{}", part, names.front(),
+                            names.size() > 1 ? " to " + names.back() : ""));
+    const auto& p = config_.parallelism;
+    const int64_t parts =
+                      divides_experts(config_) ? p.expert_tensor_parallel_degree : p.tensor_parallel_degree,
+                  unit = float8::unit_of(recipe);
+    refuse_if(model.dim % unit != 0 || model.moe_hidden_dim % (unit * parts) != 0, "model.converters",
+              fmt::format("{}: experts of widths {} and {}{}: expected multiples of {}; remove it from the "
+                          "list, or change model.args.dim or moe_hidden_dim",
+                          table, model.dim, model.moe_hidden_dim,
+                          parts > 1 ? fmt::format(", the second one in {} parts", parts) : "", unit));
   }
 
   // Where the keys that decide it are set: " (model.args.n_heads: job.toml:5:11)".

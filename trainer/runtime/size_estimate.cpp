@@ -151,7 +151,9 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
   const auto& training = config.training;
   const double state = static_cast<double>(checkpoint::size_of(training.dtype)),
                compute = static_cast<double>(checkpoint::size_of(training.mixed_precision_param));
-  const double copy = state == compute ? 0 : config::kFloat8.on(config) ? 1 : compute;
+  const double copy = state == compute                                       ? 0
+                      : config::kFloat8.on(config) && model.num_experts == 0 ? 1
+                                                                             : compute;
   const auto tensor = static_cast<double>(config.parallelism.tensor_parallel_degree);
   const auto pipeline = static_cast<double>(config.parallelism.pipeline_parallel_degree);
   const double unsharded =

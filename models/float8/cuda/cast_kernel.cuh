@@ -59,6 +59,7 @@ __device__ inline void read_scales(const CastTask& task, int64_t first_row, int6
   const int line = static_cast<int>(threadIdx.x) % kTile;
   const bool of_columns = threadIdx.x >= kTile;
   if (threadIdx.x >= 2 * kTile || (of_columns ? task.columns : task.rows) == nullptr) return;
+  if (of_columns && task.groups != nullptr) return;  // read where they are
   const CastScales& scales = of_columns ? task.of_columns : task.of_rows;
   const int64_t index = scales.each ? (of_columns ? first_column : first_row) + line : 0;
   if (scales.each ? index >= (of_columns ? task.n : task.m) : line != 0) return;
@@ -109,7 +110,10 @@ __global__ void __launch_bounds__(kThreads) cast_tile(const CastTask task) {
     if (inside && task.rows != nullptr)
       chunk_at(task.rows + offset) =
           converted<T, kFormat>(x, row_scales + (task.of_rows.each ? line : 0), /*step=*/0);
-    if (inside && task.columns != nullptr)
+    if (inside && task.columns != nullptr && task.groups != nullptr)
+      for_columns =
+          converted<T, kFormat>(x, task.of_columns.scale + task.groups[row] * task.n + column, /*step=*/1);
+    else if (inside && task.columns != nullptr)
       for_columns = task.of_columns.each ? converted<T, kFormat>(x, column_scales + along, /*step=*/1)
                                          : converted<T, kFormat>(x, column_scales, /*step=*/0);
   }

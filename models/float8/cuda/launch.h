@@ -24,9 +24,12 @@ struct CastTask {
   int64_t stride = 0;                  // between rows of x, in elements: n, or more where they have gaps
   int64_t m = 0, n = 0;                // n: a multiple of 16
   CastScales of_rows{}, of_columns{};  // unused where there is no such copy, and when x is FP8
-  uint8_t* rows = nullptr;             // [m, n]; null: not wanted, as always when x is FP8
-  uint8_t* columns = nullptr;          // [n, padded_m]; null: not wanted
-  int64_t padded_m = 0;                // m rounded up to a multiple of 16
+  // [m], or null. Scales of columns are given by group then, [groups, n], and row i has those of group
+  // groups[i].
+  const int64_t* groups = nullptr;
+  uint8_t* rows = nullptr;     // [m, n]; null: not wanted, as always when x is FP8
+  uint8_t* columns = nullptr;  // [n, padded_m]; null: not wanted
+  int64_t padded_m = 0;        // m rounded up to a multiple of 16
   // Of scales that are made of amaxes: as ScaleTask's.
   double largest = 0;
   bool power_of_two = false;

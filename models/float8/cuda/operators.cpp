@@ -102,6 +102,15 @@ class Cast {
 
   void scale_rows_by(const Tensor& scale) { task_.of_rows = given(scale, task_.m); }
   void scale_columns_by(const Tensor& scale) { task_.of_columns = given(scale, task_.n); }
+  // scale [groups, n], group int64 [m]
+  void scale_columns_by_group(const Tensor& scale, const Tensor& group) {
+    TORCH_CHECK(scale.dim() == 2 && scale.size(1) == task_.n && group.scalar_type() == at::kLong &&
+                    group.numel() == task_.m && group.device() == x_.device(),
+                "float8_cast_groups: scales of ", scale.sizes(), " and groups of ", group.sizes(), " for ",
+                x_.sizes());
+    task_.of_columns = given(scale, scale.numel());
+    task_.groups = inputs_.emplace_back(group.contiguous()).const_data_ptr<int64_t>();
+  }
   Scales scale_rows_of(const Tensor& amax) { return made_of(amax, task_.m, task_.of_rows); }
   Scales scale_columns_of(const Tensor& amax) { return made_of(amax, task_.n, task_.of_columns); }
   // As the rows are: with one scale for the tensor.
@@ -196,6 +205,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> cast_by_amax_on_cuda(
           made.rows.inverse, made.columns.scale,  made.columns.inverse};
 }
 
+Tensor cast_groups_on_cuda(const Tensor& x, const Tensor& scale, const Tensor& group) {
+  const c10::cuda::CUDAGuard on(x.device());
+  Cast cast(x, kE4m3);
+  const Tensor columns = cast.columns();
+  cast.scale_columns_by_group(scale, group);
+  cast.launch();
+  return columns.t();
+}
+
 Tensor& cast_into_on_cuda(Tensor& out, const Tensor& x, const Tensor& scale) {
   const c10::cuda::CUDAGuard on(x.device());
   Cast cast(x, out.scalar_type());
@@ -253,6 +271,7 @@ Tensor& rescale_on_cuda(Tensor& product, const Tensor& row, const Tensor& column
 TORCH_LIBRARY_IMPL(hyperion, CUDA, library) {
   library.impl("float8_cast", cast_on_cuda);
   library.impl("float8_cast_by_amax", cast_by_amax_on_cuda);
+  library.impl("float8_cast_groups", cast_groups_on_cuda);
   library.impl("float8_cast_into_", cast_into_on_cuda);
   library.impl("float8_scales", scales_on_cuda);
   library.impl("mx_cast", mx_cast_on_cuda);

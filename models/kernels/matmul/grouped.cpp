@@ -12,8 +12,7 @@
 namespace hyperion::kernels {
 namespace {
 
-constexpr int64_t kGroupAlignment = 8;  // rows; 16 bytes of bf16
-constexpr int64_t kMaxGroups = 1023;    // of libtorch's product
+constexpr int64_t kMaxGroups = 1023;  // of libtorch's product
 
 }  // namespace
 
@@ -22,7 +21,7 @@ const char* why_not_at_once(at::ScalarType dtype, int compute_capability, const 
   if (dtype != at::kBFloat16) return "libtorch's grouped product is one of bfloat16";
   if (generation != 9 && generation != 10)
     return "libtorch's grouped product is one of GPUs of compute capability 9.0 and 10.0";
-  if (shape.k % kGroupAlignment != 0 || shape.j % kGroupAlignment != 0)
+  if (shape.k % kGroupUnit != 0 || shape.j % kGroupUnit != 0)
     return "libtorch's grouped product asks for widths that are multiples of 8";
   return shape.groups > kMaxGroups ? "libtorch's grouped product takes at most 1,023 experts" : nullptr;
 }
@@ -32,15 +31,14 @@ bool multiplies_groups_at_once(const at::Tensor& a, const GroupedShape& shape) {
                                         shape) == nullptr;
 }
 
-PaddedGroups pad_groups(const at::Tensor& counts, int64_t rows) {
+PaddedGroups pad_groups(const at::Tensor& counts, int64_t rows, int64_t unit) {
   const int64_t groups = counts.size(0);
-  const at::Tensor sizes =
-      counts.add(kGroupAlignment - 1).floor_divide_(kGroupAlignment).clamp_min_(1).mul_(kGroupAlignment);
+  const at::Tensor sizes = counts.add(unit - 1).floor_divide_(unit).clamp_min_(1).mul_(unit);
   const at::Tensor ends = sizes.cumsum(0), starts = ends - sizes;
-  PaddedGroups padded{.rows = rows + (groups + 1) * kGroupAlignment};
+  PaddedGroups padded{.rows = (rows + unit - 1) / unit * unit + (groups + 1) * unit};
   padded.ends = ends.to(at::kInt);
   padded.shift = starts - (counts.cumsum(0) - counts);
-  const at::Tensor behind = (starts + counts).unsqueeze(1) + at::arange(kGroupAlignment, counts.options());
+  const at::Tensor behind = (starts + counts).unsqueeze(1) + at::arange(unit, counts.options());
   padded.padding = at::where(behind < ends.unsqueeze(1), behind, padded.rows - 1).flatten();
   return padded;
 }

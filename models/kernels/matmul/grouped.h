@@ -25,16 +25,19 @@ const char* why_not_at_once(at::ScalarType dtype, int compute_capability, const 
 // Whether it has one for rows like those of `a`, which is where their groups are to be padded.
 bool multiplies_groups_at_once(const at::Tensor& a, const GroupedShape& shape);
 
-// Each group in multiples of 8 rows, and at least 8, as that product asks: 16 bytes where rows are the depth,
-// and a group without rows is one of zeros. The last row is never one of a group.
+// What that product asks groups of rows to be multiples of: 16 bytes where rows are the depth.
+inline constexpr int64_t kGroupUnit = 8;
+
+// Each group in multiples of `unit` rows, and at least that many: a group without rows is one of zeros. The
+// last row is never one of a group.
 struct PaddedGroups {
-  int64_t rows;          // of all groups, and some to spare: what the host can know
+  int64_t rows;          // of all groups, and some to spare: what the host can know; a multiple of the unit
   at::Tensor ends{};     // int32 [groups]
   at::Tensor shift{};    // int64 [groups]: a row's number, less its number where groups are not padded
-  at::Tensor padding{};  // int64 [8 groups]: rows that belong to no one; the last row stands for none
+  at::Tensor padding{};  // int64 [unit x groups]: rows that belong to no one; the last row stands for none
 };
 // counts: int64 [groups], on any device, of `rows` in all. No wait for the device.
-PaddedGroups pad_groups(const at::Tensor& counts, int64_t rows);
+PaddedGroups pad_groups(const at::Tensor& counts, int64_t rows, int64_t unit = kGroupUnit);
 
 // For each group: its rows of a [rows, k] times b[group], b [n, k, j] with any strides -> [rows, j]. Of rows
 // behind the last padded group the elements are undefined.

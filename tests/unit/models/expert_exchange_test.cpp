@@ -12,6 +12,7 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/randperm.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 
 namespace hyperion::models {
 namespace {
@@ -120,6 +121,24 @@ TEST_CASE("eight experts on four ranks: rows to send and to receive by hand") {
   CHECK(plan.received == Counts{1, 2, 3, 0});
   CHECK(plan.experts->counts == Counts{4, 2});
   CHECK(plan.experts->slots.equal(at::cat({at::arange(0, 1), at::arange(3, 6), at::arange(1, 3)})));
+}
+
+TEST_CASE("received rows are padded where experts multiply in FP8, also where there are none") {
+  const ExpertExchange plan = plan_exchange(Counts{1, 0, 2, 1}, Counts{3, 1, 2, 0}, 2, at::kCPU, 16);
+  CHECK(plan.received == Counts{4, 2});
+  const Dispatch& local = *plan.experts;
+  CHECK(local.counts.empty());
+  CHECK(local.ends.equal(at::tensor({16, 32}, at::kInt)));
+  const Tensor x = at::arange(1, 7).to(at::kFloat).unsqueeze(1), rows = gather_rows(x, local, Tensor());
+  const Tensor of_first = at::tensor({1.0F, 2.0F, 3.0F, 5.0F, 6.0F}), of_second = at::tensor({4.0F});
+  CHECK(rows.narrow(0, 0, 5).flatten().equal(of_first));
+  CHECK(rows.narrow(0, 16, 1).flatten().equal(of_second));
+  CHECK(rows.narrow(0, 0, 32).count_nonzero().item<int64_t>() == 6);
+  CHECK(rows.index_select(0, local.rows).equal(x));
+  const ExpertExchange none = plan_exchange(Counts{1, 0}, Counts{0, 0}, 2, at::kCPU, 32);
+  const Tensor zeros = gather_rows(x.narrow(0, 0, 0), *none.experts, Tensor());
+  CHECK(zeros.size(0) % 32 == 0);
+  CHECK(zeros.narrow(0, 0, 32).count_nonzero().item<int64_t>() == 0);
 }
 
 }  // namespace hyperion::models

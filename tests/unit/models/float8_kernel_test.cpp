@@ -173,6 +173,25 @@ TEST_CASE("the source of the CUDA cast gives the bits of the plain form") {
       }
 }
 
+TEST_CASE("the source of the CUDA cast takes scales of columns by group of rows") {
+  at::manual_seed(14);
+  for (const at::ScalarType from : {at::kFloat, at::kBFloat16})
+    for (const auto& [m, n] : {std::pair(16, 16), std::pair(144, 80)}) {
+      const Tensor x = troublesome(m, n).to(from), scale = at::rand({3, n}).mul(500),
+                   group = at::randint(3, {m}, at::kLong);
+      Output columns(n * m);
+      CastTask task{.x = x.const_data_ptr(), .stride = n, .m = m, .n = n};
+      task.of_columns = {.each = true, .scale = scale.const_data_ptr<float>()};
+      task.groups = group.const_data_ptr<int64_t>();
+      task.columns = columns.data();
+      task.padded_m = m;
+      run_kernel(task, x, kE4m3);
+      const Tensor expected = saturating_cast(x, scale.index_select(0, group), kE4m3);
+      CHECK(same_bits(columns.as(kE4m3, n, m).t(), expected));
+      CHECK(columns.guarded());
+    }
+}
+
 TEST_CASE("the source of the CUDA cast reads rows with gaps between them as rows without") {
   at::manual_seed(12);
   for (const at::ScalarType from : {at::kFloat, at::kBFloat16})
@@ -310,7 +329,8 @@ TEST_CASE("the CUDA library brings the FP8 operators of its tensors") {
   };
   const auto operators = {"hyperion::float8_cast",       "hyperion::float8_cast_by_amax",
                           "hyperion::float8_cast_into_", "hyperion::float8_scales",
-                          "hyperion::float8_rescale_",   "hyperion::mx_cast"};
+                          "hyperion::float8_rescale_",   "hyperion::mx_cast",
+                          "hyperion::float8_cast_groups"};
   for (const char* name : operators) CHECK(!have_kernel(name));
   REQUIRE(load_device_library() == "");
   for (const char* name : operators) CHECK(have_kernel(name));

@@ -13,7 +13,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
@@ -31,45 +30,22 @@
 #include "models/transformer.h"
 #include "tests/support/error_of.h"
 #include "tests/support/float8_bits.h"
+#include "tests/support/float8_goldens.h"
 
 namespace hyperion::models {
 
 using namespace float8;
 using at::Tensor;
 using Catch::Contains;
+using test::read_goldens;
+using test::same;
+using Tensors = test::GoldenTensors;
 using Json = nlohmann::json;
 
 namespace {
 
-const std::filesystem::path kGoldens = HYPERION_SOURCE_DIR "/tests/goldens/float8";
-
-using Tensors = std::map<std::string, Tensor>;
-
-// Group -> key -> tensor of FILE.safetensors, whose names are GROUP/KEY.
-std::map<std::string, Tensors> read_goldens(const std::string& name) {
-  static const std::map<std::string, at::ScalarType> kTypes = {
-      {"BF16", at::kBFloat16}, {"F32", at::kFloat}, {"U8", at::kByte}};
-  std::string file = read_file(kGoldens / (name + ".safetensors"));
-  uint64_t length = 0;
-  std::memcpy(&length, file.data(), sizeof(length));
-  std::map<std::string, Tensors> groups;
-  const Json header = Json::parse(file.substr(8, length));
-  for (const auto& [key, value] : header.items()) {
-    if (key == "__metadata__") continue;
-    const std::vector<int64_t> shape = value.at("shape");
-    const auto begin = value.at("data_offsets").at(0).get<int64_t>();
-    const auto end = value.at("data_offsets").at(1).get<int64_t>();
-    char* data = file.data() + 8 + length + begin;
-    const Tensor bytes = at::from_blob(data, {end - begin}, at::TensorOptions(at::kByte)).clone();  // aligned
-    const size_t slash = key.find('/');
-    groups[key.substr(0, slash)][key.substr(slash + 1)] =
-        bytes.view(kTypes.at(value.at("dtype"))).view(shape);
-  }
-  return groups;
-}
-
 const Json& golden_cases() {
-  static const Json index = Json::parse(read_file(kGoldens / "index.json"));
+  static const Json index = Json::parse(read_file(test::kFloat8Goldens / "index.json"));
   return index.at("cases");
 }
 
@@ -84,12 +60,6 @@ Recipe recipe_of(const Json& entry) {
   const std::string name = entry.at("recipe");
   if (const auto recipe = choice_of<Recipe>(name)) return *recipe;
   throw_bug("a golden of an unknown recipe: {}", name);
-}
-
-// Equal numbers (zeros of either sign), NaN where NaN, same dtype and shape.
-bool same(const Tensor& a, const Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
-         (a.eq(b) | (a.isnan() & b.isnan())).all().item<bool>();
 }
 
 // 10 log10 of signal to noise; infinite for equal numbers.

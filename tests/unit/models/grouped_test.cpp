@@ -38,8 +38,9 @@ struct UnwrittenIsNaN {
 
 }  // namespace
 
-TEST_CASE("groups of rows are padded to multiples of 8 and the host knows how many rows are enough") {
+TEST_CASE("groups of rows are padded to multiples and the host knows how many rows are enough") {
   at::manual_seed(1);
+  const int64_t unit = GENERATE(8, 16, 32);
   for (std::vector<int64_t> counts : {std::vector<int64_t>{5},
                                       {0},
                                       {8, 0, 9, 16},
@@ -47,9 +48,10 @@ TEST_CASE("groups of rows are padded to multiples of 8 and the host knows how ma
                                       {1, 1, 1, 1, 1},
                                       values_of(at::randint(0, 30, {64})),
                                       values_of(at::randint(0, 3, {256}))}) {
-    CAPTURE(counts);
+    CAPTURE(unit, counts);
     const int64_t rows = std::accumulate(counts.begin(), counts.end(), int64_t{0});
-    const kernels::PaddedGroups padded = kernels::pad_groups(at::tensor(counts), rows);
+    const kernels::PaddedGroups padded = kernels::pad_groups(at::tensor(counts), rows, unit);
+    CHECK(padded.rows % unit == 0);
     CHECK(padded.ends.scalar_type() == at::kInt);
     const std::vector<int64_t> ends = values_of(padded.ends), shift = values_of(padded.shift),
                                padding = values_of(padded.padding);
@@ -57,15 +59,15 @@ TEST_CASE("groups of rows are padded to multiples of 8 and the host knows how ma
     int64_t end = 0, before = 0;
     for (size_t e = 0; e < counts.size(); ++e) {
       CHECK(shift[e] == end - before);
-      const int64_t size = std::max<int64_t>(8, (counts[e] + 7) / 8 * 8);
+      const int64_t size = std::max<int64_t>(unit, (counts[e] + unit - 1) / unit * unit);
       for (int64_t row = end + counts[e]; row < end + size; ++row) expected.insert(row);
       end += size;
       before += counts[e];
       CHECK(ends[e] == end);
     }
     CHECK(end < padded.rows);
-    if (expected.size() < 8 * counts.size()) expected.insert(padded.rows - 1);
-    CHECK(padding.size() == 8 * counts.size());
+    if (expected.size() < unit * counts.size()) expected.insert(padded.rows - 1);
+    CHECK(padding.size() == unit * counts.size());
     CHECK(std::set<int64_t>(padding.begin(), padding.end()) == expected);
   }
 }

@@ -80,6 +80,46 @@ TEST_CASE("MXFP8 runs emulated on any device and is refused by name where a GPU 
         7);  // the head is in the default filter
 }
 
+TEST_CASE("FP8 experts run where libtorch has their product, emulated elsewhere, and the log says which do") {
+  const auto convert_experts = [](bool blocks, const Float8Device& device, bool emulate, const char* name) {
+    models::Transformer model(
+        models::model_args("deepseek_v3", "debugmodel", {.n_layers = 3, .vocab_size = 64}));
+    config::JobConfig config;
+    config.model.converters = {blocks ? config::Converter::kGroupedMx : config::Converter::kGroupedFloat8};
+    auto& experts = config.quantize.grouped_mm;
+    experts.float8.fqns = experts.mx.fqns = {name};
+    experts.float8.emulate = experts.mx.emulate = emulate;
+    return convert_to_float8(model, config, device);
+  };
+  const auto refusal = [&](bool blocks, const Float8Device& device) {
+    return error_of(ExitCode::kUsage, [&] { convert_experts(blocks, device, false, "experts"); });
+  };
+  const Float8Device hopper{.cpu = false, .compute_capability = 90, .name = "NVIDIA H100"},
+      blackwell{.cpu = false, .compute_capability = 100, .name = "NVIDIA B200"},
+      consumer{.cpu = false, .compute_capability = 120, .name = "NVIDIA RTX"};
+  CHECK_THAT(refusal(false, kAda),
+             Contains("quantize.grouped_mm.float8: experts cannot be multiplied in FP8 on "
+                      "NVIDIA L4 (SM89)") &&
+                 Contains("set quantize.grouped_mm.float8.emulate = true"));
+  CHECK_THAT(refusal(false, consumer), Contains("9.0 and 10.0"));
+  CHECK_THAT(refusal(true, hopper), Contains("quantize.grouped_mm.mx") && Contains("10.0"));
+  CHECK_THAT(refusal(true, kCpu), Contains("on a CPU"));
+  for (const bool blocks : {false, true}) {
+    const Float8Setup native = convert_experts(blocks, blackwell, false, "experts");
+    CHECK(native.converted == std::vector<std::string>{"layers.1.moe.experts", "layers.2.moe.experts"});
+    CHECK_THAT(native.log.front(), Contains("experts of 2 of 2 layers converted") &&
+                                       Contains("w1, w2 and w3") &&
+                                       Contains("by _scaled_grouped_mm on NVIDIA B200"));
+    REQUIRE(native.warnings.size() == 1);
+    CHECK_THAT(native.warnings.front(), Contains("have not been run on a GPU yet"));
+    const Float8Setup emulated = convert_experts(blocks, kCpu, true, "layers.2.");
+    CHECK_THAT(emulated.log.at(0), Contains("1 of 2 layers") && Contains("emulated in"));
+    CHECK_THAT(emulated.log.at(1), Contains("left alone: layers.1.moe.experts"));
+    CHECK(emulated.warnings.empty());
+  }
+  CHECK_THAT(convert_experts(false, hopper, false, "experts").log.front(), Contains("segments of 16 rows"));
+}
+
 TEST_CASE("a layer whose part on a rank is no multiple of 16 is left alone with a warning unless emulated") {
   const auto group = parallel::make_fake_communicator("tp/0", 0, {0, 1});
   const auto converted = [&](bool emulate) {

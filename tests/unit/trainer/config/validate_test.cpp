@@ -88,8 +88,6 @@ TEST_CASE("data-parallel ranks are the world without the other dimensions") {
 TEST_CASE("features that are not available are refused by name") {
   const std::pair<const char*, const char*> cases[] = {
       {"[parallelism]\ncontext_parallel_degree = 2", "context parallelism"},
-      {"[model]\nconverters = [\"quantize.grouped_mm.float8\"]", "float8 experts"},
-      {"[model]\nconverters = [\"quantize.grouped_mm.mx\"]", "MXFP8 experts"},
       {"[optimizer]\nearly_step_in_backward = true", "inside the backward"},
       {"[training]\ndtype = \"bfloat16\"", "bfloat16 parameters"},
       {"[activation_checkpoint]\nmode = \"memory_budget\"", "memory budget"},
@@ -292,6 +290,47 @@ TEST_CASE("what expert parallelism cannot do is refused by its key") {
   four.model->num_shared_experts = 1;
   CHECK_THAT(refused(two + "2"), Contains("tensor_parallel_degree = 2: expected a degree that leaves every "
                                           "rank a part of the shared experts' columns, which are 1"));
+}
+
+TEST_CASE("FP8 experts are refused by names that match nothing and by widths") {
+  models::ModelArgs args =
+      models::model_args("deepseek_v3", "debugmodel", {});  // a dense layer, then experts
+  const auto refused = [&](const std::string& kind, const std::string& keys, const std::string& more = "") {
+    return problem(fmt::format("[model]\nconverters = [\"quantize.grouped_mm.{0}\"]\n"
+                               "[quantize.grouped_mm.{0}]\n{1}\n{2}",
+                               kind, keys, more),
+                   model(args));
+  };
+  const std::string two = "[parallelism]\ntensor_parallel_degree = 2";
+  for (const std::string kind : {"float8", "mx"}) {
+    for (const char* works : {"experts", "moe", "layers.1.", "layers.5.moe.experts"})
+      CHECK(refused(kind, fmt::format("fqns = [\"{}\"]", works)).empty());
+    CHECK_THAT(refused(kind, ""),
+               Contains(fmt::format("quantize.grouped_mm.{}.fqns = []: expected parts of", kind)) &&
+                   Contains("layers.1.moe.experts to layers.5.moe.experts"));
+    CHECK_THAT(refused(kind, "fqns = [\"experts\", \"layers.0.\"]"),
+               Contains(".fqns") && Contains("\"layers.0.\" is part of no experts' name"));
+    CHECK_THAT(problem(fmt::format("[model]\nconverters = [\"quantize.grouped_mm.{}\"]", kind),
+                       model(models::model_args("llama3", "debugmodel", {}))),
+               Contains("the model has no experts"));
+  }
+  args.moe_hidden_dim = 16;
+  CHECK(refused("float8", "fqns = [\"experts\"]").empty());
+  CHECK_THAT(refused("mx", "fqns = [\"experts\"]"),
+             Contains("experts of widths 256 and 16: expected multiples of 32"));
+  CHECK_THAT(refused("float8", "fqns = [\"experts\"]", two),
+             Contains("experts of widths 256 and 16, the second one in 2 parts: expected multiples of 16"));
+  args.moe_hidden_dim = 32;
+  CHECK(refused("float8", "fqns = [\"experts\"]", two).empty());
+}
+
+TEST_CASE("FP8 and MXFP8 in one job are refused, as torchtitan does") {
+  for (const char* both :
+       {"linear.float8\", \"quantize.linear.mx", "linear.float8\", \"quantize.grouped_mm.mx",
+        "linear.mx\", \"quantize.grouped_mm.float8", "grouped_mm.mx\", \"quantize.grouped_mm.float8"})
+    CHECK_THAT(problem(fmt::format("[model]\nconverters = [\"quantize.{}\"]", both)),
+               Contains("expected FP8 (quantize.linear.float8, quantize.grouped_mm.float8) or MXFP8"));
+  CHECK(problem("[model]\nconverters = [\"quantize.linear.mx\", \"quantize.grouped_mm.mx\"]").empty());
 }
 
 TEST_CASE("expert parallelism has no effect on a dense model, which is said once") {

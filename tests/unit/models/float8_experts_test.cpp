@@ -1,0 +1,189 @@
+// FP8 and MXFP8 experts against torchao, bit for bit (tests/goldens/float8/grouped.safetensors, made by
+// tests/interop/grouped_goldens.py).
+#include <cmath>
+#include <map>
+
+#include <catch2/catch.hpp>
+
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randn.h>
+
+#include "models/flavors/registry.h"
+#include "models/float8/blocks.h"
+#include "models/float8/grouped_matmuls.h"
+#include "models/layers/activation_checkpoint.h"
+#include "models/moe/experts.h"
+#include "models/transformer.h"
+#include "tests/support/float8_goldens.h"
+
+namespace hyperion::models {
+namespace {
+
+using at::Tensor;
+using float8::Gemm;
+using float8::GroupedMatmuls;
+using float8::GroupedRecipe;
+using test::read_goldens;
+using test::same;
+
+const std::map<std::string, GroupedRecipe> kGroupedRecipes = {{"rowwise", GroupedRecipe::kRowwise},
+                                                              {"mx", GroupedRecipe::kMx}};
+
+// 10 log10 of signal to noise; infinite for equal numbers.
+double decibel(const Tensor& reference, const Tensor& other) {
+  const Tensor r = reference.to(at::kDouble), o = other.to(at::kDouble);
+  return 10 * std::log10(r.square().sum().item<double>() / (r - o).square().sum().item<double>());
+}
+
+int64_t used(const Tensor& ends, int64_t unit, int64_t divisor = 1) {  // groups that begin with a tile each
+  int64_t first = 0, sum = 0;
+  for (int64_t g = 0; g < ends.size(0); ++g) {
+    const int64_t end = ends[g].item<int64_t>() / divisor;
+    sum += (end - first + unit - 1) / unit * unit;
+    first = end;
+  }
+  return sum;
+}
+
+struct ExpertLayer {
+  static constexpr int64_t kExperts = 6, kTopK = 2, kDim = 32, kTokens = 75;
+
+  explicit ExpertLayer(at::ScalarType dtype, bool before = false)
+      : layer(model_args("qwen3", "debugmodel_moe",
+                         {.dim = kDim,
+                          .num_experts = kExperts,
+                          .moe_hidden_dim = 64,
+                          .top_k = kTopK,
+                          .score_before_experts = before}),
+              0, {}) {
+    at::manual_seed(2);
+    for (const ParameterPtr& stack : layer.parameters())
+      stack->weight = at::randn(stack->shape).mul(0.3).to(dtype).requires_grad_();
+    x = at::randn({kTokens, kDim}).to(dtype);
+    seed = at::randn({kTokens, kDim}).to(dtype);
+    weights = at::rand({kTokens, kTopK});
+    even = at::rand({kTokens, kExperts}).argsort(1, true).narrow(1, 0, kTopK).contiguous();
+    few = at::arange(kTopK).expand({kTokens, kTopK}).contiguous();  // the other experts have no rows
+  }
+  void convert(GroupedRecipe recipe) {
+    counters = std::make_shared<float8::Counters>();
+    layer.set_float8(std::make_shared<const GroupedMatmuls>(recipe, Gemm::kEmulated, counters));
+  }
+  // The result, and the gradients of x, weights and the stacks.
+  std::vector<Tensor> run(const Tensor& choices, std::optional<int64_t> unit) {
+    const Tensor leaf = x.clone().requires_grad_(), scores = weights.clone().requires_grad_();
+    const auto dispatch = std::make_shared<const Dispatch>(
+        dispatch_tokens(choices, kExperts, unit ? RowCounts::kPadded : RowCounts::kOnHost, unit.value_or(8)));
+    const Tensor y = layer.forward(leaf, scores, Tensor(), {dispatch}, {});
+    y.backward(seed);
+    std::vector<Tensor> all = {y.detach(), leaf.grad(), scores.grad()};
+    for (const ParameterPtr& stack : layer.parameters()) {
+      all.push_back(stack->weight.grad().clone());
+      stack->weight.mutable_grad().reset();
+    }
+    return all;
+  }
+
+  Experts layer;
+  Tensor x, seed, weights, even, few;
+  std::shared_ptr<float8::Counters> counters{};
+};
+
+// Memory that is not written is full of NaN meanwhile.
+struct NaNWhereUnwritten {
+  NaNWhereUnwritten() { at::globalContext().setDeterministicAlgorithms(true, false); }
+  ~NaNWhereUnwritten() { at::globalContext().setDeterministicAlgorithms(false, false); }
+};
+
+}  // namespace
+
+TEST_CASE("FP8 and MXFP8 experts have the bits of torchao") {
+  const auto goldens = read_goldens("grouped");
+  for (const auto& [name, recipe] : kGroupedRecipes)
+    for (const std::string content : {"integers", "spread"}) {
+      CAPTURE(name, content);
+      const auto& given = goldens.at(content);
+      const auto& expected = goldens.at(name + "-" + content);
+      const auto counters = std::make_shared<float8::Counters>();
+      const GroupedMatmuls matmuls(recipe, Gemm::kEmulated, counters);
+      const ParameterPtr stack = make_parameter("w", given.at("w").sizes().vec(), Init::ones(), 1);
+      stack->weight = given.at("w").clone();
+      const Tensor ends = given.at("ends");
+      Operand x(given.at("x")), dy(given.at("dy"));
+      CHECK(same(matmuls.output(x, *stack, ends, nullptr), expected.at("out")));
+      CHECK(same(matmuls.input_gradient(dy, *stack, ends, nullptr), expected.at("dx")));
+      CHECK(same(matmuls.weight_gradient(dy, x, ends), expected.at("dw")));
+      matmuls.output(x, *stack, ends, nullptr);
+      CHECK(counters->products == 4);
+      CHECK(counters->operand_casts == 4);  // x and dy, by rows and by columns
+      CHECK(counters->weight_casts == 2);
+    }
+}
+
+TEST_CASE("scales of MXFP8 groups lie as libtorch's grouped product reads them") {
+  const auto goldens = read_goldens("grouped");
+  const auto bytes = [](const Tensor& scale) { return scale.view(at::kByte); };
+  for (const char* name : {"layout-0", "layout-1"}) {
+    CAPTURE(name);
+    const auto& golden = goldens.at(name);
+    const Tensor ends = golden.at("ends");
+    const Tensor rows = bytes(float8::scales_of_row_groups(golden.at("row-scale").view(float8::kE8m0), ends));
+    const int64_t used_rows = used(ends, 128);
+    CHECK(rows.narrow(0, 0, used_rows).equal(golden.at("rows").narrow(0, 0, used_rows)));
+    const Tensor by_columns = golden.at("column-scale");
+    const Tensor blocks = bytes(float8::scales_of_block_groups(by_columns.view(float8::kE8m0), ends));
+    REQUIRE(blocks.size(0) == 256);  // of 150, as the golden
+    const int64_t used_bytes = 256 * used(ends, 4, 32);
+    CHECK(blocks.flatten()
+              .narrow(0, 0, used_bytes)
+              .equal(golden.at("blocks").flatten().narrow(0, 0, used_bytes)));
+    CHECK(bytes(float8::scales_of_stack(golden.at("stack-scale").view(float8::kE8m0)))
+              .equal(golden.at("stack")));
+  }
+}
+
+TEST_CASE("FP8 experts differ from those in high precision by what FP8 rounds") {
+  const NaNWhereUnwritten guard;
+  const bool before = GENERATE(false, true);
+  for (const auto& [name, recipe] : kGroupedRecipes)
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      CAPTURE(name, dtype, before);
+      ExpertLayer experts(dtype, before);
+      for (const Tensor& choices : {experts.even, experts.few}) {
+        experts.layer.set_float8(nullptr);
+        const std::vector<Tensor> plain = experts.run(choices, std::nullopt);
+        experts.convert(recipe);
+        CHECK(experts.layer.unit_of_rows(experts.x) == float8::unit_of(recipe));
+        const std::vector<Tensor> found = experts.run(choices, float8::unit_of(recipe));
+        CHECK(experts.counters->products == 9);  // of w1, w2 and w3: forward and both gradients
+        CHECK(experts.counters->weight_casts == 6);
+        for (size_t i = 0; i < plain.size(); ++i) {
+          CAPTURE(i);
+          CHECK(decibel(plain[i], found[i]) > 20);
+          CHECK(decibel(plain[i], found[i]) < 40);
+        }
+        if (choices.is_same(experts.few))
+          for (size_t i = 3; i < found.size(); ++i)
+            CHECK(found[i].narrow(0, 2, ExpertLayer::kExperts - 2).count_nonzero().item<int64_t>() == 0);
+        for (const ParameterPtr& stack : experts.layer.parameters()) stack->derived.reset();
+      }
+    }
+}
+
+TEST_CASE("zeros that fill up a segment change no bit of FP8 experts") {
+  const NaNWhereUnwritten guard;
+  for (const auto& [name, recipe] : kGroupedRecipes) {
+    CAPTURE(name);
+    ExpertLayer experts(at::kBFloat16);
+    experts.convert(recipe);
+    const std::vector<Tensor> found = experts.run(experts.even, float8::unit_of(recipe)),
+                              wider = experts.run(experts.even, 3 * float8::unit_of(recipe));
+    for (size_t i = 0; i < found.size(); ++i) CHECK(same(found[i], wider[i]));
+  }
+}
+
+}  // namespace hyperion::models
