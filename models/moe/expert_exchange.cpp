@@ -52,8 +52,7 @@ struct SavedExchange : torch::CustomClassHolder {
 };
 
 Tensor gradient_of_weights(const Tensor& a, const Tensor& b, const Dispatch& dispatch) {
-  const at::ScalarType wide = kernels::opmath_dtype(a);
-  return by_slot(a.to(wide).mul(b.to(wide)).sum(1), dispatch);
+  return by_slot(a.mul(b.to(kernels::opmath_dtype(a))).sum(1), dispatch);
 }
 
 struct RowsForExpertsFunction : Function<RowsForExpertsFunction> {
