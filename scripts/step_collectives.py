@@ -36,8 +36,9 @@ class Cluster:
         """Of one rank, in rings as NCCL makes them: a ring passes through all members on a node before it leaves the node, so that
         what a rank sends leaves the node once, over the adapters of all its members there together. The slower part counts."""
         ranks, on_node = self.members(group)
-        between = on_node * card.network_share * self.network * 1e9 / 8
-        return card.link if ranks == on_node else between if on_node == 1 else min(card.link, between)
+        adapters = 1 if group == "ep" else on_node  # each rank sends to all others, in no ring
+        between = adapters * card.network_share * self.network * 1e9 / 8
+        return card.link if ranks == on_node else between if adapters == 1 else min(card.link, between)
 
     def transfer_bytes_per_second(self, card):
         """From a stage's rank to the next one's, which is on another node unless all stages share one."""

@@ -97,11 +97,11 @@ class Widths:
 
 
 def is_routing(record, widths):
-    """Choices, counts and order are integers; scores, sums of a token's rows and the gradient of its weights are matrices of fp32."""
+    """Choices, counts and order are integers; scores, terms and sums of a token's rows and the gradient of its weights are in fp32."""
     if not widths.experts or not OF_A_BLOCK.search(record.range) or re.search("embedding|aten::(zero|fill)_", record.operator):
         return False
     return bool(re.search(OF_ROUTING, record.operator)) or record.dtype in ("Long", "Int", "Bool") or (
-        record.dtype == "fp32" and len(record.sizes) == 2)
+        record.operator == "aten::sum" or record.dtype == "fp32" and len(record.sizes) in (2, 3))
 
 
 def family_of(record, widths):

@@ -51,8 +51,8 @@ struct KeptRouting {
 // kernels::opmath_dtype, are defined; rounded once. Rows of the padding are zeros.
 // x [tokens, width] -> [rows, width] in x's dtype.
 at::Tensor gather_rows(const at::Tensor& x, const Dispatch& dispatch, const at::Tensor& weights);
-// For each token the sum over its slots j = 0, 1 ... of their rows, times their weights where these are
-// defined, and then of `added`, [tokens, width], where that is: in fp32 (fp64), rounded once.
+// For each token the sum of its slots' rows, times their weights where these are defined, and of `added`,
+// [tokens, width], last: in fp32 (fp64), rounded once; slot by slot on a CPU, as libtorch sums on a GPU.
 // rows [rows, width] -> [tokens, width] in their dtype.
 at::Tensor sum_rows(const at::Tensor& rows, const Dispatch& dispatch, const at::Tensor& weights,
                     const at::Tensor& added = {});

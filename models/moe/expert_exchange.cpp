@@ -53,8 +53,7 @@ struct SavedExchange : torch::CustomClassHolder {
 };
 
 Tensor gradient_of_weights(const Tensor& a, const Tensor& b, const Dispatch& dispatch) {
-  const at::ScalarType wide = kernels::opmath_dtype(a);
-  return by_slot(a.to(wide).mul(b.to(wide)).sum(1), dispatch);
+  return by_slot(a.mul(b.to(kernels::opmath_dtype(a))).sum(1), dispatch);
 }
 
 struct RowsForExpertsFunction : Function<RowsForExpertsFunction> {
@@ -190,7 +189,7 @@ std::shared_ptr<const ExpertExchange> CountsExchange::wait() {
   const at::Device device = dispatch_->expert_rows.device();
   if (received_.device() != device) {  // known without it
     const std::vector<int64_t> received = on_host(received_);
-    return std::make_shared<const ExpertExchange>(plan_exchange(dispatch_->counts, received, ranks_, device));
+    return std::make_shared<const ExpertExchange>(plan_exchange(dispatch_->counts, received, ranks_, device, unit_));
   }
   const std::vector<int64_t> both = on_host(at::cat({dispatch_->expert_rows, received_}));
   const auto [own, received] =

@@ -44,7 +44,7 @@ struct SavedExperts : torch::CustomClassHolder {
 // Each row times the weight of its slot, rounded once.
 Tensor times_weights(const Tensor& rows, const Tensor& weights, const Dispatch& dispatch) {
   const Tensor factors = weights.flatten().index_select(0, dispatch.slots).unsqueeze(1);
-  return rows.to(factors.scalar_type()).mul(factors).to(rows.scalar_type());
+  return rows.mul(factors).to(rows.scalar_type());  // multiplied in the factors' dtype
 }
 
 // Without the graph that made it, which it would keep.
@@ -77,8 +77,7 @@ OptionalTensor optional_of(const Tensor& tensor) {
 
 // The sum over each row of a times b, in the dtype of sums.
 Tensor row_products(const Tensor& a, const Tensor& b) {
-  const at::ScalarType wide = kernels::opmath_dtype(a);
-  return a.to(wide).mul(b.to(wide)).sum(1);
+  return a.mul(b.to(kernels::opmath_dtype(a))).sum(1);
 }
 
 // x [tokens, dim], weights [tokens, k] or undefined -> rows of gate and up, [rows, hidden].

@@ -151,6 +151,7 @@ class Recorded(unittest.TestCase):
             "loss": Record("aten::_softmax", 1, read=8, written=8, of="fp32[64,2048]", range="forward and backward norm, output"),
         }
         more = [Record("aten::_softmax", 1, of="fp32[64,8]", range=block), Record("aten::mul", 1, of="fp32[64,64]"),  # backward: in no range
+                Record("aten::mul", 1, of="fp32[16,8,64]"), Record("aten::sum", 1, of="bf16[16,8,64]"),  # of a token's rows
                 Record("aten::index_select", 1, of="bf16[128,64]"), Record("aten::cumsum", 2, of="Long[8]", range=block)]
         widths = Widths([*records.values(), *more])
         for family, record in records.items():
