@@ -53,6 +53,14 @@ class ExpertParallelCheckpoints(CheckpointTest):
         more = (("E2 x F2", 6), ("E2 x T2, each divided", 7)) if ALL else ()
         self.check_resumed_curve(("E2 x T2", 2), ("1", 4), ("E2 x P2", 5), *more, ("R2 x E2", 8))
 
+    def test_exports_to_hugging_face_are_equal_byte_for_byte(self):
+        exports = {}
+        for layout in ("1", "E2 x T2, each divided", *(("E2 x T2", "E2 x P2", "E2 x F2") if ALL else ())):
+            self.train(layout, "--training.steps=1", "--optimizer.lr=0.0", "--model.args.num_shared_experts=1", "--model.args.score_func=sigmoid",
+                       "--checkpoint.last_save_in_hf", "--checkpoint.last_save_model_only", f"--checkpoint.folder={layout}")
+            exports[layout] = (self.folder / "out" / layout / "step-1" / "model.safetensors").read_bytes()
+        self.assertEqual(len(set(exports.values())), 1, list(exports))
+
 
 class ExpertParallel(JobTest):
     def test_a_check_and_a_dry_run_know_the_mesh(self):

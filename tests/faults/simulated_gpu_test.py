@@ -30,6 +30,7 @@ VALIDATION = ("--validation.enable", "--validation.dataset=jsonl", "--validation
               "--validation.sequences=7", "--validation.freq=5")
 ONCE = "--parallelism.fsdp_reduce_gradients=once_per_step"
 IN_PIECES = "--parallelism.enable_async_tensor_parallel"  # on the CPU the plain form runs
+EP = "--parallelism.expert_parallel_degree=2"
 EXPERTS = ["--model.name=qwen3", "--model.flavor=debugmodel_moe", "--model.args.n_kv_heads=2", "--model.args.moe_hidden_dim=16"]
 JOBS = {  # what: (ranks, options)
     "one GPU": (1, [ASYNC]),
@@ -59,13 +60,15 @@ JOBS = {  # what: (ranks, options)
     "tensor parallel, in pieces": (4, [IN_PIECES, "--parallelism.tensor_parallel_degree=4"]),
     "FSDP and tensor parallel, in pieces, FP8": (4, [IN_PIECES, FP8, TP, "--activation_checkpoint.selective_ac_option=op"]),
     "experts, recomputed": (2, [*EXPERTS, "--activation_checkpoint.mode=full", "--training.global_batch_size=8", ASYNC]),
+    "experts in one product, tensor parallel, recomputed": (2, [*EXPERTS, TP, "--activation_checkpoint.mode=full", "--training.global_batch_size=8"]),
+    "expert and tensor parallel": (2, [*EXPERTS, EP, TP, "--activation_checkpoint.mode=none", "--training.global_batch_size=8", ASYNC]),
     "MXFP8, emulated": (2, ["--model.converters=quantize.linear.mx", "--quantize.linear.mx.emulate"]),
     "FP8 by rows, tensor parallel": (2, [FP8, "--quantize.linear.float8.recipe_name=rowwise", TP]),
     "FP8 gathered, FSDP and tensor parallel": (4, [FP8, TP, "--quantize.linear.float8.enable_fsdp_float8_all_gather", "--training.global_batch_size=8",
                          "--quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp"]),
 }
 # Each mechanism of these is in another job too, mostly with a second one.
-REPEATED_JOBS = {"reduced once per step", "tensor parallel, offloaded", "tensor parallel, in pieces"}
+REPEATED_JOBS = {"reduced once per step", "tensor parallel, offloaded", "tensor parallel, in pieces", "experts, recomputed"}
 
 
 class SimulatedGpu(JobTest):
@@ -343,6 +346,11 @@ class SimulatedGpu(JobTest):
         one_by_one = self.run_job(*EXPERTS, none, "--training.mixed_precision_param=float32", "--training.steps=2", code=0, env=self.gpu())
         self.assertIn("Experts: multiplied one by one, and in each layer the host waits once for their counts of tokens: libtorch's grouped "
                       "product is one of bfloat16", one_by_one.text())
+
+    def test_expert_parallel_ranks_wait_once_a_block_for_counts_and_copy_the_plan_of_their_rows_at_once(self):
+        step = self.steady_step(*EXPERTS, EP, "--activation_checkpoint.mode=none", ranks=2)
+        blocks = 2
+        self.assertEqual([step[line] for line in ("synchronize\tstream", "copy\tto pageable", "copy\tfrom pageable")], [blocks] * 3)
 
     def test_layers_that_read_one_input_are_one_product_and_where_they_are_not_a_line_says_why(self):
         products = "kernel\tcublasGemmEx"
