@@ -36,6 +36,7 @@ struct SavedExperts : torch::CustomClassHolder {
   DispatchPtr dispatch;
   Tensor input;    // of the node: they must not be written until backward
   Tensor weights;  // of slots, where this node multiplies by them
+  Tensor made;     // rows of the result, where the gradient of weights is made of them
   DeferredWeights* deferred = nullptr;
 
   bool defers() const { return deferred != nullptr && deferred->deferring(); }
@@ -141,7 +142,12 @@ struct DownFunction : Function<DownFunction> {
                         const ExpertProducts& products, const DispatchPtr& dispatch, bool computes,
                         DeferredWeights* deferred) {
     const Tensor weights = given_weights.value_or(Tensor()), shared = given_shared.value_or(Tensor());
+    const bool casts_weighted = weights.defined() && products.float8 != nullptr;
+    Operand rows(h);
+    Tensor made;
+    if (computes || casts_weighted) made = products.output(rows, *stack, dispatch->groups());
     SavedExperts saved;
+    if (casts_weighted) saved.made = made;
     saved.stacks = {stack};
     saved.products = products;
     saved.dispatch = dispatch;
@@ -151,20 +157,24 @@ struct DownFunction : Function<DownFunction> {
     keep_state(context, std::move(saved));
     context->saved_data["adds"] = shared.defined();
     if (!computes) return at::empty({dispatch->choices.size(0), w2.size(1)}, h.options());
-    Operand rows(h);
-    return sum_rows(products.output(rows, *stack, dispatch->groups()), *dispatch, weights, shared);
+    return sum_rows(made, *dispatch, weights, shared);
   }
 
   // With t = (gradient of a row) w2, the gradient of the row's weight is t h: the row itself, w2 h, is not
-  // needed, and neither kept nor computed for it.
+  // needed, and neither kept nor computed for it. But FP8 casts, as torchao's and as with expert parallelism,
+  // the gradient of a row times its weight, of which there is no such t.
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = kept_state<SavedExperts>(context);
     const Dispatch& dispatch = *saved->dispatch;
     const Tensor grad = grads[0].contiguous();
-    Operand grad_rows(gather_rows(grad, dispatch, Tensor()));
+    const Tensor made = std::exchange(saved->made, {});
+    const Tensor before_cast = made.defined() ? detached(saved->weights) : Tensor();
+    Operand grad_rows(gather_rows(grad, dispatch, before_cast));
     const Tensor t = saved->products.input_gradient(grad_rows, *saved->stacks[0], dispatch.groups());
     Tensor grad_h = t, grad_weights, h = detached(std::exchange(saved->input, {})).contiguous();
-    if (saved->weights.defined()) {
+    if (made.defined()) {
+      grad_weights = by_slot(row_products(gather_rows(grad, dispatch, Tensor()), made), dispatch);
+    } else if (saved->weights.defined()) {
       grad_weights = by_slot(row_products(t, h), dispatch);
       grad_h = times_weights(t, saved->weights, dispatch);
       h = times_weights(h, saved->weights, dispatch);
@@ -173,7 +183,7 @@ struct DownFunction : Function<DownFunction> {
     const variable_list of_stacks =
         gradients_of_stacks(*saved, [=, products = saved->products, sent = saved->dispatch,
                                      kept = saved->defers() ? Tensor() : grad_rows.values] {
-          Operand rows(kept.defined() ? kept : gather_rows(grad, *sent, Tensor())), input(h);
+          Operand rows(kept.defined() ? kept : gather_rows(grad, *sent, before_cast)), input(h);
           return variable_list{products.weight_gradient(rows, input, sent->groups())};
         });
     return {grad_h,       grad_weights, context->saved_data["adds"].toBool() ? grads[0] : Tensor(),

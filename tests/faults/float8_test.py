@@ -124,7 +124,7 @@ class Experts(Float8):
                                  "in segments of 16 rows; products of w1, w2 and w3 in forward and for both gradients emulated in fp32",
                                  "ran 84 FP8 products"])  # 2 microbatches, 2 layers: 12 of attention and 9 of experts
         self.assertNotIn("WARNING", job.text())
-        check = warm_start.run([BINARY, "check", self.folder / "job.toml", *self.options("float8")])
+        check = warm_start.run([BINARY, "check", self.folder / "job.toml", *self.options("float8", "--checkpoint.folder=other")])
         self.assertIn("experts of 2 of 2 layers converted", check.stdout)
 
     def test_every_mode_of_both_kinds_has_the_same_bits(self):

@@ -32,6 +32,7 @@ ONCE = "--parallelism.fsdp_reduce_gradients=once_per_step"
 IN_PIECES = "--parallelism.enable_async_tensor_parallel"  # on the CPU the plain form runs
 EP = "--parallelism.expert_parallel_degree=2"
 EXPERTS = ["--model.name=qwen3", "--model.flavor=debugmodel_moe", "--model.args.n_kv_heads=2", "--model.args.moe_hidden_dim=16"]
+FP8_EXPERTS = ["--model.converters=quantize.grouped_mm.float8", "--quantize.grouped_mm.float8.fqns=experts"]
 JOBS = {  # what: (ranks, options)
     "one GPU": (1, [ASYNC]),
     "pinned, averaged": (1, ["--checkpoint.async_mode=async_with_pinned_mem", "--ema.enable"]),
@@ -62,6 +63,7 @@ JOBS = {  # what: (ranks, options)
     "experts, recomputed": (2, [*EXPERTS, "--activation_checkpoint.mode=full", "--training.global_batch_size=8", ASYNC]),
     "experts in one product, tensor parallel, recomputed": (2, [*EXPERTS, TP, "--activation_checkpoint.mode=full", "--training.global_batch_size=8"]),
     "expert and tensor parallel": (2, [*EXPERTS, EP, TP, "--activation_checkpoint.mode=none", "--training.global_batch_size=8", ASYNC]),
+    "experts in FP8": (2, [*EXPERTS, *FP8_EXPERTS, "--activation_checkpoint.mode=none"]),
     "MXFP8, emulated": (2, ["--model.converters=quantize.linear.mx", "--quantize.linear.mx.emulate"]),
     "FP8 by rows, tensor parallel": (2, [FP8, "--quantize.linear.float8.recipe_name=rowwise", TP]),
     "FP8 gathered, FSDP and tensor parallel": (4, [FP8, TP, "--quantize.linear.float8.enable_fsdp_float8_all_gather", "--training.global_batch_size=8",
@@ -99,6 +101,8 @@ class SimulatedGpu(JobTest):
             if what in REPEATED_JOBS and not ALL:
                 continue
             emulated = ["--quantize.linear.float8.emulate"] if FP8 in options else []
+            if FP8_EXPERTS[0] in options:
+                emulated = ["--quantize.grouped_mm.float8.emulate"]
             losses, _ = self.train(f"{what}, CPU", ranks, options + emulated, {})
             found = {}
             for schedule in SCHEDULES:
@@ -339,10 +343,14 @@ class SimulatedGpu(JobTest):
         blocks = 2
         self.assertEqual(launches[256] - launches[8], blocks)  # libtorch sorts the scores of so many by a copy more
         products = blocks * (3 + 3 + 3)  # forward, of the inputs' gradients and the weights'
-        for step in steps.values():
-            self.assertEqual(step["operator\taten::_grouped_mm"], products)
-            self.assertEqual({line: times for line, times in step.items() if line.startswith(("synchronize", "copy\tto pageable"))},
-                             {"synchronize\tevent": 1.0})
+        in_float8 = {number: self.steady_step(*EXPERTS, *FP8_EXPERTS, none, f"--model.args.num_experts={number}") for number in (8, 256)}
+        launches = {number: sum(times for line, times in step.items() if line.startswith("kernel")) for number, step in in_float8.items()}
+        self.assertLessEqual(launches[256] - launches[8], blocks)
+        for operator, found in (("_grouped_mm", steps), ("_scaled_grouped_mm", in_float8)):
+            for step in found.values():
+                self.assertEqual(step[f"operator\taten::{operator}"], products)
+                self.assertEqual({line: times for line, times in step.items() if line.startswith(("synchronize", "copy\tto pageable"))},
+                                 {"synchronize\tevent": 1.0})
         one_by_one = self.run_job(*EXPERTS, none, "--training.mixed_precision_param=float32", "--training.steps=2", code=0, env=self.gpu())
         self.assertIn("Experts: multiplied one by one, and in each layer the host waits once for their counts of tokens: libtorch's grouped "
                       "product is one of bfloat16", one_by_one.text())

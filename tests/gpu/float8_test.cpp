@@ -16,10 +16,12 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/record_function.h>
 
 #include "models/float8/blocks.h"
 #include "models/float8/cast.h"
+#include "models/float8/grouped_matmuls.h"
 #include "models/float8/linear_matmuls.h"
 #include "models/float8/scaled_matmul.h"
 #include "tests/gpu/gpu.h"
@@ -170,6 +172,41 @@ TEST_CASE("the FP8 cast on a GPU makes the scales of amaxes on the way") {
     return results;
   });
   for (const auto count : differing) CHECK(count == 0);
+}
+
+TEST_CASE("products of experts in FP8 on a GPU are near their emulation") {
+  const GroupedRecipe recipe = GENERATE(GroupedRecipe::kRowwise, GroupedRecipe::kMx);
+  if (gpus() == 0) return;
+  if (const char* why = why_not_grouped(recipe == GroupedRecipe::kMx, gpu_capability())) {
+    std::printf("skipped: %s\n", why);
+    return;
+  }
+  const auto decibel = on_float8_gpu([=](const Environment&) {
+    at::manual_seed(17);
+    const std::vector<int64_t> counts = {37, 0, 64, 200};
+    const kernels::PaddedGroups padded = kernels::pad_groups(at::tensor(counts), 301, unit_of(recipe));
+    const auto random = [](at::IntArrayRef shape) { return at::randn(shape).to(at::kBFloat16); };
+    const Tensor x = random({padded.rows, 64}), grad = random({padded.rows, 96}), stack = random({4, 96, 64});
+    for (const Tensor& rows : {x, grad}) rows.index_fill_(0, padded.padding, 0);
+    const int64_t used = padded.ends[-1].item<int64_t>();
+    const auto run = [&](Gemm gemm, at::Device device) {
+      const GroupedMatmuls matmuls(recipe, gemm, std::make_shared<Counters>());
+      const ParameterPtr weight = make_parameter("w", {4, 96, 64}, Init::ones(), 1);
+      weight->weight = stack.to(device);
+      const Tensor ends = padded.ends.to(device);
+      models::Operand of_x(x.to(device)), of_grad(grad.to(device));
+      return std::vector<Tensor>{
+          matmuls.output(of_x, *weight, ends, nullptr).narrow(0, 0, used).cpu(),
+          matmuls.input_gradient(of_grad, *weight, ends, nullptr).narrow(0, 0, used).cpu(),
+          matmuls.weight_gradient(of_grad, of_x, ends).cpu()};
+    };
+    const std::vector<Tensor> native = run(Gemm::kNative, at::kCUDA),
+                              emulated = run(Gemm::kEmulated, at::kCPU);
+    std::vector<double> results;
+    for (size_t i = 0; i < native.size(); ++i) results.push_back(sqnr(emulated[i], native[i]));
+    return results;
+  });
+  for (const double each : decibel) CHECK(each > 35);  // the hardware adds up with fewer bits
 }
 
 TEST_CASE("the cast to MXFP8 on a GPU has the bits of its plain form") {

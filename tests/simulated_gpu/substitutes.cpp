@@ -243,6 +243,25 @@ Values scaled_product(const Values& a) {
   return {product.to(dtype)};
 }
 
+// Groups of rows of a by the matrices of b, or of columns of a by rows of b, both with the scales of each
+// group: self, mat2, scale_a, scale_b, offs.
+Values scaled_grouped_product(const Values& a) {
+  const Tensor ends = a[4].toTensor();
+  Tensor left = a[0].toTensor().to(at::kFloat), right = a[1].toTensor().to(at::kFloat),
+         of_left = a[2].toTensor(), of_right = a[3].toTensor();
+  if (right.dim() == 2) {
+    const Tensor group =
+        at::bucketize(at::arange(right.size(0), ends.options()), ends, /*out_int32=*/false, /*right=*/true)
+            .clamp_max_(ends.size(0) - 1);
+    left = left * of_left.view({ends.size(0), -1}).index_select(0, group).t();
+    right = right * of_right.view({ends.size(0), -1}).index_select(0, group);
+  } else {
+    left = left * of_left.unsqueeze(1);
+    right = right * of_right.unsqueeze(1);
+  }
+  return {at::_grouped_mm(left, right, ends).to(at::kBFloat16)};
+}
+
 // Of bf16 operands in fp32: self, mat2, dtype; and into the last argument: self, mat1, mat2, dtype, beta,
 // alpha.
 Values wide_product(const Values& a) {
@@ -332,6 +351,7 @@ const Substitute* substitute_for(const std::string& name, const std::string& ove
       {"aten::_cudnn_attention_forward", {cudnn_sequences, cudnn_sequences_results}},
       {"aten::_fused_rms_norm_backward", {fused_rms_norm_backward, nullptr}},
       {"aten::_scaled_mm", {scaled_product, nullptr}},
+      {"aten::_scaled_grouped_mm", {scaled_grouped_product, nullptr}},
       {"aten::mm.dtype", {wide_product, nullptr}},
       {"aten::addmm.dtype_out", {add_wide_product, nullptr}},
       {"hyperion::rope_heads", {rope_heads<plain::rope_heads>, nullptr}},

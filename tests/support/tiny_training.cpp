@@ -29,6 +29,17 @@ models::ModelArgs tiny_args(const TinyJob& job) {
                                .head_dim = 16,
                                .vocab_size = TinyTraining::kVocab,
                                .hidden_dim = 48});
+  if (job.fits_float8_experts)
+    return models::model_args("qwen3", "debugmodel_moe",
+                              {.dim = 32,
+                               .n_layers = job.layers,
+                               .n_heads = 2,
+                               .n_kv_heads = 2,
+                               .head_dim = 16,
+                               .vocab_size = TinyTraining::kVocab,
+                               .num_experts = job.experts,
+                               .moe_hidden_dim = job.expert_hidden,
+                               .top_k = 2});
   const std::string_view model = job.model;
   if (model == "deepseek_v3") {  // with experts from the second block on
     models::ModelArgs args = models::model_args(job.model, "debugmodel",
@@ -72,8 +83,16 @@ models::ModelArgs tiny_args(const TinyJob& job) {
 }
 
 trainer::Float8Setup convert(models::Transformer& model, const TinyJob& job) {
-  if (job.float8.empty()) return {};
   config::JobConfig config;
+  if (job.float8_experts) {
+    const bool blocks = *job.float8_experts == float8::GroupedRecipe::kMx;
+    auto& experts = config.quantize.grouped_mm;
+    config.model.converters = {blocks ? config::Converter::kGroupedMx : config::Converter::kGroupedFloat8};
+    experts.float8.fqns = experts.mx.fqns = {"experts"};
+    experts.float8.emulate = experts.mx.emulate = true;
+    return trainer::convert_to_float8(model, config, {});
+  }
+  if (job.float8.empty()) return {};
   config.model.converters = {config::Converter::kFloat8};
   auto& float8 = config.quantize.linear.float8;
   float8.recipe_name = choice_of<float8::Recipe>(job.float8).value();

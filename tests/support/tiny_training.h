@@ -51,6 +51,9 @@ struct TinyJob {
   // FP8 linears: a recipe's name. The model's extents then are multiples of 16, the vocabulary apart.
   std::string float8{};
   bool float8_gather = false, float8_precompute = true, float8_emulate = true;
+  // qwen3_moe with extents that are multiples of 32, the vocabulary apart, and its experts' FP8, emulated.
+  bool fits_float8_experts = false;
+  std::optional<float8::GroupedRecipe> float8_experts{};
 };
 
 struct TinyStep {

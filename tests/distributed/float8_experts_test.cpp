@@ -1,0 +1,105 @@
+// FP8 and MXFP8 experts on ranks that share or divide them: the numbers of one rank, and no bit changed by
+// how a block is run again.
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include <catch2/catch.hpp>
+
+#include "tests/support/ranks.h"
+#include "tests/support/tiny_training.h"
+
+namespace hyperion::parallel {
+namespace {
+
+using float8::GroupedRecipe;
+
+TinyJob job_of(std::optional<GroupedRecipe> recipe, MeshConfig mesh = {}) {
+  TinyJob job{.model = "qwen3_moe", .layers = 2, .mesh = mesh, .experts = 4, .expert_hidden = 64};
+  job.fits_float8_experts = true;
+  job.float8_experts = recipe;
+  return job;
+}
+
+struct FoundByRanks {
+  std::vector<double> losses;
+  std::map<std::pair<int64_t, int64_t>, double> gradients;  // of step 0, by parameter and element
+  int64_t products = 0;                                     // of a rank in that step
+};
+
+FoundByRanks train(int ranks, const TinyJob& job, int64_t steps) {
+  constexpr int64_t kLoss = -1, kProducts = -2;  // instead of a parameter
+  const auto all = run_ranks(ranks, [=](const Environment& environment) {
+    TinyTraining training(job, environment);
+    std::vector<TinyTraining::GradientElement> found = training.first_gradients();
+    if (job.float8_experts)
+      found.push_back({kProducts, 0, static_cast<float>(training.float8().counters->products)});
+    for (int64_t step = 0; step < steps; ++step)
+      found.push_back({kLoss, step, static_cast<float>(training.step(step).loss)});
+    training.audit_replicas();
+    return found;
+  });
+  FoundByRanks found;
+  found.losses.resize(static_cast<size_t>(steps));
+  for (const auto& of_rank : all)
+    for (const auto& [parameter, element, value] : of_rank) {
+      if (parameter == kLoss)
+        found.losses[element] = value;
+      else if (parameter == kProducts)
+        found.products = static_cast<int64_t>(value);
+      else
+        found.gradients[{parameter, element}] = value;
+    }
+  return found;
+}
+
+// |found - expected| over |expected|, of the parameter whose gradient is farthest.
+double distance(const FoundByRanks& found, const FoundByRanks& expected) {
+  REQUIRE(found.gradients.size() == expected.gradients.size());
+  std::map<int64_t, std::pair<double, double>> squares;  // of the difference, of the gradient
+  for (const auto& [key, value] : expected.gradients) {
+    auto& [difference, size] = squares[key.first];
+    difference += std::pow(found.gradients.at(key) - value, 2);
+    size += std::pow(value, 2);
+  }
+  double farthest = 0;
+  for (const auto& [parameter, of] : squares) farthest = std::max(farthest, std::sqrt(of.first / of.second));
+  return farthest;
+}
+
+}  // namespace
+
+TEST_CASE("FP8 experts that ranks share or divide have the gradients of one rank") {
+  const GroupedRecipe recipe = GENERATE(GroupedRecipe::kRowwise, GroupedRecipe::kMx);
+  const FoundByRanks one = train(1, job_of(recipe), 4), plain = train(1, job_of(std::nullopt), 4);
+  CHECK(one.products == 2 * 9);
+  const double rounded = distance(one, plain);
+  CHECK(rounded > 1e-2);
+  CHECK(rounded < 2e-1);
+  for (const MeshConfig& mesh : {MeshConfig{.ep = 2}, MeshConfig{.tp = 2}}) {
+    CAPTURE(static_cast<int>(recipe), mesh.ep, mesh.tp, rounded);
+    const FoundByRanks found = train(2, job_of(recipe, mesh), 4);
+    CHECK(found.products == one.products);
+    CHECK(distance(found, one) < 0.1 * rounded);
+    for (size_t step = 0; step < one.losses.size(); ++step)
+      CHECK(found.losses[step] == Approx(one.losses[step]).epsilon(1e-4));
+  }
+}
+
+TEST_CASE("checkpointing changes no bit of FP8 experts") {
+  const GroupedRecipe recipe = GENERATE(GroupedRecipe::kRowwise, GroupedRecipe::kMx);
+  const int ranks = GENERATE(1, 2);
+  TinyJob job = job_of(recipe, {.ep = ranks});
+  job.compute = at::kBFloat16;
+  const FoundByRanks plain = train(ranks, job, 3);
+  using models::ActivationCheckpoint;
+  for (const ActivationCheckpoint mode : {ActivationCheckpoint::kFull, ActivationCheckpoint::kSelectiveOp,
+                                          ActivationCheckpoint::kElementwise}) {
+    job.checkpoint = mode;
+    const FoundByRanks found = train(ranks, job, 3);
+    CHECK(found.losses == plain.losses);
+    CHECK(found.gradients == plain.gradients);
+  }
+}
+
+}  // namespace hyperion::parallel
