@@ -27,14 +27,14 @@ namespace hyperion {
 namespace {
 
 constexpr auto kPoints = std::to_array<std::string_view>(
-    {"init.before_pg",   "init.after_pg",    "init.model",         "load.meta",         "load.mid_data",
-     "load.done",        "step.data",        "step.fwd",           "step.bwd",          "step.wgrad",
-     "step.send",        "step.receive",     "step.gather",        "step.sum",          "step.tied",
-     "step.rows",        "step.counts",      "step.opt",           "ckpt.plan",         "ckpt.pool",
-     "ckpt.stage",       "ckpt.before_data", "ckpt.mid_data",      "ckpt.after_data",   "ckpt.await_commit",
-     "ckpt.before_meta", "ckpt.after_meta",  "ckpt.before_commit", "ckpt.after_commit", "purge.before",
-     "purge.mid",        "purge.after",      "file.open",          "file.write",        "file.fsync",
-     "file.close",       "file.rename",      "file.read",          "shutdown"});
+    {"init.before_pg",    "init.after_pg",    "init.model",       "load.meta",          "load.mid_data",
+     "load.done",         "step.data",        "step.fwd",         "step.bwd",           "step.wgrad",
+     "step.send",         "step.receive",     "step.gather",      "step.sum",           "step.tied",
+     "step.rows",         "step.keys",        "step.counts",      "step.opt",           "ckpt.plan",
+     "ckpt.pool",         "ckpt.stage",       "ckpt.before_data", "ckpt.mid_data",      "ckpt.after_data",
+     "ckpt.await_commit", "ckpt.before_meta", "ckpt.after_meta",  "ckpt.before_commit", "ckpt.after_commit",
+     "purge.before",      "purge.mid",        "purge.after",      "file.open",          "file.write",
+     "file.fsync",        "file.close",       "file.rename",      "file.read",          "shutdown"});
 // Where errno:NAME, and where short and flip change a call.
 constexpr auto kErrnoPoints = std::to_array<std::string_view>(
     {"ckpt.pool", "file.open", "file.write", "file.fsync", "file.close", "file.rename", "file.read"});

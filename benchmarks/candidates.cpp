@@ -155,14 +155,14 @@ void lengths_by_cudnn() {
   const int64_t longest = tokens / 4;
   const Tensor q = random({1, heads, tokens, head_dim}), k = random({1, kv_heads, tokens, head_dim}),
                v = random({1, kv_heads, tokens, head_dim});
-  const kernels::Documents documents = {
-      {}, at::arange(0, tokens + 1, longest, at::kInt).to(at::kCUDA), longest};
+  const Tensor bounds = at::arange(0, tokens + 1, longest, at::kInt).to(at::kCUDA);
+  const kernels::Documents documents = {{}, bounds, bounds, longest, longest};
   const auto by_token = [](const Tensor& x) { return x[0].transpose(0, 1).contiguous(); };
   const Tensor flat_q = by_token(q), flat_k = by_token(k), flat_v = by_token(v);
   const auto flash = [&] { return kernels::attention_forward(q, k, v, documents).output; };
   const auto cudnn = [&] {
-    return std::get<0>(at::_cudnn_attention_forward(flat_q, flat_k, flat_v, {}, documents.bounds,
-                                                    documents.bounds, longest, longest,
+    return std::get<0>(at::_cudnn_attention_forward(flat_q, flat_k, flat_v, {}, bounds, bounds, longest,
+                                                    longest,
                                                     /*compute_log_sumexp=*/true, 0.0, /*is_causal=*/true));
   };
   constexpr const char* kName = "lengths by cuDNN, forward";

@@ -26,6 +26,7 @@ class Attention final : public AttentionPart {
                                   const BlockRun& run) const;
 
   int64_t head_dim_;
+  Exchange* context_ranks_;  // null: one
   RopeStyle rope_style_;
   MergedLinear qkv_;
   Linear wo_;

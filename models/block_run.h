@@ -18,6 +18,9 @@ struct BlockRun {
   Kind kind = Kind::kForward;
   // Saves chosen results of the forward run and gives them to the second one; null: all are computed.
   SelectiveCheckpoint* selective = nullptr;
+  // The same for attention alone, where `selective` is null: with context parallelism the second run of any
+  // checkpointed block exchanges nothing for it.
+  SelectiveCheckpoint* attention = nullptr;
   // Takes weight gradients where the backward of this run leaves them for later; null: it makes all. Outlives
   // the graph.
   DeferredWeights* deferred = nullptr;
@@ -30,6 +33,7 @@ struct BlockRun {
   // Whether the tokens of each expert are counted: in forwards of training, not in validation.
   bool counts_tokens = false;
 
+  SelectiveCheckpoint* attention_checkpoint() const { return selective != nullptr ? selective : attention; }
   bool recomputes() const { return kind == Kind::kRecompute; }
 };
 

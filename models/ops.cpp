@@ -122,21 +122,24 @@ struct AttentionFunction : Function<AttentionFunction> {
                         const kernels::Documents& documents, SelectiveCheckpoint* selective) {
     variable_list results = saved_or_computed(selective, /*save=*/true, [&] {
       kernels::AttentionResult result = kernels::attention_forward(q, k, v, documents);
-      SelectiveCheckpoint::Results all = {result.output};
+      SelectiveCheckpoint::Results all = {result.output, result.lse};
       all.insert(all.end(), result.extras.begin(), result.extras.end());
       return all;
     });
     Tensor output = results[0];
-    variable_list saved = {q, k, v, documents.first_keys, documents.bounds};
+    variable_list saved = {q, k, v, documents.first_keys, documents.query_bounds, documents.key_bounds};
     saved.insert(saved.end(), results.begin(), results.end());
     context->save_for_backward(saved);
-    context->saved_data["longest"] = documents.longest;
+    context->saved_data["most_queries"] = documents.most_queries;
+    context->saved_data["most_keys"] = documents.most_keys;
     return output;
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = context->get_saved_variables();
-    const kernels::Documents documents{saved[3], saved[4], context->saved_data["longest"].toInt()};
-    const kernels::AttentionResult result{saved[5], {saved.begin() + 6, saved.end()}};
+    const kernels::Documents documents{saved[3], saved[4], saved[5],
+                                       context->saved_data["most_queries"].toInt(),
+                                       context->saved_data["most_keys"].toInt()};
+    const kernels::AttentionResult result{saved[6], saved[7], {saved.begin() + 8, saved.end()}};
     auto [q, k, v] = kernels::attention_backward(grads[0], saved[0], saved[1], saved[2], documents, result);
     return {q, k, v, Tensor(), Tensor()};
   }

@@ -25,6 +25,10 @@ struct ParallelDims {
   // bytes are the same; results differ by the order of sums inside products and over ranks alone.
   bool chunked = false;
 
+  // Context parallelism: each of its ranks has its parts of every sequence (models/flavors/sequence_parts.h),
+  // which tensor parallel ranks then share as if they were complete ones. Outlives the model; null: one rank.
+  Exchange* context = nullptr;
+
   // Expert parallelism: its ranks, which have other tokens, hold equally many of the experts each. Outlives
   // the model; null: every expert is here.
   Exchange* expert = nullptr;
@@ -35,6 +39,7 @@ struct ParallelDims {
 
   // `tensor` where it has more ranks than this one, else null.
   Exchange* tensor_group() const { return tensor != nullptr && tensor->size() > 1 ? tensor : nullptr; }
+  Exchange* context_group() const { return context != nullptr && context->size() > 1 ? context : nullptr; }
   Exchange* expert_group() const { return expert != nullptr && expert->size() > 1 ? expert : nullptr; }
   // The ranks that divide each expert; null: none do.
   Exchange* expert_tensor_group() const {

@@ -9,6 +9,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/where.h>
@@ -211,7 +212,33 @@ SequenceContext inside_documents(const SequenceContext& plain, const at::Tensor&
   const auto at_positions = [&](const at::Tensor& table) {
     return table.index_select(0, positions.flatten()).view({positions.size(0), positions.size(1), -1});
   };
-  return {at_positions(plain.cos), at_positions(plain.sin), documents, plain.attention_factor};
+  return {at_positions(plain.cos), at_positions(plain.sin), documents, plain.attention_factor, {}};
+}
+
+at::Tensor columns_of_parts(const at::Tensor& t, const std::vector<SequenceRange>& parts, int64_t dim) {
+  std::vector<at::Tensor> all;
+  for (const SequenceRange& part : parts) all.push_back(t.narrow(dim, part.first, part.size()));
+  return at::cat(all, dim);
+}
+
+SequenceContext context_of_parts(const SequenceContext& plain, const std::vector<SequenceRange>& parts,
+                                 const at::Tensor& positions) {
+  const at::Device device = plain.cos.device();
+  SequenceContext context;
+  if (positions.defined()) {
+    const at::Tensor own = columns_of_parts(positions, parts);
+    context = inside_documents(
+        plain, device.is_cpu() ? own : own.pin_memory().to(device, /*non_blocking=*/true), {});
+  } else {
+    context = plain;
+    context.cos = columns_of_parts(plain.cos, parts, 0);
+    context.sin = columns_of_parts(plain.sin, parts, 0);
+  }
+  for (const SequenceRange& part : parts)
+    context.parts.push_back({part, positions.defined()
+                                       ? kernels::documents_of_range(positions, part.first, part.end, device)
+                                       : kernels::Documents()});
+  return context;
 }
 
 }  // namespace hyperion::models

@@ -113,7 +113,7 @@ std::string try_cudnn(const Shape& shape, at::Device device) {
 AttentionKernel kernel_of(const Shape& shape, const config::JobConfig& config) {
   const Tensor q = at::empty({shape.batch, shape.heads, shape.length, shape.head_dim},
                              at::TensorOptions(shape.dtype).device(at::kMeta));
-  const AttentionKernel kernel = kernels::attention_kernel(q, config.training.document_mask);
+  const AttentionKernel kernel = kernels::attention_kernel(q, q.size(2), config.training.document_mask);
   return kernel == AttentionKernel::kCudnn && config.debug.deterministic ? AttentionKernel::kFlash : kernel;
 }
 

@@ -72,7 +72,7 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
   // Groups that carry parameters, gradients and activations have connections of their own; the loss group is
   // the world or fsdp group where these have the same ranks.
   std::map<std::vector<int>, std::shared_ptr<Communicator>> shared;
-  std::vector<MeshDim> dims = {MeshDim::kWorld, MeshDim::kFsdp, MeshDim::kDpReplicate,
+  std::vector<MeshDim> dims = {MeshDim::kWorld, MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kCp,
                                MeshDim::kTp,    MeshDim::kPp,   MeshDim::kLoss};
   if (mesh.degree(MeshDim::kEp) > 1) dims.insert(dims.end(), {MeshDim::kEfsdp, MeshDim::kEp});
   for (const MeshDim dim : dims) {

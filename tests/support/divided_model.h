@@ -112,8 +112,7 @@ struct Run {
   Tensor loss, loss_alone;
 };
 
-inline Run run(const DividedJob& job, const Transformer& model) {
-  const Microbatch batch = batch_of(job, model);
+inline Run run(const DividedJob& job, const Transformer& model, const Microbatch& batch) {
   const SelectiveCheckpoint::Shapes no_shapes;
   Run result;
   struct Unit {
@@ -152,6 +151,10 @@ inline Run run(const DividedJob& job, const Transformer& model) {
   for (const ParameterPtr& parameter : model.parameters())
     result.parameters.push_back(parameter->weight.grad().detach());
   return result;
+}
+
+inline Run run(const DividedJob& job, const Transformer& model) {
+  return run(job, model, batch_of(job, model));
 }
 
 struct TensorGroup {

@@ -152,7 +152,7 @@ AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, cons
   const at::Tensor queries = with_whole_heads(q), keys = with_whole_heads(k), values = with_whole_heads(v);
   const at::Tensor out = empty_heads(q);
   const at::Tensor lse = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::kFloat));
-  if (out.numel() == 0) return {out, {lse}};
+  if (out.numel() == 0) return {out, lse, {}};
   const ForwardCall call{.shape = shape_of(q, k, first_keys),
                          .q = view(queries),
                          .k = view(keys),
@@ -163,7 +163,7 @@ AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, cons
   for_query_blocks(call.shape, [&](int64_t first, int64_t last) {
     kernels.forward(call, first, last, thread_scratch(kernels.forward_scratch(call.shape)));
   });
-  return {out, {lse}};
+  return {out, lse, {}};
 }
 
 AttentionGradients attention_backward(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k,
@@ -190,7 +190,7 @@ AttentionGradients attention_backward(const at::Tensor& grad_output, const at::T
                           .v = view(values),
                           .out = view(out),
                           .grad = view(grad),
-                          .lse = result.extras.at(0).const_data_ptr<float>(),
+                          .lse = result.lse.const_data_ptr<float>(),
                           .dq = mutable_view(dq),
                           .parts = parts,
                           .part_stride = k.numel(),

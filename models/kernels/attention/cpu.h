@@ -29,8 +29,8 @@ Instructions chosen_instructions();
 bool takes_attention(const at::Tensor& q);
 
 // As attention_forward() and attention_backward() of models/kernels/attention/attention.h, for what
-// takes_attention(). first_keys: Documents::first_keys. The result's extras are the log-sum-exp, fp32 [batch,
-// heads, seq]. Results lie as [batch, seq, heads, head_dim].
+// takes_attention(). first_keys: Documents::first_keys. Results lie as [batch, seq, heads,
+// head_dim].
 AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const at::Tensor& first_keys, Instructions instructions);
 AttentionGradients attention_backward(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k,

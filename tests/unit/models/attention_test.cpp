@@ -72,7 +72,7 @@ Results by_kernel(const AttentionInput& in, Instructions instructions) {
   const auto result = kernels::cpu::attention_forward(in.q, in.k, in.v, first_keys, instructions);
   const auto grads =
       kernels::cpu::attention_backward(in.grad, in.q, in.k, in.v, first_keys, result, instructions);
-  return {result.output, result.extras.at(0), grads.q, grads.k, grads.v};
+  return {result.output, result.lse, grads.q, grads.k, grads.v};
 }
 
 // In fp64 from the same numbers.
@@ -81,7 +81,7 @@ Results by_twin(const AttentionInput& in) {
   const Tensor q = wide(in.q), k = wide(in.k), v = wide(in.v);
   const auto result = kernels::plain::attention_forward(q, k, v, in.documents);
   const auto grads = kernels::plain::attention_backward(wide(in.grad), q, k, v, in.documents, result);
-  return {result.output, result.extras.at(0), grads.q, grads.k, grads.v};
+  return {result.output, result.lse, grads.q, grads.k, grads.v};
 }
 
 // The largest difference in the norm of a whole tensor, relative to it. A gradient may be zero (one token
@@ -266,7 +266,7 @@ TEST_CASE("libtorch's attention serves a CPU where it is asked for and packed do
   const Tensor theirs = at::scaled_dot_product_attention(in.q, in.k, in.v, {}, 0.0, /*is_causal=*/true,
                                                          std::nullopt, /*enable_gqa=*/true);
   if (dtype == at::kFloat) CHECK_FALSE(result.output.equal(ours));  // rounded to bf16 they may be equal
-  CHECK(largest_error({result.output, result.extras.at(0), grads.q, grads.k, grads.v}, by_twin(in), in.grad) <
+  CHECK(largest_error({result.output, result.lse, grads.q, grads.k, grads.v}, by_twin(in), in.grad) <
         (dtype == at::kFloat ? 1e-5 : 2e-2));
   CHECK((result.output - theirs).abs().max().item<double>() < (dtype == at::kFloat ? 1e-6 : 1e-2));
   in.documents = documents_of(2, 33, {5, 1});
@@ -286,7 +286,7 @@ TEST_CASE("the kernels for CPUs take float32 and bfloat16 and heads of up to 256
   AttentionInput in = input(1, 2, 1, 9, 264, at::kBFloat16);  // the twin serves it
   const auto result = kernels::attention_forward(in.q, in.k, in.v, {});
   const auto grads = kernels::attention_backward(in.grad, in.q, in.k, in.v, {}, result);
-  CHECK(largest_error({result.output, result.extras.at(0), grads.q, grads.k, grads.v}, by_twin(in), in.grad) <
+  CHECK(largest_error({result.output, result.lse, grads.q, grads.k, grads.v}, by_twin(in), in.grad) <
         allowed_error(at::kBFloat16));
 }
 

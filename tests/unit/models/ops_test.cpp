@@ -277,18 +277,22 @@ TEST_CASE("a GPU's attention kernel follows from dtype and head size and length 
   const auto q = [](int64_t seq, int64_t head_dim, at::ScalarType dtype = at::kBFloat16) {
     return at::empty({1, 2, seq, head_dim}, dtype);
   };
-  CHECK(attention_kernel(q(128, 128), false) == AttentionKernel::kCudnn);
-  CHECK(attention_kernel(q(128, 136), false) == AttentionKernel::kFlash);
-  CHECK(attention_kernel(q(1, 128), false) == AttentionKernel::kFlash);
-  CHECK(attention_kernel(q(128, 264), false) == AttentionKernel::kEfficient);
-  CHECK(attention_kernel(q(128, 128), true) == AttentionKernel::kFlash);
-  CHECK(attention_kernel(q(128, 128, at::kFloat), false) == AttentionKernel::kEfficient);
-  CHECK(attention_kernel(q(128, 128, at::kFloat), true) == AttentionKernel::kEfficient);
+  CHECK(attention_kernel(q(128, 128), 128, false) == AttentionKernel::kCudnn);
+  CHECK(attention_kernel(q(128, 136), 128, false) == AttentionKernel::kFlash);
+  CHECK(attention_kernel(q(1, 128), 1, false) == AttentionKernel::kFlash);
+  CHECK(attention_kernel(q(128, 264), 128, false) == AttentionKernel::kEfficient);
+  CHECK(attention_kernel(q(128, 128), 128, true) == AttentionKernel::kFlash);
+  CHECK(attention_kernel(q(128, 128, at::kFloat), 128, false) == AttentionKernel::kEfficient);
+  CHECK(attention_kernel(q(128, 128, at::kFloat), 128, true) == AttentionKernel::kEfficient);
+  // cuDNN is causal from the first key
+  CHECK(attention_kernel(q(64, 128), 128, false) == AttentionKernel::kFlash);
+  CHECK(attention_kernel(q(128, 128), 64, false, kernels::Causality::kNone) == AttentionKernel::kCudnn);
+  CHECK(attention_kernel(q(128, 128), 60, false, kernels::Causality::kNone) == AttentionKernel::kFlash);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-  CHECK(attention_kernel(q(128, 128), false) == AttentionKernel::kFlash);
+  CHECK(attention_kernel(q(128, 128), 128, false) == AttentionKernel::kFlash);
   at::globalContext().setDeterministicAlgorithms(false, false);
   kernels::allow_cudnn_attention(false);
-  CHECK(attention_kernel(q(128, 128), false) == AttentionKernel::kFlash);
+  CHECK(attention_kernel(q(128, 128), 128, false) == AttentionKernel::kFlash);
   kernels::allow_cudnn_attention(true);
 }
 
