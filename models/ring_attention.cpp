@@ -9,6 +9,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "base/failpoint.h"
 #include "models/kernels/attention/merge.h"
 #include "models/kernels/common/dtype.h"
 #include "models/layers/activation_checkpoint.h"
@@ -40,6 +41,7 @@ class Rotating {
   // What is here goes to the next rank, and must not be changed before finish().
   void start() {
     if (hops_ == 0) return;
+    failpoint("step.keys");
     --hops_;
     if (!coming_.defined()) coming_ = at::empty_like(here_);
     const int size = ranks_.size(), rank = ranks_.rank();

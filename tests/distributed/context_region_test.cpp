@@ -47,7 +47,7 @@ double difference_of_attention(Exchange& ranks, const AttentionCase& of) {
   const auto run = [&](const std::vector<Tensor>& given, const SequenceContext& context, Exchange* over) {
     std::vector<Tensor> leaves;
     for (size_t i = 0; i < 3; ++i) leaves.push_back(given[i].detach().requires_grad_());
-    const Tensor output = attention_over_ranks(leaves[0], leaves[1], leaves[2], context, over, BlockRun());
+    const Tensor output = attention_over_ranks(leaves[0], leaves[1], leaves[2], context, {over}, BlockRun());
     torch::autograd::backward({output}, {given[3]});
     return std::vector<Tensor>{output.detach(), leaves[0].grad(), leaves[1].grad(), leaves[2].grad()};
   };

@@ -12,12 +12,14 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/randn.h>
+#include <c10/core/CPUAllocator.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "models/layers/activation_checkpoint.h"
 #include "models/ops.h"
 #include "parallel/comm/process_group.h"
 #include "tests/support/comm_ledger.h"
+#include "tests/support/counting_allocator.h"
 #include "tests/support/ranks.h"
 
 namespace hyperion::models {
@@ -71,6 +73,37 @@ std::vector<double> differences_to_one_rank(const RingCase& c, bool head_tail, E
   }
   return differences;
 }
+
+// Hands everything on, and measures what the host holds when a hop starts.
+class WatchedExchange final : public Exchange {
+ public:
+  WatchedExchange(Exchange& group, const CountingAllocator& memory) : group_(group), memory_(memory) {}
+
+  std::vector<int64_t> held;  // at each hop
+
+  int rank() const override { return group_.rank(); }
+  int size() const override { return group_.size(); }
+  Pending start_all_gather_into(const Tensor& out, const Tensor& in) override {
+    return group_.start_all_gather_into(out, in);
+  }
+  Pending start_reduce_scatter_sum(const Tensor& out, const Tensor& in) override {
+    return group_.start_reduce_scatter_sum(out, in);
+  }
+  Pending start_all_reduce_sum(const Tensor& tensor) override { return group_.start_all_reduce_sum(tensor); }
+  Pending start_all_reduce_max(const Tensor& tensor) override { return group_.start_all_reduce_max(tensor); }
+  Pending start_all_to_all(const Tensor& out, const Tensor& in, std::span<const int64_t> out_rows,
+                           std::span<const int64_t> in_rows) override {
+    return group_.start_all_to_all(out, in, out_rows, in_rows);
+  }
+  Pending start_transfers(std::vector<Transfer> transfers) override {
+    held.push_back(memory_.live());
+    return group_.start_transfers(std::move(transfers));
+  }
+
+ private:
+  Exchange& group_;
+  const CountingAllocator& memory_;
+};
 
 }  // namespace
 
@@ -185,6 +218,37 @@ TEST_CASE("a ring sends each rank's keys once round, gradients behind them, and 
     CHECK(found.backward == (ranks - 1) * keys * (2 + 4));
     CHECK(found.wrong == 0);
   }
+}
+
+TEST_CASE("a ring holds the keys and values of two ranks, and as many gradients, on any number of ranks") {
+  constexpr int64_t kSeq = 64, kHeadDim = 16;
+  const auto held = [](int ranks) {
+    const auto all = run_ranks(ranks, [&](const parallel::Environment& environment) {
+      auto* memory = new CountingAllocator(*c10::GetCPUAllocator());  // the process ends with it
+      c10::SetCPUAllocator(memory, /*priority=*/255);
+      parallel::ProcessGroups groups(parallel::Mesh({.dp_shard = 1, .tp = ranks}, ranks), environment, {});
+      WatchedExchange group(groups.get(parallel::MeshDim::kTp), *memory);
+      const auto leaf = [] { return at::randn({1, 1, kSeq, kHeadDim}).requires_grad_(); };
+      const Tensor q = leaf(), k = leaf(), v = leaf(), grad = at::randn({1, 1, kSeq, kHeadDim});
+      const auto run = [&] { return ring_attention(q, k, v, group, /*head_tail=*/true, nullptr); };
+      run();  // what threads keep is there then
+      group.held.clear();
+      const int64_t before = memory->live();
+      const Tensor output = run();
+      torch::autograd::backward({output}, {grad});
+      for (int64_t& bytes : group.held) bytes -= before;
+      return group.held;
+    });
+    return all.front();
+  };
+  // Hop 0 of the forward has the own keys, packed, and room for those that come; the others the output and
+  // the log-sum-exp besides.
+  constexpr int64_t kKeysOfTwo = 2 * 2 * kSeq * kHeadDim * 4, kResult = kSeq * (kHeadDim + 1) * 4;
+  const std::vector<int64_t> three = held(3), four = held(4);
+  REQUIRE(three.size() == 2 + 4);
+  REQUIRE(four.size() == 3 + 6);
+  for (size_t hop = 0; hop < 3; ++hop) CHECK(four[hop] == kKeysOfTwo + (hop == 0 ? 0 : kResult));
+  CHECK(*std::max_element(three.begin(), three.end()) == *std::max_element(four.begin(), four.end()));
 }
 
 }  // namespace hyperion::models
