@@ -172,7 +172,7 @@ TEST_CASE("a ring of ranks gives the attention and the gradients of one rank") {
   }
 }
 
-TEST_CASE("a ring sends each rank's keys once round, gradients behind them, and nothing when run again") {
+TEST_CASE("a ring sends each rank's keys once round, gradients behind them, and nothing in a second run") {
   struct Found {
     int64_t forward, backward, second_run, wrong;
   };
@@ -204,11 +204,11 @@ TEST_CASE("a ring sends each rank's keys once round, gradients behind them, and 
     }
     found.forward = sent();
     checkpoint.start_recompute();
-    const Tensor again = ring_attention(q, k, v, group, /*head_tail=*/true, &checkpoint);
+    const Tensor second = ring_attention(q, k, v, group, /*head_tail=*/true, &checkpoint);
     found.second_run = sent();
-    torch::autograd::backward({again}, {grad});
+    torch::autograd::backward({second}, {grad});
     found.backward = sent();
-    found.wrong = first.ne(again).sum().item<int64_t>();
+    found.wrong = first.ne(second).sum().item<int64_t>();
     return found;
   });
   for (const Found& found : all) {

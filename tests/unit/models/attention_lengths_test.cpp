@@ -128,7 +128,7 @@ std::vector<Tensor> by_cpu_kernel(const Lengths& c, const LengthInput& in, Instr
   return {result.output, result.lse, grads.q, grads.k, grads.v};
 }
 
-// In the norm of a whole tensor, relative to it, or where it is nearly zero to the gradient that came in.
+// In the norm of a complete tensor, relative to it, or where it is nearly zero to the gradient that came in.
 double largest_relative(const std::vector<Tensor>& found, const std::vector<Tensor>& wanted,
                         const Tensor& grad) {
   double largest = 0;
