@@ -45,6 +45,9 @@ ModelOrigin find_origin(const fs::path& checkpoint, const std::string& config) {
     if (config::kTensorParallel.on(resolved.config))
       log_info("{} = {} of {} has no effect here: this command runs on one rank", config::kTensorParallel.key,
                resolved.config.parallelism.tensor_parallel_degree, config);
+    if (config::kContextParallel.on(resolved.config))
+      log_info("{} = {} of {} has no effect here: this command runs on one rank",
+               config::kContextParallel.key, resolved.config.parallelism.context_parallel_degree, config);
     if (config::divides_experts(resolved.config))
       log_info("{} = {} of {} has no effect here: this command runs on one rank", config::kExpertParallel.key,
                resolved.config.parallelism.expert_parallel_degree, config);

@@ -9,7 +9,7 @@ namespace hyperion::models {
 
 Attention::Attention(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
     : head_dim_(args.head_dim),
-      context_ranks_(dims.context_group()),
+      context_group_(dims.context_group()),
       rope_style_(args.rope_style),
       qkv_(fmt::format("layers.{}.attention.wq, wk and wv", layer),
            {block_linear(dims, layer, "attention.wq", args.n_heads * args.head_dim, args.dim),
@@ -36,7 +36,7 @@ std::vector<Linear*> Attention::linears() {
 at::Tensor Attention::forward(at::TensorList x, const SequenceContext& context, const BlockRun& run) const {
   const auto [q, k, v] = rotated_heads(x, context, run);
   const at::Tensor attended = attention_over_ranks(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-                                                   context, context_ranks_, run)
+                                                   context, context_group_, run)
                                   .transpose(1, 2);  // [batch, seq, heads, head_dim]
   return row_linear(attended.flatten(-2), wo_, RowResult::kNeededAgain, run);
 }

@@ -26,7 +26,7 @@ class Attention final : public AttentionPart {
                                   const BlockRun& run) const;
 
   int64_t head_dim_;
-  Exchange* context_ranks_;  // null: one
+  ContextGroup context_group_;
   RopeStyle rope_style_;
   MergedLinear qkv_;
   Linear wo_;

@@ -15,6 +15,7 @@
 #include "models/layers/activation_checkpoint.h"
 #include "models/layers/node_state.h"
 #include "models/ops.h"
+#include "models/ring_attention.h"
 
 namespace hyperion::models {
 namespace {
@@ -217,10 +218,13 @@ struct GatheredAttentionFunction : Function<GatheredAttentionFunction> {
 }  // namespace
 
 Tensor attention_over_ranks(const Tensor& q, const Tensor& k, const Tensor& v, const SequenceContext& context,
-                            Exchange* ranks, const BlockRun& run) {
+                            const ContextGroup& group, const BlockRun& run) {
   SelectiveCheckpoint* checkpoint = run.attention_checkpoint();
-  if (ranks == nullptr) return ops::attention(q, k, v, context.documents, checkpoint);
-  return GatheredAttentionFunction::apply(q, k, v, context.parts, ranks, checkpoint);
+  if (group.ranks == nullptr) return ops::attention(q, k, v, context.documents, checkpoint);
+  const Parts& parts = context.parts;
+  if (group.ring && !parts.front().documents.defined())
+    return ring_attention(q, k, v, *group.ranks, /*head_tail=*/parts.size() == 2, checkpoint);
+  return GatheredAttentionFunction::apply(q, k, v, parts, group.ranks, checkpoint);
 }
 
 }  // namespace hyperion::models

@@ -16,14 +16,16 @@
 #include "base/exchange.h"
 #include "models/block_run.h"
 #include "models/microbatch.h"
+#include "models/parallel_dims.h"
 
 namespace hyperion::models {
 
 // q [batch, heads, seq, head_dim] and k, v [batch, kv_heads, seq, head_dim] of this rank's tokens -> as q.
-// ranks: a context parallel group, whose every rank calls this in the same order, forward and backward; null:
-// the sequences are complete here (ops::attention). A checkpoint of the run saves the result, and the second
-// run exchanges nothing.
+// Every rank of the group calls this in the same order, forward and backward; of one rank: the sequences are
+// complete here (ops::attention). A checkpoint of the run saves the result, and the second run exchanges
+// nothing. In a ring without documents: ring_attention() (models/ring_attention.h).
 at::Tensor attention_over_ranks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                const SequenceContext& context, Exchange* ranks, const BlockRun& run);
+                                const SequenceContext& context, const ContextGroup& group,
+                                const BlockRun& run);
 
 }  // namespace hyperion::models

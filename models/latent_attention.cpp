@@ -75,7 +75,7 @@ struct LatentHeadsFunction : Function<LatentHeadsFunction> {
 
 LatentAttention::LatentAttention(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
     : ranks_(dims.tensor_group()),
-      context_ranks_(dims.context_group()),
+      context_group_(dims.context_group()),
       heads_(args.n_heads / (ranks_ != nullptr ? ranks_->size() : 1)),
       kv_rank_(args.kv_lora_rank),
       rotated_width_(args.qk_rope_head_dim),
@@ -132,7 +132,7 @@ Tensor LatentAttention::forward(at::TensorList x, const SequenceContext& context
       LatentHeadsFunction::apply(q.unflatten(-1, {heads_, -1}), kv.unflatten(-1, {heads_, -1}), shared,
                                  context.cos, context.sin, context.attention_factor);
   const Tensor attended = attention_over_ranks(heads[0].transpose(1, 2), heads[1].transpose(1, 2),
-                                               heads[2].transpose(1, 2), context, context_ranks_, run)
+                                               heads[2].transpose(1, 2), context, context_group_, run)
                               .narrow(-1, 0, value_width_)
                               .transpose(1, 2);  // [batch, seq, heads, value width]
   return row_linear(attended.flatten(-2), wo_, RowResult::kNeededAgain, run);

@@ -33,8 +33,8 @@ class LatentAttention final : public AttentionPart {
   Projections project(at::TensorList x, const BlockRun& run) const;
 
   Exchange* ranks_;
-  Exchange* context_ranks_;  // the same of the ranks that share sequences
-  int64_t heads_;            // of this rank
+  ContextGroup context_group_;
+  int64_t heads_;  // of this rank
   int64_t kv_rank_, rotated_width_, value_width_;
   Linear q_in_;  // wq, or wq_a, whose result is the latent of wq_b
   std::optional<Norm> q_norm_;

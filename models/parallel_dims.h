@@ -13,6 +13,12 @@
 
 namespace hyperion::models {
 
+// `context` and `ring` of ParallelDims; ranks null: one rank.
+struct ContextGroup {
+  Exchange* ranks = nullptr;
+  bool ring = false;
+};
+
 struct ParallelDims {
   // Tensor parallelism: its ranks divide every matrix (Parameter::split) and, between matrices, the sequence.
   // Outlives the model; null: one rank.
@@ -28,6 +34,9 @@ struct ParallelDims {
   // Context parallelism: each of its ranks has its parts of every sequence (models/flavors/sequence_parts.h),
   // which tensor parallel ranks then share as if they were complete ones. Outlives the model; null: one rank.
   Exchange* context = nullptr;
+  // Whether keys and values go round them, one hop under each step of attention, and not to all at once;
+  // where documents are kept apart they do not.
+  bool ring = false;
 
   // Expert parallelism: its ranks, which have other tokens, hold equally many of the experts each. Outlives
   // the model; null: every expert is here.
@@ -39,7 +48,9 @@ struct ParallelDims {
 
   // `tensor` where it has more ranks than this one, else null.
   Exchange* tensor_group() const { return tensor != nullptr && tensor->size() > 1 ? tensor : nullptr; }
-  Exchange* context_group() const { return context != nullptr && context->size() > 1 ? context : nullptr; }
+  ContextGroup context_group() const {
+    return {context != nullptr && context->size() > 1 ? context : nullptr, ring};
+  }
   Exchange* expert_group() const { return expert != nullptr && expert->size() > 1 ? expert : nullptr; }
   // The ranks that divide each expert; null: none do.
   Exchange* expert_tensor_group() const {

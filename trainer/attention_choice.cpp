@@ -109,12 +109,19 @@ std::string try_cudnn(const Shape& shape, at::Device device) {
   return "";
 }
 
+// Queries then attend to more keys than there are of them, which cuDNN and libtorch's attention for CPUs do
+// not take.
+bool gathers_keys(const config::JobConfig& config) {
+  return config.parallelism.context_parallel_degree > 1;
+}
+
 // The kernel that serves a shape, where cuDNN is allowed as far as it is now.
 AttentionKernel kernel_of(const Shape& shape, const config::JobConfig& config) {
   const Tensor q = at::empty({shape.batch, shape.heads, shape.length, shape.head_dim},
                              at::TensorOptions(shape.dtype).device(at::kMeta));
   const AttentionKernel kernel = kernels::attention_kernel(q, q.size(2), config.training.document_mask);
-  return kernel == AttentionKernel::kCudnn && config.debug.deterministic ? AttentionKernel::kFlash : kernel;
+  const bool no_cudnn = config.debug.deterministic || gathers_keys(config);
+  return kernel == AttentionKernel::kCudnn && no_cudnn ? AttentionKernel::kFlash : kernel;
 }
 
 // Why cuDNN cannot be used for the sequences of training or validation; empty: it can. None: it serves
@@ -173,7 +180,8 @@ void choose_on_cpu(const models::ModelArgs& args, const config::JobConfig& confi
         "This processor has no AVX2 with FMA and BMI2: plain code computes in their place, several times "
         "slower");
   const bool flash = config.model.attention == config::AttentionChoice::kFlash;
-  const bool libtorch = flash && !config.training.document_mask;
+  const bool documents = config.training.document_mask,
+             libtorch = flash && !documents && !gathers_keys(config);
   kernels::use_libtorch_attention_on_cpu(libtorch);
   if (libtorch) {
     log_info("Attention: libtorch's flash attention for CPUs, as model.attention = \"flash\" asks");
@@ -181,8 +189,9 @@ void choose_on_cpu(const models::ModelArgs& args, const config::JobConfig& confi
   }
   if (flash)
     log_warning(
-        "model.attention = \"flash\": with training.document_mask our kernel for CPUs runs in its place, "
-        "because libtorch's keeps no documents apart");
+        "model.attention = \"flash\": with {} our kernel for CPUs runs in its place, because libtorch's {}",
+        documents ? "training.document_mask" : "context parallelism",
+        documents ? "keeps no documents apart" : "takes as many keys as queries");
   const Tensor head =
       at::empty({1, 1, 1, args.head_dim},
                 at::TensorOptions(checkpointing::scalar_type(config.training.mixed_precision_param)));
@@ -198,13 +207,16 @@ void choose_on_gpu(const Shape& training, const config::JobConfig& config, at::D
   if (required && kernel_of(training, config) != AttentionKernel::kCudnn)
     throw_config(
         "model.attention = \"cudnn\": cuDNN serves bfloat16 without training.document_mask, heads of up to "
-        "128, lengths that are multiples of 64, and not debug.deterministic; this job has {}, {}{}{}; set "
+        "128, lengths that are multiples of 64, and neither debug.deterministic nor context parallelism; "
+        "this "
+        "job has {}, {}{}{}{}; set "
         "model.attention = \"auto\"",
         training.describe(), checkpoint::torch_name(config.training.mixed_precision_param),
         config.training.document_mask ? ", training.document_mask" : "",
-        config.debug.deterministic ? ", debug.deterministic" : "");
+        config.debug.deterministic ? ", debug.deterministic" : "",
+        gathers_keys(config) ? ", parallelism.context_parallel_degree" : "");
   const parallel::PhaseGuard phase("trial of cuDNN's attention");
-  if (flash)
+  if (flash || gathers_keys(config))
     kernels::allow_cudnn_attention(false);
   else if (const auto why_not = try_cudnn_on_sequences(training, config, device)) {
     c10::getDeviceAllocator(device.type())->emptyCache();  // the model's memory is what the step line reports

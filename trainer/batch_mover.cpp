@@ -27,6 +27,16 @@ int64_t valid_tokens(const data::Batch& batch) {
                        [](int64_t label) { return label != data::kIgnoreLabel; });
 }
 
+int64_t valid_tokens(const data::Batch& batch, const std::vector<models::SequenceRange>& parts) {
+  int64_t valid = 0;
+  for (int64_t row = 0; row < batch.rows; ++row)
+    for (const models::SequenceRange& part : parts)
+      valid += std::count_if(batch.labels.begin() + row * batch.seq_len + part.first,
+                             batch.labels.begin() + row * batch.seq_len + part.end,
+                             [](int64_t label) { return label != data::kIgnoreLabel; });
+  return valid;
+}
+
 int64_t sequences_with_labels(const data::Batch& batch) {
   int64_t sequences = 0;
   for (int64_t row = 0; row < batch.rows; ++row) {
@@ -41,17 +51,24 @@ models::Microbatch BatchMover::move(const data::Batch& batch, int64_t first, int
   const auto view = [&]<typename T>(const std::vector<T>& values) {
     return matrix_view(std::span(values).subspan(first * batch.seq_len, rows * batch.seq_len), rows);
   };
-  models::Microbatch moved{to_device(view(batch.tokens), device_),
-                           labels_ ? to_device(view(batch.labels), device_) : at::Tensor(),
-                           {}};
+  const bool shared = split_.ranks > 1;
+  const std::vector<models::SequenceRange> own = parts(batch.seq_len);
+  const auto moved_part = [&](const std::vector<int64_t>& values) {
+    return to_device(shared ? models::columns_of_parts(view(values), own) : view(values), device_);
+  };
+  models::Microbatch moved{moved_part(batch.tokens), labels_ ? moved_part(batch.labels) : at::Tensor(), {}};
   if (plain_seq_len_ != batch.seq_len) {
     plain_ = model_.context(batch.seq_len, device_);
+    if (shared) parts_ = models::context_of_parts(plain_, own, {});
     plain_seq_len_ = batch.seq_len;
   }
-  moved.context = batch.positions.empty()
-                      ? plain_
-                      : models::inside_documents(plain_, to_device(view(batch.positions), device_),
-                                                 kernels::documents_from(view(batch.positions), device_));
+  if (batch.positions.empty())
+    moved.context = shared ? parts_ : plain_;
+  else if (shared)
+    moved.context = models::context_of_parts(plain_, own, view(batch.positions));
+  else
+    moved.context = models::inside_documents(plain_, to_device(view(batch.positions), device_),
+                                             kernels::documents_from(view(batch.positions), device_));
   return moved;
 }
 

@@ -124,6 +124,12 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
       connect_pairs(*dims.tensor, context.device, all, all);
     }
   }
+  parallel::Communicator& context_ranks = context.groups.get(parallel::MeshDim::kCp);
+  dims.context = &context_ranks;
+  if (context_ranks.size() > 1 && context.device.is_cuda()) {
+    made.context_exchange = std::make_unique<parallel::StreamedExchange>(context_ranks, context.device);
+    dims.context = made.context_exchange.get();
+  }
   const std::vector<parallel::Communicator*> of_experts = context.groups.of_experts();  // efsdp, ep, ...
   if (!of_experts.empty()) {
     dims.expert = of_experts[1];

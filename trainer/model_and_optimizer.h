@@ -25,7 +25,7 @@
 namespace hyperion::trainer {
 
 struct ModelAndOptimizer {
-  std::unique_ptr<parallel::StreamedExchange> tensor_exchange;  // of the layers, on a GPU
+  std::unique_ptr<parallel::StreamedExchange> tensor_exchange, context_exchange;  // of the layers, on a GPU
   std::unique_ptr<models::Transformer> transformer;
   Float8Setup float8;
   std::unique_ptr<parallel::FsdpContext> fsdp, experts;  // experts: null without expert parallelism

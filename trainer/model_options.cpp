@@ -50,6 +50,12 @@ models::ActivationCheckpointing activation_checkpointing(const config::JobConfig
   return checkpointing;
 }
 
+models::SequenceSplit sequence_split(const config::JobConfig& config, const parallel::Mesh& mesh, int rank) {
+  return {.ranks = mesh.degree(parallel::MeshDim::kCp),
+          .rank = mesh.coordinate(rank, parallel::MeshDim::kCp),
+          .head_tail = config.parallelism.context_parallel_load_balancer.has_value()};
+}
+
 std::optional<std::string> separate_products(models::Transformer& model, const parallel::FsdpContext& fsdp) {
   if (!fsdp.options().pack_weights) return std::nullopt;
   std::vector<std::string> reasons;

@@ -18,6 +18,9 @@ parallel::ShardingOptions sharding_options(const config::JobConfig::Training& tr
 models::ActivationCheckpointing activation_checkpointing(const config::JobConfig& config,
                                                          const models::Transformer& model);
 
+// How context parallel ranks share each sequence.
+models::SequenceSplit sequence_split(const config::JobConfig& config, const parallel::Mesh& mesh, int rank);
+
 // Which layers that read one input are not one product (Parameter::pack) although weights are laid side by
 // side where they can, and why; nothing where all are.
 std::optional<std::string> separate_products(models::Transformer& model, const parallel::FsdpContext& fsdp);

@@ -107,6 +107,7 @@ at::Tensor Stage::run_block(size_t unit, Slot& slot, const SavedForward& saved, 
   return model_.blocks()[unit - 1].forward(saved.input, slot.batch.context,
                                            {.kind = kind,
                                             .selective = saved.selective.get(),
+                                            .attention = saved.attention.get(),
                                             .deferred = &slot.weights[unit - slot.units.first],
                                             .metrics = kind == BlockKind::kForward ? slot.metrics : nullptr,
                                             .routing = saved.routing.get(),
@@ -134,6 +135,8 @@ void Stage::forward(size_t unit, Slot& slot) const {
     return;
   }
   saved.selective = models::selective_checkpoint(mode, checkpointing_.always_recompute);
+  if (!saved.selective && !slot.batch.context.parts.empty())
+    saved.attention = std::make_unique<models::SelectiveCheckpoint>(checkpointing_.always_recompute);
   saved.routing = std::make_unique<models::KeptRouting>();
   const at::NoGradGuard no_grad;  // no graph: only the input and what `selective` saves outlive this call
   slot.activation = run_block(unit, slot, saved, BlockKind::kForward);
@@ -196,7 +199,8 @@ void Stage::run_backward(size_t unit, Slot& slot) const {
   SavedForward saved = std::exchange(slot.saved[unit - slot.units.first], {});
   if (!saved.output.defined()) {
     const TraceRange recompute("recompute", group(unit).name());
-    if (saved.selective) saved.selective->start_recompute();
+    for (models::SelectiveCheckpoint* of : {saved.selective.get(), saved.attention.get()})
+      if (of != nullptr) of->start_recompute();
     saved.output = run_block(unit, slot, saved, BlockKind::kRecompute);
   }
   torch::autograd::backward({saved.output}, {slot.gradient});

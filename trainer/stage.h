@@ -4,7 +4,8 @@
 // (trainer/schedule.h).
 //
 // Activation checkpointing is part of the steps: of a checkpointed block only the input is kept, and the
-// block is run again in backward.
+// block is run again in backward. With context parallelism a fully checkpointed block keeps the result of its
+// attention too.
 #pragma once
 
 #include <memory>
@@ -28,7 +29,8 @@ struct SavedForward {
   at::Tensor input;   // the unit's input as a detached leaf; of the embedding none
   at::Tensor output;  // with its graph, unless the unit is run again
   std::unique_ptr<models::SelectiveCheckpoint> selective;
-  std::unique_ptr<models::KeptRouting> routing;  // of a unit that is run again
+  std::unique_ptr<models::SelectiveCheckpoint> attention;  // BlockRun::attention
+  std::unique_ptr<models::KeptRouting> routing;            // of a unit that is run again
 };
 
 // One microbatch in one stage.

@@ -55,6 +55,7 @@ void skip_trained_data(data::DataLoader& loader, int64_t step, int64_t microbatc
 struct Trainer::StepInput {
   std::vector<data::Batch> batches;
   int64_t local_valid = 0;  // tokens with a label
+  int64_t own_valid = 0;    // of these, in the parts of the sequences whose loss this rank computes
   at::Tensor global_valid;  // of all ranks: 0-dim int64 on the device
 };
 
@@ -85,7 +86,8 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
   const auto stage_rank =
       static_cast<size_t>(runtime.mesh->coordinate(runtime.rank(), parallel::MeshDim::kPp));
   mover_.emplace(*model_.transformer, runtime.device,
-                 !job_.pipeline || job_.pipeline->shares[stage_rank].has_head());
+                 !job_.pipeline || job_.pipeline->shares[stage_rank].has_head(),
+                 sequence_split(config(), *runtime.mesh, runtime.rank()));
   if (config().validation.enable)
     validator_.emplace(
         config().validation, runtime,
@@ -312,6 +314,7 @@ std::optional<Trainer::StepInput> Trainer::fetch(int64_t step) {
     input.batches.push_back(job_.loader->next().value());  // the training stream never ends
     const data::Batch& batch = input.batches.back();
     input.local_valid += valid_tokens(batch);
+    input.own_valid += valid_tokens(batch, mover_->parts(batch.seq_len));
     metrics_->add_batch(batch.rows * batch.seq_len, job_.loader->wait_seconds() - waited);
   }
   const std::optional<at::Tensor> global_valid = agreement_.before_step(step, input.local_valid);
@@ -413,9 +416,8 @@ void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, cons
                                           : at::stack(losses).sum();
   const at::Tensor sum = local / input.global_valid.to(local.scalar_type());
   // A rank without a label, or without the head, has no mean, and no part in the maximum.
-  const at::Tensor max = input.local_valid > 0 && !losses.empty()
-                             ? local / static_cast<double>(input.local_valid)
-                             : at::full_like(local, -INFINITY);
+  const at::Tensor max = input.own_valid > 0 && !losses.empty() ? local / static_cast<double>(input.own_valid)
+                                                                : at::full_like(local, -INFINITY);
   const parallel::ReduceChain groups = job_.runtime.groups->loss_groups();
   groups.all_reduce_sum(sum);
   groups.all_reduce_max(max);

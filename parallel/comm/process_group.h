@@ -45,13 +45,13 @@ struct CommOptions {
 // exists, except those that the user has set.
 std::map<std::string, std::string> nccl_environment(const CommOptions& options);
 
-// The groups of world, fsdp, dp_replicate, tp, pp and loss, those that stages of a pipeline need besides, and
-// with expert parallelism efsdp and ep.
-// Construction is collective: every rank of the world makes the same groups in the same order. Dimensions of
-// degree 1 have no connections. Loss shares a communicator with world or fsdp where these have the same
-// ranks, but fsdp, dp_replicate, tp, pp, efsdp and ep never share with world, so their traffic does not queue
-// behind it. Over NCCL, where a communicator takes memory of the GPU and connections of its own, world and
-// loss are not made: host() and loss_groups() do what they are for.
+// The groups of world, fsdp, dp_replicate, cp, tp, pp and loss, those that stages of a pipeline need besides,
+// and with expert parallelism efsdp and ep. Construction is collective: every rank of the world makes the
+// same groups in the same order. Dimensions of degree 1 have no connections. Loss shares a communicator with
+// world or fsdp where these have the same ranks, but fsdp, dp_replicate, cp, tp, pp, efsdp and ep never share
+// with world or with one another, so their traffic does not queue behind another's. Over NCCL, where a
+// communicator takes memory of the GPU and connections of its own, world and loss are not made: host() and
+// loss_groups() do what they are for.
 class ProcessGroups {
  public:
   // Throws Error(kCommunication) when not every rank joins within init_timeout, naming the missing ranks, and

@@ -47,7 +47,7 @@ double difference_of_attention(Exchange& ranks, const AttentionCase& of) {
   const auto run = [&](const std::vector<Tensor>& given, const SequenceContext& context, Exchange* over) {
     std::vector<Tensor> leaves;
     for (size_t i = 0; i < 3; ++i) leaves.push_back(given[i].detach().requires_grad_());
-    const Tensor output = attention_over_ranks(leaves[0], leaves[1], leaves[2], context, over, BlockRun());
+    const Tensor output = attention_over_ranks(leaves[0], leaves[1], leaves[2], context, {over}, BlockRun());
     torch::autograd::backward({output}, {given[3]});
     return std::vector<Tensor>{output.detach(), leaves[0].grad(), leaves[1].grad(), leaves[2].grad()};
   };
@@ -72,9 +72,10 @@ double difference_of_attention(Exchange& ranks, const AttentionCase& of) {
 
 // The largest relative difference of what this rank has of activations and their gradients, and of the
 // gradients of parameters and the loss, which the ranks add up, to one rank's.
-double difference_of_model(const DividedJob& job, bool head_tail, const ProcessGroups& groups) {
+double difference_of_model(const DividedJob& job, bool head_tail, bool ring, const ProcessGroups& groups) {
   parallel::Communicator &context = groups.get(MeshDim::kCp), &tensor = groups.get(MeshDim::kTp);
-  const Transformer one(args_of(job)), shared(args_of(job), 0, {.tensor = &tensor, .context = &context});
+  const Transformer one(args_of(job)),
+      shared(args_of(job), 0, {.tensor = &tensor, .context = &context, .ring = ring});
   materialise(one, job.dtype);
   materialise(shared, job.dtype);
   const Microbatch complete = batch_of(job, one);
@@ -148,8 +149,10 @@ TEST_CASE("a model over context parallel ranks has the activations and gradients
         for (const bool documents : {false, true})
           for (const ActivationCheckpoint mode :
                {ActivationCheckpoint::kNone, ActivationCheckpoint::kSelectiveOp})
-            differences.push_back(difference_of_model(
-                {.model = model, .documents = documents, .checkpoint = mode}, layout.head_tail, groups));
+            for (const bool ring : {false, true})
+              differences.push_back(
+                  difference_of_model({.model = model, .documents = documents, .checkpoint = mode},
+                                      layout.head_tail, ring, groups));
       return differences;
     });
     for (const std::vector<double>& differences : all)

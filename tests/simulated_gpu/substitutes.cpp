@@ -35,48 +35,72 @@ Tensor summed(const Tensor& t, int64_t heads) {
   return t.size(1) == heads ? t : t.unflatten(1, {heads, t.size(1) / heads}).sum(2);
 }
 
+enum class Mask { kNone, kFromFirstKey, kFromLastKey };  // of causal attention: where its diagonal begins
+Mask from_first_key(const c10::IValue& causal) {
+  return causal.toBool() ? Mask::kFromFirstKey : Mask::kNone;
+}
+Mask from_last_key(const c10::IValue& causal) {
+  return causal.toBool() ? Mask::kFromLastKey : Mask::kNone;
+}
+
 struct Call {
   Tensor q, k, v, bias;
-  bool causal;
+  Mask mask;
   std::optional<double> scale;
+
+  // The CPU's is causal from the first key.
+  bool causal() const { return mask != Mask::kNone && !shifted(); }
+  Tensor mask_or_bias() const {
+    if (!shifted()) return bias;
+    const Tensor allowed = at::ones({q.size(2), k.size(2)}, at::kBool).tril(k.size(2) - q.size(2));
+    return at::zeros(allowed.sizes(), q.options())
+        .masked_fill_(allowed.logical_not(), -std::numeric_limits<double>::infinity());
+  }
+
+ private:
+  bool shifted() const { return mask == Mask::kFromLastKey && q.size(2) != k.size(2); }
 };
 
 std::pair<Tensor, Tensor> forward(const Call& call) {
   const int64_t heads = call.q.size(1);
-  auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(call.q, repeated(call.k, heads),
-                                                                    repeated(call.v, heads), 0.0, call.causal,
-                                                                    optional(call.bias), call.scale);
+  auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
+      call.q, repeated(call.k, heads), repeated(call.v, heads), 0.0, call.causal(),
+      optional(call.mask_or_bias()), call.scale);
   return {out, lse};
 }
 
 Values backward(const Call& call, const Tensor& grad, const Tensor& out, const Tensor& lse) {
   const int64_t heads = call.q.size(1);
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      grad, call.q, repeated(call.k, heads), repeated(call.v, heads), out, lse, 0.0, call.causal,
-      optional(call.bias), call.scale);
+      grad, call.q, repeated(call.k, heads), repeated(call.v, heads), out, lse, 0.0, call.causal(),
+      optional(call.mask_or_bias()), call.scale);
   return {dq, summed(dk, call.k.size(1)), summed(dv, call.v.size(1))};
 }
 
 Values flash(const Values& a) {
   auto [out, lse] =
-      forward({a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), {}, a[4].toBool(), scale_of(a[6])});
+      forward({a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), {}, from_last_key(a[4]), scale_of(a[6])});
   return {out, lse};
 }
 Values flash_backward(const Values& a) {
-  return backward({a[1].toTensor(), a[2].toTensor(), a[3].toTensor(), {}, a[11].toBool(), scale_of(a[14])},
-                  a[0].toTensor(), a[4].toTensor(), a[5].toTensor());
+  return backward(
+      {a[1].toTensor(), a[2].toTensor(), a[3].toTensor(), {}, from_last_key(a[11]), scale_of(a[14])},
+      a[0].toTensor(), a[4].toTensor(), a[5].toTensor());
 }
 
-// Its sums of exponentials have rows of a multiple of 32.
-Values efficient(const Values& a) {
-  auto [out, lse] = forward(
-      {a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), tensor(a[3]), a[6].toBool(), scale_of(a[7])});
+// The efficient kernels' sums of exponentials have rows of a multiple of 32.
+Tensor padded_lse(const Tensor& lse) {
   const int64_t missing = (32 - lse.size(2) % 32) % 32;
-  return {out, at::constant_pad_nd(lse, {0, missing}, std::numeric_limits<double>::infinity())};
+  return at::constant_pad_nd(lse, {0, missing}, std::numeric_limits<double>::infinity());
+}
+Values efficient(const Values& a) {
+  auto [out, lse] = forward({a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), tensor(a[3]),
+                             from_first_key(a[6]), scale_of(a[7])});
+  return {out, padded_lse(lse)};
 }
 Values efficient_backward(const Values& a) {
   const Tensor q = a[1].toTensor();
-  return backward({q, a[2].toTensor(), a[3].toTensor(), tensor(a[4]), a[11].toBool(), scale_of(a[12])},
+  return backward({q, a[2].toTensor(), a[3].toTensor(), tensor(a[4]), from_first_key(a[11]), scale_of(a[12])},
                   a[0].toTensor(), a[5].toTensor(), a[6].toTensor().narrow(2, 0, q.size(2)).contiguous());
 }
 
@@ -97,77 +121,97 @@ struct Sequences {
 
 struct SequencesCall {
   Tensor q, k, v;
-  bool causal;
+  Sequences queries, keys;  // which may have no queries
+  Mask mask;
   std::optional<double> scale;
-  Call of(const Sequences& sequences, int64_t i) const {
-    return {sequences.heads(q, i), sequences.heads(k, i), sequences.heads(v, i), {}, causal, scale};
+  Call of(int64_t i) const {
+    return {queries.heads(q, i), keys.heads(k, i), keys.heads(v, i), {}, mask, scale};
   }
 };
 
 // lse_of(i): where the log-sum-exp of a sequence goes, [1, heads, length].
 template <typename LseOf>
-Tensor forward_of_sequences(const SequencesCall& call, const Sequences& sequences, const LseOf& lse_of) {
+Tensor forward_of_sequences(const SequencesCall& call, const LseOf& lse_of) {
   Tensor out = at::empty_like(call.q, at::MemoryFormat::Contiguous);
-  for (int64_t i = 0; i < sequences.count(); ++i) {
-    const auto [one, lse] = forward(call.of(sequences, i));
-    sequences.heads(out, i).copy_(one);
+  for (int64_t i = 0; i < call.queries.count(); ++i) {
+    if (call.queries.length(i) == 0) continue;
+    const auto [one, lse] = forward(call.of(i));
+    call.queries.heads(out, i).copy_(one);
     lse_of(i).copy_(lse);
   }
   return out;
 }
 
 template <typename LseOf>
-std::vector<Tensor> backward_of_sequences(const SequencesCall& call, const Sequences& sequences,
-                                          const Tensor& grad, const Tensor& out, const LseOf& lse_of) {
+std::vector<Tensor> backward_of_sequences(const SequencesCall& call, const Tensor& grad, const Tensor& out,
+                                          const LseOf& lse_of) {
   std::vector<Tensor> all;
   for (const Tensor& t : {call.q, call.k, call.v})
-    all.push_back(at::empty_like(t, at::MemoryFormat::Contiguous));
-  for (int64_t i = 0; i < sequences.count(); ++i) {
-    const Values one = backward(call.of(sequences, i), sequences.heads(grad, i), sequences.heads(out, i),
-                                lse_of(i).contiguous());
-    for (size_t t = 0; t < all.size(); ++t) sequences.heads(all[t], i).copy_(one[t].toTensor());
+    all.push_back(at::zeros_like(t, at::MemoryFormat::Contiguous));
+  for (int64_t i = 0; i < call.queries.count(); ++i) {
+    if (call.queries.length(i) == 0) continue;
+    const Values one =
+        backward(call.of(i), call.queries.heads(grad, i), call.queries.heads(out, i), lse_of(i).contiguous());
+    call.queries.heads(all[0], i).copy_(one[0].toTensor());
+    for (size_t t = 1; t < all.size(); ++t) call.keys.heads(all[t], i).copy_(one[t].toTensor());
   }
   return all;
 }
 
 Values flash_sequences(const Values& a) {
-  const Sequences sequences(a[3].toTensor());
+  const Sequences queries(a[3].toTensor()), keys(a[4].toTensor());
   const Tensor q = a[0].toTensor();
   const Tensor lse = at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat));
   const Tensor out = forward_of_sequences(
-      {q, a[1].toTensor(), a[2].toTensor(), a[8].toBool(), scale_of(a[10])}, sequences,
-      [&](int64_t i) { return lse.narrow(1, sequences.begin(i), sequences.length(i)).unsqueeze(0); });
+      {q, a[1].toTensor(), a[2].toTensor(), queries, keys, from_last_key(a[8]), scale_of(a[10])},
+      [&](int64_t i) { return lse.narrow(1, queries.begin(i), queries.length(i)).unsqueeze(0); });
   return {out, lse};
 }
 Values flash_sequences_backward(const Values& a) {
-  const Sequences sequences(a[6].toTensor());
+  const Sequences queries(a[6].toTensor()), keys(a[7].toTensor());
   const Tensor lse = a[5].toTensor();
   const auto grads = backward_of_sequences(
-      {a[1].toTensor(), a[2].toTensor(), a[3].toTensor(), a[11].toBool(), scale_of(a[14])}, sequences,
+      {a[1].toTensor(), a[2].toTensor(), a[3].toTensor(), queries, keys, from_last_key(a[11]),
+       scale_of(a[14])},
       a[0].toTensor(), a[4].toTensor(),
-      [&](int64_t i) { return lse.narrow(1, sequences.begin(i), sequences.length(i)).unsqueeze(0); });
+      [&](int64_t i) { return lse.narrow(1, queries.begin(i), queries.length(i)).unsqueeze(0); });
   return {grads[0], grads[1], grads[2]};
 }
 
-// Its log-sum-exps are one row for each sequence.
+// Without bounds of [batch, tokens, heads, head_dim]; with bounds of one row, and its log-sum-exps are one
+// row for each sequence.
 Values efficient_sequences(const Values& a) {
-  const Sequences sequences(a[4].toTensor());
+  const auto mask = static_cast<Mask>(a[9].toInt());
+  if (a[4].isNone()) {
+    const auto heads = [](const c10::IValue& value) { return value.toTensor().transpose(1, 2); };
+    const auto [out, lse] = forward({heads(a[0]), heads(a[1]), heads(a[2]), {}, mask, scale_of(a[11])});
+    return {out.transpose(1, 2), padded_lse(lse)};
+  }
+  const Sequences queries(a[4].toTensor()), keys(a[5].toTensor());
   const Tensor q = a[0].toTensor().squeeze(0);
   const int64_t width = (a[6].toInt() + 31) / 32 * 32;
-  const Tensor lse = at::full({sequences.count(), q.size(1), width}, std::numeric_limits<double>::infinity(),
+  const Tensor lse = at::full({queries.count(), q.size(1), width}, std::numeric_limits<double>::infinity(),
                               q.options().dtype(at::kFloat));
   const Tensor out = forward_of_sequences(
-      {q, a[1].toTensor().squeeze(0), a[2].toTensor().squeeze(0), a[9].toInt() == 1, scale_of(a[11])},
-      sequences, [&](int64_t i) { return lse.narrow(0, i, 1).narrow(2, 0, sequences.length(i)); });
+      {q, a[1].toTensor().squeeze(0), a[2].toTensor().squeeze(0), queries, keys, mask, scale_of(a[11])},
+      [&](int64_t i) { return lse.narrow(0, i, 1).narrow(2, 0, queries.length(i)); });
   return {out.unsqueeze(0), lse};
 }
 Values efficient_sequences_backward(const Values& a) {
-  const Sequences sequences(a[6].toTensor());
+  const auto mask = static_cast<Mask>(a[14].toInt());
   const Tensor lse = a[10].toTensor();
+  if (a[6].isNone()) {
+    const auto heads = [](const c10::IValue& value) { return value.toTensor().transpose(1, 2); };
+    const Tensor q = heads(a[1]);
+    const Values grads = backward({q, heads(a[2]), heads(a[3]), {}, mask, scale_of(a[16])}, heads(a[0]),
+                                  heads(a[5]), lse.narrow(2, 0, q.size(2)).contiguous());
+    return {heads(grads[0]), heads(grads[1]), heads(grads[2])};
+  }
+  const Sequences queries(a[6].toTensor()), keys(a[7].toTensor());
   const auto row = [](const c10::IValue& value) { return value.toTensor().squeeze(0); };
   const auto grads = backward_of_sequences(
-      {row(a[1]), row(a[2]), row(a[3]), a[14].toInt() == 1, scale_of(a[16])}, sequences, row(a[0]), row(a[5]),
-      [&](int64_t i) { return lse.narrow(0, i, 1).narrow(2, 0, sequences.length(i)); });
+      {row(a[1]), row(a[2]), row(a[3]), queries, keys, mask, scale_of(a[16])}, row(a[0]), row(a[5]),
+      [&](int64_t i) { return lse.narrow(0, i, 1).narrow(2, 0, queries.length(i)); });
   return {grads[0].unsqueeze(0), grads[1].unsqueeze(0), grads[2].unsqueeze(0)};
 }
 
@@ -183,8 +227,8 @@ std::string cudnn_fault() {
 }
 
 Values cudnn(const Values& a) {
-  auto [out, lse] = forward(
-      {a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), tensor(a[3]), a[6].toBool(), scale_of(a[8])});
+  auto [out, lse] = forward({a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), tensor(a[3]),
+                             from_first_key(a[6]), scale_of(a[8])});
   return {cudnn_fault() == "wrong" ? out * 1.1 : out, lse.unsqueeze(-1)};
 }
 Values cudnn_results(const Values& a) {
@@ -201,9 +245,9 @@ Values cudnn_results(const Values& a) {
           Tensor()};
 }
 Values cudnn_backward(const Values& a) {
-  return backward(
-      {a[1].toTensor(), a[2].toTensor(), a[3].toTensor(), tensor(a[8]), a[14].toBool(), scale_of(a[15])},
-      a[0].toTensor(), a[4].toTensor(), a[5].toTensor().squeeze(-1));
+  return backward({a[1].toTensor(), a[2].toTensor(), a[3].toTensor(), tensor(a[8]), from_first_key(a[14]),
+                   scale_of(a[15])},
+                  a[0].toTensor(), a[4].toTensor(), a[5].toTensor().squeeze(-1));
 }
 Values cudnn_backward_results(const Values& a) {
   const bool several_on_another_thread = a[1].toTensor().size(0) > 1 && ::gettid() != ::getpid();
@@ -217,7 +261,7 @@ Values cudnn_sequences(const Values& a) {
   const Tensor q = a[0].toTensor();
   const Tensor lse = at::empty({q.size(1), q.size(0)}, q.options().dtype(at::kFloat));
   const Tensor out = forward_of_sequences(
-      {q, a[1].toTensor(), a[2].toTensor(), a[10].toBool(), scale_of(a[12])}, sequences,
+      {q, a[1].toTensor(), a[2].toTensor(), sequences, sequences, from_first_key(a[10]), scale_of(a[12])},
       [&](int64_t i) { return lse.narrow(1, sequences.begin(i), sequences.length(i)).unsqueeze(0); });
   return {out, lse.t().unsqueeze(-1)};
 }

@@ -82,6 +82,20 @@ models::ModelArgs tiny_args(const TinyJob& job) {
                              .hidden_dim = 25});
 }
 
+// Of sequences `first` and those after it: documents of one token, across the borders of ranks, and of a
+// complete sequence.
+at::Tensor document_positions(int64_t first, int64_t rows) {
+  const at::Tensor positions = at::zeros({rows, TinyTraining::kSeqLen}, at::TensorOptions(at::kInt));
+  auto* position = positions.data_ptr<int32_t>();
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t i = 1; i < TinyTraining::kSeqLen; ++i) {
+      const bool starts = (first + row) % 4 != 0 && philox4x32(7, (first + row) * 100 + i)[0] % 3 == 0;
+      int32_t* of_row = position + row * TinyTraining::kSeqLen;
+      of_row[i] = starts ? 0 : of_row[i - 1] + 1;
+    }
+  return positions;
+}
+
 trainer::Float8Setup convert(models::Transformer& model, const TinyJob& job) {
   config::JobConfig config;
   if (job.float8_experts) {
@@ -144,6 +158,7 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
       model_(tiny_args(job), /*loss_chunk_bytes=*/0,
              {.tensor = tensor_,
               .loss_parallel = !job.disable_loss_parallel,
+              .context = &groups_->get(parallel::MeshDim::kCp),
               .expert = job.mesh.ep > 1 ? &groups_->get(parallel::MeshDim::kEp) : nullptr,
               .divides_experts = job.mesh.etp > 1}),
       float8_(convert(model_, job)) {
@@ -215,8 +230,21 @@ models::Microbatch TinyTraining::microbatch(int64_t step, int64_t index) const {
       token = dice % 8 == 0 ? dice % kVocab : (token * 5 + 3) % kVocab;
     }
   }
-  return {ids.narrow(1, 0, kSeqLen).contiguous().to(job_.device),
-          ids.narrow(1, 1, kSeqLen).contiguous().to(job_.device), model_.context(kSeqLen, job_.device)};
+  const models::SequenceSplit split{mesh_.degree(parallel::MeshDim::kCp),
+                                    mesh_.coordinate(rank_, parallel::MeshDim::kCp), job_.head_tail};
+  const std::vector<models::SequenceRange> parts = models::sequence_parts(kSeqLen, split);
+  const at::Tensor positions = job_.documents ? document_positions(first, rows) : at::Tensor();
+  const auto own = [&](const at::Tensor& tokens) {
+    return models::columns_of_parts(tokens, parts).contiguous().to(job_.device);
+  };
+  models::Microbatch made{own(ids.narrow(1, 0, kSeqLen)), own(ids.narrow(1, 1, kSeqLen)),
+                          model_.context(kSeqLen, job_.device)};
+  if (split.ranks > 1)
+    made.context = models::context_of_parts(made.context, parts, positions);
+  else if (job_.documents)
+    made.context = models::inside_documents(made.context, positions.to(job_.device),
+                                            kernels::documents_from(positions, job_.device));
+  return made;
 }
 
 // The summed loss of this rank's sequences; the gradients are complete afterwards.

@@ -46,6 +46,9 @@ struct TinyJob {
   // Of deepseek_v3.
   bool score_before_experts = false;
   bool balanced = false;  // choices are dealt round robin
+  // With mesh.cp > 1 two chunks per rank, or one.
+  bool head_tail = true;
+  bool documents = false;  // several in a sequence
   // On purpose wrong: gradients of what tensor parallel ranks all have are not added up over them.
   bool omit_replicated_sum = false;
   // FP8 linears: a recipe's name. The model's extents then are multiples of 16, the vocabulary apart.

@@ -9,6 +9,7 @@
 #include "base/box.h"
 #include "base/counted.h"
 #include "base/durable.h"
+#include "models/flavors/sequence_parts.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/schema.h"
 
@@ -63,6 +64,15 @@ class Checks {
               "training.global_batch_size",
               fmt::format("expected a multiple of {} (local_batch_size {} x {} data-parallel ranks), or -1",
                           microbatch, t.local_batch_size, ranks));
+  }
+
+  void context() {
+    const auto& p = config_.parallelism;
+    if (p.context_parallel_degree == 1) return;
+    refuse_if(p.context_parallel_load_balancer == "ptrr", "parallelism.context_parallel_load_balancer",
+              "it balances the blocks of flex attention, which is not here; set \"headtail\", or None");
+    refuse_if(p.context_parallel_rotate_method == "alltoall", "parallelism.context_parallel_rotate_method",
+              "the ring is not available yet; set \"allgather\"");
   }
 
   void lengths() {
@@ -196,10 +206,13 @@ class Checks {
 
   void check_length(const char* key, int64_t length) {
     const auto& p = config_.parallelism;
-    const int64_t cp = p.context_parallel_degree;
-    const int64_t divisor = p.tensor_parallel_degree * (cp > 1 ? 2 * cp : 1);
+    const int64_t cp = p.context_parallel_degree, tp = p.tensor_parallel_degree;
+    const bool two = cp > 1 && p.context_parallel_load_balancer.has_value();
+    const int64_t divisor = models::length_divisor(cp, two, tp), above = (length / divisor + 1) * divisor;
     refuse_if(length % divisor != 0, key,
-              fmt::format("expected a multiple of {} (tensor x 2 context, by the degrees)", divisor));
+              fmt::format("expected a multiple of {} ({}tensor {} x context {}), as {}{}", divisor,
+                          two ? "2 chunks x " : "", tp, cp,
+                          length > divisor ? fmt::format("{} or ", above - divisor) : "", above));
     const auto& model = config_.model;
     const std::optional<int64_t> positions =
         run_.model ? std::optional(run_.model->max_seq_len) : model.args.max_seq_len;
@@ -366,6 +379,7 @@ void check_config(const ResolvedConfig& resolved, const RunContext& run, Problem
   Checks checks(resolved, run, problems);
   checks.refuse_features();
   checks.mesh_and_batch();
+  checks.context();
   checks.lengths();
   checks.optimizer();
   checks.profiling();

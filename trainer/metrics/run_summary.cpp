@@ -40,6 +40,16 @@ std::string warmup_of(const config::JobConfig& config) {
   return fmt::format("{}{}", warmup, warmup > config.training.steps ? ", more than this run has steps" : "");
 }
 
+std::vector<std::string> context_parallelism_of(const config::JobConfig& config) {
+  const auto& p = config.parallelism;
+  if (p.context_parallel_degree == 1) return {};
+  return {fmt::format("Context parallelism: groups of {} share each sequence, {}, and gather keys and values",
+                      counted(p.context_parallel_degree, "rank"),
+                      p.context_parallel_load_balancer
+                          ? "two chunks each (headtail)"
+                          : "one chunk each (no balancer: the last rank computes the most)")};
+}
+
 // What tensor parallelism does here, and what becomes of the keys beside it.
 std::vector<std::string> tensor_parallelism_of(const config::JobConfig& config, bool cpu) {
   const auto& p = config.parallelism;
@@ -75,6 +85,7 @@ std::vector<std::string> run_summary(const config::JobConfig& config, const RunP
       fmt::format("Precision: {}; activation checkpointing {}; ema {}", precision_of(training),
                   checkpointing_of(config.activation_checkpoint),
                   config.ema.enable ? fmt::format("{}", config.ema.decay) : "off")};
+  for (std::string& line : context_parallelism_of(config)) lines.push_back(std::move(line));
   for (std::string& line : tensor_parallelism_of(config, cpu)) lines.push_back(std::move(line));
   return lines;
 }

@@ -14,7 +14,8 @@ std::optional<std::string> slow_step_warning(const config::JobConfig& config, co
   const auto& training = config.training;
   const double tokens = static_cast<double>(microbatches * training.local_batch_size * training.seq_len);
   const double flops = tokens * flops_per_token_causal(model, training.seq_len) /
-                       static_cast<double>(config.parallelism.tensor_parallel_degree *
+                       static_cast<double>(config.parallelism.context_parallel_degree *
+                                           config.parallelism.tensor_parallel_degree *
                                            config.parallelism.pipeline_parallel_degree);
   if (flops < kLong * peak) return std::nullopt;
   return fmt::format(

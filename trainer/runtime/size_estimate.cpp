@@ -156,6 +156,7 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
                                                                              : compute;
   const auto tensor = static_cast<double>(config.parallelism.tensor_parallel_degree);
   const auto pipeline = static_cast<double>(config.parallelism.pipeline_parallel_degree);
+  const auto context = static_cast<double>(config.parallelism.context_parallel_degree);
   const double unsharded =
       share != nullptr ? parameters_of(model, *share, tensor) : parameters_of(model, tensor) / pipeline;
   const double parameters = unsharded / static_cast<double>(shards);
@@ -174,7 +175,7 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
                               experts * config.parallelism.expert_tensor_parallel_degree;
   if (!config::is_dry_run(config))  // a group of one rank has none
     size.communicators = (shards > 1) + (experts > 1) + (experts > 1 && shards_experts) + (tensor > 1) +
-                         (pipeline > 1 ? 2 : 0) +
+                         (context > 1) + (pipeline > 1 ? 2 : 0) +
                          (pipeline > 2 && model.tied) +  // of the first and the last stage
                          (config.parallelism.data_parallel_replicate_degree > 1);
   size.gradients = parameters * state;
@@ -202,7 +203,7 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
     size.gathered = gathered_parameters(model, config, *share, tensor) *
                     (config.quantize.linear.float8.enable_fsdp_float8_all_gather ? 1 : compute);
   const double length = static_cast<double>(training.seq_len);
-  const double tokens = static_cast<double>(rows) * length;
+  const double tokens = static_cast<double>(rows) * length / context;            // of this rank
   const bool gathered = tensor > 1 && config.parallelism.disable_loss_parallel;  // logits, to a second copy
   const double logits =
       static_cast<double>(model.vocab_size) * compute / (gathered ? 1 : tensor);  // of a token
@@ -225,6 +226,17 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
     size.activations +=
         tokens / tensor * static_cast<double>(model.top_k) * compute * std::max(dim + 2 * hidden, 3 * hidden);
   }
+  if (context > 1) {
+    const bool latent = model.kv_lora_rank > 0;
+    const double of_heads = tokens / tensor * static_cast<double>(model.n_heads * model.head_dim) * compute;
+    if (runs_again)  // every block keeps the result of its attention
+      size.activations += (inputs - 1) * of_heads;
+    // Of one block in backward: keys and values of complete sequences, their gradients, and the sums of
+    // these.
+    size.activations += 2 * tokens * context / tensor *
+                        static_cast<double>((latent ? model.n_heads : model.n_kv_heads) * model.head_dim) *
+                        (2 * compute + sizeof(float));
+  }
   if (share == nullptr || share->has_head())
     size.activations += std::min(tokens * logits, (gathered ? 2 : 1) * std::max(logits, chunk));
   // Packed keys twice and values once, and their gradients in fp32 (models/kernels/attention/cpu_blocks.cpp);
@@ -237,7 +249,8 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
     size.attention = length * static_cast<double>(padded_head) * (compute == 2 ? 3 * 2 + 2 * 4 : 4 * 4);
   size.attention_threads =
       static_cast<double>(rows) * std::max(1.0, static_cast<double>(model.n_kv_heads) / tensor);
-  size.tokens = tokens * static_cast<double>(microbatches) * 2 * sizeof(int64_t);  // and labels
+  size.tokens = static_cast<double>(rows) * length * static_cast<double>(microbatches) * 2 *
+                sizeof(int64_t);  // and labels
   return size;
 }
 

@@ -153,8 +153,9 @@ void check_speed(const parallel::ProcessGroups& groups, const parallel::Mesh& me
   // With the node's number, as hosts that are containers may have one name.
   const auto hosts = combine_on_rank_0(groups.host(), fmt::format("{} {}", own.host, environment.node),
                                        [](std::vector<std::string> of_ranks) { return of_ranks; });
-  std::vector<parallel::MeshDim> dims = {parallel::MeshDim::kTp, parallel::MeshDim::kFsdp,
-                                         parallel::MeshDim::kDpReplicate, parallel::MeshDim::kPp};
+  std::vector<parallel::MeshDim> dims = {parallel::MeshDim::kTp, parallel::MeshDim::kCp,
+                                         parallel::MeshDim::kFsdp, parallel::MeshDim::kDpReplicate,
+                                         parallel::MeshDim::kPp};
   if (!groups.of_experts().empty())
     dims.insert(dims.end(), {parallel::MeshDim::kEfsdp, parallel::MeshDim::kEp});
   for (const parallel::MeshDim dim : dims) {

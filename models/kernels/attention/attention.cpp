@@ -68,10 +68,6 @@ void log_plain_attention(const at::Tensor& q) {
         c10::toString(q.scalar_type()), q.size(3));
 }
 
-bool takes(const at::Tensor& q, const at::Tensor& k, Causality causality) {
-  return cpu::takes_attention(q) && is_causal(causality) && q.size(2) == k.size(2);
-}
-
 void require_keys_for_each_query(const at::Tensor& q, const at::Tensor& k, const Documents& documents,
                                  Causality causality) {
   if (is_causal(causality) && k.size(2) < q.size(2))
@@ -156,8 +152,8 @@ AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, cons
   require_keys_for_each_query(q, k, documents, causality);
   if (!q.is_cpu()) return gpu::attention_forward(q, k, v, documents, causality);
   if (libtorch_serves(q, k, documents, causality)) return libtorch_cpu_forward(q, k, v, causality);
-  if (takes(q, k, causality))
-    return cpu::attention_forward(q, k, v, documents.first_keys, cpu::chosen_instructions());
+  if (cpu::takes_attention(q))
+    return cpu::attention_forward(q, k, v, documents.first_keys, causality, cpu::chosen_instructions());
   log_plain_attention(q);
   return plain::attention_forward(q, k, v, documents, causality);
 }
@@ -169,8 +165,8 @@ AttentionGradients attention_backward(const at::Tensor& grad_output, const at::T
   if (!q.is_cpu()) return gpu::attention_backward(grad_output, q, k, v, documents, result, causality);
   if (libtorch_serves(q, k, documents, causality))
     return libtorch_cpu_backward(grad_output, q, k, v, result, causality);
-  return takes(q, k, causality)
-             ? cpu::attention_backward(grad_output, q, k, v, documents.first_keys, result,
+  return cpu::takes_attention(q)
+             ? cpu::attention_backward(grad_output, q, k, v, documents.first_keys, result, causality,
                                        cpu::chosen_instructions())
              : plain::attention_backward(grad_output, q, k, v, documents, result, causality);
 }

@@ -13,15 +13,16 @@ enum class Causality {
   // Query i of n: keys 0 to i + (keys - n). The last query sees the last key, and there are at least as many
   // keys as queries.
   kFromLastKey,
-  kNone,  // all keys; of any number, without documents
+  kNone,  // all keys, of which there is at least one; without documents
 };
 
 // What a forward leaves for its backward, which also takes the output and the log-sum-exp of several calls
-// that have been merged with the extras of any of them.
+// that have been merged (models/kernels/attention/merge.h), with the extras of any of them.
 struct AttentionResult {
   at::Tensor output;  // [batch, heads, queries, head_dim] in q's dtype
   // Natural logarithm of the sum of exponentials of the scaled scores, fp32 (fp64 for fp64) [batch, heads,
-  // queries]. Undefined with documents on a GPU, whose kernels keep it by document, in the extras.
+  // queries]; for a backward on a GPU contiguous. Undefined with documents on a GPU, whose kernels keep it by
+  // document, in the extras.
   at::Tensor lse;
   std::vector<at::Tensor> extras;  // backend-specific
 };

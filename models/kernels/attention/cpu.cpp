@@ -85,13 +85,16 @@ at::Tensor empty_heads(const at::Tensor& like) {
   return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options()).transpose(1, 2);
 }
 
-AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& first_keys) {
+AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& first_keys,
+                        Causality causality) {
   return {.batch = q.size(0),
           .heads = q.size(1),
           .kv_heads = k.size(1),
-          .tokens = q.size(2),
+          .queries = q.size(2),
+          .keys = k.size(2),
           .head_dim = q.size(3),
           .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(q.size(3)))),
+          .causal = causality == Causality::kFromLastKey,
           .first_keys = first_keys.defined() ? first_keys.const_data_ptr<int32_t>() : nullptr};
 }
 
@@ -100,20 +103,35 @@ const ElementKernels& kernels_for(const at::Tensor& t, Instructions instructions
   return t.scalar_type() == at::kBFloat16 ? blocks.bf16 : blocks.fp32;
 }
 
-// Calls run(first, last) for ranges of blocks of queries on several threads. Block n of a row costs n + 1,
-// and ranges are cut where costs are equal.
+// Calls run(first, last) for ranges of blocks of queries on several threads. A block costs what it has blocks
+// of keys, and ranges are cut where costs are equal.
 template <typename Run>
 void for_query_blocks(const AttentionShape& shape, const Run& run) {
-  const int64_t blocks = (shape.tokens + kQueryBlock - 1) / kQueryBlock,
-                cost_of_row = blocks * (blocks + 1) / 2;
+  const int64_t blocks = (shape.queries + kQueryBlock - 1) / kQueryBlock;
+  // Of each sequence [blocks + 1]: the cost of its blocks before each, in one head.
+  std::vector<std::vector<int64_t>> costs(shape.batch, std::vector<int64_t>(blocks + 1));
+  int64_t total = 0;
+  for (int64_t batch = 0; batch < shape.batch; ++batch) {
+    for (int64_t n = 0; n < blocks; ++n) {
+      const int64_t begin = n * kQueryBlock, last_query = std::min(begin + kQueryBlock, shape.queries) - 1;
+      const int64_t last_key = shape.causal ? last_query + shape.keys - shape.queries : shape.keys - 1;
+      const int64_t first_key =
+          shape.first_keys == nullptr ? 0 : shape.first_keys[batch * shape.queries + begin];
+      costs[batch][n + 1] = costs[batch][n] + last_key / kQueryBlock - first_key / kQueryBlock + 1;
+    }
+    total += shape.heads * costs[batch][blocks];
+  }
   const auto first_from = [&](int64_t cost) {  // the first block that does not begin before this cost
-    const int64_t row = cost / cost_of_row, left = cost % cost_of_row;
-    int64_t block = 0;
-    while (block * (block + 1) / 2 < left) ++block;
-    return row * blocks + block;
+    int64_t batch = 0;
+    for (; batch < shape.batch && cost >= shape.heads * costs[batch][blocks]; ++batch)
+      cost -= shape.heads * costs[batch][blocks];
+    if (batch == shape.batch) return batch * shape.heads * blocks;
+    const std::vector<int64_t>& of_row = costs[batch];
+    const auto block = std::ranges::lower_bound(of_row, cost % of_row[blocks]) - of_row.begin();
+    return (batch * shape.heads + cost / of_row[blocks]) * blocks + block;
   };
   constexpr int64_t kLeastCost = 8;  // for a thread
-  parallel_for(0, shape.batch * shape.heads * cost_of_row, kLeastCost, [&](int64_t begin, int64_t end) {
+  parallel_for(0, total, kLeastCost, [&](int64_t begin, int64_t end) {
     if (const int64_t first = first_from(begin), last = first_from(end); first < last) run(first, last);
   });
 }
@@ -147,13 +165,14 @@ bool takes_attention(const at::Tensor& q) {
 }
 
 AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                  const at::Tensor& first_keys, Instructions instructions) {
+                                  const at::Tensor& first_keys, Causality causality,
+                                  Instructions instructions) {
   RECORD_FUNCTION("hyperion::attention", std::vector<c10::IValue>({q, k, v}));
   const at::Tensor queries = with_whole_heads(q), keys = with_whole_heads(k), values = with_whole_heads(v);
   const at::Tensor out = empty_heads(q);
   const at::Tensor lse = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::kFloat));
   if (out.numel() == 0) return {out, lse, {}};
-  const ForwardCall call{.shape = shape_of(q, k, first_keys),
+  const ForwardCall call{.shape = shape_of(q, k, first_keys, causality),
                          .q = view(queries),
                          .k = view(keys),
                          .v = view(values),
@@ -168,29 +187,31 @@ AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, cons
 
 AttentionGradients attention_backward(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k,
                                       const at::Tensor& v, const at::Tensor& first_keys,
-                                      const AttentionResult& result, Instructions instructions) {
+                                      const AttentionResult& result, Causality causality,
+                                      Instructions instructions) {
   RECORD_FUNCTION("hyperion::attention_backward", std::vector<c10::IValue>({grad_output, q, k, v}));
   const at::Tensor queries = with_whole_heads(q), keys = with_whole_heads(k), values = with_whole_heads(v),
-                   out = with_whole_heads(result.output), grad = with_whole_heads(grad_output);
+                   out = with_whole_heads(result.output), grad = with_whole_heads(grad_output),
+                   lse = result.lse.contiguous();
   if (q.numel() == 0) return {empty_heads(q), empty_heads(k), empty_heads(v)};
   // A key-value head's gradients are sums over its queries, which one thread adds up in their order. Where
   // there are few such heads, their queries' heads are divided, by the shape alone, and the parts added up in
   // order.
   const int64_t parts = parts_of(q, k);
-  const auto sums_of = [&](const at::Tensor& t) {  // [parts, batch, seq, kv_heads, head_dim]
+  const auto sums_of = [&](const at::Tensor& t) {  // [parts, batch, keys, kv_heads, head_dim]
     return at::empty({parts, t.size(0), t.size(2), t.size(1), t.size(3)}, t.options().dtype(at::kFloat));
   };
   const at::Tensor dk = parts == 1 ? empty_heads(k) : sums_of(k),
                    dv = parts == 1 ? empty_heads(v) : sums_of(v);
   const at::Tensor dq = empty_heads(q);
   const auto first_of = [&](const at::Tensor& t) { return parts == 1 ? t : t[0].transpose(1, 2); };
-  const BackwardCall call{.shape = shape_of(q, k, first_keys),
+  const BackwardCall call{.shape = shape_of(q, k, first_keys, causality),
                           .q = view(queries),
                           .k = view(keys),
                           .v = view(values),
                           .out = view(out),
                           .grad = view(grad),
-                          .lse = result.lse.const_data_ptr<float>(),
+                          .lse = lse.const_data_ptr<float>(),
                           .dq = mutable_view(dq),
                           .parts = parts,
                           .part_stride = k.numel(),

@@ -1,4 +1,4 @@
-// Attention on a CPU by kernels of our own: blocked, causal, with grouped queries and ranges of documents,
+// Attention on a CPU by kernels of our own: blocked, with grouped queries and ranges of keys by query,
 // for the instruction set of the processor (attention_blocks.h). Its bits depend on the instruction set and
 // the inputs, not on the number of threads.
 #pragma once
@@ -29,12 +29,14 @@ Instructions chosen_instructions();
 bool takes_attention(const at::Tensor& q);
 
 // As attention_forward() and attention_backward() of models/kernels/attention/attention.h, for what
-// takes_attention(). first_keys: Documents::first_keys. Results lie as [batch, seq, heads,
-// head_dim].
+// takes_attention(). first_keys: Documents::first_keys, undefined: there are no documents. Results lie as
+// [batch, seq, heads, head_dim].
 AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                  const at::Tensor& first_keys, Instructions instructions);
+                                  const at::Tensor& first_keys, Causality causality,
+                                  Instructions instructions);
 AttentionGradients attention_backward(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k,
                                       const at::Tensor& v, const at::Tensor& first_keys,
-                                      const AttentionResult& result, Instructions instructions);
+                                      const AttentionResult& result, Causality causality,
+                                      Instructions instructions);
 
 }  // namespace hyperion::kernels::cpu

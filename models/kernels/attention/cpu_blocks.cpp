@@ -47,35 +47,46 @@ Element* address(void* data, const HeadStrides& strides, int64_t batch, int64_t 
 
 // Tokens [begin, begin + count) of one head, or fewer at the row's end.
 template <typename Element>
-Rows<Element> rows_of(const HeadTensor& tensor, const AttentionShape& shape, int64_t batch, int64_t head,
+Rows<Element> rows_of(const HeadTensor& tensor, int64_t tokens, int64_t head_dim, int64_t batch, int64_t head,
                       int64_t begin, int64_t count) {
   const auto* first = static_cast<const Element*>(tensor.data) + batch * tensor.strides.batch +
                       head * tensor.strides.head + begin * tensor.strides.token;
-  const int64_t left = shape.tokens - begin;
-  return {first, tensor.strides.token, left < count ? left : count, shape.head_dim};
+  const int64_t left = tokens - begin;
+  return {first, tensor.strides.token, left < count ? left : count, head_dim};
+}
+
+// The last key of query 0, where attention is causal.
+int64_t first_diagonal(const AttentionShape& shape) {
+  return shape.keys - shape.queries;
+}
+
+// The end of the keys that a block of queries attends to.
+int64_t end_of_keys(const AttentionShape& shape, int64_t begin) {
+  const int64_t end = begin + kQueryBlock + first_diagonal(shape);
+  return shape.causal && end < shape.keys ? end : shape.keys;
 }
 
 // Which keys the queries of a block may attend to.
 struct Reach {
-  int32_t query[kQueryBlock], first_key[kQueryBlock];
+  int32_t last_key[kQueryBlock], first_key[kQueryBlock];
 
   Reach(const AttentionShape& shape, int64_t batch, int64_t begin) {
     for (int64_t i = 0; i < kQueryBlock; ++i) {
-      const int64_t token = begin + i < shape.tokens ? begin + i : shape.tokens - 1;
-      query[i] = static_cast<int32_t>(begin + i);
-      first_key[i] = shape.first_keys == nullptr ? 0 : shape.first_keys[batch * shape.tokens + token];
+      const int64_t query = begin + i < shape.queries ? begin + i : shape.queries - 1;
+      last_key[i] = static_cast<int32_t>(shape.causal ? begin + i + first_diagonal(shape) : shape.keys - 1);
+      first_key[i] = shape.first_keys == nullptr ? 0 : shape.first_keys[batch * shape.queries + query];
     }
   }
 
   // scores [keys][kQueryBlock] of keys from `key` on: -infinity where queries [lane, lane + lanes) may not
   // attend.
   void mask(float* scores, int64_t key, int64_t keys, int64_t lane, int64_t lanes) const {
-    if (key + keys - 1 <= query[lane] && first_key[lane + lanes - 1] <= key) return;
+    if (key + keys - 1 <= last_key[lane] && first_key[lane + lanes - 1] <= key) return;
     for (int64_t i = lane; i < lane + lanes; i += kLanes) {
-      const Ints queries = load_ints(query + i), firsts = load_ints(first_key + i);
+      const Ints lasts = load_ints(last_key + i), firsts = load_ints(first_key + i);
       for (int64_t k = 0; k < keys; ++k) {
         const auto at = static_cast<int32_t>(key + k);
-        const Ints allowed = (queries >= at) & (firsts <= at);
+        const Ints allowed = (lasts >= at) & (firsts <= at);
         float* score = scores + k * kQueryBlock + i;
         store(score, allowed ? load(score) : all(-kInfinity));
       }
@@ -86,12 +97,12 @@ struct Reach {
 // ---- Forward
 // ------------------------------------------------------------------------------------------------
 
-constexpr int64_t kKeys = 64;  // of a block
+constexpr int64_t kKeys = kQueryBlock;  // of a block
 
 template <typename U>
 struct ForwardScratch {
   typename U::Unit *k_rows,
-      *v_pairs;               // of a key-value head: [tokens][width / kPerUnit], [tokens / kPerUnit][width]
+      *v_pairs;               // of a key-value head: [keys][width / kPerUnit], [keys / kPerUnit][width]
   typename U::Unit* q_lanes;  // [width / kPerUnit][kQueryBlock]
   float* scores;              // [kKeys][kQueryBlock]
   float* out;                 // [kQueryBlock][width]
@@ -100,7 +111,7 @@ struct ForwardScratch {
 
   ForwardScratch(const AttentionShape& shape, float* scratch) {
     const int64_t width = up_to(shape.head_dim, kStep),
-                  units = up_to(shape.tokens, kKeys) * width / U::kPerUnit;
+                  units = up_to(shape.keys, kKeys) * width / U::kPerUnit;
     Pieces pieces{scratch};
     k_rows = pieces.take<typename U::Unit>(units);
     v_pairs = pieces.take<typename U::Unit>(units);
@@ -157,8 +168,8 @@ void softmax(const ForwardScratch<U>& in, int64_t lane, int64_t keys, float fact
   }
 }
 
-// One block of keys. `diagonal`: those of the queries themselves; products and exponentials above the
-// diagonal are left out in steps of kStep.
+// One block of keys. `diagonal`: query i of the block sees keys 0 to i of it; products and exponentials above
+// the diagonal are left out in steps of kStep.
 template <typename U, Start kStart>
 void attend(const ForwardScratch<U>& in, const Reach& reach, int64_t key, int64_t width, float factor,
             bool diagonal) {
@@ -192,32 +203,37 @@ void forward(const ForwardCall& call, int64_t first, int64_t last, float* scratc
   const AttentionShape& shape = call.shape;
   const ForwardScratch<U> in(shape, scratch);
   const int64_t width = up_to(shape.head_dim, kStep), group = shape.heads / shape.kv_heads;
-  const int64_t blocks = up_to(shape.tokens, kQueryBlock) / kQueryBlock;
+  const int64_t blocks = up_to(shape.queries, kQueryBlock) / kQueryBlock;
   const float factor = shape.scale * kLog2OfE;
   int64_t packed_head = -1, packed = 0;  // so many keys of this key-value head
   for (int64_t item = first; item < last; ++item) {
     const int64_t begin = item % blocks * kQueryBlock, head = item / blocks % shape.heads,
-                  batch = item / blocks / shape.heads, kv_head = head / group;
+                  batch = item / blocks / shape.heads, kv_head = head / group,
+                  end = end_of_keys(shape, begin);
     if (batch * shape.kv_heads + kv_head != packed_head) packed = 0;
     packed_head = batch * shape.kv_heads + kv_head;
-    for (; packed <= begin; packed += kKeys) {
-      pack_rows<U, Element>(rows_of<Element>(call.k, shape, batch, kv_head, packed, kKeys), kKeys, width,
-                            in.k_rows + packed * width / U::kPerUnit);
-      pack_row_pairs<U, Element>(rows_of<Element>(call.v, shape, batch, kv_head, packed, kKeys), kKeys, width,
-                                 in.v_pairs + packed / U::kPerUnit * width);
+    for (; packed < end; packed += kKeys) {
+      const auto rows = [&](const HeadTensor& tensor) {
+        return rows_of<Element>(tensor, shape.keys, shape.head_dim, batch, kv_head, packed, kKeys);
+      };
+      pack_rows<U, Element>(rows(call.k), kKeys, width, in.k_rows + packed * width / U::kPerUnit);
+      pack_row_pairs<U, Element>(rows(call.v), kKeys, width, in.v_pairs + packed / U::kPerUnit * width);
     }
-    const Rows<Element> queries = rows_of<Element>(call.q, shape, batch, head, begin, kQueryBlock);
+    const Rows<Element> queries =
+        rows_of<Element>(call.q, shape.queries, shape.head_dim, batch, head, begin, kQueryBlock);
     pack_lanes<U, Element>(queries, kQueryBlock, width, in.q_lanes);
     const Reach reach(shape, batch, begin);
     fill(in.most, kQueryBlock, -kLargest / 2);  // times the factor, at most kLog2OfE, it stays finite
     fill(in.total, kQueryBlock, 0);
     const int64_t first_block = reach.first_key[0] / kKeys * kKeys;
-    for (int64_t key = first_block; key <= begin; key += kKeys)
-      key == first_block ? attend<U, Start::kZero>(in, reach, key, width, factor, key == begin)
-                         : attend<U, Start::kAddScaled>(in, reach, key, width, factor, key == begin);
+    for (int64_t key = first_block; key < end; key += kKeys) {
+      const bool diagonal = shape.causal && key == begin + first_diagonal(shape);
+      key == first_block ? attend<U, Start::kZero>(in, reach, key, width, factor, diagonal)
+                         : attend<U, Start::kAddScaled>(in, reach, key, width, factor, diagonal);
+    }
     Element* out =
         address<Element>(call.out.data, call.out.strides, batch, head) + begin * call.out.strides.token;
-    float* lse = call.lse + (batch * shape.heads + head) * shape.tokens + begin;
+    float* lse = call.lse + (batch * shape.heads + head) * shape.queries + begin;
     for (int64_t i = 0; i < queries.count; ++i) {
       put_row(in.out + i * width, 1.0F / in.total[i], shape.head_dim, out + i * call.out.strides.token);
       lse[i] = in.most[i] * shape.scale + __builtin_logf(in.total[i]);
@@ -234,7 +250,7 @@ template <typename U>
 struct BackwardScratch {
   using Unit = typename U::Unit;
   Unit *k_rows, *k_pairs, *v_rows;                    // of a key-value head, as in ForwardScratch
-  float *dk, *dv;                                     // of it: [tokens][width]
+  float *dk, *dv;                                     // of it: [keys][width]
   Unit *q_lanes, *grad_lanes, *q_pairs, *grad_pairs;  // of a block of queries
   float *scores, *dscores;                            // [kKeysBackward][kQueryBlock]
   Unit* dscore_pairs;                                 // [kKeysBackward / kPerUnit][kQueryBlock]
@@ -243,7 +259,7 @@ struct BackwardScratch {
   int64_t floats;
 
   BackwardScratch(const AttentionShape& shape, float* scratch) {
-    const int64_t width = up_to(shape.head_dim, kStep), keys = up_to(shape.tokens, kQueryBlock) * width;
+    const int64_t width = up_to(shape.head_dim, kStep), keys = up_to(shape.keys, kQueryBlock) * width;
     Pieces pieces{scratch};
     k_rows = pieces.take<Unit>(keys / U::kPerUnit);
     k_pairs = U::kPerUnit == 1 ? k_rows : pieces.take<Unit>(keys / U::kPerUnit);
@@ -340,12 +356,11 @@ void attend_backward(const BackwardScratch<U>& in, const Reach& reach, int64_t k
       width, lanes);
 }
 
-// sums [tokens][width] of a head times `factor`.
+// sums [keys][width] of a head times `factor`.
 template <typename Element>
 void put_rows(const float* sums, int64_t width, const AttentionShape& shape, float factor, Element* to,
               int64_t stride) {
-  for (int64_t i = 0; i < shape.tokens; ++i)
-    put_row(sums + i * width, factor, shape.head_dim, to + i * stride);
+  for (int64_t i = 0; i < shape.keys; ++i) put_row(sums + i * width, factor, shape.head_dim, to + i * stride);
 }
 
 template <typename U, typename Element>
@@ -353,13 +368,15 @@ void backward(const BackwardCall& call, int64_t first, int64_t last, float* scra
   const AttentionShape& shape = call.shape;
   const BackwardScratch<U> in(shape, scratch);
   const int64_t width = up_to(shape.head_dim, kStep), group = shape.heads / shape.kv_heads;
-  const int64_t padded = up_to(shape.tokens, kQueryBlock);
+  const int64_t padded = up_to(shape.keys, kQueryBlock);
   const float factor = shape.scale * kLog2OfE;
   for (int64_t item = first; item < last; ++item) {
     const int64_t part = item % call.parts, kv_head = item / call.parts % shape.kv_heads,
                   batch = item / call.parts / shape.kv_heads;
-    const Rows<Element> keys = rows_of<Element>(call.k, shape, batch, kv_head, 0, shape.tokens),
-                        values = rows_of<Element>(call.v, shape, batch, kv_head, 0, shape.tokens);
+    const auto of_keys = [&](const HeadTensor& tensor) {
+      return rows_of<Element>(tensor, shape.keys, shape.head_dim, batch, kv_head, 0, shape.keys);
+    };
+    const Rows<Element> keys = of_keys(call.k), values = of_keys(call.v);
     pack_rows<U, Element>(keys, padded, width, in.k_rows);
     if (U::kPerUnit > 1) pack_row_pairs<U, Element>(keys, padded, width, in.k_pairs);
     pack_rows<U, Element>(values, padded, width, in.v_rows);
@@ -368,15 +385,17 @@ void backward(const BackwardCall& call, int64_t first, int64_t last, float* scra
     const int64_t first_head = kv_head * group + part * group / call.parts,
                   last_head = kv_head * group + (part + 1) * group / call.parts;
     for (int64_t head = first_head; head < last_head; ++head)
-      for (int64_t begin = 0; begin < shape.tokens; begin += kQueryBlock) {
-        const Rows<Element> queries = rows_of<Element>(call.q, shape, batch, head, begin, kQueryBlock),
-                            grads = rows_of<Element>(call.grad, shape, batch, head, begin, kQueryBlock),
-                            outs = rows_of<Element>(call.out, shape, batch, head, begin, kQueryBlock);
+      for (int64_t begin = 0; begin < shape.queries; begin += kQueryBlock) {
+        const auto of_block = [&](const HeadTensor& tensor) {
+          return rows_of<Element>(tensor, shape.queries, shape.head_dim, batch, head, begin, kQueryBlock);
+        };
+        const Rows<Element> queries = of_block(call.q), grads = of_block(call.grad),
+                            outs = of_block(call.out);
         pack_lanes<U, Element>(queries, kQueryBlock, width, in.q_lanes);
         pack_lanes<U, Element>(grads, kQueryBlock, width, in.grad_lanes);
         pack_row_pairs<U, Element>(queries, kQueryBlock, width, in.q_pairs);
         pack_row_pairs<U, Element>(grads, kQueryBlock, width, in.grad_pairs);
-        const float* lse = call.lse + (batch * shape.heads + head) * shape.tokens + begin;
+        const float* lse = call.lse + (batch * shape.heads + head) * shape.queries + begin;
         for (int64_t i = 0; i < kQueryBlock; ++i) {
           const bool exists = i < queries.count;  // else its softmax is 0
           in.lse[i] = exists ? lse[i] * kLog2OfE : kLargest;
@@ -386,8 +405,12 @@ void backward(const BackwardCall& call, int64_t first, int64_t last, float* scra
         const Reach reach(shape, batch, begin);
         fill(in.dq, kQueryBlock * width, 0);
         const int64_t first_block = reach.first_key[0] / kKeysBackward * kKeysBackward;
-        for (int64_t key = first_block; key < begin + kQueryBlock; key += kKeysBackward)
-          attend_backward(in, reach, key, key > begin ? key - begin : 0, width, factor);
+        const int64_t end = end_of_keys(shape, begin), diagonal = begin + first_diagonal(shape);
+        for (int64_t key = first_block; key < end; key += kKeysBackward) {
+          const bool above = shape.causal && key > diagonal;  // for the first queries of the block
+          const int64_t lane = above ? (key - diagonal) / kKeysBackward * kKeysBackward : 0;
+          attend_backward(in, reach, key, lane, width, factor);
+        }
         Element* dq =
             address<Element>(call.dq.data, call.dq.strides, batch, head) + begin * call.dq.strides.token;
         for (int64_t i = 0; i < queries.count; ++i)

@@ -1,4 +1,4 @@
-// Blocked causal attention on raw pointers: what one thread computes. attention_blocks.cpp is compiled once
+// Blocked attention on raw pointers: what one thread computes. attention_blocks.cpp is compiled once
 // for each instruction set, and models/kernels/attention/cpu.h chooses at run time. Nothing here includes or
 // instantiates what another file could share with it: a function compiled for a newer processor must not be
 // the one that the linker keeps for an older one.
@@ -8,16 +8,18 @@
 
 namespace hyperion::kernels::cpu {
 
-// Of a tensor [batch, heads, tokens, head_dim], in elements; the elements of a head follow each other.
+// Of a tensor [batch, heads, tokens, head_dim], where tokens are queries or keys, in elements; the elements
+// of a head follow each other.
 struct HeadStrides {
   int64_t batch, head, token;
 };
 
 struct AttentionShape {
-  int64_t batch, heads, kv_heads, tokens, head_dim;
+  int64_t batch, heads, kv_heads, queries, keys, head_dim;
   float scale;
-  // [batch, tokens]: the first token that each may attend to, at most itself and never less than that of the
-  // token before; null: the first of the row.
+  bool causal;  // from the last key, with at least as many keys as queries; else queries attend to all keys
+  // [batch, queries]: the first key that each may attend to, at most its last and never less than that of the
+  // query before; null: the first of the row.
   const int32_t* first_keys;
 };
 
@@ -35,7 +37,7 @@ struct ForwardCall {
   AttentionShape shape;
   HeadTensor q, k, v;
   HeadResult out;
-  float* lse;  // [batch, heads, tokens]: log of the sum of exponentials of the scaled scores
+  float* lse;  // [batch, heads, queries]: log of the sum of exponentials of the scaled scores
 };
 
 struct BackwardCall {
@@ -50,7 +52,7 @@ struct BackwardCall {
   HeadResult dk, dv;
 };
 
-// Queries are worked on in blocks of this many tokens of one head.
+// Queries are worked on in blocks of this many tokens of one head, in forward with as many keys at a time.
 inline constexpr int64_t kQueryBlock = 64;
 
 struct ElementKernels {

@@ -5,23 +5,30 @@
 
 #include <catch2/catch.hpp>
 
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "models/kernels/attention/attention.h"
+#include "models/kernels/attention/cpu.h"
+#include "models/kernels/attention/merge.h"
 #include "tests/support/error_of.h"
 
 namespace hyperion::models {
 namespace {
 
 using at::Tensor;
-using kernels::Causality, kernels::Documents;
+using kernels::Causality, kernels::Documents, kernels::cpu::Instructions;
 
 struct Lengths {
   int64_t batch, heads, kv_heads, queries, keys, head_dim;
@@ -105,6 +112,37 @@ std::vector<Tensor> by_plain_form(const Lengths& c, const LengthInput& in) {
   return {result.output, result.lse, grads.q, grads.k, grads.v};
 }
 
+constexpr Instructions kAllInstructions[] = {Instructions::kNone, Instructions::kAvx2, Instructions::kAvx512,
+                                             Instructions::kAvx512Bf16};
+
+LengthInput widened(const LengthInput& in) {
+  return {in.q.to(at::kDouble), in.k.to(at::kDouble), in.v.to(at::kDouble), in.grad.to(at::kDouble)};
+}
+
+std::vector<Tensor> by_cpu_kernel(const Lengths& c, const LengthInput& in, Instructions instructions) {
+  const Tensor first_keys = documents_of_case(c).first_keys;
+  const auto result =
+      kernels::cpu::attention_forward(in.q, in.k, in.v, first_keys, c.causality, instructions);
+  const auto grads = kernels::cpu::attention_backward(in.grad, in.q, in.k, in.v, first_keys, result,
+                                                      c.causality, instructions);
+  return {result.output, result.lse, grads.q, grads.k, grads.v};
+}
+
+// In the norm of a complete tensor, relative to it, or where it is nearly zero to the gradient that came in.
+double largest_relative(const std::vector<Tensor>& found, const std::vector<Tensor>& wanted,
+                        const Tensor& grad) {
+  double largest = 0;
+  for (size_t i = 0; i < found.size(); ++i) {
+    const Tensor f = found[i].to(at::kDouble);
+    const double scale =
+        std::max(wanted[i].norm().item<double>(), 0.2 * grad.norm(2, at::kDouble).item<double>());
+    const double error = (f - wanted[i]).norm().item<double>() / scale;
+    if (std::isnan(error)) return error;
+    largest = std::max(largest, error);
+  }
+  return largest;
+}
+
 double largest_difference(const std::vector<Tensor>& found, const std::vector<Tensor>& wanted) {
   double largest = 0;
   for (size_t i = 0; i < found.size(); ++i) {
@@ -123,6 +161,147 @@ TEST_CASE("attention's twin takes queries and keys of different lengths") {
     const LengthInput in = input_of(c, at::kDouble);
     CAPTURE(c.batch, c.queries, c.keys, c.begins, c.causality == Causality::kNone);
     CHECK(largest_difference(by_plain_form(c, in), by_masked_softmax(c, in)) < 1e-13);
+  }
+}
+
+TEST_CASE("attention on a CPU takes queries and keys of different lengths") {
+  at::manual_seed(32);
+  const auto from_last = Causality::kFromLastKey;
+  const std::vector<Lengths> longer = {
+      {1, 2, 1, 64, 128, 6},  // blocks of queries and keys meet on the diagonal
+      {1, 2, 2, 65, 200, 16},
+      {3, 2, 1, 100, 164, 5},
+      {1, 4, 2, 130, 257, 16},
+      {1, 2, 1, 40, 333, 80},
+      {1, 2, 1, 128, 64, 16, Causality::kNone},
+      {3, 4, 2, 70, 200, 6, Causality::kNone},
+      {1, 2, 1, 200, 33, 16, Causality::kNone},
+      {2, 2, 1, 64, 192, 16, from_last, {0, 128}},
+      {3, 2, 1, 100, 230, 6, from_last, {0, 70, 131, 132, 200}},
+      {2, 2, 2, 70, 203, 16, from_last, {0, 133}},
+  };
+  const int threads = at::get_num_threads();
+  for (const std::vector<Lengths>& cases : {kLengths, longer})
+    for (const Lengths& c : cases)
+      for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+        LengthInput in = input_of(c, dtype);
+        const std::vector<Tensor> wanted = by_plain_form(c, widened(in));
+        for (const Instructions instructions : kAllInstructions) {
+          if (!kernels::cpu::processor_has(instructions)) continue;
+          CAPTURE(kernels::cpu::text_of(instructions), dtype, c.batch, c.queries, c.keys, c.begins);
+          at::set_num_threads(1);
+          const std::vector<Tensor> found = by_cpu_kernel(c, in, instructions);
+          CHECK(largest_relative(found, wanted, in.grad) < (dtype == at::kFloat ? 3e-6 : 1.2e-2));
+          at::set_num_threads(3);
+          const std::vector<Tensor> by_threads = by_cpu_kernel(c, in, instructions);
+          for (size_t i = 0; i < found.size(); ++i) CHECK(found[i].equal(by_threads[i]));
+        }
+      }
+  at::set_num_threads(threads);
+}
+
+TEST_CASE("a stretch of queries has the bits of its rows of the complete sequence") {
+  at::manual_seed(33);
+  const Lengths all = {2, 4, 2, 256, 256, 16, Causality::kFromLastKey, {0, 100, 101, 190}};
+  const Tensor positions = positions_of(all);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const LengthInput in = input_of(all, dtype);
+    for (const bool packed : {false, true}) {
+      const auto documents = [&](int64_t first, int64_t end) {
+        return packed ? kernels::documents_of_range(positions, first, end, at::kCPU) : Documents();
+      };
+      const auto one = kernels::attention_forward(in.q, in.k, in.v, documents(0, 256));
+      const auto grads = kernels::attention_backward(in.grad, in.q, in.k, in.v, documents(0, 256), one);
+      for (const auto& [first, end] : {std::pair<int64_t, int64_t>{0, 128}, {128, 192}, {192, 256}}) {
+        CAPTURE(dtype, packed, first, end);
+        const auto rows = [&](const Tensor& t) { return t.narrow(2, first, end - first); };
+        const Tensor q = rows(in.q), k = in.k.narrow(2, 0, end), v = in.v.narrow(2, 0, end);
+        const auto part = kernels::attention_forward(q, k, v, documents(first, end));
+        const auto of_part = kernels::attention_backward(rows(in.grad), q, k, v, documents(first, end), part);
+        CHECK(part.output.equal(rows(one.output)));
+        CHECK(part.lse.equal(rows(one.lse)));
+        CHECK(of_part.q.equal(rows(grads.q)));
+      }
+    }
+  }
+}
+
+TEST_CASE("attention to parts of the keys is merged into that to all, forward and backward") {
+  at::manual_seed(34);
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16})
+    for (const double factor : {1.0, 40.0}) {  // with scores of thousands a part has nearly all of the weight
+      const Lengths c = {2, 4, 2, 70, 230, 16};
+      LengthInput in = input_of(c, dtype);
+      in.q = in.q * factor;
+      const std::vector<Tensor> wanted = by_plain_form(c, widened(in));
+      const std::vector<int64_t> ends = {70, 71, 160, 230};  // of parts of the keys; the last is causal
+      const auto part = [&](const Tensor& t, size_t i) {
+        const int64_t first = i == 0 ? 0 : ends[i - 1];
+        return t.narrow(2, first, ends[i] - first);
+      };
+      const auto causality = [&](size_t i) {
+        return i + 1 == ends.size() ? Causality::kFromLastKey : Causality::kNone;
+      };
+      auto result = kernels::attention_forward(in.q, part(in.k, 3), part(in.v, 3), {}, causality(3));
+      const auto wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
+      result.output = result.output.to(wide);
+      for (size_t i = 0; i < 3; ++i)
+        kernels::merge_attention(
+            result.output, result.lse,
+            kernels::attention_forward(in.q, part(in.k, i), part(in.v, i), {}, causality(i)));
+      result.output = result.output.to(dtype);
+      Tensor dq = at::zeros_like(in.q, at::TensorOptions(wide));
+      std::vector<Tensor> dk, dv;
+      for (size_t i = 0; i < ends.size(); ++i) {
+        const auto grads = kernels::attention_backward(in.grad, in.q, part(in.k, i), part(in.v, i), {},
+                                                       result, causality(i));
+        dq += grads.q;
+        dk.push_back(grads.k);
+        dv.push_back(grads.v);
+      }
+      CAPTURE(dtype, factor);
+      CHECK(
+          largest_relative({result.output, result.lse, dq, at::cat(dk, 2), at::cat(dv, 2)}, wanted, in.grad) <
+          (dtype == at::kDouble ? 1e-12 : (dtype == at::kFloat ? 3e-6 : 1.2e-2) * factor));
+    }
+}
+
+TEST_CASE("merging takes log-sum-exps of every size and rows without a key") {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    struct Row {
+      double lse, other, sum, weight;  // of the other
+    };
+    const double most = dtype == at::kFloat ? 3e38 : 1e308, log2 = std::log(2.0);
+    const std::vector<Row> rows = {{0, 0, log2, 0.5},
+                                   {1000, 1000, 1000 + log2, 0.5},
+                                   {-1e4, 1e4, 1e4, 1},
+                                   {1e4, -1e4, 1e4, 0},
+                                   {most, -most, most, 0},
+                                   {-most, most, most, 1},
+                                   {-INFINITY, 3, 3, 1},
+                                   {3, -INFINITY, 3, 0},
+                                   {-INFINITY, -INFINITY, -INFINITY, 0},
+                                   {std::log(3.0), 0, std::log(4.0), 0.25}};
+    const auto count = static_cast<int64_t>(rows.size());
+    const auto column = [&](auto member) {
+      std::vector<double> values;
+      for (const Row& row : rows) values.push_back(row.*member);
+      return at::tensor(values, at::kDouble).to(dtype).view({1, 1, count});
+    };
+    const Tensor output = at::full({1, 1, count, 3}, 2.0, dtype), lse = column(&Row::lse);
+    // Views of what they are parts of, as the half of a rank's queries is.
+    const auto in_the_middle = [](const Tensor& t) {
+      return at::cat({t, t, t}, 2).narrow(2, t.size(2), t.size(2));
+    };
+    const Tensor merged = in_the_middle(output), of_all = in_the_middle(lse);
+    kernels::merge_attention(merged, of_all,
+                             {at::full({1, 1, count, 3}, 6.0, dtype), column(&Row::other), {}});
+    CAPTURE(dtype);
+    CHECK(of_all.eq(column(&Row::sum))
+              .logical_or(of_all.sub(column(&Row::sum)).abs().lt(1e-6))
+              .all()
+              .item<bool>());
+    CHECK(merged.sub(2 + 4 * column(&Row::weight).unsqueeze(-1)).abs().max().item<double>() < 1e-5);
   }
 }
 

@@ -26,7 +26,7 @@
 namespace hyperion::models {
 
 using at::Tensor;
-using kernels::Documents, kernels::cpu::Instructions;
+using kernels::Causality, kernels::Documents, kernels::cpu::Instructions;
 
 namespace {
 
@@ -69,9 +69,10 @@ struct Results {
 
 Results by_kernel(const AttentionInput& in, Instructions instructions) {
   const Tensor& first_keys = in.documents.first_keys;
-  const auto result = kernels::cpu::attention_forward(in.q, in.k, in.v, first_keys, instructions);
-  const auto grads =
-      kernels::cpu::attention_backward(in.grad, in.q, in.k, in.v, first_keys, result, instructions);
+  const auto result =
+      kernels::cpu::attention_forward(in.q, in.k, in.v, first_keys, Causality::kFromLastKey, instructions);
+  const auto grads = kernels::cpu::attention_backward(in.grad, in.q, in.k, in.v, first_keys, result,
+                                                      Causality::kFromLastKey, instructions);
   return {result.output, result.lse, grads.q, grads.k, grads.v};
 }
 

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "models/flavors/registry.h"
+#include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/schema.h"
@@ -87,7 +88,6 @@ TEST_CASE("data-parallel ranks are the world without the other dimensions") {
 
 TEST_CASE("features that are not available are refused by name") {
   const std::pair<const char*, const char*> cases[] = {
-      {"[parallelism]\ncontext_parallel_degree = 2", "context parallelism"},
       {"[optimizer]\nearly_step_in_backward = true", "inside the backward"},
       {"[training]\ndtype = \"bfloat16\"", "bfloat16 parameters"},
       {"[activation_checkpoint]\nmode = \"memory_budget\"", "memory budget"},
@@ -346,9 +346,37 @@ TEST_CASE("expert parallelism has no effect on a dense model, which is said once
 }
 
 TEST_CASE("sequences are divided by tensor and context parallelism") {
-  const auto lines = all_problems("[training]\nseq_len = 10\n[parallelism]\ncontext_parallel_degree = 2");
-  REQUIRE(lines.size() == 2);  // the feature is refused too
-  CHECK_THAT(lines[1], Contains("training.seq_len = 10: expected a multiple of 4"));
+  const std::string two = "[parallelism]\ncontext_parallel_degree = 2\n";
+  CHECK(problem(two + "[training]\nseq_len = 12", ranks(2)).empty());
+  CHECK_THAT(
+      problem(two + "[training]\nseq_len = 10"),
+      Contains(
+          "training.seq_len = 10: expected a multiple of 4 (2 chunks x tensor 1 x context 2), as 8 or 12"));
+  CHECK_THAT(
+      problem(two + "tensor_parallel_degree = 3\n[training]\nseq_len = 4\n[validation]\nenable = true\n"
+                    "seq_len = 12"),
+      Contains("training.seq_len = 4: expected a multiple of 12 (2 chunks x tensor 3 x context 2), as 12"));
+  CHECK_THAT(problem(two + "[validation]\nenable = true\nseq_len = 30"), Contains("validation.seq_len = 30"));
+  CHECK_THAT(problem(two, ranks(3)), Contains("context 2 x tensor 1 must be the 3 ranks"));
+}
+
+TEST_CASE("what context parallelism cannot do is refused by its key, and without effect at degree 1") {
+  const std::string two = "[parallelism]\ncontext_parallel_degree = 2\n",
+                    ring = "context_parallel_rotate_method = \"alltoall\"";
+  CHECK_THAT(problem(two + "context_parallel_load_balancer = \"ptrr\""),
+             Contains("parallelism.context_parallel_load_balancer = \"ptrr\"") &&
+                 Contains("flex attention") && Contains("set \"headtail\""));
+  CHECK_THAT(problem(two + ring),
+             Contains("context_parallel_rotate_method") && Contains("set \"allgather\""));
+  CHECK_THAT(error_of(ExitCode::kUsage, [&] { parse(two + "context_parallel_rotate_method = \"heads\""); }),
+             Contains("\"heads\"") && Contains("\"allgather\""));
+  CHECK_THAT(error_of(ExitCode::kUsage, [&] { parse(two + "context_parallel_load_balancer = \"\""); }),
+             Contains("context_parallel_load_balancer") && Contains("\"headtail\""));
+  CHECK(problem("[parallelism]\n" + ring).empty());
+  CHECK(keys_of_parallelism_without_effect(parse("[parallelism]\n" + ring)) ==
+        std::vector<std::string>{
+            "parallelism.context_parallel_rotate_method = \"alltoall\" (job.toml:2:34) has no effect: "
+            "parallelism.context_parallel_degree is 1"});
 }
 
 TEST_CASE("optimizer settings that are 0, 1 or infinite in fp32 are refused") {

@@ -182,9 +182,11 @@ TEST_CASE("Each thread's scratch of attention counts on a CPU") {
     return 4.0 * static_cast<double>(kernels.backward_scratch({.batch = 1,
                                                                .heads = 1,
                                                                .kv_heads = 1,
-                                                               .tokens = 1048576,
+                                                               .queries = 1048576,
+                                                               .keys = 1048576,
                                                                .head_dim = head_dim,
                                                                .scale = 1,
+                                                               .causal = true,
                                                                .first_keys = nullptr}));
   };
   const auto& blocks = kernels::cpu::attention_blocks_plain();  // which widen bf16
