@@ -8,9 +8,9 @@ namespace hyperion::models {
 
 TEST_CASE("ranks share every sequence, one token on one rank") {
   using Parts = std::vector<SequenceRange>;
-  CHECK(sequence_parts(32, {4, 1}) == Parts{{4, 8}, {24, 28}});
-  CHECK(sequence_parts(32, {4, 1, false}) == Parts{{8, 16}});
-  CHECK(sequence_parts(7, {1, 0}) == Parts{{0, 7}});
+  CHECK((sequence_parts(32, {4, 1}) == Parts{{4, 8}, {24, 28}}));
+  CHECK((sequence_parts(32, {4, 1, false}) == Parts{{8, 16}}));
+  CHECK((sequence_parts(7, {1, 0}) == Parts{{0, 7}}));
   for (const bool head_tail : {true, false})
     for (int ranks = 1; ranks <= 16; ++ranks) {
       CAPTURE(head_tail, ranks);
