@@ -140,6 +140,7 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
              {.tensor = tensor_,
               .loss_parallel = !job.disable_loss_parallel,
               .context = &groups_->get(parallel::MeshDim::kCp),
+              .ring = job.ring,
               .expert = job.mesh.ep > 1 ? &groups_->get(parallel::MeshDim::kEp) : nullptr}),
       float8_(convert(model_, job)) {
   const parallel::ShardingOptions sharding{.device = job.device,
