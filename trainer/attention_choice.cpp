@@ -110,7 +110,7 @@ std::string try_cudnn(const Shape& shape, at::Device device) {
 }
 
 // Queries then attend to more keys than there are of them, which cuDNN and libtorch's attention for CPUs do
-// not take.
+// not take. They would take the blocks of a ring, which the trial does not cover.
 bool gathers_keys(const config::JobConfig& config) {
   return config.parallelism.context_parallel_degree > 1;
 }

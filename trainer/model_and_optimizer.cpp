@@ -14,6 +14,7 @@
 
 #include "base/durable.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/progress.h"
 #include "models/init.h"
 #include "parallel/job/phase.h"
@@ -126,9 +127,20 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   }
   parallel::Communicator& context_ranks = context.groups.get(parallel::MeshDim::kCp);
   dims.context = &context_ranks;
+  dims.ring = config.parallelism.context_parallel_rotate_method == "alltoall";
+  if (context_ranks.size() > 1 && dims.ring && config.training.document_mask)
+    log_info(
+        "parallelism.context_parallel_rotate_method = \"alltoall\": with training.document_mask keys and "
+        "values are gathered, as by \"allgather\"");
   if (context_ranks.size() > 1 && context.device.is_cuda()) {
     made.context_exchange = std::make_unique<parallel::StreamedExchange>(context_ranks, context.device);
     dims.context = made.context_exchange.get();
+    if (dims.ring && !config.training.document_mask) {  // to the next rank, from the one before
+      const int ranks = context_ranks.size(), rank = context_ranks.rank();
+      std::vector<int64_t> to(static_cast<size_t>(ranks), 0), from = to;
+      to[static_cast<size_t>((rank + 1) % ranks)] = from[static_cast<size_t>((rank + ranks - 1) % ranks)] = 1;
+      connect_pairs(*dims.context, context.device, to, from);
+    }
   }
   const std::vector<parallel::Communicator*> of_experts = context.groups.of_experts();  // efsdp, ep, ...
   if (!of_experts.empty()) {

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "models/float8/blocks.h"
+
 namespace hyperion::float8 {
 namespace {
 

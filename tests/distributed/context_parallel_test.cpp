@@ -23,6 +23,7 @@ struct ContextLayout {
   bool head_tail = true, documents = false;
   size_t stages_per_rank = 1;
   PipelineKind schedule = PipelineKind::k1F1B;
+  bool ring = false;
 };
 
 TinyJob job_with_parts(const char* model, const ContextLayout& layout) {
@@ -36,7 +37,8 @@ TinyJob job_with_parts(const char* model, const ContextLayout& layout) {
           .experts = 4,
           .expert_hidden = 9,
           .head_tail = layout.head_tail,
-          .documents = layout.documents};
+          .documents = layout.documents,
+          .ring = layout.ring};
 }
 
 std::vector<TinyStep> train_parts(int ranks, const TinyJob& job, int64_t steps = kStepsOfParts) {
@@ -111,7 +113,11 @@ void check_against_one_rank(const char* model, const std::vector<ContextLayout>&
 }  // namespace
 
 TEST_CASE("context parallelism trains to the losses, norms and gradients of one rank") {
-  check_against_one_rank("llama3", {{2, {.cp = 2}}, {4, {.cp = 4}, 3, true, true}, {2, {.cp = 2}, 1, false}});
+  check_against_one_rank("llama3", {{2, {.cp = 2}},
+                                    {4, {.cp = 4}, 3, true, true},
+                                    {2, {.cp = 2}, 1, false},
+                                    {.ranks = 4, .mesh = {.cp = 4}, .ring = true},
+                                    {.ranks = 2, .mesh = {.cp = 2}, .head_tail = false, .ring = true}});
 }
 
 TEST_CASE("context parallelism trains to the losses of one rank on every mesh", "[.]") {
@@ -131,6 +137,8 @@ TEST_CASE("context parallelism trains to the losses of one rank on every mesh", 
                                         {8, {.pp = 2, .cp = 2, .tp = 2}, 3}}) {
       layouts.push_back(layout);
       layouts.back().documents = documents;
+      layouts.push_back(layout);
+      layouts.back().ring = true;  // which gathers where there are documents
     }
   check_against_one_rank(model, layouts);
 }
@@ -146,7 +154,10 @@ TEST_CASE("context parallelism trains models with experts and latent attention o
 }
 
 TEST_CASE("the bits of context parallelism do not depend on recomputation, resharding and transport") {
-  const ContextLayout layout{2, {.cp = 2}, 2, true, true};
+  const bool ring = GENERATE(false, true);
+  const ContextLayout layout{
+      .ranks = 2, .mesh = {.cp = 2}, .accumulation = 2, .documents = !ring, .ring = ring};
+  CAPTURE(ring);
   const auto train = [&](const auto& change) {
     TinyJob job = job_with_parts("llama3", layout);
     change(job);

@@ -16,6 +16,7 @@ from jobs import ALL, BINARY, JobTest, main
 CP = "--parallelism.context_parallel_degree="
 TP = "--parallelism.tensor_parallel_degree="
 FP32 = "--training.mixed_precision_param=float32"
+RING = "--parallelism.context_parallel_rotate_method=alltoall"
 NO_BALANCER = "--parallelism.context_parallel_load_balancer=None"
 LONG = "--training.steps=100000"
 
@@ -39,10 +40,11 @@ class ContextParallel(JobTest):
     def test_every_mesh_prints_the_losses_norms_tokens_and_validations_of_one_rank(self):
         validation = ["--validation.enable", "--validation.dataset=jsonl", f"--validation.dataset_path={self.folder}/data.jsonl",
                       "--validation.seq_len=16", "--validation.local_batch_size=2", "--validation.sequences=7", "--validation.freq=2"]
-        some = [(2, 4, [CP + "2"]), (4, 1, [CP + "2", "--training.global_batch_size=4"])]
+        some = [(2, 4, [CP + "2"]), (4, 1, [CP + "2", "--training.global_batch_size=4"]), (2, 4, [CP + "2", RING])]
         if ALL:
             some += [(4, 4, [CP + "4"]), (4, 4, [CP + "2", TP + "2"]), (4, 2, [CP + "2", "--parallelism.data_parallel_replicate_degree=2"]),
-                     (2, 4, [CP + "2", NO_BALANCER]), (4, 4, [CP + "2", "--parallelism.pipeline_parallel_degree=2"])]
+                     (2, 4, [CP + "2", NO_BALANCER]), (4, 4, [CP + "4", RING]), (4, 4, [CP + "4", RING, NO_BALANCER]),
+                     (4, 4, [CP + "2", "--parallelism.pipeline_parallel_degree=2"])]
         for more in ([], ["--training.document_mask", "--ema.enable", "--model.name=qwen3", "--model.args.n_kv_heads=2",
                          "--activation_checkpoint.mode=full"]):
             one = self.train("--training.local_batch_size=4", *validation, *more)
@@ -54,9 +56,11 @@ class ContextParallel(JobTest):
         job = self.run_job(CP + "2", "--training.steps=1", ranks=2, code=0, says=["x cp 2 x tp 1 = 2 ranks"])
         self.assertIn("Context parallelism: groups of 2 ranks share each sequence, two chunks each (headtail)", job.text())
         self.assertNotIn("WARNING", job.text())
+        self.run_job(CP + "2", RING, "--training.document_mask", "--training.steps=1", ranks=2, code=0,
+                     says=['"alltoall": with training.document_mask keys and values are gathered'])
         self.run_job(CP + "4", TP + "2", NO_BALANCER, "--comm.mode=fake_backend", "--training.steps=2", env={"NGPU": "8"},
                      code=0, says=["one chunk each"])
-        self.run_job("--parallelism.context_parallel_rotate_method=alltoall", "--training.steps=1", code=0,
+        self.run_job(RING, "--training.steps=1", code=0,
                      says=["parallelism.context_parallel_rotate_method = \"alltoall\" (command line) has no effect: "
                            "parallelism.context_parallel_degree is 1"])
 
@@ -84,11 +88,17 @@ class ContextParallel(JobTest):
         "backward": (2 * 8 + 3, "all_gather", r"step 3 backward layers\.1"),
         "sum": (2 * 8 + 4, "reduce_scatter", r"step 3 backward layers\.1"),
     }
+    KILLED_IN_RING = {  # per block and step a hop of keys in forward, one in backward, and one of gradients
+        "forward": (2 * 6 + 2, "send to rank 1 and recv from rank 1", r"step 3 forward layers\.1"),
+        "backward": (2 * 6 + 3, "send to rank 1 and recv from rank 1", r"step 3 backward layers\.1"),
+        "gradients": (2 * 6 + 4, "send to rank 1 and recv from rank 1", r"step 3 backward layers\.1"),
+    }
 
     def test_ranks_that_lose_one_end_with_71_and_name_group_operation_and_phase(self):
-        for what, (nth, operation, phase) in self.KILLED_IN.items():
-            with self.subTest(what=what):
-                job = self.start(LONG, CP + "2", "--activation_checkpoint.mode=none", "--allow-faults", ranks=2,
+        cases = [([], *case) for case in self.KILLED_IN.items()] + [([RING], *case) for case in self.KILLED_IN_RING.items()]
+        for options, what, (nth, operation, phase) in cases:
+            with self.subTest(options=options, what=what):
+                job = self.start(LONG, CP + "2", *options, "--activation_checkpoint.mode=none", "--allow-faults", ranks=2,
                                  env={"FAULT": f"rank=1;point=step.keys;nth={nth};action=kill"})
                 self.assertEqual(job.codes(), [71, -9], job.text())
                 # The operation fails, or the watch over the ranks ends this one where a busy host holds that up.

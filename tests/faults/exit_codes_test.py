@@ -25,8 +25,8 @@ class ExitCodes(JobTest):
         self.run_job(code=2, says=["job.toml:12", "seq_length", "seq_len"])
 
     def test_unavailable_feature_is_2_by_name(self):
-        self.run_job("--parallelism.context_parallel_degree=2", "--parallelism.context_parallel_rotate_method=alltoall", ranks=2, code=2,
-                     says=["context_parallel_rotate_method"])
+        self.run_job("--parallelism.context_parallel_degree=2", "--parallelism.context_parallel_load_balancer=ptrr", ranks=2, code=2,
+                     says=["context_parallel_load_balancer"])
 
     def test_mesh_that_does_not_fit_is_2(self):
         self.run_job("--parallelism.data_parallel_shard_degree=3", code=2, says=["data_parallel_shard_degree"])

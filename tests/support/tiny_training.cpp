@@ -159,6 +159,7 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
              {.tensor = tensor_,
               .loss_parallel = !job.disable_loss_parallel,
               .context = &groups_->get(parallel::MeshDim::kCp),
+              .ring = job.ring,
               .expert = job.mesh.ep > 1 ? &groups_->get(parallel::MeshDim::kEp) : nullptr,
               .divides_experts = job.mesh.etp > 1}),
       float8_(convert(model_, job)) {

@@ -49,6 +49,7 @@ struct TinyJob {
   // With mesh.cp > 1 two chunks per rank, or one.
   bool head_tail = true;
   bool documents = false;  // several in a sequence
+  bool ring = false;       // ParallelDims::ring
   // On purpose wrong: gradients of what tensor parallel ranks all have are not added up over them.
   bool omit_replicated_sum = false;
   // FP8 linears: a recipe's name. The model's extents then are multiples of 16, the vocabulary apart.

@@ -71,8 +71,6 @@ class Checks {
     if (p.context_parallel_degree == 1) return;
     refuse_if(p.context_parallel_load_balancer == "ptrr", "parallelism.context_parallel_load_balancer",
               "it balances the blocks of flex attention, which is not here; set \"headtail\", or None");
-    refuse_if(p.context_parallel_rotate_method == "alltoall", "parallelism.context_parallel_rotate_method",
-              "the ring is not available yet; set \"allgather\"");
   }
 
   void lengths() {

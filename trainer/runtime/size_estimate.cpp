@@ -157,6 +157,8 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
   const auto tensor = static_cast<double>(config.parallelism.tensor_parallel_degree);
   const auto pipeline = static_cast<double>(config.parallelism.pipeline_parallel_degree);
   const auto context = static_cast<double>(config.parallelism.context_parallel_degree);
+  const bool ring =
+      config.parallelism.context_parallel_rotate_method == "alltoall" && !config.training.document_mask;
   const double unsharded =
       share != nullptr ? parameters_of(model, *share, tensor) : parameters_of(model, tensor) / pipeline;
   const double parameters = unsharded / static_cast<double>(shards);
@@ -232,10 +234,10 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
     if (runs_again)  // every block keeps the result of its attention
       size.activations += (inputs - 1) * of_heads;
     // Of one block in backward: keys and values of complete sequences, their gradients, and the sums of
-    // these.
-    size.activations += 2 * tokens * context / tensor *
+    // these; in a ring of two ranks, with the gradients of one.
+    size.activations += 2 * tokens / tensor *
                         static_cast<double>((latent ? model.n_heads : model.n_kv_heads) * model.head_dim) *
-                        (2 * compute + sizeof(float));
+                        (ring ? 3 * compute + 2 * sizeof(float) : context * (2 * compute + sizeof(float)));
   }
   if (share == nullptr || share->has_head())
     size.activations += std::min(tokens * logits, (gathered ? 2 : 1) * std::max(logits, chunk));
@@ -246,7 +248,8 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
   constexpr int64_t kMultiple = kernels::cpu::kHeadMultiple;
   const int64_t padded_head = (model.head_dim + kMultiple - 1) / kMultiple * kMultiple;
   if (!flash && model.head_dim <= kernels::cpu::kLargestHead)
-    size.attention = length * static_cast<double>(padded_head) * (compute == 2 ? 3 * 2 + 2 * 4 : 4 * 4);
+    size.attention = length / (ring ? context : 1) * static_cast<double>(padded_head) *
+                     (compute == 2 ? 3 * 2 + 2 * 4 : 4 * 4);
   size.attention_threads =
       static_cast<double>(rows) * std::max(1.0, static_cast<double>(model.n_kv_heads) / tensor);
   size.tokens = static_cast<double>(rows) * length * static_cast<double>(microbatches) * 2 *
