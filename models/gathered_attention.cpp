@@ -112,7 +112,7 @@ class KeyGradients {
   }
 
   // Of queries of this rank's part i, which comes after those of part i + 1: k, v [batch, kv_heads, end,
-  // head_dim]. Then no more come for keys of that part of any rank, and their sums are on their way.
+  // head_dim]. Then no more come for keys of that part of any rank, and their sums are being exchanged.
   void add(const Tensor& k, const Tensor& v, size_t i) {
     const int64_t tokens = sums_.size(3);
     for (size_t part = 0; part <= i; ++part) {

@@ -33,10 +33,10 @@ Tensor ring_rows(const Tensor& t, RingRows rows) {
 
 // Keys and values of a rank, or their gradients, that go round the ranks: as many hops as there are other
 // ranks, one at a time.
-class Rotating {
+class RingBuffer {
  public:
   // own: [2, batch, seq, kv_heads, head_dim]
-  Rotating(Tensor own, Exchange& ranks) : ranks_(ranks), hops_(ranks.size() - 1), here_(std::move(own)) {}
+  RingBuffer(Tensor own, Exchange& ranks) : ranks_(ranks), hops_(ranks.size() - 1), here_(std::move(own)) {}
 
   // What is here goes to the next rank, and must not be changed before finish().
   void start() {
@@ -73,7 +73,7 @@ Tensor packed_keys(const Tensor& k, const Tensor& v) {
 // The output, the log-sum-exp of all keys, and what else a kernel leaves.
 variable_list attend_round(const Tensor& q, const Tensor& k, const Tensor& v, Exchange& ranks,
                            bool head_tail) {
-  Rotating keys(packed_keys(k, v), ranks);
+  RingBuffer keys(packed_keys(k, v), ranks);
   keys.start();
   kernels::AttentionResult own = kernels::attention_forward(q, k, v, {});
   const Tensor output = own.output.to(kernels::opmath_dtype(q));
@@ -95,14 +95,14 @@ variable_list attend_round(const Tensor& q, const Tensor& k, const Tensor& v, Ex
 kernels::AttentionGradients gradients_round(const Tensor& grad, const Tensor& q, const Tensor& k,
                                             const Tensor& v, const kernels::AttentionResult& result,
                                             Exchange& ranks, bool head_tail) {
-  Rotating keys(packed_keys(k, v), ranks);
+  RingBuffer keys(packed_keys(k, v), ranks);
   keys.start();
   const kernels::AttentionGradients own = kernels::attention_backward(grad, q, k, v, {}, result);
   const auto wide = kernels::opmath_dtype(q);
   const Tensor of_q = own.q.to(wide);
   // Of the keys and values that are here in each step.
-  Rotating gradients(at::zeros({2, k.size(0), k.size(2), k.size(1), k.size(3)}, k.options().dtype(wide)),
-                     ranks);
+  RingBuffer gradients(at::zeros({2, k.size(0), k.size(2), k.size(1), k.size(3)}, k.options().dtype(wide)),
+                       ranks);
   for (const RingStep& step : ring_steps(ranks.size(), ranks.rank(), head_tail)) {
     if (step.source == ranks.rank()) continue;
     keys.finish();

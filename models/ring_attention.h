@@ -5,8 +5,9 @@
 // values on to the next rank and receives those of the rank before, under the attention of its queries to the
 // ones that it has, and merges what each step gives by its log-sum-exp. In backward they go round once more,
 // and the gradients of a rank's keys and values behind them, one hop a step, added up in fp32: they begin
-// with the first rank that is not their own and come home after all others, where those of the own queries
-// are added. So a rank holds the keys and values of two ranks at most, besides its own as they came in.
+// with the first rank that is not their own and reach their own rank after all others, where those of its
+// queries are added. So a rank holds the keys and values of two ranks at most, besides its own as they came
+// in.
 //
 // With k = 2 * batch * seq * kv_heads * head_dim elements, of complete sequences and of this rank's heads, a
 // rank sends k (C - 1) / C elements in forward and the same in backward, and as many sums in fp32.
@@ -32,7 +33,6 @@ struct RingStep {
   bool attends = true;  // else all of its queries come before these keys
   RingRows queries = RingRows::kAll, keys = RingRows::kAll;
   kernels::Causality causality = kernels::Causality::kNone;  // every query sees every key, but the own ones
-  bool operator==(const RingStep&) const = default;
 };
 
 // The steps of a rank, in which the keys of the other ranks come from the nearest before it to the nearest

@@ -292,7 +292,8 @@ def run(column, config, world, mode, steps, folder, options):
         sys.exit(f"step_budget: {column} has no dry run of a pipeline: give --column ours")
     model, training = config["model"], config["training"]
     batch = options.batch or training["local_batch_size"]
-    tensor, replicas = (config.get("parallelism", {}).get(key, 1) for key in ("tensor_parallel_degree", "data_parallel_replicate_degree"))
+    tensor, replicas, context = (config.get("parallelism", {}).get(f"{key}_degree", 1) for key in
+                                 ("tensor_parallel", "data_parallel_replicate", "context_parallel"))
     name = f"{column}.{mode}.{world}" + (f".{options.rank}" if options.rank else "")
     trace = folder / name
     trace.unlink(missing_ok=True)
@@ -330,7 +331,7 @@ def run(column, config, world, mode, steps, folder, options):
         sys.exit(f"step_budget: {column} ended with {code}:\n" + "\n".join(text.splitlines()[-15:]))
     tps, tflops = (float(number.replace(",", "")) for number in found[-1])
     pipeline = pipeline_of_log(text, mode)
-    tokens = training["seq_len"] * batch / tensor / (pipeline["ranks"] if pipeline else 1)  # of one GPU, as both programs count them
+    tokens = training["seq_len"] * batch / tensor / context / (pipeline["ranks"] if pipeline else 1)  # of one GPU, as both programs count them
     facts = {"world": world, "tensor": tensor, "replicas": replicas, "mode": mode, "tokens": tokens, "flops_per_token": tflops * 1e12 / tps,
              "host_seconds": tokens / tps, "pipeline": pipeline}
     with trace.open("a") as file:
@@ -408,7 +409,7 @@ def main():
             if world % (tensor * replicas * stages):
                 parser.error(f"{world} ranks are no tensor parallel groups of {tensor} in {replicas} replicas")
             cluster = Cluster(world, tensor, replicas, options.node, options.network, stages, sizes.get("ep", 1),
-                              expert_tensor_degree(sizes, world // (tensor * replicas * stages), tensor))
+                              expert_tensor_degree(sizes, world // (tensor * replicas * stages), tensor), sizes.get("cp", 1))
             priced = Step(step, cluster, layers=layers, tokens=tokens, flops_per_token=facts.get("flops_per_token"), pipeline=pipeline)
             results[name] = ranges(priced, card, reference)
             reference = reference or priced

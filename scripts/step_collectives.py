@@ -21,13 +21,15 @@ class Cluster:
     pipeline: int = 1
     experts: int = 1  # ranks that divide the experts of a layer
     expert_tensor: int = 1  # ranks that divide each of them, side by side
+    context: int = 1  # ranks that share a sequence, which shard the weights too
 
     def members(self, group):
         """(ranks of the group, those of them that share a node)."""
         of_stage = self.world // self.pipeline
         shards = max(1, of_stage // (self.tensor * self.replicas))
         experts, apart = self.experts * self.expert_tensor, self.expert_tensor
-        ranks, stride = {"ep": (self.experts, apart), "efsdp": (max(1, shards * self.tensor // experts), experts), "tp": (self.tensor, 1), "fsdp": (shards, self.tensor), "dp_replicate": (self.replicas, self.tensor * shards),
+        ranks, stride = {"ep": (self.experts, apart), "efsdp": (max(1, shards * self.tensor // experts), experts), "tp": (self.tensor, 1),
+                         "cp": (self.context, self.tensor), "fsdp": (shards, self.tensor), "dp_replicate": (self.replicas, self.tensor * shards),
                          "pp": (self.pipeline, of_stage), "pp_down": (self.pipeline, of_stage), "tied": (2, of_stage),
                          "world": (self.world, 1)}[group]
         return ranks, min(ranks, max(1, self.node // stride))

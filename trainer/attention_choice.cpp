@@ -109,9 +109,9 @@ std::string try_cudnn(const Shape& shape, at::Device device) {
   return "";
 }
 
-// Queries then attend to more keys than there are of them, which cuDNN and libtorch's attention for CPUs do
-// not take. They would take the blocks of a ring, which the trial does not cover.
-bool gathers_keys(const config::JobConfig& config) {
+// By context parallelism. Where keys are gathered there are more of them than queries, which cuDNN and
+// libtorch's attention for CPUs do not take; the blocks of a ring they would take, but no trial covers these.
+bool shares_sequences(const config::JobConfig& config) {
   return config.parallelism.context_parallel_degree > 1;
 }
 
@@ -120,7 +120,7 @@ AttentionKernel kernel_of(const Shape& shape, const config::JobConfig& config) {
   const Tensor q = at::empty({shape.batch, shape.heads, shape.length, shape.head_dim},
                              at::TensorOptions(shape.dtype).device(at::kMeta));
   const AttentionKernel kernel = kernels::attention_kernel(q, q.size(2), config.training.document_mask);
-  const bool no_cudnn = config.debug.deterministic || gathers_keys(config);
+  const bool no_cudnn = config.debug.deterministic || shares_sequences(config);
   return kernel == AttentionKernel::kCudnn && no_cudnn ? AttentionKernel::kFlash : kernel;
 }
 
@@ -181,7 +181,7 @@ void choose_on_cpu(const models::ModelArgs& args, const config::JobConfig& confi
         "slower");
   const bool flash = config.model.attention == config::AttentionChoice::kFlash;
   const bool documents = config.training.document_mask,
-             libtorch = flash && !documents && !gathers_keys(config);
+             libtorch = flash && !documents && !shares_sequences(config);
   kernels::use_libtorch_attention_on_cpu(libtorch);
   if (libtorch) {
     log_info("Attention: libtorch's flash attention for CPUs, as model.attention = \"flash\" asks");
@@ -214,9 +214,9 @@ void choose_on_gpu(const Shape& training, const config::JobConfig& config, at::D
         training.describe(), checkpoint::torch_name(config.training.mixed_precision_param),
         config.training.document_mask ? ", training.document_mask" : "",
         config.debug.deterministic ? ", debug.deterministic" : "",
-        gathers_keys(config) ? ", parallelism.context_parallel_degree" : "");
+        shares_sequences(config) ? ", parallelism.context_parallel_degree" : "");
   const parallel::PhaseGuard phase("trial of cuDNN's attention");
-  if (flash || gathers_keys(config))
+  if (flash || shares_sequences(config))
     kernels::allow_cudnn_attention(false);
   else if (const auto why_not = try_cudnn_on_sequences(training, config, device)) {
     c10::getDeviceAllocator(device.type())->emptyCache();  // the model's memory is what the step line reports

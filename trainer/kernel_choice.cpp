@@ -1,8 +1,10 @@
 #include "trainer/kernel_choice.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -43,20 +45,44 @@ void choose_kernels(const Float8Device& device) {
   }
 }
 
+namespace {
+
+// Of which the log has lines of their own.
+bool all_experts_in_float8(const models::ModelArgs& args, const config::JobConfig& config) {
+  const auto& converted = config.quantize.grouped_mm;
+  std::vector<std::string> parts;
+  if (config::kGroupedFloat8.on(config)) parts = converted.float8.fqns;
+  if (config::kGroupedMx.on(config)) parts = converted.mx.fqns;
+  for (int64_t layer = 0; layer < args.n_layers; ++layer) {
+    const std::string name = models::experts_name(layer);
+    if (models::has_experts(args, layer) &&
+        std::ranges::none_of(parts, [&](const std::string& part) { return name.find(part) != name.npos; }))
+      return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 void log_expert_products(const models::ModelArgs& args, const config::JobConfig& config,
                          const Float8Device& device) {
-  const bool in_float8 = config::kGroupedFloat8.on(config) || config::kGroupedMx.on(config);
-  if (args.num_experts == 0 || device.cpu || in_float8) return;  // FP8 has lines of its own
-  const kernels::GroupedShape shape{.groups = args.num_experts,
-                                    .k = args.dim,
-                                    .j = args.moe_hidden_dim / config.parallelism.tensor_parallel_degree};
-  const char* why =
-      config::divides_experts(config)
-          ? "expert_parallel_degree divides them"
-          : kernels::why_not_at_once(checkpointing::scalar_type(config.training.mixed_precision_param),
-                                     device.compute_capability, shape);
+  if (args.num_experts == 0 || device.cpu || all_experts_in_float8(args, config)) return;
+  const bool exchanged = config::divides_experts(config);
+  const auto& degrees = config.parallelism;
+  const kernels::GroupedShape shape{
+      .groups = args.num_experts / (exchanged ? degrees.expert_parallel_degree : 1),
+      .k = args.dim,
+      .j = args.moe_hidden_dim /
+           (exchanged ? degrees.expert_tensor_parallel_degree : degrees.tensor_parallel_degree)};
+  const char* why = kernels::why_not_at_once(
+      checkpointing::scalar_type(config.training.mixed_precision_param), device.compute_capability, shape);
   if (why == nullptr)
-    log_info("Experts: all of a layer in one product, and the host does not wait for their counts of tokens");
+    log_info(
+        exchanged
+            ? "Experts: those of a rank in a layer in one product; the host waits once for the counts of "
+              "tokens that ranks exchange"
+            : "Experts: all of a layer in one product, and the host does not wait for their counts of "
+              "tokens");
   else
     log_info(
         "Experts: multiplied one by one, and in each layer the host waits once for their counts of "

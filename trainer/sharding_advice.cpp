@@ -113,27 +113,28 @@ std::optional<std::string> advice_on_experts(const config::JobConfig& config, co
   if (blocks_with_experts(model) == 0 || mesh.degree(parallel::MeshDim::kEp) > 1) return std::nullopt;
   const double bytes_of_weight =
       config.training.mixed_precision_param == checkpoint::Dtype::kBFloat16 ? 2 : 4;
-  const double numbers = 3.0 * static_cast<double>(model.num_experts * model.dim * model.moe_hidden_dim) /
-                         static_cast<double>(tensor);
-  const auto gib = [&](double bytes, int64_t parts) {
-    return numbers * bytes / static_cast<double>(parts) / (1 << 30);
+  // Of a block; without expert parallelism tensor parallel ranks divide each expert, with it `of_each` do.
+  const double numbers = 3.0 * static_cast<double>(model.num_experts * model.dim * model.moe_hidden_dim);
+  const auto bytes_in = [&](double bytes, int64_t parts) {
+    return numbers * bytes / static_cast<double>(parts);
   };
-  if (numbers * (bytes_of_weight + 4) <= kMuchOfExperts) return std::nullopt;
-  const int64_t ranks = mesh.degree(parallel::MeshDim::kFsdp) * tensor;
+  const auto gib = [&](double bytes, int64_t parts) { return bytes_in(bytes, parts) / (1 << 30); };
+  if (bytes_in(bytes_of_weight + 4, tensor) <= kMuchOfExperts) return std::nullopt;
+  const int64_t ranks = mesh.degree(parallel::MeshDim::kFsdp) * tensor,
+                of_each = config.parallelism.expert_tensor_parallel_degree;
   int64_t degree = 2;
   while (degree <= model.num_experts &&
-         (model.num_experts % degree != 0 || ranks % degree != 0 ||
-          numbers * (bytes_of_weight + 4) / static_cast<double>(degree) > kProposedOfExperts))
+         (model.num_experts % degree != 0 || ranks % (degree * of_each) != 0 ||
+          bytes_in(bytes_of_weight + 4, degree * of_each) > kProposedOfExperts))
     ++degree;
   const std::string cost = fmt::format(
       "parallelism.expert_parallel_degree = 1: each rank gathers all {} experts of a block, {:.1f} GiB, and "
-      "has "
-      "{:.1f} GiB of their gradients before it shares them",
-      model.num_experts, gib(bytes_of_weight, 1), gib(4, 1));
+      "has {:.1f} GiB of their gradients before it shares them",
+      model.num_experts, gib(bytes_of_weight, tensor), gib(4, tensor));
   if (degree > model.num_experts) return cost;
   return fmt::format("{}; {} would leave {} on a rank, {:.1f} and {:.1f} GiB", cost, degree,
-                     counted(model.num_experts / degree, "expert"), gib(bytes_of_weight, degree),
-                     gib(4, degree));
+                     counted(model.num_experts / degree, "expert"), gib(bytes_of_weight, degree * of_each),
+                     gib(4, degree * of_each));
 }
 
 }  // namespace

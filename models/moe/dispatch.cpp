@@ -1,6 +1,8 @@
 #include "models/moe/dispatch.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <span>
 
 #include <ATen/TensorOperators.h>
@@ -54,9 +56,9 @@ void sort_into_padded_groups(Dispatch& dispatch, int64_t experts, int64_t unit) 
   const int64_t slots = flat.numel();
   dispatch.expert_rows = count_rows(flat, experts);
   const kernels::PaddedGroups groups = kernels::pad_groups(dispatch.expert_rows, slots, unit);
-  // A radix sort takes a fourth of the passes for keys of 16 bits, which number more experts than one launch
-  // takes.
-  const auto [keys, order] = at::sort(flat.to(at::kShort), /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  // A radix sort takes a fourth of the passes for keys of 16 bits.
+  const auto dtype = experts <= std::numeric_limits<int16_t>::max() ? at::kShort : flat.scalar_type();
+  const auto [keys, order] = at::sort(flat.to(dtype), /*stable=*/true, /*dim=*/0, /*descending=*/false);
   const Tensor sorted = keys.to(flat.scalar_type());
   const Tensor row = at::arange(slots, flat.options()).add_(groups.shift.index_select(0, sorted));
   dispatch.slots = at::zeros({groups.rows}, flat.options()).index_copy_(0, row, order);

@@ -1,7 +1,6 @@
 #include "models/moe/expert_exchange.h"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -129,20 +128,21 @@ std::vector<int64_t> on_host(const Tensor& counts) {
   return {host.const_data_ptr<int64_t>(), host.const_data_ptr<int64_t>() + host.numel()};
 }
 
-// All in one copy, but for the ends of padded groups, which are int32.
+// All in one copy.
 void copy_to(at::Device device, Dispatch& dispatch) {
   std::vector all = {&dispatch.choices, &dispatch.slots, &dispatch.tokens, &dispatch.rows,
                      &dispatch.expert_rows};
-  if (dispatch.padding.defined()) all.push_back(&dispatch.padding);
-  if (dispatch.ends.defined()) dispatch.ends = dispatch.ends.to(device, /*non_blocking=*/true);
+  const bool padded = dispatch.ends.defined();
+  if (padded) all.insert(all.end(), {&dispatch.ends, &dispatch.padding});
   std::vector<Tensor> parts;
-  for (const Tensor* one : all) parts.push_back(one->flatten());
+  for (const Tensor* one : all) parts.push_back(one->flatten().to(at::kLong));
   const Tensor copy = at::cat(parts).to(device, /*non_blocking=*/true);
   int64_t first = 0;
   for (Tensor* one : all) {
     *one = copy.narrow(0, first, one->numel()).view(one->sizes());
     first += one->numel();
   }
+  if (padded) dispatch.ends = dispatch.ends.to(at::kInt);  // as the product wants them
 }
 
 }  // namespace
@@ -189,7 +189,8 @@ std::shared_ptr<const ExpertExchange> CountsExchange::wait() {
   const at::Device device = dispatch_->expert_rows.device();
   if (received_.device() != device) {  // known without it
     const std::vector<int64_t> received = on_host(received_);
-    return std::make_shared<const ExpertExchange>(plan_exchange(dispatch_->counts, received, ranks_, device, unit_));
+    return std::make_shared<const ExpertExchange>(
+        plan_exchange(dispatch_->counts, received, ranks_, device, unit_));
   }
   const std::vector<int64_t> both = on_host(at::cat({dispatch_->expert_rows, received_}));
   const auto [own, received] =

@@ -220,8 +220,7 @@ Experts::Experts(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
 std::optional<int64_t> Experts::unit_of_rows(const Tensor& x) const {
   if (products_.float8) return products_.float8->unit();
   const kernels::GroupedShape shape{.groups = w1_->local[0], .k = w1_->local[2], .j = w1_->local[1]};
-  if (ranks_ == nullptr && kernels::multiplies_groups_at_once(x, shape)) return kernels::kGroupUnit;
-  return std::nullopt;
+  return kernels::multiplies_groups_at_once(x, shape) ? std::optional(kernels::kGroupUnit) : std::nullopt;
 }
 
 void Experts::set_float8(std::shared_ptr<const float8::GroupedMatmuls> float8) {

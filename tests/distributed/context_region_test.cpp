@@ -7,6 +7,7 @@
 
 #include "models/gathered_attention.h"
 #include "tests/support/divided_model.h"
+#include "tests/support/larger_of.h"
 
 namespace hyperion::models {
 namespace {
@@ -65,7 +66,7 @@ double difference_of_attention(Exchange& ranks, const AttentionCase& of) {
   double largest = 0;
   for (size_t i = 0; i < found.size(); ++i) {
     const Tensor wanted = columns_of_parts(expected[i], parts, 2);
-    largest = std::max(largest, ((found[i] - wanted).norm() / expected[i].norm()).item<double>());
+    largest = larger_of(largest, ((found[i] - wanted).norm() / expected[i].norm()).item<double>());
   }
   return largest;
 }
@@ -88,7 +89,7 @@ double difference_of_model(const DividedJob& job, bool head_tail, bool ring, con
                          context_of_parts(one.context(kSeq, at::kCPU), parts, positions)});
   double largest = 0;
   const auto compare = [&](const Tensor& a, const Tensor& b) {
-    largest = std::max(largest, ((a - b).norm() / b.norm()).item<double>());
+    largest = larger_of(largest, ((a - b).norm() / b.norm()).item<double>());
   };
   const auto own = [&](const Tensor& all) {  // [batch, seq, dim] -> this rank's
     const Tensor part = columns_of_parts(all, parts);

@@ -30,7 +30,6 @@ using at::Tensor;
 struct RingCase {
   int64_t batch, heads, kv_heads, chunk, head_dim;  // chunk: tokens, of which a rank has one or two
   at::ScalarType dtype;
-  bool shared_memory = true;
 };
 
 std::vector<int> ring_chunks(int ranks, int rank, bool head_tail) {

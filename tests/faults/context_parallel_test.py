@@ -56,6 +56,8 @@ class ContextParallel(JobTest):
         job = self.run_job(CP + "2", "--training.steps=1", ranks=2, code=0, says=["x cp 2 x tp 1 = 2 ranks"])
         self.assertIn("Context parallelism: groups of 2 ranks share each sequence, two chunks each (headtail)", job.text())
         self.assertNotIn("WARNING", job.text())
+        self.run_job(CP + "2", RING, "--training.steps=1", ranks=2, code=0,
+                     says=["two chunks each (headtail), and pass keys and values on from rank to rank"])
         self.run_job(CP + "2", RING, "--training.document_mask", "--training.steps=1", ranks=2, code=0,
                      says=['"alltoall": with training.document_mask keys and values are gathered'])
         self.run_job(CP + "4", TP + "2", NO_BALANCER, "--comm.mode=fake_backend", "--training.steps=2", env={"NGPU": "8"},

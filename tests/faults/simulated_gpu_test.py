@@ -31,6 +31,7 @@ VALIDATION = ("--validation.enable", "--validation.dataset=jsonl", "--validation
 ONCE = "--parallelism.fsdp_reduce_gradients=once_per_step"
 IN_PIECES = "--parallelism.enable_async_tensor_parallel"  # on the CPU the plain form runs
 EP = "--parallelism.expert_parallel_degree=2"
+CP = "--parallelism.context_parallel_degree=2"
 EXPERTS = ["--model.name=qwen3", "--model.flavor=debugmodel_moe", "--model.args.n_kv_heads=2", "--model.args.moe_hidden_dim=16"]
 FP8_EXPERTS = ["--model.converters=quantize.grouped_mm.float8", "--quantize.grouped_mm.float8.fqns=experts"]
 JOBS = {  # what: (ranks, options)
@@ -63,7 +64,9 @@ JOBS = {  # what: (ranks, options)
     "experts, recomputed": (2, [*EXPERTS, "--activation_checkpoint.mode=full", "--training.global_batch_size=8", ASYNC]),
     "experts in one product, tensor parallel, recomputed": (2, [*EXPERTS, TP, "--activation_checkpoint.mode=full", "--training.global_batch_size=8"]),
     "expert and tensor parallel": (2, [*EXPERTS, EP, TP, "--activation_checkpoint.mode=none", "--training.global_batch_size=8", ASYNC]),
-    "experts in FP8": (2, [*EXPERTS, *FP8_EXPERTS, "--activation_checkpoint.mode=none"]),
+    "experts in FP8, expert parallel": (2, [*EXPERTS, EP, *FP8_EXPERTS, "--activation_checkpoint.mode=none"]),
+    "context parallel, documents": (2, [CP, "--training.document_mask", "--activation_checkpoint.mode=full"]),
+    "context parallel in a ring": (2, [CP, "--parallelism.context_parallel_rotate_method=alltoall", "--training.global_batch_size=8"]),
     "MXFP8, emulated": (2, ["--model.converters=quantize.linear.mx", "--quantize.linear.mx.emulate"]),
     "FP8 by rows, tensor parallel": (2, [FP8, "--quantize.linear.float8.recipe_name=rowwise", TP]),
     "FP8 gathered, FSDP and tensor parallel": (4, [FP8, TP, "--quantize.linear.float8.enable_fsdp_float8_all_gather", "--training.global_batch_size=8",
@@ -359,6 +362,7 @@ class SimulatedGpu(JobTest):
         step = self.steady_step(*EXPERTS, EP, "--activation_checkpoint.mode=none", ranks=2)
         blocks = 2
         self.assertEqual([step[line] for line in ("synchronize\tstream", "copy\tto pageable", "copy\tfrom pageable")], [blocks] * 3)
+        self.assertEqual(step["operator\taten::_grouped_mm"], blocks * (3 + 3 + 3))  # also with the experts of one rank
 
     def test_layers_that_read_one_input_are_one_product_and_where_they_are_not_a_line_says_why(self):
         products = "kernel\tcublasGemmEx"

@@ -129,6 +129,8 @@ double lengths_error(const LengthsCase& c, bool parts) {
   const int64_t border =
       c.keys - c.queries / 2;  // the second row's keys before it are no query's or few ones'
   positions[1].narrow(0, border, c.keys - border).copy_(at::arange(c.keys - border));
+  if (const int64_t begin = c.keys - c.queries; begin > 0 && border > begin)  // keys of no query before it
+    positions[1].narrow(0, begin, border - begin).copy_(at::arange(border - begin));
   const auto documents = [&](at::Device device) {
     return c.documents ? kernels::documents_of_range(positions, c.keys - c.queries, c.keys, device)
                        : kernels::Documents();

@@ -139,10 +139,19 @@ class Call {
 };
 
 bool is_product(std::string_view name) {
-  static const std::set<std::string_view> all = {
-      "aten::mm",     "aten::addmm",      "aten::addmm_", "aten::bmm",        "aten::baddbmm",
-      "aten::mv",     "aten::addmv",      "aten::dot",    "aten::_scaled_mm", "aten::_addmm_activation",
-      "aten::addmv_", "aten::_grouped_mm"};
+  static const std::set<std::string_view> all = {"aten::mm",
+                                                 "aten::addmm",
+                                                 "aten::addmm_",
+                                                 "aten::bmm",
+                                                 "aten::baddbmm",
+                                                 "aten::mv",
+                                                 "aten::addmv",
+                                                 "aten::dot",
+                                                 "aten::_scaled_mm",
+                                                 "aten::_addmm_activation",
+                                                 "aten::addmv_",
+                                                 "aten::_grouped_mm",
+                                                 "aten::_scaled_grouped_mm"};
   return all.contains(name);
 }
 

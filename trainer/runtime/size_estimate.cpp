@@ -216,17 +216,30 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
   const double inputs = share != nullptr ? static_cast<double>(share->kept_inputs) + 2
                                          : static_cast<double>(model.n_layers) / pipeline + 1;
   const bool runs_again = config.activation_checkpoint.mode == config::RecomputeMode::kFull;
-  const double deferred = share == nullptr ? 0
-                                           : static_cast<double>(share->deferred_blocks) * tokens *
-                                                 read_by_weight_gradients(model, tensor, runs_again) *
-                                                 (config.model.converters.empty() ? compute : 1);
+  const double deferred = share == nullptr
+                              ? 0
+                              : static_cast<double>(share->deferred_blocks) * tokens *
+                                    read_by_weight_gradients(model, tensor, runs_again) *
+                                    (config::kFloat8.on(config) || config::kMx.on(config) ? 1 : compute);
   // Where most of them wait the sums of stages whose backward comes later are not there yet.
   size.activations = std::max(boundary * inputs, deferred - size.all_gradients()) +
                      length * static_cast<double>(model.head_dim) * 4;
   if (with_experts > 0) {  // of one block, the rows of its experts
     const double dim = static_cast<double>(model.dim), hidden = static_cast<double>(model.moe_hidden_dim);
-    size.activations +=
-        tokens / tensor * static_cast<double>(model.top_k) * compute * std::max(dim + 2 * hidden, 3 * hidden);
+    // Where tensor parallel ranks divide each expert, each has the rows of all of them.
+    const bool exchanged = config::divides_experts(config);
+    const double parts =
+        exchanged ? static_cast<double>(config.parallelism.expert_tensor_parallel_degree) : tensor;
+    const double own = hidden / parts;
+    size.activations += tokens / tensor * parts * static_cast<double>(model.top_k) * compute *
+                        std::max(dim + 2 * own, 3 * own);
+    // Two FP8 copies of each stack, for as long as it is gathered: of experts that nobody shards, always.
+    if (config::kGroupedFloat8.on(config) || config::kGroupedMx.on(config)) {
+      const double divided = exchanged ? static_cast<double>(experts) * parts : tensor,
+                   block = 3 * dim * hidden * static_cast<double>(model.num_experts) / divided;
+      const bool stays = exchanged ? !shards_experts : shards == 1;
+      size.activations += 2 * block * (stays ? with_experts : 1);
+    }
   }
   if (context > 1) {
     const bool latent = model.kv_lora_rank > 0;
@@ -243,8 +256,8 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
     size.activations += std::min(tokens * logits, (gathered ? 2 : 1) * std::max(logits, chunk));
   // Packed keys twice and values once, and their gradients in fp32 (models/kernels/attention/cpu_blocks.cpp);
   // fp32 keys serve both uses. libtorch's attention, where it is chosen, keeps less, as larger heads do.
-  const bool flash =
-      config.model.attention == config::AttentionChoice::kFlash && !config.training.document_mask;
+  const bool flash = config.model.attention == config::AttentionChoice::kFlash &&
+                     !config.training.document_mask && context == 1;
   constexpr int64_t kMultiple = kernels::cpu::kHeadMultiple;
   const int64_t padded_head = (model.head_dim + kMultiple - 1) / kMultiple * kMultiple;
   if (!flash && model.head_dim <= kernels::cpu::kLargestHead)

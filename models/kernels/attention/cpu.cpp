@@ -193,7 +193,7 @@ AttentionGradients attention_backward(const at::Tensor& grad_output, const at::T
   const at::Tensor queries = with_whole_heads(q), keys = with_whole_heads(k), values = with_whole_heads(v),
                    out = with_whole_heads(result.output), grad = with_whole_heads(grad_output),
                    lse = result.lse.contiguous();
-  if (q.numel() == 0) return {empty_heads(q), empty_heads(k), empty_heads(v)};
+  if (q.numel() == 0) return {empty_heads(q), empty_heads(k).zero_(), empty_heads(v).zero_()};
   // A key-value head's gradients are sums over its queries, which one thread adds up in their order. Where
   // there are few such heads, their queries' heads are divided, by the shape alone, and the parts added up in
   // order.

@@ -1,5 +1,5 @@
 // Attention on a CPU by kernels of our own: blocked, with grouped queries and ranges of keys by query,
-// for the instruction set of the processor (attention_blocks.h). Its bits depend on the instruction set and
+// for the instruction set of the processor (cpu_blocks.h). Its bits depend on the instruction set and
 // the inputs, not on the number of threads.
 #pragma once
 

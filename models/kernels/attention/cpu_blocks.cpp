@@ -1,5 +1,5 @@
 // Compiled once for each instruction set, HYPERION_ATTENTION_BLOCKS names the function: see
-// attention_blocks.h.
+// cpu_blocks.h.
 //
 // Scores of a block are computed transposed, keys in rows and queries in lanes, so that the maximum, the sum
 // and the exponentials of a query need nothing from other lanes. The products that follow read them as the

@@ -1,4 +1,4 @@
-// Blocked attention on raw pointers: what one thread computes. attention_blocks.cpp is compiled once
+// Blocked attention on raw pointers: what one thread computes. cpu_blocks.cpp is compiled once
 // for each instruction set, and models/kernels/attention/cpu.h chooses at run time. Nothing here includes or
 // instantiates what another file could share with it: a function compiled for a newer processor must not be
 // the one that the linker keeps for an older one.

@@ -1,7 +1,7 @@
 // Matrix products c = a b on raw pointers: what one thread computes, for AVX-512, with pairs of bf16 numbers
 // or with bf16 widened to fp32 when it is packed.
-// models/kernels/matmul/matmul.h has the whole. As attention_blocks.h says, nothing here may be shared with
-// files for other processors.
+// models/kernels/matmul/matmul.h has the rest. As attention/cpu_blocks.h says, nothing here may be shared
+// with files for other processors.
 #pragma once
 
 #include <cstdint>

@@ -19,6 +19,7 @@
 #include "models/moe/experts.h"
 #include "models/transformer.h"
 #include "tests/support/float8_goldens.h"
+#include "tests/support/unwritten_is_nan.h"
 
 namespace hyperion::models {
 namespace {
@@ -93,12 +94,6 @@ struct ExpertLayer {
   std::shared_ptr<float8::Counters> counters{};
 };
 
-// Memory that is not written is full of NaN meanwhile.
-struct NaNWhereUnwritten {
-  NaNWhereUnwritten() { at::globalContext().setDeterministicAlgorithms(true, false); }
-  ~NaNWhereUnwritten() { at::globalContext().setDeterministicAlgorithms(false, false); }
-};
-
 }  // namespace
 
 TEST_CASE("FP8 and MXFP8 experts have the bits of torchao") {
@@ -147,7 +142,7 @@ TEST_CASE("scales of MXFP8 groups lie as libtorch's grouped product reads them")
 }
 
 TEST_CASE("FP8 experts differ from those in high precision by what FP8 rounds") {
-  const NaNWhereUnwritten guard;
+  const UnwrittenIsNaN guard;
   const bool before = GENERATE(false, true);
   for (const auto& [name, recipe] : kGroupedRecipes)
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
@@ -175,7 +170,7 @@ TEST_CASE("FP8 experts differ from those in high precision by what FP8 rounds") 
 }
 
 TEST_CASE("zeros that fill up a segment change no bit of FP8 experts") {
-  const NaNWhereUnwritten guard;
+  const UnwrittenIsNaN guard;
   for (const auto& [name, recipe] : kGroupedRecipes) {
     CAPTURE(name);
     ExpertLayer experts(at::kBFloat16);

@@ -19,6 +19,7 @@
 
 #include "models/flavors/registry.h"
 #include "models/moe/experts.h"
+#include "tests/support/unwritten_is_nan.h"
 
 namespace hyperion::models {
 namespace {
@@ -29,12 +30,6 @@ std::vector<int64_t> values_of(const Tensor& tensor) {
   const Tensor values = tensor.to(at::kLong).contiguous();
   return {values.const_data_ptr<int64_t>(), values.const_data_ptr<int64_t>() + values.numel()};
 }
-
-// Memory that is not written is full of NaN meanwhile.
-struct UnwrittenIsNaN {
-  UnwrittenIsNaN() { at::globalContext().setDeterministicAlgorithms(true, false); }
-  ~UnwrittenIsNaN() { at::globalContext().setDeterministicAlgorithms(false, false); }
-};
 
 }  // namespace
 

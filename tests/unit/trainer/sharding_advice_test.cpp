@@ -86,6 +86,9 @@ TEST_CASE("Experts of a block that fill a GPU are warned of, with a degree that 
       Contains("parallelism.expert_parallel_degree = 1: each rank gathers all 256 experts of a block, 21.0 "
                "GiB, and has 42.0 GiB of their gradients before it shares them; 32 would leave 8 experts "
                "on a rank, 0.7 and 1.3 GiB"));
+  // Of 2 tensor parallel ranks each has a half of every expert; with expert parallelism it has complete ones.
+  CHECK_THAT(advice(large, 128, 2, 1), Contains("10.5 GiB, and has 21.0 GiB of their gradients") &&
+                                           Contains("32 would leave 8 experts on a rank, 0.7 and 1.3 GiB"));
   CHECK_THAT(advice(large, 24, 1, 1), Contains("before it shares them") && !Contains("would leave"));
   CHECK(advice(large, 256, 1, 64).empty());
   CHECK(advice(large, 32, 8, 1).empty());  // which divide each expert
