@@ -77,12 +77,11 @@ void log_expert_products(const models::ModelArgs& args, const config::JobConfig&
   const char* why = kernels::why_not_at_once(
       checkpointing::scalar_type(config.training.mixed_precision_param), device.compute_capability, shape);
   if (why == nullptr)
-    log_info(
-        exchanged
-            ? "Experts: those of a rank in a layer in one product; the host waits once for the counts of "
-              "tokens that ranks exchange"
-            : "Experts: all of a layer in one product, and the host does not wait for their counts of "
-              "tokens");
+    log_info("Experts: {}",
+             exchanged
+                 ? "those of a rank in a layer in one product; the host waits once for the counts of "
+                   "tokens that ranks exchange"
+                 : "all of a layer in one product, and the host does not wait for their counts of tokens");
   else
     log_info(
         "Experts: multiplied one by one, and in each layer the host waits once for their counts of "

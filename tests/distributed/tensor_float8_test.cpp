@@ -165,7 +165,7 @@ TEST_CASE("FP8 on tensor parallel ranks computes what one rank does but for scal
   });
   for (const Found& rank : results) {
     CHECK(rank.loss == results[0].loss);
-    CHECK(std::abs(rank.loss / rank.whole - 1) < 2e-3);
+    CHECK(std::abs(rank.loss / rank.whole - 1) < 4e-3);  // 2^-8: a unit in the last place of bf16's logits
     CHECK(rank.loss != rank.plain);
     CHECK(rank.gradients < 1.3 * rank.from_plain);  // two roundings of gradients to e5m2 differ as much
     CHECK(rank.products == rank.whole_products);
