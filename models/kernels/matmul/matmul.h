@@ -1,8 +1,8 @@
-// Matrix products in the compute dtype: on CPUs with AVX-512 by kernels of our own, which widen bf16 where the
-// processor multiplies pairs slower than fp32 (processor::has_fast_bf16_pairs()), else by libtorch. On CPUs
-// without bf16 instructions libtorch multiplies bf16 element by element (measured: 1-6 GFLOP/s against 40-190
-// in fp32), so there the operands are widened, multiplied in fp32 and the result is rounded once. That is also
-// what the bf16 hardware paths compute: fp32 accumulation, one rounding.
+// Matrix products in the compute dtype: on CPUs with AVX-512 by kernels of our own, which widen bf16 where
+// the processor multiplies pairs slower than fp32 (processor::has_fast_bf16_pairs()), else by libtorch. On
+// CPUs without bf16 instructions libtorch multiplies bf16 element by element (measured: 1-6 GFLOP/s against
+// 40-190 in fp32), so there the operands are widened, multiplied in fp32 and the result is rounded once. That
+// is also what the bf16 hardware paths compute: fp32 accumulation, one rounding.
 #pragma once
 
 #include <ATen/core/Tensor.h>
