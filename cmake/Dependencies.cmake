@@ -69,6 +69,8 @@ target_link_libraries(hyperion_torch INTERFACE torch_cpu c10 Threads::Threads)
 
 # libtorch_cpu needs libcudart and libcupti even on a CPU. It finds them in the wheels installed with torch by itself, in a toolkit by our
 # programs' RPATH (which, unlike the newer RUNPATH, also serves the libraries that libtorch loads).
+# Paths in the build folder are relative to a program: the room that they leave in a packaged file does not depend on where it was built.
+set(CMAKE_BUILD_RPATH_USE_ORIGIN ON)
 foreach(folder $ENV{CUDA_HOME}/lib64 /usr/local/cuda/lib64)
   if(EXISTS ${folder})
     list(APPEND CMAKE_BUILD_RPATH ${folder})
