@@ -49,6 +49,8 @@ foreach(name torch_cuda c10_cuda)
   set_target_properties(${name} PROPERTIES IMPORTED_LOCATION ${HYPERION_TORCH}/lib/lib${name}.so)
 endforeach()
 add_library(hyperion_cuda SHARED)
+# The linker would make an id of names that nvcc gives its files by process numbers, and that no packaged file keeps.
+target_link_options(hyperion_cuda PRIVATE LINKER:--build-id=none)
 set_target_properties(hyperion_cuda PROPERTIES LINKER_LANGUAGE CXX)
 target_compile_definitions(hyperion_cuda PRIVATE USE_C10D_NCCL)
 target_compile_options(hyperion_cuda PRIVATE -fvisibility=hidden)
