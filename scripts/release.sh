@@ -39,9 +39,9 @@ if [ -n "$into" ] && [ -n "$(ls -A -- "$into" 2>/dev/null)" ]; then fail "--into
 torch=$(setup_result torch)
 [ -e "$torch/lib/libtorch_cpu.so" ] || fail "Hyperion is not set up" "run scripts/setup.sh"
 
-# --- a clone, always at the same path ---------------------------------------------------------------------------------
-# Compilers write no path of it into what they make (-ffile-prefix-map, and none of where a link leads), but the linker's RPATH has room for
-# one, and a compile cache finds what was compiled at the same path.
+# --- a clone, at the same path where none is named ---------------------------------------------------------------------
+# Compilers write no path of it into what they make (-ffile-prefix-map, and none of where a link leads), nor does the linker
+# (CMAKE_BUILD_RPATH_USE_ORIGIN); but a compile cache finds only what was compiled at the same path.
 clone=${HYPERION_RELEASE_CLONE:-/tmp/hyperion-release}
 umask 022
 mkdir "$clone" 2>/dev/null || fail "$clone is there, or cannot be made" "wait for the other release, or remove what one that was ended has left"
