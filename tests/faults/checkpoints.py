@@ -66,6 +66,18 @@ class CheckpointTest(JobTest):
             self.assertLess(abs(resumed[step][1] - norm), 2e-5 * norm, step)
             self.assertEqual(resumed[step][2], rate)
 
+    def check_read(self, source, target):
+        """What a job of the layout `source` wrote one of `target` reads, and writes in turn; its contents. The test has `train(layout, *options)`."""
+        path = self.folder / "out" / source / "step-1"
+        if not path.exists():
+            self.train(source, "--training.steps=1", "--lr_scheduler.total_steps=2", f"--checkpoint.folder={source}")
+        # A last save of weights alone leaves the pre-checkpoint, which holds what was read.
+        self.train(target, "--training.steps=2", f"--checkpoint.folder={source} to {target}", "--checkpoint.resume_mode=continue",
+                   "--checkpoint.no_initial_load_model_only", f"--checkpoint.initial_load_path={path}", "--checkpoint.last_save_model_only")
+        read = self.contents(self.folder / "out" / f"{source} to {target}" / "step-1")
+        self.assertEqual(read, self.contents(path))
+        return read
+
     def contents(self, path):
         """key -> hash of every tensor and value, whatever the mesh that wrote them."""
         return {entry["key"]: entry["hash"] for entry in json.loads(self.tool("digest", path, "--json"))["entries"]}

@@ -185,6 +185,26 @@ class JobTest(unittest.TestCase):
         """The lines of metrics.jsonl that hold metrics: of logged steps and validations."""
         return [line for line in self.metrics_file(folder) if "event" not in line]
 
+    def metrics_of(self, *options, **kwargs):
+        """Those of a job that ends well, and of no other."""
+        (self.folder / "out" / "metrics.jsonl").unlink(missing_ok=True)
+        self.run_job(*options, code=0, **kwargs)
+        return self.metrics()
+
+    def assert_near_metrics(self, lines, expected, loss):
+        """Losses of training and validation within `loss` of them, norms within 2e-5, and the same tokens in the same steps."""
+        self.assertEqual(len(lines), len(expected))
+        for line, wanted in zip(lines, expected):
+            for name, tolerance in (("loss_metrics/global_avg_loss", loss), ("grad_norm", 2e-5), ("n_tokens_seen", 0), ("validation_metrics/loss", loss)):
+                self.assertEqual(name in line, name in wanted)
+                if name in line:
+                    self.assertLessEqual(abs(line[name] - wanted[name]), tolerance * abs(wanted[name]), (name, line["step"]))
+
+    def assert_lost_in(self, text, operation, group, phase):
+        """A rank that waits for a killed one says where: its operation fails, or the watch over the ranks ends it where a busy host holds that up."""
+        self.assertRegex(text, rf"{operation} \(number \d+ of group {group}, ranks 0 1\) failed in phase '{phase}'"
+                               rf"|in phase '{phase}': rank 1 has ended, .*started last: {operation}, number \d+ of group {group}")
+
     def events(self, name=None, folder=None):
         """The events of metrics.jsonl, all or those of a name."""
         return [line for line in self.metrics_file(folder) if "event" in line and name in (None, line["event"])]

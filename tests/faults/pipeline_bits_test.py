@@ -27,13 +27,13 @@ class TableOfBits(CheckpointTest):
     def train(self, pipeline, shards, tensor, schedule, precision):
         """Losses, norms, and the digest of the last checkpoint."""
         name = f"{pipeline}.{shards}.{tensor}.{schedule}.{precision}"
-        (self.folder / "out" / "metrics.jsonl").unlink(missing_ok=True)
-        self.run_job("--model.args.n_layers=6", "--model.args.hidden_dim=64", "--training.seq_len=16", f"--training.steps={STEPS}", "--training.local_batch_size=1",
-                     f"--training.global_batch_size={MICROBATCHES * shards}", f"--parallelism.pipeline_parallel_degree={pipeline}",
-                     f"--parallelism.pipeline_parallel_schedule={schedule}", f"--parallelism.tensor_parallel_degree={tensor}",
-                     "--parallelism.fsdp_reshard_after_forward=always", "--checkpoint.interval=1000", "--checkpoint.no_last_save_model_only",
-                     f"--checkpoint.folder={name}", *PRECISIONS[precision], ranks=pipeline * shards * tensor, code=0)
-        steps = [line for line in self.metrics() if "grad_norm" in line]
+        lines = self.metrics_of(
+            "--model.args.n_layers=6", "--model.args.hidden_dim=64", "--training.seq_len=16", f"--training.steps={STEPS}",
+            "--training.local_batch_size=1", f"--training.global_batch_size={MICROBATCHES * shards}",
+            f"--parallelism.pipeline_parallel_degree={pipeline}", f"--parallelism.pipeline_parallel_schedule={schedule}",
+            f"--parallelism.tensor_parallel_degree={tensor}", "--parallelism.fsdp_reshard_after_forward=always", "--checkpoint.interval=1000",
+            "--checkpoint.no_last_save_model_only", f"--checkpoint.folder={name}", *PRECISIONS[precision], ranks=pipeline * shards * tensor)
+        steps = [line for line in lines if "grad_norm" in line]
         self.assertEqual(len(steps), STEPS)
         losses = [(line["loss_metrics/global_avg_loss"], line["loss_metrics/global_max_loss"]) for line in steps]
         return losses, [line["grad_norm"] for line in steps], self.tool("digest", self.folder / "out" / name / f"step-{STEPS}").splitlines()[-1].split()[0]

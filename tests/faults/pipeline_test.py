@@ -26,12 +26,11 @@ FOUR = ("--training.local_batch_size=4", "--training.global_batch_size=4", ALWAY
 
 class Pipeline(JobTest):
     def steps(self, *options, ranks=1):
-        (self.folder / "out" / "metrics.jsonl").unlink(missing_ok=True)
-        self.run_job(*options, ranks=ranks, code=0)
+        lines = self.metrics_of(*options, ranks=ranks)
         names = ("loss_metrics/global_avg_loss", "loss_metrics/global_max_loss", "grad_norm", "n_tokens_seen")
-        steps = [{name: line[name] for name in names if name in line} for line in self.metrics()]
+        steps = [{name: line[name] for name in names if name in line} for line in lines]
         # A validation batch of one rank is one sum, of a pipeline one for each microbatch.
-        return steps, [round(line["validation_metrics/loss"], 6) for line in self.metrics() if "validation_metrics/loss" in line]
+        return steps, [round(line["validation_metrics/loss"], 6) for line in lines if "validation_metrics/loss" in line]
 
     def test_every_schedule_prints_the_losses_and_norms_of_one_rank(self):
         validation = ["--validation.enable", "--validation.dataset=jsonl", f"--validation.dataset_path={self.folder}/data.jsonl",
