@@ -1,5 +1,6 @@
 #include "models/kernels/attention/gpu.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -89,11 +90,17 @@ AttentionGradients flash_backward(const at::Tensor& grad, const CudaInput& in,
   return {dq, dk, dv};
 }
 
+// libtorch takes a longest sequence of one query for decoding, where no sequence is without queries.
+int64_t most_queries_for_flash(const Documents& documents) {
+  return std::max<int64_t>(documents.most_queries, 2);
+}
+
 AttentionResult flash_documents_forward(const CudaInput& in) {
   const Documents& documents = in.documents;
   auto [out, lse, seed, offset, debug] = at::_flash_attention_forward(
       all_tokens(in.q), all_tokens(in.k), all_tokens(in.v), documents.query_bounds, documents.key_bounds,
-      documents.most_queries, documents.most_keys, kNoDropout, true, /*return_debug_mask=*/false, in.scale);
+      most_queries_for_flash(documents), documents.most_keys, kNoDropout, true, /*return_debug_mask=*/false,
+      in.scale);
   return {as_rows(out, in.q), {}, {seed, offset, lse}};
 }
 
@@ -102,7 +109,7 @@ AttentionGradients flash_documents_backward(const at::Tensor& grad, const CudaIn
   const Documents& documents = in.documents;
   auto [dq, dk, dv] = at::_flash_attention_backward(
       all_tokens(grad), all_tokens(in.q), all_tokens(in.k), all_tokens(in.v), all_tokens(result.output),
-      result.extras.at(2), documents.query_bounds, documents.key_bounds, documents.most_queries,
+      result.extras.at(2), documents.query_bounds, documents.key_bounds, most_queries_for_flash(documents),
       documents.most_keys, kNoDropout, true, result.extras.at(0), result.extras.at(1), in.scale);
   return {as_rows(dq, in.q), as_rows(dk, in.k), as_rows(dv, in.k)};
 }
