@@ -153,7 +153,8 @@ Tensor sum_rows(const Tensor& rows, const Dispatch& dispatch, const Tensor& weig
   return sum.to(rows.scalar_type());
 }
 
-Tensor by_slot(const Tensor& of_rows, const Dispatch& dispatch) {
+Tensor gradient_of_weights(const Tensor& a, const Tensor& b, const Dispatch& dispatch) {
+  const Tensor of_rows = a.mul(b.to(kernels::opmath_dtype(a))).sum(1);
   return of_rows.index_select(0, dispatch.rows).view(dispatch.choices.sizes());
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -56,7 +57,13 @@ at::Tensor gather_rows(const at::Tensor& x, const Dispatch& dispatch, const at::
 // rows [rows, width] -> [tokens, width] in their dtype.
 at::Tensor sum_rows(const at::Tensor& rows, const Dispatch& dispatch, const at::Tensor& weights,
                     const at::Tensor& added = {});
-// One number for each row -> that of each slot, [tokens, k].
-at::Tensor by_slot(const at::Tensor& of_rows, const Dispatch& dispatch);
+// The gradient of the weights, [tokens, k] of kernels::opmath_dtype: of each slot the sum over its row of a
+// times b, both [rows, width].
+at::Tensor gradient_of_weights(const at::Tensor& a, const at::Tensor& b, const Dispatch& dispatch);
+
+// A node's input that may not be there: autograd takes no undefined tensors.
+inline std::optional<at::Tensor> optional_of(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
 
 }  // namespace hyperion::models

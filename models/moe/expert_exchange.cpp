@@ -12,7 +12,6 @@
 #include <ATen/ops/tensor.h>
 
 #include "base/failpoint.h"
-#include "models/kernels/common/dtype.h"
 #include "models/layers/activation_checkpoint.h"
 #include "models/layers/node_state.h"
 
@@ -50,10 +49,6 @@ struct SavedExchange : torch::CustomClassHolder {
   Tensor rows;     // the node's input, or what came back; undefined where the weights' gradient needs none
   Tensor weights;  // undefined: none
 };
-
-Tensor gradient_of_weights(const Tensor& a, const Tensor& b, const Dispatch& dispatch) {
-  return by_slot(a.mul(b.to(kernels::opmath_dtype(a))).sum(1), dispatch);
-}
 
 struct RowsForExpertsFunction : Function<RowsForExpertsFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const OptionalRows& given_weights,
@@ -118,10 +113,6 @@ struct SumOfExpertsFunction : Function<SumOfExpertsFunction> {
             Tensor(),  Tensor(),     Tensor()};
   }
 };
-
-OptionalRows optional_rows(const Tensor& tensor) {
-  return tensor.defined() ? OptionalRows(tensor) : std::nullopt;
-}
 
 std::vector<int64_t> on_host(const Tensor& counts) {
   const Tensor host = counts.cpu();
@@ -202,13 +193,12 @@ std::shared_ptr<const ExpertExchange> CountsExchange::wait() {
 
 Tensor rows_for_experts(const Tensor& x, const Tensor& weights, const KeptRouting& routing, Exchange& ranks,
                         const BlockRun& run) {
-  return RowsForExpertsFunction::apply(x, optional_rows(weights), routing, &ranks, run.selective);
+  return RowsForExpertsFunction::apply(x, optional_of(weights), routing, &ranks, run.selective);
 }
 
 Tensor sum_of_experts(const Tensor& made, const Tensor& weights, const Tensor& shared,
                       const KeptRouting& routing, Exchange& ranks, const BlockRun& run) {
-  return SumOfExpertsFunction::apply(made, optional_rows(weights), optional_rows(shared), routing, &ranks,
-                                     run);
+  return SumOfExpertsFunction::apply(made, optional_of(weights), optional_of(shared), routing, &ranks, run);
 }
 
 }  // namespace hyperion::models

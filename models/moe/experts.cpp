@@ -12,7 +12,6 @@
 #include "models/block_linear.h"
 #include "models/deferred_weights.h"
 #include "models/float8/grouped_matmuls.h"
-#include "models/kernels/common/dtype.h"
 #include "models/kernels/matmul/grouped.h"
 #include "models/layers/activation_checkpoint.h"
 #include "models/layers/node_state.h"
@@ -70,16 +69,7 @@ variable_list gradients_of_stacks(const SavedExperts& saved, std::function<varia
   return variable_list(saved.stacks.size());
 }
 
-// A node's input that may not be there: autograd takes no undefined tensors.
 using OptionalTensor = std::optional<Tensor>;
-OptionalTensor optional_of(const Tensor& tensor) {
-  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
-}
-
-// The sum over each row of a times b, in the dtype of sums.
-Tensor row_products(const Tensor& a, const Tensor& b) {
-  return a.mul(b.to(kernels::opmath_dtype(a))).sum(1);
-}
 
 // x [tokens, dim], weights [tokens, k] or undefined -> rows of gate and up, [rows, hidden].
 struct GateUpFunction : Function<GateUpFunction> {
@@ -117,8 +107,7 @@ struct GateUpFunction : Function<GateUpFunction> {
     const Tensor grad_x = sum_rows(grad_rows, dispatch, saved->weights);
     Tensor grad_weights;
     if (saved->weights.defined())
-      grad_weights =
-          by_slot(row_products(grad_rows, gather_rows(saved->input, dispatch, Tensor())), dispatch);
+      grad_weights = gradient_of_weights(grad_rows, gather_rows(saved->input, dispatch, Tensor()), dispatch);
     grad_rows.reset();
     // Moved: not kept until the nodes before this one have run.
     const variable_list of_stacks = gradients_of_stacks(
@@ -173,9 +162,9 @@ struct DownFunction : Function<DownFunction> {
     const Tensor t = saved->products.input_gradient(grad_rows, *saved->stacks[0], dispatch.groups());
     Tensor grad_h = t, grad_weights, h = detached(std::exchange(saved->input, {})).contiguous();
     if (made.defined()) {
-      grad_weights = by_slot(row_products(gather_rows(grad, dispatch, Tensor()), made), dispatch);
+      grad_weights = gradient_of_weights(gather_rows(grad, dispatch, Tensor()), made, dispatch);
     } else if (saved->weights.defined()) {
-      grad_weights = by_slot(row_products(t, h), dispatch);
+      grad_weights = gradient_of_weights(t, h, dispatch);
       grad_h = times_weights(t, saved->weights, dispatch);
       h = times_weights(h, saved->weights, dispatch);
     }

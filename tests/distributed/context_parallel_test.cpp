@@ -6,6 +6,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "tests/support/gradients.h"
 #include "tests/support/larger_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tiny_training.h"
@@ -50,34 +51,18 @@ std::vector<TinyStep> train_parts(int ranks, const TinyJob& job, int64_t steps =
   return all.front();
 }
 
-using GradientsOfParts = std::map<int64_t, std::map<int64_t, double>>;  // parameter -> element -> value
-
-GradientsOfParts first_gradients_of_parts(int ranks, const TinyJob& job) {
+Gradients first_gradients_of_parts(int ranks, const TinyJob& job) {
   const auto all = run_ranks(ranks, [=](const Environment& environment) {
     return TinyTraining(job, environment).first_gradients();
   });
-  GradientsOfParts whole;
+  Gradients whole;
   for (const auto& rank : all)
     for (const auto& [parameter, element, value] : rank) {
-      const auto [known, added] = whole[parameter].try_emplace(element, value);
+      const auto [known, added] = whole.try_emplace({parameter, element}, value);
       if (!added && known->second != static_cast<double>(value))
         throw std::runtime_error("two ranks have different numbers for one element");
     }
   return whole;
-}
-
-// The largest relative L2 difference of a parameter's gradient.
-double largest_of_a_parameter(const GradientsOfParts& found, const GradientsOfParts& expected) {
-  double largest = found.size() == expected.size() ? 0 : INFINITY;
-  for (const auto& [parameter, elements] : expected) {
-    double difference = 0, size = 0;
-    for (const auto& [element, value] : elements) {
-      difference += std::pow(found.at(parameter).at(element) - value, 2);
-      size += std::pow(value, 2);
-    }
-    largest = larger_of(largest, std::sqrt(difference / size));
-  }
-  return largest;
 }
 
 double largest_in(const std::vector<TinyStep>& found, const std::vector<TinyStep>& expected,
@@ -92,7 +77,7 @@ double largest_in(const std::vector<TinyStep>& found, const std::vector<TinyStep
 // Losses and norms of 20 steps, and the gradient of every parameter in the first one, against those of one
 // rank. Documents and accumulation of one rank are those of the layout.
 void check_against_one_rank(const char* model, const std::vector<ContextLayout>& layouts) {
-  std::map<bool, std::pair<std::vector<TinyStep>, GradientsOfParts>> of_one_rank;  // by documents
+  std::map<bool, std::pair<std::vector<TinyStep>, Gradients>> of_one_rank;  // by documents
   for (const ContextLayout& layout : layouts) {
     CAPTURE(model, layout.ranks, layout.mesh.cp, layout.mesh.dp_replicate, layout.mesh.tp, layout.mesh.pp,
             layout.mesh.ep, layout.accumulation, layout.head_tail, layout.documents);
@@ -107,7 +92,7 @@ void check_against_one_rank(const char* model, const std::vector<ContextLayout>&
     const std::vector<TinyStep> found = train_parts(layout.ranks, job);
     CHECK(largest_in(found, steps, &TinyStep::loss) < 1e-6);
     CHECK(largest_in(found, steps, &TinyStep::grad_norm) < 2e-5);
-    CHECK(largest_of_a_parameter(first_gradients_of_parts(layout.ranks, job), gradients) < 1e-5);
+    CHECK(farthest_gradient(first_gradients_of_parts(layout.ranks, job), gradients) < 1e-5);
   }
 }
 

@@ -6,7 +6,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "tests/support/larger_of.h"
+#include "tests/support/gradients.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tiny_training.h"
 
@@ -24,8 +24,8 @@ TinyJob job_of(std::optional<GroupedRecipe> recipe, MeshConfig mesh = {}) {
 
 struct FoundByRanks {
   std::vector<double> losses;
-  std::map<std::pair<int64_t, int64_t>, double> gradients;  // of step 0, by parameter and element
-  int64_t products = 0;                                     // of a rank in that step
+  Gradients gradients;   // of step 0
+  int64_t products = 0;  // of a rank in that step
 };
 
 FoundByRanks train(int ranks, const TinyJob& job, int64_t steps) {
@@ -54,27 +54,13 @@ FoundByRanks train(int ranks, const TinyJob& job, int64_t steps) {
   return found;
 }
 
-// |found - expected| over |expected|, of the parameter whose gradient is farthest.
-double distance(const FoundByRanks& found, const FoundByRanks& expected) {
-  REQUIRE(found.gradients.size() == expected.gradients.size());
-  std::map<int64_t, std::pair<double, double>> squares;  // of the difference, of the gradient
-  for (const auto& [key, value] : expected.gradients) {
-    auto& [difference, size] = squares[key.first];
-    difference += std::pow(found.gradients.at(key) - value, 2);
-    size += std::pow(value, 2);
-  }
-  double farthest = 0;
-  for (const auto& [parameter, of] : squares) farthest = larger_of(farthest, std::sqrt(of.first / of.second));
-  return farthest;
-}
-
 }  // namespace
 
 TEST_CASE("FP8 experts that ranks share or divide have the gradients of one rank") {
   const GroupedRecipe recipe = GENERATE(GroupedRecipe::kRowwise, GroupedRecipe::kMx);
   const FoundByRanks one = train(1, job_of(recipe), 4), plain = train(1, job_of(std::nullopt), 4);
   CHECK(one.products == 2 * 9);
-  const double rounded = distance(one, plain);
+  const double rounded = farthest_gradient(one.gradients, plain.gradients);
   CHECK(rounded > 1e-2);
   CHECK(rounded < 2e-1);
   for (const MeshConfig& mesh :
@@ -82,7 +68,7 @@ TEST_CASE("FP8 experts that ranks share or divide have the gradients of one rank
     CAPTURE(static_cast<int>(recipe), mesh.ep, mesh.tp, mesh.cp, rounded);
     const FoundByRanks found = train(2, job_of(recipe, mesh), 4);
     CHECK(found.products == one.products);
-    CHECK(distance(found, one) < 0.1 * rounded);
+    CHECK(farthest_gradient(found.gradients, one.gradients) < 0.1 * rounded);
     for (size_t step = 0; step < one.losses.size(); ++step)
       CHECK(found.losses[step] == Approx(one.losses[step]).epsilon(1e-4));
   }

@@ -7,6 +7,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include "tests/support/gradients.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tiny_training.h"
 
@@ -73,22 +74,7 @@ std::map<What, FoundNumbers> train_experts(int ranks, const TinyJob& job) {
 double largest_relative(const FoundNumbers& found, const FoundNumbers& expected) {
   double largest = found.size() == expected.size() ? 0 : INFINITY;
   for (const auto& [key, value] : expected)
-    largest = std::max(largest, std::abs(found.at(key) - value) / std::abs(value));
-  return largest;
-}
-
-// Of the parameters' gradients, |found - expected| over |expected|.
-double largest_distance_of_gradients(const FoundNumbers& found, const FoundNumbers& expected) {
-  if (found.size() != expected.size()) return INFINITY;
-  std::map<int64_t, std::pair<double, double>> squares;  // by parameter: of the difference, of the gradient
-  for (const auto& [key, value] : expected) {
-    auto& [difference, size] = squares[key.first];
-    difference += std::pow(found.at(key) - value, 2);
-    size += std::pow(value, 2);
-  }
-  double largest = 0;
-  for (const auto& [parameter, of] : squares)
-    if (of.first > 0) largest = std::max(largest, std::sqrt(of.first / of.second));
+    largest = larger_of(largest, std::abs(found.at(key) - value) / std::abs(value));
   return largest;
 }
 
@@ -109,7 +95,7 @@ void check_against_one_rank(const char* model, int64_t experts, const std::vecto
     CHECK(found[What::kBias] == one[What::kBias]);
     CHECK(largest_relative(found[What::kLoss], one[What::kLoss]) < 1e-6);
     CHECK(largest_relative(found[What::kNorm], one[What::kNorm]) < 2e-5);
-    CHECK(largest_distance_of_gradients(found[What::kGradient], one[What::kGradient]) < 1e-5);
+    CHECK(farthest_gradient(found[What::kGradient], one[What::kGradient]) < 1e-5);
   }
 }
 

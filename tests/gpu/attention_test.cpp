@@ -66,6 +66,25 @@ std::vector<double> attention_errors(const AttentionCase& c) {
   return errors;
 }
 
+// error_of(case) of each on the first GPU. A case that throws has the error 1e6, and its message is in the
+// test's output.
+template <typename Case, typename ErrorOf>
+std::vector<double> errors_of(const std::vector<Case>& cases, const ErrorOf& error_of) {
+  return run_one_rank(
+      [&](const parallel::Environment&) {
+        use_gpu(0);
+        std::vector<double> results;
+        for (const Case& c : cases) try {
+            results.push_back(error_of(c));
+          } catch (const std::exception& error) {
+            std::fprintf(stderr, "%s\n", error.what());
+            results.push_back(1e6);
+          }
+        return results;
+      },
+      kGpuTimeout);
+}
+
 }  // namespace
 
 TEST_CASE("attention on a GPU agrees with the CPU for every kernel and head size and length") {
@@ -77,20 +96,8 @@ TEST_CASE("attention on a GPU agrees with the CPU for every kernel and head size
       for (bool documents : {false, true})
         for (bool deterministic : {false, true})
           cases.push_back({seq, head_dim, documents, deterministic, dtype});
-  // A case that throws has the error 1e6, and its message is in the test's output.
-  const auto worst = run_one_rank(
-      [&cases](const parallel::Environment&) {
-        use_gpu(0);
-        std::vector<double> results;
-        for (const AttentionCase& c : cases) try {
-            results.push_back(std::ranges::max(attention_errors(c)));
-          } catch (const std::exception& error) {
-            std::printf("%s\n", error.what());
-            results.push_back(1e6);
-          }
-        return results;
-      },
-      kGpuTimeout);
+  const auto worst =
+      errors_of(cases, [](const AttentionCase& c) { return std::ranges::max(attention_errors(c)); });
   for (size_t i = 0; i < cases.size(); ++i) {
     const AttentionCase& c = cases[i];
     CAPTURE(c.dtype, c.seq, c.head_dim, c.documents, c.deterministic);
@@ -197,19 +204,7 @@ TEST_CASE("attention to keys of another length on a GPU agrees with plain operat
       }
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})  // fewer keys than queries
     cases.push_back({{128, 64, 64, false, false, false, dtype}, false});
-  const auto errors = run_one_rank(
-      [&cases](const parallel::Environment&) {
-        use_gpu(0);
-        std::vector<double> results;
-        for (const auto& [c, parts] : cases) try {
-            results.push_back(lengths_error(c, parts));
-          } catch (const std::exception& error) {
-            std::printf("%s\n", error.what());
-            results.push_back(1e6);
-          }
-        return results;
-      },
-      kGpuTimeout);
+  const auto errors = errors_of(cases, [](const auto& c) { return lengths_error(c.first, c.second); });
   for (size_t i = 0; i < cases.size(); ++i) {
     const auto& [c, parts] = cases[i];
     CAPTURE(c.dtype, c.queries, c.keys, c.head_dim, c.documents, c.causal, c.deterministic, parts);

@@ -208,7 +208,7 @@ class Checks {
     const bool two = cp > 1 && p.context_parallel_load_balancer.has_value();
     const int64_t divisor = models::length_divisor(cp, two, tp), above = (length / divisor + 1) * divisor;
     refuse_if(length % divisor != 0, key,
-              fmt::format("expected a multiple of {} ({}tensor {} x context {}), as {}{}", divisor,
+              fmt::format("expected a multiple of {} ({}tensor {} x context {}), such as {}{}", divisor,
                           two ? "2 chunks x " : "", tp, cp,
                           length > divisor ? fmt::format("{} or ", above - divisor) : "", above));
     const auto& model = config_.model;

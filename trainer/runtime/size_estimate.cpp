@@ -233,7 +233,7 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
     const double own = hidden / parts;
     size.activations += tokens / tensor * parts * static_cast<double>(model.top_k) * compute *
                         std::max(dim + 2 * own, 3 * own);
-    // Two FP8 copies of each stack, for as long as it is gathered: of experts that nobody shards, always.
+    // Two FP8 copies of each stack, for as long as it is gathered, which is always where no rank shards them.
     if (config::kGroupedFloat8.on(config) || config::kGroupedMx.on(config)) {
       const double divided = exchanged ? static_cast<double>(experts) * parts : tensor,
                    block = 3 * dim * hidden * static_cast<double>(model.num_experts) / divided;
