@@ -1,10 +1,12 @@
 #include "trainer/attention_choice.h"
 
+#include <algorithm>
 #include <optional>
-#include <set>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -21,11 +23,13 @@
 #include "base/counted.h"
 #include "base/device/error_text.h"
 #include "base/error.h"
+#include "base/exchange.h"
 #include "base/log.h"
 #include "base/processor.h"
 #include "models/kernels/attention/attention.h"
 #include "models/kernels/attention/cpu.h"
 #include "models/ops.h"
+#include "models/ring_attention.h"
 #include "parallel/job/phase.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/config/validate.h"
@@ -38,14 +42,58 @@ using kernels::AttentionKernel;
 
 constexpr double kLargestError = 0.05;  // of two bf16 kernels: about 0.005
 
+// How the keys of other context parallel ranks come to attention.
+enum class Context { kAlone, kGathered, kRing, kRingOfHalves };
+
+Context context_of(const config::JobConfig& config) {
+  const auto& p = config.parallelism;
+  if (p.context_parallel_degree == 1) return Context::kAlone;
+  if (p.context_parallel_rotate_method != "alltoall" || config.training.document_mask)
+    return Context::kGathered;
+  return p.context_parallel_load_balancer ? Context::kRingOfHalves : Context::kRing;
+}
+
+bool is_ring(Context context) {
+  return context == Context::kRing || context == Context::kRingOfHalves;
+}
+
+// Of a sequence of so many, those whose queries a ring of ranks gives to one of them; else all.
+int64_t tokens_of_rank(int64_t length, const config::JobConfig& config) {
+  return is_ring(context_of(config)) ? length / config.parallelism.context_parallel_degree : length;
+}
+
 struct Shape {
-  int64_t heads, kv_heads, head_dim, batch, length;
+  int64_t heads, kv_heads, head_dim, batch, length;  // tokens_of_rank()
   at::ScalarType dtype;
+  Context context;
 
   std::string describe() const {
-    return fmt::format("{} x {} heads of {}, {} of {} tokens", heads, kv_heads, head_dim,
-                       counted(batch, "sequence"), length);
+    return fmt::format("{} x {} heads of {}, {} of {} tokens{}", heads, kv_heads, head_dim,
+                       counted(batch, "sequence"), length, is_ring(context) ? " in a ring" : "");
   }
+};
+
+// The middle one of three ranks that have the same keys and values: its blocks have all the shapes that a
+// ring's have.
+class RingOfEquals : public Exchange {
+ public:
+  int rank() const override { return 1; }
+  int size() const override { return 3; }
+  Pending start_transfers(std::vector<Transfer> transfers) override {
+    transfers.at(1).tensor.copy_(transfers.at(0).tensor);
+    return {};
+  }
+  Pending start_all_gather_into(const Tensor&, const Tensor&) override { not_of_a_ring(); }
+  Pending start_reduce_scatter_sum(const Tensor&, const Tensor&) override { not_of_a_ring(); }
+  Pending start_all_reduce_sum(const Tensor&) override { not_of_a_ring(); }
+  Pending start_all_reduce_max(const Tensor&) override { not_of_a_ring(); }
+  Pending start_all_to_all(const Tensor&, const Tensor&, std::span<const int64_t>,
+                           std::span<const int64_t>) override {
+    not_of_a_ring();
+  }
+
+ private:
+  [[noreturn]] static void not_of_a_ring() { throw_bug("the trial of a ring started a collective"); }
 };
 
 // [batch, heads, length, head_dim] in the layout that the model's blocks have. The heads differ, sequences do
@@ -66,10 +114,14 @@ struct Results {
 };
 
 // By autograd, as in a step: its thread runs the backward, for which cuDNN builds plans in each thread.
-Results compute(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& grad) {
+Results compute(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& grad, const Shape& shape) {
   const auto leaf = [](const Tensor& t) { return t.detach().requires_grad_(); };
   const Tensor leaf_q = leaf(q), leaf_k = leaf(k), leaf_v = leaf(v);
-  const Tensor output = models::ops::attention(leaf_q, leaf_k, leaf_v, {}, nullptr);
+  RingOfEquals ring;
+  const Tensor output = is_ring(shape.context)
+                            ? models::ring_attention(leaf_q, leaf_k, leaf_v, ring,
+                                                     shape.context == Context::kRingOfHalves, nullptr)
+                            : models::ops::attention(leaf_q, leaf_k, leaf_v, {}, nullptr);
   torch::autograd::backward({output}, {grad});
   return {output.detach(), leaf_q.grad(), leaf_k.grad(), leaf_v.grad()};
 }
@@ -82,7 +134,7 @@ std::string try_cudnn(const Shape& shape, at::Device device) {
                grad = make_input(shape, shape.heads, 4, device);
   Results cudnn;
   try {
-    cudnn = compute(q, k, v, grad);
+    cudnn = compute(q, k, v, grad, shape);
   } catch (const c10::OutOfMemoryError&) {
     throw;
   } catch (const c10::AcceleratorError&) {
@@ -91,7 +143,7 @@ std::string try_cudnn(const Shape& shape, at::Device device) {
     return brief(error);
   }
   kernels::allow_cudnn_attention(false);
-  const Results flash = compute(q, k, v, grad);
+  const Results flash = compute(q, k, v, grad, shape);
   kernels::allow_cudnn_attention(true);
   const auto norm = [](const Tensor& x) {
     return at::linalg_vector_norm(x, 2, at::OptionalIntArrayRef(), false, at::kFloat).item<double>();
@@ -109,39 +161,49 @@ std::string try_cudnn(const Shape& shape, at::Device device) {
   return "";
 }
 
-// By context parallelism. Where keys are gathered there are more of them than queries, which cuDNN and
-// libtorch's attention for CPUs do not take; the blocks of a ring they would take, but no trial covers these.
-bool shares_sequences(const config::JobConfig& config) {
-  return config.parallelism.context_parallel_degree > 1;
+// The kernel that serves a shape, where cuDNN is allowed as far as it is now; of a ring all its blocks.
+AttentionKernel kernel_of(const Shape& shape, const config::JobConfig& config) {
+  const int64_t queries = shape.context == Context::kRingOfHalves ? shape.length / 2 : shape.length;
+  const Tensor q = at::empty({shape.batch, shape.heads, queries, shape.head_dim},
+                             at::TensorOptions(shape.dtype).device(at::kMeta));
+  const AttentionKernel kernel = kernels::attention_kernel(q, queries, config.training.document_mask);
+  // Where keys are gathered there are more of them than queries, which cuDNN does not take.
+  const bool no_cudnn = config.debug.deterministic || shape.context == Context::kGathered;
+  return kernel == AttentionKernel::kCudnn && no_cudnn ? AttentionKernel::kFlash : kernel;
 }
 
-// The kernel that serves a shape, where cuDNN is allowed as far as it is now.
-AttentionKernel kernel_of(const Shape& shape, const config::JobConfig& config) {
-  const Tensor q = at::empty({shape.batch, shape.heads, shape.length, shape.head_dim},
-                             at::TensorOptions(shape.dtype).device(at::kMeta));
-  const AttentionKernel kernel = kernels::attention_kernel(q, q.size(2), config.training.document_mask);
-  const bool no_cudnn = config.debug.deterministic || shares_sequences(config);
-  return kernel == AttentionKernel::kCudnn && no_cudnn ? AttentionKernel::kFlash : kernel;
+// Of training, and of validation where it has others.
+std::vector<Shape> shapes_of(const Shape& training, const config::JobConfig& config) {
+  std::vector<Shape> shapes = {training};
+  if (!config.validation.enable) return shapes;
+  Shape validation = training;
+  validation.batch = config::microbatch_rows(config, config.validation.local_batch_size);
+  validation.length = tokens_of_rank(config.validation.seq_len, config);
+  if (validation.batch != training.batch || validation.length != training.length)
+    shapes.push_back(validation);
+  return shapes;
+}
+
+// Whether cuDNN serves training. In a ring it serves all blocks or none, those of validation too: what one
+// block's forward leaves besides its results goes to every block's backward.
+bool cudnn_serves(const Shape& training, const config::JobConfig& config) {
+  const std::vector<Shape> shapes = shapes_of(training, config);
+  const auto last = is_ring(training.context) ? shapes.end() : shapes.begin() + 1;
+  return std::all_of(shapes.begin(), last,
+                     [&](const Shape& shape) { return kernel_of(shape, config) == AttentionKernel::kCudnn; });
 }
 
 // Why cuDNN cannot be used for the sequences of training or validation; empty: it can. None: it serves
 // neither.
 std::optional<std::string> try_cudnn_on_sequences(const Shape& training, const config::JobConfig& config,
                                                   at::Device device) {
-  std::set<std::pair<int64_t, int64_t>> batches = {{training.batch, training.length}};
-  if (config.validation.enable)
-    batches.emplace(config::microbatch_rows(config, config.validation.local_batch_size),
-                    config.validation.seq_len);
   std::optional<std::string> why_not;
-  for (const auto& [batch, length] : batches) {
-    Shape shape = training;
-    shape.batch = batch;
-    shape.length = length;
+  for (const Shape& shape : shapes_of(training, config)) {
     if (kernel_of(shape, config) != AttentionKernel::kCudnn) continue;
     why_not = try_cudnn(shape, device);
     if (why_not->empty()) continue;
-    if (batch != training.batch || length != training.length)
-      *why_not += fmt::format(" ({} of {} tokens)", counted(batch, "sequence"), length);
+    if (shape.batch != training.batch || shape.length != training.length)
+      *why_not += fmt::format(" ({} of {} tokens)", counted(shape.batch, "sequence"), shape.length);
     break;
   }
   return why_not;
@@ -181,7 +243,7 @@ void choose_on_cpu(const models::ModelArgs& args, const config::JobConfig& confi
         "slower");
   const bool flash = config.model.attention == config::AttentionChoice::kFlash;
   const bool documents = config.training.document_mask,
-             libtorch = flash && !documents && !shares_sequences(config);
+             libtorch = flash && !documents && context_of(config) == Context::kAlone;
   kernels::use_libtorch_attention_on_cpu(libtorch);
   if (libtorch) {
     log_info("Attention: libtorch's flash attention for CPUs, as model.attention = \"flash\" asks");
@@ -204,19 +266,19 @@ void choose_on_gpu(const Shape& training, const config::JobConfig& config, at::D
   const bool flash = config.model.attention == config::AttentionChoice::kFlash;
   const bool required = config.model.attention == config::AttentionChoice::kCudnn;
   kernels::allow_cudnn_attention(true);
-  if (required && kernel_of(training, config) != AttentionKernel::kCudnn)
+  const bool serves = cudnn_serves(training, config), alone = training.context == Context::kAlone;
+  if (required && !serves)
     throw_config(
         "model.attention = \"cudnn\": cuDNN serves bfloat16 without training.document_mask, heads of up to "
-        "128, lengths that are multiples of 64, and neither debug.deterministic nor context parallelism; "
-        "this "
-        "job has {}, {}{}{}{}; set "
-        "model.attention = \"auto\"",
+        "128, lengths that are multiples of 64, and not debug.deterministic; with context parallelism only "
+        "parallelism.context_parallel_rotate_method = \"alltoall\", and parts of sequences of such lengths; "
+        "this job has {}, {}{}{}{}; set model.attention = \"auto\"",
         training.describe(), checkpoint::torch_name(config.training.mixed_precision_param),
         config.training.document_mask ? ", training.document_mask" : "",
         config.debug.deterministic ? ", debug.deterministic" : "",
-        shares_sequences(config) ? ", parallelism.context_parallel_degree" : "");
+        alone ? "" : ", parallelism.context_parallel_degree");
   const parallel::PhaseGuard phase("trial of cuDNN's attention");
-  if (flash || shares_sequences(config))
+  if (flash || (!alone && !serves))
     kernels::allow_cudnn_attention(false);
   else if (const auto why_not = try_cudnn_on_sequences(training, config, device)) {
     c10::getDeviceAllocator(device.type())->emptyCache();  // the model's memory is what the step line reports
@@ -241,8 +303,9 @@ void choose_attention(const models::ModelArgs& args, const config::JobConfig& co
   if (device.is_cpu()) return choose_on_cpu(args, config);
   const int64_t tensor = config.parallelism.tensor_parallel_degree;  // ranks that divide the heads
   choose_on_gpu({args.n_heads / tensor, args.n_kv_heads / tensor, args.head_dim,
-                 config::microbatch_rows(config, config.training.local_batch_size), config.training.seq_len,
-                 checkpointing::scalar_type(config.training.mixed_precision_param)},
+                 config::microbatch_rows(config, config.training.local_batch_size),
+                 tokens_of_rank(config.training.seq_len, config),
+                 checkpointing::scalar_type(config.training.mixed_precision_param), context_of(config)},
                 config, device, ranks);
 }
 

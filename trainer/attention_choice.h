@@ -13,7 +13,8 @@ namespace hyperion::trainer {
 
 // Settles for the process what model.attention asks for, equal on all ranks, and logs it. On a GPU, where
 // cuDNN serves the job's shapes, its forward, and its backward on autograd's thread, run once with a batch of
-// training and, where that differs, of validation; the memory is given back. Results that are not finite, or
+// training and, where that differs, of validation; the memory is given back. A ring of context parallel ranks
+// is tried as one (models/ring_attention.h). Results that are not finite, or
 // far from flash attention's, are a failure like an error. A failure on any rank makes every rank use flash
 // attention, with a warning. Collective over `ranks`. Throws Error(kUsage) where "cudnn" is asked for and the
 // device, the shapes or the trial do not allow it, or HYPERION_CPU_INSTRUCTIONS is none that a CPU has.

@@ -1,7 +1,7 @@
 """model.attention: cuDNN's attention is tried before the model is made, on simulated GPUs (docs/simulated_gpu.md) whose cuDNN works,
 refuses, or is wrong.
 
-    python3 tests/faults/attention_test.py build/hyperion
+    python3 tests/faults/attention_test.py build/hyperion [all]
 
 Standard library only.
 """
@@ -102,6 +102,42 @@ class Attention(JobTest):
                                  says=['model.attention = "cudnn": cuDNN serves bfloat16 without training.document_mask'])
         _, calls = self.run_on_gpus("--training.document_mask", "--training.mixed_precision_param=float32")
         self.assertEqual({name for name, times in calls.items() if times}, {"efficient_documents"})
+
+    def losses(self):
+        """Of the job that has run, whose metrics are deleted."""
+        losses = [line["loss_metrics/global_avg_loss"] for line in self.metrics()]
+        (self.folder / "out/metrics.jsonl").unlink()
+        return losses
+
+    def test_cudnn_serves_all_blocks_of_a_ring_or_none_and_is_tried_on_them(self):
+        gathered = ("--training.seq_len=256", "--parallelism.context_parallel_degree=2")
+        ring = (*gathered, "--parallelism.context_parallel_rotate_method=alltoall")
+        described = "4 x 4 heads of 8, 2 sequences of 128 tokens in a ring"
+        ranks, tried = 2, 3  # the own block, one of earlier keys and one of later ones
+        in_steps = 2 * 2 * 2 * ranks  # steps, blocks of the model, which keep what the ring gives, and those of a rank's attention
+        self.run_job(*SHORT, *ring, ranks=ranks, code=0)
+        on_cpu = self.losses()
+        for cudnn, calls_of_cudnn in (("", ranks * tried + in_steps), ("wrong", ranks * tried), *([("refuse", ranks)] if ALL else [])):
+            with self.subTest(cudnn=cudnn):
+                job, calls = self.run_on_gpus(*ring, cudnn=cudnn, ranks=ranks)
+                for here, there in zip(self.losses(), on_cpu, strict=True):
+                    self.assertAlmostEqual(here, there, delta=2e-3)
+                in_trial = 0 if cudnn == "refuse" else ranks * tried
+                self.assertEqual((calls["cudnn"], calls["flash"]), (calls_of_cudnn, in_trial + (in_steps if cudnn else 0)), calls)
+                self.assertIn(f"Attention: flash, for {described}" if cudnn else f"Attention: cuDNN, tried on {described}", job.text())
+        # Halves of a part that 64 does not divide; of training, then of validation alone. Gathered keys.
+        validation = ("--validation.enable", "--validation.dataset=jsonl", f"--validation.dataset_path={self.folder}/data.jsonl",
+                      "--validation.steps=1", "--validation.freq=100", "--validation.seq_len=128")
+        for options in ((*ring, *validation), *(((*ring, "--training.seq_len=128"), (*ring, "--training.document_mask"), gathered) if ALL else ())):
+            with self.subTest(options):
+                _, calls = self.run_on_gpus(*options, ranks=ranks)
+                self.assertEqual(calls["cudnn"], 0, calls)
+                self.run_on_gpus(*options, "--model.attention=cudnn", ranks=ranks, code=2,
+                                 says=['parallelism.context_parallel_rotate_method = "alltoall", and parts of sequences of such lengths'])
+        if not ALL:
+            return
+        _, calls = self.run_on_gpus(*ring, "--training.seq_len=128", "--parallelism.context_parallel_load_balancer=None", ranks=ranks)
+        self.assertEqual(calls["flash"], ranks * 2, calls)  # in the trial; there are no halves
 
     def test_a_cpu_takes_every_value_but_cudnn(self):
         for options, kernel in ((("--model.attention=auto",), "our kernel for CPUs"),
