@@ -1,11 +1,12 @@
 """Checkpoints between Hyperion and torchtitan 0.2.2, both ways and at other rank counts; exits 1 outside the tolerance.
 
-    tests/interop/torchtitan_roundtrip.sh [--binary build/hyperion] [llama3 qwen3 llama3-tp llama3-pp qwen3_moe deepseek_v3]
+    tests/interop/torchtitan_roundtrip.sh [--binary build/hyperion] [llama3 qwen3 llama3-tp llama3-pp llama3-cp qwen3_moe deepseek_v3]
 
 torchtitan trains on an HSDP mesh of 2 x 2 and saves; Hyperion goes on from that on 1, 2, 3 and 4 ranks. Hyperion trains on
 2 ranks and saves; torchtitan goes on from that on 2 x 2 (without `dataloader`, which is Python's). In case llama3-tp the
 mesh is FSDP 2 x TP 2 on both sides, and Hyperion goes on from torchtitan's on 3 ranks too; in case llama3-pp it is a pipeline of
-2 ranks, from which Hyperion goes on with as many, four stages and one rank. In cases qwen3_moe and deepseek_v3, with experts, it is
+2 ranks, from which Hyperion goes on with as many, four stages and one rank; in case llama3-cp it is FSDP 2, and Hyperion has
+context parallelism. In cases qwen3_moe and deepseek_v3, with experts, it is
 FSDP 2, for us also with expert parallelism, and the experts' biases of the last step are compared too. Each time the ten steps after the
 hand-over are compared with the run that was not interrupted. Same recorded tokens, global batch 12, fp32.
 """
@@ -30,8 +31,11 @@ HAND_OVER, STEPS, GLOBAL_BATCH, SEQ_LEN = 5, 15, 12, 32
 Mesh = tuple[int, ...]
 MESHES: dict[str, Mesh] = {  # replicate, shard, tensor, pipeline
     "1 rank": (1, 1, 1, 1), "FSDP 2": (1, 2, 1, 1), "FSDP 3": (1, 3, 1, 1), "HSDP 2 x 2": (2, 2, 1, 1), "FSDP 2 x TP 2": (1, 2, 2, 1),
-    "FSDP 2 x E 2": (1, 2, 1, 1), "PP 2": (1, 1, 1, 2), "PP 2, 4 stages": (1, 1, 1, 2)}
-OPTIONS = {"PP 2, 4 stages": ["--parallelism.pipeline_parallel_schedule=Interleaved1F1B"],
+    "FSDP 2 x E 2": (1, 2, 1, 1), "PP 2": (1, 1, 1, 2), "PP 2, 4 stages": (1, 1, 1, 2),
+    "C 2": (1, 2, 1, 1), "FSDP 2 x C 2": (1, 4, 1, 1)}
+OPTIONS = {"C 2": ["--parallelism.data_parallel_shard_degree=1", "--parallelism.context_parallel_degree=2"],
+           "FSDP 2 x C 2": ["--parallelism.data_parallel_shard_degree=2", "--parallelism.context_parallel_degree=2"],
+           "PP 2, 4 stages": ["--parallelism.pipeline_parallel_schedule=Interleaved1F1B"],
            "FSDP 2 x E 2": ["--parallelism.expert_parallel_degree=2"]}
 
 
@@ -130,6 +134,7 @@ CASES = {"llama3": Case("llama3", "HSDP 2 x 2", ["1 rank", "FSDP 2", "FSDP 3", "
          "qwen3": Case("qwen3", "HSDP 2 x 2", ["1 rank", "FSDP 2", "FSDP 3", "HSDP 2 x 2"], "FSDP 2"),
          "llama3-tp": Case("llama3", "FSDP 2 x TP 2", ["FSDP 3", "FSDP 2 x TP 2"], "FSDP 2 x TP 2"),
          "llama3-pp": Case("llama3", "PP 2", ["1 rank", "PP 2, 4 stages"], "PP 2, 4 stages"),
+         "llama3-cp": Case("llama3", "FSDP 2", ["C 2", "FSDP 2 x C 2"], "C 2"),
          "qwen3_moe": Case("qwen3_moe", "FSDP 2", ["1 rank", "FSDP 2"], "FSDP 2"),
          "deepseek_v3": Case("deepseek_v3", "FSDP 2", ["1 rank", "FSDP 2 x E 2"], "FSDP 2 x E 2")}
 
