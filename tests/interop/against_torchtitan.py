@@ -103,7 +103,7 @@ def judge(binary: Path, python: Path, name: str, live: str) -> list[Finding]:
         folder = Path(temporary)
         # A gradient does not depend on the mesh: torchtitan's of one rank judge ours.
         one_rank = f"{case.model}-{case.precision}-1"
-        has_gradients = one_rank in CASES and (case.world == 1 or case.tensor > 1 or case.pipeline > 1)
+        has_gradients = one_rank in CASES and (case.world == 1 or case.tensor > 1 or case.pipeline > 1 or case.context > 1)
         gradients = folder / "ours" if has_gradients else None
         if gradients:
             gradients.mkdir()

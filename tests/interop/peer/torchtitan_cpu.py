@@ -32,6 +32,10 @@ Known differences of the peer, so that nobody compares the wrong things: replica
 gradients that are already divided by the global token count (torchtitan #2323); one bf16 rank runs under autocast with
 an fp32 residual stream, where FSDP is bf16 throughout (compare bf16 FSDP with bf16 FSDP only).
 
+With context parallelism attention is PyTorch's own ring (torch.distributed.tensor.experimental) around the kernel of CPUs, for which
+PyTorch has no sharding rule: this program adds one. Keys and values travel as parallelism.context_parallel_rotate_method says, which
+torchtitan itself ignores (its ring always gathers them).
+
 With a pipeline torchtitan starts the backward of each microbatch at the undivided sum of its losses (torchtitan #2972), so that norm and
 clipping are wrong by the number of tokens: here the gradient of the loss is divided by the tokens of a global batch, all of which count.
 """
@@ -92,7 +96,10 @@ import torchtitan.distributed.utils as titan_distributed  # noqa: E402
 import torchtitan.protocols.train_spec as titan_spec  # noqa: E402
 import torchtitan.tools.utils as titan_utils  # noqa: E402
 from torch.distributed.fsdp import FSDPModule  # noqa: E402
-from torch.distributed.tensor import DTensor, distribute_tensor  # noqa: E402
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor  # noqa: E402
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta  # noqa: E402
+from torch.distributed.tensor._utils import compute_global_tensor_info  # noqa: E402
+from torch.distributed.tensor.experimental._context_parallel import _attention as torch_ring  # noqa: E402
 
 titan_utils.device_type, titan_utils.device_module = "cpu", _device_module
 
@@ -115,6 +122,41 @@ if os.environ.get("PEER_FLOAT64") == "1":
 
 _histc = torch.histc
 torch.histc = lambda x, bins, min, max: _histc(x, bins, min, max) if x.is_floating_point() else torch.bincount(x, minlength=bins)
+
+
+# ---- PyTorch's ring attention around the kernel of CPUs
+
+
+def _sharded(mesh, *tensors):
+    """Each rank's part of tensors [batch, heads, sequence, ...] as DTensors."""
+    result = []
+    for local in tensors:
+        shape, stride = compute_global_tensor_info(local, mesh, (Shard(2),))
+        result.append(DTensor(local, DTensorSpec(mesh, (Shard(2),), TensorMeta(torch.Size(shape), tuple(stride), local.dtype)),
+                              requires_grad=False))
+    return tuple(result)
+
+
+def _with_names(op, args, kwargs):
+    """Arguments by name, local parts in place of DTensors, and the mesh of these."""
+    names = [argument.name for argument in op._schema.arguments]
+    named = dict(zip(names, args)) | kwargs
+    mesh = named["query"].device_mesh
+    return mesh, {name: value.to_local() if isinstance(value, DTensor) else value for name, value in named.items()}
+
+
+def _ring_forward(op, args, kwargs):
+    mesh, named = _with_names(op, args, kwargs)
+    return _sharded(mesh, *torch_ring._templated_ring_attention(mesh.get_group(), 2, op, **named))
+
+
+def _ring_backward(op, args, kwargs):
+    mesh, named = _with_names(op, args, kwargs)
+    return _sharded(mesh, *torch_ring._templated_ring_attention_backward(mesh.get_group(), 2, op, grad_out_name="grad_out", **named))
+
+
+torch_ring.custom_ops[torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default] = _ring_forward
+torch_ring.custom_ops[torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default] = _ring_backward
 
 
 # ---- recorded tokens instead of a dataset
@@ -189,6 +231,7 @@ def _spec_of_the_judge(name):
 
     def build_loss_fn(job_config, **kwargs):
         global _recorder
+        torch_ring.set_rotate_method(job_config.parallelism.context_parallel_rotate_method)
         loss_fn = spec.build_loss_fn(job_config, **kwargs)
         stages = job_config.parallelism.pipeline_parallel_degree
         if stages == 1:
