@@ -33,8 +33,8 @@ class ContextLaunches(JobTest):
         return steps[-1]
 
     def launches(self, degree, *options):
-        """Of a block of the first rank, which sees the most chunks. A collective and a kernel of attention count once, however many kernels they are: a fake collective is a few copies,
-        and Flash may divide short work."""
+        """Of a block of the first rank, which sees the most chunks. A collective and a kernel of attention count once, however many kernels
+        they are: a fake collective is a few copies, and Flash may divide short work."""
         launches = 0
         for record in self.step(degree, *options):
             if step_budget.is_attention(record):
@@ -82,7 +82,8 @@ class ContextLaunches(JobTest):
         self.assertEqual(self.order(), LAYERS * forward + LAYERS * backward)
         # Each hop of the keys under the attention to those that are here, and of gradients under the backward of the next step.
         forward = [*2 * ["transfers", "forward", "copy"], "transfers", "forward", "copy", "forward", "copy"]
-        backward = ["transfers", "backward", "copy", *2 * ["transfers", "copy", "backward", "copy", "transfers"], "copy", "backward", "copy", "transfers", "copy"]
+        backward = ["transfers", "backward", "copy", *2 * ["transfers", "copy", "backward", "copy", "transfers"],
+                    "copy", "backward", "copy", "transfers", "copy"]
         self.assertEqual(self.order(RING), LAYERS * forward + LAYERS * backward)
 
 
