@@ -71,10 +71,11 @@ class Bench:
             shutil.rmtree(output)  # a run begins with the disk that the one before it found
         return run, output
 
-    def speed(self, options):
+    def speed(self, options, tokens=MICROBATCHES * SEQ_LEN):
+        """tokens: of a step, of both ranks."""
         steps = self.options.steps
         run, _ = self.ours(2, options, steps)
-        return {"tokens per second": MICROBATCHES * SEQ_LEN / step_of(run, steps), "processor seconds": run.processor_seconds}
+        return {"tokens per second": tokens / step_of(run, steps), "processor seconds": run.processor_seconds}
 
     def recorded(self):
         """Options of a job of ours that reads what the peer reads."""
@@ -156,18 +157,18 @@ def zbv(bench, pairs):
 TINY = ("--model.args.dim=16", "--model.args.n_layers=2", "--model.args.n_heads=1", "--model.args.n_kv_heads=1")
 
 
-def memory(bench):
+def memory(bench, title, two, one):
+    """Of 100 million parameters; two: options of a job of two ranks, one: of one rank."""
     def peak(ranks, options):
-        run, _ = bench.ours(ranks, ["--training.seq_len=1024", *options], steps=1)
+        run, _ = bench.ours(ranks, options, steps=1)
         return max(run.peak_rss) / 2**20
-    one, two = ["--training.local_batch_size=1"], [*PP2]
     large = MODELS["100M"].ours()
     figures = {name: (peak(ranks, [*options, *large]), peak(ranks, [*options, *TINY]))
-               for name, ranks, options in (("PP 2", 2, two), ("one rank", 1, one))}
+               for name, ranks, options in ((title, 2, two), ("one rank", 1, one))}
     for name, (all_of_it, program) in figures.items():
         print(f"{name}: {all_of_it:,.0f} MiB at most, {program:,.0f} MiB with a model of next to nothing")
     (a, a0), (b, b0) = figures.values()
-    print(f"memory of a rank, PP 2 / one rank: {a / b:.2f}, without the program's own {(a - a0) / (b - b0):.2f}")
+    print(f"memory of a rank, {title} / one rank: {a / b:.2f}, without the program's own {(a - a0) / (b - b0):.2f}", flush=True)
 
 
 def main():
@@ -195,7 +196,8 @@ def main():
         if "zbv" in parts:
             zbv(bench, options.pairs)
         if "memory" in parts:
-            memory(bench)
+            length = "--training.seq_len=1024"
+            memory(bench, "PP 2", [length, *PP2], [length, "--training.local_batch_size=1"])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "base/failpoint.h"
@@ -105,30 +104,17 @@ class KeyGradients {
  public:
   // own: as above
   KeyGradients(const Tensor& own, Exchange& ranks)
-      : ranks_(ranks), sums_(at::empty(own.sizes(), own.options().dtype(kernels::opmath_dtype(own)))) {
-    std::vector<int64_t> shape = own.sizes().vec();
-    shape.insert(shape.begin() + 1, ranks.size());
-    of_queries_ = at::zeros(shape, sums_.options());
-  }
+      : ranks_(ranks),
+        sums_(at::empty(own.sizes(), own.options().dtype(kernels::opmath_dtype(own)))),
+        of_queries_(own.size(0)) {}
 
   // Of queries of this rank's part i, which comes after those of part i + 1: k, v [batch, kv_heads, end,
   // head_dim]. Then no more come for keys of that part of any rank, and their sums are being exchanged.
   void add(const Tensor& k, const Tensor& v, size_t i) {
-    const int64_t tokens = sums_.size(3);
-    for (size_t part = 0; part <= i; ++part) {
-      const int64_t chunks = chunks_before(k.size(2), part, ranks_.size(), tokens);
-      const Tensor sums = ranks_of_chunks(of_queries_.select(0, static_cast<int64_t>(part)), part, chunks);
-      for (const auto& [which, found] : {std::pair(0, k), {1, v}}) {
-        const Tensor of_chunks =
-            found.narrow(2, static_cast<int64_t>(part) * ranks_.size() * tokens, chunks * tokens)
-                .unflatten(2, {chunks, tokens})
-                .permute({2, 0, 3, 1, 4});
-        sums.select(1, which).add_(in_other_order(of_chunks, part));
-      }
-    }
+    for (size_t part = 0; part <= i; ++part) add_to(part, k, v);
     const auto index = static_cast<int64_t>(i);
     failpoint("step.keys");
-    pending_.push_back(ranks_.start_reduce_scatter_sum(sums_.select(0, index), of_queries_.select(0, index)));
+    pending_.push_back(ranks_.start_reduce_scatter_sum(sums_.select(0, index), of_queries_[i]));
   }
 
   // Of this rank's keys and values, [batch, kv_heads, seq, head_dim] of `dtype`.
@@ -140,8 +126,32 @@ class KeyGradients {
   }
 
  private:
+  // The first ones of a part are those with the most keys.
+  void add_to(size_t part, const Tensor& k, const Tensor& v) {
+    const int64_t ranks = ranks_.size(), tokens = sums_.size(3),
+                  chunks = chunks_before(k.size(2), part, ranks, tokens);
+    Tensor& of_queries = of_queries_[part];
+    const bool first = !of_queries.defined();
+    if (first) {
+      std::vector<int64_t> shape = sums_.sizes().slice(1).vec();
+      shape.insert(shape.begin(), ranks);
+      of_queries = at::empty(shape, sums_.options());
+      if (chunks < ranks) of_queries.narrow(0, part == 0 ? chunks : 0, ranks - chunks).zero_();
+    }
+    const Tensor to = ranks_of_chunks(of_queries, part, chunks);
+    for (const auto& [which, found] : {std::pair(0, k), {1, v}}) {
+      const Tensor of_chunks =
+          in_other_order(found.narrow(2, static_cast<int64_t>(part) * ranks * tokens, chunks * tokens)
+                             .unflatten(2, {chunks, tokens})
+                             .permute({2, 0, 3, 1, 4}),
+                         part);
+      first ? to.select(1, which).copy_(of_chunks) : to.select(1, which).add_(of_chunks);
+    }
+  }
+
   Exchange& ranks_;
-  Tensor sums_, of_queries_;  // of own keys; of this rank's queries [parts, ranks, 2, batch, ...]
+  Tensor sums_;                     // of own keys
+  std::vector<Tensor> of_queries_;  // of this rank's queries, by part: [ranks, 2, batch, ...]
   std::vector<Pending> pending_;
 };
 
