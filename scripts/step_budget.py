@@ -10,10 +10,12 @@ usage: step_budget.py NAME=TRACE[,SHORTER] ... [--world W] [--tensor-parallel T]
 
 The first form reads traces (HYPERION_SIMULATED_TRACE): the last whole step of one, or the mean step by which one is longer than
 another. The second runs the programs as a rank of W on the fake backend with nothing computed; torchtitan's columns need the interop
-environment (scripts/setup.sh --interop). Columns: ours, ours-fp8, torchtitan, torchtitan-compiled, torchtitan-fp8, and torchtitan-2024[-...],
+environment (scripts/setup.sh --interop). Columns: ours, ours-fp8, ours-heads, torchtitan, torchtitan-compiled, torchtitan-fp8, and torchtitan-2024[-...],
 which runs the operators with which the figures of torchtitan's benchmarks were measured.
 
-Experts are multiplied at a rate of their own; what is sent to those of other ranks is exposed dispatch (scripts/step_experts.py).
+Experts are multiplied at a rate of their own; what is sent to those of other ranks is exposed dispatch (scripts/step_experts.py). What ranks
+that share sequences exchange for attention, and nothing hides, is exposed sequence exchange (scripts/step_context.py); the column ours-heads
+predicts it for an exchange of heads by all-to-all, which the program does not have.
 
 Figures are of one GPU: the ranks of a tensor parallel group share their tokens. Collectives within a node of --node GPUs go over the card's
 links, between nodes over a network of --network Gb/s per GPU, in rings (scripts/step_collectives.py). With a pipeline the step is that of the
@@ -35,6 +37,7 @@ import tomllib
 import cards
 from step_collectives import FAKE, Cluster, collective_of, group_sizes, is_transfer
 from step_collectives import seconds_of as seconds_of_collectives
+from step_context import CONTEXT, is_of_context, sequence_exchange, with_heads_exchanged
 from step_experts import DISPATCH, expert_tensor_degree, is_exchange, rows_sent, seconds_of_dispatch
 from step_families import ELEMENTWISE, GROUPED, HEAD_PRODUCTS, OF_BLOCKS, OTHER, PRODUCTS, ROUTING, Record, Widths, family_of, is_attention
 from step_picture import bars, between, picture
@@ -46,7 +49,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 CARDS = cards.read()
 COLLECTIVES, OVERHEAD = "collectives", "not modelled"
 ORDER = (PRODUCTS, HEAD_PRODUCTS, GROUPED, "attention", "norms", "RoPE", "SwiGLU", ROUTING, "residual adds", "casts and copies", "FP8 casts", "loss",
-         "gather, pack, reduce", COLLECTIVES, DISPATCH, "optimizer", "embedding", "fills", OTHER, BUBBLE, EXPOSED, OVERHEAD)
+         "gather, pack, reduce", COLLECTIVES, DISPATCH, CONTEXT, "optimizer", "embedding", "fills", OTHER, BUBBLE, EXPOSED, OVERHEAD)
 
 # --- traces ---
 
@@ -150,18 +153,22 @@ class Step:
         widths = Widths(records)
         self.works, self.collectives, self.unknown, self.kernels = [], collections.Counter(), collections.Counter(), 0.0
         self.exchanges = self.rows_sent = 0.0  # with ranks that have other experts: how many, and their bytes
+        self.context = sequence_exchange(records)
+        self.attention = [], []  # works of it, forward and backward, in the order of a rank's parts
         for record, times in records.items():
             self.kernels += times * record.kernels
             if (sent := rows_sent(record)) is not None:
                 self.exchanges += times
                 self.rows_sent += times * sent
-            if is_transfer(record) or is_exchange(record):
+            if is_transfer(record) or is_exchange(record) or is_of_context(record):
                 continue
             if collective := collective_of(record, cluster):
                 self.collectives[collective] += times
             elif record.operator != "range" and not FAKE.match(record.range):  # not what a dry run copies instead
                 family = family_of(record, widths)
                 self.works.append(work_of(record, times, family))
+                if is_attention(record):
+                    self.attention["backward" in record.operator].append(self.works[-1])
                 if family == OTHER:
                     self.unknown[record.operator] += times * max(1, record.read + record.written)
 
@@ -169,6 +176,16 @@ class Step:
     def block_runs(self):
         """How often the step runs a block forward and backward; `layers` where it has one microbatch."""
         return self.layers * self.pipeline.microbatches / self.pipeline.ranks if self.pipeline else self.layers
+
+    def attention_of_a_block(self, card):
+        """Seconds of a rank's parts of a sequence, forward and backward."""
+        directions = []
+        for works in self.attention:
+            by_part = collections.Counter()  # which differ by how many tokens lie before them
+            for work in works:
+                by_part[work.flops] += work.times * (work.seconds(card) + card.launch * work.launches) / self.context.runs
+            directions.append([seconds for _, seconds in sorted(by_part.items())])
+        return directions
 
     def rows(self, card):
         """{family: Row} on a card."""
@@ -183,11 +200,14 @@ class Step:
             row.flops += work.times * work.flops
             row.seconds += work.times * (work.seconds(card) + card.launch * work.launches)
         rows[COLLECTIVES].seconds = seconds_of_collectives(self.collectives, sum(row.seconds for row in rows.values()), card, self.cluster)
+        if self.context:
+            waits, hidden = self.context.seconds(*self.attention_of_a_block(card), self.cluster, card)
+            rows[CONTEXT] = Row(self.context.runs, self.context.runs * self.context.bytes, 0.0, waits + card.link_share * hidden)
         rows[DISPATCH] = Row(self.exchanges, self.rows_sent, 0.0, seconds_of_dispatch(self.rows_sent, self.cluster, card))
         if self.pipeline:
             computing = sum(row.seconds for family, row in rows.items() if family != "optimizer")  # and waiting for its stage's collectives
             rows[BUBBLE].seconds, rows[EXPOSED].seconds = self.pipeline.seconds(
-                computing, self.transfer / self.cluster.transfer_bytes_per_second(card))
+                computing, self.transfer / self.cluster.hop_bytes_per_second("pp", card))
         rows[OVERHEAD].seconds = (card.overhead - 1) * sum(row.seconds for row in rows.values())
         return rows
 
@@ -221,7 +241,7 @@ def ranges(step, card, reference=None):
     result["range"]["seconds"] = fast["seconds"], slow["seconds"]
     for part in ("families", "blocks"):
         result["range"][part] = {family: (fast[part].get(family, {"seconds": 0.0})["seconds"], row["seconds"]) for family, row in slow[part].items()}
-    result["groups"] = [text for group in ("tp", "fsdp", *(["efsdp", "ep"] if step.cluster.experts > 1 else []), "dp_replicate", "pp") if (text := step.cluster.text_of(group, (card.slow, card.fast)))]
+    result["groups"] = [text for group in ("tp", "cp", "fsdp", *(["efsdp", "ep"] if step.cluster.experts > 1 else []), "dp_replicate", "pp") if (text := step.cluster.text_of(group, (card.slow, card.fast)))]
     result["network_share"] = card.slow.network_share, card.fast.network_share
     if reference:
         result["ratio"] = card.ratio(step, reference)
@@ -242,7 +262,8 @@ def text_of(name, result, reference):
              + (f", MFU {between(ends['mfu'], factor=100)} %" if "mfu" in ends else "")
              + f"; {between(ends['seconds'], 1, 1e6 / tokens)} us a token, {result['kib_per_token_and_layer']:,.0f} KiB a token and layer "
                f"element by element, {result['kernels']:,.0f} kernels in the trace"
-             + (f"; the host took {1e3 * result['host_seconds']:.0f} ms of its own" if "host_seconds" in result else "")]
+             + (f"; the host took {1e3 * result['host_seconds']:.0f} ms of its own" if "host_seconds" in result else "")
+             + (f"; {result['gib']:.1f} GiB reserved" if "gib" in result else "")]
     lines += [f"{between(result['ratio'], 2)} times the tokens a second of {reference} on the same card"] if "ratio" in result else []
     lines += [f"collectives in rings: {'; '.join(result['groups']) or 'none'} (nodes of {cluster['node']} GPUs; between them "
               f"{cluster['network']:g} Gb/s per GPU, of which {between(result['network_share'], factor=100)} % are taken to be reached)",
@@ -274,6 +295,7 @@ OF_2024 = ["--optimizer.implementation", "foreach"]  # and what benchmarks/torch
 COLUMNS = {  # name: (Hyperion?, options, environment)
     "ours": (True, [], {}),
     "ours-fp8": (True, ["--model.converters=float8", *(f"{flag}=true" for flag in FP8[:2])], {}),
+    "ours-heads": (True, ["--parallelism.context_parallel_degree=1"], {}),
     "torchtitan": (False, [], {}),
     "torchtitan-compiled": (False, ["--compile.enable"], {}),
     "torchtitan-fp8": (False, ["--compile.enable", *PEER_FP8], {}),
@@ -287,17 +309,22 @@ def run(column, config, world, mode, steps, folder, options):
     """Trains `steps` steps as rank 0 of `world` on a simulated GPU; the trace, with the facts that a budget needs beside it."""
     hyperion, extra, environment = COLUMNS[column]
     if hyperion:
-        extra = extra + [f"--{key}={value}" for key, value in options.set if f"--{key}" not in FLAGS]
+        extra = extra + [f"--{key}={value}" for key, value in options.set if f"--{key}" not in FLAGS
+                         and not (column == "ours-heads" and key.startswith("parallelism.context_parallel"))]
     if not hyperion and config.get("parallelism", {}).get("pipeline_parallel_degree", 1) > 1:
         sys.exit(f"step_budget: {column} has no dry run of a pipeline: give --column ours")
     model, training = config["model"], config["training"]
     batch = options.batch or training["local_batch_size"]
     tensor, replicas, context = (config.get("parallelism", {}).get(f"{key}_degree", 1) for key in
                                  ("tensor_parallel", "data_parallel_replicate", "context_parallel"))
+    heads = context if column == "ours-heads" else 1  # as a job whose sequences have the tokens of a rank's part
+    if column == "ours-heads" and context == 1:
+        sys.exit("step_budget: ours-heads is of a job with parallelism.context_parallel_degree above 1: give it with --set")
+    length = training["seq_len"] // heads
     name = f"{column}.{mode}.{world}" + (f".{options.rank}" if options.rank else "")
     trace = folder / name
     trace.unlink(missing_ok=True)
-    values = (model["name"], model["flavor"], training["seq_len"], batch, mode, tensor, replicas)
+    values = (model["name"], model["flavor"], length, batch, mode, tensor, replicas)
     common = ["--comm.mode", "fake_backend", "--training.steps", str(steps), "--metrics.log_freq", "1", "--metrics.disable_color_printing",
               "--activation_checkpoint.selective_ac_option", "op", "--job.dump_folder", str(folder / "out"),
               *(str(word) for pair in zip(FLAGS, values) for word in pair)]
@@ -332,8 +359,10 @@ def run(column, config, world, mode, steps, folder, options):
     tps, tflops = (float(number.replace(",", "")) for number in found[-1])
     pipeline = pipeline_of_log(text, mode)
     tokens = training["seq_len"] * batch / tensor / context / (pipeline["ranks"] if pipeline else 1)  # of one GPU, as both programs count them
-    facts = {"world": world, "tensor": tensor, "replicas": replicas, "mode": mode, "tokens": tokens, "flops_per_token": tflops * 1e12 / tps,
-             "host_seconds": tokens / tps, "pipeline": pipeline}
+    memory = re.findall(r"memory:\s*([\d.]+)GiB", text)
+    facts = {"world": world, "tensor": tensor, "replicas": replicas, "mode": mode, "tokens": tokens,
+             "flops_per_token": tflops * 1e12 / tps if heads == 1 else None,  # of attention to a part of a sequence
+             "host_seconds": tokens / tps, "pipeline": pipeline, "heads": heads, "gib": max(map(float, memory)) if memory else None}
     with trace.open("a") as file:
         file.write(f"step_budget\t{json.dumps(facts)}\n")
     return trace
@@ -394,12 +423,16 @@ def main():
         results, reference, card = {}, None, cards.Range(CARDS, options.card)
         for name, paths in named.items():
             step, facts = steady_step(*paths.split(",", 1))
+            if (heads := facts.get("heads", 1)) > 1:
+                step = with_heads_exchanged(step, heads, facts["mode"] == "full")
             tokens = options.tokens or facts.get("tokens")
             sizes = group_sizes(step)
             pipeline = pipeline_of_facts(facts, sizes, options.build, paths)
-            # Attention runs backward once for each block, in a pipeline once for each of a rank's blocks and microbatch.
-            layers = options.layers or round(sum(times for record, times in step.items() if is_attention(record) and "backward" in record.operator)
-                                             * (pipeline.ranks / pipeline.microbatches if pipeline else 1))
+            # Attention runs backward once for each block, in a pipeline once for each of a rank's blocks and microbatch, where ranks share a
+            # sequence for each part of it.
+            context = sequence_exchange(step)
+            runs = context.runs if context else sum(times for record, times in step.items() if is_attention(record) and "backward" in record.operator)
+            layers = options.layers or round(runs * (pipeline.ranks / pipeline.microbatches if pipeline else 1))
             if not tokens or not layers:
                 sys.exit(f"step_budget: {paths} does not say how many tokens a step has, or has no attention: give --tokens and --layers")
             tensor = options.tensor_parallel or facts.get("tensor") or sizes.get("tp", 1)
@@ -413,7 +446,7 @@ def main():
             priced = Step(step, cluster, layers=layers, tokens=tokens, flops_per_token=facts.get("flops_per_token"), pipeline=pipeline)
             results[name] = ranges(priced, card, reference)
             reference = reference or priced
-            results[name] |= {"host_seconds": facts["host_seconds"]} if "host_seconds" in facts else {}
+            results[name] |= {key: facts[key] for key in ("host_seconds", "gib") if facts.get(key)}
     if options.svg:
         options.svg.write_text(picture(results, ORDER))
     if options.json:

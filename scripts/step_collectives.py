@@ -42,9 +42,9 @@ class Cluster:
         between = adapters * card.network_share * self.network * 1e9 / 8
         return card.link if ranks == on_node else between if adapters == 1 else min(card.link, between)
 
-    def transfer_bytes_per_second(self, card):
-        """From a stage's rank to the next one's, which is on another node unless all stages share one."""
-        ranks, on_node = self.members("pp")
+    def hop_bytes_per_second(self, group, card):
+        """From each rank of the group to the next one, which for some of them is on another node unless all share one."""
+        ranks, on_node = self.members(group)
         return card.link if ranks == on_node else card.network_share * self.network * 1e9 / 8
 
     def text_of(self, group, cards):
@@ -53,6 +53,17 @@ class Cluster:
         nodes = -(-ranks // on_node)
         slow, fast = (self.bytes_per_second(group, card) / 1e9 for card in cards)
         return f"{group} {ranks} ranks on {nodes} node{'s' * (nodes > 1)} at {slow:,.0f} to {fast:,.0f} GB/s" if ranks > 1 else ""
+
+
+def exchange_seconds(sent, group, cluster, card):
+    """Each rank of the group sends equally much to every other one, to those of its node over the links, at the same time to all others over
+    its own adapter."""
+    ranks, on_node = cluster.members(group)
+    if ranks == 1:
+        return 0.0
+    within = sent * (on_node - 1) / (ranks - 1) / card.link
+    between = sent * (ranks - on_node) / (ranks - 1) / (card.network_share * cluster.network * 1e9 / 8)
+    return max(within, between)
 
 
 @dataclasses.dataclass(frozen=True)

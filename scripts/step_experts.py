@@ -1,5 +1,5 @@
 """What the exchange of rows with experts on other ranks adds to a step: for scripts/step_budget.py. Imported only."""
-from step_collectives import FAKE
+from step_collectives import FAKE, exchange_seconds
 
 DISPATCH = "exposed dispatch"
 
@@ -17,14 +17,8 @@ def is_exchange(record):
 
 
 def seconds_of_dispatch(sent, cluster, card):
-    """Each rank sends equally much to every other one, to those of its node over the links, at the same time to all others over its own
-    adapter. Nothing hides it: rows are sent when the shared experts are queued before them, and the host and the experts wait for them."""
-    ranks, on_node = cluster.members("ep")
-    if ranks == 1:
-        return 0.0
-    within = sent * (on_node - 1) / (ranks - 1) / card.link
-    between = sent * (ranks - on_node) / (ranks - 1) / (card.network_share * cluster.network * 1e9 / 8)
-    return max(within, between)
+    """Nothing hides it: rows are sent when the shared experts are queued before them, and the host and the experts wait for them."""
+    return exchange_seconds(sent, "ep", cluster, card)
 
 
 def expert_tensor_degree(sizes, shards, tensor):

@@ -12,7 +12,7 @@ def segments(results, order):
     return used, max(1e6 * result["seconds"] / result["tokens"] for result in results.values())
 
 
-SHADES = "█▓◍▒░▚▞◓▤▥◆▦▧◇◈▨▩○●◐◑□"
+SHADES = "█▓◍▒░▚▞◓▤▥◆▦▧◇◈◉▨▩○●◐◑□"
 
 
 def bars(results, order, width=100):
@@ -30,7 +30,7 @@ def bars(results, order, width=100):
     return "\n".join(lines)
 
 
-COLOURS = ("#4c78a8", "#9ecae9", "#2f4b7c", "#f58518", "#54a24b", "#88d27a", "#b79a20", "#f2cf5b", "#8c6d31", "#439894", "#83bcb6", "#e45756", "#ff9d98", "#79706e", "#bab0ac", "#843c39",
+COLOURS = ("#4c78a8", "#9ecae9", "#2f4b7c", "#f58518", "#54a24b", "#88d27a", "#b79a20", "#f2cf5b", "#8c6d31", "#439894", "#83bcb6", "#e45756", "#ff9d98", "#79706e", "#bab0ac", "#1b9e77", "#843c39",
            "#d67195", "#fcbfd2", "#b279a2", "#555555", "#999999", "#e8e8e8")
 
 

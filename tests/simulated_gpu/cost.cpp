@@ -170,22 +170,26 @@ void count_product(const Call& call, const std::vector<Tensor>& results, Cost& c
   cost.of += " " + std::to_string(m) + "x" + std::to_string(k) + "x" + std::to_string(n);
 }
 
-// Two products forward and five backward, of which a causal mask needs half. Sequences that lie behind each
-// other in one row count by the longest that is allowed: their lengths are on the device.
+// Two products forward and five backward. A causal mask leaves the last query all keys and each one before it
+// one fewer: where there are as many queries, half of the pairs. Sequences that lie behind each other in one
+// row count by the longest that is allowed: their lengths are on the device.
 void count_attention(const std::string& name, const Call& call, Cost& cost) {
   const Tensor q = call.tensor("query"), k = call.tensor("key"), v = call.tensor("value");
   if (!on_gpu(q) || !on_gpu(k) || !on_gpu(v) || q.dim() < 3) return;
   // [batch, heads, rows, head_dim] or [batch, rows, heads, head_dim], of packed sequences without the batch
   const bool heads_first = name.find("_scaled_dot_product_") != std::string::npos;
   const int64_t at = heads_first ? 2 : q.dim() - 3;
-  const int64_t longest = std::max(call.number("max_k"), call.number("max_seqlen_k"));
-  const int64_t keys = !heads_first && longest > 0 ? longest : k.size(at);
+  const auto length = [&](const Tensor& t, const char* longest, const char* other_name) {
+    const int64_t found = std::max(call.number(longest), call.number(other_name));
+    return static_cast<double>(!heads_first && found > 0 ? found : t.size(at));
+  };
+  const double rows = length(q, "max_q", "max_seqlen_q"), keys = length(k, "max_k", "max_seqlen_k");
   const auto queries = static_cast<double>(q.numel() / q.size(-1));  // of all heads
   const int64_t qk = q.size(-1), pv = v.size(-1);
   const bool backward = name.find("backward") != std::string::npos;
   const auto a_pair = static_cast<double>(backward ? 6 * qk + 4 * pv : 2 * qk + 2 * pv);
   const bool causal = call.flag("is_causal") || call.number("custom_mask_type") > 0;
-  cost.flops = static_cast<uint64_t>(queries * static_cast<double>(keys) * a_pair * (causal ? 0.5 : 1.0));
+  cost.flops = static_cast<uint64_t>(queries * (causal ? keys - rows / 2 : keys) * a_pair);
   cost.of = shape_of(q);
 }
 
