@@ -173,7 +173,7 @@ AttentionKernel kernel_of(const Shape& shape, const config::JobConfig& config) {
 }
 
 // Of training, and of validation where it has others.
-std::vector<Shape> shapes_of(const Shape& training, const config::JobConfig& config) {
+std::vector<Shape> attention_shapes(const Shape& training, const config::JobConfig& config) {
   std::vector<Shape> shapes = {training};
   if (!config.validation.enable) return shapes;
   Shape validation = training;
@@ -187,7 +187,7 @@ std::vector<Shape> shapes_of(const Shape& training, const config::JobConfig& con
 // Whether cuDNN serves training. In a ring it serves all blocks or none, those of validation too: what one
 // block's forward leaves besides its results goes to every block's backward.
 bool cudnn_serves(const Shape& training, const config::JobConfig& config) {
-  const std::vector<Shape> shapes = shapes_of(training, config);
+  const std::vector<Shape> shapes = attention_shapes(training, config);
   const auto last = is_ring(training.context) ? shapes.end() : shapes.begin() + 1;
   return std::all_of(shapes.begin(), last,
                      [&](const Shape& shape) { return kernel_of(shape, config) == AttentionKernel::kCudnn; });
@@ -198,7 +198,7 @@ bool cudnn_serves(const Shape& training, const config::JobConfig& config) {
 std::optional<std::string> try_cudnn_on_sequences(const Shape& training, const config::JobConfig& config,
                                                   at::Device device) {
   std::optional<std::string> why_not;
-  for (const Shape& shape : shapes_of(training, config)) {
+  for (const Shape& shape : attention_shapes(training, config)) {
     if (kernel_of(shape, config) != AttentionKernel::kCudnn) continue;
     why_not = try_cudnn(shape, device);
     if (why_not->empty()) continue;

@@ -1,7 +1,12 @@
 // FP8 linears under sharding: what travels, how often weights are cast, and that neither mesh nor options
 // change the numbers. Products are emulated, so the arithmetic is that of tests/goldens/float8.
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <compare>
+#include <cstdint>
+#include <tuple>
+#include <vector>
 
 #include <catch2/catch.hpp>
 
@@ -90,6 +95,72 @@ TEST_CASE("FP8 does not depend on the mesh when microbatches are equal") {
       for (size_t step = 0; step < 20; ++step) CHECK(std::abs(other[step].loss - one[step].loss) < 5e-3);
     }
     CHECK(one.back().loss < one.front().loss - 0.2);  // and it learns
+  }
+}
+
+TEST_CASE("FP8 weights and their scales have the same bits for every context parallel degree") {
+  struct Element {
+    int64_t parameter, element;
+    uint8_t code;
+    float scale;
+    auto operator<=>(const Element&) const = default;
+  };
+  const auto gathered = [](int ranks, MeshConfig mesh) {
+    const auto all = run_ranks(ranks, [=](const Environment& environment) {
+      TinyJob job = float8_job("tensorwise", /*gather=*/true, mesh);
+      job.float8_precompute = false;  // what the first step gathers is of the initial weights
+      TinyTraining training(job, environment);
+      training.step(0);
+      std::vector<Element> elements;
+      int64_t index = 0;
+      for (const auto& parameter : training.stage().parameters()) {
+        ++index;
+        if (!parameter->encoded()) continue;
+        const at::Tensor sent = parameter->all_gather_input();
+        const auto* codes = static_cast<const uint8_t*>(sent.const_data_ptr());
+        const auto scale = parameter->parameter().encoded_scale.item<float>();
+        for_each_run(parameter->parameter().shape, parameter->box(), [&](const Run& run) {
+          for (int64_t i = 0; i < run.count; ++i)
+            elements.push_back({index, run.in_tensor + i, codes[run.in_box + i], scale});
+        });
+      }
+      return elements;
+    });
+    std::vector<Element> elements;
+    for (const auto& rank : all) elements.insert(elements.end(), rank.begin(), rank.end());
+    std::ranges::sort(elements);
+    return elements;
+  };
+  const std::vector<Element> one = gathered(1, {});
+  CHECK(one.size() == 3 * (32 * 32 * 2 + 2 * 16 * 32 + 3 * 48 * 32));
+  CHECK((gathered(2, {.cp = 2}) == one));
+  CHECK((gathered(4, {.dp_shard = 2, .cp = 2}) == one));
+}
+
+TEST_CASE("FP8 with context parallelism differs from one rank by the scales of what each rank has") {
+  // A rank's tokens have one scale for each tensor, or one for each token, as on one rank.
+  for (const auto& [recipe, of_loss, of_norm] :
+       {std::tuple("tensorwise", 5e-4, 1e-3), std::tuple("rowwise", 1e-6, 5e-4),
+        std::tuple("rowwise_with_gw_hp", 1e-6, 5e-4)}) {
+    const auto run = [&](int ranks, MeshConfig mesh, int64_t accumulation) {
+      return run_ranks(ranks,
+                       [&](const Environment& environment) {
+                         TinyJob job = float8_job(recipe, false, mesh);
+                         job.accumulation = accumulation;
+                         return train_tiny(job, environment, 20);
+                       })
+          .front();
+    };
+    const auto one = run(1, {}, 2);
+    for (const auto& found : {run(2, {.cp = 2}, 2), run(4, {.dp_shard = 2, .cp = 2}, 1)}) {
+      CAPTURE(recipe);
+      CHECK(found[0].loss == Approx(one[0].loss).epsilon(of_loss));
+      CHECK(found[0].grad_norm == Approx(one[0].grad_norm).epsilon(of_norm));
+      for (size_t step = 0; step < 20; ++step) {
+        CAPTURE(step);  // at most 6.4e-3 was seen
+        CHECK(std::abs(found[step].loss - one[step].loss) < 1.5e-2);
+      }
+    }
   }
 }
 

@@ -30,15 +30,18 @@ const models::Transformer& model() {
 }  // namespace
 
 TEST_CASE("a context parallel rank is given its parts of the sequences with their angles and documents") {
-  const bool documents = GENERATE(false, true);
+  const bool documents = GENERATE(false, true), head_tail = GENERATE(true, false);
+  const int ranks = GENERATE(2, 4);
+  CAPTURE(documents, head_tail, ranks);
   const data::Batch all = batch(documents);
   const models::Microbatch complete = BatchMover(model(), at::kCPU).move(all, 0, 2);
   CHECK(complete.context.parts.empty());
   int64_t valid = 0;
-  for (int rank = 0; rank < 2; ++rank) {
-    BatchMover mover(model(), at::kCPU, true, {2, rank});
+  for (int rank = 0; rank < ranks; ++rank) {
+    BatchMover mover(model(), at::kCPU, true, {ranks, rank, head_tail});
     const models::Microbatch own = mover.move(all, 0, 2);
     const std::vector<models::SequenceRange> parts = mover.parts(8);
+    REQUIRE(parts.size() == (head_tail ? 2U : 1U));
     const auto columns = [&](const at::Tensor& t, int64_t dim) {
       return models::columns_of_parts(t, parts, dim);
     };
@@ -46,8 +49,8 @@ TEST_CASE("a context parallel rank is given its parts of the sequences with thei
     CHECK(own.labels.equal(columns(complete.labels, 1)));
     CHECK(own.context.cos.equal(columns(complete.context.cos, documents ? 1 : 0)));
     CHECK(own.context.sin.equal(columns(complete.context.sin, documents ? 1 : 0)));
-    REQUIRE(own.context.parts.size() == 2);
-    for (size_t i = 0; i < 2; ++i) {
+    REQUIRE(own.context.parts.size() == parts.size());
+    for (size_t i = 0; i < parts.size(); ++i) {
       CHECK(own.context.parts[i].range == parts[i]);
       const kernels::Documents& of_part = own.context.parts[i].documents;
       CHECK(of_part.defined() == documents);
@@ -58,6 +61,8 @@ TEST_CASE("a context parallel rank is given its parts of the sequences with thei
     valid += valid_tokens(all, parts);
     const models::Microbatch second = mover.move(all, 1, 1);  // a microbatch of one row
     CHECK(second.tokens.equal(own.tokens.narrow(0, 1, 1)));
+    CHECK_FALSE(
+        BatchMover(model(), at::kCPU, false, {ranks, rank, head_tail}).move(all, 0, 2).labels.defined());
   }
   CHECK(valid == valid_tokens(all));
   CHECK(valid_tokens(all, {{2, 4}}) == 3);
