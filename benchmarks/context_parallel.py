@@ -103,8 +103,7 @@ def main():
             for balancer in ("headtail", "None"):
                 print_balance(bench, balancer)
         if "memory" in parts:
-            for method in METHODS:
-                memory(bench, f"C 2, {method}", [*job(LONG, 1), *context(method)], job(LONG, 1))
+            memory(bench, {f"C 2, {method}": [*job(LONG, 1), *context(method)] for method in METHODS}, job(LONG, 1))
 
 
 if __name__ == "__main__":

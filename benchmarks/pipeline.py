@@ -157,18 +157,17 @@ def zbv(bench, pairs):
 TINY = ("--model.args.dim=16", "--model.args.n_layers=2", "--model.args.n_heads=1", "--model.args.n_kv_heads=1")
 
 
-def memory(bench, title, two, one):
-    """Of 100 million parameters; two: options of a job of two ranks, one: of one rank."""
-    def peak(ranks, options):
-        run, _ = bench.ours(ranks, options, steps=1)
-        return max(run.peak_rss) / 2**20
-    large = MODELS["100M"].ours()
-    figures = {name: (peak(ranks, [*options, *large]), peak(ranks, [*options, *TINY]))
-               for name, ranks, options in ((title, 2, two), ("one rank", 1, one))}
-    for name, (all_of_it, program) in figures.items():
-        print(f"{name}: {all_of_it:,.0f} MiB at most, {program:,.0f} MiB with a model of next to nothing")
-    (a, a0), (b, b0) = figures.values()
-    print(f"memory of a rank, {title} / one rank: {a / b:.2f}, without the program's own {(a - a0) / (b - b0):.2f}", flush=True)
+def memory(bench, pairs_of_ranks, one):
+    """Of 100 million parameters. pairs_of_ranks: {title: options of a job of two ranks}; one: options of one rank."""
+    def peaks(title, ranks, options):
+        runs = [bench.ours(ranks, [*options, *model], steps=1)[0] for model in (MODELS["100M"].ours(), TINY)]
+        all_of_it, program = (max(run.peak_rss) / 2**20 for run in runs)
+        print(f"{title}: {all_of_it:,.0f} MiB at most, {program:,.0f} MiB with a model of next to nothing", flush=True)
+        return all_of_it, program
+    b, b0 = peaks("one rank", 1, one)
+    for title, options in pairs_of_ranks.items():
+        a, a0 = peaks(title, 2, options)
+        print(f"memory of a rank, {title} / one rank: {a / b:.2f}, without the program's own {(a - a0) / (b - b0):.2f}", flush=True)
 
 
 def main():
@@ -197,7 +196,7 @@ def main():
             zbv(bench, options.pairs)
         if "memory" in parts:
             length = "--training.seq_len=1024"
-            memory(bench, "PP 2", [length, *PP2], [length, "--training.local_batch_size=1"])
+            memory(bench, {"PP 2": [length, *PP2]}, [length, "--training.local_batch_size=1"])
 
 
 if __name__ == "__main__":
