@@ -1,6 +1,5 @@
 #include "trainer/expert_balance.h"
 
-#include <array>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,14 +18,28 @@ namespace {
 
 constexpr std::string_view kExperts = "experts/", kBusiest = "experts/busiest_over_mean",
                            kBusiestExpert = "experts/busiest", kIdlest = "experts/idlest_over_mean",
-                           kIdlestExpert = "experts/idlest";
+                           kIdlestExpert = "experts/idlest", kMostRows = "experts/most_rows_of_a_rank";
+
+// int64 [blocks, experts], of this rank's tokens.
+at::Tensor own_counts(const std::vector<models::ExpertBalancePtr>& balances) {
+  std::vector<at::Tensor> counts;
+  for (const models::ExpertBalancePtr& balance : balances) counts.push_back(balance->counts);
+  return at::stack(counts);
+}
+
+// The rows of each block, fp32, that the ranks of `sharing`, an expert parallel group, have sent to this one.
+at::Tensor rows_received(const std::vector<models::ExpertBalancePtr>& balances,
+                         parallel::Communicator& sharing) {
+  const at::Tensor counts = own_counts(balances);
+  sharing.all_reduce_sum(counts);
+  const int64_t experts = counts.size(1) / sharing.size();
+  return counts.narrow(1, sharing.rank() * experts, experts).sum(1).to(at::kFloat);
+}
 
 // Tokens of each expert on all ranks of the stage, int64 [blocks, experts].
 at::Tensor global_counts(const std::vector<models::ExpertBalancePtr>& balances,
                          const parallel::FsdpContext& ranks) {
-  std::vector<at::Tensor> counts;
-  for (const models::ExpertBalancePtr& balance : balances) counts.push_back(balance->counts);
-  const at::Tensor all = at::stack(counts);
+  const at::Tensor all = own_counts(balances);
   std::vector<parallel::Communicator*> groups = {&ranks.shard(), &ranks.replicate()};
   if (balances.front()->counts_own_part && ranks.tensor() != nullptr) groups.push_back(ranks.tensor());
   parallel::ReduceChain(std::move(groups)).all_reduce_sum(all);
@@ -56,18 +69,20 @@ void update_expert_biases(const std::vector<models::ExpertBalancePtr>& balances,
 }
 
 void record_expert_loads(const std::vector<models::ExpertBalancePtr>& balances,
-                         const parallel::FsdpContext& ranks, models::LayerMetrics& reported) {
+                         const parallel::FsdpContext& ranks,
+                         const std::vector<parallel::Communicator*>& of_experts,
+                         models::LayerMetrics& reported) {
   if (balances.empty()) return;
   at::NoGradGuard no_grad;
   const at::Tensor all = global_counts(balances, ranks).to(at::kFloat);
   const at::Tensor mean = all.mean(1).clamp_min(1);  // a step without tokens has no busiest expert
   const auto [most, busiest] = all.max(1);
   const auto [fewest, idlest] = all.min(1);
-  const std::array<std::pair<std::string_view, at::Tensor>, 4> figures = {
-      {{kBusiest, most / mean},
-       {kBusiestExpert, busiest.to(at::kFloat)},
-       {kIdlest, fewest / mean},
-       {kIdlestExpert, idlest.to(at::kFloat)}}};
+  std::vector<std::pair<std::string_view, at::Tensor>> figures = {{kBusiest, most / mean},
+                                                                  {kBusiestExpert, busiest.to(at::kFloat)},
+                                                                  {kIdlest, fewest / mean},
+                                                                  {kIdlestExpert, idlest.to(at::kFloat)}};
+  if (!of_experts.empty()) figures.emplace_back(kMostRows, rows_received(balances, *of_experts[1]));
   for (size_t i = 0; i < balances.size(); ++i) {
     const models::ExpertBalance& balance = *balances[i];
     const std::string& fqn = balance.bias->fqn;  // layers.N.moe.expert_bias

@@ -23,10 +23,13 @@ void update_expert_biases(const std::vector<models::ExpertBalancePtr>& balances,
                           const parallel::FsdpContext& ranks, const at::Tensor& skip);
 
 // Reports of each block, in a step that is logged and before the update, the tokens of its busiest and of its
-// idlest expert over the mean, and which these are. Where nothing is updated, counts begin at 0 after it.
-// Collective; nothing waits for the device.
+// idlest expert over the mean, and which these are; and, with expert parallelism, the rows that the rank with
+// the most was sent, those of its own tokens among them. of_experts: ProcessGroups::of_experts(). Where
+// nothing is updated, counts begin at 0 after it. Collective; nothing waits for the device.
 void record_expert_loads(const std::vector<models::ExpertBalancePtr>& balances,
-                         const parallel::FsdpContext& ranks, models::LayerMetrics& reported);
+                         const parallel::FsdpContext& ranks,
+                         const std::vector<parallel::Communicator*>& of_experts,
+                         models::LayerMetrics& reported);
 // Of what all blocks reported leaves the block whose busiest expert is furthest from the mean, with its
 // number.
 metrics::MetricList keep_worst_block(metrics::MetricList reported);

@@ -153,6 +153,36 @@ TEST_CASE("the gradient of every parameter and the count of every expert are tho
   }
 }
 
+TEST_CASE("the most rows of a rank are those that its group has sent to its experts") {
+  constexpr int64_t kExperts = 4, kRanks = 4, kGroup = 2;
+  const int tensor = GENERATE(1, 2);
+  TinyJob job = job_with_experts({kRanks, {.tp = tensor, .ep = kGroup}});
+  if (tensor > 1) job.heads = 4;
+  const auto all = run_ranks(kRanks, [=](const Environment& environment) {
+    TinyTraining training(job, environment);
+    training.first_gradients();
+    std::vector<double> found;  // the counts of each block, and then what is reported
+    for (const models::ExpertBalancePtr& balance : training.model().balances())
+      for (int64_t expert = 0; expert < kExperts; ++expert)
+        found.push_back(balance->counts[expert].item<double>());
+    const std::map<std::string, double> loads = training.expert_loads();
+    found.insert(found.end(), {loads.at("experts/worst_layer"), loads.at("experts/most_rows_of_a_rank")});
+    return found;
+  });
+  for (const std::vector<double>& rank : all) {
+    const int64_t layer = static_cast<int64_t>(rank.at(rank.size() - 2)), first = (layer - 1) * kExperts;
+    double most = 0;  // layer 0 has no experts
+    for (int64_t receiver = 0; receiver < kRanks; ++receiver) {
+      double rows = 0;
+      for (int64_t sender = receiver / kGroup * kGroup; sender < (receiver / kGroup + 1) * kGroup; ++sender)
+        for (int64_t expert = 0; expert < kExperts / kGroup; ++expert)
+          rows += all[sender].at(first + receiver % kGroup * (kExperts / kGroup) + expert);
+      most = std::max(most, rows);
+    }
+    CHECK(rank.back() == most);
+  }
+}
+
 TEST_CASE("with expert parallelism checkpointing and resharding and transports change no bit") {
   TinyJob base = job_with_experts({2, {.ep = 2}});
   base.score_before_experts = GENERATE(false, true);

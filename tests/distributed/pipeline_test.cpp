@@ -239,6 +239,24 @@ TEST_CASE("FP8 weight gradients that are made later have the bits of one rank") 
   check_same_bits({.pp = 2, .dp_shard = 1, .tp = 2}, fp8(kZbvZeroBubble, kElementwise, "tensorwise"));
 }
 
+TEST_CASE("FP8 and MXFP8 experts in a pipeline have the bits of the same microbatches without one") {
+  using enum ActivationCheckpoint;
+  const auto fp8 = [](PipelineKind schedule, ActivationCheckpoint checkpoint, float8::GroupedRecipe recipe) {
+    TinyJob job = divided(schedule, checkpoint, at::kBFloat16);
+    job.model = "qwen3_moe";
+    job.experts = 4;
+    job.expert_hidden = 64;
+    job.fits_float8_experts = true;
+    job.float8_experts = recipe;
+    job.stages_per_rank = schedule == k1F1B ? 1 : 2;
+    return job;
+  };
+  const float8::GroupedRecipe by_rows = float8::GroupedRecipe::kRowwise, blocks = float8::GroupedRecipe::kMx;
+  check_same_bits({.pp = 2}, fp8(k1F1B, kFull, blocks));
+  check_same_bits({.pp = 2}, fp8(kZbvZeroBubble, kNone, by_rows));  // weights' gradients are made later
+  check_same_bits({.pp = 2, .dp_shard = 2, .ep = 2}, fp8(kInterleavedZeroBubble, kSelectiveOp, by_rows));
+}
+
 TEST_CASE("a pipeline that reduces gradients once has the losses of one rank to 1e-6") {
   for (const PipelineKind schedule : {kLoopedBfs, kInterleavedZeroBubble, kZbvZeroBubble, kDualPipeV}) {
     TinyJob job = divided(schedule, ActivationCheckpoint::kNone);

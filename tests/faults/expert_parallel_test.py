@@ -67,6 +67,18 @@ class ExpertParallel(JobTest):
         self.assertEqual(job.text().count("parallelism.expert_parallel_degree = 2"), 1, job.text())
         self.assertIn("has no effect: the model has no experts", job.text())
 
+    def test_a_flavour_whose_documents_torchtitan_masks_says_so_where_they_are_not(self):
+        says = "torchtitan masks documents in this flavour: training.document_mask = true is the same here"
+        small = [*MOE, "--model.flavor=16B", "--training.steps=1"]
+        self.run_job(*small, code=0, says=[says])
+        self.assertNotIn(says, self.run_job(*small, "--training.document_mask", code=0).text())
+
+    def test_the_rows_of_the_busiest_rank_are_reported(self):
+        self.run_job(*MOE, EP + "2", "--training.steps=1", "--metrics.log_freq=1", ranks=2, code=0)
+        step = next(line for line in self.metrics() if "grad_norm" in line)
+        tokens = step["n_tokens_seen"]  # of which each goes to two experts
+        self.assertTrue(tokens <= step["experts/most_rows_of_a_rank"] <= 2 * tokens, step)
+
     KILLED_IN = {  # point of the fault, which call of it, what the others then wait for, in which groups and which phase
         # In each step rows come back once in forward and once in backward.
         "forward, of parts of the sequences": ("step.rows", 5, "all_to_all", "ep/0", r"step 3 forward layers\.1"),

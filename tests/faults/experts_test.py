@@ -5,6 +5,7 @@
 Standard library only.
 """
 
+import shutil
 import subprocess
 
 from checkpoints import CHECKPOINT_TOML, CheckpointTest
@@ -65,10 +66,10 @@ class Experts(CheckpointTest):
         for family in ARGS if ALL else ["deepseek_v3"]:
             with self.subTest(family=family):
                 self.use(family)
-                folder = f"--checkpoint.folder={family}"
-                self.run_job(folder, "--training.document_mask", "--training.mixed_precision_param=bfloat16", "--optimizer.lr=1e-2",
-                             "--ema.enable", "--ema.validate_with_ema", "--validation.enable", "--validation.dataset=jsonl",
-                             f"--validation.dataset_path={self.folder}/data.jsonl", "--validation.freq=4", "--validation.steps=1", code=0)
+                options = ("--training.document_mask", "--training.mixed_precision_param=bfloat16", "--optimizer.lr=1e-2", "--ema.enable")
+                self.run_job(f"--checkpoint.folder={family}", *options, "--ema.validate_with_ema", "--validation.enable",
+                             "--validation.dataset=jsonl", f"--validation.dataset_path={self.folder}/data.jsonl", "--validation.freq=1",
+                             "--validation.steps=1", code=0)
                 rows = [line for line in self.metrics() if "grad_norm" in line][-8:]
                 self.assertLess(rows[-1]["loss_metrics/global_avg_loss"], rows[0]["loss_metrics/global_avg_loss"])
                 for row in rows:
@@ -77,6 +78,9 @@ class Experts(CheckpointTest):
                     self.assertEqual(row["experts/worst_layer"] if family == "deepseek_v3" else 1, 1)  # its block 0 has none
                 step = self.folder / "out" / family / "step-8"
                 names = self.contents(step)
+                self.run_job("--checkpoint.folder=without", *options, code=0)  # validation: its tokens are no expert's load
+                self.assertEqual(names, self.contents(self.folder / "out/without/step-8"))
+                shutil.rmtree(self.folder / "out/without")
                 self.assertIn("layers.1.moe.expert_bias", names)
                 self.assertIn("ema.layers.1.moe.experts.w1", names)
                 self.assertNotIn("ema.layers.1.moe.expert_bias", names)

@@ -39,7 +39,7 @@ class Presets(JobTest):
     def dry_run(self, config, ranks, tensor=8, pipeline=1, rank=0, options=(), experts=1):
         """The log, of a GPU that has what the larger communicators leave."""
         shards = ranks // tensor // pipeline
-        communicators = (shards > 1) + (tensor > 1) + 2 * (pipeline > 1) + (experts > 1)
+        communicators = (shards > 1) + (tensor > 1) + 2 * (pipeline > 1) + (experts > 1) + (1 < experts < shards)
         left = CARD - communicators * COMMUNICATOR["1.5 GiB"]
         job = self.start("--training.steps=3", "--metrics.log_freq=1", "--comm.mode=fake_backend",
                          f"--model.hf_assets_path={ROOT}/tests/assets/tokenizer", f"--training.dataset_path={self.folder}/shards",
@@ -75,6 +75,13 @@ class Presets(JobTest):
             with self.subTest(preset=name):
                 text = self.dry_run(ROOT / name, ranks, tensor=1, experts=ranks)
                 self.assertIn(f"experts: efsdp 1 x ep {ranks} x etp 1", text)
+
+    def test_the_largest_preset_with_experts_fits_where_a_pipeline_and_expert_parallelism_divide_it(self):
+        ranks = 4096  # four shard the experts of each rank of an expert parallel group
+        text = self.dry_run(PRESETS / "deepseek_v3_671b.toml", ranks, tensor=1, pipeline=16, experts=64, options=(
+            "--parallelism.pipeline_parallel_degree=16", "--parallelism.expert_parallel_degree=64", "--training.local_batch_size=64",
+            "--parallelism.pipeline_parallel_microbatch_size=1", "--activation_checkpoint.mode=full"))
+        self.assertIn("experts: efsdp 4 x ep 64 x etp 1", text)
 
     def test_presets_of_ours_with_tensor_parallelism_run(self):
         for name, ranks in RANKS.items():

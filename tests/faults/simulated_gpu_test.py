@@ -64,6 +64,8 @@ JOBS = {  # what: (ranks, options)
     "experts, recomputed": (2, [*EXPERTS, "--activation_checkpoint.mode=full", "--training.global_batch_size=8", ASYNC]),
     "experts in one product, tensor parallel, recomputed": (2, [*EXPERTS, TP, "--activation_checkpoint.mode=full", "--training.global_batch_size=8"]),
     "expert and tensor parallel": (2, [*EXPERTS, EP, TP, "--activation_checkpoint.mode=none", "--training.global_batch_size=8", ASYNC]),
+    "expert parallel, FSDP": (4, [*EXPERTS, EP, "--activation_checkpoint.mode=full", "--training.global_batch_size=8"]),
+    "expert parallel in a pipeline": (4, [*EXPERTS, EP, PP, "--training.local_batch_size=4", "--activation_checkpoint.mode=none"]),
     "experts in FP8, expert parallel": (2, [*EXPERTS, EP, *FP8_EXPERTS, "--activation_checkpoint.mode=none"]),
     "context parallel, documents": (2, [CP, "--training.document_mask", "--activation_checkpoint.mode=full"]),
     "context parallel in a ring": (2, [CP, "--parallelism.context_parallel_rotate_method=alltoall", "--training.global_batch_size=8"]),
@@ -73,7 +75,8 @@ JOBS = {  # what: (ranks, options)
                          "--quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp"]),
 }
 # Each mechanism of these is in another job too, mostly with a second one.
-REPEATED_JOBS = {"reduced once per step", "tensor parallel, offloaded", "tensor parallel, in pieces", "experts, recomputed"}
+REPEATED_JOBS = {"reduced once per step", "tensor parallel, offloaded", "tensor parallel, in pieces", "experts, recomputed",
+                 "expert parallel in a pipeline"}
 
 
 class SimulatedGpu(JobTest):

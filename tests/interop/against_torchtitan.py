@@ -2,10 +2,11 @@
 
     .venv-interop/bin/python tests/interop/against_torchtitan.py --binary build/hyperion [CASE ... | all]
 
-Our losses and gradient norms are compared with the recorded ones (tests/goldens/torchtitan). Beside our runs on one rank and
-those with tensor parallelism torchtitan also runs one step, on one rank, and the gradient of every parameter is compared
-element by element (--live none, and with a pipeline: only its recorded norm; --live all: torchtitan runs all steps of every case, and the fresh
-numbers are compared too). Prints one line a comparison, largest error first. --list names the cases; --python is the Python that has torchtitan (default: this one).
+Our losses, gradient norms and, after the last step, biases of experts are compared with the recorded ones (tests/goldens/torchtitan).
+Beside our runs on one rank and those with tensor or expert parallelism torchtitan also runs one step, on one rank, and the gradient of every
+parameter is compared element by element (--live none, and with a pipeline: only its recorded norm; --live all: torchtitan runs all steps of
+every case, and the fresh numbers are compared too). Prints one line a comparison, largest error first. --list names the cases; --python is the
+Python that has torchtitan (default: this one).
 """
 
 import argparse
@@ -21,14 +22,16 @@ import numpy as np
 from cases import ALL_CASES, CASES, SHARD, golden, largest_errors
 from make_goldens import run_peer
 from ranks import ROOT, JobFailed, run_hyperion
+from torchtitan_roundtrip import BIAS_TOLERANCE, bias_error, biases_in
 
 # Largest relative differences. The peer differs from itself (one rank against FSDP) by 5e-7 and 9e-5 in fp32 (llama3; qwen3 is
 # judged in fp64, see cases.py).
 TOLERANCE = {
-    "fp32": {"losses": 1e-5, "grad_norms": 2e-4, "gradients": 1e-5},
+    "fp32": {"losses": 1e-5, "grad_norms": 2e-4, "gradients": 1e-5, "biases": BIAS_TOLERANCE},  # of biases absolute
     "bf16": {"losses": 2e-3, "grad_norms": 5e-3},
 }
-TITLE = {"losses": "loss", "grad_norms": "gradient norm", "gradients": "gradient at step 1"}
+TITLE = {"losses": "loss", "grad_norms": "gradient norm", "gradients": "gradient at step 1",
+         "biases": "experts' biases"}
 
 
 @dataclass
@@ -49,12 +52,13 @@ class Finding:
 
 
 def run_ours(binary: Path, name: str, folder: Path, gradients: Path | None) -> dict:
-    """Our {"losses", "grad_norms"} of a case; `gradients`: folder for the gradients of step 1."""
+    """Our {"losses", "grad_norms"} of a case, with experts also {"biases"}; `gradients`: folder for the gradients of step 1."""
     case = ALL_CASES[name]
     arguments = [str(case.config), *case.arguments(), f"--training.dataset_path={SHARD}",
                  f"--debug.seed={case.weights_seed}", f"--job.dump_folder={folder}"]
     if case.smaller:
         arguments += [f"--model.args.{key}={value}" for key, value in case.smaller[1].items()]
+        arguments += ["--checkpoint.enable", "--checkpoint.no_validate_before_training"]  # the last save has the biases
     environment = {"HYPERION_DUMP_GRADIENTS": gradients} if gradients else {}
     if case.float8:  # rounding to FP8 makes a difference in the last bit of an operation as large as that of two recipes
         arguments.append("--model.attention=flash")
@@ -67,7 +71,8 @@ def run_ours(binary: Path, name: str, folder: Path, gradients: Path | None) -> d
         raise FileNotFoundError(f"{name}: expected one metrics.jsonl under {folder}, found {len(files)}")
     steps = [line for line in map(json.loads, files[0].read_text().splitlines()) if "event" not in line]
     return {"losses": [float(s["loss_metrics/global_avg_loss"]) for s in steps],
-            "grad_norms": [float(s["grad_norm"]) for s in steps]}
+            "grad_norms": [float(s["grad_norm"]) for s in steps],
+            **({"biases": biases_in(folder / "checkpoint" / f"step-{case.steps}")} if case.smaller else {})}
 
 
 def compare_gradients(ours: Path, theirs: Path) -> tuple[float, str]:
@@ -103,7 +108,8 @@ def judge(binary: Path, python: Path, name: str, live: str) -> list[Finding]:
         folder = Path(temporary)
         # A gradient does not depend on the mesh: torchtitan's of one rank judge ours.
         one_rank = f"{case.model}-{case.precision}-1"
-        has_gradients = one_rank in CASES and (case.world == 1 or case.tensor > 1 or case.pipeline > 1 or case.context > 1)
+        divided = max(case.tensor, case.expert, case.pipeline, case.context) > 1
+        has_gradients = one_rank in CASES and (case.world == 1 or divided)
         gradients = folder / "ours" if has_gradients else None
         if gradients:
             gradients.mkdir()
@@ -125,6 +131,11 @@ def judge(binary: Path, python: Path, name: str, live: str) -> list[Finding]:
     for row, theirs in rows.items():
         for what, (error, step) in largest_errors(ours, theirs).items():
             findings.append(Finding(row, what, f"step {step}", error, tolerance[what]))
+    if case.smaller:
+        recorded_biases = recorded["biases"]  # of a pipeline those of one stage
+        found = {name: values for name, values in ours["biases"].items() if case.pipeline == 1 or name in recorded_biases}
+        error = bias_error(found, recorded_biases) if recorded_biases else float("inf")
+        findings.append(Finding(f"{name} (recorded)", "biases", f"step {case.steps}", error, tolerance["biases"]))
     if case.precision == "bf16":  # a run that silently stays in fp32 would pass everything above
         twin = golden(name.replace("bf16", "fp32").replace("fsdp4", "fsdp2").removesuffix("-tp2") + "-small")
         difference = largest_errors(ours, twin)["losses"][0]

@@ -34,6 +34,8 @@ class Case:
     context: int = 1
     balancer: str = "headtail"  # of context parallel ranks
     rotate: str = "allgather"
+    expert: int = 1  # divides shard x tensor
+    expert_tensor: int = 1
     accumulation: int = 1
     small: bool = False  # the batch of the bf16 runs: a CPU without AVX-512 computes bf16 a hundred times slower
     steps: int = 20
@@ -82,6 +84,8 @@ class Case:
             *([f"--parallelism.context_parallel_degree={self.context}",
                f"--parallelism.context_parallel_load_balancer={self.balancer}",
                f"--parallelism.context_parallel_rotate_method={self.rotate}"] if self.context > 1 else []),
+            *([f"--parallelism.expert_parallel_degree={self.expert}",
+               f"--parallelism.expert_tensor_parallel_degree={self.expert_tensor}"] if self.expert > 1 else []),
             *(self._float8_arguments() if self.float8 else []),
         ]
 
@@ -142,6 +146,14 @@ for _mesh, _shard in (("cp2", 1), ("fsdp2-cp2", 2)):
 for _model in SMALLER:  # with experts
     CASES[f"{_model}-fp32-1"] = Case(_model, small=True)
     CASES[f"{_model}-fp32-fsdp2"] = Case(_model, small=True, shard=2, judge=f"{_model}-fp32-1")
+    CASES[f"{_model}-fp32-ep2"] = Case(_model, small=True, shard=2, expert=2)
+    if _model != "qwen3_moe":  # whose tensor parallel attention torchtitan does not run on a CPU
+        CASES[f"{_model}-fp32-tp2"] = Case(_model, small=True, tensor=2, judge="" if _model == "llama4" else f"{_model}-fp32-1")
+    for _name, _mesh in {"tp2-ep2": {"tensor": 2, "expert": 2},
+                         "fsdp2-tp2-ep2-etp2": {"shard": 2, "tensor": 2, "expert": 2, "expert_tensor": 2}}.items():
+        CASES[f"{_model}-fp32-{_name}"] = Case(_model, small=True, judge=f"{_model}-fp32-1", **_mesh)
+CASES["deepseek_v3-fp32-pp2"] = Case("deepseek_v3", small=True, pipeline=2)
+CASES["deepseek_v3-fp32-pp2-fsdp2-ep2"] = Case("deepseek_v3", small=True, pipeline=2, shard=2, expert=2, judge="deepseek_v3-fp32-1")
 # bf16 on llama3 alone: on a CPU without AVX-512 torchtitan takes an hour for qwen3's 20 steps
 CASES["llama3-bf16-fsdp2"] = Case("llama3", "bf16", shard=2, small=True)
 CASES["llama3-bf16-fsdp4"] = Case("llama3", "bf16", shard=4, small=True)

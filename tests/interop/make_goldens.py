@@ -52,9 +52,11 @@ def write_shard(folder: Path, tokens: np.ndarray, vocabulary: int = VOCABULARY) 
 
 
 def run_peer(python: Path, case: Case, gradients: Path | None = None, steps: int | None = None, env: dict | None = None) -> dict:
-    """Runs a case with its peer; {"losses", "grad_norms"}. `gradients`: folder for the gradients of step 1."""
+    """Runs a case with its peer; {"losses", "grad_norms"} and, with experts, {"biases": {name: after the last step}}, of a pipeline those of
+    rank 0's stage. `gradients`: folder for the gradients of step 1."""
     with tempfile.TemporaryDirectory() as folder:
-        env = {"PEER_TOKENS": SHARD / "tokens.bin", "PEER_WEIGHTS_SEED": case.weights_seed,
+        biases = Path(folder) / "biases.json"
+        env = {"PEER_BALANCE": biases, "PEER_TOKENS": SHARD / "tokens.bin", "PEER_WEIGHTS_SEED": case.weights_seed,
                "PEER_METRICS": Path(folder) / "metrics.json",
                "PEER_FLOAT64": os.environ.get("PEER_FLOAT64", int(case.peer_float64)), **(env or {})}
         if gradients:
@@ -67,7 +69,8 @@ def run_peer(python: Path, case: Case, gradients: Path | None = None, steps: int
         if steps:
             arguments += [f"--training.steps={steps}", f"--lr_scheduler.total_steps={case.steps}"]
         run_torchtitan(python, arguments, case.world, env=env, program=case.program)
-        return json.loads((Path(folder) / "metrics.json").read_text())
+        numbers = json.loads((Path(folder) / "metrics.json").read_text())
+        return numbers | ({"biases": json.loads(biases.read_text())} if case.smaller else {})
 
 
 def record(name: str) -> None:

@@ -1,13 +1,13 @@
 """Checkpoints between Hyperion and torchtitan 0.2.2, both ways and at other rank counts; exits 1 outside the tolerance.
 
-    tests/interop/torchtitan_roundtrip.sh [--binary build/hyperion] [llama3 qwen3 llama3-tp llama3-pp llama3-cp qwen3_moe deepseek_v3]
+    tests/interop/torchtitan_roundtrip.sh [--binary build/hyperion] [llama3 qwen3 llama3-tp llama3-pp llama3-cp qwen3_moe deepseek_v3 deepseek_v3-ep]
 
 torchtitan trains on an HSDP mesh of 2 x 2 and saves; Hyperion goes on from that on 1, 2, 3 and 4 ranks. Hyperion trains on
 2 ranks and saves; torchtitan goes on from that on 2 x 2 (without `dataloader`, which is Python's). In case llama3-tp the
 mesh is FSDP 2 x TP 2 on both sides, and Hyperion goes on from torchtitan's on 3 ranks too; in case llama3-pp it is a pipeline of
 2 ranks, from which Hyperion goes on with as many, four stages and one rank; in case llama3-cp it is FSDP 2, and Hyperion has
-context parallelism. In cases qwen3_moe and deepseek_v3, with experts, it is
-FSDP 2, for us also with expert parallelism, and the experts' biases of the last step are compared too. Each time the ten steps after the
+context parallelism. In cases qwen3_moe and deepseek_v3, with experts, it is FSDP 2, for us also with expert parallelism, and the
+experts' biases of the last step are compared too; in case deepseek_v3-ep it is FSDP 4 x E 2. Each time the ten steps after the
 hand-over are compared with the run that was not interrupted. Same recorded tokens, global batch 12, fp32.
 """
 
@@ -31,12 +31,12 @@ HAND_OVER, STEPS, GLOBAL_BATCH, SEQ_LEN = 5, 15, 12, 32
 Mesh = tuple[int, ...]
 MESHES: dict[str, Mesh] = {  # replicate, shard, tensor, pipeline
     "1 rank": (1, 1, 1, 1), "FSDP 2": (1, 2, 1, 1), "FSDP 3": (1, 3, 1, 1), "HSDP 2 x 2": (2, 2, 1, 1), "FSDP 2 x TP 2": (1, 2, 2, 1),
-    "FSDP 2 x E 2": (1, 2, 1, 1), "PP 2": (1, 1, 1, 2), "PP 2, 4 stages": (1, 1, 1, 2),
+    "FSDP 2 x E 2": (1, 2, 1, 1), "FSDP 4 x E 2": (1, 4, 1, 1), "PP 2": (1, 1, 1, 2), "PP 2, 4 stages": (1, 1, 1, 2),
     "C 2": (1, 2, 1, 1), "FSDP 2 x C 2": (1, 4, 1, 1)}
 OPTIONS = {"C 2": ["--parallelism.data_parallel_shard_degree=1", "--parallelism.context_parallel_degree=2"],
            "FSDP 2 x C 2": ["--parallelism.data_parallel_shard_degree=2", "--parallelism.context_parallel_degree=2"],
            "PP 2, 4 stages": ["--parallelism.pipeline_parallel_schedule=Interleaved1F1B"],
-           "FSDP 2 x E 2": ["--parallelism.expert_parallel_degree=2"]}
+           "FSDP 2 x E 2": ["--parallelism.expert_parallel_degree=2"], "FSDP 4 x E 2": ["--parallelism.expert_parallel_degree=2"]}
 
 
 def arguments(model: str, mesh: Mesh) -> list[str]:
@@ -61,13 +61,14 @@ def ours(binary: Path, model: str, mesh: Mesh, folder: Path, *options: str) -> d
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if "event" not in line]
     return {"losses": [float(line["loss_metrics/global_avg_loss"]) for line in lines],
-            "grad_norms": [float(line["grad_norm"]) for line in lines], "biases": biases_in(folder) if model in SMALLER else {}}
+            "grad_norms": [float(line["grad_norm"]) for line in lines], "biases": biases_in(folder / "checkpoint" / f"step-{STEPS}") if model in SMALLER else {}}
 
 
-def biases_in(folder: Path) -> dict[str, list[float]]:
-    """Every expert_bias of our last checkpoint."""
-    dcp_to_torch_save(folder / "checkpoint" / f"step-{STEPS}", folder / "last.pt")
-    state = torch.load(folder / "last.pt", weights_only=False)
+def biases_in(checkpoint: Path) -> dict[str, list[float]]:
+    """Every expert_bias of a checkpoint of ours."""
+    with tempfile.TemporaryDirectory() as folder:
+        dcp_to_torch_save(checkpoint, f"{folder}/all.pt")
+        state = torch.load(f"{folder}/all.pt", weights_only=False)
     return {name: value.tolist() for name, value in state.items() if name.endswith("expert_bias")}
 
 
@@ -136,13 +137,15 @@ CASES = {"llama3": Case("llama3", "HSDP 2 x 2", ["1 rank", "FSDP 2", "FSDP 3", "
          "llama3-pp": Case("llama3", "PP 2", ["1 rank", "PP 2, 4 stages"], "PP 2, 4 stages"),
          "llama3-cp": Case("llama3", "FSDP 2", ["C 2", "FSDP 2 x C 2"], "C 2"),
          "qwen3_moe": Case("qwen3_moe", "FSDP 2", ["1 rank", "FSDP 2"], "FSDP 2"),
-         "deepseek_v3": Case("deepseek_v3", "FSDP 2", ["1 rank", "FSDP 2 x E 2"], "FSDP 2 x E 2")}
+         "deepseek_v3": Case("deepseek_v3", "FSDP 2", ["1 rank", "FSDP 2 x E 2"], "FSDP 2 x E 2"),
+         "deepseek_v3-ep": Case("deepseek_v3", "FSDP 4 x E 2", ["1 rank", "FSDP 2 x E 2"], "FSDP 2 x E 2")}
 
 
 def roundtrip(binary: Path, case: Case, folder: Path):
     model = case.model
     start = [f"--checkpoint.initial_load_path={folder}/peer/checkpoint/step-{HAND_OVER}", "--checkpoint.no_initial_load_model_only"]
-    whole = theirs(model, MESHES[case.theirs], folder / "peer")
+    of_theirs = OPTIONS.get(case.theirs, [])
+    whole = theirs(model, MESHES[case.theirs], folder / "peer", *of_theirs)
     for name in case.ours:
         resumed = ours(binary, model, MESHES[name], folder / f"ours {name}", *start, *OPTIONS.get(name, []))
         yield compare(f"{model}: torchtitan {case.theirs} -> Hyperion {name}", resumed, whole)
@@ -150,7 +153,7 @@ def roundtrip(binary: Path, case: Case, folder: Path):
     check_with_torch(folder / "ours" / "checkpoint" / f"step-{HAND_OVER}")
     start = [f"--checkpoint.initial_load_path={folder}/ours/checkpoint/step-{HAND_OVER}",
              "--checkpoint.no_initial_load_model_only", "--checkpoint.exclude_from_loading=dataloader"]
-    resumed = theirs(model, MESHES[case.theirs], folder / "peer resumed", *start, first_step=HAND_OVER)
+    resumed = theirs(model, MESHES[case.theirs], folder / "peer resumed", *start, *of_theirs, first_step=HAND_OVER)
     yield compare(f"{model}: Hyperion {case.back} -> torchtitan {case.theirs}", resumed, whole)
 
 

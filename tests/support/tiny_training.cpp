@@ -287,6 +287,16 @@ std::vector<double> TinyTraining::first_layer_metrics() {
   return values;
 }
 
+std::map<std::string, double> TinyTraining::expert_loads() {
+  models::LayerMetrics recorded;
+  trainer::record_expert_loads(stage_->balances(), *fsdp_, groups_->of_experts(), recorded);
+  std::map<std::string, double> loads;
+  for (const auto& [tag, value] : trainer::keep_worst_block(trainer::reduce_layer_metrics(
+           recorded, groups_->all_ranks(), groups_->get(parallel::MeshDim::kPp), job_.device)))
+    loads[tag] = value;
+  return loads;
+}
+
 void TinyTraining::audit_replicas() {
   parallel::audit_replicas(trainer::replicated_state(
       stage_->parameters(), *optimizer_, stage_->balances(), groups_->get(parallel::MeshDim::kFsdp),

@@ -93,6 +93,8 @@ class TinyTraining {
   std::vector<GradientElement> first_gradients();
   // What layers report of step 0, the same on every rank.
   std::vector<double> first_layer_metrics();
+  // What a logged step reports of the experts' rows since the last step; collective.
+  std::map<std::string, double> expert_loads();
   // Throws where ranks that hold the same weights or states hold different ones.
   void audit_replicas();
   // What this rank has sent so far.

@@ -37,7 +37,12 @@ PyTorch has no sharding rule: this program adds one. Keys and values travel as p
 torchtitan itself ignores (its ring always gathers them).
 
 With a pipeline torchtitan starts the backward of each microbatch at the undivided sum of its losses (torchtitan #2972), so that norm and
-clipping are wrong by the number of tokens: here the gradient of the loss is divided by the tokens of a global batch, all of which count.
+clipping are wrong by the number of tokens: here the gradient of the loss is divided by the tokens of a global batch, all of which count. Before its first step a stage runs once on zeros, for the shapes that it sends; torchtitan's experts
+count these as tokens, so that their biases differ from those without a pipeline: here they do not count.
+
+With tensor parallelism, and weights of tokens that apply after their experts, each rank has a part of these weights' gradient, which torchtitan
+does not add up: the gate's gradient of deepseek_v3 is 0.70 and 0.74 of that of one rank (its norm, of two ranks), and what goes back through the
+gate is short of as much. Here it is added up.
 """
 
 import dataclasses
@@ -93,9 +98,11 @@ torch._utils._get_device_module = lambda device_type: _device_module
 import torchtitan.components.metrics as titan_metrics  # noqa: E402
 import torchtitan.config as titan_config  # noqa: E402
 import torchtitan.distributed.utils as titan_distributed  # noqa: E402
+import torchtitan.models.moe.kernels as titan_kernels  # noqa: E402
 import torchtitan.protocols.train_spec as titan_spec  # noqa: E402
 import torchtitan.tools.utils as titan_utils  # noqa: E402
 from torch.distributed.fsdp import FSDPModule  # noqa: E402
+from torch.distributed.pipelining import PipelineStage  # noqa: E402
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor  # noqa: E402
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta  # noqa: E402
 from torch.distributed.tensor._utils import compute_global_tensor_info  # noqa: E402
@@ -118,10 +125,25 @@ if os.environ.get("PEER_FLOAT64") == "1":
     torch.Tensor.float = torch.Tensor.double  # inside RoPE and the loss
 
 
-# ---- what experts need on a CPU: histc does not count integers there, and the grouped product is one of GPUs
+# ---- what experts need on a CPU: histc does not count integers there, the grouped product is one of GPUs, and so is Triton's kernel for
+# the order of the rows that expert parallel ranks receive, of which torchtitan has a reference for a CPU
 
 _histc = torch.histc
 torch.histc = lambda x, bins, min, max: _histc(x, bins, min, max) if x.is_floating_point() else torch.bincount(x, minlength=bins)
+titan_kernels.fill_indices_wrapper = titan_kernels.fill_indices_cpu
+
+_shape_inference = PipelineStage._shape_inference
+
+
+def _shape_inference_without_counting(self, *args, **kwargs):
+    shapes = _shape_inference(self, *args, **kwargs)
+    for name, buffer in self.submod.named_buffers():
+        if name.endswith("tokens_per_expert"):
+            buffer.zero_()
+    return shapes
+
+
+PipelineStage._shape_inference = _shape_inference_without_counting
 
 
 # ---- PyTorch's ring attention around the kernel of CPUs
@@ -198,6 +220,29 @@ class RecordedTokens:
         return self.tokens[index * self.seq_len : (index + 1) * self.seq_len + 1]
 
 
+class _SummedInBackward(torch.autograd.Function):
+    """The value itself, whose gradient is summed over a group."""
+
+    @staticmethod
+    def forward(ctx, value, group):
+        ctx.group = group
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        torch.distributed.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+def _sum_gradient_of_scores(router, _, output):
+    """A hook: `output` is the weights of tokens, and what has no gradient."""
+    weight = router.gate.weight
+    if not isinstance(weight, DTensor) or "tp" not in weight.device_mesh.mesh_dim_names:
+        return output
+    return _SummedInBackward.apply(output[0], weight.device_mesh.get_group("tp")), *output[1:]
+
+
 class _DividedInBackward(torch.autograd.Function):
     """The value itself, whose gradient is divided."""
 
@@ -225,6 +270,9 @@ def _spec_of_the_judge(name):
         init_weights(self, *args, **kwargs)
         if self.norm is not None and self.norm.eps is None:  # deepseek_v3's last norm: PyTorch's epsilon depends on dtype and device
             self.norm.eps = self.model_args.norm_eps
+        for module in self.modules():
+            if getattr(module, "score_before_experts", None) is False:
+                module.router.register_forward_hook(_sum_gradient_of_scores)
         _model = self
         if "PEER_WEIGHTS_SEED" in os.environ:
             _load_formula_weights(self, int(os.environ["PEER_WEIGHTS_SEED"]))

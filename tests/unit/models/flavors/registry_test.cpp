@@ -48,6 +48,24 @@ TEST_CASE("flavours with experts have torchtitan's total and active parameters")
   }
 }
 
+TEST_CASE("biases of experts move, and documents are masked, in the flavours of which torchtitan's do") {
+  struct Case {
+    const char *name, *flavor;
+    double coefficient;
+    bool masks;
+  };
+  for (const Case& c : {Case{"qwen3", "debugmodel_moe", 0, false}, Case{"qwen3", "30B-A3B", 0, false},
+                        Case{"qwen3", "235B-A22B", 0, false}, Case{"deepseek_v3", "debugmodel", 1e-3, false},
+                        Case{"deepseek_v3", "16B", 1e-3, true}, Case{"deepseek_v3", "236B", 1e-3, true},
+                        Case{"deepseek_v3", "671B", 1e-3, true}, Case{"llama4", "debugmodel", 1e-3, false},
+                        Case{"llama4", "17bx16e", 1e-3, false}, Case{"llama4", "17bx128e", 1e-3, false}}) {
+    CAPTURE(c.name, c.flavor);
+    const ModelArgs args = model_args(c.name, c.flavor);
+    CHECK(args.load_balance_coeff == c.coefficient);
+    CHECK(args.masks_documents == c.masks);
+  }
+}
+
 TEST_CASE("experts that cannot be are refused by the field that decides it") {
   const auto refused = [](const ModelOverrides& changes, const char* text) {
     CHECK_THROWS_WITH(model_args("deepseek_v3", "671B", changes), Catch::Contains(text));
