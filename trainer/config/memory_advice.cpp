@@ -1,5 +1,6 @@
 #include "trainer/config/memory_advice.h"
 
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -30,7 +31,17 @@ std::string further_checkpointing(const JobConfig::ActivationCheckpoint& options
   return "";
 }
 
+// Tokens of a sequence on a rank: with fewer there are cheaper ways to save memory.
+constexpr int64_t kLongSequence = 8192;
+
 }  // namespace
+
+std::string context_advice(const JobConfig& config) {
+  const int64_t degree = config.parallelism.context_parallel_degree;
+  if (config.training.seq_len / degree <= kLongSequence) return "";
+  return fmt::format("raise parallelism.context_parallel_degree ({} now), whose ranks share each sequence",
+                     degree);
+}
 
 std::string memory_advice(const JobConfig& config) {
   const auto& training = config.training;
@@ -41,6 +52,7 @@ std::string memory_advice(const JobConfig& config) {
                      : fmt::format("lower training.seq_len ({} now)", training.seq_len));
   if (std::string further = further_checkpointing(config.activation_checkpoint); !further.empty())
     ways.push_back(std::move(further));
+  if (std::string context = context_advice(config); !context.empty()) ways.push_back(std::move(context));
   const auto& parallelism = config.parallelism;
   if (parallelism.fsdp_reshard_after_forward == ReshardAfterForward::kNever)
     ways.emplace_back("set parallelism.fsdp_reshard_after_forward = \"always\" (\"never\" now)");

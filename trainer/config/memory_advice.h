@@ -11,4 +11,8 @@ namespace hyperion::config {
 // rank needs from what they are now, with their present values; none that cannot be lowered further.
 std::string memory_advice(const JobConfig& config);
 
+// Of these the one for activations of long sequences: "raise parallelism.context_parallel_degree (1 now),
+// whose ranks share each sequence"; "" where a rank has few tokens of each.
+std::string context_advice(const JobConfig& config);
+
 }  // namespace hyperion::config

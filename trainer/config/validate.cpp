@@ -11,24 +11,13 @@
 #include "base/durable.h"
 #include "models/flavors/sequence_parts.h"
 #include "trainer/config/input_path.h"
+#include "trainer/config/mesh_fits.h"
 #include "trainer/config/schema.h"
+#include "trainer/config/validate_experts.h"
 
 namespace hyperion::config {
 namespace fs = std::filesystem;
 namespace {
-
-// Whether the degrees fit the world: their product divides it, and equals it unless
-// data_parallel_shard_degree is -1.
-bool mesh_fits(const JobConfig::Parallelism& p, int64_t world) {
-  int64_t left = world;
-  for (const int64_t degree :
-       {p.pipeline_parallel_degree, p.data_parallel_replicate_degree, p.context_parallel_degree,
-        p.tensor_parallel_degree, std::max<int64_t>(p.data_parallel_shard_degree, 1)}) {
-    if (left % degree != 0) return false;
-    left /= degree;
-  }
-  return p.data_parallel_shard_degree == -1 || left == 1;
-}
 
 bool contains(const std::vector<std::string>& names, std::string_view name) {
   return std::ranges::count(names, name) > 0;
@@ -141,16 +130,8 @@ class Checks {
               fmt::format("the tokenizer has {} entries, the model only {}; use the model's own tokenizer or "
                           "set model.args.vocab_size = {}",
                           vocabulary, model.vocab_size, vocabulary));
+    check_experts(resolved_, run_, problems_);
     const int64_t tp = config_.parallelism.tensor_parallel_degree;
-    if (model.num_experts > 0) {
-      experts(model);
-    }
-    const auto& converted = config_.quantize.grouped_mm;
-    if (kGroupedFloat8.on(config_))
-      float8_experts(model, "quantize.grouped_mm.float8", converted.float8.fqns,
-                     float8::GroupedRecipe::kRowwise);
-    if (kGroupedMx.on(config_))
-      float8_experts(model, "quantize.grouped_mm.mx", converted.mx.fqns, float8::GroupedRecipe::kMx);
     if (tp == 1) return;
     refuse_if(model.n_heads % tp != 0 || model.n_kv_heads % tp != 0, "parallelism.tensor_parallel_degree",
               fmt::format("expected a divisor of {} heads and {} key-value heads", model.n_heads,
@@ -220,70 +201,6 @@ class Checks {
                     : fmt::format("expected at most the {} positions of {} {}; to train on more set "
                                   "model.args.max_seq_len = {}",
                                   *positions, model.name, model.flavor, length));
-  }
-
-  void experts(const models::ModelArgs& model) {
-    const auto& p = config_.parallelism;
-    const int64_t parts = p.expert_parallel_degree, of_each = p.expert_tensor_parallel_degree;
-    if (parts == 1) {
-      refuse_if(
-          model.moe_hidden_dim % p.tensor_parallel_degree != 0, "parallelism.tensor_parallel_degree",
-          fmt::format("expected a divisor of the experts' hidden width, which is {}", model.moe_hidden_dim));
-      return;
-    }
-    refuse_if(p.expert_parallel_comm_backend == "deepep", "parallelism.expert_parallel_comm_backend",
-              "DeepEP's kernels are not available; set \"standard\"");
-    refuse_if(of_each != 1 && of_each != p.tensor_parallel_degree,
-              "parallelism.expert_tensor_parallel_degree",
-              fmt::format("expected 1, or tensor_parallel_degree, which is {}", p.tensor_parallel_degree));
-    refuse_if(
-        model.moe_hidden_dim % of_each != 0, "parallelism.expert_tensor_parallel_degree",
-        fmt::format("expected a divisor of the experts' hidden width, which is {}; 1 leaves each expert "
-                    "complete on its rank",
-                    model.moe_hidden_dim));
-    refuse_if(model.num_experts % parts != 0, "parallelism.expert_parallel_degree",
-              fmt::format("expected a divisor of the model's {} experts", model.num_experts));
-    if (!run_.world_size || !mesh_fits(p, *run_.world_size)) return;
-    const int64_t ranks = *run_.world_size / p.pipeline_parallel_degree / p.data_parallel_replicate_degree;
-    refuse_if(
-        ranks % (parts * of_each) != 0, "parallelism.expert_parallel_degree",
-        of_each == 1
-            ? fmt::format("expected a divisor of the {} of shard x context x tensor", counted(ranks, "rank"))
-            : fmt::format("expected a degree that with expert_tensor_parallel_degree {} makes a "
-                          "divisor of the {} of shard x context x tensor; lower one of both",
-                          of_each, counted(ranks, "rank")));
-  }
-
-  // Of the converter `table`: that its names and the experts' widths work.
-  void float8_experts(const models::ModelArgs& model, const std::string& table,
-                      const std::vector<std::string>& fqns, float8::GroupedRecipe recipe) {
-    std::vector<std::string> names;
-    for (int64_t layer = 0; layer < model.n_layers; ++layer)
-      if (models::has_experts(model, layer)) names.push_back(models::experts_name(layer));
-    if (names.empty()) {
-      refuse("model.converters", fmt::format("{}: the model has no experts; remove it from the list", table));
-      return;
-    }
-    const std::string key = table + ".fqns";
-    refuse_if(fqns.empty(), key,
-              fmt::format("expected parts of names of experts, which are {}{}: [\"experts\"] converts all of "
-                          "them",
-                          names.front(), names.size() > 1 ? " to " + names.back() : ""));
-    for (const std::string& part : fqns)
-      refuse_if(std::ranges::none_of(
-                    names, [&](const std::string& name) { return name.find(part) != std::string::npos; }),
-                key,
-                fmt::format("\"{}\" is part of no experts' name, which are {}{}", part, names.front(),
-                            names.size() > 1 ? " to " + names.back() : ""));
-    const auto& p = config_.parallelism;
-    const int64_t parts =
-                      divides_experts(config_) ? p.expert_tensor_parallel_degree : p.tensor_parallel_degree,
-                  unit = float8::unit_of(recipe);
-    refuse_if(model.dim % unit != 0 || model.moe_hidden_dim % (unit * parts) != 0, "model.converters",
-              fmt::format("{}: experts of widths {} and {}{}: expected multiples of {}; remove it from the "
-                          "list, or change model.args.dim or moe_hidden_dim",
-                          table, model.dim, model.moe_hidden_dim,
-                          parts > 1 ? fmt::format(", the second one in {} parts", parts) : "", unit));
   }
 
   // Where the keys that decide it are set: " (model.args.n_heads: job.toml:5:11)".

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "models/flavors/attention_heads.h"
 #include "parallel/pipeline/lowering.h"
+#include "trainer/config/memory_advice.h"
 #include "trainer/config/schema.h"
 #include "trainer/config/validate.h"
 #include "trainer/config/writers_choice.h"
@@ -77,6 +78,28 @@ double gathered_parameters(const models::ModelArgs& model, const config::JobConf
   return std::accumulate(of_stages.begin(), of_stages.end(), 0.0);
 }
 
+// Of the blocks whose weights are gathered at once without a pipeline: one, or all that stay gathered.
+double gathered_parameters(const models::ModelArgs& model, const config::JobConfig& config, double tensor) {
+  const int64_t with_experts = models::blocks_with_experts(model);
+  const bool stay = config.parallelism.fsdp_reshard_after_forward == config::ReshardAfterForward::kNever;
+  const auto of_experts = static_cast<double>(stay ? with_experts : std::min<int64_t>(with_experts, 1));
+  const double all = stay ? static_cast<double>(model.n_layers) : 1;
+  return (all - of_experts) * parameters_of_block(model, tensor, /*with_experts=*/false) +
+         of_experts * parameters_of_block(model, tensor, /*with_experts=*/true) +
+         more_of_experts(model, config, of_experts);
+}
+
+// Of one block in backward, where a GPU's kernels take no fewer heads of keys than of queries
+// (models/kernels/attention/gpu.cpp): keys and values repeated for all heads, and their gradients.
+// `keys`: of each sequence, at once.
+double repeated_keys(const models::ModelArgs& model, double rows, double keys, double tensor,
+                     double compute) {
+  constexpr int64_t kFlashHeadDim = 256;
+  const bool repeats = compute == sizeof(float) || model.head_dim > kFlashHeadDim;
+  if (!repeats || model.n_kv_heads == model.n_heads) return 0;
+  return 4 * rows * keys * static_cast<double>(model.n_heads * model.head_dim) / tensor * compute;
+}
+
 std::string human(double bytes) {
   std::string_view unit = "B";
   for (const std::string_view larger : {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}) {
@@ -113,6 +136,23 @@ double total(const std::vector<Part>& parts) {
 
 std::string lack(const std::vector<Part>& needed, const MemoryLimit& limit) {
   return fmt::format("needs at least {}, but {} is {}", sum_of(needed), limit.what, human(limit.bytes));
+}
+
+// "set a key, or " where ranks keep more of the model than its shards need.
+std::string sharding_remedy(const config::JobConfig& config, const JobSize& size) {
+  const auto& degrees = config.parallelism;
+  const bool stays = degrees.pipeline_parallel_degree > 1 ||
+                     degrees.fsdp_reshard_after_forward == config::ReshardAfterForward::kNever;
+  if (size.sums + size.gathered > 0 && stays)
+    return "set parallelism.fsdp_reshard_after_forward = \"always\", or ";
+  return size.sums > 0 ? "set parallelism.fsdp_reduce_gradients = \"every_microbatch\", or " : "";
+}
+
+std::string sequence_remedy(const config::JobConfig& config) {
+  const std::string context = config::context_advice(config);
+  return fmt::format("lower training.seq_len{}{}",
+                     config.training.local_batch_size > 1 ? " or training.local_batch_size" : "",
+                     context.empty() ? "" : ", or " + context);
 }
 
 // Elements of a token that weight gradients of a block read: inputs of its products and gradients of their
@@ -201,9 +241,12 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
   microbatches *= training.local_batch_size / rows;
   if (config::reduces_gradients_once(config) && microbatches > 1 && shards > 1)
     size.sums = (unsharded + more_of_experts(model, config, with_experts)) * sizeof(float);
-  if (share != nullptr && share->gathers_stages && shards > 1)
-    size.gathered = gathered_parameters(model, config, *share, tensor) *
-                    (config.quantize.linear.float8.enable_fsdp_float8_all_gather ? 1 : compute);
+  const bool gathers_float8 =
+      config::kFloat8.on(config) && config.quantize.linear.float8.enable_fsdp_float8_all_gather;
+  if (shards > 1 && (pipeline == 1 || (share != nullptr && share->gathers_stages)))
+    size.gathered =
+        (gathers_float8 ? 1 : compute) * (pipeline == 1 ? gathered_parameters(model, config, tensor)
+                                                        : gathered_parameters(model, config, *share, tensor));
   const double length = static_cast<double>(training.seq_len);
   const double tokens = static_cast<double>(rows) * length / context;            // of this rank
   const bool gathered = tensor > 1 && config.parallelism.disable_loss_parallel;  // logits, to a second copy
@@ -252,6 +295,8 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
                         static_cast<double>((latent ? model.n_heads : model.n_kv_heads) * model.head_dim) *
                         (ring ? 3 * compute + 2 * sizeof(float) : context * (2 * compute + sizeof(float)));
   }
+  size.repeated =
+      repeated_keys(model, static_cast<double>(rows), ring ? length / context : length, tensor, compute);
   if (share == nullptr || share->has_head())
     size.activations += std::min(tokens * logits, (gathered ? 2 : 1) * std::max(logits, chunk));
   // Packed keys twice and values once, and their gradients in fp32 (models/kernels/attention/cpu_blocks.cpp);
@@ -279,7 +324,7 @@ void require_memory(const config::ResolvedConfig& resolved, const JobSize& size,
   std::vector<Part> device = {
       {pipeline ? "activations of kept microbatches" : "activations of a microbatch", size.activations},
       {"gradients of several microbatches", size.sums},
-      {"gathered weights of stages", size.gathered}};
+      {pipeline ? "gathered weights of stages" : "gathered weights", size.gathered}};
   auto& states = offload ? host : device;
   // A GPU has room for shards' gradients only when a unit's sum becomes them, and is freed.
   const double gradients = size.sums > 0 && memory.device && !offload ? 0 : size.gradients;
@@ -293,6 +338,8 @@ void require_memory(const config::ResolvedConfig& resolved, const JobSize& size,
     device.clear();
     attention = size.attention * std::min(static_cast<double>(memory.threads), size.attention_threads);
     host.push_back({"scratch of attention", attention});
+  } else {
+    device.push_back({"repeated keys and values", size.repeated});
   }
   config::Problems problems;
   const auto check = [&](const std::vector<Part>& needed, const MemoryLimit& limit) {
@@ -304,20 +351,16 @@ void require_memory(const config::ResolvedConfig& resolved, const JobSize& size,
                       "waits for each save",
                       lack(needed, limit)));
     const bool model = size.states() + size.sums + size.gathered + size.description >
-                       size.activations + attention + size.tokens;
+                       size.activations + attention + size.tokens + (memory.device ? size.repeated : 0);
     const bool has_sums = !memory.device || &needed == &device;
     std::string key = "training.seq_len";
     if (model) key = size.mostly_tables ? "model.args.vocab_size" : "model.args.n_layers";
     if (model && !resolved.origins.contains(key)) key = "model.flavor";
-    problems.add(resolved, key,
-                 fmt::format("each rank {}; {}{}", lack(needed, limit),
-                             size.sums + size.gathered == 0 || !has_sums ? ""
-                             : pipeline ? "set parallelism.fsdp_reshard_after_forward = \"always\", or "
-                                        : "set parallelism.fsdp_reduce_gradients = \"every_microbatch\", or ",
-                             model ? "train a smaller model, or shard it over more ranks"
-                             : resolved.config.training.local_batch_size > 1
-                                 ? "lower training.seq_len or training.local_batch_size"
-                                 : "lower training.seq_len"));
+    problems.add(
+        resolved, key,
+        fmt::format(
+            "each rank {}; {}{}", lack(needed, limit), has_sums ? sharding_remedy(resolved.config, size) : "",
+            model ? "train a smaller model, or shard it over more ranks" : sequence_remedy(resolved.config)));
   };
   check(host, memory.host);
   if (memory.device) check(device, *memory.device);

@@ -20,9 +20,10 @@ struct JobSize {
   double optimizer = 0;    // both moments
   double gradients = 0;    // of this rank's shards
   double sums = 0;         // of unsharded gradients over the microbatches of a step
-  double gathered = 0;     // weights of pipeline stages, gathered for several microbatches
+  double gathered = 0;     // weights of pipeline stages, gathered for several microbatches, or of a block
   double averages = 0;     // EMA
   double activations = 0;  // kept at once: blocks' inputs or what weight gradients read, a chunk of logits
+  double repeated = 0;     // keys and values for kernels of GPUs that take as many as there are heads
   double attention = 0;    // scratch of each thread that computes attention on a CPU
   double attention_threads = 1;  // that have work in every layer, at most
   double save_pool = 0;          // copy of the state for background saves, in host memory

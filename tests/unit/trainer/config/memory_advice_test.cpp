@@ -54,4 +54,17 @@ TEST_CASE("out of memory advises no key that cannot be lowered further") {
         "(parallelism.data_parallel_replicate_degree = 4 now), or give the job more memory");
 }
 
+TEST_CASE("out of memory names context parallelism where a rank has many tokens of a sequence") {
+  JobConfig config;
+  config.training.seq_len = 8192;
+  CHECK_THAT(memory_advice(config), !Contains("context_parallel_degree"));
+  config.training.seq_len = 131072;
+  CHECK_THAT(memory_advice(config),
+             Contains("raise parallelism.context_parallel_degree (1 now), whose ranks share each sequence"));
+  config.parallelism.context_parallel_degree = 8;
+  CHECK_THAT(memory_advice(config), Contains("context_parallel_degree (8 now)"));
+  config.parallelism.context_parallel_degree = 16;
+  CHECK_THAT(memory_advice(config), !Contains("context_parallel_degree"));
+}
+
 }  // namespace hyperion::config

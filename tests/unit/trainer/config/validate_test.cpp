@@ -348,14 +348,14 @@ TEST_CASE("expert parallelism has no effect on a dense model, which is said once
 TEST_CASE("sequences are divided by tensor and context parallelism") {
   const std::string two = "[parallelism]\ncontext_parallel_degree = 2\n";
   CHECK(problem(two + "[training]\nseq_len = 12", ranks(2)).empty());
-  CHECK_THAT(
-      problem(two + "[training]\nseq_len = 10"),
-      Contains(
-          "training.seq_len = 10: expected a multiple of 4 (2 chunks x tensor 1 x context 2), such as 8 or 12"));
+  CHECK_THAT(problem(two + "[training]\nseq_len = 10"),
+             Contains("training.seq_len = 10: expected a multiple of 4 (2 chunks x tensor 1 x context 2), "
+                      "such as 8 or 12"));
   CHECK_THAT(
       problem(two + "tensor_parallel_degree = 3\n[training]\nseq_len = 4\n[validation]\nenable = true\n"
                     "seq_len = 12"),
-      Contains("training.seq_len = 4: expected a multiple of 12 (2 chunks x tensor 3 x context 2), such as 12"));
+      Contains(
+          "training.seq_len = 4: expected a multiple of 12 (2 chunks x tensor 3 x context 2), such as 12"));
   CHECK_THAT(problem(two + "[validation]\nenable = true\nseq_len = 30"), Contains("validation.seq_len = 30"));
   CHECK_THAT(problem(two, ranks(3)), Contains("context 2 x tensor 1 must be the 3 ranks"));
 }

@@ -255,7 +255,7 @@ TEST_CASE("Gradients that are reduced once per step need fp32 sums of a tensor p
       require_memory(job, size, {.host = {64 * kGB, "the host"}, .device = MemoryLimit{bytes, "the GPU"}});
     });
   };
-  const double needed = (14.0 / 8 + 4) * parameters + size.activations;
+  const double needed = (14.0 / 8 + 4) * parameters + size.gathered + size.activations;
   CHECK(refusal_at(1.001 * needed) == "nothing was thrown");
   CHECK_THAT(refusal_at(0.999 * needed),
              Contains("gradients of several microbatches 29.9 GiB") &&
@@ -301,6 +301,73 @@ TEST_CASE("With expert parallelism a rank never gathers other ranks' experts") {
   job.config.model.flavor = "8B";
   const models::ModelArgs dense = models::model_args("llama3", "8B");
   CHECK(job_size(job.config, dense, 8, 4).communicators == one.communicators);
+}
+
+TEST_CASE("Without a pipeline the weights of one block are gathered, or those of all that stay") {
+  const models::ModelArgs model = models::model_args("llama3", "8B");
+  const double block = parameters_of(model, {.blocks = 1});
+  config::JobConfig config = resolved("").config;
+  CHECK(job_size(config, model, 1, 1).gathered == 0);
+  CHECK(job_size(config, model, 8, 1).gathered == Approx(2 * block));
+  config.parallelism.fsdp_reshard_after_forward = config::ReshardAfterForward::kNever;
+  CHECK(job_size(config, model, 8, 1).gathered == Approx(2 * 32 * block));
+  config.parallelism.tensor_parallel_degree = 2;
+  CHECK(job_size(config, model, 8, 1).gathered == Approx(2 * 32 * parameters_of(model, {.blocks = 1}, 2)));
+  CHECK_THAT(refusal("[parallelism]\nfsdp_reshard_after_forward = \"never\"", model, 64 * kGB, 64, 10 * kGB),
+             Contains("gathered weights 13.0 GiB") &&
+                 Contains("set parallelism.fsdp_reshard_after_forward = \"always\", or"));
+  CHECK_THAT(refusal("", model, 64 * kGB, 8, 10 * kGB), !Contains("fsdp_reshard_after_forward"));
+  // Of experts those of a block that has some; expert parallel ranks have an eighth of them.
+  const models::ModelArgs experts = models::model_args("deepseek_v3", "16B");
+  config = resolved("[model]\nname = \"deepseek_v3\"\nflavor = \"16B\"").config;
+  const double all = job_size(config, experts, 8, 1).gathered;
+  CHECK(all == Approx(2 * parameters_of(experts, {.blocks = 1, .with_experts = 1})));
+  config.parallelism.expert_parallel_degree = 8;
+  CHECK(all - job_size(config, experts, 8, 1).gathered == Approx(2 * 64.0 * 3 * 2048 * 1408 * 7 / 8));
+}
+
+TEST_CASE("Ranks that share sequences keep their part, and gather keys and values of complete ones") {
+  const models::ModelArgs model = models::model_args("llama3", "8B");
+  const auto size_with = [&](int64_t ranks, const std::string& keys = "", const std::string& training = "") {
+    return job_size(
+        resolved("[training]\nseq_len = 131072\nlocal_batch_size = 1\nloss_chunk_bytes = 1\n" + training +
+                 "[parallelism]\ncontext_parallel_degree = " + std::to_string(ranks) + "\n" + keys)
+            .config,
+        model, 8, 1);
+  };
+  const double tokens = 131072, kept = 33 * tokens * 4096 * 2, rope = tokens * 128 * 4, logits = 128256 * 2.0;
+  const double keys = 2 * tokens * 8 * 128;  // elements of keys and values
+  CHECK(size_with(1).activations == Approx(kept + rope + logits));
+  // In order and as they came, bf16; and the fp32 sums of their gradients.
+  for (const int ranks : {2, 8, 16})
+    CHECK(size_with(ranks).activations == Approx(kept / ranks + rope + logits + keys * (2 + 2 + 4)));
+  // A ring has those of two ranks and the gradients of one, and sums of two.
+  const std::string ring = "context_parallel_rotate_method = \"alltoall\"\n";
+  CHECK(size_with(8, ring).activations == Approx(kept / 8 + rope + logits + keys / 8 * (2 + 2 + 2 + 4 + 4)));
+  CHECK(size_with(8, ring, "document_mask = true\n").activations == size_with(8).activations);
+  CHECK(size_with(8, "tensor_parallel_degree = 8\n").activations ==
+        Approx(kept / 64 + rope + logits / 8 + keys / 8 * (2 + 2 + 4)));
+  CHECK(size_with(8, "[activation_checkpoint]\nmode = \"full\"\n").activations - size_with(8).activations ==
+        Approx(32 * tokens / 8 * 4096 * 2));  // attention's results
+  CHECK(size_with(8).communicators == size_with(1).communicators + 1);
+
+  // A GPU's kernels for fp32 take as many keys as heads: both and their gradients, of complete sequences or
+  // of one rank's.
+  CHECK(size_with(8).repeated == 0);
+  const std::string fp32 = "mixed_precision_param = \"float32\"\n";
+  CHECK(size_with(8, "", fp32).repeated == 4 * tokens * 4096 * 4);
+  CHECK(size_with(8, ring, fp32).repeated == 4 * tokens / 8 * 4096 * 4);
+  CHECK(size_with(8, "tensor_parallel_degree = 8\n", fp32).repeated == 4 * tokens * 4096 / 8 * 4);
+  models::ModelArgs alike = model;
+  alike.n_kv_heads = alike.n_heads;
+  CHECK(job_size(resolved("[training]\n" + fp32).config, alike, 8, 1).repeated == 0);
+
+  // A sequence that is too long for a rank: more ranks are named.
+  const std::string said =
+      refusal("[training]\nseq_len = 131072\nlocal_batch_size = 1\n", model, 64 * kGB, 64, 30 * kGB);
+  CHECK_THAT(said,
+             Contains("activations of a microbatch 33.1 GiB") &&
+                 Contains("lower training.seq_len, or raise parallelism.context_parallel_degree (1 now)"));
 }
 
 TEST_CASE("No size overflows") {
