@@ -1,21 +1,17 @@
 #include <algorithm>
 #include <cstdlib>
-#include <functional>
 #include <limits>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <set>
 #include <span>
 #include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include "app/check_table.h"
 #include "app/commands.h"
 #include "base/counted.h"
 #include "base/device/device.h"
@@ -23,7 +19,6 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/process.h"
-#include "base/standard_streams.h"
 #include "data/sources.h"
 #include "data/token_shards.h"
 #include "models/flavors/registry.h"
@@ -47,100 +42,6 @@
 namespace hyperion::app {
 namespace fs = std::filesystem;
 namespace {
-
-std::string readable_bytes(double bytes) {
-  return bytes < 1 << 30 ? fmt::format("{:.2f} MiB", bytes / (1 << 20))
-                         : fmt::format("{:.2f} GiB", bytes / (1 << 30));
-}
-
-// Defers warnings and errors of the log, so that none appears between the rows of the table. The destructor
-// logs them, each text once.
-class DeferredWarnings {
- public:
-  DeferredWarnings() : sinks_(spdlog::default_logger()->sinks()) {
-    spdlog::default_logger()->sinks() = {std::make_shared<Sink>(*this)};
-  }
-  ~DeferredWarnings() {
-    spdlog::default_logger()->sinks() = std::move(sinks_);
-    std::set<std::string> seen;
-    for (const auto& [level, text] : held_)
-      if (seen.insert(text).second) write_log(level, text);
-  }
-  DeferredWarnings(const DeferredWarnings&) = delete;
-  DeferredWarnings& operator=(const DeferredWarnings&) = delete;
-
- private:
-  class Sink : public spdlog::sinks::base_sink<std::mutex> {
-   public:
-    explicit Sink(DeferredWarnings& owner) : owner_(owner) {}
-
-   private:
-    void sink_it_(const spdlog::details::log_msg& message) override {
-      if (message.level >= spdlog::level::warn)
-        owner_.held_.emplace_back(message.level, std::string(message.payload.data(), message.payload.size()));
-      else
-        for (const spdlog::sink_ptr& sink : owner_.sinks_) sink->log(message);
-    }
-    void flush_() override {}
-    DeferredWarnings& owner_;
-  };
-  std::vector<spdlog::sink_ptr> sinks_;
-  std::vector<std::pair<spdlog::level::level_enum, std::string>> held_;
-};
-
-// Thrown by a check that cannot proceed because the named row failed.
-struct SkippedCheck {
-  std::string failed_row;
-};
-
-// The table: a row for each group of checks that was made, printed when it is done.
-class Table {
- public:
-  // Calls `check_row`, which returns what it found, unless a row of `needs` has failed. finish() names the
-  // rows that were not checked for that reason, throw_if_any_failed() reports the failures.
-  void check(const std::string& row, const std::vector<std::string>& needs,
-             const std::function<std::string()>& check_row, const char* passed = "right") {
-    try {
-      for (const std::string& need : needs)
-        if (failed_rows_.contains(need)) throw SkippedCheck{need};
-      print_row(row, passed, check_row());
-    } catch (const SkippedCheck& reason) {
-      failed_rows_[row] = failed_rows_.at(reason.failed_row);
-      skipped_rows_[failed_rows_[row]].push_back(row);
-    } catch (const Error& error) {
-      failed_rows_[row] = row;
-      print_row(row, "WRONG", "see below");
-      if (messages_.empty()) code_ = error.code();
-      messages_.emplace_back(error.what());
-      wrong_rows_.push_back(fmt::format("\"{}\"", row));
-    }
-  }
-  void print_row(const std::string& row, const char* verdict, const std::string& text) {
-    print_text(fmt::format("{:<16} {:<6} {}\n", row, verdict, text));
-  }
-  // The last rows, and the verdict in one sentence.
-  void finish() {
-    for (const auto& [failed_row, rows] : skipped_rows_)
-      print_row("not checked", "-",
-                fmt::format("because \"{}\" is wrong: {}", failed_row, fmt::join(rows, ", ")));
-    print_text(messages_.empty()
-                   ? std::string("Nothing is wrong.\n")
-                   : fmt::format("A job would end with exit code {}: {} {} wrong.\n", static_cast<int>(code_),
-                                 fmt::join(wrong_rows_, " and "), wrong_rows_.size() == 1 ? "is" : "are"));
-  }
-  bool failed_or_skipped(const std::string& row) const { return failed_rows_.contains(row); }
-  // Throws the first failure, with the texts of all.
-  void throw_if_any_failed() const {
-    if (!messages_.empty()) throw Error(code_, fmt::format("{}", fmt::join(messages_, "\nhyperion: ")));
-  }
-
- private:
-  ExitCode code_ = ExitCode::kOk;
-  std::vector<std::string> messages_, wrong_rows_;
-  // Of each row that is wrong or was not checked: the row that is wrong.
-  std::map<std::string, std::string> failed_rows_;
-  std::map<std::string, std::vector<std::string>> skipped_rows_;  // by the row that is wrong
-};
 
 std::string describe_batch(const config::JobConfig& config, const parallel::Mesh& mesh) {
   const auto& training = config.training;
@@ -191,15 +92,31 @@ std::string describe_memory(const config::ResolvedConfig& resolved, const models
       config.training.enable_cpu_offload ? " (in host memory)" : "",
       size.sums > 0 ? fmt::format(", {} for gradients of several microbatches", readable_bytes(size.sums))
                     : "",
-      size.gathered > 0 ? fmt::format(", {} for gathered weights of stages", readable_bytes(size.gathered))
+      size.gathered > 0 ? fmt::format(", {} for gathered weights{}", readable_bytes(size.gathered),
+                                      shares.empty() ? "" : " of stages")
                         : "",
-      readable_bytes(size.activations),
+      readable_bytes(size.activations + (gpu ? size.repeated : 0)),
       size.save_pool > 0
           ? fmt::format("; {} of host memory for background saves", readable_bytes(size.save_pool))
           : "",
       gpu ? fmt::format("{} is {}", gpu->what, readable_bytes(gpu->bytes)) +
                 describe_communicators(size.communicators)
           : "not compared with a GPU's memory: none is in use here, and --gpu-memory is not given");
+}
+
+std::string describe_context(const config::JobConfig& config, const models::ModelArgs& model,
+                             const parallel::Mesh& mesh) {
+  const auto& degrees = config.parallelism;
+  const int ranks = mesh.degree(parallel::MeshDim::kCp), tensor = mesh.degree(parallel::MeshDim::kTp);
+  const bool ring = degrees.context_parallel_rotate_method == "alltoall" && !config.training.document_mask;
+  const trainer::ContextTraffic traffic = trainer::context_traffic(config, model, mesh);
+  return fmt::format(
+      "each sequence on {} ranks of {} side by side, {}; keys and values {}: in a block of a microbatch each "
+      "rank sends {} forward and {} backward, {} per step",
+      ranks, ranks * tensor,
+      degrees.context_parallel_load_balancer ? "two chunks each (headtail)" : "one part each (no balancer)",
+      ring ? "go round (alltoall)" : "are gathered (allgather)", readable_bytes(traffic.forward),
+      readable_bytes(traffic.backward), readable_bytes(traffic.step));
 }
 
 std::string describe_files(const std::string& path) {
@@ -339,6 +256,10 @@ class JobCheck {
     });
     table_.check("batch", {"configuration"}, [&] { return describe_batch(config(), *mesh_); });
     if (!resolved_) return;
+    if (config().parallelism.context_parallel_degree > 1)
+      table_.check(
+          "context", {"model", "ranks", "batch"}, [&] { return describe_context(config(), model_, *mesh_); },
+          "-");
     if (config().parallelism.pipeline_parallel_degree > 1) check_pipeline();
     if (const std::vector<std::string> unused = config::keys_without_effect(*resolved_); !unused.empty())
       table_.print_row("without effect", "-",
@@ -496,7 +417,7 @@ class JobCheck {
   }
 
   const CommandLine& line_;
-  Table table_;
+  CheckTable table_;
   std::optional<config::ResolvedConfig> resolved_;
   parallel::Environment environment_;  // of rank 0
   models::ModelArgs model_;

@@ -12,6 +12,7 @@
 #include "models/transformer.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/placement.h"
+#include "trainer/config/validate.h"
 #include "trainer/runtime/size_estimate.h"
 
 namespace hyperion::trainer {
@@ -137,6 +138,24 @@ std::optional<std::string> advice_on_experts(const config::JobConfig& config, co
                      gib(4, degree * of_each));
 }
 
+// Ranks that share sequences lie one tensor parallel group apart.
+std::optional<std::string> advice_on_context(const config::JobConfig& config, const parallel::Mesh& mesh,
+                                             int ranks_per_node) {
+  const int context = mesh.degree(parallel::MeshDim::kCp), tensor = mesh.degree(parallel::MeshDim::kTp);
+  if (context == 1 || ranks_per_node % (context * tensor) == 0) return std::nullopt;
+  const bool gathers = config.parallelism.context_parallel_rotate_method == "allgather";
+  return fmt::format(
+      "parallelism.context_parallel_degree: {} ranks share each sequence and exchange keys and values in "
+      "every "
+      "block; with tensor_parallel_degree = {} they are {} ranks side by side, and a node has {}: some of "
+      "these "
+      "groups lie on several nodes and exchange over the network; lower one of both{}",
+      context, tensor, context * tensor, counted(ranks_per_node, "rank"),
+      gathers && !config.training.document_mask
+          ? ", or set context_parallel_rotate_method = \"alltoall\", which exchanges under attention"
+          : "");
+}
+
 }  // namespace
 
 std::vector<std::string> sharding_advice(const config::JobConfig& config, const models::ModelArgs& model,
@@ -153,7 +172,31 @@ std::vector<std::string> sharding_advice(const config::JobConfig& config, const 
                     "activations several times, and a node has {}: some of these groups lie on several nodes "
                     "and exchange over the network; choose a divisor of {}",
                     tensor, counted(ranks_per_node, "rank"), ranks_per_node));
+  else if (auto context = advice_on_context(config, mesh, ranks_per_node))
+    advice.push_back(*std::move(context));
   return advice;
+}
+
+ContextTraffic context_traffic(const config::JobConfig& config, const models::ModelArgs& model,
+                               const parallel::Mesh& mesh) {
+  const auto& training = config.training;
+  const double ranks = mesh.degree(parallel::MeshDim::kCp), tensor = mesh.degree(parallel::MeshDim::kTp),
+               stages = mesh.degree(parallel::MeshDim::kPp);
+  const int64_t rows = config::microbatch_rows(config, training.local_batch_size);
+  const double key = static_cast<double>(checkpoint::size_of(training.mixed_precision_param)),
+               sum = std::max(key, 4.0);  // fp32, in fp64 as they are
+  // Latent attention has as many keys as heads, and pads values to the keys' width.
+  const double heads =
+      static_cast<double>(model.kv_lora_rank > 0 ? model.n_heads : model.n_kv_heads) / tensor;
+  const double elements = 2 * static_cast<double>(rows) * static_cast<double>(training.seq_len) * heads *
+                          static_cast<double>(model.head_dim) * (ranks - 1) / ranks;
+  const double microbatches =
+      static_cast<double>(config::microbatches_of(training, mesh.degree(parallel::MeshDim::kBatch))) *
+      static_cast<double>(training.local_batch_size / rows);
+  ContextTraffic traffic = {.forward = elements * key, .backward = elements * (key + sum)};
+  traffic.step =
+      (traffic.forward + traffic.backward) * static_cast<double>(model.n_layers) / stages * microbatches;
+  return traffic;
 }
 
 }  // namespace hyperion::trainer

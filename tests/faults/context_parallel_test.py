@@ -11,7 +11,7 @@ import re
 
 import warm_start
 from checkpoints import CheckpointTest
-from jobs import ALL, BINARY, JobTest, main
+from jobs import ALL, BINARY, ROOT, JobTest, main
 
 CP = "--parallelism.context_parallel_degree="
 TP = "--parallelism.tensor_parallel_degree="
@@ -64,8 +64,20 @@ class ContextParallel(JobTest):
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             return done.stdout
         self.assertRegex(check(CP + "4"), r"ranks +right +pp 1 x dp_replicate 1 x dp_shard 2 x cp 4 x tp 1 = 8 ranks")
+        # Two sequences of 2,048 tokens, keys of 4 heads of 8 in bf16; fp32 sums of their gradients.
+        kib = 2 * 2 * 2048 * 4 * 8 * 2 * 3 / 4 / 1024
+        self.assertIn(f"each sequence on 4 ranks of 8 side by side, two chunks each (headtail); keys and values are gathered (allgather): in a block of a "
+                      f"microbatch each rank sends {kib / 2 / 1024:.2f} MiB forward and {kib * 3 / 2 / 1024:.2f} MiB backward, {64 * 2 * kib / 1024:.2f} MiB "
+                      "per step\n", check(CP + "4", TP + "2"))
+        self.assertIn("one part each (no balancer); keys and values go round (alltoall)", check(CP + "2", RING, NO_BALANCER))
+        self.assertNotIn("each sequence on", check())
         activations = [float(re.search(r"at least ([\d.]+) MiB for activations", check(CP + degree))[1]) for degree in ("2", "8")]
         self.assertTrue(activations[1] < 0.5 * activations[0], activations)
+
+    def test_torchtitans_debug_preset_trains_with_its_own_keys(self):
+        preset = ROOT / "tests/unit/trainer/config/presets/llama3_debug.toml"  # unchanged but for the length
+        self.run_job(CP + "2", "--training.steps=2", "--training.seq_len=64", f"--job.dump_folder={self.folder}/out", config=preset, ranks=2, code=0,
+                     says=["dp_shard 1 x cp 2 x tp 1 = 2 ranks", "sequence length 64", "Training completed"])
 
     def test_one_rank_generates_from_a_configuration_with_context_parallelism_and_says_so(self):
         self.train("--checkpoint.enable", "--checkpoint.no_last_save_model_only", "--training.steps=1")

@@ -1,4 +1,4 @@
-"""torchtitan's presets of llama3 70B and 405B, llama4 and deepseek_v3, unchanged but for data and tokenizer, and ours, as a rank of as many simulated GPUs as
+"""torchtitan's presets of llama3 8B, 70B and 405B, llama4 and deepseek_v3, unchanged but for data and tokenizer, and ours, as a rank of as many simulated GPUs as
 they name, which compute nothing (docs/simulated_gpu.md): they run, and fit into a card of 80 GB with NCCL's communicators, whose memory is not known
 well: from 256 MiB to 1.5 GiB each.
 
@@ -22,6 +22,12 @@ PIPELINES = {  # preset: ranks, stages' ranks, options; each as a rank of the fi
 }
 EXPERTS = {"llama4_17bx16e": (64, 1), "llama4_17bx128e": (512, 4)}  # ranks, pipeline stages; tensor parallel over 8
 EXPERT_PARALLEL = {"tests/unit/trainer/config/presets/deepseek_v3_16b.toml": 8, "configs/qwen3_30b_a3b.toml": 8}  # over all ranks
+CONTEXT_PARALLEL = [  # preset, ranks, ranks that share a sequence, options
+    ("configs/llama3_8b_128k.toml", 8, 8, ()),
+    ("configs/llama3_8b_128k.toml", 16, 8, ()),
+    ("configs/llama3_8b_128k.toml", 16, 16, ("--parallelism.context_parallel_degree=16",)),
+    ("tests/unit/trainer/config/presets/llama3_8b.toml", 8, 8, ("--parallelism.context_parallel_degree=8", "--training.seq_len=131072")),
+]
 OTHERS = {"llama3_8b": 64, "qwen3_0.6b": 1, "qwen3_1.7b": 1, "qwen3_32b": 16}
 GIB = 1 << 30
 CARD = 79.1 - 0.5  # GiB of a card of 80 GB that libtorch and NCCL share: what it reports without a context
@@ -36,10 +42,10 @@ class Presets(JobTest):
         warm_start.run([BINARY, "tokenize", self.folder / "text.jsonl", "--out", self.folder / "shards", "--tokenizer",
                         ROOT / "tests/assets/tokenizer"], check=True)
 
-    def dry_run(self, config, ranks, tensor=8, pipeline=1, rank=0, options=(), experts=1):
+    def dry_run(self, config, ranks, tensor=8, pipeline=1, rank=0, options=(), experts=1, context=1):
         """The log, of a GPU that has what the larger communicators leave."""
         shards = ranks // tensor // pipeline
-        communicators = (shards > 1) + (tensor > 1) + 2 * (pipeline > 1) + (experts > 1) + (1 < experts < shards)
+        communicators = (shards > 1) + (tensor > 1) + 2 * (pipeline > 1) + (experts > 1) + (1 < experts < shards) + (context > 1)
         left = CARD - communicators * COMMUNICATOR["1.5 GiB"]
         job = self.start("--training.steps=3", "--metrics.log_freq=1", "--comm.mode=fake_backend",
                          f"--model.hf_assets_path={ROOT}/tests/assets/tokenizer", f"--training.dataset_path={self.folder}/shards",
@@ -48,7 +54,7 @@ class Presets(JobTest):
                               "HYPERION_SIMULATED_GPUS": 8, "HYPERION_SIMULATED_COMPUTE": "off",
                               "HYPERION_SIMULATED_MEMORY": int(left * GIB)})
         self.assertEqual(job.codes(500), [0], job.text())
-        self.assertIn(f"pp {pipeline} x dp_replicate 1 x dp_shard {shards} x cp 1 x tp {tensor} = {ranks} rank", job.text())
+        self.assertIn(f"pp {pipeline} x dp_replicate 1 x dp_shard {shards // context} x cp {context} x tp {tensor} = {ranks} rank", job.text())
         memory = [float(text) for text in re.findall(r"step:\s+\d+ .*memory:\s+([\d.]+)GiB", job.text())]
         self.assertEqual(len(memory), 3, job.text())
         needed = {name: max(memory) + communicators * size for name, size in COMMUNICATOR.items()}
@@ -82,6 +88,12 @@ class Presets(JobTest):
             "--parallelism.pipeline_parallel_degree=16", "--parallelism.expert_parallel_degree=64", "--training.local_batch_size=64",
             "--parallelism.pipeline_parallel_microbatch_size=1", "--activation_checkpoint.mode=full"))
         self.assertIn("experts: efsdp 4 x ep 64 x etp 1", text)
+
+    def test_presets_whose_ranks_share_sequences_run(self):
+        for name, ranks, context, options in CONTEXT_PARALLEL:
+            with self.subTest(preset=name, ranks=ranks, context=context):
+                text = self.dry_run(ROOT / name, ranks, tensor=1, context=context, options=options)
+                self.assertIn("sequence length 131072", text)
 
     def test_presets_of_ours_with_tensor_parallelism_run(self):
         for name, ranks in RANKS.items():

@@ -105,4 +105,60 @@ TEST_CASE("Tensor parallel ranks of different nodes are warned of") {
                             Contains("a node has 4 ranks") && Contains("choose a divisor of 4"));
 }
 
+TEST_CASE("Ranks of different nodes that share sequences are warned of") {
+  const auto advice = [](int context, int tensor, int ranks_per_node,
+                         const std::string& method = "allgather") {
+    config::JobConfig config;
+    config.parallelism.context_parallel_rotate_method = method;
+    return sharding_advice(config, models::model_args("llama3", "8B"),
+                           parallel::Mesh({.cp = context, .tp = tensor}, context * tensor), ranks_per_node);
+  };
+  CHECK(advice(8, 1, 8).empty());
+  CHECK(advice(2, 2, 8).empty());
+  const auto gathers = advice(8, 4, 8);
+  REQUIRE(gathers.size() == 1);
+  CHECK_THAT(
+      gathers[0],
+      Contains("parallelism.context_parallel_degree: 8 ranks share each sequence") &&
+          Contains("with tensor_parallel_degree = 4 they are 32 ranks side by side, and a node has 8") &&
+          Contains("or set context_parallel_rotate_method = \"alltoall\""));
+  CHECK_THAT(advice(16, 1, 8, "alltoall")[0], Contains("16 ranks side by side") && !Contains("alltoall"));
+  // A tensor parallel group that leaves its node is the reason that is named.
+  CHECK_THAT(advice(2, 8, 4)[0], Contains("parallelism.tensor_parallel_degree"));
+  CHECK(advice(2, 8, 4).size() == 1);
+}
+
+TEST_CASE("ranks that share sequences send keys and values twice and fp32 sums of their gradients once") {
+  config::JobConfig config;
+  config.training.seq_len = 131072;
+  config.training.local_batch_size = 2;
+  const models::ModelArgs model = models::model_args("llama3", "8B");  // 8 kv heads of 128, 32 blocks
+  const parallel::Mesh eight({.cp = 8}, 8);
+  const double elements = 2.0 * 2 * 131072 * 8 * 128 * 7 / 8;
+  const ContextTraffic gathered = context_traffic(config, model, eight);
+  CHECK(gathered.forward == elements * 2);
+  CHECK(gathered.backward == elements * (2 + 4));
+  CHECK(gathered.step == 32 * elements * 8);
+  config.parallelism.context_parallel_rotate_method = "alltoall";
+  CHECK(context_traffic(config, model, eight).step == gathered.step);
+
+  config.training.mixed_precision_param = checkpoint::Dtype::kFloat32;
+  config.parallelism.tensor_parallel_degree = 8;
+  CHECK(context_traffic(config, model, parallel::Mesh({.cp = 8, .tp = 8}, 64)).backward == elements * 8 / 8);
+
+  // A pipeline's microbatches have one sequence, and its ranks a half of the blocks; four batches a step.
+  config.parallelism = {};
+  config.parallelism.pipeline_parallel_degree = 2;
+  config.training.global_batch_size = 8;
+  config.training.mixed_precision_param = checkpoint::Dtype::kBFloat16;
+  const ContextTraffic stage = context_traffic(config, model, parallel::Mesh({.pp = 2, .cp = 8}, 16));
+  CHECK(stage.forward == gathered.forward / 2);
+  CHECK(stage.step == gathered.step / 2 * 4);
+
+  const models::ModelArgs latent = models::model_args("deepseek_v3", "16B");  // 16 heads of 192
+  CHECK(context_traffic({}, latent, parallel::Mesh({.cp = 2}, 2)).forward ==
+        2.0 * config::JobConfig().training.local_batch_size *
+            static_cast<double>(config::JobConfig().training.seq_len) * 16 * 192 * 1 / 2 * 2);
+}
+
 }  // namespace hyperion::trainer
