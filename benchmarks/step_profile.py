@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Where the time of a training step on a CPU goes, and what the machine could do: a Markdown table.
 
-    benchmarks/step_profile.py [--model debugmodel|100M] [--precision bf16|fp32] [--ranks N] [--threads N] [-- OPTION...]
+    benchmarks/step_profile.py [--model debugmodel|100M|qwen3_moe|deepseek_v3] [--precision bf16|fp32] [--ranks N] [--threads N] [-- OPTION...]
 
 Runs the program with its profiler on the default corpus, without activation checkpointing, and adds up the self times of rank
 0's recorded steps by kind of operation; OPTIONs go to the program. Products and attention are counted in GFLOP, causal attention
@@ -142,8 +142,9 @@ def run(options: argparse.Namespace, folder: Path) -> tuple[Path, float]:
     """The trace of rank 0, and the median seconds of the steps before it, which are not recorded."""
     model = MODELS[options.model]
     dtype = {"bf16": "bfloat16", "fp32": "float32"}[options.precision]
+    config = ROOT / ("configs/debug_model.toml" if model.config == "llama3" else f"tests/interop/configs/{model.config}.toml")
     job = run_hyperion(options.binary,
-                       ["configs/debug_model.toml", *model.ours(), f"--job.dump_folder={folder}", "--checkpoint.no_enable",
+                       [str(config), *model.ours(), f"--job.dump_folder={folder}", "--checkpoint.no_enable",
                         "--activation_checkpoint.mode=none", f"--training.local_batch_size={options.batch or model.batch}",
                         f"--training.seq_len={options.seq_len}", f"--training.steps={STEPS}",
                         f"--training.mixed_precision_param={dtype}", "--profiling.enable_profiling",

@@ -4,7 +4,7 @@ Both train from the same token shard, without activation checkpointing, watched 
 step's time is the distance of two step lines of rank 0, memory the largest resident set of a rank. The model is the
 debugmodel of llama3 on both sides, or 100M: 97.5 million parameters with heads of 64 and 8,192 tokens, which Hyperion makes by
 [model.args] and torchtitan as a flavour that is registered for the run, or qwen3_moe or deepseek_v3: the debug models with experts,
-which torchtitan multiplies one by one on a CPU.
+which torchtitan multiplies one by one on a CPU; qwen3_moe_2 has 2 of the 8 blocks, whose 300 million parameters take minutes to start.
 Runs alternate (ours, theirs, ours, ...). A figure is the median over the repetitions of each run's median over the second
 half of its steps (11-20 of 20); a ratio is the median of the ratios of neighbouring runs, with the smallest and largest.
 With --compile torchtitan also runs with its compile.enable, in the same turns; ratios, those of memory and processor time
@@ -45,6 +45,7 @@ class Model:
     batch: int  # sequences per rank at most
     args: dict[str, int]  # fields of both programs' model arguments that differ from BASE
     config: str = "llama3"  # the file that both programs read
+    base: str = BASE
 
     def ours(self) -> list[str]:
         return [f"--model.hf_assets_path={ROOT / self.tokenizer}", *(f"--model.args.{key}={value}" for key, value in self.args.items())]
@@ -53,7 +54,7 @@ class Model:
         """Options and environment of the peer."""
         if not self.args:
             return [], {}
-        return [f"--model.flavor={name}"], {"PEER_FLAVOR": json.dumps({"name": name, "base": BASE, "args": self.args})}
+        return [f"--model.flavor={name}"], {"PEER_FLAVOR": json.dumps({"name": name, "base": self.base, "args": self.args})}
 
 
 MODELS = {
@@ -61,6 +62,7 @@ MODELS = {
     "100M": Model(8192, "configs/tokenizers/austen_8192", 1,
                   {"dim": 768, "n_layers": 12, "n_heads": 12, "n_kv_heads": 12, "multiple_of": 256, "vocab_size": 8192}),
     "qwen3_moe": Model(2048, "tests/assets/tokenizer", 1, {}, "qwen3_moe"),
+    "qwen3_moe_2": Model(2048, "tests/assets/tokenizer", 1, {"n_layers": 2}, "qwen3_moe", "debugmodel_moe"),
     "deepseek_v3": Model(2048, "tests/assets/tokenizer", 2, {}, "deepseek_v3"),
 }
 
