@@ -2,15 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/stack.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "models/block_linear.h"
 #include "models/gathered_attention.h"
-#include "models/kernels/common/dtype.h"
+#include "models/kernels/kernels.h"
 #include "models/layers/linear_node.h"
 #include "models/layers/sequence_exchange.h"
 
@@ -22,52 +18,22 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-// Rotates neighbouring elements of x [batch, seq, heads, width], wide; back: by the opposite angles.
-Tensor rotate_neighbours(const Tensor& x, const Tensor& cos, const Tensor& sin, bool back = false) {
-  const Tensor pairs = x.unflatten(-1, {-1, 2});
-  const Tensor even = pairs.select(-1, 0), odd = pairs.select(-1, 1);
-  const Tensor c = cos.unsqueeze(-2), s = back ? -sin.unsqueeze(-2) : sin.unsqueeze(-2);  // of each head
-  return at::stack({even * c - odd * s, even * s + odd * c}, -1).flatten(-2);
-}
-
-// What attention reads of the products: queries and keys with their rotated elements behind the others, and
-// values with zeros behind them as wide as those, so that every kernel takes them.
 struct LatentHeadsFunction : Function<LatentHeadsFunction> {
-  // q [batch, seq, heads, plain + rotated]; kv [batch, seq, heads, plain + values]; shared [batch, seq,
-  // rotated]. `factor`: of the queries, in addition to attention's own scale.
   static variable_list forward(AutogradContext* context, const Tensor& q, const Tensor& kv,
                                const Tensor& shared, const Tensor& cos, const Tensor& sin, double factor) {
-    const int64_t rotated = shared.size(-1), plain = q.size(-1) - rotated, values = kv.size(-1) - plain;
     context->save_for_backward({cos, sin});
     context->saved_data["factor"] = factor;
-    context->saved_data["rotated"] = rotated;
-    context->saved_data["values"] = values;
-    const auto wide = [](const Tensor& t) { return t.to(kernels::opmath_dtype(t)); };
-    Tensor queries = at::cat(
-        {wide(q.narrow(-1, 0, plain)), rotate_neighbours(wide(q.narrow(-1, plain, rotated)), cos, sin)}, -1);
-    if (factor != 1) queries.mul_(factor);
-    const Tensor turned = rotate_neighbours(wide(shared.unsqueeze(2)), cos, sin)
-                              .to(q.scalar_type())
-                              .expand({-1, -1, q.size(2), -1});
-    const Tensor keys = at::cat({kv.narrow(-1, 0, plain), turned}, -1);
-    return {queries.to(q.scalar_type()), keys,
-            at::constant_pad_nd(kv.narrow(-1, plain, values), {0, plain + rotated - values})};
+    context->saved_data["values"] = kv.size(-1) - (q.size(-1) - shared.size(-1));
+    const kernels::Heads heads = kernels::table().latent_heads(q, kv, shared, cos, sin, factor);
+    return {heads.q, heads.k, heads.v};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = context->get_saved_variables();
-    const int64_t rotated = context->saved_data["rotated"].toInt(),
-                  values = context->saved_data["values"].toInt(), plain = grads[0].size(-1) - rotated;
-    const double factor = context->saved_data["factor"].toDouble();
-    const at::ScalarType dtype = grads[0].scalar_type();
-    const auto wide = [](const Tensor& t) { return t.to(kernels::opmath_dtype(t)); };
-    const auto turned_back = [&](const Tensor& t) { return rotate_neighbours(t, saved[0], saved[1], true); };
-    Tensor of_q = at::cat(
-        {wide(grads[0].narrow(-1, 0, plain)), turned_back(wide(grads[0].narrow(-1, plain, rotated)))}, -1);
-    if (factor != 1) of_q.mul_(factor);
-    const Tensor of_kv = at::cat({grads[1].narrow(-1, 0, plain), grads[2].narrow(-1, 0, values)}, -1);
-    const Tensor of_shared = turned_back(wide(grads[1].narrow(-1, plain, rotated)).sum(2, /*keepdim=*/true));
-    return {of_q.to(dtype), of_kv, of_shared.squeeze(2).to(dtype), Tensor(), Tensor(), Tensor()};
+    const kernels::LatentGradients of = kernels::table().latent_heads_backward(
+        {grads[0], grads[1], grads[2]}, saved[0], saved[1], context->saved_data["factor"].toDouble(),
+        context->saved_data["values"].toInt());
+    return {of.q, of.kv, of.shared, Tensor(), Tensor(), Tensor()};
   }
 };
 

@@ -18,7 +18,7 @@ FAMILIES = (
     ("loss", r"", "", "vocabulary"),
     ("SwiGLU", r"gated_activation|silu", "", ""),
     ("norms", r"rms_norm|layer_norm|rsqrt|aten::(pow|mean)", "", ""),
-    ("RoPE", r"rope|rotary|complex", "", ""),
+    ("RoPE", r"rope|rotary|complex|latent_heads", "", ""),
     ("FP8 casts", r"float8|fp8|amax|cast_transpose|_scaled_mm_|triton_.*_abs_.*max", "", ""),
     ("RoPE", r"", "", "head"),
     ("SwiGLU", r"", "", "hidden"),
@@ -34,7 +34,7 @@ OF_BLOCKS = {PRODUCTS, GROUPED, ROUTING, "attention", "norms", "RoPE", "SwiGLU",
 ELEMENTWISE = OF_BLOCKS - {PRODUCTS, GROUPED, "attention"}
 
 # Of a block with experts: what decides where rows go, and what brings them there and back.
-OF_ROUTING = r"index_|sort|topk|scatter|gather|cumsum|arange|repeat_interleave|bincount|histc|aten::(softmax|_softmax|sigmoid)|aten::where"
+OF_ROUTING = r"hyperion::(route|routing|order_rows|gather_rows|sum_rows|products_of_rows|weight_rows)|index_|sort|topk|scatter|gather|cumsum|arange|repeat_interleave|bincount|histc|aten::(softmax|_softmax|sigmoid)|aten::where"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Widths:
                     and (inside or not OF_A_BLOCK.search(record.range))}
 
         # Of rows for experts, by libtorch's grouped product or by what orders them.
-        self.experts = any(re.search("_grouped_mm|index_copy", record.operator) and OF_A_BLOCK.search(record.range) for record in step)
+        self.experts = any(re.search("_grouped_mm|index_copy|order_rows", record.operator) and OF_A_BLOCK.search(record.range) for record in step)
         self.vocabulary = set(sorted(last(r"softmax|nll_loss|cross_entropy"))[-1:])
         self.hidden = set(sorted(last(r"silu|gated_activation"))[0 if self.experts else -1:])  # experts have a width of their own
         self.model = last(r"index_select|embedding_dense_backward", inside=not self.experts)

@@ -9,6 +9,7 @@
 #include "base/device/device_library.h"
 #include "base/log.h"
 #include "models/kernels/common/dtype.h"
+#include "models/kernels/common/limits.h"
 
 namespace hyperion::kernels {
 namespace {
@@ -29,6 +30,14 @@ std::string why_plain_rope(const Heads& x, const at::Tensor& cos, const at::Tens
   if (!is_fused_dtype(x.q)) return why_plain_dtype(x.q);
   if (cos.scalar_type() != at::kFloat) return "angles that are not fp32";
   return alike(x.k) && alike(x.v) ? "" : "heads of different dtypes";
+}
+std::string why_plain_latent(const at::Tensor& heads, const at::Tensor& cos, int64_t values) {
+  if (!is_fused_dtype(heads)) return why_plain_dtype(heads);
+  if (cos.scalar_type() != at::kFloat) return "angles that are not fp32";
+  return heads.size(-1) % 2 == 0 && values % 2 == 0 ? "" : "heads of odd widths";
+}
+std::string why_plain_experts(int64_t experts) {
+  return experts <= kMaxFusedExperts ? "" : fmt::format("{} experts", experts);
 }
 std::string why_plain_loss(const at::Tensor& logits, const at::Tensor& labels) {
   return is_fused_dtype(logits) && !(logits.is_contiguous() && labels.is_contiguous())
@@ -64,6 +73,43 @@ Kernels all_forms() {
       .gated_activation_backward = {"hyperion::gated_activation_backward", "gated activation",
                                     [](auto&, auto& gate, auto&...) { return why_plain_dtype(gate); },
                                     plain::gated_activation_backward, cpu::gated_activation_backward},
+      .latent_heads = {"hyperion::latent_heads", "latent attention's heads",
+                       [](auto& q, auto& kv, auto& shared, auto& cos, auto&...) {
+                         return why_plain_latent(q, cos, kv.size(-1) + shared.size(-1));
+                       },
+                       plain::latent_heads, cpu::latent_heads},
+      .latent_heads_backward = {"hyperion::latent_heads_backward", "latent attention's heads",
+                                [](auto& grads, auto& cos, auto&, auto&, auto& values) {
+                                  return why_plain_latent(grads.q, cos, values);
+                                },
+                                plain::latent_heads_backward, cpu::latent_heads_backward},
+      .route_tokens = {"hyperion::route_tokens", "router",
+                       [](auto& logits, auto&, auto& options) {
+                         return is_fused_dtype(logits) ? why_plain_experts(options.experts)
+                                                       : why_plain_dtype(logits);
+                       },
+                       plain::route_tokens, cpu::route_tokens},
+      .routing_weights = {"hyperion::routing_weights", "router",
+                          [](auto& scores, auto&...) { return why_plain_dtype(scores); },
+                          plain::routing_weights, cpu::routing_weights},
+      .routing_weights_backward = {"hyperion::routing_weights_backward", "router",
+                                   [](auto& grad, auto&...) { return why_plain_dtype(grad); },
+                                   plain::routing_weights_backward, cpu::routing_weights_backward},
+      .order_rows = {"hyperion::order_rows", "rows of experts",
+                     [](auto&, auto& experts, auto&) { return why_plain_experts(experts); },
+                     plain::order_rows, cpu::order_rows},
+      .gather_rows = {"hyperion::gather_rows", "rows of experts",
+                      [](auto& x, auto&...) { return why_plain_dtype(x); }, plain::gather_rows,
+                      cpu::gather_rows},
+      .sum_rows = {"hyperion::sum_rows", "rows of experts",
+                   [](auto& rows, auto&...) { return why_plain_dtype(rows); }, plain::sum_rows,
+                   cpu::sum_rows},
+      .products_of_rows = {"hyperion::products_of_rows", "rows of experts",
+                           [](auto& a, auto&...) { return why_plain_dtype(a); }, plain::products_of_rows,
+                           cpu::products_of_rows},
+      .weight_rows = {"hyperion::weight_rows", "rows of experts",
+                      [](auto& a, auto&...) { return why_plain_dtype(a); }, plain::weight_rows,
+                      cpu::weight_rows},
       .cross_entropy = {"hyperion::cross_entropy_", "cross-entropy",
                         [](auto& logits, auto& labels, auto&) { return why_plain_loss(logits, labels); },
                         plain::cross_entropy, cpu::cross_entropy},
@@ -83,8 +129,10 @@ template <typename F>
 void for_each_row(Kernels& k, const F& f) {
   const auto all = [&](auto&... rows) { (f(rows), ...); };
   all(k.rms_norm, k.rms_norm_backward, k.add_rms_norm, k.add_rms_norm_backward, k.rope_heads,
-      k.rope_heads_backward, k.gated_activation, k.gated_activation_backward, k.cross_entropy,
-      k.vocab_statistics, k.vocab_gradient, k.sum_of_squares);
+      k.rope_heads_backward, k.gated_activation, k.gated_activation_backward, k.latent_heads,
+      k.latent_heads_backward, k.route_tokens, k.routing_weights, k.routing_weights_backward, k.order_rows,
+      k.gather_rows, k.sum_rows, k.products_of_rows, k.weight_rows, k.cross_entropy, k.vocab_statistics,
+      k.vocab_gradient, k.sum_of_squares);
 }
 
 Kernels& process_table() {

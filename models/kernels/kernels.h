@@ -4,11 +4,14 @@
 
 #include "models/kernels/adam/adam.h"
 #include "models/kernels/cross_entropy/cross_entropy.h"
+#include "models/kernels/expert_rows/expert_rows.h"
 #include "models/kernels/gated_activation/gated_activation.h"
 #include "models/kernels/kernel.h"
+#include "models/kernels/latent_heads/latent_heads.h"
 #include "models/kernels/matmul/matmul.h"
 #include "models/kernels/rms_norm/rms_norm.h"
 #include "models/kernels/rope/rope.h"
+#include "models/kernels/router/router.h"
 #include "models/kernels/sum_of_squares/sum_of_squares.h"
 
 namespace hyperion::kernels {
@@ -21,6 +24,16 @@ struct Kernels {
   Kernel<RopeHeads> rope_heads, rope_heads_backward;
   Kernel<GatedActivation> gated_activation;
   Kernel<GatedActivationBackward> gated_activation_backward;
+  Kernel<LatentHeads> latent_heads;
+  Kernel<LatentHeadsBackward> latent_heads_backward;
+  Kernel<RouteTokens> route_tokens;
+  Kernel<RoutingWeights> routing_weights;
+  Kernel<RoutingWeightsBackward> routing_weights_backward;
+  Kernel<OrderRows> order_rows;
+  Kernel<GatherRows> gather_rows;
+  Kernel<SumRows> sum_rows;
+  Kernel<ProductsOfRows> products_of_rows;
+  Kernel<WeightRows> weight_rows;
   Kernel<CrossEntropy> cross_entropy;
   Kernel<VocabStatistics> vocab_statistics;
   Kernel<VocabGradient> vocab_gradient;

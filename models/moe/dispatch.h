@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "models/kernels/expert_rows/expert_rows.h"
 #include "models/kernels/matmul/grouped.h"
 
 namespace hyperion::models {
@@ -28,6 +29,7 @@ struct Dispatch {
 
   int64_t top_k() const { return choices.size(1); }
   kernels::RowGroups groups() const { return {counts, ends}; }
+  kernels::RowOrder order() const { return {slots, tokens, rows, expert_rows, ends, padding}; }
 };
 
 // Who knows how many rows each expert gets.
@@ -53,13 +55,16 @@ struct KeptRouting {
 // x [tokens, width] -> [rows, width] in x's dtype.
 at::Tensor gather_rows(const at::Tensor& x, const Dispatch& dispatch, const at::Tensor& weights);
 // For each token the sum of its slots' rows, times their weights where these are defined, and of `added`,
-// [tokens, width], last: in fp32 (fp64), rounded once; slot by slot on a CPU, as libtorch sums on a GPU.
+// [tokens, width], last: in fp32 (fp64), rounded once; slot by slot, or by the plain form as libtorch sums.
 // rows [rows, width] -> [tokens, width] in their dtype.
 at::Tensor sum_rows(const at::Tensor& rows, const Dispatch& dispatch, const at::Tensor& weights,
                     const at::Tensor& added = {});
 // The gradient of the weights, [tokens, k] of kernels::opmath_dtype: of each slot the sum over its row of a
 // times b, both [rows, width].
 at::Tensor gradient_of_weights(const at::Tensor& a, const at::Tensor& b, const Dispatch& dispatch);
+// a and b times the weights, [tokens, k], of their rows' slots, rounded once, and gradient_of_weights().
+kernels::WeightedRows weight_rows(const at::Tensor& a, const at::Tensor& b, const Dispatch& dispatch,
+                                  const at::Tensor& weights);
 
 // A node's input that may not be there: autograd takes no undefined tensors.
 inline std::optional<at::Tensor> optional_of(const at::Tensor& tensor) {

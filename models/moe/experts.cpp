@@ -41,12 +41,6 @@ struct SavedExperts : torch::CustomClassHolder {
   bool defers() const { return deferred != nullptr && deferred->deferring(); }
 };
 
-// Each row times the weight of its slot, rounded once.
-Tensor times_weights(const Tensor& rows, const Tensor& weights, const Dispatch& dispatch) {
-  const Tensor factors = weights.flatten().index_select(0, dispatch.slots).unsqueeze(1);
-  return rows.mul(factors).to(rows.scalar_type());  // multiplied in the factors' dtype
-}
-
 // Without the graph that made it, which it would keep.
 Tensor detached(const Tensor& tensor) {
   return tensor.defined() ? tensor.detach() : tensor;
@@ -164,9 +158,10 @@ struct DownFunction : Function<DownFunction> {
     if (made.defined()) {
       grad_weights = gradient_of_weights(gather_rows(grad, dispatch, Tensor()), made, dispatch);
     } else if (saved->weights.defined()) {
-      grad_weights = gradient_of_weights(t, h, dispatch);
-      grad_h = times_weights(t, saved->weights, dispatch);
-      h = times_weights(h, saved->weights, dispatch);
+      const kernels::WeightedRows weighted = weight_rows(t, h, dispatch, saved->weights);
+      grad_h = weighted.a;
+      h = weighted.b;
+      grad_weights = weighted.products;
     }
     // Later they are gathered a second time, as the input's are: they are top_k copies of it.
     const variable_list of_stacks =

@@ -60,19 +60,18 @@ int64_t MoE::readers() const {
 }
 
 // Kept for a run that is repeated: experts whose scores are nearly equal could change places.
-MoE::Sending MoE::start_dispatch(const at::Tensor& scores, std::optional<int64_t> unit,
+MoE::Sending MoE::start_dispatch(const kernels::RoutedTokens& routed, std::optional<int64_t> unit,
                                  const BlockRun& run) const {
   if (run.recomputes()) return {*run.routing};
-  at::Tensor choices = forces_balance_ ? balanced_choices(scores, routing_)
-                                       : choose_experts(scores, balance_->bias->weight, routing_);
-  choices = gather_over_ranks(choices, tensor_);
+  const int64_t tokens = routed.scores.size(0);
+  const at::Tensor choices = gather_over_ranks(routed.choices, tensor_);
   const bool known = forces_balance_ && (ranks_ != nullptr || !unit);
   const RowCounts counts = ranks_ != nullptr || known ? RowCounts::kOnDevice  // until they are exchanged
                            : unit                     ? RowCounts::kPadded
                                                       : RowCounts::kOnHost;
   auto made = std::make_shared<Dispatch>(
       dispatch_tokens(choices, routing_.experts, counts, unit.value_or(kernels::kGroupUnit)));
-  if (known) made->counts = balanced_counts(scores.size(0), choices.size(0) / scores.size(0), routing_);
+  if (known) made->counts = balanced_counts(tokens, choices.size(0) / tokens, routing_);
   if (run.counts_tokens && (balance_->coefficient > 0 || run.metrics != nullptr))
     balance_->counts.add_(made->expert_rows);
   Sending sending{{made, {}}};
@@ -86,11 +85,19 @@ KeptRouting MoE::finish(Sending sending, const BlockRun& run) {
   return sending.routing;
 }
 
+kernels::RoutedTokens MoE::route(const at::Tensor& logits, const BlockRun& run) const {
+  if (!forces_balance_ && !run.recomputes()) return route_tokens(logits, balance_->bias->weight, routing_);
+  at::Tensor scores = expert_scores(logits, routing_);
+  if (run.recomputes()) return {scores, {}};
+  return {scores, balanced_choices(scores, routing_)};
+}
+
 at::Tensor MoE::forward(const ops::SumAndNorm& h, const BlockRun& run) const {
   const auto rows_of = [](const at::Tensor& x) { return x.flatten(0, -2); };
   const at::Tensor logits = rows_of(column_linear(h.normed[0], {&gate_}, run)[0]);
-  const at::Tensor scores = expert_scores(logits.detach(), routing_);
-  Sending sending = start_dispatch(scores, experts_.unit_of_rows(h.normed[1]), run);
+  const kernels::RoutedTokens routed = route(logits.detach(), run);
+  const at::Tensor& scores = routed.scores;
+  Sending sending = start_dispatch(routed, experts_.unit_of_rows(h.normed[1]), run);
   const int64_t tokens = scores.size(0), first = tensor_ == nullptr ? 0 : tensor_->rank() * tokens;
   const at::Tensor own_choices = sending.routing.dispatch->choices.narrow(0, first, tokens);
   const at::Tensor weights =

@@ -45,8 +45,11 @@ class MoE final : public FeedForwardPart {
     KeptRouting routing{};
     std::optional<CountsExchange> counts{};
   };
+  // In a run that is repeated without choices, which are kept.
+  kernels::RoutedTokens route(const at::Tensor& logits, const BlockRun& run) const;
   // unit: what groups of rows are padded to multiples of, where they are.
-  Sending start_dispatch(const at::Tensor& scores, std::optional<int64_t> unit, const BlockRun& run) const;
+  Sending start_dispatch(const kernels::RoutedTokens& routed, std::optional<int64_t> unit,
+                         const BlockRun& run) const;
   static KeptRouting finish(Sending sending, const BlockRun& run);
 
   Exchange* tensor_;  // that divide each expert; null: none do

@@ -4,31 +4,25 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "models/flavors/model_args.h"
+#include "models/kernels/router/router.h"
 
 namespace hyperion::models {
 
-struct RoutingOptions {
-  explicit RoutingOptions(const ModelArgs& args);
-
-  int64_t experts, top_k;
-  ScoreFunction score;
-  bool normalise;          // the weights of a token are divided by their sum + 1e-20
-  double scale;            // and multiplied by this
-  int64_t groups;          // of neighbouring experts; 0: none
-  int64_t limited_groups;  // a token's experts are of so many groups, those with the best sums of two scores
-};
+using kernels::RoutingOptions;
 
 // logits [tokens, experts] -> scores in (0, 1).
-at::Tensor expert_scores(const at::Tensor& logits, const RoutingOptions& options);
+using kernels::plain::expert_scores;
 
 // The experts of each token, int64 [tokens, top_k]: those with the largest score plus bias, the best first,
 // and of equal ones the lower. bias [experts], of the scores' dtype.
 at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias, const RoutingOptions& options);
-// Its specification, in libtorch's operations, which serves GPUs.
+// Its specification, in libtorch's operations.
 namespace plain {
-at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias, const RoutingOptions& options);
+using kernels::plain::choose_experts;
 }
+// Both at once, which is one launch on a GPU.
+kernels::RoutedTokens route_tokens(const at::Tensor& logits, const at::Tensor& bias,
+                                   const RoutingOptions& options);
 // Round robin over the experts, whatever the scores are (debug.moe_force_load_balance).
 at::Tensor balanced_choices(const at::Tensor& scores, const RoutingOptions& options);
 

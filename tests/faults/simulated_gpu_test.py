@@ -347,7 +347,7 @@ class SimulatedGpu(JobTest):
         steps = {number: self.steady_step(*EXPERTS, none, f"--model.args.num_experts={number}") for number in (8, 256)}
         launches = {number: sum(times for line, times in step.items() if line.startswith("kernel")) for number, step in steps.items()}
         blocks = 2
-        self.assertEqual(launches[256] - launches[8], blocks)  # libtorch sorts the scores of so many by a copy more
+        self.assertEqual(launches[256], launches[8])
         products = blocks * (3 + 3 + 3)  # forward, of the inputs' gradients and the weights'
         in_float8 = {number: self.steady_step(*EXPERTS, *FP8_EXPERTS, none, f"--model.args.num_experts={number}") for number in (8, 256)}
         launches = {number: sum(times for line, times in step.items() if line.startswith("kernel")) for number, step in in_float8.items()}

@@ -268,6 +268,87 @@ TEST_CASE("products of groups of rows in one launch on a GPU are near those of e
   CHECK(errors[0] < 4e-2);  // of numbers near 10 bf16 rounds to 4e-2
 }
 
+TEST_CASE("fused kernels of experts and latent attention on a GPU follow the plain forms on the CPU") {
+  if (gpus() == 0) return;
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    CAPTURE(dtype);
+    const std::vector<double> errors = run_one_rank(
+        [dtype](const parallel::Environment&) {
+          use_gpu(0);
+          at::manual_seed(13);
+          kernels::choose_kernels(kernels::KernelChoice::kAuto, at::kCUDA);
+          const auto& fused = kernels::table();
+          namespace plain = kernels::plain;
+          const auto random = [&](at::IntArrayRef shape) { return at::randn(shape).to(dtype); };
+          const auto there = [](const Tensor& t) { return t.defined() ? t.to(at::kCUDA) : t; };
+          const auto wrong = [](const Tensor& found, const Tensor& wanted) {  // numbers
+            return static_cast<double>(found.cpu().ne(wanted).sum().item<int64_t>());
+          };
+
+          kernels::RoutingOptions options;
+          options.experts = 256;
+          options.top_k = 8;
+          options.groups = 8;
+          options.limited_groups = 4;
+          options.normalise = true;
+          constexpr int64_t kTokens = 700, kUnit = 8, kWidth = 136;
+          const Tensor logits = random({kTokens, options.experts}), bias = at::randn({options.experts}) * 0.1;
+          const auto routed = fused.route_tokens(there(logits), there(bias), options);
+          const Tensor scores = routed.scores.cpu(), choices = routed.choices.cpu();
+          const Tensor weights = plain::routing_weights(scores, choices, options),
+                       grad = at::randn(weights.sizes());
+          const double routing = largest_error(
+              {routed.scores, fused.routing_weights(routed.scores, routed.choices, options),
+               fused.routing_weights_backward(there(grad), routed.scores, routed.choices, options, dtype)},
+              {plain::expert_scores(logits, options), weights,
+               plain::routing_weights_backward(grad, scores, choices, options, dtype)});
+          double numbers = wrong(choices, plain::choose_experts(scores, bias, options));
+
+          const auto order = plain::order_rows(choices, options.experts, kUnit),
+                     ordered = fused.order_rows(routed.choices, options.experts, kUnit);
+          for (const auto& [found, wanted] :
+               {std::pair(ordered.slots, order.slots), std::pair(ordered.tokens, order.tokens),
+                std::pair(ordered.rows, order.rows), std::pair(ordered.expert_rows, order.expert_rows),
+                std::pair(ordered.ends, order.ends), std::pair(ordered.padding, order.padding)})
+            numbers += wrong(found, wanted);
+          const int64_t last = order.ends[-1].item<int64_t>();
+          const auto of_groups = [&](const Tensor& rows) { return rows.narrow(0, 0, last); };
+          const Tensor x = random({kTokens, kWidth}), added = random({kTokens, kWidth}),
+                       flat = weights.flatten(), rows = plain::gather_rows(x, order, {});
+          const auto weighted = fused.weight_rows(there(rows), there(rows), ordered, there(flat));
+          const auto wanted = plain::weight_rows(rows, rows, order, flat);
+          const double of_rows = largest_error(
+              {of_groups(fused.gather_rows(there(x), ordered, there(flat))),
+               fused.sum_rows(there(rows), ordered.rows, there(weights), there(added), options.top_k),
+               fused.products_of_rows(there(rows), there(rows), ordered.rows), of_groups(weighted.a),
+               of_groups(weighted.b), weighted.products},
+              {of_groups(plain::gather_rows(x, order, flat)),
+               plain::sum_rows(rows, order.rows, weights, added, options.top_k),
+               plain::products_of_rows(rows, rows, order.rows), of_groups(wanted.a), of_groups(wanted.b),
+               wanted.products});
+
+          const Tensor q = random({2, 5, 6, 192}), kv = random({2, 5, 6, 256}), shared = random({2, 5, 64}),
+                       angles = at::rand({5, 32}) * 6, cos = angles.cos(), sin = angles.sin();
+          const Heads made =
+                          fused.latent_heads(there(q), there(kv), there(shared), there(cos), there(sin), 1.5),
+                      heads = plain::latent_heads(q, kv, shared, cos, sin, 1.5);
+          const auto back = fused.latent_heads_backward({made.q, made.k, made.v}, there(cos), there(sin), 1.5,
+                                                        128),
+                     of_heads = plain::latent_heads_backward(heads, cos, sin, 1.5, 128);
+          const double latent =
+              largest_error({made.q, made.k, made.v, back.q, back.kv, back.shared},
+                            {heads.q, heads.k, heads.v, of_heads.q, of_heads.kv, of_heads.shared});
+          return std::vector<double>{routing, of_rows, latent, numbers};
+        },
+        kGpuTimeout);
+    const double limit = dtype == at::kFloat ? 1e-5 : 0.005;
+    CHECK(errors[0] < limit);
+    CHECK(errors[1] < limit);
+    CHECK(errors[2] < limit);
+    CHECK(errors[3] == 0);
+  }
+}
+
 TEST_CASE("gradients that a GPU packs lie side by side in one tensor") {
   if (gpus() == 0) return;
   const std::vector<int> packed = run_one_rank(

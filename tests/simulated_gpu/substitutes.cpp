@@ -9,9 +9,12 @@
 #include <ATen/ATen.h>
 
 #include "models/kernels/cross_entropy/cross_entropy.h"
+#include "models/kernels/expert_rows/expert_rows.h"
 #include "models/kernels/gated_activation/gated_activation.h"
+#include "models/kernels/latent_heads/latent_heads.h"
 #include "models/kernels/rms_norm/rms_norm.h"
 #include "models/kernels/rope/rope.h"
+#include "models/kernels/router/router.h"
 
 namespace simulated_gpu {
 namespace {
@@ -369,6 +372,60 @@ Values cross_entropy(const Values& a) {
   const Tensor scale = tensor(a[2]);
   return {plain::cross_entropy(a[0].toTensor(), a[1].toTensor(), scale.defined() ? &scale : nullptr)};
 }
+Values latent_heads(const Values& a) {
+  const auto heads = plain::latent_heads(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), a[3].toTensor(),
+                                         a[4].toTensor(), a[5].toDouble());
+  return {heads.q, heads.k, heads.v};
+}
+Values latent_heads_backward(const Values& a) {
+  const auto grads =
+      plain::latent_heads_backward({a[0].toTensor(), a[1].toTensor(), a[2].toTensor()}, a[3].toTensor(),
+                                   a[4].toTensor(), a[5].toDouble(), a[6].toInt());
+  return {grads.q, grads.kv, grads.shared};
+}
+hyperion::kernels::RoutingOptions routing_options(const Values& a, size_t first) {
+  hyperion::kernels::RoutingOptions options;
+  options.experts = a[first].toInt();
+  options.top_k = a[first + 1].toInt();
+  options.score = static_cast<hyperion::models::ScoreFunction>(a[first + 2].toInt());
+  options.normalise = a[first + 3].toInt() != 0;
+  options.scale = a[first + 4].toDouble();
+  options.groups = a[first + 5].toInt();
+  options.limited_groups = a[first + 6].toInt();
+  return options;
+}
+Values route_tokens(const Values& a) {
+  const auto routed = plain::route_tokens(a[0].toTensor(), a[1].toTensor(), routing_options(a, 2));
+  return {routed.scores, routed.choices};
+}
+Values routing_weights(const Values& a) {
+  return {plain::routing_weights(a[0].toTensor(), a[1].toTensor(), routing_options(a, 2))};
+}
+Values routing_weights_backward(const Values& a) {
+  return {plain::routing_weights_backward(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(),
+                                          routing_options(a, 3), static_cast<at::ScalarType>(a[10].toInt()))};
+}
+hyperion::kernels::RowOrder row_order(const Values& a, size_t first) {
+  return {a[first].toTensor(),     a[first + 1].toTensor(), a[first + 2].toTensor(),
+          a[first + 3].toTensor(), a[first + 4].toTensor(), a[first + 5].toTensor()};
+}
+Values order_rows(const Values& a) {
+  const auto order = plain::order_rows(a[0].toTensor(), a[1].toInt(), a[2].toInt());
+  return {order.slots, order.tokens, order.rows, order.expert_rows, order.ends, order.padding};
+}
+Values gather_rows(const Values& a) {
+  return {plain::gather_rows(a[0].toTensor(), row_order(a, 1), a[7].toTensor())};
+}
+Values sum_rows(const Values& a) {
+  return {plain::sum_rows(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), a[3].toTensor(), a[4].toInt())};
+}
+Values products_of_rows(const Values& a) {
+  return {plain::products_of_rows(a[0].toTensor(), a[1].toTensor(), a[2].toTensor())};
+}
+Values weight_rows(const Values& a) {
+  const auto rows = plain::weight_rows(a[0].toTensor(), a[1].toTensor(), row_order(a, 2), a[8].toTensor());
+  return {rows.a, rows.b, rows.products};
+}
 Values vocab_statistics(const Values& a) {
   return {plain::vocab_statistics(a[0].toTensor(), a[1].toTensor(), {a[2].toInt(), a[3].toInt()})};
 }
@@ -404,6 +461,16 @@ const Substitute* substitute_for(const std::string& name, const std::string& ove
       {"hyperion::gated_activation_backward", {gated_activation_backward, nullptr}},
       {"hyperion::add_rms_norm", {add_rms_norm, nullptr}},
       {"hyperion::add_rms_norm_backward", {add_rms_norm_backward, nullptr}},
+      {"hyperion::latent_heads", {latent_heads, nullptr}},
+      {"hyperion::latent_heads_backward", {latent_heads_backward, nullptr}},
+      {"hyperion::route_tokens", {route_tokens, nullptr}},
+      {"hyperion::routing_weights", {routing_weights, nullptr}},
+      {"hyperion::routing_weights_backward", {routing_weights_backward, nullptr}},
+      {"hyperion::order_rows", {order_rows, nullptr}},
+      {"hyperion::gather_rows", {gather_rows, nullptr}},
+      {"hyperion::sum_rows", {sum_rows, nullptr}},
+      {"hyperion::products_of_rows", {products_of_rows, nullptr}},
+      {"hyperion::weight_rows", {weight_rows, nullptr}},
       {"hyperion::cross_entropy_", {cross_entropy, nullptr}},
       {"hyperion::vocab_statistics", {vocab_statistics, nullptr}},
       {"hyperion::vocab_gradient_", {vocab_gradient, nullptr}},

@@ -4,10 +4,13 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "models/kernels/cross_entropy/cuda.h"
+#include "models/kernels/expert_rows/cuda.h"
 #include "models/kernels/gated_activation/cuda.h"
 #include "models/kernels/kernels.h"
+#include "models/kernels/latent_heads/cuda.h"
 #include "models/kernels/rms_norm/cuda.h"
 #include "models/kernels/rope/cuda.h"
+#include "models/kernels/router/cuda.h"
 
 namespace hyperion::kernels {
 namespace {
@@ -40,6 +43,16 @@ void add_cuda_kernels(Kernels& table) {
   table.rope_heads_backward.cuda = OnCuda<cuda::rope_heads_backward<OnCurrentStream>>::run;
   table.gated_activation.cuda = OnCuda<cuda::gated_activation<OnCurrentStream>>::run;
   table.gated_activation_backward.cuda = OnCuda<cuda::gated_activation_backward<OnCurrentStream>>::run;
+  table.latent_heads.cuda = OnCuda<cuda::latent_heads<OnCurrentStream>>::run;
+  table.latent_heads_backward.cuda = OnCuda<cuda::latent_heads_backward<OnCurrentStream>>::run;
+  table.route_tokens.cuda = OnCuda<cuda::route_tokens<OnCurrentStream>>::run;
+  table.routing_weights.cuda = OnCuda<cuda::routing_weights<OnCurrentStream>>::run;
+  table.routing_weights_backward.cuda = OnCuda<cuda::routing_weights_backward<OnCurrentStream>>::run;
+  table.order_rows.cuda = OnCuda<cuda::order_rows<OnCurrentStream>>::run;
+  table.gather_rows.cuda = OnCuda<cuda::gather_rows<OnCurrentStream>>::run;
+  table.sum_rows.cuda = OnCuda<cuda::sum_rows<OnCurrentStream>>::run;
+  table.products_of_rows.cuda = OnCuda<cuda::products_of_rows<OnCurrentStream>>::run;
+  table.weight_rows.cuda = OnCuda<cuda::weight_rows<OnCurrentStream>>::run;
   table.cross_entropy.cuda = OnCuda<cuda::cross_entropy<OnCurrentStream>>::run;
   table.vocab_statistics.cuda = OnCuda<cuda::vocab_statistics<OnCurrentStream>>::run;
   table.vocab_gradient.cuda = OnCuda<cuda::vocab_gradient<OnCurrentStream>>::run;

@@ -1,7 +1,10 @@
 #include "models/kernels/cross_entropy/cuda.cuh"
+#include "models/kernels/expert_rows/cuda.cuh"
 #include "models/kernels/gated_activation/cuda.cuh"
+#include "models/kernels/latent_heads/cuda.cuh"
 #include "models/kernels/rms_norm/cuda.cuh"
 #include "models/kernels/rope/cuda.cuh"
+#include "models/kernels/router/cuda.cuh"
 
 namespace hyperion::kernels {
 namespace {
@@ -33,6 +36,30 @@ cudaError_t launch(const AddRmsNormBackwardTask& task, Element element, cudaStre
   return plan(task, element, OnStream{stream});
 }
 cudaError_t launch(const CrossEntropyTask& task, Element element, cudaStream_t stream) {
+  return plan(task, element, OnStream{stream});
+}
+cudaError_t launch(const LatentHeadsTask& task, Element element, cudaStream_t stream) {
+  return plan(task, element, OnStream{stream});
+}
+cudaError_t launch(const LatentHeadsBackwardTask& task, Element element, cudaStream_t stream) {
+  return plan(task, element, OnStream{stream});
+}
+cudaError_t launch(const RouteTokensTask& task, Element element, cudaStream_t stream) {
+  return plan(task, element, OnStream{stream});
+}
+cudaError_t launch(const RoutingWeightsTask& task, Element element, cudaStream_t stream) {
+  return plan(task, element, OnStream{stream});
+}
+cudaError_t launch(const OrderRowsTask& task, Element element, cudaStream_t stream) {
+  return plan(task, element, OnStream{stream});
+}
+cudaError_t launch(const GatherRowsTask& task, Element element, cudaStream_t stream) {
+  return plan(task, element, OnStream{stream});
+}
+cudaError_t launch(const SumRowsTask& task, Element element, cudaStream_t stream) {
+  return plan(task, element, OnStream{stream});
+}
+cudaError_t launch(const RowProductsTask& task, Element element, cudaStream_t stream) {
   return plan(task, element, OnStream{stream});
 }
 

@@ -2,9 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_grouped_mm.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/where.h>
 
 #include "base/device/device_library.h"
 #include "models/kernels/matmul/matmul.h"
@@ -29,18 +27,6 @@ const char* why_not_at_once(at::ScalarType dtype, int compute_capability, const 
 bool multiplies_groups_at_once(const at::Tensor& a, const GroupedShape& shape) {
   return a.is_cuda() && why_not_at_once(a.scalar_type(), device_library().compute_capability(a.get_device()),
                                         shape) == nullptr;
-}
-
-PaddedGroups pad_groups(const at::Tensor& counts, int64_t rows, int64_t unit) {
-  const int64_t groups = counts.size(0);
-  const at::Tensor sizes = counts.add(unit - 1).floor_divide_(unit).clamp_min_(1).mul_(unit);
-  const at::Tensor ends = sizes.cumsum(0), starts = ends - sizes;
-  PaddedGroups padded{.rows = (rows + unit - 1) / unit * unit + (groups + 1) * unit};
-  padded.ends = ends.to(at::kInt);
-  padded.shift = starts - (counts.cumsum(0) - counts);
-  const at::Tensor behind = (starts + counts).unsqueeze(1) + at::arange(unit, counts.options());
-  padded.padding = at::where(behind < ends.unsqueeze(1), behind, padded.rows - 1).flatten();
-  return padded;
 }
 
 at::Tensor grouped_matmul(const at::Tensor& a, const at::Tensor& b, const RowGroups& groups) {

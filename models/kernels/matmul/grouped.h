@@ -36,6 +36,10 @@ struct PaddedGroups {
   at::Tensor shift{};    // int64 [groups]: a row's number, less its number where groups are not padded
   at::Tensor padding{};  // int64 [unit x groups]: rows that belong to no one; the last row stands for none
 };
+// Rows of so many padded groups with `rows` in all, and some to spare.
+inline constexpr int64_t padded_rows(int64_t rows, int64_t groups, int64_t unit) {
+  return (rows + unit - 1) / unit * unit + (groups + 1) * unit;
+}
 // counts: int64 [groups], on any device, of `rows` in all. No wait for the device.
 PaddedGroups pad_groups(const at::Tensor& counts, int64_t rows, int64_t unit = kGroupUnit);
 

@@ -9,6 +9,7 @@
 #include <bit>
 #include <cmath>
 #include <deque>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -16,6 +17,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 #include <cuda_runtime_api.h>
+
+#include "models/kernels/common/launch.h"
 
 #undef __global__
 #undef __device__
@@ -79,5 +82,18 @@ void run_blocks(unsigned blocks, unsigned threads, Kernel kernel, const Argument
       }
     });
 }
+
+// `launch` of the fused kernels: with the blocks and threads that their plan asks for.
+struct OnThreads {
+  template <typename Task>
+  void operator()(const Task& task, kernels::Element element) const {
+    const auto run = [](void (*kernel)(Task), const Task& given, int64_t blocks, unsigned threads) {
+      run_blocks(static_cast<unsigned>(blocks), threads, kernel, given);
+      return cudaSuccess;
+    };
+    if (plan(task, element, run) != cudaSuccess) throw std::runtime_error("a plan that cannot be launched");
+  }
+};
+inline constexpr OnThreads kOnThreads;
 
 }  // namespace hyperion::models

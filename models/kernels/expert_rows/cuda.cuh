@@ -1,0 +1,190 @@
+// The order of rows: a counting sort, of which each block counts and places kSlotsOfBlock slots, a thread
+// each. No atomics, so that it is the same every time. Rows: a block per row, token or slot.
+#pragma once
+
+#include "models/kernels/common/plan.cuh"
+#include "models/kernels/expert_rows/task.h"
+
+namespace hyperion::kernels {
+
+constexpr unsigned kRowThreads = 256;
+
+// The block's choices, -1 behind the last one.
+__device__ inline void read_choices(const OrderRowsTask& task, int* choices) {
+  const int64_t slot = static_cast<int64_t>(blockIdx.x) * kSlotsOfBlock + threadIdx.x;
+  choices[threadIdx.x] = slot < task.slot_count ? static_cast<int>(task.choices[slot]) : -1;
+  __syncthreads();
+}
+
+template <int kSlots>
+__global__ void __launch_bounds__(kSlots) count_choices(const OrderRowsTask task) {
+  __shared__ int choices[kSlots];
+  read_choices(task, choices);
+  for (int e = static_cast<int>(threadIdx.x); e < task.experts; e += kSlots) {
+    int count = 0;
+    for (int i = 0; i < kSlots; ++i) count += choices[i] == e ? 1 : 0;
+    task.counts[static_cast<int64_t>(blockIdx.x) * task.experts + e] = count;
+  }
+  // Rows that get no slot keep these.
+  const int64_t stride = static_cast<int64_t>(task.blocks) * kSlots;
+  for (int64_t row = static_cast<int64_t>(blockIdx.x) * kSlots + threadIdx.x; row < task.row_count;
+       row += stride)
+    task.slots[row] = task.tokens[row] = 0;
+}
+
+// Of a group of so many slots.
+__device__ inline int rows_of_group(const OrderRowsTask& task, int slots) {
+  if (task.unit == 0) return slots;
+  return (slots < 1 ? 1 : (slots + task.unit - 1) / task.unit) * task.unit;
+}
+
+template <int kSlots>
+__global__ void __launch_bounds__(kSlots) place_slots(const OrderRowsTask task) {
+  __shared__ int choices[kSlots], all[kMaxFusedExperts], next[kMaxFusedExperts];
+  read_choices(task, choices);
+  const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+  for (int e = thread; e < task.experts; e += kSlots) {
+    int total = 0, earlier = 0;  // slots of all blocks, and of those before this one
+    for (int other = 0; other < task.blocks; ++other) {
+      const int count = task.counts[static_cast<int64_t>(other) * task.experts + e];
+      total += count;
+      earlier += other < block ? count : 0;
+    }
+    all[e] = total;
+    next[e] = earlier;
+  }
+  __syncthreads();
+  for (int e = thread; e < task.experts; e += kSlots) {
+    int first = 0;
+    for (int before = 0; before < e; ++before) first += rows_of_group(task, all[before]);
+    next[e] += first;
+    if (block != 0) continue;
+    task.expert_rows[e] = all[e];
+    if (task.unit == 0) continue;
+    const int end = first + rows_of_group(task, all[e]);
+    task.ends[e] = end;
+    for (int i = 0; i < task.unit; ++i)
+      task.padding[static_cast<int64_t>(e) * task.unit + i] =
+          first + all[e] + i < end ? first + all[e] + i : task.row_count - 1;
+  }
+  __syncthreads();
+  const int expert = choices[thread];
+  if (expert < 0) return;
+  int64_t row = next[expert];
+  for (int i = 0; i < thread; ++i) row += choices[i] == expert ? 1 : 0;
+  const int64_t slot = static_cast<int64_t>(block) * kSlots + thread;
+  task.slots[row] = slot;
+  task.tokens[row] = slot / task.top_k;
+  task.rows[slot] = row;
+}
+
+// x times a weight, rounded; x itself without one.
+template <typename T, int kChunk>
+__device__ inline Chunk<T, kChunk> weighted(Chunk<T, kChunk> x, const float* weight) {
+  if (weight != nullptr)
+    for (int i = 0; i < kChunk; ++i) x.values[i] = rounded<T>(widened(x.values[i]) * *weight);
+  return x;
+}
+
+template <typename T, int kChunk>
+__global__ void __launch_bounds__(kRowThreads) gather_row(const GatherRowsTask task) {
+  const int64_t row = blockIdx.x, slot = task.slots[row];
+  const bool taken = task.rows[slot] == row;
+  const T* const from = static_cast<const T*>(task.x) + task.tokens[row] * task.n;
+  T* const to = static_cast<T*>(task.out) + row * task.n;
+  const float* const weight = task.weights == nullptr ? nullptr : task.weights + slot;
+  const int64_t stride = static_cast<int64_t>(blockDim.x) * kChunk;
+  for (int64_t at = static_cast<int64_t>(threadIdx.x) * kChunk; at < task.n; at += stride) {
+    Chunk<T, kChunk> x = {};
+    if (taken) x = weighted(load<kChunk>(from + at), weight);
+    store<kChunk>(to + at, x);
+  }
+}
+
+// A token's slots in their order, as on a CPU.
+template <typename T, int kChunk>
+__global__ void __launch_bounds__(kRowThreads) sum_rows_of_token(const SumRowsTask task) {
+  const int64_t token = blockIdx.x;
+  const int64_t* const rows = task.rows + token * task.top_k;
+  const float* const weights = task.weights == nullptr ? nullptr : task.weights + token * task.top_k;
+  const int64_t stride = static_cast<int64_t>(blockDim.x) * kChunk;
+  for (int64_t at = static_cast<int64_t>(threadIdx.x) * kChunk; at < task.n; at += stride) {
+    float sums[kChunk] = {};
+    for (int k = 0; k < task.top_k; ++k) {
+      const auto x = load<kChunk>(static_cast<const T*>(task.in) + rows[k] * task.n + at);
+      const float weight = weights == nullptr ? 1.0f : weights[k];
+      for (int i = 0; i < kChunk; ++i) sums[i] += weight * widened(x.values[i]);
+    }
+    if (task.added != nullptr) {
+      const auto x = load<kChunk>(static_cast<const T*>(task.added) + token * task.n + at);
+      for (int i = 0; i < kChunk; ++i) sums[i] += widened(x.values[i]);
+    }
+    Chunk<T, kChunk> out;
+    for (int i = 0; i < kChunk; ++i) out.values[i] = rounded<T>(sums[i]);
+    store<kChunk>(static_cast<T*>(task.out) + token * task.n + at, out);
+  }
+}
+
+template <typename T, int kChunk>
+__global__ void __launch_bounds__(kRowThreads) row_products(const RowProductsTask task) {
+  const bool weights_rows = task.weights != nullptr;
+  const int64_t row = weights_rows ? static_cast<int64_t>(blockIdx.x) : task.rows[blockIdx.x];
+  const int64_t slot = weights_rows ? task.slots[row] : static_cast<int64_t>(blockIdx.x);
+  const bool taken = task.rows[slot] == row;
+  const float* const weight = weights_rows ? task.weights + slot : nullptr;
+  const int64_t stride = static_cast<int64_t>(blockDim.x) * kChunk;
+  float product = 0;
+  for (int64_t at = row * task.n + static_cast<int64_t>(threadIdx.x) * kChunk; at < (row + 1) * task.n;
+       at += stride) {
+    Chunk<T, kChunk> a = {}, b = {};
+    if (taken) {
+      a = load<kChunk>(static_cast<const T*>(task.a) + at);
+      b = load<kChunk>(static_cast<const T*>(task.b) + at);
+      for (int i = 0; i < kChunk; ++i) product += widened(a.values[i]) * widened(b.values[i]);
+    }
+    if (!weights_rows) continue;
+    store<kChunk>(static_cast<T*>(task.weighted_a) + at, weighted(a, weight));
+    store<kChunk>(static_cast<T*>(task.weighted_b) + at, weighted(b, weight));
+  }
+  product = block_sum(product);
+  if (taken && threadIdx.x == 0) task.products[slot] = product;
+}
+
+template <typename Run>
+cudaError_t plan(const OrderRowsTask& task, Element /*of nothing*/, const Run& run) {
+  const cudaError_t counted = run(count_choices<kSlotsOfBlock>, task, task.blocks, unsigned{kSlotsOfBlock});
+  if (counted != cudaSuccess) return counted;
+  return run(place_slots<kSlotsOfBlock>, task, task.blocks, unsigned{kSlotsOfBlock});
+}
+
+// A block of threads for each of `blocks` rows of n elements.
+template <typename Task, typename Run>
+cudaError_t run_rows(const Variants<Task>& variants, const Task& task, Element element, bool alignment,
+                     int64_t blocks, const Run& run) {
+  const int chunk = alignment && divides(chunk_of(element), {task.n}) ? chunk_of(element) : 1;
+  return run(variants.of(element, chunk), task, blocks, threads_for(task.n / chunk, 2, kRowThreads));
+}
+
+template <typename Run>
+cudaError_t plan(const GatherRowsTask& task, Element element, const Run& run) {
+  const auto variants = variants_of<GatherRowsTask>(
+      [](auto x, auto chunk) { return gather_row<decltype(x), decltype(chunk)::value>; });
+  return run_rows(variants, task, element, aligned({task.x, task.out}), task.row_count, run);
+}
+
+template <typename Run>
+cudaError_t plan(const SumRowsTask& task, Element element, const Run& run) {
+  const auto variants = variants_of<SumRowsTask>(
+      [](auto x, auto chunk) { return sum_rows_of_token<decltype(x), decltype(chunk)::value>; });
+  return run_rows(variants, task, element, aligned({task.in, task.added, task.out}), task.tokens, run);
+}
+
+template <typename Run>
+cudaError_t plan(const RowProductsTask& task, Element element, const Run& run) {
+  const auto variants = variants_of<RowProductsTask>(
+      [](auto x, auto chunk) { return row_products<decltype(x), decltype(chunk)::value>; });
+  return run_rows(variants, task, element, aligned({task.a, task.b, task.weighted_a, task.weighted_b}),
+                  task.weights != nullptr ? task.row_count : task.slot_count, run);
+}
+
+}  // namespace hyperion::kernels

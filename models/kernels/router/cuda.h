@@ -1,0 +1,74 @@
+// router/cuda.cuh on tensors.
+#pragma once
+
+#include <ATen/ops/empty.h>
+
+#include "models/kernels/common/tensors.h"
+#include "models/kernels/router/router.h"
+#include "models/kernels/router/task.h"
+
+namespace hyperion::kernels::cuda {
+
+template <typename Launch>
+RoutedTokens route_tokens(const Launch& launch, const Tensor& given_logits, const Tensor& given_bias,
+                          const RoutingOptions& options) {
+  const Tensor logits = given_logits.contiguous(), bias = given_bias.to(at::kFloat).contiguous();
+  const int64_t tokens = logits.size(0);
+  require_numbers(logits, tokens * options.experts, "route_tokens: logits");
+  require_numbers(bias, options.experts, "route_tokens: bias");
+  RoutedTokens out = {at::empty(logits.sizes(), logits.options().dtype(at::kFloat)),
+                      at::empty({tokens, options.top_k}, logits.options().dtype(at::kLong))};
+  const RouteTokensTask task{.logits = logits.const_data_ptr(),
+                             .bias = bias.const_data_ptr<float>(),
+                             .scores = out.scores.mutable_data_ptr<float>(),
+                             .choices = out.choices.mutable_data_ptr<int64_t>(),
+                             .tokens = tokens,
+                             .experts = static_cast<int>(options.experts),
+                             .top_k = static_cast<int>(options.top_k),
+                             .groups = static_cast<int>(options.groups),
+                             .limited_groups = static_cast<int>(options.limited_groups),
+                             .softmax = options.score == models::ScoreFunction::kSoftmax};
+  launch(task, element_of(logits, "route_tokens"));
+  return out;
+}
+
+inline RoutingWeightsTask routing_task(const Tensor& scores, const Tensor& choices,
+                                       const RoutingOptions& options) {
+  require_numbers(scores, choices.size(0) * options.experts, "routing_weights: scores");
+  return {.scores = scores.const_data_ptr<float>(),
+          .choices = choices.const_data_ptr<int64_t>(),
+          .tokens = choices.size(0),
+          .experts = static_cast<int>(options.experts),
+          .top_k = static_cast<int>(options.top_k),
+          .normalise = options.normalise,
+          .scale = static_cast<float>(options.scale),
+          .softmax = options.score == models::ScoreFunction::kSoftmax};
+}
+
+template <typename Launch>
+Tensor routing_weights(const Launch& launch, const Tensor& given_scores, const Tensor& given_choices,
+                       const RoutingOptions& options) {
+  const Tensor scores = given_scores.contiguous(), choices = given_choices.contiguous();
+  Tensor weights = at::empty(choices.sizes(), scores.options());
+  RoutingWeightsTask task = routing_task(scores, choices, options);
+  task.weights = weights.mutable_data_ptr<float>();
+  launch(task, Element::kFloat);
+  return weights;
+}
+
+template <typename Launch>
+Tensor routing_weights_backward(const Launch& launch, const Tensor& given_grad, const Tensor& given_scores,
+                                const Tensor& given_choices, const RoutingOptions& options,
+                                at::ScalarType dtype) {
+  const Tensor grad = given_grad.contiguous(), scores = given_scores.contiguous(),
+               choices = given_choices.contiguous();
+  require_numbers(grad, choices.numel(), "routing_weights_backward: grad");
+  Tensor of_logits = at::empty(scores.sizes(), scores.options().dtype(dtype));
+  RoutingWeightsTask task = routing_task(scores, choices, options);
+  task.grad = grad.const_data_ptr<float>();
+  task.of_logits = of_logits.mutable_data_ptr();
+  launch(task, element_of(of_logits, "routing_weights_backward"));
+  return of_logits;
+}
+
+}  // namespace hyperion::kernels::cuda

@@ -1,0 +1,82 @@
+#include <cmath>
+#include <utility>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "models/kernels/common/dtype.h"
+#include "models/kernels/router/router.h"
+
+namespace hyperion::kernels {
+
+RoutingOptions::RoutingOptions(const models::ModelArgs& args)
+    : experts(args.num_experts),
+      top_k(args.top_k),
+      score(args.score_func),
+      normalise(args.route_norm),
+      scale(args.route_scale),
+      groups(args.expert_groups),
+      limited_groups(args.limited_groups) {}
+
+namespace plain {
+namespace {
+
+using at::Tensor;
+
+Tensor largest_first(const Tensor& values) {
+  return std::get<1>(at::sort(values, /*stable=*/true, /*dim=*/-1, /*descending=*/true));
+}
+
+}  // namespace
+
+Tensor expert_scores(const Tensor& logits, const RoutingOptions& options) {
+  const Tensor wide = logits.to(opmath_dtype(logits));
+  return options.score == models::ScoreFunction::kSoftmax ? at::softmax(wide, -1) : at::sigmoid(wide);
+}
+
+Tensor choose_experts(const Tensor& scores, const Tensor& bias, const RoutingOptions& options) {
+  Tensor biased = scores + bias.to(scores.scalar_type());
+  if (options.groups > 0) {
+    const Tensor grouped = biased.view({scores.size(0), options.groups, -1});
+    const Tensor of_groups =
+        std::get<0>(at::sort(grouped, true, -1, /*descending=*/true)).narrow(-1, 0, 2).sum(-1);
+    const Tensor kept = largest_first(of_groups).narrow(1, 0, options.limited_groups);
+    const Tensor left_out =
+        at::ones_like(of_groups, of_groups.options().dtype(at::kBool)).scatter_(1, kept, false);
+    biased = grouped.masked_fill(left_out.unsqueeze(-1), -INFINITY).view(scores.sizes());
+  }
+  return largest_first(biased).narrow(1, 0, options.top_k).contiguous();
+}
+
+RoutedTokens route_tokens(const Tensor& logits, const Tensor& bias, const RoutingOptions& options) {
+  Tensor scores = expert_scores(logits, options);
+  Tensor choices = choose_experts(scores, bias, options);
+  return {std::move(scores), std::move(choices)};
+}
+
+Tensor routing_weights(const Tensor& scores, const Tensor& choices, const RoutingOptions& options) {
+  Tensor weights = scores.gather(1, choices);
+  if (options.normalise) weights = weights / (weights.sum(1, /*keepdim=*/true) + kLeastSum);
+  return weights * options.scale;
+}
+
+Tensor routing_weights_backward(const Tensor& grad_weights, const Tensor& scores, const Tensor& choices,
+                                const RoutingOptions& options, at::ScalarType dtype) {
+  Tensor grad = grad_weights * options.scale;
+  if (options.normalise) {
+    const Tensor chosen = scores.gather(1, choices), sum = chosen.sum(1, true) + kLeastSum;
+    grad = (grad - (grad * chosen).sum(1, true) / sum) / sum;
+  }
+  const Tensor of_scores = at::zeros_like(scores).scatter_(1, choices, grad);
+  const Tensor of_logits = options.score == models::ScoreFunction::kSoftmax
+                               ? scores * (of_scores - (of_scores * scores).sum(1, true))
+                               : of_scores * scores * (1 - scores);
+  return of_logits.to(dtype);
+}
+
+}  // namespace plain
+}  // namespace hyperion::kernels

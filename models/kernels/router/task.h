@@ -1,0 +1,38 @@
+// What the CUDA kernels of the router are given. Scores, weights and their gradients are fp32, choices int64.
+#pragma once
+
+#include "models/kernels/common/launch.h"
+#include "models/kernels/common/limits.h"
+
+namespace hyperion::kernels {
+
+struct RouteTokensTask {
+  const void* logits = nullptr;  // [tokens, experts]
+  const float* bias = nullptr;   // [experts]
+  float* scores = nullptr;       // [tokens, experts]
+  int64_t* choices = nullptr;    // [tokens, top_k]
+  int64_t tokens = 0;
+  int experts = 0, top_k = 0, groups = 0, limited_groups = 0;
+  bool softmax = false;
+};
+
+// With a gradient it is a backward.
+struct RoutingWeightsTask {
+  const float* scores = nullptr;     // [tokens, experts]
+  const int64_t* choices = nullptr;  // [tokens, top_k]
+  float* weights = nullptr;          // forward: [tokens, top_k]
+  int64_t tokens = 0;
+  int experts = 0, top_k = 0;
+  bool normalise = false;
+  float scale = 1;
+  // Backward:
+  const float* grad = nullptr;  // [tokens, top_k]
+  void* of_logits = nullptr;    // [tokens, experts]
+  bool softmax = false;
+};
+
+// element: of the logits.
+cudaError_t launch(const RouteTokensTask& task, Element element, cudaStream_t stream);
+cudaError_t launch(const RoutingWeightsTask& task, Element element, cudaStream_t stream);
+
+}  // namespace hyperion::kernels

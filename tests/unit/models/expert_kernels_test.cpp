@@ -1,0 +1,231 @@
+// The CUDA kernels of experts and latent attention without a GPU, as fused_kernels_test.cpp runs the others:
+// their source on CPU threads against the plain forms. tests/gpu runs the compiled ones.
+#include <cmath>
+
+#include <catch2/catch.hpp>
+
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+
+#include "models/kernels/kernels.h"
+
+// The kernels come after what stands in for CUDA.
+// clang-format off
+#include "tests/unit/models/cuda_on_cpu.h"
+#include "models/kernels/expert_rows/cuda.cuh"
+#include "models/kernels/latent_heads/cuda.cuh"
+#include "models/kernels/router/cuda.cuh"
+#include "models/kernels/expert_rows/cuda.h"
+#include "models/kernels/latent_heads/cuda.h"
+#include "models/kernels/router/cuda.h"
+// clang-format on
+
+namespace hyperion::models {
+
+using at::Tensor;
+namespace own = kernels::cuda;
+namespace plain = kernels::plain;
+
+namespace {
+
+bool near_plain(const Tensor& a, const Tensor& b, double roundings = 1) {
+  const bool half = a.scalar_type() == at::kBFloat16;
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
+         at::allclose(a.to(at::kDouble), b.to(at::kDouble), half ? roundings / 256 : 1e-5,
+                      half ? 1e-2 : 1e-5);
+}
+
+// Of random choices, distinct in each token.
+Tensor random_choices(int64_t tokens, int64_t experts, int64_t top_k) {
+  return std::get<1>(at::rand({tokens, experts}).sort(1)).narrow(1, 0, top_k).contiguous();
+}
+
+Tensor random_of(at::IntArrayRef shape, at::ScalarType dtype) {
+  return at::randn(shape).to(dtype);
+}
+
+}  // namespace
+
+TEST_CASE("the source of the CUDA heads of latent attention follows the plain form, bit for bit but a sum") {
+  at::manual_seed(1);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
+  struct Case {
+    int64_t batch, seq, heads, plain, rotated, values;
+    double factor;
+    bool by_document;
+  };
+  for (const Case& c : {Case{2, 3, 4, 16, 8, 16, 1, false}, Case{1, 2, 3, 6, 2, 4, 1.25, true},
+                        Case{2, 2, 70, 8, 16, 24, 0.5, false}, Case{1, 1, 1, 128, 64, 128, 1, true}}) {
+    CAPTURE(dtype, c.heads, c.plain, c.rotated, c.values);
+    const int64_t width = c.plain + c.rotated;
+    const Tensor q = random_of({c.batch, c.seq, c.heads, width}, dtype),
+                 kv = random_of({c.batch, c.seq, c.heads, c.plain + c.values}, dtype),
+                 shared = random_of({c.batch, c.seq, c.rotated + 6}, dtype).narrow(-1, 6, c.rotated);
+    const Tensor angles =
+        c.by_document ? at::rand({c.batch, c.seq, c.rotated / 2}) * 6 : at::rand({c.seq, c.rotated / 2}) * 6;
+    const Tensor cos = angles.cos(), sin = angles.sin();
+    const kernels::Heads made = own::latent_heads(kOnThreads, q, kv, shared, cos, sin, c.factor),
+                         wanted = plain::latent_heads(q, kv, shared, cos, sin, c.factor);
+    CHECK(made.q.equal(wanted.q));
+    CHECK(made.k.equal(wanted.k));
+    CHECK(made.v.equal(wanted.v));
+    const kernels::Heads on_cpu = kernels::cpu::latent_heads(q, kv, shared, cos, sin, c.factor);
+    CHECK(near_plain(on_cpu.q, wanted.q));
+    CHECK(near_plain(on_cpu.k, wanted.k));
+    CHECK(on_cpu.v.equal(wanted.v));
+    // Gradients as attention gives them, heads before tokens.
+    const auto grad = [&] { return random_of({c.batch, c.heads, c.seq, width}, dtype).transpose(1, 2); };
+    const kernels::Heads grads = {grad(), grad(), grad()};
+    const auto back = own::latent_heads_backward(kOnThreads, grads, cos, sin, c.factor, c.values),
+               expected = plain::latent_heads_backward(grads, cos, sin, c.factor, c.values);
+    CHECK(back.q.equal(expected.q));
+    CHECK(back.kv.equal(expected.kv));
+    CHECK(near_plain(back.shared, expected.shared));
+    const auto cpu_back = kernels::cpu::latent_heads_backward(grads, cos, sin, c.factor, c.values);
+    CHECK(near_plain(cpu_back.q, expected.q));
+    CHECK(cpu_back.kv.equal(expected.kv));
+    CHECK(near_plain(cpu_back.shared, expected.shared));
+  }
+  const Tensor heads = at::ones({1, 2, 2, 8}), angles = at::ones({2, 2});
+  CHECK_THROWS(own::latent_heads(kOnThreads, heads, heads, at::ones({1, 2, 2}), angles, angles, 1.0));
+  CHECK_THROWS(
+      own::latent_heads(kOnThreads, heads, at::ones({1, 1, 2, 8}), at::ones({1, 2, 4}), angles, angles, 1.0));
+}
+
+TEST_CASE("the source of the CUDA router chooses as the plain form and follows its weights and gradients") {
+  at::manual_seed(2);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const auto score = GENERATE(ScoreFunction::kSoftmax, ScoreFunction::kSigmoid);
+  struct Case {
+    int64_t experts, top_k, groups, limited;
+    bool normalise;
+  };
+  for (const Case& c : {Case{1, 1, 0, 0, true}, Case{8, 3, 0, 0, false}, Case{40, 8, 0, 0, true},
+                        Case{64, 6, 8, 3, true}, Case{256, 8, 8, 4, true}, Case{100, 100, 0, 0, false}}) {
+    CAPTURE(dtype, static_cast<int>(score), c.experts, c.top_k, c.groups);
+    kernels::RoutingOptions options;
+    options.experts = c.experts;
+    options.top_k = c.top_k;
+    options.score = score;
+    options.normalise = c.normalise;
+    options.scale = 2.5;
+    options.groups = c.groups;
+    options.limited_groups = c.limited;
+    const int64_t tokens = 5;
+    Tensor logits = random_of({tokens, c.experts}, dtype);
+    logits[0].fill_(0.5);  // ties
+    const Tensor bias = at::randn({c.experts}) * 0.1;
+    bias.narrow(0, 0, c.experts / 2).zero_();
+    const auto [scores, choices] = own::route_tokens(kOnThreads, logits, bias, options);
+    CHECK(near_plain(scores, plain::expert_scores(logits, options)));
+    CHECK(choices.equal(plain::choose_experts(scores, bias, options)));
+    CHECK(near_plain(own::routing_weights(kOnThreads, scores, choices, options),
+                     plain::routing_weights(scores, choices, options)));
+    CHECK(kernels::cpu::route_tokens(logits, bias, options)
+              .choices.equal(plain::route_tokens(logits, bias, options).choices));
+    CHECK(near_plain(kernels::cpu::routing_weights(scores, choices, options),
+                     plain::routing_weights(scores, choices, options)));
+    const Tensor grad = at::randn(choices.sizes());
+    CHECK(near_plain(kernels::cpu::routing_weights_backward(grad, scores, choices, options, dtype),
+                     plain::routing_weights_backward(grad, scores, choices, options, dtype), 2));
+    CHECK(near_plain(own::routing_weights_backward(kOnThreads, grad, scores, choices, options, dtype),
+                     plain::routing_weights_backward(grad, scores, choices, options, dtype), 2));
+  }
+  // NaN first, as in libtorch's order: choices are valid and distinct whatever the scores are.
+  kernels::RoutingOptions options;
+  options.experts = 40;
+  options.top_k = 3;
+  options.score = ScoreFunction::kSigmoid;
+  Tensor logits = at::randn({1, 40});
+  logits[0][37] = NAN;
+  logits[0][5] = NAN;
+  const auto routed = own::route_tokens(kOnThreads, logits, at::zeros({40}), options);
+  CHECK(routed.choices.equal(plain::choose_experts(routed.scores, at::zeros({40}), options)));
+}
+
+TEST_CASE("the source of the CUDA order of experts' rows has the plain form's numbers, padded or not") {
+  at::manual_seed(3);
+  struct Case {
+    int64_t tokens, experts, top_k, unit;
+  };
+  for (const Case& c :
+       {Case{1, 1, 1, 0}, Case{5, 8, 3, 8}, Case{300, 4, 2, 0}, Case{300, 600, 2, 16}, Case{700, 3, 3, 32}}) {
+    CAPTURE(c.tokens, c.experts, c.top_k, c.unit);
+    const Tensor choices = random_choices(c.tokens, c.experts, c.top_k);
+    const kernels::RowOrder wanted = plain::order_rows(choices, c.experts, c.unit);
+    for (const kernels::RowOrder& made : {own::order_rows(kOnThreads, choices, c.experts, c.unit),
+                                          kernels::cpu::order_rows(choices, c.experts, c.unit)}) {
+      CHECK(made.slots.equal(wanted.slots));
+      CHECK(made.tokens.equal(wanted.tokens));
+      CHECK(made.rows.equal(wanted.rows));
+      CHECK(made.expert_rows.equal(wanted.expert_rows));
+      CHECK(made.ends.defined() == (c.unit > 0));
+      if (c.unit == 0) continue;
+      CHECK(made.ends.equal(wanted.ends));
+      CHECK(made.padding.equal(wanted.padding));
+    }
+  }
+}
+
+TEST_CASE("the source of the CUDA gathers and sums of experts' rows follows the plain forms") {
+  at::manual_seed(4);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
+  struct Case {
+    int64_t tokens, experts, top_k, unit, width;
+  };
+  for (const Case& c : {Case{7, 4, 2, 8, 16}, Case{6, 3, 3, 0, 5}, Case{3, 2, 1, 16, 2056}}) {
+    CAPTURE(dtype, c.tokens, c.experts, c.top_k, c.unit, c.width);
+    const kernels::RowOrder order =
+        plain::order_rows(random_choices(c.tokens, c.experts, c.top_k), c.experts, c.unit);
+    const int64_t rows = c.unit > 0 ? order.ends[-1].item<int64_t>() : order.slots.numel();  // of groups
+    const auto of_groups = [&](const Tensor& all) { return all.narrow(0, 0, rows); };
+    const Tensor x = random_of({c.tokens, c.width}, dtype), weights = at::rand({c.tokens, c.top_k});
+    const Tensor flat = weights.flatten(), gathered = plain::gather_rows(x, order, {}),
+                 weighted = plain::gather_rows(x, order, flat);
+    const auto same_rows = [&](const Tensor& made, const Tensor& wanted) {
+      return of_groups(made).equal(of_groups(wanted));
+    };
+    CHECK(same_rows(own::gather_rows(kOnThreads, x, order, {}), gathered));
+    CHECK(same_rows(kernels::cpu::gather_rows(x, order, {}), gathered));
+    CHECK(same_rows(own::gather_rows(kOnThreads, x, order, flat), weighted));
+    CHECK(same_rows(kernels::cpu::gather_rows(x, order, flat), weighted));
+    const Tensor a = random_of(gathered.sizes(), dtype);
+    for (const Tensor& added : {Tensor(), random_of({c.tokens, c.width}, dtype)})
+      for (const Tensor& factors : {Tensor(), weights}) {
+        const Tensor wanted = plain::sum_rows(a, order.rows, factors, added, c.top_k);
+        CHECK(near_plain(own::sum_rows(kOnThreads, a, order.rows, factors, added, c.top_k), wanted));
+        CHECK(near_plain(kernels::cpu::sum_rows(a, order.rows, factors, added, c.top_k), wanted));
+      }
+    const auto near_products = [&](const Tensor& made) {
+      return at::allclose(made, plain::products_of_rows(a, gathered, order.rows), 1e-4, 1e-3);
+    };
+    CHECK(near_products(own::products_of_rows(kOnThreads, a, gathered, order.rows)));
+    CHECK(near_products(kernels::cpu::products_of_rows(a, gathered, order.rows)));
+    // What lies in rows of the padding of a is not read: it may be undefined in one that is a product.
+    Tensor clean = a.clone(), dirty = a.clone();
+    if (order.padding.defined()) {
+      clean.index_fill_(0, order.padding, 0);
+      dirty.index_fill_(0, order.padding, NAN);
+    }
+    const kernels::WeightedRows wanted = plain::weight_rows(clean, gathered, order, flat);
+    for (const kernels::WeightedRows& made : {own::weight_rows(kOnThreads, dirty, gathered, order, flat),
+                                              kernels::cpu::weight_rows(dirty, gathered, order, flat)}) {
+      CHECK(same_rows(made.a, wanted.a));
+      CHECK(same_rows(made.b, wanted.b));
+      CHECK(near_products(made.products));
+    }
+  }
+  const Tensor x = at::ones({3, 4});
+  CHECK_THROWS(own::products_of_rows(kOnThreads, x, at::ones({3, 5}), at::zeros({3}, at::kLong)));
+}
+
+}  // namespace hyperion::models
