@@ -28,6 +28,7 @@
 #include "trainer/checkpointing/stored_weights.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/load.h"
+#include "trainer/config/validate.h"
 #include "trainer/config/writers_choice.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
@@ -108,15 +109,14 @@ std::string describe_context(const config::JobConfig& config, const models::Mode
                              const parallel::Mesh& mesh) {
   const auto& degrees = config.parallelism;
   const int ranks = mesh.degree(parallel::MeshDim::kCp), tensor = mesh.degree(parallel::MeshDim::kTp);
-  const bool ring = degrees.context_parallel_rotate_method == "alltoall" && !config.training.document_mask;
   const trainer::ContextTraffic traffic = trainer::context_traffic(config, model, mesh);
   return fmt::format(
-      "each sequence on {} ranks of {} side by side, {}; keys and values {}: in a block of a microbatch each "
+      "each sequence on {} ranks{}, {}; keys and values {}: in a block of a microbatch each "
       "rank sends {} forward and {} backward, {} per step",
-      ranks, ranks * tensor,
+      ranks, tensor > 1 ? fmt::format(" ({} of {} neighbours)", ranks, ranks * tensor) : "",
       degrees.context_parallel_load_balancer ? "two chunks each (headtail)" : "one part each (no balancer)",
-      ring ? "go round (alltoall)" : "are gathered (allgather)", readable_bytes(traffic.forward),
-      readable_bytes(traffic.backward), readable_bytes(traffic.step));
+      config::passes_keys_in_ring(config) ? "go round (alltoall)" : "are gathered (allgather)",
+      readable_bytes(traffic.forward), readable_bytes(traffic.backward), readable_bytes(traffic.step));
 }
 
 std::string describe_files(const std::string& path) {

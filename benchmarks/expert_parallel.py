@@ -1,12 +1,9 @@
 #!/usr/bin/env python3
-"""What expert parallelism costs on this machine's CPU against FSDP alone, and what routing takes of a step.
+"""What expert parallelism costs on this machine's CPU against FSDP alone.
 
-usage: benchmarks/expert_parallel.py [--binary build/hyperion] [--model qwen3_moe_2,deepseek_v3,qwen3_moe] [--precision bf16,fp32] [--pairs 3] [--steps 8] [fsdp] [routing]
+usage: benchmarks/expert_parallel.py [--binary build/hyperion] [--model qwen3_moe_2,deepseek_v3,qwen3_moe] [--precision bf16,fp32] [--pairs 3] [--steps 8]
 
-fsdp     EP 2 against FSDP 2, whose ranks gather all experts: tokens a second, and processor time of both ranks; the debug models with
-         2 x 512 tokens a rank
-routing  what part of a step of one rank decides where rows go and brings them there and back: scores, choices, weights, order, gathers and
-         sums of rows, with their gradients; of the self times of a recorded step, as benchmarks/step_profile.py adds them up
+EP 2 against FSDP 2, whose ranks gather all experts: tokens a second, and processor time of both ranks; the debug models with 2 x 512 tokens a rank.
 
 Runs alternate, and every second pair begins with the other side. A figure is the median of all runs, a ratio the median of the ratios of neighbouring
 runs, with the smallest and the largest. A step's time is the distance of two step lines of rank 0 (the median of the second half of a run). Standard library only.
@@ -20,7 +17,6 @@ from pathlib import Path
 
 from machine import processor
 from pipeline import step_of
-from step_profile import Profile
 from tensor_parallel import compare
 from vs_torchtitan import MODELS, some_of
 
@@ -31,8 +27,6 @@ from ranks import run_hyperion  # noqa: E402
 
 WITH_EXPERTS = ("qwen3_moe_2", "deepseek_v3", "qwen3_moe")
 BATCH, SEQ_LEN = 2, 512
-RECORDED = 2
-ROUTING = "routing and order"
 
 
 class Bench:
@@ -40,27 +34,18 @@ class Bench:
         self.options, self.folder, self.runs = options, folder, 0
 
     def run(self, model, precision, ranks, steps, *options):
-        """The run and its folder."""
         self.runs += 1
         output = self.folder / str(self.runs)
         config = ROOT / "tests" / "interop" / "configs" / f"{MODELS[model].config}.toml"
         dtype = {"bf16": "bfloat16", "fp32": "float32"}[precision]
         arguments = [str(config), *MODELS[model].ours(), f"--training.steps={steps}", f"--training.local_batch_size={BATCH}",
                      f"--training.seq_len={SEQ_LEN}", f"--training.mixed_precision_param={dtype}", f"--job.dump_folder={output}", *options]
-        return run_hyperion(self.options.binary, arguments, ranks, max(1, (os.cpu_count() or 1) // ranks)), output
+        return run_hyperion(self.options.binary, arguments, ranks, max(1, (os.cpu_count() or 1) // ranks))
 
     def speed(self, model, precision, experts):
         steps = self.options.steps
-        run, _ = self.run(model, precision, 2, steps, f"--parallelism.expert_parallel_degree={experts}")
+        run = self.run(model, precision, 2, steps, f"--parallelism.expert_parallel_degree={experts}")
         return {"tokens per second": 2 * BATCH * SEQ_LEN / step_of(run, steps), "processor seconds": run.processor_seconds}
-
-    def routing(self, model, precision):
-        """Milliseconds of a step, and the part of it that routing takes."""
-        steps = 6
-        _, output = self.run(model, precision, 1, steps, "--profiling.enable_profiling", f"--profiling.profile_freq={steps}",
-                             f"--profiling.profiler_active={RECORDED}")
-        profile = Profile(next(output.rglob("rank0_trace.json")))
-        return profile.microseconds / RECORDED / 1e3, profile.time[ROUTING] / profile.microseconds
 
 
 def main():
@@ -70,21 +55,15 @@ def main():
     parser.add_argument("--precision", type=some_of("bf16", "fp32"), default=["fp32"], help="some of bf16,fp32 (default: fp32)")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8, help="steps per run; the second half is measured")
-    parser.add_argument("parts", nargs="*", metavar="PART", help="fsdp, routing (default: both)")
     options = parser.parse_args()
-    parts = options.parts or ["fsdp", "routing"]
-    if set(parts) - {"fsdp", "routing"} or options.pairs < 1 or options.steps < 4:
-        parser.error("parts are fsdp and routing; at least 1 pair and 4 steps")
+    if options.pairs < 1 or options.steps < 4:
+        parser.error("at least 1 pair and 4 steps")
     print(f"{processor()}, {os.cpu_count()} CPUs; {options.pairs} interleaved pairs")
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options, Path(folder))
         for model, precision in ((m, p) for m in options.model for p in options.precision):
-            if "fsdp" in parts:
-                compare(f"{model}, {precision}, EP 2 / FSDP 2", options.pairs, lambda: bench.speed(model, precision, 2),
-                        lambda: bench.speed(model, precision, 1))
-            if "routing" in parts:
-                step, part = bench.routing(model, precision)
-                print(f"{model}, {precision}: routing and order take {part:.1%} of a step of {step:.0f} ms", flush=True)
+            compare(f"{model}, {precision}, EP 2 / FSDP 2", options.pairs, lambda: bench.speed(model, precision, 2),
+                    lambda: bench.speed(model, precision, 1))
 
 
 if __name__ == "__main__":

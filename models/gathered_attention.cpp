@@ -126,7 +126,7 @@ class KeyGradients {
   }
 
  private:
-  // The first ones of a part are those with the most keys.
+  // The first call for a part has the most keys: it writes, and clears what no query of this rank sees.
   void add_to(size_t part, const Tensor& k, const Tensor& v) {
     const int64_t ranks = ranks_.size(), tokens = sums_.size(3),
                   chunks = chunks_before(k.size(2), part, ranks, tokens);

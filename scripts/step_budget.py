@@ -362,7 +362,7 @@ def run(column, config, world, mode, steps, folder, options):
     memory = re.findall(r"memory:\s*([\d.]+)GiB", text)
     facts = {"world": world, "tensor": tensor, "replicas": replicas, "mode": mode, "tokens": tokens,
              "flops_per_token": tflops * 1e12 / tps if heads == 1 else None,  # of attention to a part of a sequence
-             "host_seconds": tokens / tps, "pipeline": pipeline, "heads": heads, "gib": max(map(float, memory)) if memory else None}
+             "host_seconds": tokens / tps, "pipeline": pipeline, "heads": heads, "gib": max(map(float, memory)) if memory and heads == 1 else None}
     with trace.open("a") as file:
         file.write(f"step_budget\t{json.dumps(facts)}\n")
     return trace

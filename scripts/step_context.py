@@ -1,6 +1,6 @@
 """What the ranks that share a sequence exchange for attention, and what of it nothing hides: for scripts/step_budget.py. Imported only.
 
-Three forms, told apart by what a dry run names: keys and values gathered (models/gathered_attention.h), passed round (models/ring_attention.h), or
+Three forms, distinguished by what a dry run names: keys and values gathered (models/gathered_attention.h), passed round (models/ring_attention.h), or
 all heads of a part of the sequence exchanged for a part of the heads of the complete one, which the program does not have.
 """
 import collections
@@ -80,9 +80,13 @@ def sequence_exchange(records):
     if not form:
         return None
     ranks = int(ranks)
+    sizes = {(kind, size): times for (kind, size), times in sizes.items() if kind in (form, "reduce_scatter")}
     sent = sorted(size for _, size in sizes)
     if form == GATHERED:
         parts = len(of_direction(records, backward=True))
+        if parts > 2:
+            raise SystemExit(f"step_budget: attention of a context parallel rank has calls of {parts} sizes where its part of a sequence has at most two "
+                             "ranges: run the job without training.document_mask")
         runs = sum(times for (kind, _), times in sizes.items() if kind == "reduce_scatter") / parts
         sent = [next(size for (kind, size) in sizes if kind == one) for one in (GATHERED, "reduce_scatter")]
     else:

@@ -26,6 +26,7 @@
 #include "base/exchange.h"
 #include "base/log.h"
 #include "base/processor.h"
+#include "models/flavors/attention_heads.h"
 #include "models/kernels/attention/attention.h"
 #include "models/kernels/attention/cpu.h"
 #include "models/ops.h"
@@ -46,18 +47,16 @@ constexpr double kLargestError = 0.05;  // of two bf16 kernels: about 0.005
 enum class Context { kAlone, kGathered, kRing, kRingOfHalves };
 
 Context context_of(const config::JobConfig& config) {
-  const auto& p = config.parallelism;
-  if (p.context_parallel_degree == 1) return Context::kAlone;
-  if (p.context_parallel_rotate_method != "alltoall" || config.training.document_mask)
-    return Context::kGathered;
-  return p.context_parallel_load_balancer ? Context::kRingOfHalves : Context::kRing;
+  if (config.parallelism.context_parallel_degree == 1) return Context::kAlone;
+  if (!config::passes_keys_in_ring(config)) return Context::kGathered;
+  return config.parallelism.context_parallel_load_balancer ? Context::kRingOfHalves : Context::kRing;
 }
 
 bool is_ring(Context context) {
   return context == Context::kRing || context == Context::kRingOfHalves;
 }
 
-// Of a sequence of so many, those whose queries a ring of ranks gives to one of them; else all.
+// Tokens of a sequence of `length` that a rank's attention has: in a ring its part, else all.
 int64_t tokens_of_rank(int64_t length, const config::JobConfig& config) {
   return is_ring(context_of(config)) ? length / config.parallelism.context_parallel_degree : length;
 }
@@ -81,7 +80,7 @@ class RingOfEquals : public Exchange {
   int size() const override { return 3; }
   Pending start_transfers(std::vector<Transfer> transfers) override {
     transfers.at(1).tensor.copy_(transfers.at(0).tensor);
-    return {};
+    return Pending([] {});  // has something to finish, so that what came is used
   }
   Pending start_all_gather_into(const Tensor&, const Tensor&) override { not_of_a_ring(); }
   Pending start_reduce_scatter_sum(const Tensor&, const Tensor&) override { not_of_a_ring(); }
@@ -184,13 +183,23 @@ std::vector<Shape> attention_shapes(const Shape& training, const config::JobConf
   return shapes;
 }
 
-// Whether cuDNN serves training. In a ring it serves all blocks or none, those of validation too: what one
-// block's forward leaves besides its results goes to every block's backward.
-bool cudnn_serves(const Shape& training, const config::JobConfig& config) {
+// The shape because of which cuDNN does not serve training; none: it does. In a ring it serves all blocks or
+// none, those of validation too: what one block's forward leaves besides its results goes to every block's
+// backward.
+std::optional<Shape> not_for_cudnn(const Shape& training, const config::JobConfig& config) {
   const std::vector<Shape> shapes = attention_shapes(training, config);
   const auto last = is_ring(training.context) ? shapes.end() : shapes.begin() + 1;
-  return std::all_of(shapes.begin(), last,
-                     [&](const Shape& shape) { return kernel_of(shape, config) == AttentionKernel::kCudnn; });
+  const auto found = std::find_if(shapes.begin(), last, [&](const Shape& shape) {
+    return kernel_of(shape, config) != AttentionKernel::kCudnn;
+  });
+  return found == last ? std::nullopt : std::optional(*found);
+}
+
+// Which lengths of sequences cuDNN serves in a ring.
+std::string lengths_of_ring(const config::JobConfig& config) {
+  const bool halves = context_of(config) == Context::kRingOfHalves;
+  return fmt::format("multiples of {}", kernels::gpu::kCudnnLength *
+                                            config.parallelism.context_parallel_degree * (halves ? 2 : 1));
 }
 
 // Why cuDNN cannot be used for the sequences of training or validation; empty: it can. None: it serves
@@ -266,19 +275,29 @@ void choose_on_gpu(const Shape& training, const config::JobConfig& config, at::D
   const bool flash = config.model.attention == config::AttentionChoice::kFlash;
   const bool required = config.model.attention == config::AttentionChoice::kCudnn;
   kernels::allow_cudnn_attention(true);
-  const bool serves = cudnn_serves(training, config), alone = training.context == Context::kAlone;
-  if (required && !serves)
+  const bool alone = training.context == Context::kAlone, ring = is_ring(training.context);
+  const std::optional<Shape> not_served = not_for_cudnn(training, config);
+  if (required && not_served)
     throw_config(
         "model.attention = \"cudnn\": cuDNN serves bfloat16 without training.document_mask, heads of up to "
-        "128, lengths that are multiples of 64, and not debug.deterministic; with context parallelism only "
-        "parallelism.context_parallel_rotate_method = \"alltoall\", and parts of sequences of such lengths; "
-        "this job has {}, {}{}{}{}; set model.attention = \"auto\"",
-        training.describe(), checkpoint::torch_name(config.training.mixed_precision_param),
+        "128, lengths that are multiples of {}, and not debug.deterministic; with context parallelism only "
+        "parallelism.context_parallel_rotate_method = \"alltoall\"{}; this job has {}, {}{}{}{}; set "
+        "model.attention = \"auto\"",
+        kernels::gpu::kCudnnLength,
+        ring ? fmt::format(", here with training.seq_len and validation.seq_len that are {}",
+                           lengths_of_ring(config))
+             : "",
+        not_served->describe(), checkpoint::torch_name(config.training.mixed_precision_param),
         config.training.document_mask ? ", training.document_mask" : "",
         config.debug.deterministic ? ", debug.deterministic" : "",
         alone ? "" : ", parallelism.context_parallel_degree");
+  if (ring && not_served && !flash && kernel_of(training, config) == AttentionKernel::kCudnn)
+    log_warning(
+        "validation.seq_len = {}: cuDNN's attention serves all blocks of a ring or none, and not those of "
+        "this length: every rank uses flash attention, in training too; choose one of the {}",
+        config.validation.seq_len, lengths_of_ring(config));
   const parallel::PhaseGuard phase("trial of cuDNN's attention");
-  if (flash || (!alone && !serves))
+  if (flash || (!alone && not_served))
     kernels::allow_cudnn_attention(false);
   else if (const auto why_not = try_cudnn_on_sequences(training, config, device)) {
     c10::getDeviceAllocator(device.type())->emptyCache();  // the model's memory is what the step line reports

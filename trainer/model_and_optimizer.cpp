@@ -20,6 +20,7 @@
 #include "parallel/job/phase.h"
 #include "parallel/placement.h"
 #include "trainer/attention_choice.h"
+#include "trainer/config/validate.h"
 #include "trainer/kernel_choice.h"
 #include "trainer/model_options.h"
 #include "trainer/pipeline_setup.h"
@@ -127,15 +128,16 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   }
   parallel::Communicator& context_ranks = context.groups.get(parallel::MeshDim::kCp);
   dims.context = &context_ranks;
-  dims.ring = config.parallelism.context_parallel_rotate_method == "alltoall";
-  if (context_ranks.size() > 1 && dims.ring && config.training.document_mask)
+  dims.ring = config::passes_keys_in_ring(config);
+  if (context_ranks.size() > 1 && config.parallelism.context_parallel_rotate_method == "alltoall" &&
+      !dims.ring)
     log_info(
         "parallelism.context_parallel_rotate_method = \"alltoall\": with training.document_mask keys and "
         "values are gathered, as by \"allgather\"");
   if (context_ranks.size() > 1 && context.device.is_cuda()) {
     made.context_exchange = std::make_unique<parallel::StreamedExchange>(context_ranks, context.device);
     dims.context = made.context_exchange.get();
-    if (dims.ring && !config.training.document_mask) {  // to the next rank, from the one before
+    if (dims.ring) {  // to the next rank, from the one before
       const int ranks = context_ranks.size(), rank = context_ranks.rank();
       std::vector<int64_t> to(static_cast<size_t>(ranks), 0), from = to;
       to[static_cast<size_t>((rank + 1) % ranks)] = from[static_cast<size_t>((rank + ranks - 1) % ranks)] = 1;

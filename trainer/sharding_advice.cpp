@@ -143,17 +143,18 @@ std::optional<std::string> advice_on_context(const config::JobConfig& config, co
                                              int ranks_per_node) {
   const int context = mesh.degree(parallel::MeshDim::kCp), tensor = mesh.degree(parallel::MeshDim::kTp);
   if (context == 1 || ranks_per_node % (context * tensor) == 0) return std::nullopt;
-  const bool gathers = config.parallelism.context_parallel_rotate_method == "allgather";
+  const bool ring = config::passes_keys_in_ring(config);
   return fmt::format(
       "parallelism.context_parallel_degree: {} ranks share each sequence and exchange keys and values in "
-      "every "
-      "block; with tensor_parallel_degree = {} they are {} ranks side by side, and a node has {}: some of "
+      "every block; with tensor_parallel_degree = {} they are {} neighbours, and a node has {}: some of "
       "these "
-      "groups lie on several nodes and exchange over the network; lower one of both{}",
+      "groups lie on several nodes and exchange over the network{}",
       context, tensor, context * tensor, counted(ranks_per_node, "rank"),
-      gathers && !config.training.document_mask
-          ? ", or set context_parallel_rotate_method = \"alltoall\", which exchanges under attention"
-          : "");
+      ring ? ", under attention as far as that takes longer"
+      : config.training.document_mask
+          ? "; lower one of both"
+          : "; lower one of both, or set context_parallel_rotate_method = \"alltoall\", which exchanges "
+            "under attention");
 }
 
 }  // namespace

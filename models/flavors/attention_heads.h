@@ -1,5 +1,6 @@
-// Which heads a CPU's attention kernels (models/kernels/attention/cpu_blocks.h) take, and how they lay them
-// out; estimates of memory count it too. Constants alone: it is compiled for several instruction sets.
+// Which heads and lengths attention kernels take, and how those of a CPU
+// (models/kernels/attention/cpu_blocks.h) lay heads out; estimates of memory count it too. Constants alone:
+// it is compiled for several instruction sets.
 #pragma once
 
 #include <cstdint>
@@ -10,3 +11,10 @@ inline constexpr int64_t kHeadMultiple = 16;  // head_dim is padded to a multipl
 inline constexpr int64_t kLargestHead = 256;  // head_dim, at most
 
 }  // namespace hyperion::kernels::cpu
+
+namespace hyperion::kernels::gpu {
+
+inline constexpr int64_t kLargestFlashHead = 256;  // head_dim, at most, in half precision
+inline constexpr int64_t kCudnnLength = 64;        // what divides the lengths that cuDNN is given
+
+}  // namespace hyperion::kernels::gpu

@@ -138,28 +138,28 @@ TEST_CASE("FP8 weights and their scales have the same bits for every context par
 }
 
 TEST_CASE("FP8 with context parallelism differs from one rank by the scales of what each rank has") {
-  // A rank's tokens have one scale for each tensor, or one for each token, as on one rank.
+  // With one scale for each tensor of a rank's tokens numbers are rounded otherwise than with one for all
+  // tokens: by FP8's rounding. With one for each token they are rounded alike, and only sums differ in order,
+  // which a norm of FP8 gradients shows where a rounding falls to the other side.
   for (const auto& [recipe, of_loss, of_norm] :
        {std::tuple("tensorwise", 5e-4, 1e-3), std::tuple("rowwise", 1e-6, 5e-4),
         std::tuple("rowwise_with_gw_hp", 1e-6, 5e-4)}) {
-    const auto run = [&](int ranks, MeshConfig mesh, int64_t accumulation) {
+    const auto run = [&](int ranks, MeshConfig mesh) {
       return run_ranks(ranks,
                        [&](const Environment& environment) {
                          TinyJob job = float8_job(recipe, false, mesh);
-                         job.accumulation = accumulation;
-                         return train_tiny(job, environment, 20);
+                         job.accumulation = 2;
+                         return train_tiny(job, environment, 5);
                        })
           .front();
     };
-    const auto one = run(1, {}, 2);
-    for (const auto& found : {run(2, {.cp = 2}, 2), run(4, {.dp_shard = 2, .cp = 2}, 1)}) {
-      CAPTURE(recipe);
-      CHECK(found[0].loss == Approx(one[0].loss).epsilon(of_loss));
-      CHECK(found[0].grad_norm == Approx(one[0].grad_norm).epsilon(of_norm));
-      for (size_t step = 0; step < 20; ++step) {
-        CAPTURE(step);  // at most 6.4e-3 was seen
-        CHECK(std::abs(found[step].loss - one[step].loss) < 1.5e-2);
-      }
+    const auto one = run(1, {}), two = run(2, {.cp = 2});
+    CAPTURE(recipe);
+    CHECK(two[0].loss == Approx(one[0].loss).epsilon(of_loss));
+    CHECK(two[0].grad_norm == Approx(one[0].grad_norm).epsilon(of_norm));
+    for (size_t step = 0; step < one.size(); ++step) {
+      CAPTURE(step);  // in 20 steps at most 6.4e-3 was seen
+      CHECK(std::abs(two[step].loss - one[step].loss) < 1.5e-2);
     }
   }
 }

@@ -66,7 +66,7 @@ class ContextParallel(JobTest):
         self.assertRegex(check(CP + "4"), r"ranks +right +pp 1 x dp_replicate 1 x dp_shard 2 x cp 4 x tp 1 = 8 ranks")
         # Two sequences of 2,048 tokens, keys of 4 heads of 8 in bf16; fp32 sums of their gradients.
         kib = 2 * 2 * 2048 * 4 * 8 * 2 * 3 / 4 / 1024
-        self.assertIn(f"each sequence on 4 ranks of 8 side by side, two chunks each (headtail); keys and values are gathered (allgather): in a block of a "
+        self.assertIn(f"each sequence on 4 ranks (4 of 8 neighbours), two chunks each (headtail); keys and values are gathered (allgather): in a block of a "
                       f"microbatch each rank sends {kib / 2 / 1024:.2f} MiB forward and {kib * 3 / 2 / 1024:.2f} MiB backward, {64 * 2 * kib / 1024:.2f} MiB "
                       "per step\n", check(CP + "4", TP + "2"))
         self.assertIn("one part each (no balancer); keys and values go round (alltoall)", check(CP + "2", RING, NO_BALANCER))

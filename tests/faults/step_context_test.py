@@ -58,11 +58,11 @@ class StepContext(unittest.TestCase):
         ring = {**ranges(transfers=(100, 30)), Record("range", range="fake transfers 200 bytes sent in cp/1 of 4 ranks"): 15}
         self.assertEqual(sequence_exchange({**calls, **ring}), SequenceExchange("transfers", 4, 5, 1, (100, 200)))
         self.assertIsNone(sequence_exchange({**calls, Record("range", range="fake transfers 9 bytes sent in pp/0 of 2 ranks"): 3}))
-        # Heads: 8 of 32 and 2 of keys, of sequences of which a rank has 64 tokens. Attention is run once more only in a job without the exchange.
+        # Heads: 8 of 32 and 2 of keys, of sequences of which a rank has 64 tokens. Attention runs a second time only in a job without the exchange.
         plain = {attention("flash_attention", 70, where="forward layers.0"): 1, attention("flash_attention", 70, where="recompute layers.0"): 1,
                  attention("flash_attention_backward", 175): 1, Record("aten::mm", 1, flops=9, of="bf16 64x256x384", range="forward layers.0"): 1}
-        for again, heads in ((False, 2 * (2 * 8 + 2 * 2)), (True, 2 * (2 * 8 + 2 * 2) + 8 + 2 * 2)):
-            step = with_heads_exchanged(plain, 2, again)
+        for recomputes, heads in ((False, 2 * (2 * 8 + 2 * 2)), (True, 2 * (2 * 8 + 2 * 2) + 8 + 2 * 2)):
+            step = with_heads_exchanged(plain, 2, recomputes)
             self.assertEqual(sequence_exchange(step), SequenceExchange("all_to_all", 2, 1, 1, 2 * (heads * 64 * 32 * 2 // 2,)))
             self.assertEqual({record.operator: record.flops for record in step if "attention" in record.operator},
                              {"aten::_scaled_dot_product_cudnn_attention": 140, "aten::_scaled_dot_product_cudnn_attention_backward": 350})

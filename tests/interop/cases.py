@@ -34,7 +34,7 @@ class Case:
     context: int = 1
     balancer: str = "headtail"  # of context parallel ranks
     rotate: str = "allgather"
-    expert: int = 1  # divides shard x tensor
+    expert: int = 1  # divides shard x context x tensor
     expert_tensor: int = 1
     accumulation: int = 1
     small: bool = False  # the batch of the bf16 runs: a CPU without AVX-512 computes bf16 a hundred times slower

@@ -145,16 +145,16 @@ def roundtrip(binary: Path, case: Case, folder: Path):
     model = case.model
     start = [f"--checkpoint.initial_load_path={folder}/peer/checkpoint/step-{HAND_OVER}", "--checkpoint.no_initial_load_model_only"]
     of_theirs = OPTIONS.get(case.theirs, [])
-    whole = theirs(model, MESHES[case.theirs], folder / "peer", *of_theirs)
+    uninterrupted = theirs(model, MESHES[case.theirs], folder / "peer", *of_theirs)
     for name in case.ours:
         resumed = ours(binary, model, MESHES[name], folder / f"ours {name}", *start, *OPTIONS.get(name, []))
-        yield compare(f"{model}: torchtitan {case.theirs} -> Hyperion {name}", resumed, whole)
-    whole = ours(binary, model, MESHES[case.back], folder / "ours", *OPTIONS.get(case.back, []))
+        yield compare(f"{model}: torchtitan {case.theirs} -> Hyperion {name}", resumed, uninterrupted)
+    uninterrupted = ours(binary, model, MESHES[case.back], folder / "ours", *OPTIONS.get(case.back, []))
     check_with_torch(folder / "ours" / "checkpoint" / f"step-{HAND_OVER}")
     start = [f"--checkpoint.initial_load_path={folder}/ours/checkpoint/step-{HAND_OVER}",
              "--checkpoint.no_initial_load_model_only", "--checkpoint.exclude_from_loading=dataloader"]
     resumed = theirs(model, MESHES[case.theirs], folder / "peer resumed", *start, *of_theirs, first_step=HAND_OVER)
-    yield compare(f"{model}: Hyperion {case.back} -> torchtitan {case.theirs}", resumed, whole)
+    yield compare(f"{model}: Hyperion {case.back} -> torchtitan {case.theirs}", resumed, uninterrupted)
 
 
 def main() -> int:

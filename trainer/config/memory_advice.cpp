@@ -31,16 +31,19 @@ std::string further_checkpointing(const JobConfig::ActivationCheckpoint& options
   return "";
 }
 
-// Tokens of a sequence on a rank: with fewer there are cheaper ways to save memory.
+// Tokens of a sequence on a rank, between its layers: with fewer there are cheaper ways to save memory.
 constexpr int64_t kLongSequence = 8192;
 
 }  // namespace
 
 std::string context_advice(const JobConfig& config) {
   const int64_t degree = config.parallelism.context_parallel_degree;
-  if (config.training.seq_len / degree <= kLongSequence) return "";
-  return fmt::format("raise parallelism.context_parallel_degree ({} now), whose ranks share each sequence",
-                     degree);
+  if (config.training.seq_len / (degree * config.parallelism.tensor_parallel_degree) <= kLongSequence)
+    return "";
+  return fmt::format(
+      "raise parallelism.context_parallel_degree ({} now), whose ranks share each sequence, on more ranks "
+      "where all do",
+      degree);
 }
 
 std::string memory_advice(const JobConfig& config) {

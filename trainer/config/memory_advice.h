@@ -12,7 +12,7 @@ namespace hyperion::config {
 std::string memory_advice(const JobConfig& config);
 
 // Of these the one for activations of long sequences: "raise parallelism.context_parallel_degree (1 now),
-// whose ranks share each sequence"; "" where a rank has few tokens of each.
+// whose ranks share each sequence, on more ranks where all do"; "" where a rank has few tokens of each.
 std::string context_advice(const JobConfig& config);
 
 }  // namespace hyperion::config

@@ -404,6 +404,12 @@ bool divides_experts(const JobConfig& config) {
   return config.parallelism.expert_parallel_degree > 1 && kExperts.on(config);
 }
 
+bool passes_keys_in_ring(const JobConfig& config) {
+  const auto& p = config.parallelism;
+  return p.context_parallel_degree > 1 && p.context_parallel_rotate_method == "alltoall" &&
+         !config.training.document_mask;
+}
+
 bool is_dry_run(const JobConfig& config) {
   return config.comm.mode == CommMode::kFakeBackend;
 }

@@ -59,6 +59,10 @@ int64_t data_parallel_degree(const JobConfig& config, int64_t world_size);
 // Whether ranks divide the experts (expert_parallel_degree), of which a dense model has none.
 bool divides_experts(const JobConfig& config);
 
+// Whether keys and values of ranks that share sequences go round in a ring
+// (context_parallel_rotate_method = "alltoall"), which they do not where there are documents.
+bool passes_keys_in_ring(const JobConfig& config);
+
 // comm.mode = "fake_backend": nothing is exchanged with the other ranks, so what is computed means nothing
 // and none of it is kept. No checkpoint is loaded or saved, no metrics and no record of the run are written.
 bool is_dry_run(const JobConfig& config);

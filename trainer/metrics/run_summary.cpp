@@ -43,13 +43,13 @@ std::string warmup_of(const config::JobConfig& config) {
 std::vector<std::string> context_parallelism_of(const config::JobConfig& config) {
   const auto& p = config.parallelism;
   if (p.context_parallel_degree == 1) return {};
-  const bool ring = p.context_parallel_rotate_method == "alltoall" && !config.training.document_mask;
   return {fmt::format("Context parallelism: groups of {} share each sequence, {}, and {}",
                       counted(p.context_parallel_degree, "rank"),
                       p.context_parallel_load_balancer
                           ? "two chunks each (headtail)"
                           : "one chunk each (no balancer: the last rank computes the most)",
-                      ring ? "pass keys and values on from rank to rank" : "gather keys and values")};
+                      config::passes_keys_in_ring(config) ? "pass keys and values on from rank to rank"
+                                                          : "gather keys and values")};
 }
 
 // What tensor parallelism does here, and what becomes of the keys beside it.

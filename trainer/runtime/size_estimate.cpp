@@ -40,15 +40,16 @@ double parameters_of_block(const models::ModelArgs& model, double tensor, bool w
 }
 
 // Parameters of experts in `blocks` that a rank gathers besides a part as of other matrices (less than none:
-// it gathers fewer), because expert parallel ranks divide them.
-double more_of_experts(const models::ModelArgs& model, const config::JobConfig& config, double blocks) {
+// it gathers fewer), because expert parallel ranks divide them; `sharded`: and others shard each part.
+double more_of_experts(const models::ModelArgs& model, const config::JobConfig& config, double blocks,
+                       bool sharded = true) {
   if (!config::divides_experts(config)) return 0;
   const auto& degrees = config.parallelism;
   const auto parts =
       static_cast<double>(degrees.expert_parallel_degree * degrees.expert_tensor_parallel_degree);
   return 3 * static_cast<double>(model.dim) * static_cast<double>(model.moe_hidden_dim) *
          static_cast<double>(model.num_experts) * blocks *
-         (1 / parts - 1 / static_cast<double>(degrees.tensor_parallel_degree));
+         ((sharded ? 1 / parts : 0) - 1 / static_cast<double>(degrees.tensor_parallel_degree));
 }
 
 // As count_parameters(), without its limit; of one of `tensor` ranks that divide the matrices.
@@ -68,25 +69,27 @@ double parameters_of(const models::ModelArgs& model, const PipelineShare& share,
 
 // Of the stages whose weights are gathered at once.
 double gathered_parameters(const models::ModelArgs& model, const config::JobConfig& config,
-                           const PipelineShare& share, double tensor) {
+                           const PipelineShare& share, double tensor, bool shards_experts) {
   std::vector<double> of_stages;
   for (const PipelineShare::Stage& stage : share.stages)
-    of_stages.push_back(parameters_of(model, stage, tensor) +
-                        more_of_experts(model, config, static_cast<double>(stage.with_experts)));
+    of_stages.push_back(
+        parameters_of(model, stage, tensor) +
+        more_of_experts(model, config, static_cast<double>(stage.with_experts), shards_experts));
   std::ranges::sort(of_stages, std::ranges::greater{});
   of_stages.resize(std::min(of_stages.size(), static_cast<size_t>(parallel::kMaxGatheredStages)));
   return std::accumulate(of_stages.begin(), of_stages.end(), 0.0);
 }
 
 // Of the blocks whose weights are gathered at once without a pipeline: one, or all that stay gathered.
-double gathered_parameters(const models::ModelArgs& model, const config::JobConfig& config, double tensor) {
+double gathered_parameters(const models::ModelArgs& model, const config::JobConfig& config, double tensor,
+                           bool shards_experts) {
   const int64_t with_experts = models::blocks_with_experts(model);
   const bool stay = config.parallelism.fsdp_reshard_after_forward == config::ReshardAfterForward::kNever;
   const auto of_experts = static_cast<double>(stay ? with_experts : std::min<int64_t>(with_experts, 1));
   const double all = stay ? static_cast<double>(model.n_layers) : 1;
   return (all - of_experts) * parameters_of_block(model, tensor, /*with_experts=*/false) +
          of_experts * parameters_of_block(model, tensor, /*with_experts=*/true) +
-         more_of_experts(model, config, of_experts);
+         more_of_experts(model, config, of_experts, shards_experts);
 }
 
 // Of one block in backward, where a GPU's kernels take no fewer heads of keys than of queries
@@ -94,8 +97,7 @@ double gathered_parameters(const models::ModelArgs& model, const config::JobConf
 // `keys`: of each sequence, at once.
 double repeated_keys(const models::ModelArgs& model, double rows, double keys, double tensor,
                      double compute) {
-  constexpr int64_t kFlashHeadDim = 256;
-  const bool repeats = compute == sizeof(float) || model.head_dim > kFlashHeadDim;
+  const bool repeats = compute == sizeof(float) || model.head_dim > kernels::gpu::kLargestFlashHead;
   if (!repeats || model.n_kv_heads == model.n_heads) return 0;
   return 4 * rows * keys * static_cast<double>(model.n_heads * model.head_dim) / tensor * compute;
 }
@@ -197,8 +199,7 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
   const auto tensor = static_cast<double>(config.parallelism.tensor_parallel_degree);
   const auto pipeline = static_cast<double>(config.parallelism.pipeline_parallel_degree);
   const auto context = static_cast<double>(config.parallelism.context_parallel_degree);
-  const bool ring =
-      config.parallelism.context_parallel_rotate_method == "alltoall" && !config.training.document_mask;
+  const bool ring = config::passes_keys_in_ring(config);
   const double unsharded =
       share != nullptr ? parameters_of(model, *share, tensor) : parameters_of(model, tensor) / pipeline;
   const double parameters = unsharded / static_cast<double>(shards);
@@ -244,9 +245,9 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
   const bool gathers_float8 =
       config::kFloat8.on(config) && config.quantize.linear.float8.enable_fsdp_float8_all_gather;
   if (shards > 1 && (pipeline == 1 || (share != nullptr && share->gathers_stages)))
-    size.gathered =
-        (gathers_float8 ? 1 : compute) * (pipeline == 1 ? gathered_parameters(model, config, tensor)
-                                                        : gathered_parameters(model, config, *share, tensor));
+    size.gathered = (gathers_float8 ? 1 : compute) *
+                    (pipeline == 1 ? gathered_parameters(model, config, tensor, shards_experts)
+                                   : gathered_parameters(model, config, *share, tensor, shards_experts));
   const double length = static_cast<double>(training.seq_len);
   const double tokens = static_cast<double>(rows) * length / context;            // of this rank
   const bool gathered = tensor > 1 && config.parallelism.disable_loss_parallel;  // logits, to a second copy

@@ -35,6 +35,7 @@ struct JobSize {
   double states() const { return weights + optimizer + gradients; }
   // Of shards, or of several microbatches: on a GPU the sums become the shards' gradients.
   double all_gradients() const { return std::max(gradients, sums); }
+  // On every device: without `repeated` and `attention`.
   double total() const { return weights + optimizer + averages + all_gradients() + gathered + activations; }
 };
 

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "models/flavors/attention_heads.h"
 #include "models/kernels/attention/cpu.h"
 #include "models/kernels/attention/gpu.h"
 #include "models/kernels/common/dtype.h"
@@ -88,10 +89,10 @@ void use_libtorch_attention_on_cpu(bool used) {
 }
 
 AttentionKernel attention_kernel(const at::Tensor& q, int64_t keys, bool documents, Causality causality) {
-  constexpr int64_t kCudnnHeadDim = 128, kFlashHeadDim = 256, kCommonLength = 64;
-  if (q.scalar_type() == at::kFloat || q.size(3) > kFlashHeadDim) return AttentionKernel::kEfficient;
-  const bool cudnn_takes = is_causal(causality) ? keys == q.size(2) : keys % kCommonLength == 0;
-  if (documents || q.size(3) > kCudnnHeadDim || q.size(2) % kCommonLength != 0 || !cudnn_takes ||
+  constexpr int64_t kCudnnHeadDim = 128;
+  if (q.scalar_type() == at::kFloat || q.size(3) > gpu::kLargestFlashHead) return AttentionKernel::kEfficient;
+  const bool cudnn_takes = is_causal(causality) ? keys == q.size(2) : keys % gpu::kCudnnLength == 0;
+  if (documents || q.size(3) > kCudnnHeadDim || q.size(2) % gpu::kCudnnLength != 0 || !cudnn_takes ||
       at::globalContext().deterministicAlgorithms() || !cudnn_allowed)
     return AttentionKernel::kFlash;
   return AttentionKernel::kCudnn;

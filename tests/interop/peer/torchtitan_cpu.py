@@ -37,8 +37,9 @@ PyTorch has no sharding rule: this program adds one. Keys and values travel as p
 torchtitan itself ignores (its ring always gathers them).
 
 With a pipeline torchtitan starts the backward of each microbatch at the undivided sum of its losses (torchtitan #2972), so that norm and
-clipping are wrong by the number of tokens: here the gradient of the loss is divided by the tokens of a global batch, all of which count. Before its first step a stage runs once on zeros, for the shapes that it sends; torchtitan's experts
-count these as tokens, so that their biases differ from those without a pipeline: here they do not count.
+clipping are wrong by the number of tokens: here the gradient of the loss is divided by the tokens of a global batch, all of which count.
+Before its first step a stage runs once on zeros, for the shapes that it sends; torchtitan's experts count these as tokens, so that their
+biases differ from those without a pipeline: here they do not count.
 
 With tensor parallelism, and weights of tokens that apply after their experts, each rank has a part of these weights' gradient, which torchtitan
 does not add up: the gate's gradient of deepseek_v3 is 0.70 and 0.74 of that of one rank (its norm, of two ranks), and what goes back through the

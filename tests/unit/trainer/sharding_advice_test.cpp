@@ -106,9 +106,11 @@ TEST_CASE("Tensor parallel ranks of different nodes are warned of") {
 }
 
 TEST_CASE("Ranks of different nodes that share sequences are warned of") {
-  const auto advice = [](int context, int tensor, int ranks_per_node,
-                         const std::string& method = "allgather") {
+  const auto advice = [](int context, int tensor, int ranks_per_node, const std::string& method = "allgather",
+                         bool documents = false) {
     config::JobConfig config;
+    config.parallelism.context_parallel_degree = context;
+    config.training.document_mask = documents;
     config.parallelism.context_parallel_rotate_method = method;
     return sharding_advice(config, models::model_args("llama3", "8B"),
                            parallel::Mesh({.cp = context, .tp = tensor}, context * tensor), ranks_per_node);
@@ -117,12 +119,15 @@ TEST_CASE("Ranks of different nodes that share sequences are warned of") {
   CHECK(advice(2, 2, 8).empty());
   const auto gathers = advice(8, 4, 8);
   REQUIRE(gathers.size() == 1);
-  CHECK_THAT(
-      gathers[0],
-      Contains("parallelism.context_parallel_degree: 8 ranks share each sequence") &&
-          Contains("with tensor_parallel_degree = 4 they are 32 ranks side by side, and a node has 8") &&
-          Contains("or set context_parallel_rotate_method = \"alltoall\""));
-  CHECK_THAT(advice(16, 1, 8, "alltoall")[0], Contains("16 ranks side by side") && !Contains("alltoall"));
+  CHECK_THAT(gathers[0],
+             Contains("parallelism.context_parallel_degree: 8 ranks share each sequence") &&
+                 Contains("with tensor_parallel_degree = 4 they are 32 neighbours, and a node has 8") &&
+                 Contains("or set context_parallel_rotate_method = \"alltoall\""));
+  CHECK_THAT(advice(16, 1, 8, "alltoall")[0],
+             Contains("16 neighbours") && Contains("under attention") && !Contains("lower one"));
+  for (const char* method : {"allgather", "alltoall"})  // documents have no ring
+    CHECK_THAT(advice(16, 1, 8, method, /*documents=*/true)[0],
+               Contains("lower one of both") && !Contains("alltoall"));
   // A tensor parallel group that leaves its node is the reason that is named.
   CHECK_THAT(advice(2, 8, 4)[0], Contains("parallelism.tensor_parallel_degree"));
   CHECK(advice(2, 8, 4).size() == 1);

@@ -63,6 +63,9 @@ TEST_CASE("out of memory names context parallelism where a rank has many tokens 
              Contains("raise parallelism.context_parallel_degree (1 now), whose ranks share each sequence"));
   config.parallelism.context_parallel_degree = 8;
   CHECK_THAT(memory_advice(config), Contains("context_parallel_degree (8 now)"));
+  config.parallelism.tensor_parallel_degree = 2;  // whose ranks divide the tokens between layers
+  CHECK_THAT(memory_advice(config), !Contains("context_parallel_degree"));
+  config.parallelism.tensor_parallel_degree = 1;
   config.parallelism.context_parallel_degree = 16;
   CHECK_THAT(memory_advice(config), !Contains("context_parallel_degree"));
 }

@@ -317,13 +317,16 @@ TEST_CASE("Without a pipeline the weights of one block are gathered, or those of
              Contains("gathered weights 13.0 GiB") &&
                  Contains("set parallelism.fsdp_reshard_after_forward = \"always\", or"));
   CHECK_THAT(refusal("", model, 64 * kGB, 8, 10 * kGB), !Contains("fsdp_reshard_after_forward"));
-  // Of experts those of a block that has some; expert parallel ranks have an eighth of them.
+  // Of experts those of a block that has some. Of 16 ranks of which 8 divide them two gather an eighth of
+  // them; of 8 each keeps its own.
   const models::ModelArgs experts = models::model_args("deepseek_v3", "16B");
   config = resolved("[model]\nname = \"deepseek_v3\"\nflavor = \"16B\"").config;
   const double all = job_size(config, experts, 8, 1).gathered;
   CHECK(all == Approx(2 * parameters_of(experts, {.blocks = 1, .with_experts = 1})));
   config.parallelism.expert_parallel_degree = 8;
-  CHECK(all - job_size(config, experts, 8, 1).gathered == Approx(2 * 64.0 * 3 * 2048 * 1408 * 7 / 8));
+  const double of_experts = 2 * 64.0 * 3 * 2048 * 1408;
+  CHECK(all - job_size(config, experts, 16, 1).gathered == Approx(of_experts * 7 / 8));
+  CHECK(all - job_size(config, experts, 8, 1).gathered == Approx(of_experts));
 }
 
 TEST_CASE("Ranks that share sequences keep their part, and gather keys and values of complete ones") {
