@@ -86,10 +86,13 @@ KeptRouting MoE::finish(Sending sending, const BlockRun& run) {
 }
 
 kernels::RoutedTokens MoE::route(const at::Tensor& logits, const BlockRun& run) const {
-  if (!forces_balance_ && !run.recomputes()) return route_tokens(logits, balance_->bias->weight, routing_);
-  at::Tensor scores = expert_scores(logits, routing_);
-  if (run.recomputes()) return {scores, {}};
-  return {scores, balanced_choices(scores, routing_)};
+  if (!forces_balance_) {
+    kernels::RoutedTokens routed = route_tokens(logits, balance_->bias->weight, routing_);
+    if (run.recomputes()) routed.choices.reset();
+    return routed;
+  }
+  const at::Tensor scores = expert_scores(logits, routing_);
+  return {scores, run.recomputes() ? at::Tensor() : balanced_choices(scores, routing_)};
 }
 
 at::Tensor MoE::forward(const ops::SumAndNorm& h, const BlockRun& run) const {

@@ -45,7 +45,8 @@ class MoE final : public FeedForwardPart {
     KeptRouting routing{};
     std::optional<CountsExchange> counts{};
   };
-  // In a run that is repeated without choices, which are kept.
+  // In a run that is repeated without choices, which are kept, but with the same kernel: scores keep their
+  // bits.
   kernels::RoutedTokens route(const at::Tensor& logits, const BlockRun& run) const;
   // unit: what groups of rows are padded to multiples of, where they are.
   Sending start_dispatch(const kernels::RoutedTokens& routed, std::optional<int64_t> unit,

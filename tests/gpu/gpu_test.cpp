@@ -44,6 +44,26 @@ TEST_CASE("every checkpointing mode and bf16 train on a GPU") {
   }
 }
 
+TEST_CASE("gradients of blocks with experts on a GPU keep their bits where the blocks are run again") {
+  if (gpus() == 0) return;
+  for (const char* model : {"qwen3_moe", "deepseek_v3"}) {
+    const auto gradients = [model](models::ActivationCheckpoint mode) {
+      return run_one_rank(
+          [model, mode](const parallel::Environment& environment) {
+            use_gpu(0);
+            return TinyTraining({.model = model, .checkpoint = mode, .device = at::Device(at::kCUDA, 0)},
+                                environment)
+                .first_gradients();
+          },
+          kGpuTimeout);
+    };
+    const bool equal =
+        gradients(models::ActivationCheckpoint::kNone) == gradients(models::ActivationCheckpoint::kFull);
+    CAPTURE(model);
+    CHECK(equal);
+  }
+}
+
 TEST_CASE("a GPU holds memory of gradients from their first sum to the update alone") {
   if (gpus() == 0) return;
   for (const int64_t accumulation : {1, 2}) {

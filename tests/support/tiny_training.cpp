@@ -185,6 +185,7 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
                                                   summing);
   if (job.mesh.ep > 1)
     experts_ = std::make_unique<parallel::FsdpContext>(*fsdp_, groups_->get(parallel::MeshDim::kEfsdp));
+  model_.allocate_balances(job.device);
   models::ActivationCheckpointing checkpointing;
   checkpointing.blocks.assign(model_.blocks().size(), job.checkpoint);
   if (pipeline_) {

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -52,13 +53,16 @@ std::pair<Tensor, Tensor> add_rms_norm_backward(const Launch& launch, const Tens
   require_numbers(grad_sum, sum.numel(), "add_rms_norm_backward: grad_sum");
   require_numbers(weight, n, "add_rms_norm_backward: weight");
   require_numbers(rstd, rows, "add_rms_norm_backward: rstd");
-  TORCH_CHECK(given_more.size() <= size_t{kMoreTerms}, "add_rms_norm_backward: ", given_more.size(),
-              " further terms of the gradient, expected ", kMoreTerms, " at most");
   std::vector<Tensor> more;
   for (const Tensor& term : given_more) {
     require_alike(term, sum, "add_rms_norm_backward");
     require_numbers(term, sum.numel(), "add_rms_norm_backward: a further term");
     more.push_back(term.contiguous());
+  }
+  // What the kernel has no place for is summed before it, in the order of sum_of_terms().
+  for (; more.size() > size_t{kMoreTerms}; more.pop_back()) {
+    Tensor& before_last = more[more.size() - 2];
+    before_last = at::add(more.back(), before_last);
   }
   Tensor grad_x = at::empty_like(sum), grad_weight = at::empty_like(weight);
   const int64_t blocks = rms_norm_blocks(rows);

@@ -26,7 +26,7 @@ struct AddRmsNormResult {
 using AddRmsNorm = AddRmsNormResult(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
                                     double eps);
 // Gradients of the sum and of weight. The sum's is the norm's plus grad_sum, that of everything else that
-// reads it. The norm's gradient is sum_of_terms(grad, more), with two further terms at most.
+// reads it. The norm's gradient is sum_of_terms(grad, more).
 using AddRmsNormBackward = std::pair<at::Tensor, at::Tensor>(const at::Tensor& grad,
                                                              const at::Tensor& grad_sum,
                                                              const at::Tensor& sum, const at::Tensor& weight,
