@@ -18,9 +18,8 @@ constexpr int64_t kTokensOfThread = 8;  // at least
 // Heads [batch, seq, heads, width] by token; a copy where a head's elements are apart.
 template <typename T>
 struct HeadsOf {
-  explicit HeadsOf(const Tensor& given) : tensor(given.stride(-1) == 1 ? given : given.contiguous()) {
-    data = static_cast<T*>(tensor.data_ptr());
-  }
+  explicit HeadsOf(const Tensor& given)
+      : tensor(given.stride(-1) == 1 ? given : given.contiguous()), data(tensor.data_ptr<T>()) {}
   T* at(int64_t token, int64_t head) const {
     const int64_t seq = tensor.size(1);
     return data + token / seq * tensor.stride(0) + token % seq * tensor.stride(1) + head * tensor.stride(2);
@@ -44,7 +43,7 @@ struct Parts {
         positions(cos.numel() / cos.size(-1)) {}
 
   // Rotated elements x [rotated] of a token; sign -1: back.
-  void turn(const float* x, int64_t token, float sign, float* y) const {
+  void rotate(const float* x, int64_t token, float sign, float* y) const {
     const int64_t angle = token % positions * (rotated / 2);
     rows::rotate_interleaved(x, cos.const_data_ptr<float>() + angle, sin.const_data_ptr<float>() + angle,
                              sign, y, /*heads=*/1, rotated / 2);
@@ -53,10 +52,10 @@ struct Parts {
   template <typename T>
   void move_query(const T* from, T* to, int64_t token, float sign, double factor, float* wide) const {
     const int64_t width = plain + rotated;
-    float* turned = wide + width;  // [rotated]
+    float* part = wide + width;  // [rotated]
     rows::widen(from, wide, width);
-    turn(wide + plain, token, sign, turned);
-    std::copy_n(turned, rotated, wide + plain);
+    rotate(wide + plain, token, sign, part);
+    std::copy_n(part, rotated, wide + plain);
     multiply(wide, factor, width);
     rows::narrow(wide, to, width);
   }
@@ -78,15 +77,15 @@ Heads latent_heads(const Tensor& q, const Tensor& kv, const Tensor& shared, cons
     const HeadsOf<T> from_q(q), from_kv(kv), from_shared(shared.unsqueeze(2)), to_q(out.q), to_k(out.k),
         to_v(out.v);
     parallel_for(0, tokens, kTokensOfThread, [&](int64_t begin, int64_t end) {
-      float *wide = thread_scratch(width + rotated), *turned = thread_scratch(rotated, 1);
+      float *wide = thread_scratch(width + rotated), *of_keys = thread_scratch(rotated, 1);
       for (int64_t token = begin; token < end; ++token) {
         rows::widen(from_shared.at(token, 0), wide, rotated);
-        parts.turn(wide, token, 1, turned);
+        parts.rotate(wide, token, 1, of_keys);
         for (int64_t head = 0; head < heads; ++head) {
           T *key = to_k.at(token, head), *value = to_v.at(token, head);
           const T* source = from_kv.at(token, head);
           std::copy_n(source, plain, key);
-          rows::narrow(turned, key + plain, rotated);
+          rows::narrow(of_keys, key + plain, rotated);
           std::copy_n(source + plain, values, value);
           std::fill_n(value + values, width - values, T(0));
           parts.move_query<T>(from_q.at(token, head), to_q.at(token, head), token, 1, factor, wide);
@@ -111,7 +110,7 @@ LatentGradients latent_heads_backward(const Heads& grads, const Tensor& cos, con
         to_shared(out.shared.unsqueeze(2));
     parallel_for(0, tokens, kTokensOfThread, [&](int64_t begin, int64_t end) {
       float *wide = thread_scratch(width + rotated), *sum = thread_scratch(rotated, 1),
-            *turned = thread_scratch(rotated, 2);
+            *rotated_back = thread_scratch(rotated, 2);
       for (int64_t token = begin; token < end; ++token) {
         std::fill_n(sum, rotated, 0.0F);
         for (int64_t head = 0; head < heads; ++head) {
@@ -123,8 +122,8 @@ LatentGradients latent_heads_backward(const Heads& grads, const Tensor& cos, con
           for (int64_t i = 0; i < rotated; ++i) sum[i] += wide[i];
           parts.move_query<T>(of_queries.at(token, head), to_q.at(token, head), token, -1, factor, wide);
         }
-        parts.turn(sum, token, -1, turned);
-        rows::narrow(turned, to_shared.at(token, 0), rotated);
+        parts.rotate(sum, token, -1, rotated_back);
+        rows::narrow(rotated_back, to_shared.at(token, 0), rotated);
       }
     });
   });

@@ -22,14 +22,14 @@ struct LatentToken {
   __device__ T* head(const HeadsLayout& layout, int which) const {
     return static_cast<T*>(layout.data) + offset_of(layout, 0, sequence, position, which);
   }
-  // Pairs from the rotated element `at` on, turned by their angles, or back.
+  // Pairs from the rotated element `at` on, rotated by their angles, or back.
   template <int kChunk>
-  __device__ void turn(float* x, int at, bool back) const {
+  __device__ void rotate(float* x, int at, bool back) const {
     for (int i = 0; i < kChunk; i += 2) {
       const float c = task.cos[angle + (at + i) / 2], s = task.sin[angle + (at + i) / 2];
-      const float turn_sin = back ? -s : s, even = x[i], odd = x[i + 1];
-      x[i] = even * c - odd * turn_sin;
-      x[i + 1] = even * turn_sin + odd * c;
+      const float signed_sin = back ? -s : s, even = x[i], odd = x[i + 1];
+      x[i] = even * c - odd * signed_sin;
+      x[i + 1] = even * signed_sin + odd * c;
     }
   }
 
@@ -53,7 +53,7 @@ template <typename T, int kChunk>
 __device__ inline void move_query(const LatentToken<T>& token, const T* from, T* to, int at, bool back) {
   float x[kChunk];
   widen_chunk(load<kChunk>(from + at), x);
-  if (at >= token.task.plain) token.template turn<kChunk>(x, at - token.task.plain, back);
+  if (at >= token.task.plain) token.template rotate<kChunk>(x, at - token.task.plain, back);
   if (token.task.factor != 1)
     for (int i = 0; i < kChunk; ++i) x[i] *= token.task.factor;
   store<kChunk>(to + at, rounded_chunk<T, kChunk>(x));
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kLatentThreads) latent_heads_token(const Laten
       }
       float x[kChunk];
       widen_chunk(load<kChunk>(token.head(task.shared, 0) + at - task.plain), x);
-      token.template turn<kChunk>(x, at - task.plain, false);
+      token.template rotate<kChunk>(x, at - task.plain, false);
       store<kChunk>(to, rounded_chunk<T, kChunk>(x));
     } else {
       const float zeros[kChunk] = {};
@@ -108,7 +108,7 @@ __device__ inline void sum_over_heads(const LatentToken<T>& token) {
     if (group == 0) {
       for (unsigned other = 1; other < groups; ++other)
         for (int i = 0; i < kChunk; ++i) sum[i] += sums[other * here + column][i];
-      token.template turn<kChunk>(sum, at, /*back=*/true);
+      token.template rotate<kChunk>(sum, at, /*back=*/true);
       store<kChunk>(token.head(task.shared, 0) + at, rounded_chunk<T, kChunk>(sum));
     }
     __syncthreads();

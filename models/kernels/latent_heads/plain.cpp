@@ -31,10 +31,10 @@ Heads latent_heads(const Tensor& q, const Tensor& kv, const Tensor& shared, cons
   Tensor queries = at::cat(
       {wide(q.narrow(-1, 0, plain)), rotate_neighbours(wide(q.narrow(-1, plain, rotated)), cos, sin)}, -1);
   if (factor != 1) queries.mul_(factor);
-  const Tensor turned = rotate_neighbours(wide(shared.unsqueeze(2)), cos, sin)
-                            .to(q.scalar_type())
-                            .expand({-1, -1, q.size(2), -1});
-  const Tensor keys = at::cat({kv.narrow(-1, 0, plain), turned}, -1);
+  const Tensor rotated_keys = rotate_neighbours(wide(shared.unsqueeze(2)), cos, sin)
+                                  .to(q.scalar_type())
+                                  .expand({-1, -1, q.size(2), -1});
+  const Tensor keys = at::cat({kv.narrow(-1, 0, plain), rotated_keys}, -1);
   return {queries.to(q.scalar_type()), keys,
           at::constant_pad_nd(kv.narrow(-1, plain, values), {0, plain + rotated - values})};
 }
@@ -43,12 +43,12 @@ LatentGradients latent_heads_backward(const Heads& grads, const Tensor& cos, con
                                       int64_t values) {
   const int64_t rotated = 2 * cos.size(-1), plain = grads.q.size(-1) - rotated;
   const at::ScalarType dtype = grads.q.scalar_type();
-  const auto turned_back = [&](const Tensor& t) { return rotate_neighbours(t, cos, sin, true); };
+  const auto rotated_back = [&](const Tensor& t) { return rotate_neighbours(t, cos, sin, true); };
   Tensor of_q = at::cat(
-      {wide(grads.q.narrow(-1, 0, plain)), turned_back(wide(grads.q.narrow(-1, plain, rotated)))}, -1);
+      {wide(grads.q.narrow(-1, 0, plain)), rotated_back(wide(grads.q.narrow(-1, plain, rotated)))}, -1);
   if (factor != 1) of_q.mul_(factor);
   const Tensor of_kv = at::cat({grads.k.narrow(-1, 0, plain), grads.v.narrow(-1, 0, values)}, -1);
-  const Tensor of_shared = turned_back(wide(grads.k.narrow(-1, plain, rotated)).sum(2, /*keepdim=*/true));
+  const Tensor of_shared = rotated_back(wide(grads.k.narrow(-1, plain, rotated)).sum(2, /*keepdim=*/true));
   return {of_q.to(dtype), of_kv, of_shared.squeeze(2).to(dtype)};
 }
 
