@@ -22,22 +22,32 @@ std::string why_plain_norm(const at::Tensor& x, const at::Tensor& weight) {
   return is_fused_dtype(x) && weight.scalar_type() != x.scalar_type() ? "a weight of another dtype"
                                                                       : why_plain_dtype(x);
 }
+// Whether all that are defined have the dtype of x.
+bool alike(const at::Tensor& x, at::TensorList others) {
+  return std::ranges::all_of(
+      others, [&](const at::Tensor& t) { return !t.defined() || t.scalar_type() == x.scalar_type(); });
+}
 std::string why_plain_rope(const Heads& x, const at::Tensor& cos, const at::Tensor&, const models::RopeStyle&,
                            const int64_t&) {
-  const auto alike = [&](const at::Tensor& t) {
-    return !t.defined() || t.scalar_type() == x.q.scalar_type();
-  };
   if (!is_fused_dtype(x.q)) return why_plain_dtype(x.q);
   if (cos.scalar_type() != at::kFloat) return "angles that are not fp32";
-  return alike(x.k) && alike(x.v) ? "" : "heads of different dtypes";
+  return alike(x.q, {x.k, x.v}) ? "" : "heads of different dtypes";
 }
-std::string why_plain_latent(const at::Tensor& heads, const at::Tensor& cos, int64_t values) {
+std::string why_plain_latent(const at::Tensor& heads, at::TensorList others, const at::Tensor& cos,
+                             int64_t values) {
   if (!is_fused_dtype(heads)) return why_plain_dtype(heads);
+  if (!alike(heads, others)) return "heads of different dtypes";
   if (cos.scalar_type() != at::kFloat) return "angles that are not fp32";
   return heads.size(-1) % 2 == 0 && values % 2 == 0 ? "" : "heads of odd widths";
 }
-std::string why_plain_experts(int64_t experts) {
-  return experts <= kMaxFusedExperts ? "" : fmt::format("{} experts", experts);
+std::string why_plain_experts(const at::Tensor& x, int64_t experts) {
+  return !x.is_cuda() || experts <= kMaxFusedExperts ? "" : fmt::format("{} experts", experts);
+}
+// dtype: of logits, or of their gradient.
+std::string why_plain_weights(const at::Tensor& scores, at::ScalarType dtype) {
+  if (scores.scalar_type() != at::kFloat)
+    return fmt::format("scores of dtype {}", c10::toString(scores.scalar_type()));
+  return is_fused_dtype(dtype) ? "" : fmt::format("logits of dtype {}", c10::toString(dtype));
 }
 std::string why_plain_loss(const at::Tensor& logits, const at::Tensor& labels) {
   return is_fused_dtype(logits) && !(logits.is_contiguous() && labels.is_contiguous())
@@ -75,28 +85,30 @@ Kernels all_forms() {
                                     plain::gated_activation_backward, cpu::gated_activation_backward},
       .latent_heads = {"hyperion::latent_heads", "latent attention's heads",
                        [](auto& q, auto& kv, auto& shared, auto& cos, auto&...) {
-                         return why_plain_latent(q, cos, kv.size(-1) + shared.size(-1));
+                         return why_plain_latent(q, {kv, shared}, cos, kv.size(-1) + shared.size(-1));
                        },
                        plain::latent_heads, cpu::latent_heads},
       .latent_heads_backward = {"hyperion::latent_heads_backward", "latent attention's heads",
                                 [](auto& grads, auto& cos, auto&, auto&, auto& values) {
-                                  return why_plain_latent(grads.q, cos, values);
+                                  return why_plain_latent(grads.q, {grads.k, grads.v}, cos, values);
                                 },
                                 plain::latent_heads_backward, cpu::latent_heads_backward},
       .route_tokens = {"hyperion::route_tokens", "router",
                        [](auto& logits, auto&, auto& options) {
-                         return is_fused_dtype(logits) ? why_plain_experts(options.experts)
+                         return is_fused_dtype(logits) ? why_plain_experts(logits, options.experts)
                                                        : why_plain_dtype(logits);
                        },
                        plain::route_tokens, cpu::route_tokens},
       .routing_weights = {"hyperion::routing_weights", "router",
-                          [](auto& scores, auto&...) { return why_plain_dtype(scores); },
+                          [](auto& scores, auto&...) { return why_plain_weights(scores, at::kFloat); },
                           plain::routing_weights, cpu::routing_weights},
       .routing_weights_backward = {"hyperion::routing_weights_backward", "router",
-                                   [](auto& grad, auto&...) { return why_plain_dtype(grad); },
+                                   [](auto&, auto& scores, auto&, auto&, auto& dtype) {
+                                     return why_plain_weights(scores, dtype);
+                                   },
                                    plain::routing_weights_backward, cpu::routing_weights_backward},
       .order_rows = {"hyperion::order_rows", "rows of experts",
-                     [](auto&, auto& experts, auto&) { return why_plain_experts(experts); },
+                     [](auto& choices, auto& experts, auto&) { return why_plain_experts(choices, experts); },
                      plain::order_rows, cpu::order_rows},
       .gather_rows = {"hyperion::gather_rows", "rows of experts",
                       [](auto& x, auto&...) { return why_plain_dtype(x); }, plain::gather_rows,

@@ -4,7 +4,9 @@
 #include <span>
 #include <utility>
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include "models/kernels/kernels.h"
 
@@ -57,6 +59,8 @@ Tensor gradient_of_weights(const Tensor& a, const Tensor& b, const Dispatch& dis
 
 kernels::WeightedRows weight_rows(const Tensor& a, const Tensor& b, const Dispatch& dispatch,
                                   const Tensor& weights) {
+  if (weights.numel() == 0)  // padding alone
+    return {at::zeros_like(a), at::zeros_like(b), at::empty_like(weights)};
   kernels::WeightedRows made = kernels::table().weight_rows(a, b, dispatch.order(), weights.flatten());
   made.products = made.products.view(dispatch.choices.sizes());
   return made;

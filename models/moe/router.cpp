@@ -17,7 +17,6 @@ using torch::autograd::Function;
 using torch::autograd::variable_list;
 
 struct SavedWeights : torch::CustomClassHolder {
-  Tensor scores, choices;
   RoutingOptions options;
   at::ScalarType dtype = at::kFloat;  // of the logits
 };
@@ -25,28 +24,23 @@ struct SavedWeights : torch::CustomClassHolder {
 struct RoutingWeightsFunction : Function<RoutingWeightsFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& logits, const Tensor& scores,
                         const Tensor& choices, const RoutingOptions& options) {
+    context->save_for_backward({scores, choices});
     SavedWeights saved;
-    saved.scores = scores;
-    saved.choices = choices;
     saved.options = options;
     saved.dtype = logits.scalar_type();
     keep_state(context, std::move(saved));
     return kernels::table().routing_weights(scores, choices, options);
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto tensors = context->get_saved_variables();
     const auto saved = kept_state<SavedWeights>(context);
-    return {kernels::table().routing_weights_backward(grads[0], saved->scores, saved->choices, saved->options,
+    return {kernels::table().routing_weights_backward(grads[0], tensors[0], tensors[1], saved->options,
                                                       saved->dtype),
             Tensor(), Tensor(), Tensor()};
   }
 };
 
 }  // namespace
-
-Tensor choose_experts(const Tensor& scores, const Tensor& bias, const RoutingOptions& options) {
-  const auto choose = scores.is_cpu() ? kernels::cpu::choose_experts : kernels::plain::choose_experts;
-  return choose(scores, bias, options);
-}
 
 kernels::RoutedTokens route_tokens(const Tensor& logits, const Tensor& bias, const RoutingOptions& options) {
   return kernels::table().route_tokens(logits, bias, options);

@@ -13,14 +13,7 @@ using kernels::RoutingOptions;
 // logits [tokens, experts] -> scores in (0, 1).
 using kernels::plain::expert_scores;
 
-// The experts of each token, int64 [tokens, top_k]: those with the largest score plus bias, the best first,
-// and of equal ones the lower. bias [experts], of the scores' dtype.
-at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias, const RoutingOptions& options);
-// Its specification, in libtorch's operations.
-namespace plain {
-using kernels::plain::choose_experts;
-}
-// Both at once, which is one launch on a GPU.
+// Scores and each token's experts at once, which is one launch on a GPU.
 kernels::RoutedTokens route_tokens(const at::Tensor& logits, const at::Tensor& bias,
                                    const RoutingOptions& options);
 // Round robin over the experts, whatever the scores are (debug.moe_force_load_balance).

@@ -13,8 +13,11 @@ inline at::ScalarType opmath_dtype(const at::Tensor& t) {
 }
 
 // What all forms but the plain ones take: fp32 and bf16.
+inline bool is_fused_dtype(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kBFloat16;
+}
 inline bool is_fused_dtype(const at::Tensor& t) {
-  return t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16;
+  return is_fused_dtype(t.scalar_type());
 }
 
 // Calls f with a value of the tensor's element type, float or c10::BFloat16.

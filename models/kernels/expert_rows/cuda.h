@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 
 #include <ATen/ops/empty.h>
 
@@ -16,6 +17,9 @@ template <typename Launch>
 RowOrder order_rows(const Launch& launch, const Tensor& given, int64_t experts, int64_t unit) {
   const Tensor choices = given.contiguous();
   const int64_t slots = choices.numel(), rows = unit == 0 ? slots : padded_rows(slots, experts, unit);
+  TORCH_CHECK(rows <= std::numeric_limits<int>::max() && experts <= kMaxFusedExperts, "order_rows: ", rows,
+              " rows of ", experts, " experts, expected at most ", std::numeric_limits<int>::max(), " of ",
+              kMaxFusedExperts);
   const int64_t blocks = std::max<int64_t>((slots + kSlotsOfBlock - 1) / kSlotsOfBlock, 1);
   const auto integers = choices.options(), small = integers.dtype(at::kInt);
   const Tensor counts = at::empty({blocks, experts}, small);

@@ -25,7 +25,8 @@ using SumRows = at::Tensor(const at::Tensor& rows, const at::Tensor& row_of_slot
                            const at::Tensor& added, int64_t top_k);
 // Of each slot the sum over its row of a times b, in opmath_dtype(): [slots].
 using ProductsOfRows = at::Tensor(const at::Tensor& a, const at::Tensor& b, const at::Tensor& row_of_slot);
-// Rows a and b times the weights of their slots, [slots], rounded once, and ProductsOfRows.
+// Rows a and b times the weights of their slots, [slots], rounded once, zeros in the padding whatever a, b
+// and the weights are, and ProductsOfRows.
 struct WeightedRows {
   at::Tensor a, b, products;
 };

@@ -1,4 +1,5 @@
 #include <limits>
+#include <utility>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -16,10 +17,17 @@ namespace {
 
 using at::Tensor;
 
+Tensor with_zeros_in_padding(Tensor rows, const RowOrder& order) {
+  if (order.padding.defined()) rows.index_fill_(0, order.padding, 0);
+  return rows;
+}
+
 // Each row times the weight of its slot, rounded once.
 Tensor times_weights(const Tensor& rows, const RowOrder& order, const Tensor& weights) {
   const Tensor factors = weights.index_select(0, order.slots).unsqueeze(1);
-  return rows.mul(factors).to(rows.scalar_type());  // multiplied in the factors' dtype
+  Tensor made = rows.mul(factors).to(rows.scalar_type());  // multiplied in the factors' dtype
+  // After the product: rows of the padding have the weight of slot 0, which may be no finite number.
+  return with_zeros_in_padding(std::move(made), order);
 }
 
 }  // namespace
@@ -49,8 +57,8 @@ RowOrder order_rows(const Tensor& choices, int64_t experts, int64_t unit) {
 
 Tensor gather_rows(const Tensor& x, const RowOrder& order, const Tensor& weights) {
   Tensor rows = x.index_select(0, order.tokens);
-  if (order.padding.defined()) rows.index_fill_(0, order.padding, 0);
-  return weights.defined() ? times_weights(rows, order, weights) : rows;
+  return weights.defined() ? times_weights(rows, order, weights)
+                           : with_zeros_in_padding(std::move(rows), order);
 }
 
 Tensor sum_rows(const Tensor& rows, const Tensor& row_of_slot, const Tensor& weights, const Tensor& added,

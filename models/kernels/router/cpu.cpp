@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -16,64 +17,56 @@ using at::Tensor;
 constexpr int64_t kTokens = 64;  // of a thread, at least
 constexpr auto kLeast = static_cast<float>(kLeastSum);
 
-// The indices of the `count` largest of values, the largest first and of equal ones the lower. NaN is chosen
-// like any number where it comes first, so that indices are valid and distinct whatever the values are.
-template <typename T>
-void largest(const T* values, int64_t n, int64_t count, std::vector<char>& taken, int64_t* out) {
+bool chosen_before(float a, float b) {
+  return a > b || (std::isnan(a) && !std::isnan(b));
+}
+
+// The indices of the `count` first of values in the order of RoutedTokens.
+void choose_first(const float* values, int64_t n, int64_t count, std::vector<char>& taken, int64_t* out) {
   std::fill_n(taken.begin(), n, 0);
   for (int64_t i = 0; i < count; ++i) {
     int64_t best = -1;
     for (int64_t candidate = 0; candidate < n; ++candidate)
-      if (!taken[candidate] && (best < 0 || values[candidate] > values[best])) best = candidate;
+      if (!taken[candidate] && (best < 0 || chosen_before(values[candidate], values[best]))) best = candidate;
     taken[best] = 1;
     out[i] = best;
   }
 }
 
-template <typename T>
-void choose_of_tokens(const T* scores, const T* bias, const RoutingOptions& options, int64_t begin,
+void choose_of_tokens(const float* scores, const float* bias, const RoutingOptions& options, int64_t begin,
                       int64_t end, int64_t* choices) {
   const int64_t experts = options.experts, groups = options.groups;
   const int64_t in_group = groups > 0 ? experts / groups : 0;
-  std::vector<T> biased(static_cast<size_t>(experts)), of_groups(static_cast<size_t>(groups));
+  std::vector<float> biased(static_cast<size_t>(experts)), of_groups(static_cast<size_t>(groups));
   std::vector<char> taken(static_cast<size_t>(experts));
   std::vector<int64_t> chosen(static_cast<size_t>(std::max<int64_t>(groups, 2)));
   for (int64_t token = begin; token < end; ++token) {
     for (int64_t e = 0; e < experts; ++e) biased[e] = scores[token * experts + e] + bias[e];
     if (groups > 0) {
       for (int64_t group = 0; group < groups; ++group) {
-        const T* first = biased.data() + group * in_group;
-        largest(first, in_group, 2, taken, chosen.data());
+        const float* first = biased.data() + group * in_group;
+        choose_first(first, in_group, 2, taken, chosen.data());
         of_groups[group] = first[chosen[0]] + first[chosen[1]];
       }
-      largest(of_groups.data(), groups, groups, taken, chosen.data());
+      choose_first(of_groups.data(), groups, groups, taken, chosen.data());
       for (int64_t i = options.limited_groups; i < groups; ++i)
-        std::fill_n(biased.begin() + chosen[i] * in_group, in_group, -std::numeric_limits<T>::infinity());
+        std::fill_n(biased.begin() + chosen[i] * in_group, in_group, -std::numeric_limits<float>::infinity());
     }
-    largest(biased.data(), experts, options.top_k, taken, choices + token * options.top_k);
+    choose_first(biased.data(), experts, options.top_k, taken, choices + token * options.top_k);
   }
 }
 
 }  // namespace
 
-Tensor choose_experts(const Tensor& scores, const Tensor& bias, const RoutingOptions& options) {
-  const Tensor values = scores.contiguous(), added = bias.to(scores.scalar_type());
+RoutedTokens route_tokens(const Tensor& logits, const Tensor& given_bias, const RoutingOptions& options) {
+  const Tensor scores = plain::expert_scores(logits, options).contiguous(),
+               bias = given_bias.to(at::kFloat).contiguous();
   const Tensor choices = at::empty({scores.size(0), options.top_k}, scores.options().dtype(at::kLong));
+  const auto *score = scores.const_data_ptr<float>(), *added = bias.const_data_ptr<float>();
   auto* out = choices.mutable_data_ptr<int64_t>();
-  parallel_for(0, scores.size(0), kTokens, [&](int64_t begin, int64_t end) {
-    if (values.scalar_type() == at::kDouble)
-      choose_of_tokens(values.const_data_ptr<double>(), added.const_data_ptr<double>(), options, begin, end,
-                       out);
-    else
-      choose_of_tokens(values.const_data_ptr<float>(), added.const_data_ptr<float>(), options, begin, end,
-                       out);
-  });
-  return choices;
-}
-
-RoutedTokens route_tokens(const Tensor& logits, const Tensor& bias, const RoutingOptions& options) {
-  const Tensor scores = plain::expert_scores(logits, options);
-  return {scores, choose_experts(scores, bias, options)};
+  parallel_for(0, scores.size(0), kTokens,
+               [&](int64_t begin, int64_t end) { choose_of_tokens(score, added, options, begin, end, out); });
+  return {scores, choices};
 }
 
 Tensor routing_weights(const Tensor& given_scores, const Tensor& given_choices,
@@ -87,9 +80,10 @@ Tensor routing_weights(const Tensor& given_scores, const Tensor& given_choices,
   const auto factor = static_cast<float>(options.scale);
   parallel_for(0, choices.size(0), kTokens, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
-      float sum = kLeast;
+      float sum = 0;
       for (int64_t slot = token * k; slot < (token + 1) * k; ++slot)
         sum += out[slot] = score[token * experts + choice[slot]];
+      sum += kLeast;
       for (int64_t slot = token * k; slot < (token + 1) * k; ++slot)
         out[slot] = (options.normalise ? out[slot] / sum : out[slot]) * factor;
     }
@@ -113,11 +107,12 @@ Tensor routing_weights_backward(const Tensor& given_grad, const Tensor& given_sc
     for (int64_t token = begin; token < end; ++token) {
       const float* of = score + token * experts;
       float* to = out + token * experts;
-      float sum = kLeast, dot = 0, of_softmax = 0;
+      float sum = 0, dot = 0, of_softmax = 0;
       for (int64_t slot = token * k; slot < (token + 1) * k; ++slot) {
         sum += of[choice[slot]];
         dot += grad[slot] * factor * of[choice[slot]];
       }
+      sum += kLeast;
       std::fill_n(to, experts, 0.0F);
       for (int64_t slot = token * k; slot < (token + 1) * k; ++slot) {
         const float scaled = grad[slot] * factor;

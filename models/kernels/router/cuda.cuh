@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kWarp) route_token(const RouteTokensTask task)
 
 constexpr unsigned kWeightsThreads = 128;
 
-// A thread per token.
+// A thread per token. A template, so that a header can define it.
 template <unsigned kThreads>
 __global__ void __launch_bounds__(kThreads) routing_weights_tokens(const RoutingWeightsTask task) {
   const int64_t token = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -117,9 +117,10 @@ __global__ void __launch_bounds__(kThreads) routing_weights_tokens(const Routing
   const int64_t* const choices = task.choices + token * task.top_k;
   float sum = 0;
   for (int k = 0; k < task.top_k; ++k) sum += scores[choices[k]];
+  sum += static_cast<float>(kLeastSum);
   for (int k = 0; k < task.top_k; ++k) {
     const float weight = scores[choices[k]];
-    task.weights[token * task.top_k + k] = (task.normalise ? weight / (sum + 1e-20f) : weight) * task.scale;
+    task.weights[token * task.top_k + k] = (task.normalise ? weight / sum : weight) * task.scale;
   }
 }
 
@@ -134,7 +135,7 @@ __global__ void __launch_bounds__(kWarp) routing_weights_backward_token(const Ro
     sum += scores[choices[k]];
     dot += grads[k] * task.scale * scores[choices[k]];
   }
-  sum += 1e-20f;
+  sum += static_cast<float>(kLeastSum);
   const auto of_choice = [&](int k) {
     const float grad = grads[k] * task.scale;
     return task.normalise ? (grad - dot / sum) / sum : grad;

@@ -16,8 +16,12 @@ RoutedTokens route_tokens(const Launch& launch, const Tensor& given_logits, cons
   const int64_t tokens = logits.size(0);
   require_numbers(logits, tokens * options.experts, "route_tokens: logits");
   require_numbers(bias, options.experts, "route_tokens: bias");
+  TORCH_CHECK(options.experts <= kMaxFusedExperts && options.top_k <= options.experts,
+              "route_tokens: ", options.top_k, " of ", options.experts, " experts, expected at most all of ",
+              kMaxFusedExperts);
   RoutedTokens out = {at::empty(logits.sizes(), logits.options().dtype(at::kFloat)),
                       at::empty({tokens, options.top_k}, logits.options().dtype(at::kLong))};
+  require_alike(bias, out.scores, "route_tokens: bias");
   const RouteTokensTask task{.logits = logits.const_data_ptr(),
                              .bias = bias.const_data_ptr<float>(),
                              .scores = out.scores.mutable_data_ptr<float>(),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "models/flavors/model_args.h"
+#include "models/kernels/common/limits.h"
 #include "models/kernels/kernel.h"
 
 namespace hyperion::kernels {
@@ -15,10 +16,9 @@ struct RoutingOptions {
   bool normalise = false;  // the weights of a token are divided by their sum + kLeastSum
   double scale = 1;        // and multiplied by this
   int64_t groups = 0;      // of neighbouring experts; 0: none
-  int64_t limited_groups =
-      0;  // a token's experts are of so many groups, those with the best sums of two scores
+  // A token's experts are of so many groups, those with the best sums of two scores.
+  int64_t limited_groups = 0;
 };
-inline constexpr double kLeastSum = 1e-20;
 
 inline void append(Values& values, const RoutingOptions& options) {
   for (const int64_t number : {options.experts, options.top_k, static_cast<int64_t>(options.score),
@@ -31,6 +31,7 @@ inline void append(Values& values, const RoutingOptions& options) {
 
 // logits [tokens, experts]; bias [experts] -> scores [tokens, experts] in (0, 1), of opmath_dtype(); choices
 // int64 [tokens, top_k]: those with the largest score plus bias, the best first, and of equal ones the lower.
+// NaN is before all numbers, in groups' sums too, as in libtorch's order.
 struct RoutedTokens {
   at::Tensor scores, choices;
 };
@@ -59,7 +60,6 @@ RoutingWeightsBackward routing_weights_backward;
 }  // namespace plain
 
 namespace cpu {
-at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias, const RoutingOptions& options);
 RouteTokens route_tokens;
 RoutingWeights routing_weights;
 RoutingWeightsBackward routing_weights_backward;

@@ -38,10 +38,12 @@ namespace plain = kernels::plain;
 namespace {
 
 bool near_plain(const Tensor& a, const Tensor& b, double roundings = 1) {
-  const bool half = a.scalar_type() == at::kBFloat16;
+  // Of numbers whose terms cancel the error is a part of the terms, which are about as large as the largest
+  // number: their sums are in fp32 whatever a and b are rounded to.
+  const double terms = b.abs().max().item<double>();
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
-         at::allclose(a.to(at::kDouble), b.to(at::kDouble), half ? roundings / 256 : 1e-5,
-                      half ? 1e-2 : 1e-5);
+         at::allclose(a.to(at::kDouble), b.to(at::kDouble),
+                      a.scalar_type() == at::kBFloat16 ? roundings / 256 : 1e-5, 1e-5 * terms);
 }
 
 // Of random choices, distinct in each token.
@@ -148,8 +150,20 @@ TEST_CASE("the source of the CUDA router chooses as the plain form and follows i
   Tensor logits = at::randn({1, 40});
   logits[0][37] = NAN;
   logits[0][5] = NAN;
-  const auto routed = own::route_tokens(kOnThreads, logits, at::zeros({40}), options);
-  CHECK(routed.choices.equal(plain::choose_experts(routed.scores, at::zeros({40}), options)));
+  for (const int64_t groups : {0, 8}) {
+    CAPTURE(groups);
+    options.groups = groups;
+    options.limited_groups = groups / 2;
+    const auto routed = own::route_tokens(kOnThreads, logits, at::zeros({40}), options);
+    const Tensor wanted = plain::choose_experts(routed.scores, at::zeros({40}), options);
+    CHECK((wanted[0][0].item<int64_t>() == 5 && wanted[0][1].item<int64_t>() == 37));
+    CHECK(routed.choices.equal(wanted));
+    CHECK(kernels::cpu::route_tokens(logits, at::zeros({40}), options).choices.equal(wanted));
+  }
+  options.experts = kernels::kMaxFusedExperts + 8;
+  options.groups = options.limited_groups = 0;
+  CHECK_THROWS(
+      own::route_tokens(kOnThreads, at::zeros({1, options.experts}), at::zeros({options.experts}), options));
 }
 
 TEST_CASE("the source of the CUDA order of experts' rows has the plain form's numbers, padded or not") {
@@ -174,6 +188,8 @@ TEST_CASE("the source of the CUDA order of experts' rows has the plain form's nu
       CHECK(made.padding.equal(wanted.padding));
     }
   }
+  CHECK_THROWS(own::order_rows(kOnThreads, at::zeros({1, 1}, at::kLong), kernels::kMaxFusedExperts + 1, 0));
+  CHECK_THROWS(own::order_rows(kOnThreads, at::zeros({1, 1}, at::kLong), 1024, int64_t{1} << 21));
 }
 
 TEST_CASE("the source of the CUDA gathers and sums of experts' rows follows the plain forms") {
@@ -206,7 +222,7 @@ TEST_CASE("the source of the CUDA gathers and sums of experts' rows follows the 
         CHECK(near_plain(kernels::cpu::sum_rows(a, order.rows, factors, added, c.top_k), wanted));
       }
     const auto near_products = [&](const Tensor& made) {
-      return at::allclose(made, plain::products_of_rows(a, gathered, order.rows), 1e-4, 1e-3);
+      return near_plain(made, plain::products_of_rows(a, gathered, order.rows));
     };
     CHECK(near_products(own::products_of_rows(kOnThreads, a, gathered, order.rows)));
     CHECK(near_products(kernels::cpu::products_of_rows(a, gathered, order.rows)));
@@ -223,6 +239,25 @@ TEST_CASE("the source of the CUDA gathers and sums of experts' rows follows the 
       CHECK(same_rows(made.b, wanted.b));
       CHECK(near_products(made.products));
     }
+  }
+  // Nor are its rows in the result, whatever the weight of slot 0 is, which is the slot they have.
+  const kernels::RowOrder order = plain::order_rows(random_choices(4, 3, 2), 3, 8);
+  const Tensor rows = random_of({4, 16}, dtype), a = plain::gather_rows(rows, order, {}),
+               weights = at::rand({8});
+  const auto zeros_in_padding = [&](const Tensor& made) {
+    return made.index_select(0, order.padding).eq(0).all().item<bool>();
+  };
+  for (const double weight : {static_cast<double>(INFINITY), static_cast<double>(NAN)}) {
+    CAPTURE(weight);
+    weights[0] = weight;
+    for (const Tensor& made :
+         {plain::gather_rows(rows, order, weights), kernels::cpu::gather_rows(rows, order, weights),
+          own::gather_rows(kOnThreads, rows, order, weights)})
+      CHECK(zeros_in_padding(made));
+    for (const kernels::WeightedRows& made :
+         {plain::weight_rows(a, a, order, weights), kernels::cpu::weight_rows(a, a, order, weights),
+          own::weight_rows(kOnThreads, a, a, order, weights)})
+      CHECK((zeros_in_padding(made.a) && zeros_in_padding(made.b)));
   }
   const Tensor x = at::ones({3, 4});
   CHECK_THROWS(own::products_of_rows(kOnThreads, x, at::ones({3, 5}), at::zeros({3}, at::kLong)));

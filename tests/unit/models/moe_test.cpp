@@ -29,6 +29,7 @@
 namespace hyperion::models {
 
 using at::Tensor;
+namespace plain = kernels::plain;
 
 namespace {
 
@@ -117,9 +118,11 @@ TEST_CASE("experts are chosen as a scalar rule says, ties to the lower one") {
         }
         scores = scores.to(dtype);
         bias = bias.to(at::kFloat);
-        const Tensor found = choose_experts(scores, bias, options);
+        const Tensor found = plain::choose_experts(scores, bias, options);
         REQUIRE(found.sizes() == at::IntArrayRef({200, c.top_k}));
-        CHECK(found.equal(plain::choose_experts(scores, bias, options)));
+        const Tensor logits = at::randn(scores.sizes()).to(dtype);
+        const auto routed = route_tokens(ties ? at::round(logits) : logits, bias, options);
+        CHECK(routed.choices.equal(plain::choose_experts(routed.scores, bias, options)));
         for (int64_t token = 0; token < 200; ++token) {
           const Tensor expected = found[token].contiguous();
           const std::vector<int64_t> of_token(expected.const_data_ptr<int64_t>(),
@@ -132,13 +135,15 @@ TEST_CASE("experts are chosen as a scalar rule says, ties to the lower one") {
 }
 
 TEST_CASE("choices are experts and distinct whatever the scores are") {
-  const RoutingOptions options = routing(4, 3);
-  const Tensor scores = at::zeros({3, 4});
-  scores[0].fill_(NAN);
-  scores[1][2] = INFINITY;
-  scores[2][0] = NAN;
-  const Tensor choices = choose_experts(scores, at::zeros({4}), options);
-  for (int64_t token = 0; token < 3; ++token) {
+  const RoutingOptions options = routing(4, 3, ScoreFunction::kSigmoid);
+  const Tensor logits = at::zeros({4, 4}), bias = at::zeros({4});
+  logits[0].fill_(NAN);
+  logits[1][2] = INFINITY;
+  logits[2][0] = NAN;
+  logits[3][3] = NAN;
+  const auto [scores, choices] = route_tokens(logits, bias, options);
+  CHECK(choices.equal(plain::choose_experts(scores, bias, options)));
+  for (int64_t token = 0; token < 4; ++token) {
     std::vector<int64_t> chosen(choices[token].const_data_ptr<int64_t>(),
                                 choices[token].const_data_ptr<int64_t>() + 3);
     std::ranges::sort(chosen);
@@ -151,10 +156,10 @@ TEST_CASE("a bias moves choices and not weights") {
   const Tensor logits = at::zeros({1, 3});
   logits[0][0] = 1.0;
   const RoutingOptions options = routing(3, 1, ScoreFunction::kSigmoid);
-  const Tensor scores = expert_scores(logits, options), bias = at::zeros({3});
-  CHECK(choose_experts(scores, bias, options).item<int64_t>() == 0);
+  const Tensor bias = at::zeros({3});
+  CHECK(route_tokens(logits, bias, options).choices.item<int64_t>() == 0);
   bias[2] = 1.0;
-  const Tensor chosen = choose_experts(scores, bias, options);
+  const auto [scores, chosen] = route_tokens(logits, bias, options);
   CHECK(chosen.item<int64_t>() == 2);
   RoutingOptions raw = options;
   raw.normalise = false;
@@ -173,7 +178,7 @@ TEST_CASE("weights of experts have the gradients of finite differences") {
       options.scale = 2.5;
       const Tensor logits = at::randn({4, 5}, at::kDouble).requires_grad_(),
                    seed = at::randn({4, 3}, at::kDouble);
-      const Tensor choices = choose_experts(expert_scores(logits.detach(), options), at::zeros({5}), options);
+      const Tensor choices = route_tokens(logits.detach(), at::zeros({5}), options).choices;
       const auto value = [&](const Tensor& at) {
         return (routing_weights(at, expert_scores(at.detach(), options), choices, options) * seed).sum();
       };
@@ -218,6 +223,15 @@ TEST_CASE("rows are the slots in a stable order by expert, and back") {
     CHECK(at::allclose(sum_rows(gather_rows(x, dispatch, weights), dispatch, Tensor()),
                        x * weights.sum(1, true), 1e-12, 1e-12));
   }
+}
+
+TEST_CASE("rows of experts that get no token are zeros") {
+  const Dispatch dispatch = dispatch_tokens(at::zeros({0, 2}, at::kLong), 3, RowCounts::kPadded);
+  const Tensor rows = gather_rows(at::zeros({0, 4}), dispatch, Tensor());
+  CHECK(rows.equal(at::zeros({dispatch.slots.size(0), 4})));
+  const auto [a, b, products] = weight_rows(rows + 1, rows + 2, dispatch, at::zeros({0, 2}));
+  CHECK((a.equal(rows) && b.equal(rows)));
+  CHECK(products.sizes() == at::IntArrayRef({0, 2}));
 }
 
 TEST_CASE("sums over experts are in fp32, in the order of the slots, and rounded once") {
