@@ -191,12 +191,11 @@ ContextTraffic context_traffic(const config::JobConfig& config, const models::Mo
       static_cast<double>(model.kv_lora_rank > 0 ? model.n_heads : model.n_kv_heads) / tensor;
   const double elements = 2 * static_cast<double>(rows) * static_cast<double>(training.seq_len) * heads *
                           static_cast<double>(model.head_dim) * (ranks - 1) / ranks;
-  const double microbatches =
-      static_cast<double>(config::microbatches_of(training, mesh.degree(parallel::MeshDim::kBatch))) *
-      static_cast<double>(training.local_batch_size / rows);
+  const int64_t microbatches = config::microbatches_of(training, mesh.degree(parallel::MeshDim::kBatch)) *
+                               (training.local_batch_size / rows);
   ContextTraffic traffic = {.forward = elements * key, .backward = elements * (key + sum)};
-  traffic.step =
-      (traffic.forward + traffic.backward) * static_cast<double>(model.n_layers) / stages * microbatches;
+  traffic.step = (traffic.forward + traffic.backward) * static_cast<double>(model.n_layers) / stages *
+                 static_cast<double>(microbatches);
   return traffic;
 }
 
