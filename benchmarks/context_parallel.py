@@ -18,19 +18,16 @@ of all runs, a ratio the median of the ratios of neighbouring runs, with the sma
 lines of rank 0 (the median of the second half). Standard library only.
 """
 
-import argparse
 import collections
 import json
-import os
 import re
 import shutil
 import statistics
 import tempfile
 from pathlib import Path
 
-from machine import processor
 from pipeline import ROOT, Bench, memory
-from tensor_parallel import compare
+from tensor_parallel import compare, parsed, parser_of
 
 PARTS = ("speed", "short", "balance", "memory")
 LENGTH, LONG = 4096, 8192
@@ -79,16 +76,9 @@ def print_balance(bench, balancer):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--binary", type=Path, default=ROOT / "build" / "hyperion")
-    parser.add_argument("--pairs", type=int, default=5)
+    parser = parser_of(__doc__, PARTS)
     parser.add_argument("--steps", type=int, default=16, help="of a run, half of which are measured (default 16)")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
-    options = parser.parse_args()
-    parts = options.parts or PARTS
-    if set(parts) - set(PARTS) or options.pairs < 1 or options.steps < 2:
-        parser.error(f"parts are {', '.join(PARTS)}; at least 1 pair and 2 steps")
-    print(f"{processor()}, {os.cpu_count()} CPUs; {options.pairs} interleaved pairs", flush=True)
+    options, parts = parsed(parser, PARTS)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options, Path(folder))
         # Sequences of a step of C 2, and the length of FSDP's two

@@ -16,10 +16,8 @@ neighbouring runs, with the smallest and the largest. A step's time is the dista
 half of the steps that are not traced). Standard library only, but for torchtitan.
 """
 
-import argparse
 import collections
 import json
-import os
 import re
 import shutil
 import statistics
@@ -28,8 +26,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from machine import processor
-from tensor_parallel import compare
+from tensor_parallel import compare, parsed, parser_of
 from vs_torchtitan import MODELS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -171,19 +168,12 @@ def memory(bench, pairs_of_ranks, one):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--binary", type=Path, default=ROOT / "build" / "hyperion")
+    parser = parser_of(__doc__, PARTS)
     parser.add_argument("--times", type=Path, help="benchmark_pipeline_times (default: where the binary is)")
     parser.add_argument("--peer", type=Path, default=ROOT / ".venv-interop" / "bin" / "python", help="the Python that has torchtitan")
-    parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=16, help="of a run, half of which are measured; of torchtitan half as many (default 16)")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
-    options = parser.parse_args()
+    options, parts = parsed(parser, PARTS)
     options.times = (options.times or options.binary.parent / "benchmark_pipeline_times").resolve()
-    parts = options.parts or PARTS
-    if set(parts) - set(PARTS) or options.pairs < 1 or options.steps < 2:
-        parser.error(f"parts are {', '.join(PARTS)}; at least 1 pair and 2 steps")
-    print(f"{processor()}, {os.cpu_count()} CPUs; {options.pairs} interleaved pairs", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options, Path(folder))
         if "fsdp" in parts:

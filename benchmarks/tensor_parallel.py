@@ -23,6 +23,7 @@ from pathlib import Path
 from machine import processor
 
 ROOT = Path(__file__).resolve().parent.parent
+PARTS = ("speed", "memory", "save")
 sys.path.insert(0, str(ROOT / "tests" / "interop"))
 
 from ranks import run_hyperion  # noqa: E402
@@ -80,16 +81,26 @@ def compare(title, pairs, one, other):
               flush=True)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_of(description, parts):
+    """Options that the benchmarks of two ranks share."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=Path, default=ROOT / "build" / "hyperion")
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("parts", nargs="*", metavar="PART", help="speed, memory, save (default: all)")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(parts)} (default: all)")
+    return parser
+
+
+def parsed(parser, parts):
+    """The options, and which of the parts to run; says where."""
     options = parser.parse_args()
-    parts = options.parts or ["speed", "memory", "save"]
-    if set(parts) - {"speed", "memory", "save"} or options.pairs < 1:
-        parser.error("parts are speed, memory and save; at least 1 pair")
-    print(f"{processor()}, {os.cpu_count()} CPUs; {options.pairs} interleaved pairs")
+    if set(options.parts) - set(parts) or options.pairs < 1 or getattr(options, "steps", 2) < 2:
+        parser.error(f"parts are {', '.join(parts)}; at least 1 pair and 2 steps")
+    print(f"{processor()}, {os.cpu_count()} CPUs; {options.pairs} interleaved pairs", flush=True)
+    return options, options.parts or parts
+
+
+def main():
+    options, parts = parsed(parser_of(__doc__, PARTS), PARTS)
     with tempfile.TemporaryDirectory() as folder:
         job = Job(options.binary, Path(folder))
         if "speed" in parts:

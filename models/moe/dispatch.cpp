@@ -11,31 +11,14 @@
 #include "models/kernels/kernels.h"
 
 namespace hyperion::models {
-namespace {
-
 using at::Tensor;
 
-// unit 0: groups of rows are not padded.
-void sort_slots(Dispatch& dispatch, int64_t experts, int64_t unit) {
-  kernels::RowOrder order = kernels::table().order_rows(dispatch.choices, experts, unit);
-  dispatch.slots = std::move(order.slots);
-  dispatch.tokens = std::move(order.tokens);
-  dispatch.rows = std::move(order.rows);
-  dispatch.expert_rows = std::move(order.expert_rows);
-  dispatch.ends = std::move(order.ends);
-  dispatch.padding = std::move(order.padding);
-}
-
-}  // namespace
-
 Dispatch dispatch_tokens(const Tensor& choices, int64_t experts, RowCounts counts, int64_t unit) {
-  Dispatch dispatch{.choices = choices.contiguous()};
-  if (counts == RowCounts::kPadded) {
-    sort_slots(dispatch, experts, unit);
-    return dispatch;
-  }
+  const Tensor dense = choices.contiguous();
+  const bool padded = counts == RowCounts::kPadded;
+  Dispatch dispatch = {kernels::table().order_rows(dense, experts, padded ? unit : 0), dense};
+  if (padded) return dispatch;
   dispatch.counts.resize(experts, 0);
-  sort_slots(dispatch, experts, /*unit=*/0);
   if (choices.is_cpu() || counts == RowCounts::kOnHost) {
     const Tensor on_host = dispatch.expert_rows.cpu();
     std::ranges::copy(std::span(on_host.const_data_ptr<int64_t>(), dispatch.counts.size()),
@@ -46,7 +29,7 @@ Dispatch dispatch_tokens(const Tensor& choices, int64_t experts, RowCounts count
 
 Tensor gather_rows(const Tensor& x, const Dispatch& dispatch, const Tensor& weights) {
   if (x.size(0) == 0) return at::zeros({dispatch.tokens.size(0), x.size(1)}, x.options());  // padding alone
-  return kernels::table().gather_rows(x, dispatch.order(), weights.defined() ? weights.flatten() : weights);
+  return kernels::table().gather_rows(x, dispatch, weights.defined() ? weights.flatten() : weights);
 }
 
 Tensor sum_rows(const Tensor& rows, const Dispatch& dispatch, const Tensor& weights, const Tensor& added) {
@@ -61,7 +44,7 @@ kernels::WeightedRows weight_rows(const Tensor& a, const Tensor& b, const Dispat
                                   const Tensor& weights) {
   if (weights.numel() == 0)  // padding alone
     return {at::zeros_like(a), at::zeros_like(b), at::empty_like(weights)};
-  kernels::WeightedRows made = kernels::table().weight_rows(a, b, dispatch.order(), weights.flatten());
+  kernels::WeightedRows made = kernels::table().weight_rows(a, b, dispatch, weights.flatten());
   made.products = made.products.view(dispatch.choices.sizes());
   return made;
 }

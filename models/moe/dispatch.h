@@ -16,20 +16,13 @@ namespace hyperion::models {
 
 struct ExpertExchange;
 
-struct Dispatch {
+// Slot token * k + j is choice j of a token.
+struct Dispatch : kernels::RowOrder {
   at::Tensor choices{};           // int64 [tokens, k]: the experts of each token, no two alike
-  at::Tensor slots{};             // int64 [rows]: the slot of each row, token * k + j; rows = tokens * k
-  at::Tensor tokens{};            // int64 [rows]: the token of each row
-  at::Tensor rows{};              // int64 [slots]: the row of each slot
-  at::Tensor expert_rows{};       // int64 [experts]: rows of each expert, on the device
-  std::vector<int64_t> counts{};  // the same on the host; empty where the groups of rows are padded
-  // Of padded groups (kernels/matmul/grouped.h): where each ends, and rows that stand for no slot, whose
-  // `slots` and `tokens` are any. Undefined where groups are not padded.
-  at::Tensor ends{}, padding{};
+  std::vector<int64_t> counts{};  // expert_rows on the host; empty where the groups of rows are padded
 
   int64_t top_k() const { return choices.size(1); }
   kernels::RowGroups groups() const { return {counts, ends}; }
-  kernels::RowOrder order() const { return {slots, tokens, rows, expert_rows, ends, padding}; }
 };
 
 // Who knows how many rows each expert gets.

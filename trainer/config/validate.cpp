@@ -10,6 +10,7 @@
 #include "base/counted.h"
 #include "base/durable.h"
 #include "models/flavors/sequence_parts.h"
+#include "trainer/config/checks.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/mesh_fits.h"
 #include "trainer/config/schema.h"
@@ -23,11 +24,9 @@ bool contains(const std::vector<std::string>& names, std::string_view name) {
   return std::ranges::count(names, name) > 0;
 }
 
-// The checks of one configuration. Each adds what it finds to the problems, by the key to change.
-class Checks {
+class Checks : ChecksOfConfig {
  public:
-  Checks(const ResolvedConfig& resolved, const RunContext& run, Problems& problems)
-      : resolved_(resolved), config_(resolved.config), run_(run), problems_(problems) {}
+  using ChecksOfConfig::ChecksOfConfig;
 
   void refuse_features() {
     for (const Feature* feature : features())
@@ -178,11 +177,6 @@ class Checks {
   }
 
  private:
-  void refuse(const std::string& key, const std::string& text) { problems_.add(resolved_, key, text); }
-  void refuse_if(bool broken, const std::string& key, const std::string& text) {
-    if (broken) refuse(key, text);
-  }
-
   void check_length(const char* key, int64_t length) {
     const auto& p = config_.parallelism;
     const int64_t cp = p.context_parallel_degree, tp = p.tensor_parallel_degree;
@@ -281,11 +275,6 @@ class Checks {
       refuse_if(contains(c.exclude_from_loading, component), "checkpoint.components",
                 fmt::format("{} is in exclude_from_loading too: name it in one of them", component));
   }
-
-  const ResolvedConfig& resolved_;
-  const JobConfig& config_;
-  const RunContext& run_;
-  Problems& problems_;
 };
 
 }  // namespace

@@ -5,16 +5,16 @@
 #include <fmt/format.h>
 
 #include "base/counted.h"
+#include "trainer/config/checks.h"
 #include "trainer/config/mesh_fits.h"
 #include "trainer/config/schema.h"
 
 namespace hyperion::config {
 namespace {
 
-class ExpertChecks {
+class ExpertChecks : ChecksOfConfig {
  public:
-  ExpertChecks(const ResolvedConfig& resolved, const RunContext& run, Problems& problems)
-      : resolved_(resolved), config_(resolved.config), run_(run), problems_(problems) {}
+  using ChecksOfConfig::ChecksOfConfig;
 
   void degrees(const models::ModelArgs& model) {
     const auto& p = config_.parallelism;
@@ -79,17 +79,6 @@ class ExpertChecks {
                           table, model.dim, model.moe_hidden_dim,
                           parts > 1 ? fmt::format(", the second one in {} parts", parts) : "", unit));
   }
-
- private:
-  void refuse(const std::string& key, const std::string& text) { problems_.add(resolved_, key, text); }
-  void refuse_if(bool broken, const std::string& key, const std::string& text) {
-    if (broken) refuse(key, text);
-  }
-
-  const ResolvedConfig& resolved_;
-  const JobConfig& config_;
-  const RunContext& run_;
-  Problems& problems_;
 };
 
 }  // namespace

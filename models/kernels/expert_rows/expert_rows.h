@@ -10,7 +10,7 @@ struct RowOrder {
   at::Tensor slots, tokens;  // int64 [rows]: the slot of each row, and its token
   at::Tensor rows;           // int64 [slots]: the row of each slot
   at::Tensor expert_rows;    // int64 [experts]: slots of each expert
-  at::Tensor ends, padding;  // of padded groups (matmul/grouped.h); undefined where groups are not padded
+  at::Tensor ends, padding;  // of padded groups (matmul/grouped.h), or undefined; slots of padding are any
 };
 // choices: int64 [tokens, top_k], the experts of each token's slots. The slots of one expert stay in their
 // order. unit: what groups are padded to multiples of; 0: they are not.

@@ -221,19 +221,25 @@ class RecordedTokens:
         return self.tokens[index * self.seq_len : (index + 1) * self.seq_len + 1]
 
 
-class _SummedInBackward(torch.autograd.Function):
-    """The value itself, whose gradient is summed over a group."""
+class _ChangedInBackward(torch.autograd.Function):
+    """The value itself, and change(its gradient)."""
 
     @staticmethod
-    def forward(ctx, value, group):
-        ctx.group = group
+    def forward(ctx, value, change):
+        ctx.change = change
         return value.clone()
 
     @staticmethod
     def backward(ctx, gradient):
+        return ctx.change(gradient), None
+
+
+def _sum_over(group):
+    def change(gradient):
         gradient = gradient.clone()
-        torch.distributed.all_reduce(gradient, group=ctx.group)
-        return gradient, None
+        torch.distributed.all_reduce(gradient, group=group)
+        return gradient
+    return change
 
 
 def _sum_gradient_of_scores(router, _, output):
@@ -241,20 +247,7 @@ def _sum_gradient_of_scores(router, _, output):
     weight = router.gate.weight
     if not isinstance(weight, DTensor) or "tp" not in weight.device_mesh.mesh_dim_names:
         return output
-    return _SummedInBackward.apply(output[0], weight.device_mesh.get_group("tp")), *output[1:]
-
-
-class _DividedInBackward(torch.autograd.Function):
-    """The value itself, whose gradient is divided."""
-
-    @staticmethod
-    def forward(ctx, value, divisor):
-        ctx.divisor = divisor
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient / ctx.divisor, None
+    return _ChangedInBackward.apply(output[0], _sum_over(weight.device_mesh.get_group("tp"))), *output[1:]
 
 
 _get_train_spec = titan_spec.get_train_spec
@@ -287,7 +280,7 @@ def _spec_of_the_judge(name):
             return loss_fn
         _recorder = int(os.environ["WORLD_SIZE"]) // stages * (stages - 1)
         tokens = job_config.training.global_batch_size * job_config.training.seq_len
-        return lambda *args: _DividedInBackward.apply(loss_fn(*args), tokens)
+        return lambda *args: _ChangedInBackward.apply(loss_fn(*args), lambda gradient: gradient / tokens)
 
     spec.model_cls.init_weights = init_weights_by_formula
     flavors = dict(spec.model_args)
