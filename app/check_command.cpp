@@ -331,11 +331,7 @@ class JobCheck {
     if (resolved_ && config().parallelism.pipeline_parallel_degree > 1) needs.emplace_back("pipeline");
     table_.check(
         "memory", needs,
-        [&] {
-          return describe_memory(*resolved_, model_, *mesh_, gpu,
-                                 pipeline_ ? std::span<const trainer::PipelineShare>(pipeline_->shares)
-                                           : std::span<const trainer::PipelineShare>());
-        },
+        [&] { return describe_memory(*resolved_, model_, *mesh_, gpu, trainer::shares_of(pipeline_)); },
         gpu ? "right" : "-");
   }
 

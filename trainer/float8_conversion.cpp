@@ -212,6 +212,20 @@ void convert_linears(models::Transformer& model, const config::JobConfig& config
         "faster here");
 }
 
+// A line for each linear layer and for each layer's experts (model.print_after_conversion).
+void describe_layers(models::Transformer& model, Float8Setup& setup) {
+  const std::set<std::string> converted(setup.converted.begin(), setup.converted.end());
+  const auto add = [&](const std::string& name, const std::string& what) {
+    setup.log.push_back(
+        fmt::format("{}: {}, {}", name, what, converted.contains(name) ? "converted" : "left alone"));
+  };
+  for (const auto& [name, linear] : model.linears()) {
+    const std::vector<int64_t>& shape = linear->weight()->shape;
+    add(name, fmt::format("a linear layer of {} x {}", shape.at(0), shape.at(1)));
+  }
+  for (const auto& [name, experts] : model.experts()) add(name, "experts");
+}
+
 }  // namespace
 
 Float8Setup convert_to_float8(models::Transformer& model, const config::JobConfig& config,
@@ -227,6 +241,7 @@ Float8Setup convert_to_float8(models::Transformer& model, const config::JobConfi
                     device, setup);
   if (config::kGroupedMx.on(config))
     convert_experts(model, experts.mx, "quantize.grouped_mm.mx", float8::GroupedRecipe::kMx, device, setup);
+  if (config.model.print_after_conversion) describe_layers(model, setup);
   return setup;
 }
 

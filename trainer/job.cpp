@@ -1,6 +1,8 @@
 #include "trainer/job.h"
 
+#include <optional>
 #include <random>
+#include <tuple>
 
 #include "base/collective.h"
 #include "base/log.h"
@@ -39,31 +41,46 @@ void warn_of_slow_steps(const config::JobConfig& config, const models::ModelArgs
     log_warning("{}", *warning);
 }
 
+models::ModelArgs configured_model(const config::JobConfig& config) {
+  models::ModelArgs model =
+      models::with_yarn_decided(config::model_args(config.model), config.training.seq_len);
+  // A dry run has no other rank's choices: it deals round robin, as each of them would.
+  model.force_load_balance = config.debug.moe_force_load_balance || config::is_dry_run(config);
+  return model;
+}
+
+std::optional<PipelinePlan> configured_steps(const config::JobConfig& config, const models::ModelArgs& model,
+                                             const parallel::Mesh& mesh) {
+  return plan_pipeline(config, model,
+                       config::microbatches_of(config.training, mesh.degree(parallel::MeshDim::kBatch)));
+}
+
+// Collective.
+std::unique_ptr<data::DataLoader> configured_loader(const config::JobConfig& config, const Job& job,
+                                                    uint64_t seed) {
+  return training_loader(
+      config, job.data, loader_context(*job.runtime.mesh, job.runtime.rank(), seed, job.model),
+      config::is_dry_run(config) ? nullptr : data::NodeDocuments::make(job.runtime.groups->host()));
+}
+
 }  // namespace
 
 Job start_job(const config::ResolvedConfig& resolved) {
   Job job;
   job.configured = resolved;
   const config::JobConfig& config = job.configured.config;
-  job.model = models::with_yarn_decided(config::model_args(config.model), config.training.seq_len);
-  // A dry run has no other rank's choices: it deals round robin, as each of them would.
-  job.model.force_load_balance = config.debug.moe_force_load_balance || config::is_dry_run(config);
+  job.model = configured_model(config);
   const parallel::Environment environment = job_environment(config);
   // What cannot run is refused before a device is touched.
   job.data = checked_data(resolved, job.model, environment.world_size);
   const parallel::Mesh mesh(mesh_config(config), environment.world_size);
-  job.pipeline = plan_pipeline(
-      config, job.model, config::microbatches_of(config.training, mesh.degree(parallel::MeshDim::kBatch)));
+  job.pipeline = configured_steps(config, job.model, mesh);
   const bool pipelined = job.pipeline.has_value();
-  job.runtime = start_runtime(
-      resolved, job.model, environment,
-      pipelined ? std::span<const PipelineShare>(job.pipeline->shares) : std::span<const PipelineShare>(),
-      pipelined ? job.pipeline->tied_ranks : std::nullopt);
+  job.runtime = start_runtime(resolved, job.model, environment, shares_of(job.pipeline),
+                              pipelined ? job.pipeline->tied_ranks : std::nullopt);
   warn_of_slow_steps(config, job.model, job.runtime);
   job.seed = common_seed(config, job.runtime);
-  job.loader = training_loader(
-      config, job.data, loader_context(*job.runtime.mesh, job.runtime.rank(), job.seed, job.model),
-      config::is_dry_run(config) ? nullptr : data::NodeDocuments::make(job.runtime.groups->host()));
+  job.loader = configured_loader(config, job, job.seed);
   job.record = job_record(resolved, job.data);
   // What differs between the ranks is found before anything is done with it.
   parallel::require_agreement(job.runtime.groups->host(),
@@ -72,6 +89,23 @@ Job start_job(const config::ResolvedConfig& resolved) {
                                {"tokenizer", job.data.tokenizer->hash()},
                                {"pipeline schedule", pipelined ? job.pipeline->pipeline.listed : ""}});
   return job;
+}
+
+void follow_plan(Job& job, const checkpointing::ResumePlan& plan) {
+  const auto prepared_for = [](const config::JobConfig::Training& training) {
+    return std::tuple(training.seq_len, training.global_batch_size, training.shuffle, training.document_mask);
+  };
+  if (prepared_for(plan.config.training) == prepared_for(job.configured.config.training)) {
+    if (plan.seed != job.seed) job.loader->reset(plan.seed);
+    return;
+  }
+  const parallel::Mesh& mesh = *job.runtime.mesh;
+  job.model = configured_model(plan.config);
+  job.pipeline = configured_steps(plan.config, job.model, mesh);
+  require_memory_of_rank(checkpointing::followed_config(job.configured, plan.config), job.model, mesh,
+                         job.runtime.environment, job.runtime.device, shares_of(job.pipeline));
+  job.loader.reset();  // before its node's memory is made once more
+  job.loader = configured_loader(plan.config, job, plan.seed);
 }
 
 }  // namespace hyperion::trainer

@@ -8,6 +8,7 @@
 #include "data/loader.h"
 #include "models/flavors/model_args.h"
 #include "trainer/checkpointing/job_record.h"
+#include "trainer/checkpointing/resume_policy.h"
 #include "trainer/config/load.h"
 #include "trainer/job_data.h"
 #include "trainer/pipeline_setup.h"
@@ -30,5 +31,10 @@ struct Job {
 // compares with the other ranks what must be the same on all. Collective. Throws Error for everything that
 // ends a job at this point.
 Job start_job(const config::ResolvedConfig& resolved);
+
+// Prepares a started job for the configuration and the seed of its plan, which may keep saved values: its
+// model, the order of its pipeline and its loader. Throws Error(kUsage) where that configuration does not fit
+// into memory.
+void follow_plan(Job& job, const checkpointing::ResumePlan& plan);
 
 }  // namespace hyperion::trainer

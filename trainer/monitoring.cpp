@@ -44,15 +44,12 @@ std::string seed_origin(const RunDescription& run) {
 // (checkpoint.on_config_change, the curve's length) and the seed. A length that was not set stays so where it
 // is training.steps.
 std::string recorded_toml(const RunDescription& run) {
-  config::ResolvedConfig recorded = run.job.configured;
-  const config::TextTable configured = config::config_entries(recorded.config);
-  const bool total_steps_set = recorded.config.lr_scheduler.total_steps.has_value();
-  recorded.config = run.config;
-  auto& total_steps = recorded.config.lr_scheduler.total_steps;
-  if (!total_steps_set && total_steps == recorded.config.training.steps) total_steps.reset();
-  for (const auto& entry : config::config_entries(recorded.config))
-    if (std::ranges::find(configured, entry) == configured.end())
-      recorded.origins[entry.first] = "saved in the checkpoint";
+  const config::ResolvedConfig& configured = run.job.configured;
+  config::JobConfig followed = run.config;
+  auto& total_steps = followed.lr_scheduler.total_steps;
+  if (!configured.config.lr_scheduler.total_steps && total_steps == followed.training.steps)
+    total_steps.reset();
+  config::ResolvedConfig recorded = checkpointing::followed_config(configured, followed);
   if (recorded.config.debug.seed || run.seed <= std::numeric_limits<int64_t>::max()) {  // TOML's largest
     recorded.config.debug.seed = static_cast<int64_t>(run.seed);
     if (seed_origin(run) != kSeedKey) recorded.origins[kSeedKey] = seed_origin(run);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,5 +56,9 @@ struct PipelinePlan {
 // None without a pipeline. Throws Error(kUsage) where the schedule has no lists for so many microbatches.
 std::optional<PipelinePlan> plan_pipeline(const config::JobConfig& config, const models::ModelArgs& model,
                                           int64_t batches);
+// None without a pipeline.
+inline std::span<const PipelineShare> shares_of(const std::optional<PipelinePlan>& plan) {
+  return plan ? std::span<const PipelineShare>(plan->shares) : std::span<const PipelineShare>();
+}
 
 }  // namespace hyperion::trainer

@@ -119,7 +119,8 @@ checkpointing::ResumePlan plan_run(const config::ResolvedConfig& resolved, const
       .seed = seed,
       .data = data,
       .data_path = record.data,
-      .model = model};
+      .model = model,
+      .run = run_facts(model, mesh.world_size())};
   if (chosen == nullptr) return checkpointing::fresh_plan(resolved, facts);
   require_checkpoint_of_job(resolved, model, record, *chosen);
   checkpointing::ResumeRequest request{

@@ -72,7 +72,7 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
   // What it continues.
   checkpointer_.emplace(configured, runtime, config::install_root());
   plan_ = plan();
-  if (plan_.seed != job_.seed) job_.loader->reset(plan_.seed);
+  follow_plan(job_, plan_);
 
   // What trains.
   model_ = make_model_and_optimizer(

@@ -58,7 +58,7 @@ class Trainer {
   void validate(int64_t step);
   ExitCode stopped(int64_t step, StopSignal signal, bool trained);
 
-  const Job job_;
+  Job job_;                         // follows the plan
   checkpointing::ResumePlan plan_;  // the configuration and the learning-rate curve that this run follows
   ModelAndOptimizer model_;
   checkpointing::TrainState state_;

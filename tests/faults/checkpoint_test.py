@@ -398,8 +398,7 @@ class Faults(CheckpointTest):
         before = self.files()
         for options, says in ((["--ema.enable"], "holds no averaged weights"),
                               (["--model.args.n_layers=3", "--model.args.hidden_dim=80"], "2 layers there, 3 here"),
-                              (["--checkpoint.rename=norm.weight=output.weight"], "both become"),
-                              (["--checkpoint.on_config_change=override", "--training.no_shuffle"], "training.shuffle")):
+                              (["--checkpoint.rename=norm.weight=output.weight"], "both become")):
             with self.subTest(says=says):
                 job = self.run_job(*keep, *options, "--training.steps=8", ranks=2, code=65, says=[says])
                 self.assertEqual(job.text().count("hyperion: "), 1)

@@ -75,14 +75,14 @@ class Remedies(CheckpointTest):
         self.saved_folder = self.folder / "saved"
         shutil.copytree(self.folder / "out", self.saved_folder)
 
-    def each_works(self, *options, code=2, together=False, remedies):
+    def each_works(self, *options, code=2, ranks=1, together=False, remedies):
         """Runs the options with each remedy that the refusal prints (or with all of them) on the state of step 3."""
-        text = self.run_job(*options, code=code).text()
+        text = self.run_job(*options, ranks=ranks, code=code).text()
         found = printed_options(text[text.rindex("hyperion: "):])
         self.assertEqual(found, remedies, text)
         for remedy in [found] if together else [[option] for option in found]:
             with self.subTest(remedy=remedy):
-                self.run_job(*options, *remedy, code=0)
+                self.run_job(*options, *remedy, ranks=ranks, code=0)
             shutil.rmtree(self.folder / "out")
             shutil.copytree(self.saved_folder, self.folder / "out")
         return text
@@ -114,6 +114,32 @@ class Remedies(CheckpointTest):
         self.assertIn("model.args.rope_theta: saved 500000", text)
         self.assertIn("(command line)", text)
         self.assertEqual(printed_options(text)[-1], self.override)
+
+    def test_what_keep_keeps_is_what_the_run_trains_with(self):
+        length = ["--training.steps=5", "--lr_scheduler.total_steps=8"]
+        expected = self.control(*length, steps=5)
+        for changed in ("--training.seq_len=24", "--training.no_shuffle", "--training.document_mask", "--training.global_batch_size=2"):
+            with self.subTest(changed=changed):
+                text = self.run_job(*length, changed, self.keep, code=0, says=["keeping"]).text()
+                self.assertEqual(self.curve(), expected, text)
+                self.run_job(*length, code=0, says=["Nothing is left to do"])  # its checkpoint says what it was trained with
+            shutil.rmtree(self.folder / "out")
+            shutil.copytree(self.saved_folder, self.folder / "out")
+        self.run_job(*length, "--parallelism.pipeline_parallel_degree=2", "--training.global_batch_size=2", self.keep, ranks=2, code=0)
+        self.assertTrue(all(abs(self.curve()[step][0] - loss) < 5e-6 * loss for step, (loss, *_) in expected.items()), self.curve())
+
+    def test_kept_values_with_which_the_job_cannot_run_are_not_offered(self):
+        options = ["--training.seq_len=96", "--parallelism.context_parallel_degree=3"]  # which does not divide the saved 32 tokens
+        self.each_works(*options, ranks=3, remedies=[self.override])
+        self.run_job(*options, self.keep, ranks=3, code=2, says=["saved in the checkpoint: training.seq_len = 32"])
+
+    def test_another_order_of_the_data(self):
+        begin = "--checkpoint.exclude_from_loading=dataloader"
+        self.each_works("--training.no_shuffle", remedies=[self.keep, begin])
+        self.run_job("--training.no_shuffle", self.override, code=2, says=["training.shuffle: saved true, configured false", begin])
+        text = self.run_job("--training.no_shuffle", "--training.max_norm=2", code=2).text()
+        self.assertEqual(printed_options(text[text.rindex("hyperion: "):]), [self.keep, begin, self.override])
+        self.run_job("--training.no_shuffle", "--training.max_norm=2", begin, self.override, code=0)
 
     def test_averages_that_are_not_there(self):
         self.each_works("--ema.enable", code=65, remedies=["--ema.on_missing=init_from_model"])

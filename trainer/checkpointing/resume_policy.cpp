@@ -10,6 +10,7 @@
 #include "base/counted.h"
 #include "base/error.h"
 #include "base/printable.h"
+#include "trainer/config/print.h"
 #include "trainer/config/schema.h"
 #include "trainer/optim/lr_schedule.h"
 
@@ -21,6 +22,7 @@ constexpr const char* kTotalSteps = "lr_scheduler.total_steps";
 constexpr const char* kStart = "lr_scheduler.start_step";  // no key of the configuration
 constexpr const char* kSeed = "debug.seed";
 constexpr const char* kGlobalBatch = "training.global_batch_size";
+constexpr std::string_view kShuffle = "training.shuffle";
 
 // Keys of the configuration that shape the curve, with the component that the setting belongs to: a setting
 // is compared when its component is loaded.
@@ -41,7 +43,7 @@ constexpr Setting kSettings[] = {
     {"training.seq_len", checkpoint::kTrainStateComponent},
     {"training.max_norm", checkpoint::kTrainStateComponent},
     {"training.mixed_precision_param", checkpoint::kTrainStateComponent},
-    {"training.shuffle", checkpoint::kLoaderComponent},
+    {kShuffle, checkpoint::kLoaderComponent},
     {"training.document_mask", checkpoint::kLoaderComponent},
     {"ema.decay", checkpoint::kEmaComponent},
     {"ema.every", checkpoint::kEmaComponent},
@@ -258,7 +260,7 @@ class Planner {
                    describe_changes(resolved_, changes), ways_out(changes), data.empty() ? "" : "\n", data);
     if (!data.empty()) throw_config("{}", data);
     const bool keep = policy_ == config::OnConfigChange::kKeep;
-    if (keep)
+    if (keep) {
       if (const std::vector<SettingChange> impossible = keep_saved_values(changes, plan_);
           !impossible.empty())
         throw_config(
@@ -266,6 +268,15 @@ class Planner {
             "the saved values, or start with {} to resume with the configured ones.",
             request_->step, on_config_change(policy_), describe_changes(resolved_, impossible),
             on_config_change(config::OnConfigChange::kOverride));
+      problems_of(plan_).throw_if_any(
+          fmt::format("The configuration cannot be run with what {} keeps", on_config_change(policy_)));
+    } else if (has_other_order(changes)) {
+      throw_config(
+          "The checkpoint at step {} is at a place in data of another order:{}\nConfigure the saved {}; or, "
+          "to "
+          "begin the data from their beginning, {}.",
+          request_->step, describe_changes(resolved_, changes), kShuffle, leave_out_data());
+    }
     for (const SettingChange& change : changes) {
       const std::string key = configuration_key(change.key);
       if (keep)
@@ -287,8 +298,22 @@ class Planner {
         "training.dataset_path ({}) and training.text_field ({}); file names, sizes or the tokenizer differ. "
         "Configure the data that it was trained on; or, to begin these from their beginning, {}.",
         request_->step, describe(request_->data_path, *request_->data), describe(job_.data_path, job_.data),
-        resolved_.origin("training.dataset_path"), resolved_.origin("training.text_field"),
-        leave_out_remedy(config_, request_->source, checkpoint::kLoaderComponent));
+        resolved_.origin("training.dataset_path"), resolved_.origin("training.text_field"), leave_out_data());
+  }
+
+  // A place in the data means nothing in another order of them.
+  static bool has_other_order(const std::vector<SettingChange>& changes) {
+    return std::ranges::find(changes, kShuffle, &SettingChange::key) != changes.end();
+  }
+
+  std::string leave_out_data() const {
+    return leave_out_remedy(config_, request_->source, checkpoint::kLoaderComponent);
+  }
+
+  config::Problems problems_of(const ResumePlan& kept) const {
+    config::Problems problems;
+    config::check_config(followed_config(resolved_, kept.config), job_.run, problems);
+    return problems;
   }
 
   // Puts the saved values into the plan; returns those that a configuration cannot bring back.
@@ -305,11 +330,21 @@ class Planner {
   // Those values of on_config_change with which this resume passes, or what is in the way then.
   std::string ways_out(const std::vector<SettingChange>& changes) const {
     ResumePlan kept = plan_;
-    const bool can_keep = keep_saved_values(changes, kept).empty();
+    const bool can_keep = keep_saved_values(changes, kept).empty() && problems_of(kept).lines().empty();
     std::vector<std::string> ways;
     if (can_keep && floor_after_curve(kept) != 0)
       ways.push_back(on_config_change(config::OnConfigChange::kKeep) + " to resume with the saved values");
     const std::string override_values = on_config_change(config::OnConfigChange::kOverride);
+    if (has_other_order(changes)) {
+      const bool others = std::ranges::any_of(changes, [](const SettingChange& change) {
+        return component_of_setting(change.key) != checkpoint::kLoaderComponent;
+      });
+      return fmt::format(
+          "{}The place in the data means nothing in another order of them: configure the saved {}; or, to "
+          "begin the data from their beginning, {}{}.",
+          ways.empty() ? "" : fmt::format("Start with {}. ", ways.front()), kShuffle, leave_out_data(),
+          others ? fmt::format("; the other settings need {} then", override_values) : "");
+    }
     if (floor_after_curve(plan_) != 0)
       ways.push_back(override_values + " to resume with the configured ones");
     return ways.empty() ? fmt::format("Start with {}, and mend what is in the way then: {}", override_values,
@@ -392,6 +427,17 @@ const std::string* find_setting(const CurveSettings& settings, std::string_view 
 
 void set_setting(CurveSettings& settings, std::string_view key, std::string text) {
   std::ranges::find(settings, key, &config::TextTable::value_type::first)->second = std::move(text);
+}
+
+config::ResolvedConfig followed_config(const config::ResolvedConfig& resolved,
+                                       const config::JobConfig& followed) {
+  config::ResolvedConfig result = resolved;
+  result.config = followed;
+  const config::TextTable configured = config::config_entries(resolved.config);
+  for (const auto& entry : config::config_entries(followed))
+    if (std::ranges::find(configured, entry) == configured.end())
+      result.origins[entry.first] = "saved in the checkpoint";
+  return result;
 }
 
 double learning_rate(const ResumePlan& plan, int64_t step) {

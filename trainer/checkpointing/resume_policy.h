@@ -11,6 +11,7 @@
 #include "models/flavors/model_args.h"
 #include "trainer/checkpointing/component_choice.h"
 #include "trainer/config/load.h"
+#include "trainer/config/validate.h"
 
 namespace hyperion::checkpointing {
 
@@ -30,6 +31,7 @@ struct JobContext {
   uint64_t data = 0;              // DataLoader::fingerprint()
   std::string data_path{};        // where the documents are, for messages
   models::ModelArgs model;
+  config::RunContext run{};  // what a configuration with saved values is checked against
 };
 
 // What the run starts or resumes with.
@@ -41,6 +43,10 @@ struct ResumePlan {
   std::vector<std::string> notes;  // one sentence each, to be logged
   std::vector<std::string> warnings;  // likewise
 };
+
+// `resolved` with the values that a plan follows: the origin of those that are others is the checkpoint.
+config::ResolvedConfig followed_config(const config::ResolvedConfig& resolved,
+                                       const config::JobConfig& followed);
 
 // Of 1-based `step`.
 double learning_rate(const ResumePlan& plan, int64_t step);
@@ -59,8 +65,9 @@ struct ResumeRequest {
 };
 
 // Throws Error(kUsage) when the settings that shape the curve differ and checkpoint.on_config_change does not
-// say what to do (one message with all of them, and the values with which this resume would pass), and when
-// remaining steps are beyond the end of a curve whose floor is 0.
+// say what to do (one message with all of them, and the values with which this resume would pass), when saved
+// values that are kept make a configuration that cannot be run, when the data continue in another order than
+// that of their place, and when remaining steps are beyond the end of a curve whose floor is 0.
 ResumePlan resume_plan(const config::ResolvedConfig& resolved, const JobContext& job,
                        const ResumeRequest& request);
 

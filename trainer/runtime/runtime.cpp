@@ -80,6 +80,20 @@ RankMemory rank_memory(at::Device device, int ranks) {
   return memory;
 }
 
+void require_memory_of_rank(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
+                            const parallel::Mesh& mesh, const parallel::Environment& environment,
+                            at::Device device, std::span<const PipelineShare> shares) {
+  const config::JobConfig& config = resolved.config;
+  const bool dry_run = config::is_dry_run(config);
+  RankMemory memory = rank_memory(device, dry_run ? 1 : environment.local_world_size);
+  if (dry_run) memory.threads = 1;  // at least: those of this process may be all of a node's
+  const int64_t microbatches =
+      config::microbatches_of(config.training, mesh.degree(parallel::MeshDim::kBatch));
+  require_memory(resolved,
+                 largest_job_size(config, model, mesh.degree(parallel::MeshDim::kFsdp), microbatches, shares),
+                 memory);
+}
+
 Runtime start_runtime(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
                       const parallel::Environment& environment, std::span<const PipelineShare> shares,
                       std::optional<std::pair<int, int>> tied) {
@@ -128,16 +142,7 @@ Runtime start_runtime(const config::ResolvedConfig& resolved, const models::Mode
             : "");
   }
   runtime.mesh = std::make_unique<parallel::Mesh>(mesh_config(config), environment.world_size);
-  const int64_t microbatches =
-      config::microbatches_of(config.training, runtime.mesh->degree(parallel::MeshDim::kBatch));
-  RankMemory memory =
-      rank_memory(runtime.device, config::is_dry_run(config) ? 1 : environment.local_world_size);
-  if (config::is_dry_run(config))
-    memory.threads = 1;  // at least: those of this process may be all of a node's
-  require_memory(
-      resolved,
-      largest_job_size(config, model, runtime.mesh->degree(parallel::MeshDim::kFsdp), microbatches, shares),
-      memory);
+  require_memory_of_rank(resolved, model, *runtime.mesh, environment, runtime.device, shares);
   failpoint("init.before_pg");
   runtime.groups = std::make_unique<parallel::ProcessGroups>(*runtime.mesh, environment, options);
   failpoint("init.after_pg");

@@ -45,6 +45,12 @@ Runtime start_runtime(const config::ResolvedConfig& resolved, const models::Mode
                       const parallel::Environment& environment, std::span<const PipelineShare> shares,
                       std::optional<std::pair<int, int>> tied);
 
+// Throws Error(kUsage) where the largest rank of the job needs more memory than this host's ranks have.
+// `shares` as above.
+void require_memory_of_rank(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
+                            const parallel::Mesh& mesh, const parallel::Environment& environment,
+                            at::Device device, std::span<const PipelineShare> shares);
+
 // What one of `ranks` ranks of this host may use; `device` is a CPU or a GPU that has been chosen.
 RankMemory rank_memory(at::Device device, int ranks);
 

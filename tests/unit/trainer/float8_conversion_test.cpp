@@ -49,6 +49,21 @@ TEST_CASE("a CPU multiplies FP8 with one scale a tensor and emulates the other r
   }
 }
 
+TEST_CASE("print_after_conversion says of each layer whether it is converted") {
+  models::Transformer model(models::model_args("llama3", "debugmodel", {.n_layers = 1, .vocab_size = 64}));
+  config::JobConfig config;
+  config.model.converters = {config::Converter::kFloat8};
+  config.model.print_after_conversion = true;
+  config.quantize.linear.float8.filter_fqns = {"output"};
+  const std::vector<std::string> log = convert_to_float8(model, config, kCpu).log;
+  CHECK_THAT(log, Catch::VectorContains(
+                      std::string("layers.0.feed_forward.w2: a linear layer of 256 x 768, converted")));
+  CHECK_THAT(log, Catch::VectorContains(std::string("output: a linear layer of 64 x 256, left alone")));
+  config.model.print_after_conversion = false;
+  models::Transformer other(models::model_args("llama3", "debugmodel", {.n_layers = 1, .vocab_size = 64}));
+  CHECK(log.size() == convert_to_float8(other, config, kCpu).log.size() + 8);
+}
+
 TEST_CASE("MXFP8 runs emulated on any device and is refused by name where a GPU has none") {
   const auto convert_to_mx = [](const char* recipe, const Float8Device& device, bool emulate) {
     models::Transformer model(models::model_args("llama3", "debugmodel", {.n_layers = 1, .vocab_size = 64}));

@@ -1,166 +1,19 @@
 // What a resume takes from where, without files or ranks.
 #include "trainer/checkpointing/resume_policy.h"
 
-#include <algorithm>
-#include <functional>
-
 #include <catch2/catch.hpp>
-#include <fmt/format.h>
 
-#include "base/error.h"
-#include "tests/support/error_of.h"
+#include "tests/unit/trainer/checkpointing/resumed_jobs.h"
+#include "trainer/checkpointing/job_record.h"
 #include "trainer/config/print.h"
 #include "trainer/config/schema.h"
 
 namespace hyperion::checkpointing {
 
 using Catch::Contains;
-using Catch::EndsWith;
-
-namespace {
-
-const std::string kBase = "[training]\nsteps = 10\n[optimizer]\nlr = 0.1\n[lr_scheduler]\nwarmup_steps = 2\n";
-
-config::ResolvedConfig config(const std::vector<config::Override>& overrides = {}) {
-  return config::parse_config(kBase, "job.toml", overrides);
-}
-
-JobContext facts() {
-  JobContext facts;
-  facts.global_batch_size = 16;
-  facts.seed = 7;
-  facts.data = 0xabc;
-  return facts;
-}
-
-checkpoint::ComponentSet all() {
-  return {checkpoint::kStateComponents.begin(), checkpoint::kStateComponents.end()};
-}
-
-ResumePlan resume(const config::ResolvedConfig& now, int64_t step, const JobContext& new_facts = facts(),
-                  checkpoint::ComponentSet components = all()) {
-  return resume_plan(now, new_facts,
-                     {LoadSource::kOwn, std::move(components), fresh_plan(config(), facts()).settings, step});
-}
-
-std::string refusal(const std::function<void()>& act, ExitCode code = ExitCode::kUsage) {
-  return error_of(code, act);
-}
-
-std::string joined(const std::vector<std::string>& lines) {
-  std::string text;
-  for (const std::string& line : lines) text += line + "\n";
-  return text;
-}
-
-}  // namespace
-
-TEST_CASE("a new training.steps leaves the learning rate of every step as it was") {
-  const ResumePlan before = fresh_plan(config(), facts());
-  for (const char* steps : {"5", "9", "10"}) {
-    const ResumePlan after = resume(config({{"training.steps", steps}}), 4);
-    for (int64_t step = 1; step <= 10; ++step)
-      CHECK(learning_rate(after, step) == learning_rate(before, step));
-    CHECK(*find_setting(after.settings, "lr_scheduler.total_steps") == "10");
-    if (std::string(steps) != "10") CHECK_THAT(joined(after.notes), Contains("keeps its 10 steps"));
-  }
-}
-
-TEST_CASE("an explicit total_steps wins over the stored curve") {
-  const ResumePlan plan = resume(config({{"lr_scheduler.total_steps", "40"}, {"training.steps", "40"}}), 4);
-  CHECK(plan.config.lr_scheduler.total_steps == 40);
-  CHECK_THAT(joined(plan.notes), Contains("from 10 to 40 steps"));
-  CHECK(plan.warnings.empty());
-}
-
-TEST_CASE("a run that would train beyond its curve at a rate of 0 is refused with two ways out") {
-  // Whether all steps that are left lie there or only the last one.
-  for (const int64_t step : {int64_t{4}, int64_t{9}, int64_t{10}, int64_t{11}})
-    for (const char* steps : {"12", "20"}) {
-      const std::string text = refusal([&] { resume(config({{"training.steps", steps}}), step); });
-      CHECK_THAT(text, Contains("ends at step 10") &&
-                           Contains(fmt::format("steps {} to training.steps = {}",
-                                                std::max<int64_t>(step, 10) + 1, steps)) &&
-                           Contains(fmt::format("start with --lr_scheduler.total_steps={} for", steps)) &&
-                           EndsWith("or with --lr_scheduler.min_lr_factor=0.1 "
-                                    "--checkpoint.on_config_change=override for a floor"));
-      CHECK_NOTHROW(resume(config({{"training.steps", steps}, {"lr_scheduler.total_steps", steps}}), step));
-      CHECK_NOTHROW(resume(config({{"training.steps", steps},
-                                   {"lr_scheduler.min_lr_factor", "0.1"},
-                                   {"checkpoint.on_config_change", "override"}}),
-                           step));
-    }
-  CHECK_NOTHROW(resume(config(), 10));  // nothing is left to train
-  CHECK_NOTHROW(resume(config({{"training.steps", "11"}}), 11));
-}
-
-TEST_CASE("a new run whose curve is too short is refused too, and needs no permission for a floor") {
-  const config::Override more = {"training.steps", "12"}, curve = {"lr_scheduler.total_steps", "10"};
-  const std::string text = refusal([&] { fresh_plan(config({more, curve}), facts()); });
-  CHECK_THAT(text, Contains("steps 11 to training.steps = 12") && Contains("total_steps=12 ") &&
-                       EndsWith("with --lr_scheduler.min_lr_factor=0.1 for a floor"));
-  const ResumePlan floor = fresh_plan(config({more, curve, {"lr_scheduler.min_lr_factor", "0.1"}}), facts());
-  CHECK_THAT(joined(floor.warnings), Contains("ends at step 10") && Contains("lr = 0.01"));
-  CHECK_NOTHROW(fresh_plan(config({more, curve, {"optimizer.lr", "0"}}), facts()));
-  CHECK_NOTHROW(fresh_plan(config({more, curve, {"lr_scheduler.decay_ratio", "0"}}), facts()));  // stays at 1
-}
-
-TEST_CASE("a run of the usual kind passes, however small the rate of its last step is") {
-  for (const char* type : {"linear", "sqrt", "cosine"})
-    for (const char* ratio : {"None", "0", "0.001", "1"})
-      for (const char* warmup : {"0", "1", "999", "1000", "2000"})
-        CHECK_NOTHROW(fresh_plan(config({{"training.steps", "1000"},
-                                         {"lr_scheduler.warmup_steps", warmup},
-                                         {"lr_scheduler.decay_type", type},
-                                         {"lr_scheduler.decay_ratio", ratio}}),
-                                 facts()));
-  CHECK_NOTHROW(fresh_plan(config({{"training.steps", "1"}, {"lr_scheduler.warmup_steps", "0"}}), facts()));
-  CHECK_NOTHROW(
-      fresh_plan(config({{"training.steps", "1000000000"}, {"lr_scheduler.decay_type", "cosine"}}), facts()));
-}
-
-TEST_CASE("the remedies of a refused curve suit the way in which the job resumes") {
-  const std::vector<config::Override> transferred = {{"checkpoint.enable", "true"},
-                                                     {"checkpoint.resume_mode", "transfer"},
-                                                     {"checkpoint.initial_load_path", "old/step-10"},
-                                                     {"training.steps", "20"}};
-  CHECK_THAT(
-      refusal([&] { resume(config(transferred), 9); }),  // its own second start recovers
-      EndsWith("=0.1 --checkpoint.resume_mode=recover --checkpoint.on_config_change=override for a floor"));
-  CHECK_THAT(refusal([&] {
-               resume(config({{"checkpoint.resume_mode", "continue"}, {"training.steps", "20"}}), 9);
-             }),
-             EndsWith("with --lr_scheduler.min_lr_factor=0.1 for a floor"));
-  // A curve that began later counts its steps from there.
-  CurveSettings stored = fresh_plan(config(), facts()).settings;
-  set_setting(stored, "lr_scheduler.start_step", "10");
-  const auto longer = [&](const std::vector<config::Override>& overrides) {
-    return resume_plan(config(overrides), facts(), {LoadSource::kOwn, all(), stored, 15});
-  };
-  CHECK_THAT(refusal([&] {
-               longer({{"training.steps", "30"}});
-             }),
-             Contains("ends at step 20") && Contains("start with --lr_scheduler.total_steps=20 for"));
-  CHECK_NOTHROW(longer({{"training.steps", "30"}, {"lr_scheduler.total_steps", "20"}}));
-}
-
-TEST_CASE("a run beyond its curve stays at the floor and says so once") {
-  const config::ResolvedConfig now = config({{"training.steps", "30"},
-                                             {"lr_scheduler.min_lr_factor", "0.1"},
-                                             {"checkpoint.on_config_change", "override"}});
-  const ResumePlan plan = resume(now, 8);
-  REQUIRE(plan.warnings.size() == 1);
-  CHECK_THAT(plan.warnings[0], Contains("ends at step 10") && Contains("lr = 0.01"));
-  double last = 1;
-  for (int64_t step = 9; step <= 30; ++step) {
-    CHECK(learning_rate(plan, step) >= 0.01 - 1e-12);
-    CHECK(learning_rate(plan, step) <= last);
-    last = learning_rate(plan, step);
-  }
-}
 
 TEST_CASE("every setting that shapes the curve is stored and compared") {
-  const CurveSettings stored = fresh_plan(config(), facts()).settings;
+  const CurveSettings stored = fresh_plan(job(), facts()).settings;
   for (const char* key :
        {"optimizer.name", "optimizer.lr", "optimizer.beta1", "optimizer.beta2", "optimizer.eps",
         "optimizer.weight_decay", "lr_scheduler.warmup_steps", "lr_scheduler.total_steps",
@@ -178,31 +31,30 @@ TEST_CASE("every setting that shapes the curve is stored and compared") {
     CAPTURE(one.name);
     JobContext new_facts = facts();
     if (one.name == "debug.seed") new_facts.seed = 8;
-    const std::string text = refusal([&] { resume(config({one}), 4, new_facts); });
+    const std::string text = refusal([&] { resume(job({one}), 4, new_facts); });
     CHECK_THAT(text, Contains("\n  " + one.name + ": saved ") && Contains("(command line)"));
 
-    const ResumePlan kept = resume(config({one, {"checkpoint.on_config_change", "keep"}}), 4, new_facts);
+    const ResumePlan kept = resume(job({one, {"checkpoint.on_config_change", "keep"}}), 4, new_facts);
     CHECK(kept.settings == stored);
     CHECK(kept.notes.size() == 1);
     CHECK(kept.seed == 7);
 
-    const ResumePlan taken = resume(config({one, {"checkpoint.on_config_change", "override"}}), 4, new_facts);
+    const ResumePlan taken = resume(job({one, {"checkpoint.on_config_change", "override"}}), 4, new_facts);
     CHECK_FALSE(taken.settings == stored);
     CHECK_THAT(joined(taken.notes), Contains(one.name));
   }
-  const ResumePlan kept =
-      resume(config({{"optimizer.lr", "0.2"}, {"checkpoint.on_config_change", "keep"}}), 4);
+  const ResumePlan kept = resume(job({{"optimizer.lr", "0.2"}, {"checkpoint.on_config_change", "keep"}}), 4);
   CHECK(kept.config.optimizer.lr == 0.1);
   CHECK_FALSE(kept.config.lr_scheduler.decay_ratio.has_value());
 }
 
 TEST_CASE("a checkpoint from before model.activation was trained with silu") {
-  CurveSettings stored = fresh_plan(config(), facts()).settings;
+  CurveSettings stored = fresh_plan(job(), facts()).settings;
   std::erase_if(stored, [](const auto& setting) { return setting.first == "model.activation"; });
   const auto resume_with = [&](models::Activation activation) {
     JobContext now = facts();
     now.model.activation = activation;
-    return resume_plan(config(), now, {LoadSource::kOwn, all(), stored, 4});
+    return resume_plan(job(), now, {LoadSource::kOwn, all(), stored, 4});
   };
   CHECK_NOTHROW(resume_with(models::Activation::kSilu));
   CHECK_THAT(refusal([&] { resume_with(models::Activation::kGeluTanh); }),
@@ -213,14 +65,14 @@ TEST_CASE("recover refuses changed settings all in one message") {
   JobContext other = facts();
   other.global_batch_size = 8;
   const std::string text = refusal([&] {
-    resume(config({{"optimizer.lr", "0.2"}, {"training.max_norm", "2"}}), 4, other);
+    resume(job({{"optimizer.lr", "0.2"}, {"training.max_norm", "2"}}), 4, other);
   });
   CHECK_THAT(text, Contains("step 4") && Contains("optimizer.lr: saved 0.1, configured 0.2 (command line)") &&
                        Contains("training.max_norm: saved 1.0, configured 2.0") &&
                        Contains("training.global_batch_size: saved 16, configured 8 "
                                 "(training.local_batch_size times the data-parallel ranks)") &&
                        Contains("on_config_change"));
-  CHECK_NOTHROW(resume(config(), 4));
+  CHECK_NOTHROW(resume(job(), 4));
 }
 
 TEST_CASE(
@@ -229,36 +81,76 @@ TEST_CASE(
   const std::string keep = "--checkpoint.on_config_change=keep",
                     override_ = "--checkpoint.on_config_change=override";
   CHECK_THAT(refusal([&] {
-               resume(config({{"optimizer.lr", "0.2"}}), 4);
+               resume(job({{"optimizer.lr", "0.2"}}), 4);
              }),
              Contains(keep) && Contains(override_));
   // The saved floor is 0, and the curve of 10 steps ends before the run.
   const std::vector<config::Override> longer = {{"training.steps", "12"},
                                                 {"lr_scheduler.min_lr_factor", "0.1"}};
-  CHECK_THAT(refusal([&] { resume(config(longer), 4); }), !Contains(keep) && Contains(override_));
+  CHECK_THAT(refusal([&] { resume(job(longer), 4); }), !Contains(keep) && Contains(override_));
   // Neither helps alone: the message says what is in the way, and that remedy works beside it.
   CHECK_THAT(refusal([&] {
-               resume(config({{"training.steps", "12"}, {"optimizer.lr", "0.2"}}), 4);
+               resume(job({{"training.steps", "12"}, {"optimizer.lr", "0.2"}}), 4);
              }),
              !Contains(keep) && Contains("Start with " + override_) &&
                  Contains("--lr_scheduler.total_steps=12 for"));
-  CHECK_NOTHROW(resume(config({{"training.steps", "12"},
-                               {"optimizer.lr", "0.2"},
-                               {"checkpoint.on_config_change", "override"},
-                               {"lr_scheduler.total_steps", "12"}}),
+  CHECK_NOTHROW(resume(job({{"training.steps", "12"},
+                            {"optimizer.lr", "0.2"},
+                            {"checkpoint.on_config_change", "override"},
+                            {"lr_scheduler.total_steps", "12"}}),
                        4));
   JobContext other = facts();
   other.model.rope_theta = 10000;
-  CHECK_THAT(refusal([&] { resume(config(), 4, other); }), !Contains(keep) && Contains(override_));
+  CHECK_THAT(refusal([&] { resume(job(), 4, other); }), !Contains(keep) && Contains(override_));
+}
+
+TEST_CASE("saved values are kept only where the configuration can be run with them") {
+  JobContext parts = facts();
+  parts.run.world_size = 2;
+  const std::vector<config::Override> now = {{"parallelism.context_parallel_degree", "2"},
+                                             {"training.seq_len", "4096"}};
+  CurveSettings stored = fresh_plan(job(now), parts).settings;
+  set_setting(stored, "training.seq_len", "2047");  // not two ranks' two parts
+  const ResumeRequest request{LoadSource::kOwn, all(), stored, 4};
+  CHECK_THAT(refusal([&] { resume_plan(job(now), parts, request); }),
+             !Contains("on_config_change=keep") && Contains("on_config_change=override"));
+  std::vector<config::Override> keep = now;
+  keep.push_back({"checkpoint.on_config_change", "keep"});
+  CHECK_THAT(refusal([&] { resume_plan(job(keep), parts, request); }),
+             Contains("what --checkpoint.on_config_change=keep keeps") &&
+                 Contains("saved in the checkpoint: training.seq_len = 2047"));
+}
+
+TEST_CASE("a place in shuffled data is not continued without shuffling") {
+  const config::Override other = {"training.shuffle", "false"};
+  const std::string begin = "start once with --checkpoint.exclude_from_loading=dataloader";
+  CHECK_THAT(refusal([&] { resume(job({other}), 4); }),
+             Contains("=keep to resume") && !Contains("=override") && Contains(begin));
+  CHECK_THAT(refusal([&] {
+               resume(job({other, {"optimizer.lr", "0.2"}}), 4);
+             }),
+             Contains("=keep to resume") &&
+                 Contains("the other settings need --checkpoint.on_config_change=override"));
+  for (const config::Override& policy : {config::Override{"checkpoint.on_config_change", "override"},
+                                         config::Override{"checkpoint.resume_mode", "continue"}})
+    CHECK_THAT(
+        refusal([&] {
+          resume(job({other, policy}), 4);
+        }),
+        Contains("data of another order") && Contains("training.shuffle: saved true") && Contains(begin));
+  checkpoint::ComponentSet others = all();
+  others.erase(std::string(checkpoint::kLoaderComponent));
+  CHECK_NOTHROW(resume(job({other}), 4, facts(), others));
+  CHECK(resume(job({other, {"checkpoint.on_config_change", "keep"}}), 4).config.training.shuffle);
 }
 
 TEST_CASE("parts that are left out by choice are named with what the run begins with in their place") {
   const std::vector<config::Override> leave = {{"checkpoint.exclude_from_loading", "dataloader,rng"}};
   const auto warnings = [](const std::vector<config::Override>& keys, LoadSource source,
                            bool weights_only = false) {
-    const config::ResolvedConfig now = config(keys);
+    const config::ResolvedConfig now = job(keys);
     ComponentChoice choice = choose_components(now.config, source, weights_only);
-    ResumeRequest request{source, choice.loaded, fresh_plan(config(), facts()).settings, 4};
+    ResumeRequest request{source, choice.loaded, fresh_plan(job(), facts()).settings, 4};
     request.left_out = choice.left_out;
     return joined(resume_plan(now, facts(), request).warnings);
   };
@@ -284,7 +176,7 @@ TEST_CASE("parts that are left out by choice are named with what the run begins 
 }
 
 TEST_CASE("the options that give a job the model of a checkpoint are those that differ") {
-  const auto model = [](const std::vector<config::Override>& keys) { return config(keys).config.model; };
+  const auto model = [](const std::vector<config::Override>& keys) { return job(keys).config.model; };
   const auto small = model({{"model.args.n_layers", "2"}, {"model.flavor", "debugmodel"}});
   CHECK(config::model_options(small, small).empty());
   CHECK(config::model_options(small, model({{"model.args.n_layers", "3"}, {"model.hf_assets_path", "x"}})) ==
@@ -296,32 +188,30 @@ TEST_CASE("what a configuration cannot bring back is refused by name") {
   JobContext other = facts();
   other.model.rope_theta = 10000;
   CHECK_THAT(refusal([&] {
-               resume(config({{"checkpoint.on_config_change", "keep"}}), 4, other);
+               resume(job({{"checkpoint.on_config_change", "keep"}}), 4, other);
              }),
              Contains("model.args.rope_theta"));
-  CHECK_NOTHROW(resume(config({{"checkpoint.on_config_change", "override"}}), 4, other));
+  CHECK_NOTHROW(resume(job({{"checkpoint.on_config_change", "override"}}), 4, other));
   other = facts();
   other.global_batch_size = 24;  // three ranks of 8 sequences cannot make the saved 16
   other.data_parallel_degree = 3;
   CHECK_THAT(refusal([&] {
-               resume(config({{"checkpoint.on_config_change", "keep"}}), 4, other);
+               resume(job({{"checkpoint.on_config_change", "keep"}}), 4, other);
              }),
              Contains("training.global_batch_size"));
   other.data_parallel_degree = 2;
-  CHECK(
-      resume(config({{"checkpoint.on_config_change", "keep"}}), 4, other).config.training.global_batch_size ==
-      16);
+  CHECK(resume(job({{"checkpoint.on_config_change", "keep"}}), 4, other).config.training.global_batch_size ==
+        16);
 }
 
 TEST_CASE("other data are refused with both places and no remedy that is refused in turn") {
-  ResumeRequest request{
-      LoadSource::kOwn, all(), fresh_plan(config(), facts()).settings, 4, 0x1234567800000000,
-      "/old/data.jsonl"};
+  ResumeRequest request{LoadSource::kOwn, all(), fresh_plan(job(), facts()).settings, 4, 0x1234567800000000,
+                        "/old/data.jsonl"};
   JobContext now = facts();
   now.data_path = "/new/data.jsonl";
   for (const char* policy : {"error", "keep", "override"}) {
     const std::string text = refusal([&] {
-      resume_plan(config({{"checkpoint.on_config_change", policy}}), now, request);
+      resume_plan(job({{"checkpoint.on_config_change", policy}}), now, request);
     });
     CHECK_THAT(
         text,
@@ -332,19 +222,19 @@ TEST_CASE("other data are refused with both places and no remedy that is refused
   }
   // Beside other changes in the same message; also where the curve is not loaded, or has no record.
   CHECK_THAT(refusal([&] {
-               resume_plan(config({{"optimizer.lr", "0.2"}}), now, request);
+               resume_plan(job({{"optimizer.lr", "0.2"}}), now, request);
              }),
              Contains("optimizer.lr: saved 0.1") && Contains("/old/data.jsonl"));
   request.stored.reset();
   request.data_path.clear();
-  CHECK_THAT(refusal([&] { resume_plan(config(), now, request); }), Contains("data that it does not name"));
+  CHECK_THAT(refusal([&] { resume_plan(job(), now, request); }), Contains("data that it does not name"));
   request.components.erase("dataloader");
-  CHECK_NOTHROW(resume_plan(config(), now, request));
+  CHECK_NOTHROW(resume_plan(job(), now, request));
 }
 
 TEST_CASE("how a part is left out follows from the keys that choose parts") {
   const auto remedy = [](const std::vector<config::Override>& keys, LoadSource source = LoadSource::kOwn) {
-    return leave_out_remedy(config(keys).config, source, "dataloader");
+    return leave_out_remedy(job(keys).config, source, "dataloader");
   };
   const std::string after = " (and without it again when that start has saved a checkpoint)";
   CHECK(remedy({}) == "start once with --checkpoint.exclude_from_loading=dataloader" + after);
@@ -361,15 +251,15 @@ TEST_CASE("how a part is left out follows from the keys that choose parts") {
 }
 
 TEST_CASE("transfer takes the weights and starts everything else from the beginning") {
-  const config::ResolvedConfig now = config({{"checkpoint.enable", "true"},
-                                             {"checkpoint.resume_mode", "transfer"},
-                                             {"checkpoint.initial_load_path", "old/step-10"},
-                                             {"optimizer.lr", "0.5"},
-                                             {"training.steps", "50"}});
+  const config::ResolvedConfig now = job({{"checkpoint.enable", "true"},
+                                          {"checkpoint.resume_mode", "transfer"},
+                                          {"checkpoint.initial_load_path", "old/step-10"},
+                                          {"optimizer.lr", "0.5"},
+                                          {"training.steps", "50"}});
   const auto parts = choose_components(now.config, LoadSource::kInitial, false).loaded;
   CHECK(parts == checkpoint::ComponentSet{"model"});
   const ResumePlan plan =
-      resume_plan(now, facts(), {LoadSource::kInitial, parts, fresh_plan(config(), facts()).settings, 10});
+      resume_plan(now, facts(), {LoadSource::kInitial, parts, fresh_plan(job(), facts()).settings, 10});
   CHECK(plan.settings == fresh_plan(now, facts()).settings);
   CHECK(plan.schedule_start == 0);
   CHECK(plan.config.lr_scheduler.total_steps == 50);
@@ -380,10 +270,10 @@ TEST_CASE("transfer takes the weights and starts everything else from the beginn
 }
 
 TEST_CASE("continue takes the configuration and starts the curve at the loaded step") {
-  const config::ResolvedConfig now = config({{"checkpoint.resume_mode", "continue"},
-                                             {"checkpoint.exclude_from_loading", "lr_scheduler,optimizer"},
-                                             {"optimizer.lr", "0.5"},
-                                             {"training.steps", "30"}});
+  const config::ResolvedConfig now = job({{"checkpoint.resume_mode", "continue"},
+                                          {"checkpoint.exclude_from_loading", "lr_scheduler,optimizer"},
+                                          {"optimizer.lr", "0.5"},
+                                          {"training.steps", "30"}});
   const auto parts = choose_components(now.config, LoadSource::kOwn, false).loaded;
   CHECK(parts == checkpoint::ComponentSet{"model", "dataloader", "train_state", "rng"});
   const ResumePlan plan = resume(now, 10, facts(), parts);
@@ -395,14 +285,13 @@ TEST_CASE("continue takes the configuration and starts the curve at the loaded s
   CHECK_THAT(joined(plan.notes), Contains("starts again at step 11 and has 20 steps"));
 
   // The second resume keeps that curve.
-  const ResumePlan again = resume_plan(config({{"optimizer.lr", "0.5"}, {"training.steps", "30"}}), facts(),
+  const ResumePlan again = resume_plan(job({{"optimizer.lr", "0.5"}, {"training.steps", "30"}}), facts(),
                                        {LoadSource::kOwn, all(), plan.settings, 20});
   for (int64_t step = 21; step <= 30; ++step) CHECK(learning_rate(again, step) == learning_rate(plan, step));
 }
 
 TEST_CASE("continue takes changed settings without a policy and names them") {
-  const ResumePlan plan =
-      resume(config({{"checkpoint.resume_mode", "continue"}, {"optimizer.lr", "0.5"}}), 4);
+  const ResumePlan plan = resume(job({{"checkpoint.resume_mode", "continue"}, {"optimizer.lr", "0.5"}}), 4);
   CHECK(plan.config.optimizer.lr == 0.5);
   CHECK_THAT(joined(plan.notes), Contains("optimizer.lr: taking 0.5 from the configuration (saved: 0.1)"));
 }
@@ -420,22 +309,20 @@ TEST_CASE("every subset of the components can be chosen") {
       if ((bits >> i & 1) != 0) expected.insert(names[i]);
     }
     const std::vector<config::Override> ema = {{"ema.enable", "true"}};
-    CHECK(
-        choose_components(config({{"checkpoint.components", chosen}, ema[0]}).config, LoadSource::kOwn, false)
-            .loaded == expected);
-    CHECK(choose_components(config({{"checkpoint.exclude_from_loading", rest}, ema[0]}).config,
-                            LoadSource::kOwn, false)
+    CHECK(choose_components(job({{"checkpoint.components", chosen}, ema[0]}).config, LoadSource::kOwn, false)
+              .loaded == expected);
+    CHECK(choose_components(job({{"checkpoint.exclude_from_loading", rest}, ema[0]}).config, LoadSource::kOwn,
+                            false)
               .loaded == expected);
   }
-  CHECK(choose_components(config().config, LoadSource::kOwn, false).loaded.size() == 6);  // no EMA to fill
-  CHECK(choose_components(config().config, LoadSource::kOwn, true).loaded ==
-        checkpoint::ComponentSet{"model"});
-  CHECK(choose_components(config().config, LoadSource::kInitial, false).loaded ==
+  CHECK(choose_components(job().config, LoadSource::kOwn, false).loaded.size() == 6);  // no EMA to fill
+  CHECK(choose_components(job().config, LoadSource::kOwn, true).loaded == checkpoint::ComponentSet{"model"});
+  CHECK(choose_components(job().config, LoadSource::kInitial, false).loaded ==
         checkpoint::ComponentSet{"model"});
 }
 
 TEST_CASE("only settings of the loaded components are compared") {
-  const config::ResolvedConfig now = config({{"optimizer.lr", "0.2"}, {"optimizer.beta1", "0.5"}});
+  const config::ResolvedConfig now = job({{"optimizer.lr", "0.2"}, {"optimizer.beta1", "0.5"}});
   CHECK_NOTHROW(resume(now, 4, facts(), {"model", "train_state", "dataloader"}));
   CHECK_THAT(refusal([&] { resume(now, 4, facts(), {"optimizer"}); }), Contains("beta1"));
   const ResumePlan fresh = resume(now, 4, facts(), {"model"});
@@ -443,12 +330,12 @@ TEST_CASE("only settings of the loaded components are compared") {
 }
 
 TEST_CASE("the configuration is compared key by key") {
-  const config::TextTable before = config::config_entries(config().config);
+  const config::TextTable before = config::config_entries(job().config);
   CHECK(before.size() > 180);
-  CHECK_THAT(config::config_comparison(before, config::config_entries(config().config)),
+  CHECK_THAT(config::config_comparison(before, config::config_entries(job().config)),
              Contains("is the checkpoint's"));
   const config::TextTable after =
-      config::config_entries(config({{"training.steps", "20"}, {"job.description", "x"}}).config);
+      config::config_entries(job({{"training.steps", "20"}, {"job.description", "x"}}).config);
   const std::string text = config::config_comparison(before, after);
   CHECK_THAT(text, Contains("2 keys") && Contains("training.steps: 10 -> 20") &&
                        Contains("job.description: \"default job\" -> \"x\""));
@@ -458,7 +345,7 @@ TEST_CASE("the configuration is compared key by key") {
 }
 
 TEST_CASE("a checkpoint of another trainer takes the curve from the configuration and says so") {
-  const ResumePlan plan = resume_plan(config(), facts(), {LoadSource::kOwn, all(), std::nullopt, 4});
+  const ResumePlan plan = resume_plan(job(), facts(), {LoadSource::kOwn, all(), std::nullopt, 4});
   CHECK(plan.config.lr_scheduler.total_steps == 10);
   CHECK(plan.schedule_start == 0);
   CHECK(plan.seed == 7);
@@ -469,12 +356,12 @@ TEST_CASE("a checkpoint of another trainer takes the curve from the configuratio
 TEST_CASE("an unset seed continues with the saved one") {
   JobContext drawn = facts();
   drawn.seed = 99;
-  CHECK(resume(config(), 4, drawn).seed == 7);
-  CHECK(*find_setting(resume(config(), 4, drawn).settings, "debug.seed") == "7");
+  CHECK(resume(job(), 4, drawn).seed == 7);
+  CHECK(*find_setting(resume(job(), 4, drawn).settings, "debug.seed") == "7");
 }
 
 TEST_CASE("tables pass through checkpoints and hostile ones are refused") {
-  const config::TextTable table = fresh_plan(config(), facts()).settings;
+  const config::TextTable table = fresh_plan(job(), facts()).settings;
   CHECK(text_table(to_object(table), "step-1") == table);
   const auto bad = [](const checkpoint::Object& object) {
     return refusal([&] { text_table(object, "step-1: trajectory"); }, ExitCode::kBadData);
@@ -483,12 +370,12 @@ TEST_CASE("tables pass through checkpoints and hostile ones are refused") {
   CHECK_FALSE(bad(checkpoint::Dict{{{checkpoint::Object("a"), checkpoint::Object(1)}}}).empty());
   CHECK_FALSE(bad(checkpoint::Dict{{{checkpoint::Object(1), checkpoint::Object("a")}}}).empty());
   CHECK_FALSE(bad(to_object({{"a", std::string(100000, 'x')}})).empty());
-  CurveSettings stored = fresh_plan(config(), facts()).settings;
+  CurveSettings stored = fresh_plan(job(), facts()).settings;
   for (const char* text : {"0", "-5", "x", "99999999999999999999"}) {
     set_setting(stored, "lr_scheduler.total_steps", text);
     CHECK_FALSE(refusal(
                     [&] {
-                      resume_plan(config(), facts(), {LoadSource::kOwn, all(), stored, 4});
+                      resume_plan(job(), facts(), {LoadSource::kOwn, all(), stored, 4});
                     },
                     ExitCode::kBadData)
                     .empty());
