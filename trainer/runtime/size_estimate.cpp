@@ -169,6 +169,194 @@ double read_by_weight_gradients(const models::ModelArgs& model, double tensor, b
   return inputs + (heads + heads + 2 * keys + 3 * hidden) / tensor + 2 * dim;
 }
 
+// The terms of job_size(), each from what the configuration says and those before it.
+class SizeOfJob {
+ public:
+  SizeOfJob(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
+            int64_t microbatches, const PipelineShare* share)
+      : config_(config), model_(model), share_(share), shards_(shards) {
+    rows_ = config::microbatch_rows(config, config.training.local_batch_size);
+    microbatches_ = microbatches * config.training.local_batch_size / rows_;
+    tokens_ = static_cast<double>(rows_) * length_ / context_;
+    unsharded_ =
+        share != nullptr ? parameters_of(model, *share, tensor_) : parameters_of(model, tensor_) / pipeline_;
+    with_experts_ = static_cast<double>(models::blocks_with_experts(model)) / pipeline_;
+    if (share != nullptr)
+      with_experts_ = std::accumulate(
+          share->stages.begin(), share->stages.end(), 0.0,
+          [](double sum, const auto& stage) { return sum + static_cast<double>(stage.with_experts); });
+    shards_experts_ = shards * config.parallelism.tensor_parallel_degree >
+                      experts_ * config.parallelism.expert_tensor_parallel_degree;
+  }
+
+  JobSize estimate() {
+    add_states();
+    if (!config::is_dry_run(config_)) size_.communicators = communicators();
+    const auto& saves = config_.checkpoint;
+    if (saves.enable && saves.create_seed_checkpoint) return size_;  // makes no step
+    if (has_background_saves()) size_.save_pool = save_pool();
+    add_gathered();
+    size_.activations = kept_activations();
+    if (with_experts_ > 0) size_.activations += activations_of_experts();
+    if (context_ > 1) size_.activations += activations_of_shared_sequences();
+    if (share_ == nullptr || share_->has_head()) size_.activations += logits();
+    size_.repeated = repeated_keys(model_, static_cast<double>(rows_), keys_at_once(), tensor_, compute_);
+    add_attention();
+    size_.tokens = static_cast<double>(rows_) * length_ * static_cast<double>(microbatches_) * 2 *
+                   sizeof(int64_t);  // and labels
+    return size_;
+  }
+
+ private:
+  void add_states() {
+    const double parameters = unsharded_ / static_cast<double>(shards_);
+    const double copy = state_ == compute_                                       ? 0
+                        : config::kFloat8.on(config_) && model_.num_experts == 0 ? 1
+                                                                                 : compute_;
+    size_.description = kDescriptionOfLayer * static_cast<double>(model_.n_layers);
+    size_.mostly_tables = 2 * tables_of(model_) > parameters_of(model_);
+    size_.weights = parameters * (state_ + copy);
+    size_.optimizer = 2 * parameters * state_;
+    size_.gradients = parameters * state_;
+    if (config_.ema.enable) size_.averages = parameters * state_;
+  }
+
+  // A group of one rank has none.
+  int communicators() const {
+    return (shards_ > 1) + (experts_ > 1) + (experts_ > 1 && shards_experts_) + (tensor_ > 1) +
+           (context_ > 1) + (pipeline_ > 1 ? 2 : 0) +
+           (pipeline_ > 2 && model_.tied) +  // of the first and the last stage
+           (config_.parallelism.data_parallel_replicate_degree > 1);
+  }
+
+  // The last save is synchronous.
+  bool has_background_saves() const {
+    const auto& saves = config_.checkpoint;
+    const int64_t first_save = saves.enable_first_step_checkpoint ? 1 : saves.interval;
+    return saves.enable && !saves.load_only && !config::is_dry_run(config_) &&
+           saves.async_mode != checkpoint::AsyncMode::kDisabled && first_save < config_.training.steps;
+  }
+
+  // Of a rank that writes: its shard, or of that the share of one replica.
+  double save_pool() const {
+    const auto& degrees = config_.parallelism;
+    const int64_t replicas = degrees.data_parallel_replicate_degree;
+    const int64_t ranks =
+        shards_ * degrees.tensor_parallel_degree * degrees.pipeline_parallel_degree * replicas;
+    const auto writers = config::choose_writers(config_.checkpoint.writers, ranks, replicas).writers;
+    return (size_.gradients + size_.optimizer + size_.averages) /
+           (writers == checkpoint::Writers::kAll ? static_cast<double>(replicas) : 1);
+  }
+
+  void add_gathered() {
+    if (shards_ == 1) return;
+    if (config::reduces_gradients_once(config_) && microbatches_ > 1)
+      size_.sums = (unsharded_ + more_of_experts(model_, config_, with_experts_)) * sizeof(float);
+    if (pipeline_ > 1 && (share_ == nullptr || !share_->gathers_stages)) return;
+    const bool in_float8 =
+        config::kFloat8.on(config_) && config_.quantize.linear.float8.enable_fsdp_float8_all_gather;
+    size_.gathered =
+        (in_float8 ? 1 : compute_) *
+        (pipeline_ == 1 ? gathered_parameters(model_, config_, tensor_, shards_experts_)
+                        : gathered_parameters(model_, config_, *share_, tensor_, shards_experts_));
+  }
+
+  // Blocks' inputs, or what weight gradients that wait in a pipeline read, and RoPE's angles.
+  double kept_activations() const {
+    const double deferred = share_ == nullptr
+                                ? 0
+                                : static_cast<double>(share_->deferred_blocks) * tokens_ *
+                                      read_by_weight_gradients(model_, tensor_, runs_again()) *
+                                      (config::kFloat8.on(config_) || config::kMx.on(config_) ? 1 : compute_);
+    const double boundary = tokens_ / tensor_ * static_cast<double>(model_.dim) * compute_;
+    // Where most of them wait the sums of stages whose backward comes later are not there yet.
+    return std::max(boundary * kept_inputs(), deferred - size_.all_gradients()) +
+           length_ * static_cast<double>(model_.head_dim) * 4;
+  }
+
+  // In a pipeline a tensor that is sent and one that is received besides.
+  double kept_inputs() const {
+    return share_ != nullptr ? static_cast<double>(share_->kept_inputs) + 2
+                             : static_cast<double>(model_.n_layers) / pipeline_ + 1;
+  }
+
+  // Of one block: the rows of its experts, and FP8 copies of their stacks.
+  double activations_of_experts() const {
+    const double dim = static_cast<double>(model_.dim), hidden = static_cast<double>(model_.moe_hidden_dim);
+    // Where tensor parallel ranks divide each expert, each has the rows of all of them.
+    const bool exchanged = config::divides_experts(config_);
+    const double parts =
+        exchanged ? static_cast<double>(config_.parallelism.expert_tensor_parallel_degree) : tensor_;
+    const double own = hidden / parts;
+    const double rows = tokens_ / tensor_ * parts * static_cast<double>(model_.top_k) * compute_ *
+                        std::max(dim + 2 * own, 3 * own);
+    if (!config::kGroupedFloat8.on(config_) && !config::kGroupedMx.on(config_)) return rows;
+    // Two copies of each stack, for as long as it is gathered, which is always where no rank shards them.
+    const double divided = exchanged ? static_cast<double>(experts_) * parts : tensor_,
+                 block = 3 * dim * hidden * static_cast<double>(model_.num_experts) / divided;
+    const bool stays = exchanged ? !shards_experts_ : shards_ == 1;
+    return rows + 2 * block * (stays ? with_experts_ : 1);
+  }
+
+  double activations_of_shared_sequences() const {
+    const bool latent = model_.kv_lora_rank > 0;
+    double bytes = 0;
+    if (runs_again())  // every block keeps the result of its attention
+      bytes = (kept_inputs() - 1) * tokens_ / tensor_ *
+              static_cast<double>(model_.n_heads * model_.head_dim) * compute_;
+    // Of one block in backward: keys and values of complete sequences, their gradients, and the sums of
+    // these; in a ring of two ranks, with the gradients of one.
+    return bytes + 2 * tokens_ / tensor_ *
+                       static_cast<double>((latent ? model_.n_heads : model_.n_kv_heads) * model_.head_dim) *
+                       (ring_ ? 3 * compute_ + 2 * sizeof(float) : context_ * (2 * compute_ + sizeof(float)));
+  }
+
+  double logits() const {
+    const bool gathered = tensor_ > 1 && config_.parallelism.disable_loss_parallel;  // to a second copy
+    const int64_t configured = config_.training.loss_chunk_bytes;
+    const double of_token = static_cast<double>(model_.vocab_size) * compute_ / (gathered ? 1 : tensor_),
+                 chunk = static_cast<double>(configured > 0 ? configured : 64 << 20);
+    return std::min(tokens_ * of_token, (gathered ? 2 : 1) * std::max(of_token, chunk));
+  }
+
+  // Packed keys twice and values once, and their gradients in fp32 (models/kernels/attention/cpu_blocks.cpp);
+  // fp32 keys serve both uses. libtorch's attention, where it is chosen, keeps less, as larger heads do.
+  void add_attention() {
+    const bool flash = config_.model.attention == config::AttentionChoice::kFlash &&
+                       !config_.training.document_mask && context_ == 1;
+    constexpr int64_t kMultiple = kernels::cpu::kHeadMultiple;
+    const int64_t padded_head = (model_.head_dim + kMultiple - 1) / kMultiple * kMultiple;
+    if (!flash && model_.head_dim <= kernels::cpu::kLargestHead)
+      size_.attention =
+          keys_at_once() * static_cast<double>(padded_head) * (compute_ == 2 ? 3 * 2 + 2 * 4 : 4 * 4);
+    size_.attention_threads =
+        static_cast<double>(rows_) * std::max(1.0, static_cast<double>(model_.n_kv_heads) / tensor_);
+  }
+
+  double keys_at_once() const { return ring_ ? length_ / context_ : length_; }
+  bool runs_again() const { return config_.activation_checkpoint.mode == config::RecomputeMode::kFull; }
+
+  const config::JobConfig& config_;
+  const models::ModelArgs& model_;
+  const PipelineShare* share_;
+  int64_t shards_;
+  // Bytes of a number.
+  const double state_ = static_cast<double>(checkpoint::size_of(config_.training.dtype)),
+               compute_ = static_cast<double>(checkpoint::size_of(config_.training.mixed_precision_param));
+  // Degrees.
+  const double tensor_ = static_cast<double>(config_.parallelism.tensor_parallel_degree),
+               pipeline_ = static_cast<double>(config_.parallelism.pipeline_parallel_degree),
+               context_ = static_cast<double>(config_.parallelism.context_parallel_degree);
+  const int64_t experts_ = config::divides_experts(config_) ? config_.parallelism.expert_parallel_degree : 1;
+  const bool ring_ = config::passes_keys_in_ring(config_);
+  const double length_ = static_cast<double>(config_.training.seq_len);
+  int64_t rows_ = 0, microbatches_ = 0;      // of a microbatch; of a step
+  double tokens_ = 0;                        // of this rank in a microbatch
+  double unsharded_ = 0, with_experts_ = 0;  // parameters of this rank's stages; their blocks with experts
+  bool shards_experts_ = false;              // several ranks share the parameters of an expert's part
+  JobSize size_;
+};
+
 }  // namespace
 
 double parameters_of(const models::ModelArgs& model, const PipelineShare::Stage& stage, double tensor) {
@@ -190,130 +378,7 @@ JobSize largest_job_size(const config::JobConfig& config, const models::ModelArg
 
 JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
                  int64_t microbatches, const PipelineShare* share) {
-  const auto& training = config.training;
-  const double state = static_cast<double>(checkpoint::size_of(training.dtype)),
-               compute = static_cast<double>(checkpoint::size_of(training.mixed_precision_param));
-  const double copy = state == compute                                       ? 0
-                      : config::kFloat8.on(config) && model.num_experts == 0 ? 1
-                                                                             : compute;
-  const auto tensor = static_cast<double>(config.parallelism.tensor_parallel_degree);
-  const auto pipeline = static_cast<double>(config.parallelism.pipeline_parallel_degree);
-  const auto context = static_cast<double>(config.parallelism.context_parallel_degree);
-  const bool ring = config::passes_keys_in_ring(config);
-  const double unsharded =
-      share != nullptr ? parameters_of(model, *share, tensor) : parameters_of(model, tensor) / pipeline;
-  const double parameters = unsharded / static_cast<double>(shards);
-  double with_experts = static_cast<double>(models::blocks_with_experts(model)) / pipeline;  // blocks
-  if (share != nullptr)
-    with_experts = std::accumulate(
-        share->stages.begin(), share->stages.end(), 0.0,
-        [](double sum, const auto& stage) { return sum + static_cast<double>(stage.with_experts); });
-  JobSize size;
-  size.description = kDescriptionOfLayer * static_cast<double>(model.n_layers);
-  size.mostly_tables = 2 * tables_of(model) > parameters_of(model);
-  size.weights = parameters * (state + copy);
-  size.optimizer = 2 * parameters * state;
-  const int64_t experts = config::divides_experts(config) ? config.parallelism.expert_parallel_degree : 1;
-  const bool shards_experts = shards * config.parallelism.tensor_parallel_degree >
-                              experts * config.parallelism.expert_tensor_parallel_degree;
-  if (!config::is_dry_run(config))  // a group of one rank has none
-    size.communicators = (shards > 1) + (experts > 1) + (experts > 1 && shards_experts) + (tensor > 1) +
-                         (context > 1) + (pipeline > 1 ? 2 : 0) +
-                         (pipeline > 2 && model.tied) +  // of the first and the last stage
-                         (config.parallelism.data_parallel_replicate_degree > 1);
-  size.gradients = parameters * state;
-  if (config.ema.enable) size.averages = parameters * state;
-  const auto& saves = config.checkpoint;
-  if (saves.enable && saves.create_seed_checkpoint) return size;  // makes no step
-  // The last save is synchronous.
-  const int64_t first_save = saves.enable_first_step_checkpoint ? 1 : saves.interval;
-  if (saves.enable && !saves.load_only && !config::is_dry_run(config) &&
-      saves.async_mode != checkpoint::AsyncMode::kDisabled && first_save < training.steps) {
-    const auto& degrees = config.parallelism;
-    const int64_t replicas = degrees.data_parallel_replicate_degree;
-    const int64_t ranks =
-        shards * degrees.tensor_parallel_degree * degrees.pipeline_parallel_degree * replicas;
-    const auto writers = config::choose_writers(saves.writers, ranks, replicas).writers;
-    // Of a rank that writes: its shard, or of that the share of one replica.
-    size.save_pool = (parameters * state + size.optimizer + size.averages) /
-                     (writers == checkpoint::Writers::kAll ? static_cast<double>(replicas) : 1);
-  }
-  const int64_t rows = config::microbatch_rows(config, training.local_batch_size);
-  microbatches *= training.local_batch_size / rows;
-  if (config::reduces_gradients_once(config) && microbatches > 1 && shards > 1)
-    size.sums = (unsharded + more_of_experts(model, config, with_experts)) * sizeof(float);
-  const bool gathers_float8 =
-      config::kFloat8.on(config) && config.quantize.linear.float8.enable_fsdp_float8_all_gather;
-  if (shards > 1 && (pipeline == 1 || (share != nullptr && share->gathers_stages)))
-    size.gathered = (gathers_float8 ? 1 : compute) *
-                    (pipeline == 1 ? gathered_parameters(model, config, tensor, shards_experts)
-                                   : gathered_parameters(model, config, *share, tensor, shards_experts));
-  const double length = static_cast<double>(training.seq_len);
-  const double tokens = static_cast<double>(rows) * length / context;            // of this rank
-  const bool gathered = tensor > 1 && config.parallelism.disable_loss_parallel;  // logits, to a second copy
-  const double logits =
-      static_cast<double>(model.vocab_size) * compute / (gathered ? 1 : tensor);  // of a token
-  const double chunk =
-      static_cast<double>(training.loss_chunk_bytes > 0 ? training.loss_chunk_bytes : 64 << 20);
-  const double boundary = tokens / tensor * static_cast<double>(model.dim) * compute;
-  // In a pipeline a tensor that is sent and one that is received besides.
-  const double inputs = share != nullptr ? static_cast<double>(share->kept_inputs) + 2
-                                         : static_cast<double>(model.n_layers) / pipeline + 1;
-  const bool runs_again = config.activation_checkpoint.mode == config::RecomputeMode::kFull;
-  const double deferred = share == nullptr
-                              ? 0
-                              : static_cast<double>(share->deferred_blocks) * tokens *
-                                    read_by_weight_gradients(model, tensor, runs_again) *
-                                    (config::kFloat8.on(config) || config::kMx.on(config) ? 1 : compute);
-  // Where most of them wait the sums of stages whose backward comes later are not there yet.
-  size.activations = std::max(boundary * inputs, deferred - size.all_gradients()) +
-                     length * static_cast<double>(model.head_dim) * 4;
-  if (with_experts > 0) {  // of one block, the rows of its experts
-    const double dim = static_cast<double>(model.dim), hidden = static_cast<double>(model.moe_hidden_dim);
-    // Where tensor parallel ranks divide each expert, each has the rows of all of them.
-    const bool exchanged = config::divides_experts(config);
-    const double parts =
-        exchanged ? static_cast<double>(config.parallelism.expert_tensor_parallel_degree) : tensor;
-    const double own = hidden / parts;
-    size.activations += tokens / tensor * parts * static_cast<double>(model.top_k) * compute *
-                        std::max(dim + 2 * own, 3 * own);
-    // Two FP8 copies of each stack, for as long as it is gathered, which is always where no rank shards them.
-    if (config::kGroupedFloat8.on(config) || config::kGroupedMx.on(config)) {
-      const double divided = exchanged ? static_cast<double>(experts) * parts : tensor,
-                   block = 3 * dim * hidden * static_cast<double>(model.num_experts) / divided;
-      const bool stays = exchanged ? !shards_experts : shards == 1;
-      size.activations += 2 * block * (stays ? with_experts : 1);
-    }
-  }
-  if (context > 1) {
-    const bool latent = model.kv_lora_rank > 0;
-    const double of_heads = tokens / tensor * static_cast<double>(model.n_heads * model.head_dim) * compute;
-    if (runs_again)  // every block keeps the result of its attention
-      size.activations += (inputs - 1) * of_heads;
-    // Of one block in backward: keys and values of complete sequences, their gradients, and the sums of
-    // these; in a ring of two ranks, with the gradients of one.
-    size.activations += 2 * tokens / tensor *
-                        static_cast<double>((latent ? model.n_heads : model.n_kv_heads) * model.head_dim) *
-                        (ring ? 3 * compute + 2 * sizeof(float) : context * (2 * compute + sizeof(float)));
-  }
-  size.repeated =
-      repeated_keys(model, static_cast<double>(rows), ring ? length / context : length, tensor, compute);
-  if (share == nullptr || share->has_head())
-    size.activations += std::min(tokens * logits, (gathered ? 2 : 1) * std::max(logits, chunk));
-  // Packed keys twice and values once, and their gradients in fp32 (models/kernels/attention/cpu_blocks.cpp);
-  // fp32 keys serve both uses. libtorch's attention, where it is chosen, keeps less, as larger heads do.
-  const bool flash = config.model.attention == config::AttentionChoice::kFlash &&
-                     !config.training.document_mask && context == 1;
-  constexpr int64_t kMultiple = kernels::cpu::kHeadMultiple;
-  const int64_t padded_head = (model.head_dim + kMultiple - 1) / kMultiple * kMultiple;
-  if (!flash && model.head_dim <= kernels::cpu::kLargestHead)
-    size.attention = length / (ring ? context : 1) * static_cast<double>(padded_head) *
-                     (compute == 2 ? 3 * 2 + 2 * 4 : 4 * 4);
-  size.attention_threads =
-      static_cast<double>(rows) * std::max(1.0, static_cast<double>(model.n_kv_heads) / tensor);
-  size.tokens = static_cast<double>(rows) * length * static_cast<double>(microbatches) * 2 *
-                sizeof(int64_t);  // and labels
-  return size;
+  return SizeOfJob(config, model, shards, microbatches, share).estimate();
 }
 
 void require_memory(const config::ResolvedConfig& resolved, const JobSize& size, const RankMemory& memory) {
