@@ -27,6 +27,7 @@ import tempfile
 from pathlib import Path
 
 from pipeline import ROOT, Bench, memory
+from step_profile import ATTENTION, attention_pairs
 from tensor_parallel import compare, parsed, parser_of
 
 PARTS = ("speed", "short", "balance", "memory")
@@ -45,13 +46,12 @@ def context(method, balancer="headtail"):
 
 
 def attention_of(trace):
-    """Milliseconds of attention, and pairs of queries and keys of one head that it has counted, where every call is causal from its last key."""
+    """Milliseconds of attention, and pairs of queries and keys of one head that it has counted."""
     milliseconds, pairs = 0.0, 0
     for event in json.loads(trace.read_text())["traceEvents"]:
-        if event.get("name") in ("hyperion::attention", "hyperion::attention_backward"):
-            q, k = event["args"]["Input Dims"][-3:-1]
+        if event.get("name") in ATTENTION:
             milliseconds += event["dur"] / 1e3
-            pairs += q[2] * (k[2] - q[2]) + q[2] * (q[2] + 1) // 2
+            pairs += attention_pairs(event)
     return milliseconds, pairs
 
 

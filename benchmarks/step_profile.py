@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Where the time of a training step on a CPU goes, and what the machine could do: a Markdown table.
 
-    benchmarks/step_profile.py [--model debugmodel|100M|qwen3_moe|deepseek_v3] [--precision bf16|fp32] [--ranks N] [--threads N] [-- OPTION...]
+    benchmarks/step_profile.py [--model debugmodel|100M|qwen3_moe|deepseek_v3] [--precision bf16|fp32] [--ranks N] [--threads N] [--operations KIND] [-- OPTION...]
 
 Runs the program with its profiler on the default corpus, without activation checkpointing, and adds up the self times of rank
-0's recorded steps by kind of operation; OPTIONs go to the program. Products and attention are counted in GFLOP, causal attention
-at what it needs (2 * seq^2 * head_dim for a head's forward, 2.5 times that for its backward), operations that go element by
-element in the bytes that they read and write once. Their limits are measured in the same run by benchmark_machine: the best
-of the products of 1024^3 and of the step's shapes, libtorch's or ours, and a copy that no cache holds. What a cache still holds can
-be faster than that.
+0's recorded steps by kind of operation, and with --operations one kind's by name; OPTIONs go to the program. Products and
+attention are counted in GFLOP, attention at the pairs of queries and keys that it needs (4 * head_dim for a pair of a head, 2.5 times that
+for its backward; that documents need fewer is not seen), operations that go element by element in the bytes that they read and write
+once. Their limits are measured in the same run by benchmark_machine: the best of the products of 1024^3 and of the step's largest shapes,
+libtorch's or ours, and a copy that no cache holds. What a cache still holds can be faster than that.
 """
 
 import argparse
@@ -32,6 +32,7 @@ from vs_torchtitan import MODELS  # noqa: E402
 
 STEPS = 12  # of the run; the last ones are recorded
 RECORDED = 3
+SHAPES = 16  # products that are measured by themselves, those with most of the step's FLOPs: experts have one for each number of rows
 BYTES = {"c10::BFloat16": 2, "float": 4, "double": 8, "long int": 8}
 
 # Kinds of operations in the order of the table, each with the names of its events. A range (no "::") stands for all within it.
@@ -57,6 +58,7 @@ REST = "the walk over units, autograd and all else"
 PASSES = {"hyperion::gated_activation": 3, "hyperion::gated_activation_backward": 5, "hyperion::rms_norm": 2, "hyperion::rms_norm_backward": 3,
           "hyperion::add_rms_norm": 4, "hyperion::add_rms_norm_backward": 4, "hyperion::cross_entropy_": 2,
           "hyperion::vocab_gradient_": 2, "hyperion::vocab_statistics": 1, "hyperion::sum_of_squares": 1}
+ATTENTION = {"hyperion::attention": 4.0, "hyperion::attention_backward": 10.0}  # FLOPs of a pair and element of a head
 ADAM_BYTES = 28  # of an element: weight, gradient and two moments are read, all but the gradient written
 
 
@@ -64,17 +66,21 @@ def kind_of(name: str) -> str | None:
     return next((kind for kind, names in KINDS.items() if re.match(names, name)), None)
 
 
+def attention_pairs(event: dict) -> int:
+    """Pairs of queries and keys of one head: causal from the last key, or all."""
+    (*_, queries, _), (*_, keys, _) = event["args"]["Input Dims"][-4:-2]  # inputs are (the gradient,) q, k, v and whether it is causal
+    causal = event["args"]["Concrete Inputs"][-1] == "True"
+    return queries * (keys - queries) + queries * (queries + 1) // 2 if causal else queries * keys
+
+
 def flops(event: dict) -> float:
     shapes = event["args"].get("Input Dims", [])
     if event["name"].endswith("::mm"):
         (m, k), (_, n) = shapes[:2]
         return 2.0 * m * k * n
-    if event["name"] == "hyperion::attention":
-        batch, heads, seq, size = shapes[0]
-        return 2.0 * batch * heads * seq * seq * size
-    if event["name"] == "hyperion::attention_backward":
-        batch, heads, seq, size = shapes[0]
-        return 5.0 * batch * heads * seq * seq * size
+    if event["name"] in ATTENTION:
+        batch, heads, _, size = shapes[-4]
+        return ATTENTION[event["name"]] * batch * heads * attention_pairs(event) * size
     return 0.0
 
 
@@ -108,7 +114,8 @@ class Profile:
         self.microseconds = sum(e["dur"] for e in steps)
         self.time, self.calls = collections.Counter(), collections.Counter()
         self.flops, self.bytes = collections.Counter(), collections.Counter()
-        self.shapes = collections.Counter()
+        self.shapes = collections.Counter()  # "MxKxN" of products -> FLOPs
+        self.operations = collections.defaultdict(lambda: [0.0, 0])  # (kind, name) -> microseconds with all that is within, calls
         thread = steps[0]["tid"]
         own = sorted((e for e in events if e["tid"] == thread and not e["name"].startswith("PyTorch Profiler")),
                      key=lambda e: (e["ts"], -e["dur"]))
@@ -126,9 +133,12 @@ class Profile:
             if outer != kind:
                 self.calls[kind or REST] += 1
                 self.flops[kind or REST] += flops(event)
+                operation = self.operations[kind or REST, event["name"]]
+                operation[0] += event["dur"]
+                operation[1] += 1
                 if kind == "products":
                     (m, k), (_, n) = event["args"]["Input Dims"][:2]
-                    self.shapes[f"{m}x{k}x{n}"] += 1
+                    self.shapes[f"{m}x{k}x{n}"] += flops(event)
         while stack:
             self._close(stack)
 
@@ -165,6 +175,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of a rank (default: an equal share of the cores)")
     parser.add_argument("--batch", type=int, help="sequences of a rank (debugmodel: 2, 100M: 1)")
     parser.add_argument("--seq-len", type=int, default=1024)
+    parser.add_argument("--operations", choices=KINDS, metavar="KIND", help="also list the operations of this kind")
     parser.add_argument("options", nargs="*", metavar="OPTION", help="of the program")
     options = parser.parse_args()
     for program in (options.binary, options.machine):
@@ -175,7 +186,8 @@ def main() -> None:
         trace, plain_step = run(options, Path(temporary))
         profile = Profile(trace)
     environment = {**os.environ, "HYPERION_DEVICE": "cpu", "OMP_NUM_THREADS": str(options.threads)}
-    best = json.loads(subprocess.run([options.machine, options.precision, *profile.shapes], env=environment, check=True, text=True,
+    shapes = [shape for shape, _ in profile.shapes.most_common(SHAPES)]
+    best = json.loads(subprocess.run([options.machine, options.precision, *shapes], env=environment, check=True, text=True,
                                      capture_output=True).stdout)
     peak = max(rate for rates in best["products"].values() for rate in rates)
     step = profile.microseconds / profile.steps / 1e3
@@ -193,6 +205,11 @@ def main() -> None:
             speed = profile.bytes[kind] / 1e9 / seconds
             amount, rate, share = f"{profile.bytes[kind] / 1e9 / profile.steps:.3f}", f"{speed:.1f} GB/s", f"{speed / best['copy']:.0%}"
         print(f"| {kind} | {milliseconds:.1f} | {milliseconds / step:.1%} | {profile.calls[kind] // profile.steps} | {amount} | {rate} | {share} |")
+    if options.operations:
+        print(f"\n| {options.operations} | ms | of the step | calls |\n|---|---:|---:|---:|")
+        for (kind, name), (microseconds, calls) in sorted(profile.operations.items(), key=lambda item: -item[1][0]):
+            if kind == options.operations:
+                print(f"| {name} | {microseconds / 1e3 / profile.steps:.2f} | {microseconds / profile.microseconds:.2%} | {calls // profile.steps} |")
     print("\n| product by itself, GFLOP/s | libtorch's | the program's |\n|---|---:|---:|")
     for shape, (theirs, ours) in best["products"].items():
         print(f"| {shape} | {theirs:.0f} | {ours:.0f} |")

@@ -170,6 +170,8 @@ class Traces(JobTest):
         trace = json.loads((self.folder / "out/profile_traces/iteration_4" / f"rank{rank}_trace.json").read_text())
         found = {}
         for event in trace["traceEvents"]:
+            if event.get("name", "").startswith("hyperion::attention"):  # as benchmarks/step_profile.py reads it: causal
+                self.assertEqual(event["args"]["Concrete Inputs"][-1], "True")
             if event.get("cat") == "user_annotation" and event["ph"] == "X":
                 found.setdefault(event["name"], []).append((event["ts"], event["ts"] + event["dur"]))
         return found

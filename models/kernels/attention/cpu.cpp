@@ -167,7 +167,8 @@ bool takes_attention(const at::Tensor& q) {
 AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const at::Tensor& first_keys, Causality causality,
                                   Instructions instructions) {
-  RECORD_FUNCTION("hyperion::attention", std::vector<c10::IValue>({q, k, v}));
+  RECORD_FUNCTION("hyperion::attention",
+                  std::vector<c10::IValue>({q, k, v, causality == Causality::kFromLastKey}));
   const at::Tensor queries = with_whole_heads(q), keys = with_whole_heads(k), values = with_whole_heads(v);
   const at::Tensor out = empty_heads(q);
   const at::Tensor lse = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::kFloat));
@@ -189,7 +190,8 @@ AttentionGradients attention_backward(const at::Tensor& grad_output, const at::T
                                       const at::Tensor& v, const at::Tensor& first_keys,
                                       const AttentionResult& result, Causality causality,
                                       Instructions instructions) {
-  RECORD_FUNCTION("hyperion::attention_backward", std::vector<c10::IValue>({grad_output, q, k, v}));
+  RECORD_FUNCTION("hyperion::attention_backward",
+                  std::vector<c10::IValue>({grad_output, q, k, v, causality == Causality::kFromLastKey}));
   const at::Tensor queries = with_whole_heads(q), keys = with_whole_heads(k), values = with_whole_heads(v),
                    out = with_whole_heads(result.output), grad = with_whole_heads(grad_output),
                    lse = result.lse.contiguous();

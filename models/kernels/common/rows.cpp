@@ -68,6 +68,20 @@ inline __attribute__((always_inline)) float rounded(float x) {
   return wide(narrowed<T>(x));
 }
 
+// In several lanes, as largest().
+template <typename T>
+inline __attribute__((always_inline)) float sum_of_products(const T* a, const T* b, int64_t n) {
+  constexpr int64_t kLanes = 32;
+  float lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += wide(a[i + lane]) * wide(b[i + lane]);
+  for (; i < n; ++i) lanes[0] += wide(a[i]) * wide(b[i]);
+  float sum = 0;
+  for (const float lane : lanes) sum += lane;
+  return sum;
+}
+
 // Calls rotate with `half` of a head: for the usual sizes of heads a type's constant, so that loops over it
 // need no remainder.
 template <typename F>
@@ -271,6 +285,24 @@ HYPERION_VECTORISED void narrow_scaled(const float* x, float factor, c10::BFloat
 }
 HYPERION_VECTORISED void narrow_scaled(const float* x, float factor, float* out, int64_t n) {
   for (int64_t i = 0; i < n; ++i) out[i] = x[i] * factor;
+}
+
+HYPERION_VECTORISED void narrow_scaled(const c10::BFloat16* x, float factor, c10::BFloat16* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = narrowed<c10::BFloat16>(wide(x[i]) * factor);
+}
+
+HYPERION_VECTORISED void add_scaled(const c10::BFloat16* x, float factor, float* sum, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) sum[i] += factor * wide(x[i]);
+}
+HYPERION_VECTORISED void add_scaled(const float* x, float factor, float* sum, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) sum[i] += factor * x[i];
+}
+
+HYPERION_VECTORISED float dot(const c10::BFloat16* a, const c10::BFloat16* b, int64_t n) {
+  return sum_of_products(a, b, n);
+}
+HYPERION_VECTORISED float dot(const float* a, const float* b, int64_t n) {
+  return sum_of_products(a, b, n);
 }
 
 HYPERION_VECTORISED void softmax(float* x, float lse, float factor, int64_t n) {

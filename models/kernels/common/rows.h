@@ -59,6 +59,13 @@ void exponentials(float* x, int64_t n, float& most, float& sum);
 // out = x * factor
 void narrow_scaled(const float* x, float factor, c10::BFloat16* out, int64_t n);
 void narrow_scaled(const float* x, float factor, float* out, int64_t n);
+void narrow_scaled(const c10::BFloat16* x, float factor, c10::BFloat16* out, int64_t n);
+// sum += x * factor
+void add_scaled(const c10::BFloat16* x, float factor, float* sum, int64_t n);
+void add_scaled(const float* x, float factor, float* sum, int64_t n);
+// The sum of a * b, in an order that depends on n alone.
+float dot(const c10::BFloat16* a, const c10::BFloat16* b, int64_t n);
+float dot(const float* a, const float* b, int64_t n);
 // x = factor * exp(x - lse)
 void softmax(float* x, float lse, float factor, int64_t n);
 

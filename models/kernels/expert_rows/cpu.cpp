@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <utility>
 #include <vector>
 
@@ -20,23 +19,6 @@ namespace {
 using at::Tensor;
 
 constexpr int64_t kRows = 16;  // of a thread, at least
-
-// In lanes, which is a sum in another order, but the same one every time.
-float dot(const float* a, const float* b, int64_t n) {
-  std::array<float, 16> lanes = {};
-  constexpr auto kLanes = static_cast<int64_t>(lanes.size());
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += a[i + lane] * b[i + lane];
-  for (; i < n; ++i) lanes[0] += a[i] * b[i];
-  float sum = 0;
-  for (const float lane : lanes) sum += lane;
-  return sum;
-}
-
-void multiply(float* row, float factor, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) row[i] *= factor;
-}
 
 const float* weights_or_null(const Tensor& weights) {
   return weights.defined() ? weights.const_data_ptr<float>() : nullptr;
@@ -98,10 +80,7 @@ Tensor gather_rows(const Tensor& given, const RowOrder& order, const Tensor& wei
         } else if (weight == nullptr) {
           std::copy_n(source, n, to + row * n);
         } else {
-          float* wide = thread_scratch(n);
-          rows::widen(source, wide, n);
-          multiply(wide, weight[slot], n);
-          rows::narrow(wide, to + row * n, n);
+          rows::narrow_scaled(source, weight[slot], to + row * n, n);
         }
       }
     });
@@ -122,18 +101,12 @@ Tensor sum_rows(const Tensor& given_rows, const Tensor& row_of_slot, const Tenso
     const T *from = rows.const_data_ptr<T>(), *more = added.defined() ? added.const_data_ptr<T>() : nullptr;
     T* to = out.mutable_data_ptr<T>();
     parallel_for(0, tokens, kRows, [&](int64_t begin, int64_t end) {
-      float *sums = thread_scratch(n), *term = thread_scratch(n, 1);
+      float* sums = thread_scratch(n);
       for (int64_t token = begin; token < end; ++token) {
         std::fill_n(sums, n, 0.0F);
-        for (int64_t slot = token * k; slot < (token + 1) * k; ++slot) {
-          rows::widen(from + row_of[slot] * n, term, n);
-          const float factor = weight != nullptr ? weight[slot] : 1.0F;
-          for (int64_t i = 0; i < n; ++i) sums[i] += factor * term[i];
-        }
-        if (more != nullptr) {
-          rows::widen(more + token * n, term, n);
-          for (int64_t i = 0; i < n; ++i) sums[i] += term[i];
-        }
+        for (int64_t slot = token * k; slot < (token + 1) * k; ++slot)
+          rows::add_scaled(from + row_of[slot] * n, weight != nullptr ? weight[slot] : 1.0F, sums, n);
+        if (more != nullptr) rows::add_scaled(more + token * n, 1.0F, sums, n);
         rows::narrow(sums, to + token * n, n);
       }
     });
@@ -150,12 +123,8 @@ Tensor products_of_rows(const Tensor& given_a, const Tensor& given_b, const Tens
   with_element_type(a, [&]<typename T>(T) {
     const T *of_a = a.const_data_ptr<T>(), *of_b = b.const_data_ptr<T>();
     parallel_for(0, products.numel(), kRows, [&](int64_t begin, int64_t end) {
-      float *wide_a = thread_scratch(n), *wide_b = thread_scratch(n, 1);
-      for (int64_t slot = begin; slot < end; ++slot) {
-        rows::widen(of_a + row_of[slot] * n, wide_a, n);
-        rows::widen(of_b + row_of[slot] * n, wide_b, n);
-        product[slot] = dot(wide_a, wide_b, n);
-      }
+      for (int64_t slot = begin; slot < end; ++slot)
+        product[slot] = rows::dot(of_a + row_of[slot] * n, of_b + row_of[slot] * n, n);
     });
   });
   return products;
@@ -174,7 +143,6 @@ WeightedRows weight_rows(const Tensor& given_a, const Tensor& given_b, const Row
     const T *from_a = a.const_data_ptr<T>(), *from_b = b.const_data_ptr<T>();
     T *to_a = out.a.mutable_data_ptr<T>(), *to_b = out.b.mutable_data_ptr<T>();
     parallel_for(0, a.size(0), kRows, [&](int64_t begin, int64_t end) {
-      float *wide_a = thread_scratch(n), *wide_b = thread_scratch(n, 1);
       for (int64_t row = begin; row < end; ++row) {
         const int64_t slot = slot_of[row], at = row * n;
         if (row_of[slot] != row) {  // of the padding
@@ -182,13 +150,9 @@ WeightedRows weight_rows(const Tensor& given_a, const Tensor& given_b, const Row
           std::fill_n(to_b + at, n, T(0));
           continue;
         }
-        rows::widen(from_a + at, wide_a, n);
-        rows::widen(from_b + at, wide_b, n);
-        product[slot] = dot(wide_a, wide_b, n);
-        multiply(wide_a, weight[slot], n);
-        multiply(wide_b, weight[slot], n);
-        rows::narrow(wide_a, to_a + at, n);
-        rows::narrow(wide_b, to_b + at, n);
+        product[slot] = rows::dot(from_a + at, from_b + at, n);
+        rows::narrow_scaled(from_a + at, weight[slot], to_a + at, n);
+        rows::narrow_scaled(from_b + at, weight[slot], to_b + at, n);
       }
     });
   });

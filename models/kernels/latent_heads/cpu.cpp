@@ -19,19 +19,18 @@ constexpr int64_t kTokensOfThread = 8;  // at least
 template <typename T>
 struct HeadsOf {
   explicit HeadsOf(const Tensor& given)
-      : tensor(given.stride(-1) == 1 ? given : given.contiguous()), data(tensor.data_ptr<T>()) {}
-  T* at(int64_t token, int64_t head) const {
-    const int64_t seq = tensor.size(1);
-    return data + token / seq * tensor.stride(0) + token % seq * tensor.stride(1) + head * tensor.stride(2);
+      : tensor(given.stride(-1) == 1 ? given : given.contiguous()),
+        data(tensor.data_ptr<T>()),
+        seq(tensor.size(1)),
+        stride(tensor.stride(2)) {}
+  // The first head of a token; the others lie `stride` elements apart.
+  T* of(int64_t token) const {
+    return data + token / seq * tensor.stride(0) + token % seq * tensor.stride(1);
   }
   Tensor tensor;
   T* data;
+  int64_t seq, stride;
 };
-
-void multiply(float* row, double factor, int64_t n) {
-  if (factor == 1) return;
-  for (int64_t i = 0; i < n; ++i) row[i] *= static_cast<float>(factor);
-}
 
 // Widths of the parts of a head, and the angles.
 struct Parts {
@@ -42,22 +41,20 @@ struct Parts {
         plain(width - rotated),
         positions(cos.numel() / cos.size(-1)) {}
 
-  // Rotated elements x [rotated] of a token; sign -1: back.
-  void rotate(const float* x, int64_t token, float sign, float* y) const {
-    const int64_t angle = token % positions * (rotated / 2);
+  int64_t angle(int64_t token) const { return token % positions * (rotated / 2); }
+  // Rotated elements x [rotated] by the angles of a token; sign -1: back.
+  void rotate(const float* x, int64_t angle, float sign, float* y) const {
     rows::rotate_interleaved(x, cos.const_data_ptr<float>() + angle, sin.const_data_ptr<float>() + angle,
                              sign, y, /*heads=*/1, rotated / 2);
   }
-  // A query, or its gradient: rotated, or back, and times the factor.
+  // A query, or its gradient: rotated, or back, and times the factor. scratch: [2, rotated].
   template <typename T>
-  void move_query(const T* from, T* to, int64_t token, float sign, double factor, float* wide) const {
-    const int64_t width = plain + rotated;
-    float* part = wide + width;  // [rotated]
-    rows::widen(from, wide, width);
-    rotate(wide + plain, token, sign, part);
-    std::copy_n(part, rotated, wide + plain);
-    multiply(wide, factor, width);
-    rows::narrow(wide, to, width);
+  void move_query(const T* from, T* to, int64_t angle, float sign, float factor, float* scratch) const {
+    float* part = scratch + rotated;
+    rows::narrow_scaled(from, factor, to, plain);
+    rows::widen(from + plain, scratch, rotated);
+    rotate(scratch, angle, sign, part);
+    rows::narrow_scaled(part, factor, to + plain, rotated);
   }
 
   Tensor cos, sin;
@@ -71,24 +68,28 @@ Heads latent_heads(const Tensor& q, const Tensor& kv, const Tensor& shared, cons
   const int64_t tokens = q.size(0) * q.size(1), heads = q.size(2), width = q.size(3);
   const Parts parts(cos, sin, width);
   const int64_t plain = parts.plain, rotated = parts.rotated, values = kv.size(3) - plain;
+  const auto scale = static_cast<float>(factor);
   const Heads out = {at::empty(q.sizes(), q.options()), at::empty(q.sizes(), q.options()),
                      at::empty(q.sizes(), q.options())};
   with_element_type(q, [&]<typename T>(T) {
     const HeadsOf<T> from_q(q), from_kv(kv), from_shared(shared.unsqueeze(2)), to_q(out.q), to_k(out.k),
         to_v(out.v);
     parallel_for(0, tokens, kTokensOfThread, [&](int64_t begin, int64_t end) {
-      float *wide = thread_scratch(width + rotated), *of_keys = thread_scratch(rotated, 1);
+      float *scratch = thread_scratch(2 * rotated), *of_keys = thread_scratch(rotated, 1);
       for (int64_t token = begin; token < end; ++token) {
-        rows::widen(from_shared.at(token, 0), wide, rotated);
-        parts.rotate(wide, token, 1, of_keys);
+        const int64_t angle = parts.angle(token);
+        rows::widen(from_shared.of(token), scratch, rotated);
+        parts.rotate(scratch, angle, 1, of_keys);
+        const T *query = from_q.of(token), *source = from_kv.of(token);
+        T *moved = to_q.of(token), *key = to_k.of(token), *value = to_v.of(token);
         for (int64_t head = 0; head < heads; ++head) {
-          T *key = to_k.at(token, head), *value = to_v.at(token, head);
-          const T* source = from_kv.at(token, head);
           std::copy_n(source, plain, key);
           rows::narrow(of_keys, key + plain, rotated);
           std::copy_n(source + plain, values, value);
           std::fill_n(value + values, width - values, T(0));
-          parts.move_query<T>(from_q.at(token, head), to_q.at(token, head), token, 1, factor, wide);
+          parts.move_query<T>(query, moved, angle, 1, scale, scratch);
+          query += from_q.stride, source += from_kv.stride;
+          moved += to_q.stride, key += to_k.stride, value += to_v.stride;
         }
       }
     });
@@ -102,6 +103,7 @@ LatentGradients latent_heads_backward(const Heads& grads, const Tensor& cos, con
   const int64_t tokens = q.size(0) * q.size(1), heads = q.size(2), width = q.size(3);
   const Parts parts(cos, sin, width);
   const int64_t plain = parts.plain, rotated = parts.rotated;
+  const auto scale = static_cast<float>(factor);
   LatentGradients out = {at::empty(q.sizes(), q.options()),
                          at::empty({q.size(0), q.size(1), heads, plain + values}, q.options()),
                          at::empty({q.size(0), q.size(1), rotated}, q.options())};
@@ -109,21 +111,22 @@ LatentGradients latent_heads_backward(const Heads& grads, const Tensor& cos, con
     const HeadsOf<T> of_queries(q), of_keys(grads.k), of_values(grads.v), to_q(out.q), to_kv(out.kv),
         to_shared(out.shared.unsqueeze(2));
     parallel_for(0, tokens, kTokensOfThread, [&](int64_t begin, int64_t end) {
-      float *wide = thread_scratch(width + rotated), *sum = thread_scratch(rotated, 1),
-            *rotated_back = thread_scratch(rotated, 2);
+      float *scratch = thread_scratch(2 * rotated), *sum = thread_scratch(rotated, 1);
       for (int64_t token = begin; token < end; ++token) {
+        const int64_t angle = parts.angle(token);
         std::fill_n(sum, rotated, 0.0F);
+        const T *query = of_queries.of(token), *key = of_keys.of(token), *value = of_values.of(token);
+        T *moved = to_q.of(token), *to = to_kv.of(token);
         for (int64_t head = 0; head < heads; ++head) {
-          const T* key = of_keys.at(token, head);
-          T* to = to_kv.at(token, head);
           std::copy_n(key, plain, to);
-          std::copy_n(of_values.at(token, head), values, to + plain);
-          rows::widen(key + plain, wide, rotated);
-          for (int64_t i = 0; i < rotated; ++i) sum[i] += wide[i];
-          parts.move_query<T>(of_queries.at(token, head), to_q.at(token, head), token, -1, factor, wide);
+          std::copy_n(value, values, to + plain);
+          rows::add_scaled(key + plain, 1.0F, sum, rotated);
+          parts.move_query<T>(query, moved, angle, -1, scale, scratch);
+          query += of_queries.stride, key += of_keys.stride, value += of_values.stride;
+          moved += to_q.stride, to += to_kv.stride;
         }
-        parts.rotate(sum, token, -1, rotated_back);
-        rows::narrow(rotated_back, to_shared.at(token, 0), rotated);
+        parts.rotate(sum, angle, -1, scratch);
+        rows::narrow(scratch, to_shared.of(token), rotated);
       }
     });
   });

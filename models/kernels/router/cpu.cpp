@@ -21,15 +21,16 @@ bool chosen_before(float a, float b) {
   return a > b || (std::isnan(a) && !std::isnan(b));
 }
 
-// The indices of the `count` first of values in the order of RoutedTokens.
-void choose_first(const float* values, int64_t n, int64_t count, std::vector<char>& taken, int64_t* out) {
-  std::fill_n(taken.begin(), n, 0);
-  for (int64_t i = 0; i < count; ++i) {
-    int64_t best = -1;
-    for (int64_t candidate = 0; candidate < n; ++candidate)
-      if (!taken[candidate] && (best < 0 || chosen_before(values[candidate], values[best]))) best = candidate;
-    taken[best] = 1;
-    out[i] = best;
+// The indices of the `count` first of values in the order of RoutedTokens. In one pass: most candidates come
+// after all of those found before.
+void choose_first(const float* values, int64_t n, int64_t count, int64_t* out) {
+  int64_t found = 0;
+  for (int64_t candidate = 0; candidate < n; ++candidate) {
+    if (found == count && !chosen_before(values[candidate], values[out[count - 1]])) continue;
+    int64_t place = found < count ? found++ : count - 1;
+    for (; place > 0 && chosen_before(values[candidate], values[out[place - 1]]); --place)
+      out[place] = out[place - 1];
+    out[place] = candidate;
   }
 }
 
@@ -38,21 +39,20 @@ void choose_of_tokens(const float* scores, const float* bias, const RoutingOptio
   const int64_t experts = options.experts, groups = options.groups;
   const int64_t in_group = groups > 0 ? experts / groups : 0;
   std::vector<float> biased(static_cast<size_t>(experts)), of_groups(static_cast<size_t>(groups));
-  std::vector<char> taken(static_cast<size_t>(experts));
   std::vector<int64_t> chosen(static_cast<size_t>(std::max<int64_t>(groups, 2)));
   for (int64_t token = begin; token < end; ++token) {
     for (int64_t e = 0; e < experts; ++e) biased[e] = scores[token * experts + e] + bias[e];
     if (groups > 0) {
       for (int64_t group = 0; group < groups; ++group) {
         const float* first = biased.data() + group * in_group;
-        choose_first(first, in_group, 2, taken, chosen.data());
+        choose_first(first, in_group, 2, chosen.data());
         of_groups[group] = first[chosen[0]] + first[chosen[1]];
       }
-      choose_first(of_groups.data(), groups, groups, taken, chosen.data());
+      choose_first(of_groups.data(), groups, groups, chosen.data());
       for (int64_t i = options.limited_groups; i < groups; ++i)
         std::fill_n(biased.begin() + chosen[i] * in_group, in_group, -std::numeric_limits<float>::infinity());
     }
-    choose_first(biased.data(), experts, options.top_k, taken, choices + token * options.top_k);
+    choose_first(biased.data(), experts, options.top_k, choices + token * options.top_k);
   }
 }
 

@@ -2,6 +2,9 @@
 // libtorch's operations with a mask that is made pair by pair, and the kernels against the plain form.
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <string_view>
+#include <vector>
 
 #include <catch2/catch.hpp>
 
@@ -17,6 +20,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "models/kernels/attention/attention.h"
@@ -326,6 +330,23 @@ TEST_CASE("documents of a range of queries are those of their own keys") {
   const kernels::DocumentBounds from_the_border = kernels::document_bounds(positions, 26, 32);
   CHECK(from_the_border.queries == Bounds{0, 0, 6, 12});
   CHECK(from_the_border.keys == Bounds{0, 26, 32, 64});
+}
+
+TEST_CASE("a profile sees whether attention is causal") {
+  static std::vector<bool> causal;
+  causal.clear();
+  const auto handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& range) -> std::unique_ptr<at::ObserverContext> {
+        if (std::string_view(range.name()).starts_with("hyperion::attention"))
+          causal.push_back(range.inputs().back().toBool());
+        return nullptr;
+      }).needsInputs(true));
+  const Tensor x = at::randn({1, 1, 3, 4});
+  for (const Causality causality : {Causality::kFromLastKey, Causality::kNone})
+    kernels::attention_backward(x, x, x, x, {}, kernels::attention_forward(x, x, x, {}, causality),
+                                causality);
+  at::removeCallback(handle);
+  CHECK(causal == std::vector<bool>{true, true, false, false});
 }
 
 TEST_CASE("attention refuses queries that would have no key") {

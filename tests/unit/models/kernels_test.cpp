@@ -8,6 +8,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
@@ -72,6 +73,21 @@ TEST_CASE("fused norm and rope and gated activations equal their plain twins") {
         for (bool inverse : {false, true})
           CHECK(close(kernels::cpu::rope(heads, a.cos(), a.sin(), style, inverse),
                       kernels::plain::rope(heads, a.cos(), a.sin(), style, inverse)));
+  }
+}
+
+TEST_CASE("products and sums of a row have the same bits wherever the row lies in memory") {
+  at::manual_seed(5);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
+  // Odd widths, so that the rows begin at different places of a vector.
+  for (const int64_t width : {5, 45, 143}) {
+    const Tensor all = at::arange(16);
+    const auto copies = [&] { return values({1, width}, dtype).expand({16, width}).contiguous(); };
+    const Tensor a = copies(), b = copies(), products = kernels::table().products_of_rows(a, b, all),
+                 sums = kernels::table().sum_rows(a, all, at::full({16, 1}, 0.3), b, 1);
+    CHECK(products.eq(products[0]).all().item<bool>());
+    CHECK(sums.eq(sums[0]).all().item<bool>());
+    CHECK(close(products, kernels::plain::products_of_rows(a, b, all)));
   }
 }
 
