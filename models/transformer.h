@@ -1,7 +1,7 @@
-// The decoder of llama3, qwen3, deepseek_v3 and llama4 on one device, as a sequence of units:
-// the embedding, each block, and the head with its loss. The trainer runs the units forward and backward
-// itself; a unit reads its weights through Parameter::weight and knows nothing of ranks, gathering or
-// checkpointing.
+// The decoder of llama3, qwen3, deepseek_v3 and llama4 as a sequence of units: the embedding, each block, and
+// the head with its loss. The trainer runs the units forward and backward itself; a unit reads its weights
+// through Parameter::weight and does not know which ranks shard them, or when they are gathered and freed.
+// What a run of a block does for activation checkpointing is in its BlockRun.
 //
 // With a tensor parallel group (models/parallel_dims.h), [batch, seq, dim] of activations means this rank's
 // part of every sequence, [batch, seq / T, dim]; tokens, labels and the context are those of whole sequences.

@@ -1,8 +1,10 @@
 #include "parallel/mesh.h"
 
+#include <algorithm>
 #include <cstdint>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "base/error.h"
 
@@ -11,17 +13,32 @@ namespace {
 
 // The layout dimensions that a (derived) dimension spans: [first, end) of the degrees, outermost first.
 struct Span {
+  MeshDim dim;
   std::string_view name;
   int first, end;
   bool of_experts = false;  // of Mesh::expert_degrees_
 };
-constexpr Span kSpans[] = {{"pp", 0, 1},    {"dp_replicate", 1, 2}, {"dp_shard", 2, 3}, {"cp", 3, 4},
-                           {"tp", 4, 5},    {"batch", 1, 3},        {"fsdp", 2, 4},     {"loss", 1, 4},
-                           {"world", 0, 5}, {"efsdp", 2, 3, true},  {"ep", 3, 4, true}, {"etp", 4, 5, true}};
+constexpr std::array<Span, kMeshDims.size()> kSpans = {{{MeshDim::kPp, "pp", 0, 1},
+                                                        {MeshDim::kDpReplicate, "dp_replicate", 1, 2},
+                                                        {MeshDim::kDpShard, "dp_shard", 2, 3},
+                                                        {MeshDim::kCp, "cp", 3, 4},
+                                                        {MeshDim::kTp, "tp", 4, 5},
+                                                        {MeshDim::kBatch, "batch", 1, 3},
+                                                        {MeshDim::kFsdp, "fsdp", 2, 4},
+                                                        {MeshDim::kLoss, "loss", 1, 4},
+                                                        {MeshDim::kWorld, "world", 0, 5},
+                                                        {MeshDim::kEfsdp, "efsdp", 2, 3, true},
+                                                        {MeshDim::kEp, "ep", 3, 4, true},
+                                                        {MeshDim::kEtp, "etp", 4, 5, true}}};
 
-const Span& span_of(MeshDim dim) {
+constexpr const Span& span_of(MeshDim dim) {
   return kSpans[static_cast<size_t>(dim)];
 }
+static_assert(std::ranges::all_of(kMeshDims, [](MeshDim dim) { return span_of(dim).dim == dim; }),
+              "the rows are not in the order of MeshDim");
+
+constexpr std::array kLayout = {MeshDim::kPp, MeshDim::kDpReplicate, MeshDim::kDpShard, MeshDim::kCp,
+                                MeshDim::kTp};
 
 std::array<int, 5> coordinates_of(int rank, const std::array<int, 5>& degrees) {
   std::array<int, 5> coordinates{};
@@ -39,8 +56,10 @@ int rank_of(const std::array<int, 5>& coordinates, const std::array<int, 5>& deg
 }
 
 std::string product_text(const std::array<int, 5>& degrees) {
-  return fmt::format("pp {} x dp_replicate {} x dp_shard {} x cp {} x tp {}", degrees[0], degrees[1],
-                     degrees[2], degrees[3], degrees[4]);
+  std::vector<std::string> factors;
+  for (const MeshDim dim : kLayout)
+    factors.push_back(fmt::format("{} {}", name_of(dim), degrees[span_of(dim).first]));
+  return fmt::format("{}", fmt::join(factors, " x "));
 }
 
 }  // namespace
@@ -54,35 +73,36 @@ Mesh::Mesh(const MeshConfig& config, int world_size)
       world_size_(world_size) {
   if (world_size < 1) throw_config("the job has {} ranks, expected at least 1", world_size);
   int64_t others = 1;  // the product of all but dp_shard; stops growing once it exceeds any sensible world
-  for (int i = 0; i < 5; ++i) {
-    if (degrees_[i] < 1 && !(i == 2 && degrees_[i] == -1)) {
+  int& shard = degrees_[span_of(MeshDim::kDpShard).first];
+  for (const MeshDim dim : kLayout) {
+    const bool is_shard = dim == MeshDim::kDpShard;
+    if (degree(dim) < 1 && !(is_shard && shard == -1)) {
       throw_config("mesh {}: {} is {}, expected a degree of at least 1{}", product_text(degrees_),
-                   kSpans[i].name, degrees_[i], i == 2 ? " or -1 for the rest of the ranks" : "");
+                   name_of(dim), degree(dim), is_shard ? " or -1 for the rest of the ranks" : "");
     }
-    if (i != 2 && others <= world_size) others *= degrees_[i];
+    if (!is_shard && others <= world_size) others *= degree(dim);
   }
-  if (degrees_[2] == -1) {
+  if (shard == -1) {
     if (others > world_size || world_size % others != 0) {
       throw_config(
           "mesh {}: the {} ranks of the job are not a multiple of the product of the other degrees; change "
           "the degrees or the number of ranks",
           product_text(degrees_), world_size);
     }
-    degrees_[2] = static_cast<int>(world_size / others);
+    shard = static_cast<int>(world_size / others);
   }
-  if (others > world_size || others * degrees_[2] != world_size) {
+  if (others > world_size || others * shard != world_size) {
     throw_config(
         "mesh {}: the product is not the number of ranks, {}; change the degrees (dp_shard = -1 takes the "
         "rest) or the number of ranks",
         product_text(degrees_), world_size);
   }
-  const int64_t block = int64_t{degrees_[2]} * degrees_[3] * degrees_[4],
-                parts = int64_t{config.ep} * config.etp;
+  const int64_t block = int64_t{shard} * config.cp * config.tp, parts = int64_t{config.ep} * config.etp;
   if (config.ep < 1 || config.etp < 1 || block % parts != 0)
     throw_config(
         "mesh {}: ep {} x etp {} must divide dp_shard x cp x tp, {} ranks; change the degrees of experts",
         product_text(degrees_), config.ep, config.etp, block);
-  expert_degrees_ = {degrees_[0], degrees_[1], static_cast<int>(block / parts), config.ep, config.etp};
+  expert_degrees_ = {config.pp, config.dp_replicate, static_cast<int>(block / parts), config.ep, config.etp};
 }
 
 const std::array<int, 5>& Mesh::degrees_of(MeshDim dim) const {
@@ -141,10 +161,10 @@ bool Mesh::counts_among_all(int rank) const {
 }
 
 std::string Mesh::describe() const {
-  const std::string experts = expert_degrees_[3] == 1
-                                  ? ""
-                                  : fmt::format("; experts: efsdp {} x ep {} x etp {}", expert_degrees_[2],
-                                                expert_degrees_[3], expert_degrees_[4]);
+  const std::string experts =
+      degree(MeshDim::kEp) == 1 ? ""
+                                : fmt::format("; experts: efsdp {} x ep {} x etp {}", degree(MeshDim::kEfsdp),
+                                              degree(MeshDim::kEp), degree(MeshDim::kEtp));
   return fmt::format("{} = {} rank{}{}", product_text(degrees_), world_size_, world_size_ == 1 ? "" : "s",
                      experts);
 }

@@ -69,8 +69,7 @@ void update_expert_biases(const std::vector<models::ExpertBalancePtr>& balances,
 }
 
 void record_expert_loads(const std::vector<models::ExpertBalancePtr>& balances,
-                         const parallel::FsdpContext& ranks,
-                         const std::vector<parallel::Communicator*>& of_experts,
+                         const parallel::FsdpContext& ranks, parallel::Communicator* expert_ranks,
                          models::LayerMetrics& reported) {
   if (balances.empty()) return;
   at::NoGradGuard no_grad;
@@ -82,7 +81,7 @@ void record_expert_loads(const std::vector<models::ExpertBalancePtr>& balances,
                                                                   {kBusiestExpert, busiest.to(at::kFloat)},
                                                                   {kIdlest, fewest / mean},
                                                                   {kIdlestExpert, idlest.to(at::kFloat)}};
-  if (!of_experts.empty()) figures.emplace_back(kMostRows, rows_received(balances, *of_experts[1]));
+  if (expert_ranks != nullptr) figures.emplace_back(kMostRows, rows_received(balances, *expert_ranks));
   for (size_t i = 0; i < balances.size(); ++i) {
     const models::ExpertBalance& balance = *balances[i];
     const std::string& fqn = balance.bias->fqn;  // layers.N.moe.expert_bias

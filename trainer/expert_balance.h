@@ -24,11 +24,11 @@ void update_expert_biases(const std::vector<models::ExpertBalancePtr>& balances,
 
 // Reports of each block, in a step that is logged and before the update, the tokens of its busiest and of its
 // idlest expert over the mean, and which these are; and, with expert parallelism, the rows that the rank with
-// the most was sent, those of its own tokens among them. of_experts: ProcessGroups::of_experts(). Where
-// nothing is updated, counts begin at 0 after it. Collective; nothing waits for the device.
+// the most was sent, those of its own tokens among them. expert_ranks: those that divide the experts; null:
+// no expert parallelism. Where nothing is updated, counts begin at 0 after it. Collective; nothing waits for
+// the device.
 void record_expert_loads(const std::vector<models::ExpertBalancePtr>& balances,
-                         const parallel::FsdpContext& ranks,
-                         const std::vector<parallel::Communicator*>& of_experts,
+                         const parallel::FsdpContext& ranks, parallel::Communicator* expert_ranks,
                          models::LayerMetrics& reported);
 // Of what all blocks reported leaves the block whose busiest expert is furthest from the mean, with its
 // number.

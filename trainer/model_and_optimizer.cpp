@@ -144,9 +144,9 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
       connect_pairs(*dims.context, context.device, to, from);
     }
   }
-  const std::vector<parallel::Communicator*> of_experts = context.groups.of_experts();  // efsdp, ep, ...
-  if (!of_experts.empty()) {
-    dims.expert = of_experts[1];
+  const bool expert_parallel = context.mesh.degree(parallel::MeshDim::kEp) > 1;
+  if (expert_parallel) {
+    dims.expert = &context.groups.get(parallel::MeshDim::kEp);
     dims.divides_experts = context.mesh.degree(parallel::MeshDim::kEtp) > 1;
     const std::vector<int64_t> all(dims.expert->size(), 1);
     if (context.device.is_cuda()) connect_pairs(*dims.expert, context.device, all, all);
@@ -158,7 +158,9 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   made.fsdp = std::make_unique<parallel::FsdpContext>(
       context.mesh, context.rank, context.groups.get(parallel::MeshDim::kFsdp),
       context.groups.get(parallel::MeshDim::kDpReplicate), sharding, tensor);
-  if (!of_experts.empty()) made.experts = std::make_unique<parallel::FsdpContext>(*made.fsdp, *of_experts[0]);
+  if (expert_parallel)
+    made.experts =
+        std::make_unique<parallel::FsdpContext>(*made.fsdp, context.groups.get(parallel::MeshDim::kEfsdp));
   const models::ActivationCheckpointing checkpointing = activation_checkpointing(config, *made.transformer);
   if (context.pipeline != nullptr) {
     const Pipeline& pipeline = *context.pipeline;

@@ -225,6 +225,8 @@ ScheduleRunner::ScheduleRunner(Stage& stage, bool reshard_after_forward, bool re
       stages_({{0, stage.model().units().size()}}),
       rank_of_stage_({0}),
       make_([=, units = stages_[0].end](bool training, size_t microbatches) {
+        if (!training && microbatches != 1)
+          throw_bug("losses of {} microbatches without a pipeline, which takes one", microbatches);
         return Plan{training ? training_schedule(units, microbatches, reshard_after_forward, reduce_once)
                              : evaluation_schedule(units)};
       }) {}

@@ -376,7 +376,11 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
     if (job_.model.num_experts > 0) parallel::set_phase(fmt::format("step {} sum of expert counts", step));
     const std::vector<models::ExpertBalancePtr> balances = model_.stage->balances();
     if (metrics_->should_log(step))
-      record_expert_loads(balances, *model_.fsdp, job_.runtime.groups->of_experts(), reported);
+      record_expert_loads(balances, *model_.fsdp,
+                          job_.runtime.mesh->degree(parallel::MeshDim::kEp) > 1
+                              ? &job_.runtime.groups->get(parallel::MeshDim::kEp)
+                              : nullptr,
+                          reported);
     update_expert_biases(balances, *model_.fsdp, skip);
     model_.stage->weights_changed();
   }

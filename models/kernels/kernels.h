@@ -1,5 +1,5 @@
 // The kernels of a step but attention's (models/kernels/attention/attention.h): one table, of which each row
-// has the forms of one kernel and runs the one that was chosen when the program started.
+// has the forms of one kernel and runs the one that was chosen before the model was made.
 #pragma once
 
 #include "models/kernels/adam/adam.h"
@@ -38,7 +38,7 @@ struct Kernels {
   Kernel<VocabStatistics> vocab_statistics;
   Kernel<VocabGradient> vocab_gradient;
   Kernel<SumOfSquares> sum_of_squares;
-  // On a CPU; null: libtorch's.
+  // No rows: on a CPU; null: libtorch's.
   AdamUpdate* adam_update = nullptr;
   cpu::Matmul* cpu_matmul = nullptr;
 };

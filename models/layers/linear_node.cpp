@@ -355,6 +355,9 @@ struct LinearNode : Function<LinearNode> {
 
 variable_list run_node(at::TensorList x, const Layers& layers, Form form, RowResult result,
                        const BlockRun& run) {
+  if (x.size() != 1 && x.size() != layers.size())
+    throw_bug("an input was given {} times to {} linear layers, expected once, or once for each", x.size(),
+              layers.size());
   variable_list weights;
   for (const Linear* layer : layers) weights.push_back(layer->weight()->weight);
   const float8::LinearMatmuls* float8 = layers.front()->float8();

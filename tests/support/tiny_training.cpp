@@ -290,7 +290,9 @@ std::vector<double> TinyTraining::first_layer_metrics() {
 
 std::map<std::string, double> TinyTraining::expert_loads() {
   models::LayerMetrics recorded;
-  trainer::record_expert_loads(stage_->balances(), *fsdp_, groups_->of_experts(), recorded);
+  parallel::Communicator* expert_ranks =
+      mesh_.degree(parallel::MeshDim::kEp) > 1 ? &groups_->get(parallel::MeshDim::kEp) : nullptr;
+  trainer::record_expert_loads(stage_->balances(), *fsdp_, expert_ranks, recorded);
   std::map<std::string, double> loads;
   for (const auto& [tag, value] : trainer::keep_worst_block(trainer::reduce_layer_metrics(
            recorded, groups_->all_ranks(), groups_->get(parallel::MeshDim::kPp), job_.device)))

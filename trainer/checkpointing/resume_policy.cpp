@@ -23,6 +23,7 @@ constexpr const char* kStart = "lr_scheduler.start_step";  // no key of the conf
 constexpr const char* kSeed = "debug.seed";
 constexpr const char* kGlobalBatch = "training.global_batch_size";
 constexpr std::string_view kShuffle = "training.shuffle";
+constexpr const char* kForcedBalance = "model.force_load_balance";  // debug.moe_force_load_balance
 
 // Keys of the configuration that shape the curve, with the component that the setting belongs to: a setting
 // is compared when its component is loaded.
@@ -118,6 +119,7 @@ CurveSettings configured_settings(const config::ResolvedConfig& resolved, const 
     add("model.expert_groups", model.expert_groups);
     add("model.limited_groups", model.limited_groups);
     add("model.load_balance_coeff", model.load_balance_coeff);
+    add(kForcedBalance, model.force_load_balance);
   }
   return settings;
 }
@@ -129,6 +131,7 @@ struct SettingChange {
 // The key of the configuration that says the same as a setting.
 std::string configuration_key(const std::string& setting) {
   if (setting == "model.rope_style") return "model.name";
+  if (setting == kForcedBalance) return "debug.moe_force_load_balance";
   return setting.starts_with("model.") ? "model.args." + setting.substr(6) : setting;
 }
 

@@ -478,6 +478,13 @@ TEST_CASE("a second backward through linear layers is refused, for they keep not
   CHECK_THROWS_WITH(out.backward(at::ones_like(out)), Catch::Contains("second backward"));
 }
 
+TEST_CASE("an input that is given to linear layers neither once nor once for each is a bug") {
+  const std::vector<Linear> layers = layers_of_one_input({8, 2, 3}, /*side_by_side=*/false, at::kFloat);
+  const Tensor x = at::randn({5, 6});
+  CHECK_THROWS_WITH(column_linear({x, x}, pointers(layers)),
+                    Catch::Contains("given 2 times to 3 linear layers"));
+}
+
 TEST_CASE("products with weights of a chosen shape are never saved and do not count") {
   const SelectiveCheckpoint::Shapes gate = {{4, 8}};
   SelectiveCheckpoint checkpoint(gate);

@@ -31,7 +31,7 @@ TEST_CASE("the block whose busiest expert is furthest above the mean is reported
   const std::vector<models::ExpertBalancePtr> balances = {balance(3, {4, 4, 2, 6}, 1e-3),
                                                           balance(12, {1, 8, 7, 0}, 0)};
   models::LayerMetrics reported;
-  record_expert_loads(balances, ranks, /*of_experts=*/{}, reported);
+  record_expert_loads(balances, ranks, /*expert_ranks=*/nullptr, reported);
   CHECK(balances[0]->counts.sum().item<int64_t>() == 16);  // for the update
   CHECK(balances[1]->counts.sum().item<int64_t>() == 0);
   metrics::MetricList list = keep_worst_block(

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <set>
 
 #include <catch2/catch.hpp>
 #include <fmt/format.h>
@@ -206,6 +207,44 @@ TEST_CASE("a part of a gradient that no rank has written is refused") {
   CHECK(std::system(join.c_str()) != 0);
   CHECK_THAT(read_file(folder.path() / "said"),
              Contains("tok_embeddings.weight: no rank has element 262144 of 524288"));
+}
+
+TEST_CASE("gradients of two meshes are compared in the order in which a backward makes them") {
+  const test::TemporaryFolder folder;
+  const config::JobConfig job = config({{"model.args.dim", "32"},
+                                        {"model.args.n_layers", "2"},
+                                        {"model.args.n_heads", "2"},
+                                        {"model.args.hidden_dim", "64"},
+                                        {"model.args.vocab_size", "64"}});
+  const auto dump = [&](const char* name, int ranks, const std::set<std::string>& twice = {}) {
+    for (int index = 0; index < ranks; ++index) {
+      const Rank rank(index, ranks, job);
+      for (const parallel::ShardedParameterPtr& parameter : rank.model.parameters)
+        Tensor(parameter->grad()).fill_(twice.contains(parameter->parameter().fqn) ? 2 : 1);
+      dump_gradients(folder.path() / name, index, ranks, rank.model.parameters);
+    }
+  };
+  const auto said_of = [&](const char* ours, const char* theirs, bool equal) {
+    const std::string command =
+        fmt::format("cd {} && python3 {}/scripts/join_gradients.py {} --compare {} > said 2>&1",
+                    folder.path().string(), HYPERION_SOURCE_DIR, ours, theirs);
+    CHECK((std::system(command.c_str()) == 0) == equal);
+    return read_file(folder.path() / "said");
+  };
+  dump("one", 1);
+  dump("two", 2);
+  dump("other", 2,
+       {"tok_embeddings.weight", "layers.0.attention.wq.weight", "layers.0.feed_forward.w2.weight",
+        "layers.1.ffn_norm.weight"});
+  CHECK(said_of("two", "one", true) == "21 gradients are equal to 1e-05\n");
+  CHECK(said_of("one", "other", false) ==
+        "layers.1.ffn_norm.weight: 0.5\nlayers.0.feed_forward.w2.weight: 0.5\n"
+        "layers.0.attention.wq.weight: 0.5\ntok_embeddings.weight: 0.5\n"
+        "4 of 21 gradients differ by more than 1e-05; the first one that a backward makes: "
+        "layers.1.ffn_norm.weight\n");
+  CHECK_THAT(said_of("one", "nowhere", false), Contains("nowhere: there are no gradients"));
+  std::filesystem::remove(folder.path() / "one" / "output.weight.f32");
+  CHECK_THAT(said_of("one", "two", false), Contains("output.weight: in one of the two folders alone"));
 }
 
 }  // namespace hyperion::trainer

@@ -143,6 +143,8 @@ TEST_CASE("the loss alone is that of a training step and leaves gradients as the
   CHECK(rank.schedule.losses(1, [&](size_t) { return batch; })[0].item<double>() ==
         Approx(plain("llama3", rank, batch, 1).loss));
   for (const Tensor& gradient : rank.gradients()) CHECK(gradient.abs().max().item<double>() == 0);
+  CHECK_THROWS_WITH(rank.schedule.losses(2, [&](size_t) { return batch; }),
+                    Catch::Contains("losses of 2 microbatches without a pipeline"));
 }
 
 TEST_CASE("a layer reports each microbatch once, whatever is recomputed") {

@@ -1,0 +1,172 @@
+// That a resume notices each dimension of the model that has changed: by a setting, or by the names and
+// shapes of the parameters.
+#include <algorithm>
+#include <map>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "models/transformer.h"
+#include "tests/support/error_of.h"
+#include "trainer/checkpointing/resume_policy.h"
+
+namespace hyperion::checkpointing {
+namespace {
+
+using models::ModelArgs;
+
+struct Member {
+  std::string_view name;
+  void (*change)(ModelArgs&);
+};
+
+template <typename T>
+void change_value(T& value) {
+  if constexpr (std::is_same_v<T, bool>)
+    value = !value;
+  else if constexpr (std::is_enum_v<T>)
+    value = value == T{} ? T{1} : T{};
+  else if constexpr (std::is_same_v<T, std::string>)
+    value += "2";
+  else
+    value += 1;
+}
+
+#define MEMBER(name) Member(#name, [](ModelArgs& args) { change_value(args.name); })
+
+// Compared by their values (configured_settings).
+constexpr Member kSettingsOfModel[] = {MEMBER(n_heads),
+                                       MEMBER(n_kv_heads),
+                                       MEMBER(norm_eps),
+                                       MEMBER(rope_theta),
+                                       MEMBER(rope_scaling),
+                                       MEMBER(rope_factor),
+                                       MEMBER(rope_low_freq_factor),
+                                       MEMBER(rope_high_freq_factor),
+                                       MEMBER(rope_original_length),
+                                       MEMBER(rope_style),
+                                       MEMBER(activation),
+                                       MEMBER(rope_yarn),
+                                       MEMBER(rope_beta_fast),
+                                       MEMBER(rope_beta_slow),
+                                       MEMBER(rope_mscale),
+                                       MEMBER(top_k),
+                                       MEMBER(score_func),
+                                       MEMBER(route_norm),
+                                       MEMBER(route_scale),
+                                       MEMBER(score_before_experts),
+                                       MEMBER(expert_groups),
+                                       MEMBER(limited_groups),
+                                       MEMBER(load_balance_coeff),
+                                       MEMBER(force_load_balance)};
+// A checkpoint of other names or shapes is refused; those that shapes show together with a setting, too.
+constexpr Member kShownByParameters[] = {
+    MEMBER(dim),         MEMBER(n_layers),         MEMBER(head_dim),
+    MEMBER(hidden_dim),  MEMBER(vocab_size),       MEMBER(qk_norm),
+    MEMBER(tied),        MEMBER(kv_lora_rank),     MEMBER(q_lora_rank),
+    MEMBER(num_experts), MEMBER(qk_nope_head_dim), MEMBER(qk_rope_head_dim),
+    MEMBER(v_head_dim),  MEMBER(n_dense_layers),   MEMBER(num_shared_experts),
+    MEMBER(moe_every),   MEMBER(moe_hidden_dim)};
+// No step depends on them: names of files, a limit, initial weights, a warning.
+constexpr Member kOfNoStep[] = {MEMBER(family), MEMBER(max_seq_len), MEMBER(depth_init),
+                                MEMBER(masks_documents)};
+
+#undef MEMBER
+
+struct AnyValue {
+  template <typename T>
+  operator T() const;
+};
+
+template <typename T, typename... Values>
+consteval size_t number_of_members() {
+  if constexpr (requires { T{Values{}..., AnyValue{}}; })
+    return number_of_members<T, Values..., AnyValue>();
+  else
+    return sizeof...(Values);
+}
+
+static_assert(number_of_members<ModelArgs>() ==
+                  std::size(kSettingsOfModel) + std::size(kShownByParameters) + std::size(kOfNoStep),
+              "a member of ModelArgs is in none of the three lists: does a resume notice it?");
+
+// With all parts that have settings of their own.
+ModelArgs model_of_all_parts() {
+  ModelArgs args;
+  args.n_layers = 4;
+  args.rope_yarn = true;
+  args.num_experts = 4;
+  args.n_dense_layers = 1;
+  args.num_shared_experts = 1;
+  args.moe_hidden_dim = 8;
+  return args;
+}
+
+ModelArgs with_latent_attention(ModelArgs args) {
+  args.kv_lora_rank = args.q_lora_rank = args.v_head_dim = 8;
+  args.qk_nope_head_dim = args.qk_rope_head_dim = 4;
+  return args;
+}
+
+JobContext job_of(const ModelArgs& args) {
+  JobContext job;
+  job.global_batch_size = 8;
+  job.model = args;
+  return job;
+}
+
+std::string resume_refusal(const ModelArgs& saved, const ModelArgs& configured) {
+  const config::ResolvedConfig run =
+      config::parse_config("[training]\nsteps = 10\n[lr_scheduler]\nwarmup_steps = 2\n", "job.toml", {});
+  const CurveSettings stored = fresh_plan(run, job_of(saved)).settings;
+  return error_of(ExitCode::kUsage, [&] {
+    resume_plan(run, job_of(configured),
+                {LoadSource::kOwn,
+                 {checkpoint::kStateComponents.begin(), checkpoint::kStateComponents.end()},
+                 stored,
+                 4});
+  });
+}
+
+std::map<std::string, std::vector<int64_t>> shapes_of(const ModelArgs& args) {
+  std::map<std::string, std::vector<int64_t>> shapes;
+  for (const ParameterPtr& parameter : models::Transformer(args).parameters())
+    shapes[parameter->fqn] = parameter->shape;
+  return shapes;
+}
+
+}  // namespace
+
+TEST_CASE("each dimension of a model is a setting of a resume, or its parameters show it") {
+  const ModelArgs plain = model_of_all_parts(), latent = with_latent_attention(plain);
+  const auto changed = [](ModelArgs args, const Member& member) {
+    member.change(args);
+    return args;
+  };
+  for (const Member& member : kSettingsOfModel) {
+    CAPTURE(member.name);
+    CHECK_THAT(resume_refusal(plain, changed(plain, member)), Catch::Contains(": saved "));
+  }
+  for (const Member& member : kShownByParameters) {
+    CAPTURE(member.name);
+    CHECK(std::ranges::any_of(std::vector{plain, latent}, [&](const ModelArgs& args) {
+      return shapes_of(changed(args, member)) != shapes_of(args);
+    }));
+  }
+  for (const Member& member : kOfNoStep) {
+    CAPTURE(member.name);
+    CHECK(resume_refusal(plain, changed(plain, member)) == "nothing was thrown");
+  }
+}
+
+TEST_CASE("a resume that would deal tokens to experts otherwise names debug.moe_force_load_balance") {
+  ModelArgs forced = model_of_all_parts();
+  forced.force_load_balance = true;
+  CHECK_THAT(resume_refusal(model_of_all_parts(), forced),
+             Catch::Contains("debug.moe_force_load_balance: saved false, configured true"));
+}
+
+}  // namespace hyperion::checkpointing
