@@ -51,7 +51,7 @@ KINDS = {
     "collectives": r"(all-gather|reduce-scatter|all-reduce) ",
     "data": r"data$",
     "metrics": r"metrics$",
-    "copies and sums of tensors": r"aten::(copy_|add|add_|cat|sum|zero_|fill_|mul_|_foreach_copy_)$",
+    "copies and sums of tensors": r"aten::(copy_|add|add_|cat|sum|zero_|fill_|mul_|_foreach_copy_)$|hyperion::(pack|add|unpack)_keys_$",
 }
 REST = "the walk over units, autograd and all else"
 # Of operations that go element by element: how often each element of the first input is read or written.

@@ -1,16 +1,15 @@
 #include "models/gathered_attention.h"
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
-#include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "base/failpoint.h"
 #include "models/kernels/common/dtype.h"
+#include "models/kernels/kernels.h"
 #include "models/layers/activation_checkpoint.h"
 #include "models/layers/node_state.h"
 #include "models/ops.h"
@@ -25,78 +24,56 @@ using torch::autograd::Function;
 using torch::autograd::variable_list;
 using Parts = std::vector<SequencePart>;
 
-// Keys and values travel part by part of the ranks, both in one tensor: [2, batch, tokens, kv_heads,
-// head_dim] of each rank. `exchanged[i]` has part i of all ranks, [ranks, 2, batch, ...]: with i = 0 they lie
-// in the order of the sequence, with i = 1 in reverse behind them.
+// Keys and values travel part by part of the ranks, both in one tensor, as chunks of the sequences
+// (models/kernels/key_chunks/key_chunks.h): those of one rank are [parts, 1, 2, batch, tokens, ...].
 
-// Of part i: how many chunks of the sequence before `end` are in it.
-int64_t chunks_before(int64_t end, size_t i, int64_t ranks, int64_t tokens) {
-  return std::clamp<int64_t>(end / tokens - static_cast<int64_t>(i) * ranks, 0, ranks);
+Tensor empty_chunks(const Tensor& own, int64_t ranks, at::ScalarType dtype) {
+  std::vector<int64_t> shape = own.sizes().vec();
+  shape[1] = ranks;
+  return at::empty(shape, own.options().dtype(dtype));
 }
 
-// Those chunks of exchanged[i], whose dimension 0 is the ranks.
-Tensor ranks_of_chunks(const Tensor& of_ranks, size_t i, int64_t chunks) {
-  return i == 0 ? of_ranks.narrow(0, 0, chunks) : of_ranks.narrow(0, of_ranks.size(0) - chunks, chunks);
-}
-
-// Between the order of the ranks and that of the sequence.
-Tensor in_other_order(const Tensor& chunks, size_t i) {
-  return i == 0 || chunks.size(0) == 1 ? chunks : chunks.flip(0);
-}
-
-// k, v [batch, kv_heads, seq, head_dim] -> [parts, 2, batch, tokens of a part, kv_heads, head_dim]
+// k, v [batch, kv_heads, seq, head_dim] of this rank's parts, as its chunks.
 Tensor packed_by_part(const Tensor& k, const Tensor& v, int64_t parts) {
-  const int64_t tokens = k.size(2) / parts;
-  const Tensor packed = at::empty({parts, 2, k.size(0), tokens, k.size(1), k.size(3)}, k.options());
-  const auto by_part = [&](const Tensor& t) {
-    return t.unflatten(2, {parts, tokens}).permute({2, 0, 3, 1, 4});
-  };
-  packed.select(1, 0).copy_(by_part(k));
-  packed.select(1, 1).copy_(by_part(v));
+  const Tensor packed =
+      at::empty({parts, 1, 2, k.size(0), k.size(2) / parts, k.size(1), k.size(3)}, k.options());
+  kernels::table().pack_keys(packed, k, v);
   return packed;
+}
+
+// [2, batch, seq, kv_heads, head_dim] -> keys and values [batch, kv_heads, seq, head_dim]
+std::pair<Tensor, Tensor> by_heads(const Tensor& keys) {
+  return {keys.select(0, 0).transpose(1, 2), keys.select(0, 1).transpose(1, 2)};
 }
 
 class GatheredKeys {
  public:
   // own: packed_by_part(). Starts the gathers of all parts. What no query of this rank sees is not kept.
-  GatheredKeys(const Tensor& own, const Parts& parts, Exchange& ranks) : ranks_(ranks.size()) {
+  GatheredKeys(const Tensor& own, const Parts& parts, Exchange& ranks)
+      : exchanged_(empty_chunks(own, ranks.size(), own.scalar_type())),
+        in_order_(
+            at::empty({2, own.size(3), parts.back().range.end, own.size(5), own.size(6)}, own.options())) {
     failpoint("step.keys");
-    for (int64_t i = 0; i < own.size(0); ++i) {
-      std::vector<int64_t> shape = own.sizes().slice(1).vec();
-      shape.insert(shape.begin(), ranks_);
-      const Tensor& exchanged = exchanged_.emplace_back(at::empty(shape, own.options()));
-      pending_.push_back(ranks.start_all_gather_into(exchanged, own.select(0, i)));
-    }
-    std::vector<int64_t> shape = own.sizes().slice(1).vec();
-    shape[2] = parts.back().range.end;
-    in_order_ = at::empty(shape, own.options());
+    for (int64_t i = 0; i < own.size(0); ++i)
+      pending_.push_back(ranks.start_all_gather_into(exchanged_.select(0, i), own.select(0, i)));
   }
 
   // Keys and values [batch, kv_heads, end, head_dim] of the sequence up to the end of a rank's part i.
-  std::pair<Tensor, Tensor> before(int64_t end, size_t i) {
-    for (size_t next = 0; next <= i; ++next) take(next);
-    const auto of = [&](int64_t which) {
-      return in_order_.select(0, which).narrow(1, 0, end).transpose(1, 2);
-    };
-    return {of(0), of(1)};
+  std::pair<Tensor, Tensor> before(int64_t end, int64_t i) {
+    if (i >= taken_) {
+      for (int64_t part = taken_; part <= i; ++part) pending_[part].wait();
+      kernels::table().unpack_keys(in_order_, exchanged_.narrow(0, taken_, i + 1 - taken_), taken_);
+      taken_ = i + 1;
+      if (taken_ == exchanged_.size(0)) exchanged_.reset();
+    }
+    return by_heads(in_order_.narrow(2, 0, end));
   }
 
  private:
-  void take(size_t i) {
-    if (!exchanged_[i].defined()) return;
-    pending_[i].wait();
-    const int64_t tokens = exchanged_[i].size(3),
-                  chunks = chunks_before(in_order_.size(2), i, ranks_, tokens);
-    in_order_.narrow(2, static_cast<int64_t>(i) * ranks_ * tokens, chunks * tokens)
-        .unflatten(2, {chunks, tokens})
-        .copy_(in_other_order(ranks_of_chunks(exchanged_[i], i, chunks), i).permute({1, 2, 0, 3, 4, 5}));
-    exchanged_[i].reset();
-  }
-
-  int64_t ranks_;
-  std::vector<Tensor> exchanged_;
+  Tensor exchanged_;  // chunks of all ranks
+  Tensor in_order_;   // [2, batch, tokens of the sequence, kv_heads, head_dim]
   std::vector<Pending> pending_;
-  Tensor in_order_;  // [2, batch, tokens of the sequence, kv_heads, head_dim]
+  int64_t taken_ = 0;  // parts
 };
 
 // The sums over the ranks of the gradients of all keys and values.
@@ -104,54 +81,32 @@ class KeyGradients {
  public:
   // own: as above
   KeyGradients(const Tensor& own, Exchange& ranks)
-      : ranks_(ranks),
-        sums_(at::empty(own.sizes(), own.options().dtype(kernels::opmath_dtype(own)))),
-        of_queries_(own.size(0)) {}
+      : ranks_(ranks), sums_(empty_chunks(own, 1, kernels::opmath_dtype(own))) {}
 
   // Of queries of this rank's part i, which comes after those of part i + 1: k, v [batch, kv_heads, end,
   // head_dim]. Then no more come for keys of that part of any rank, and their sums are being exchanged.
-  void add(const Tensor& k, const Tensor& v, size_t i) {
-    for (size_t part = 0; part <= i; ++part) add_to(part, k, v);
-    const auto index = static_cast<int64_t>(i);
+  void add(const Tensor& k, const Tensor& v, int64_t i) {
+    const bool first = !of_queries_.defined();  // has the most keys
+    if (first) of_queries_ = empty_chunks(sums_, ranks_.size(), sums_.scalar_type());
+    (first ? kernels::table().pack_keys : kernels::table().add_keys)(of_queries_.narrow(0, 0, i + 1), k, v);
     failpoint("step.keys");
-    pending_.push_back(ranks_.start_reduce_scatter_sum(sums_.select(0, index), of_queries_[i]));
+    pending_.push_back(ranks_.start_reduce_scatter_sum(sums_.select(0, i), of_queries_.select(0, i)));
   }
 
   // Of this rank's keys and values, [batch, kv_heads, seq, head_dim] of `dtype`.
   std::pair<Tensor, Tensor> take(at::ScalarType dtype) {
     for (Pending& pending : pending_) pending.wait();
-    const Tensor by_part = sums_.permute({1, 2, 0, 3, 4, 5});
-    const Tensor own = at::empty(by_part.sizes(), sums_.options().dtype(dtype)).copy_(by_part).flatten(2, 3);
-    return {own.select(0, 0).transpose(1, 2), own.select(0, 1).transpose(1, 2)};
+    const Tensor own =
+        at::empty({2, sums_.size(3), sums_.size(0) * sums_.size(4), sums_.size(5), sums_.size(6)},
+                  sums_.options().dtype(dtype));
+    kernels::table().unpack_keys(own, sums_, /*first_part=*/0);
+    return by_heads(own);
   }
 
  private:
-  // The first call for a part has the most keys: it writes, and clears what no query of this rank sees.
-  void add_to(size_t part, const Tensor& k, const Tensor& v) {
-    const int64_t ranks = ranks_.size(), tokens = sums_.size(3),
-                  chunks = chunks_before(k.size(2), part, ranks, tokens);
-    Tensor& of_queries = of_queries_[part];
-    const bool first = !of_queries.defined();
-    if (first) {
-      std::vector<int64_t> shape = sums_.sizes().slice(1).vec();
-      shape.insert(shape.begin(), ranks);
-      of_queries = at::empty(shape, sums_.options());
-      if (chunks < ranks) of_queries.narrow(0, part == 0 ? chunks : 0, ranks - chunks).zero_();
-    }
-    const Tensor to = ranks_of_chunks(of_queries, part, chunks);
-    for (const auto& [which, found] : {std::pair(0, k), {1, v}}) {
-      const Tensor of_chunks =
-          in_other_order(found.narrow(2, static_cast<int64_t>(part) * ranks * tokens, chunks * tokens)
-                             .unflatten(2, {chunks, tokens})
-                             .permute({2, 0, 3, 1, 4}),
-                         part);
-      first ? to.select(1, which).copy_(of_chunks) : to.select(1, which).add_(of_chunks);
-    }
-  }
-
   Exchange& ranks_;
-  Tensor sums_;                     // of own keys
-  std::vector<Tensor> of_queries_;  // of this rank's queries, by part: [ranks, 2, batch, ...]
+  Tensor sums_;        // of own keys, [parts, 1, 2, batch, ...]
+  Tensor of_queries_;  // of this rank's queries, chunks of all ranks
   std::vector<Pending> pending_;
 };
 

@@ -6,12 +6,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "base/failpoint.h"
 #include "models/kernels/attention/merge.h"
 #include "models/kernels/common/dtype.h"
+#include "models/kernels/kernels.h"
 #include "models/layers/activation_checkpoint.h"
 #include "models/layers/node_state.h"
 
@@ -55,6 +55,7 @@ class RingBuffer {
     std::swap(here_, coming_);
   }
 
+  const Tensor& here() const { return here_; }
   // [batch, kv_heads, seq, head_dim]
   Tensor of_keys() const { return here_.select(0, 0).transpose(1, 2); }
   Tensor of_values() const { return here_.select(0, 1).transpose(1, 2); }
@@ -101,32 +102,45 @@ kernels::AttentionGradients gradients_round(const Tensor& grad, const Tensor& q,
   const auto wide = kernels::opmath_dtype(q);
   const Tensor of_q = own.q.to(wide);
   // Of the keys and values that are here in each step.
-  RingBuffer gradients(at::zeros({2, k.size(0), k.size(2), k.size(1), k.size(3)}, k.options().dtype(wide)),
+  RingBuffer gradients(at::empty({2, k.size(0), k.size(2), k.size(1), k.size(3)}, k.options().dtype(wide)),
                        ranks);
+  bool begun = false;
+  const Tensor lse = result.lse.contiguous();
+  Tensor lse_of_second_half;
+  // Of all of them, or of the first half.
+  const auto add = [&](const Tensor& of_k, const Tensor& of_v) {
+    const Tensor halves = gradients.here().unflatten(2, {head_tail ? 2 : 1, -1}).permute({2, 0, 1, 3, 4, 5});
+    (begun ? kernels::table().add_keys : kernels::table().pack_keys)(halves.unsqueeze(1), of_k, of_v);
+  };
   for (const RingStep& step : ring_steps(ranks.size(), ranks.rank(), head_tail)) {
     if (step.source == ranks.rank()) continue;
     keys.finish();
     keys.start();
     kernels::AttentionGradients found;
     if (step.attends) {
+      const bool all = step.queries == RingRows::kAll;
+      if (!all && !lse_of_second_half.defined())
+        lse_of_second_half = ring_rows(lse, RingRows::kSecondHalf).contiguous();
       const kernels::AttentionResult of_queries = {ring_rows(result.output, step.queries),
-                                                   ring_rows(result.lse, step.queries).contiguous(),
-                                                   result.extras};
+                                                   all ? lse : lse_of_second_half, result.extras};
       found = kernels::attention_backward(
           ring_rows(grad, step.queries), ring_rows(q, step.queries), ring_rows(keys.of_keys(), step.keys),
           ring_rows(keys.of_values(), step.keys), {}, of_queries, step.causality);
       ring_rows(of_q, step.queries).add_(found.q);
     }
     gradients.finish();  // from the rank before, which had these keys in the step before
-    if (step.attends) {
-      ring_rows(gradients.of_keys(), step.keys).add_(found.k);
-      ring_rows(gradients.of_values(), step.keys).add_(found.v);
-    }
+    if (step.attends)
+      add(found.k, found.v);
+    else if (!begun)
+      gradients.here().zero_();
+    begun = true;
     gradients.start();
   }
   gradients.finish();  // of the own keys, by the queries of all other ranks
-  return {of_q.to(q.scalar_type()), gradients.of_keys().add_(own.k).to(k.scalar_type()),
-          gradients.of_values().add_(own.v).to(v.scalar_type())};
+  add(own.k, own.v);
+  const Tensor of_keys = gradients.here().to(k.scalar_type());
+  return {of_q.to(q.scalar_type()), of_keys.select(0, 0).transpose(1, 2),
+          of_keys.select(0, 1).transpose(1, 2)};
 }
 
 struct RingState : torch::CustomClassHolder {

@@ -13,7 +13,7 @@ KINDS = (  # the first expression that is found in a kernel's name decides
     ("attention", r"(?i)flash|fmha|sdpa|attention|cudnn_generated"),
     ("matrix products", r"(?i)gemm|nvjet|cutlass|xmma|cublas"),
     ("FP8 casts", r"float8|fp8|e4m3|e5m2"),
-    ("packing", r"chunk_cat"),
+    ("packing", r"chunk_cat|key_chunks"),
     ("optimizer and norms of many tensors", r"multi_tensor_apply"),
     ("copies", r"(?i)memcpy|direct_copy|copy_kernel|CatArray"),
     ("fills", r"(?i)memset|FillFunctor"),

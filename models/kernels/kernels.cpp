@@ -40,6 +40,11 @@ std::string why_plain_latent(const at::Tensor& heads, at::TensorList others, con
   if (cos.scalar_type() != at::kFloat) return "angles that are not fp32";
   return heads.size(-1) % 2 == 0 && values % 2 == 0 ? "" : "heads of odd widths";
 }
+std::string why_plain_keys(const at::Tensor& chunks, const at::Tensor& k, const at::Tensor& v) {
+  if (!is_fused_dtype(k)) return why_plain_dtype(k);
+  if (!alike(k, {v})) return "keys and values of different dtypes";
+  return chunks.scalar_type() == at::kFloat || alike(k, {chunks}) ? "" : why_plain_dtype(chunks);
+}
 std::string why_plain_experts(const at::Tensor& x, int64_t experts) {
   return !x.is_cuda() || experts <= kMaxFusedExperts ? "" : fmt::format("{} experts", experts);
 }
@@ -93,6 +98,12 @@ Kernels all_forms() {
                                   return why_plain_latent(grads.q, {grads.k, grads.v}, cos, values);
                                 },
                                 plain::latent_heads_backward, cpu::latent_heads_backward},
+      .pack_keys = {"hyperion::pack_keys_", "chunks of keys", why_plain_keys, plain::pack_keys,
+                    cpu::pack_keys},
+      .add_keys = {"hyperion::add_keys_", "chunks of keys", why_plain_keys, plain::add_keys, cpu::add_keys},
+      .unpack_keys = {"hyperion::unpack_keys_", "chunks of keys",
+                      [](auto& keys, auto& chunks, auto&) { return why_plain_keys(chunks, keys, keys); },
+                      plain::unpack_keys, cpu::unpack_keys},
       .route_tokens = {"hyperion::route_tokens", "router",
                        [](auto& logits, auto&, auto& options) {
                          return is_fused_dtype(logits) ? why_plain_experts(logits, options.experts)
@@ -142,9 +153,9 @@ void for_each_row(Kernels& k, const F& f) {
   const auto all = [&](auto&... rows) { (f(rows), ...); };
   all(k.rms_norm, k.rms_norm_backward, k.add_rms_norm, k.add_rms_norm_backward, k.rope_heads,
       k.rope_heads_backward, k.gated_activation, k.gated_activation_backward, k.latent_heads,
-      k.latent_heads_backward, k.route_tokens, k.routing_weights, k.routing_weights_backward, k.order_rows,
-      k.gather_rows, k.sum_rows, k.products_of_rows, k.weight_rows, k.cross_entropy, k.vocab_statistics,
-      k.vocab_gradient, k.sum_of_squares);
+      k.latent_heads_backward, k.pack_keys, k.add_keys, k.unpack_keys, k.route_tokens, k.routing_weights,
+      k.routing_weights_backward, k.order_rows, k.gather_rows, k.sum_rows, k.products_of_rows, k.weight_rows,
+      k.cross_entropy, k.vocab_statistics, k.vocab_gradient, k.sum_of_squares);
 }
 
 Kernels& process_table() {

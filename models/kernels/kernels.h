@@ -7,6 +7,7 @@
 #include "models/kernels/expert_rows/expert_rows.h"
 #include "models/kernels/gated_activation/gated_activation.h"
 #include "models/kernels/kernel.h"
+#include "models/kernels/key_chunks/key_chunks.h"
 #include "models/kernels/latent_heads/latent_heads.h"
 #include "models/kernels/matmul/matmul.h"
 #include "models/kernels/rms_norm/rms_norm.h"
@@ -26,6 +27,8 @@ struct Kernels {
   Kernel<GatedActivationBackward> gated_activation_backward;
   Kernel<LatentHeads> latent_heads;
   Kernel<LatentHeadsBackward> latent_heads_backward;
+  Kernel<PackKeys> pack_keys, add_keys;
+  Kernel<UnpackKeys> unpack_keys;
   Kernel<RouteTokens> route_tokens;
   Kernel<RoutingWeights> routing_weights;
   Kernel<RoutingWeightsBackward> routing_weights_backward;

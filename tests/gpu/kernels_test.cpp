@@ -27,6 +27,7 @@
 
 #include "models/float8/cast.h"
 #include "models/float8/scaled_matmul.h"
+#include "models/kernels/common/dtype.h"
 #include "models/kernels/matmul/grouped.h"
 #include "models/kernels/matmul/matmul.h"
 #include "tests/gpu/gpu.h"
@@ -114,6 +115,16 @@ Tensors run_kernels(const Inputs& in, kernels::KernelChoice choice) {
   const auto [of_gate, of_up] =
       kernels::table().gated_activation_backward(in.grad, gate, up, models::Activation::kSilu);
   keep({kernels::table().gated_activation(gate, up, models::Activation::kSilu), of_gate, of_up});
+  // A sequence of chunks of one token, of which each rank has two.
+  const int64_t length = in.x.size(1), ranks = (length + 1) / 2;
+  const Tensor k = in.parts(in.product).k, v = in.parts(in.product).v,
+               sums = at::empty({2, ranks, 2, 1, 1, in.kv_heads, k.size(3)},
+                                k.options().dtype(kernels::opmath_dtype(k))),
+               keys = at::empty({2, 1, length, in.kv_heads, k.size(3)}, k.options());
+  kernels::table().pack_keys(sums, k.transpose(1, 2), v.transpose(1, 2));
+  kernels::table().add_keys(sums, v.transpose(1, 2), k.transpose(1, 2));
+  kernels::table().unpack_keys(keys, sums, /*first_part=*/0);
+  keep({sums, keys});
   const Tensor gradient = in.logits.clone(), part = in.logits.clone();
   const Tensor loss = kernels::table().cross_entropy(gradient, in.labels, &in.scale);
   const kernels::VocabPart whole = {0, in.logits.size(1)};
@@ -453,7 +464,8 @@ TEST_CASE("tensors that no fused kernel takes run the plain form and each reason
        {"RMSNorm for a weight of another dtype", "RMSNorm for tensors of dtype Double",
         "residual sum with RMSNorm for tensors of dtype Double", "RoPE for angles that are not fp32",
         "RoPE for tensors of dtype Double", "gated activation for tensors of dtype Double",
-        "cross-entropy for rows with gaps", "cross-entropy for tensors of dtype Double"})
+        "chunks of keys for tensors of dtype Double", "cross-entropy for rows with gaps",
+        "cross-entropy for tensors of dtype Double"})
     expected.insert(fmt::format("No fused {}: its plain form runs instead", reason));
   CHECK(lines == expected);
 }

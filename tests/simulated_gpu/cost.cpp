@@ -83,8 +83,9 @@ std::string shape_of(const Tensor& t) {
 // Operators whose first argument gets new contents, whatever it held.
 bool overwrites(std::string_view name) {
   static const std::set<std::string_view> all = {
-      "aten::copy_",    "aten::fill_",   "aten::zero_",   "aten::_foreach_copy_", "aten::_foreach_zero_",
-      "aten::uniform_", "aten::normal_", "aten::random_", "aten::bernoulli_"};
+      "aten::copy_",          "aten::fill_",          "aten::zero_",           "aten::_foreach_copy_",
+      "aten::_foreach_zero_", "aten::uniform_",       "aten::normal_",         "aten::random_",
+      "aten::bernoulli_",     "hyperion::pack_keys_", "hyperion::unpack_keys_"};
   return all.contains(name);
 }
 

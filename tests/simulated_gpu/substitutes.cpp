@@ -11,6 +11,7 @@
 #include "models/kernels/cross_entropy/cross_entropy.h"
 #include "models/kernels/expert_rows/expert_rows.h"
 #include "models/kernels/gated_activation/gated_activation.h"
+#include "models/kernels/key_chunks/key_chunks.h"
 #include "models/kernels/latent_heads/latent_heads.h"
 #include "models/kernels/rms_norm/rms_norm.h"
 #include "models/kernels/rope/rope.h"
@@ -383,6 +384,15 @@ Values latent_heads_backward(const Values& a) {
                                    a[4].toTensor(), a[5].toDouble(), a[6].toInt());
   return {grads.q, grads.kv, grads.shared};
 }
+template <hyperion::kernels::PackKeys* kPlain>
+Values pack_keys(const Values& a) {
+  kPlain(a[0].toTensor(), a[1].toTensor(), a[2].toTensor());
+  return {};
+}
+Values unpack_keys(const Values& a) {
+  plain::unpack_keys(a[0].toTensor(), a[1].toTensor(), a[2].toInt());
+  return {};
+}
 hyperion::kernels::RoutingOptions routing_options(const Values& a, size_t first) {
   hyperion::kernels::RoutingOptions options;
   options.experts = a[first].toInt();
@@ -463,6 +473,9 @@ const Substitute* substitute_for(const std::string& name, const std::string& ove
       {"hyperion::add_rms_norm_backward", {add_rms_norm_backward, nullptr}},
       {"hyperion::latent_heads", {latent_heads, nullptr}},
       {"hyperion::latent_heads_backward", {latent_heads_backward, nullptr}},
+      {"hyperion::pack_keys_", {pack_keys<plain::pack_keys>, nullptr}},
+      {"hyperion::add_keys_", {pack_keys<plain::add_keys>, nullptr}},
+      {"hyperion::unpack_keys_", {unpack_keys, nullptr}},
       {"hyperion::route_tokens", {route_tokens, nullptr}},
       {"hyperion::routing_weights", {routing_weights, nullptr}},
       {"hyperion::routing_weights_backward", {routing_weights_backward, nullptr}},

@@ -7,6 +7,7 @@
 #include "models/kernels/expert_rows/cuda.h"
 #include "models/kernels/gated_activation/cuda.h"
 #include "models/kernels/kernels.h"
+#include "models/kernels/key_chunks/cuda.h"
 #include "models/kernels/latent_heads/cuda.h"
 #include "models/kernels/rms_norm/cuda.h"
 #include "models/kernels/rope/cuda.h"
@@ -45,6 +46,9 @@ void add_cuda_kernels(Kernels& table) {
   table.gated_activation_backward.cuda = OnCuda<cuda::gated_activation_backward<OnCurrentStream>>::run;
   table.latent_heads.cuda = OnCuda<cuda::latent_heads<OnCurrentStream>>::run;
   table.latent_heads_backward.cuda = OnCuda<cuda::latent_heads_backward<OnCurrentStream>>::run;
+  table.pack_keys.cuda = OnCuda<cuda::pack_keys<OnCurrentStream>>::run;
+  table.add_keys.cuda = OnCuda<cuda::add_keys<OnCurrentStream>>::run;
+  table.unpack_keys.cuda = OnCuda<cuda::unpack_keys<OnCurrentStream>>::run;
   table.route_tokens.cuda = OnCuda<cuda::route_tokens<OnCurrentStream>>::run;
   table.routing_weights.cuda = OnCuda<cuda::routing_weights<OnCurrentStream>>::run;
   table.routing_weights_backward.cuda = OnCuda<cuda::routing_weights_backward<OnCurrentStream>>::run;

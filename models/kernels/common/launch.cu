@@ -1,6 +1,7 @@
 #include "models/kernels/cross_entropy/cuda.cuh"
 #include "models/kernels/expert_rows/cuda.cuh"
 #include "models/kernels/gated_activation/cuda.cuh"
+#include "models/kernels/key_chunks/cuda.cuh"
 #include "models/kernels/latent_heads/cuda.cuh"
 #include "models/kernels/rms_norm/cuda.cuh"
 #include "models/kernels/rope/cuda.cuh"
@@ -42,6 +43,9 @@ cudaError_t launch(const LatentHeadsTask& task, Element element, cudaStream_t st
   return plan(task, element, OnStream{stream});
 }
 cudaError_t launch(const LatentHeadsBackwardTask& task, Element element, cudaStream_t stream) {
+  return plan(task, element, OnStream{stream});
+}
+cudaError_t launch(const KeyChunksTask& task, Element element, cudaStream_t stream) {
   return plan(task, element, OnStream{stream});
 }
 cudaError_t launch(const RouteTokensTask& task, Element element, cudaStream_t stream) {

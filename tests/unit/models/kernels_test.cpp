@@ -22,7 +22,9 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
+#include "models/flavors/sequence_parts.h"
 #include "models/kernels/common/rows.h"
 
 namespace hyperion::models {
@@ -356,6 +358,61 @@ TEST_CASE("non-finite activations stay visible through the fused kernels") {
   CHECK(kernels::table().rms_norm(x, at::ones({8}), 1e-5).output[0].isnan().all().item<bool>());
   CHECK(kernels::table().gated_activation(x, x, Activation::kSilu)[0][3].isnan().item<bool>());
   CHECK_FALSE(kernels::table().cross_entropy(x, at::zeros({2}, at::kLong), nullptr).isfinite().item<bool>());
+}
+
+TEST_CASE("chunks of keys and values are those of each rank's parts of the sequence, in both forms") {
+  namespace plain = kernels::plain;
+  namespace cpu = kernels::cpu;
+  at::manual_seed(15);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const auto chunk_dtype = GENERATE(at::kFloat, at::kBFloat16);
+  if (dtype == at::kFloat && chunk_dtype == at::kBFloat16) return;  // a sum is not narrower than its terms
+  struct Case {
+    int ranks;
+    int64_t batch, tokens, heads, head_dim;
+    bool head_tail;
+  };
+  for (const Case& c : {Case{2, 1, 3, 2, 16, true}, Case{3, 2, 5, 1, 7, true}, Case{4, 3, 1, 3, 8, false}}) {
+    const int64_t parts = c.head_tail ? 2 : 1, all = parts * c.ranks, length = all * c.tokens;
+    const Tensor k = values({c.batch, length, c.heads, c.head_dim}, dtype).transpose(1, 2),
+                 v = values({c.batch, c.heads, length, c.head_dim}, dtype);
+    for (int64_t reached = 0; reached <= all; ++reached) {
+      CAPTURE(dtype, chunk_dtype, c.ranks, c.head_tail, reached);
+      const auto before = [&](const Tensor& t) { return t.narrow(2, 0, reached * c.tokens); };
+      const Tensor chunks = at::full({parts, c.ranks, 2, c.batch, c.tokens, c.heads, c.head_dim}, 3.0,
+                                     at::TensorOptions(chunk_dtype)),
+                   of_cpu = chunks.clone();
+      plain::pack_keys(chunks, before(k), before(v));
+      cpu::pack_keys(of_cpu, before(k), before(v));
+      CHECK(of_cpu.equal(chunks));
+      for (int rank = 0; rank < c.ranks; ++rank) {
+        const auto ranges = sequence_parts(length, {c.ranks, rank, c.head_tail});
+        for (int64_t part = 0; part < parts; ++part)
+          for (const auto& [which, keys] : {std::pair(0, k), {1, v}}) {
+            const SequenceRange& range = ranges[part];
+            const Tensor wanted = keys.narrow(2, range.first, c.tokens).transpose(1, 2).to(chunk_dtype),
+                         found = chunks[part][rank][which];
+            CHECK((range.first < reached * c.tokens ? found.equal(wanted) : found.eq(0).all().item<bool>()));
+          }
+      }
+      const Tensor keys = at::full({2, c.batch, reached * c.tokens, c.heads, c.head_dim}, 3.0,
+                                   at::TensorOptions(dtype)),
+                   keys_of_cpu = keys.clone();
+      for (int64_t part = 0; part < parts; ++part) {  // one after the other, as they arrive
+        plain::unpack_keys(keys, chunks.narrow(0, part, 1), part);
+        cpu::unpack_keys(keys_of_cpu, chunks.narrow(0, part, 1), part);
+      }
+      CHECK(keys[0].equal(before(k).transpose(1, 2)));
+      CHECK(keys[1].equal(before(v).transpose(1, 2)));
+      CHECK(keys_of_cpu.equal(keys));
+      const Tensor sums = chunks.clone(), sums_of_cpu = chunks.clone(), more = at::zeros_like(chunks);
+      plain::add_keys(sums, before(v), before(k));
+      cpu::add_keys(sums_of_cpu, before(v), before(k));
+      plain::pack_keys(more, before(v), before(k));
+      CHECK(sums.equal(chunks + more));
+      CHECK(sums_of_cpu.equal(sums));
+    }
+  }
 }
 
 }  // namespace hyperion::models
