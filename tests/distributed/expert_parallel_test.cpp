@@ -154,12 +154,15 @@ TEST_CASE("the gradient of every parameter and the count of every expert are tho
 }
 
 TEST_CASE("the most rows of a rank are those that its group has sent to its experts") {
-  constexpr int64_t kExperts = 4, kRanks = 4, kGroup = 2;
-  const int tensor = GENERATE(1, 2);
-  TinyJob job = job_with_experts({kRanks, {.tp = tensor, .ep = kGroup}});
+  constexpr int64_t kExperts = 4, kRanks = 4;
+  const auto [tensor, ranks] = GENERATE(std::pair(1, 2), std::pair(2, 2), std::pair(1, 4));
+  const int64_t group = ranks;
+  TinyJob job = job_with_experts({kRanks, {.tp = tensor, .ep = ranks}});
   if (tensor > 1) job.heads = 4;
   const auto all = run_ranks(kRanks, [=](const Environment& environment) {
     TinyTraining training(job, environment);
+    for (const models::ExpertBalancePtr& balance : training.model().balances())
+      balance->bias->weight[kExperts - 1] = 100.0;  // of each group the last rank has the most rows
     training.first_gradients();
     std::vector<double> found;  // the counts of each block, and then what is reported
     for (const models::ExpertBalancePtr& balance : training.model().balances())
@@ -174,9 +177,9 @@ TEST_CASE("the most rows of a rank are those that its group has sent to its expe
     double most = 0;  // layer 0 has no experts
     for (int64_t receiver = 0; receiver < kRanks; ++receiver) {
       double rows = 0;
-      for (int64_t sender = receiver / kGroup * kGroup; sender < (receiver / kGroup + 1) * kGroup; ++sender)
-        for (int64_t expert = 0; expert < kExperts / kGroup; ++expert)
-          rows += all[sender].at(first + receiver % kGroup * (kExperts / kGroup) + expert);
+      for (int64_t sender = receiver / group * group; sender < (receiver / group + 1) * group; ++sender)
+        for (int64_t expert = 0; expert < kExperts / group; ++expert)
+          rows += all[sender].at(first + receiver % group * (kExperts / group) + expert);
       most = std::max(most, rows);
     }
     CHECK(rank.back() == most);

@@ -2,11 +2,14 @@
 // runs the same microbatches one after the other.
 #include <cmath>
 #include <map>
+#include <set>
 
 #include <catch2/catch.hpp>
 #include <fmt/format.h>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 
 #include "base/failpoint.h"
 #include "tests/support/ranks.h"
@@ -335,6 +338,35 @@ TEST_CASE("copies of a tied table stay equal, and one that differs is found") {
     CHECK_THAT(broken[rank].error, Catch::Contains("group tied/1 (ranks 1 5)") &&
                                        Catch::Contains("tok_embeddings.weight: rank 5"));
   for (const int rank : {0, 2, 3, 4}) CHECK(broken[rank].error.empty());
+}
+
+TEST_CASE("a pipeline gives the loss of each microbatch in its place, in whatever order backwards run") {
+  TinyJob job{.model = "llama3", .accumulation = 6, .heads = 4, .kv_heads = 2};
+  const auto losses = [&](int ranks) {
+    std::vector<double> found;  // of the one rank that has the head
+    for (const std::vector<double>& rank : run_ranks(ranks, [=](const Environment& environment) {
+           TinyTraining training(job, environment);
+           const models::SequenceContext context = training.model().context(8, at::kCPU);
+           std::vector<double> own;
+           for (const at::Tensor& loss : training.schedule().train_step(
+                    0, 6,
+                    [&](size_t i) {
+                      const at::Tensor tokens = at::full({1, 8}, static_cast<int64_t>(i), at::kLong);
+                      return models::Microbatch{tokens, tokens + 1, context};
+                    },
+                    at::full({}, 0.5F)))
+             own.push_back(loss.item<double>());
+           return own;
+         }))
+      found.insert(found.end(), rank.begin(), rank.end());
+    return found;
+  };
+  const std::vector<double> one = losses(1);
+  REQUIRE(std::set(one.begin(), one.end()).size() == 6);
+  job.mesh.pp = 2;
+  job.schedule = kLoopedBfs;  // the last microbatch's backward comes first
+  job.stages_per_rank = 2;
+  CHECK(losses(2) == one);
 }
 
 TEST_CASE("what layers of all stages report is what one rank reports") {

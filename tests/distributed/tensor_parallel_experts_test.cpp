@@ -10,6 +10,7 @@
 #include "tests/support/gradients.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tiny_training.h"
+#include "tests/support/unwritten_is_nan.h"
 
 namespace hyperion::parallel {
 namespace {
@@ -144,6 +145,19 @@ TEST_CASE("checkpointing and transports change no bit of experts under tensor pa
   TinyJob over_sockets = base;
   over_sockets.shared_memory = false;
   CHECK(train(over_sockets) == plain);
+}
+
+TEST_CASE("rows that are dealt round robin reach experts also where they are no multiple of these") {
+  // Each of two ranks deals 96 rows.
+  const auto [experts, mesh] =
+      GENERATE(std::pair(5, MeshConfig{.dp_shard = 1, .tp = 2}), std::pair(10, MeshConfig{.ep = 2}));
+  TinyJob job = with_experts("deepseek_v3", experts, mesh);
+  job.balanced = true;
+  for (const std::vector<TinyStep>& rank : run_ranks(2, [=](const Environment& environment) {
+         const UnwrittenIsNaN guard;
+         return train_tiny(job, environment, 2);
+       }))
+    for (const TinyStep& step : rank) CHECK((std::isfinite(step.loss) && std::isfinite(step.grad_norm)));
 }
 
 TEST_CASE("a router's gate whose gradient is not added up over tensor parallel ranks is found") {

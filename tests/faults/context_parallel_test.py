@@ -41,7 +41,20 @@ class ContextParallel(JobTest):
             one = self.train("--training.local_batch_size=4", *validation, *more)
             for ranks, batch, options in some:
                 with self.subTest(ranks=ranks, options=options, more=more):
-                    self.assert_same(self.train(*options, f"--training.local_batch_size={batch}", *validation, *more, ranks=ranks), one)
+                    lines = self.train(*options, f"--training.local_batch_size={batch}", *validation, *more, ranks=ranks)
+                    self.assert_same(lines, one)
+                    for line in (line for line in lines if "grad_norm" in line):  # the ranks' shares of the speed add up to all tokens
+                        tokens = line["throughput(tps)"] * line["time_metrics/end_to_end(s)"] * ranks
+                        self.assertAlmostEqual(tokens, line["n_tokens_seen"] / line["step"], delta=1e-3 * tokens)
+
+    def test_a_validation_counts_its_sequences_once(self):
+        held = []
+        for ranks, options in ((1, ()), (2, (CP + "2",))):
+            job = self.run_job(*options, "--training.steps=1", "--validation.enable", "--validation.dataset=jsonl", "--validation.seq_len=64",
+                               f"--validation.dataset_path={self.folder}/data.jsonl", "--validation.sequences=100000", ranks=ranks, code=0)
+            held += re.findall(r"but the validation data hold (\d+):", job.text())
+        self.assertEqual(len(held), 2)
+        self.assertEqual(held[0], held[1])
 
     def test_the_log_and_a_dry_run_say_how_sequences_are_shared(self):
         job = self.run_job(CP + "2", "--training.steps=1", ranks=2, code=0, says=["x cp 2 x tp 1 = 2 ranks"])

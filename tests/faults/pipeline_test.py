@@ -171,6 +171,8 @@ class Pipeline(JobTest):
     def test_a_loss_that_is_no_number_ends_all_stages_with_93_and_the_last_one_names_the_documents(self):
         job = self.run_job(*FOUR, PP + "2", "--optimizer.lr=1e38", ranks=2, code=93, says=["the ranks of the last pipeline stage have the losses"])
         self.assertRegex(job.text(1), r"step 2: the loss or the gradient norm is not finite .*; loss \S+ on .*data\.jsonl:")
+        documents = re.findall(r"; loss \S+ on ([^;]*data\.jsonl:\S*\d)", job.text(1))
+        self.assertEqual(len(set(documents)), 4, documents)  # those of each microbatch
 
     def test_microbatches_that_divide_into_rounds_in_a_step_alone_train(self):
         self.run_job("--training.local_batch_size=5", "--training.global_batch_size=10", PP + "2", SCHEDULE + "Interleaved1F1B", "--training.steps=1",

@@ -18,7 +18,8 @@ Environment:
                        step PEER_GRADIENTS_STEP (default 1), before clipping; not with a pipeline
     PEER_FLAVOR        a flavour for --model.flavor that torchtitan lacks, as JSON: {"name": ..., "base": a flavour that it has,
                        "args": {...}}, where args are fields of its model arguments that differ from the base's (unset: none), those of
-                       "moe_args" again fields
+                       "moe_args" again fields; with "load_balance_coeff" among these the optimizer moves the experts' biases, which
+                       that of torchtitan's qwen3 does not
     PEER_BALANCE       rank 0 writes here {FQN: values} of every expert_bias after the last step logged
     PEER_FLOAT64       1: compute in fp64 wherever the configuration says float32, and where torchtitan itself says float()
     PEER_FIRST_STEP    steps of data to skip: for a run that resumes from another trainer's checkpoint (default 0)
@@ -97,6 +98,7 @@ torch._utils._get_available_device_type = lambda: "cpu"
 torch._utils._get_device_module = lambda device_type: _device_module
 
 import torchtitan.components.metrics as titan_metrics  # noqa: E402
+import torchtitan.components.optimizer as titan_optimizer  # noqa: E402
 import torchtitan.config as titan_config  # noqa: E402
 import torchtitan.distributed.utils as titan_distributed  # noqa: E402
 import torchtitan.models.moe.kernels as titan_kernels  # noqa: E402
@@ -287,6 +289,8 @@ def _spec_of_the_judge(name):
     if "PEER_FLAVOR" in os.environ:
         added = json.loads(os.environ["PEER_FLAVOR"])
         base, args = flavors[added["base"]], dict(added["args"])
+        if "load_balance_coeff" in args.get("moe_args", {}):
+            spec = dataclasses.replace(spec, build_optimizers_fn=titan_optimizer.build_optimizers_with_moe_load_balancing)
         if "moe_args" in args:
             args["moe_args"] = dataclasses.replace(base.moe_args, **args["moe_args"])
         flavors[added["name"]] = dataclasses.replace(base, **args)

@@ -160,6 +160,23 @@ TEST_CASE("the source of the CUDA router chooses as the plain form and follows i
     CHECK(routed.choices.equal(wanted));
     CHECK(kernels::cpu::route_tokens(logits, at::zeros({40}), options).choices.equal(wanted));
   }
+  // Scores that are all zero, and so their sum, give weights and gradients of zero.
+  kernels::RoutingOptions none;
+  none.experts = 4;
+  none.top_k = 2;
+  none.score = ScoreFunction::kSigmoid;
+  none.normalise = true;
+  const Tensor zeros = at::zeros({1, 4}), pair = at::zeros({1, 2}), chosen = at::ones({1, 2}, at::kLong);
+  chosen[0][0] = 3;
+  for (const Tensor& weights :
+       {plain::routing_weights(zeros, chosen, none), kernels::cpu::routing_weights(zeros, chosen, none),
+        own::routing_weights(kOnThreads, zeros, chosen, none)})
+    CHECK(weights.equal(pair));
+  for (const Tensor& gradient :
+       {plain::routing_weights_backward(pair + 1, zeros, chosen, none, dtype),
+        kernels::cpu::routing_weights_backward(pair + 1, zeros, chosen, none, dtype),
+        own::routing_weights_backward(kOnThreads, pair + 1, zeros, chosen, none, dtype)})
+    CHECK(gradient.equal(zeros.to(dtype)));
   options.experts = kernels::kMaxFusedExperts + 8;
   options.groups = options.limited_groups = 0;
   CHECK_THROWS(

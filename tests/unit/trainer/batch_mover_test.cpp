@@ -68,4 +68,24 @@ TEST_CASE("a context parallel rank is given its parts of the sequences with thei
   CHECK(valid_tokens(all, {{2, 4}}) == 3);
 }
 
+TEST_CASE("YaRN scales attention by the length of the complete sequence on each context parallel rank") {
+  const models::Transformer latent(models::model_args("deepseek_v3", "debugmodel",
+                                                      {.dim = 16,
+                                                       .n_layers = 1,
+                                                       .n_heads = 2,
+                                                       .vocab_size = 17,
+                                                       .hidden_dim = 8,
+                                                       .rope_original_length = 5,
+                                                       .kv_lora_rank = 6,
+                                                       .qk_nope_head_dim = 4,
+                                                       .qk_rope_head_dim = 4,
+                                                       .v_head_dim = 3}));
+  const bool documents = GENERATE(false, true);
+  const data::Batch all = batch(documents);
+  const double complete = BatchMover(latent, at::kCPU).move(all, 0, 2).context.attention_factor;
+  REQUIRE(complete > 1);
+  CHECK(BatchMover(latent, at::kCPU, true, {2, 0, true}).move(all, 0, 2).context.attention_factor ==
+        complete);
+}
+
 }  // namespace hyperion::trainer

@@ -5,6 +5,8 @@
 #include <catch2/catch.hpp>
 #include <fmt/format.h>
 
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
@@ -46,6 +48,20 @@ TEST_CASE("the block whose busiest expert is furthest above the mean is reported
   CHECK(balances[0]->counts.sum().item<int64_t>() == 0);
   CHECK(balances[1]->bias->weight.abs().sum().item<float>() == 0);
   CHECK(keep_worst_block({{"activations/max", 2}}) == metrics::MetricList{{"activations/max", 2}});
+}
+
+TEST_CASE("experts with more tokens than the mean are chosen less, but for a step that is left out") {
+  const auto group = parallel::make_solo_communicator("world/0", 0);
+  const parallel::FsdpContext ranks(parallel::Mesh({}, 1), 0, *group, *group, {});
+  const auto updated = [&](double skip) {
+    const models::ExpertBalancePtr one = balance(0, {5, 5, 5, 1}, 1e-3);
+    update_expert_biases({one}, ranks, at::full({}, skip));
+    CHECK(one->counts.sum().item<int64_t>() == 0);
+    return one->bias->weight;
+  };
+  // The signs of mean - count, -1, -1, -1 and 1, without their mean.
+  CHECK(at::allclose(updated(0), at::tensor({-0.5e-3F, -0.5e-3F, -0.5e-3F, 1.5e-3F}), 1e-6, 0));
+  CHECK(updated(1).equal(at::zeros({4})));
 }
 
 }  // namespace hyperion::trainer

@@ -7,6 +7,9 @@
 #include <catch2/catch.hpp>
 #include <fmt/format.h>
 
+#include "models/flavors/registry.h"
+#include "parallel/pipeline/csv.h"
+#include "tests/support/error_of.h"
 #include "trainer/pipeline_setup.h"
 
 namespace hyperion::trainer {
@@ -76,6 +79,37 @@ TEST_CASE("a divided backward sends its gradient first, and ends when its weight
         "{0.0 F0.2 f0.2 >0.0 F0.3 f0.3 >0.0 }0.0 I0.3 f0.3 <0.0 W0.3 r0.3 E0 I0.2 f0.2 <0.0 W0.2 r0.2 E0 S");
 }
 
+TEST_CASE("a unit's gradients are sent after its last backward, in whatever order a file has these") {
+  PipelineSettings settings{.ranks = 2, .stages = {{0, 2}, {2, 4}}, .microbatches = 2};
+  settings.listed = parallel::parse_csv_schedule("0F0,0F1,0I0,0I1,0W1,0W0\n1F0,1F1,1I0,1I1,1W1,1W0\n",
+                                                 "order.csv", /*ranks=*/2, /*microbatches=*/2);
+  const Pipeline pipeline = make_pipeline(settings);
+  using Sent = std::vector<std::pair<size_t, size_t>>;  // microbatch and unit
+  const auto sent = [&](int rank) {
+    Sent found;
+    for (const Action& action : pipeline_schedule(pipeline, rank, pipeline.make(/*training=*/true, 2))) {
+      CHECK_FALSE(action.prefetch);  // of stages that are gathered as the list says
+      CHECK(action.last == (action.what == Do::kReduce));
+      if (action.what == Do::kReduce) found.emplace_back(action.microbatch, action.unit);
+    }
+    return found;
+  };
+  CHECK(sent(0) == Sent{{0, 1}, {0, 0}});
+  CHECK(sent(1) == Sent{{1, 3}, {0, 2}});  // the head's with the first half
+}
+
+TEST_CASE("weights of the head are not gathered ahead of another microbatch") {
+  const Pipeline pipeline = make_pipeline({.kind = parallel::PipelineKind::kGPipe,
+                                           .ranks = 2,
+                                           .stages = {{0, 2}, {2, 4}},
+                                           .microbatches = 2,
+                                           .gathers_stages = false});
+  Schedule computes;
+  for (const Action& action : pipeline_schedule(pipeline, /*rank=*/1, pipeline.make(/*training=*/true, 2)))
+    if (action.what <= Do::kBackward) computes.push_back(action);
+  CHECK(text(computes) == "F0.2 F1.2 L0.3+2 B0.2 L1.3+2 B1.2");
+}
+
 // What a list is as units' actions: nothing is lost, and a microbatch is kept as long as the plan says.
 TEST_CASE("every schedule of a pipeline becomes its actions of units") {
   using enum parallel::PipelineKind;
@@ -131,6 +165,37 @@ TEST_CASE("every schedule of a pipeline becomes its actions of units") {
       }
     }
   }
+}
+
+TEST_CASE("the plan of a pipeline has what each rank holds and keeps, and warns of too few microbatches") {
+  const models::ModelArgs model =
+      models::model_args("deepseek_v3", "debugmodel");  // of 6 blocks 5 have experts
+  config::JobConfig config;
+  config.parallelism.pipeline_parallel_degree = 2;
+  config.training.local_batch_size = 4;
+  const PipelinePlan plan = plan_pipeline(config, model, /*batches=*/1).value();
+  REQUIRE(plan.shares.size() == 2);
+  REQUIRE(plan.shares[0].stages.size() == 1);
+  const PipelineShare::Stage &first = plan.shares[0].stages[0], &last = plan.shares[1].stages[0];
+  CHECK((first.blocks == 3 && first.with_experts == 2 && first.embedding && !first.head));
+  CHECK((last.blocks == 3 && last.with_experts == 3 && !last.embedding && last.head));
+  CHECK((plan.ranks[0].kept_microbatches == 2 && plan.ranks[1].kept_microbatches == 1));
+  CHECK((plan.shares[0].kept_inputs == 2 * 3 && plan.shares[1].kept_inputs == 3 + 1));  // the head's
+  CHECK(plan.ranks[0].parameters + plan.ranks[1].parameters ==
+        Approx(static_cast<double>(models::count_parameters(model).total)));
+  config.training.local_batch_size = 2;
+  CHECK(plan_pipeline(config, model, 1)->warnings.empty());
+  config.training.local_batch_size = 1;
+  CHECK(plan_pipeline(config, model, 2)->warnings.empty());
+  REQUIRE(plan_pipeline(config, model, 1)->warnings.size() == 1);
+  CHECK_THAT(plan_pipeline(config, model, 1)->warnings[0], Catch::Contains("fewer than ranks"));
+
+  config.parallelism.pipeline_parallel_microbatch_size = config.training.local_batch_size = 2;
+  config.validation.local_batch_size = 3;
+  CHECK(plan_pipeline(config, model, 1).has_value());
+  config.validation.enable = true;
+  CHECK_THAT(error_of(ExitCode::kUsage, [&] { plan_pipeline(config, model, 1); }),
+             Catch::Contains("validation.local_batch_size = 3 is no multiple of"));
 }
 
 TEST_CASE("a pipeline of microbatches that divide in a step alone validates any number") {

@@ -89,6 +89,11 @@ TEST_CASE("Experts of a block that fill a GPU are warned of, with a degree that 
   // Of 2 tensor parallel ranks each has a half of every expert; with expert parallelism it has complete ones.
   CHECK_THAT(advice(large, 128, 2, 1), Contains("10.5 GiB, and has 21.0 GiB of their gradients") &&
                                            Contains("32 would leave 8 experts on a rank, 0.7 and 1.3 GiB"));
+  // Experts that tensor parallel ranks divide, as the key says, want fewer expert parallel ones.
+  config::JobConfig divided;
+  divided.parallelism.expert_tensor_parallel_degree = 2;
+  CHECK_THAT(sharding_advice(divided, large, parallel::Mesh({.dp_shard = 128, .tp = 2}, 256), 8).at(0),
+             Contains("16 would leave 16 experts on a rank, 0.7 and 1.3 GiB"));
   CHECK_THAT(advice(large, 24, 1, 1), Contains("before it shares them") && !Contains("would leave"));
   CHECK(advice(large, 256, 1, 64).empty());
   CHECK(advice(large, 32, 8, 1).empty());  // which divide each expert

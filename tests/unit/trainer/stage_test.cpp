@@ -12,7 +12,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "models/flavors/registry.h"
@@ -37,12 +39,14 @@ models::ModelArgs small(const std::string& name) {
     dimensions.n_kv_heads = 1;
     dimensions.head_dim = 4;
   }
-  if (name == "deepseek_v3" || name == "llama4") {
+  const bool qwen3_moe = name == "qwen3_moe";
+  if (name == "deepseek_v3" || name == "llama4" || qwen3_moe) {
     dimensions.num_experts = 4;
     dimensions.moe_hidden_dim = 7;
     dimensions.top_k = name == "llama4" ? 1 : 2;
   }
-  return models::model_args(name, "debugmodel", dimensions);
+  return models::model_args(qwen3_moe ? "qwen3" : name, qwen3_moe ? "debugmodel_moe" : "debugmodel",
+                            dimensions);
 }
 
 struct OneRank {
@@ -178,6 +182,31 @@ TEST_CASE("a layer reports each microbatch once, whatever is recomputed") {
   }
 }
 
+TEST_CASE("tokens of experts are counted for biases that move, else in steps that are logged alone") {
+  const std::string name = GENERATE("deepseek_v3", "qwen3_moe");
+  OneRank rank(name.c_str(), models::ActivationCheckpoint::kFull);
+  const models::Microbatch batch = rank.batch(3);
+  const std::vector<models::ExpertBalancePtr> balances = rank.stage.balances();
+  const int64_t slots = batch.tokens.numel() * 2 * static_cast<int64_t>(balances.size());
+  const auto take_counted = [&] {
+    int64_t tokens = 0;
+    for (const models::ExpertBalancePtr& balance : balances) {
+      tokens += balance->counts.sum().item<int64_t>();
+      balance->counts.zero_();
+    }
+    return tokens;
+  };
+  const bool moves = balances.front()->coefficient > 0;
+  CHECK(moves == (name == "deepseek_v3"));
+  models::LayerMetrics logged;
+  for (models::LayerMetrics* metrics : {static_cast<models::LayerMetrics*>(nullptr), &logged}) {
+    rank.schedule.losses(1, [&](size_t) { return batch; });
+    CHECK(take_counted() == 0);  // a validation
+    rank.step({batch, batch}, 0.5, metrics);
+    CHECK(take_counted() == (moves || metrics != nullptr ? 2 * slots : 0));
+  }
+}
+
 TEST_CASE("weights are unit by unit and a tied table is there once") {
   for (const char* name : {"llama3", "qwen3"}) {
     const OneRank rank(name);
@@ -227,6 +256,23 @@ TEST_CASE("a model in two stages has the bits of one") {
       CHECK(parameter->grad().equal(whole.gradients()[i++]));
 }
 
+TEST_CASE("the first half of a backward makes no gradient of a matrix") {
+  const char* name = GENERATE("llama3", "deepseek_v3", "llama4");
+  const OneRank rank(name);
+  const models::TransformerBlock& block = rank.model.blocks()[1];
+  const Tensor x = at::randn({2, 7, 12}).requires_grad_();
+  models::DeferredWeights deferred;
+  const Tensor y = block.forward(x, rank.batch(3).context, {.deferred = &deferred});
+  deferred.set_deferring(true);
+  torch::autograd::backward({y}, {at::ones_like(y)});
+  for (const ParameterPtr& parameter : block.parameters()) {
+    CAPTURE(name, parameter->fqn);
+    CHECK(parameter->weight.grad().defined() == (parameter->shape.size() == 1));
+  }
+  deferred.make_all();
+  for (const ParameterPtr& parameter : block.parameters()) CHECK(parameter->weight.grad().defined());
+}
+
 TEST_CASE("a backward in halves has the bits of one, and between them neither graph nor weights") {
   const auto checkpoint =
       GENERATE(models::ActivationCheckpoint::kNone, models::ActivationCheckpoint::kFull,
@@ -243,6 +289,8 @@ TEST_CASE("a backward in halves has the bits of one, and between them neither gr
   for (size_t i = 0; i < batches.size(); ++i) {
     Slot& slot = slots.emplace_back(stage.slot({0, head + 1}, batches[i], /*for_backward=*/true));
     for (size_t unit = 0; unit < head; ++unit) stage.forward(unit, slot);
+    for (const SavedForward& saved : slot.saved)
+      CHECK(saved.attention == nullptr);  // which ranks that share sequences keep
   }
   const bool tied = halves.model.args().tied;
   for (size_t i = 0; i < batches.size(); ++i) {

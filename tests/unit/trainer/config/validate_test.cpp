@@ -259,6 +259,8 @@ TEST_CASE("what expert parallelism cannot do is refused by its key") {
   CHECK_THAT(refused("expert_parallel_degree = 4\ndata_parallel_replicate_degree = 2"),
              Contains("parallelism.expert_parallel_degree = 4: expected a divisor of the 2 ranks of shard x "
                       "context x tensor"));
+  CHECK_THAT(refused("expert_parallel_degree = 4\npipeline_parallel_degree = 2"),
+             Contains("expert_parallel_degree = 4: expected a divisor of the 2 ranks"));
   four.world_size = 3;
   CHECK_THAT(refused("expert_parallel_degree = 3"), Contains("expected a divisor of the model's 8 experts"));
   four.world_size = 4;
@@ -320,8 +322,21 @@ TEST_CASE("FP8 experts are refused by names that match nothing and by widths") {
              Contains("experts of widths 256 and 16: expected multiples of 32"));
   CHECK_THAT(refused("float8", "fqns = [\"experts\"]", two),
              Contains("experts of widths 256 and 16, the second one in 2 parts: expected multiples of 16"));
+  // With expert parallelism an expert is complete on its rank, or divided as its own degree says.
+  const auto with_ranks = [&](const std::string& of_each) {
+    return problem(
+        "[model]\nname = \"deepseek_v3\"\nconverters = [\"quantize.grouped_mm.float8\"]\n"
+        "[quantize.grouped_mm.float8]\nfqns = [\"experts\"]\n" +
+            two + "\nexpert_parallel_degree = 2\nexpert_tensor_parallel_degree = " + of_each,
+        model(args));
+  };
+  CHECK(with_ranks("1").empty());
+  CHECK_THAT(with_ranks("2"), Contains("256 and 16, the second one in 2 parts: expected multiples of 16"));
   args.moe_hidden_dim = 32;
   CHECK(refused("float8", "fqns = [\"experts\"]", two).empty());
+  args.dim = 264;
+  CHECK_THAT(refused("float8", "fqns = [\"experts\"]"),
+             Contains("experts of widths 264 and 32: expected multiples of 16"));
 }
 
 TEST_CASE("FP8 and MXFP8 in one job are refused, as torchtitan does") {

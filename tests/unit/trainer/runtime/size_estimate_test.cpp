@@ -111,13 +111,26 @@ TEST_CASE("stages and tensor parallel ranks of a model with experts have their p
   // What makes the latents, the gate and two norms are on both ranks.
   CHECK(2 * parameters_of(model, block, 2) - parameters_of(model, block) ==
         Approx(7168 * (1536 + 512 + 64 + 256 + 2)));
-  // Rows of experts lie where there are some.
-  const config::JobConfig job = resolved("").config;
-  const auto activations = [&](int64_t with_experts) {
-    const PipelineShare share{.stages = {{.blocks = 1, .with_experts = with_experts}}, .kept_inputs = 1};
-    return job_size(job, model, 1, 1, &share).activations;
+  // Rows of experts lie where there are some: eight of each token, as inputs and as two hidden rows, in bf16.
+  const auto of_experts = [&](const std::string& keys) {
+    const config::JobConfig job =
+        resolved("[model]\nname = \"deepseek_v3\"\nflavor = \"671B\"\n" + keys).config;
+    const auto activations = [&](int64_t with_experts) {
+      const PipelineShare share{.stages = {{.blocks = 1, .with_experts = with_experts}}, .kept_inputs = 1};
+      return job_size(job, model, 1, 1, &share).activations;
+    };
+    return activations(1) - activations(0);
   };
-  CHECK(activations(1) > activations(0));
+  const double slots = 8.0 * 2048 * 8, eight = 2048 / 8;
+  CHECK(of_experts("") == Approx(2 * slots * (7168 + 2 * 2048)));
+  // Tensor parallel ranks that divide each expert have the rows of all of them, else those of their tokens.
+  const std::string parts = "[parallelism]\ntensor_parallel_degree = 8\n";
+  CHECK(of_experts(parts) == Approx(2 * slots * (7168 + 2 * eight)));
+  CHECK(of_experts(parts + "expert_parallel_degree = 2") == Approx(2 * slots / 8 * (7168 + 2 * 2048)));
+  // In FP8 two copies of the stacks besides.
+  const std::string converted = "converters = [\"quantize.grouped_mm.float8\"]\n";
+  CHECK(of_experts(converted) - of_experts("") == Approx(2 * 3.0 * 7168 * 2048 * 256));
+  CHECK(of_experts(converted + parts) - of_experts(parts) == Approx(2 * 3.0 * 7168 * 2048 * 256 / 8));
 }
 
 TEST_CASE("the copy of the state for background saves counts where such saves will be made") {
@@ -348,6 +361,7 @@ TEST_CASE("Ranks that share sequences keep their part, and gather keys and value
   const std::string ring = "context_parallel_rotate_method = \"alltoall\"\n";
   CHECK(size_with(8, ring).activations == Approx(kept / 8 + rope + logits + keys / 8 * (2 + 2 + 2 + 4 + 4)));
   CHECK(size_with(8, ring, "document_mask = true\n").activations == size_with(8).activations);
+  CHECK(size_with(8, ring).attention == Approx(size_with(8).attention / 8));  // of the keys of one rank
   CHECK(size_with(8, "tensor_parallel_degree = 8\n").activations ==
         Approx(kept / 64 + rope + logits / 8 + keys / 8 * (2 + 2 + 4)));
   CHECK(size_with(8, "[activation_checkpoint]\nmode = \"full\"\n").activations - size_with(8).activations ==
