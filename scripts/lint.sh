@@ -43,7 +43,8 @@ if [ -n "$clang_format" ]; then
 fi
 
 # The files of a library are read as one (CMake's unity build): libtorch's headers, which are nearly all of the work, once per library
-# instead of once per file. Names in anonymous namespaces must therefore differ within a library.
+# instead of once per file. Names in anonymous namespaces must therefore differ within a library. Kernels and what needs flags of its own
+# are read file by file.
 if $tidy; then clang_tidy=$(find_version 16 clang-tidy-16 clang-tidy); else clang_tidy=''; fi
 if [ -n "$clang_tidy" ]; then
   torch=$(setup_result torch) cuda_home=$(setup_result cuda_home)
@@ -51,9 +52,10 @@ if [ -n "$clang_tidy" ]; then
   # without precompiled headers: clang cannot read those of gcc
   CUDA_HOME=$cuda_home cmake -S . -B build/lint -G Ninja -DHYPERION_PCH=OFF -DHYPERION_TORCH="$torch" -DCMAKE_UNITY_BUILD=ON \
     -DCMAKE_UNITY_BUILD_BATCH_SIZE=0 >build/lint.log || fail "CMake could not configure the build (its messages are above)" "see build/lint.log"
-  folders=(build/lint/{app,base,checkpoint,data,models,parallel,trainer})
-  mapfile -t libraries < <(find "${folders[@]}" -name 'unity_*_cxx.cxx' -printf '%s %p\n' | sort -rn | cut -d ' ' -f 2)
-  say "clang-tidy on ${#libraries[@]} libraries"
-  printf '%s\0' "${libraries[@]}" | xargs -0 -n 1 -P "$(nproc)" "$clang_tidy" --quiet -p build/lint || status=1
+  folders='(app|base|checkpoint|data|models|parallel|trainer)'
+  read_from() { sed -nE "s#^  \"file\": \"($root/$1$folders/.*\\.(cpp|cxx))\",?\$#\\1#p" build/lint/compile_commands.json; }
+  mapfile -t sources < <(read_from build/lint/ | grep /unity_ | xargs stat --format='%s %n' | sort -rn | cut -d ' ' -f 2-; read_from '')
+  say "clang-tidy on ${#sources[@]} libraries and files"
+  printf '%s\0' "${sources[@]}" | xargs -0 -n 1 -P "$(nproc)" "$clang_tidy" --quiet -p build/lint || status=1
 fi
 [ $status = 0 ] || fail "the checks found what is above" "mend it; for layout: clang-format --sort-includes=0 -i FILE"

@@ -186,9 +186,8 @@ ContextTraffic context_traffic(const config::JobConfig& config, const models::Mo
   const int64_t rows = config::microbatch_rows(config, training.local_batch_size);
   const double key = static_cast<double>(checkpoint::size_of(training.mixed_precision_param)),
                sum = std::max(key, 4.0);  // fp32, in fp64 as they are
-  // Latent attention has as many keys as heads, and pads values to the keys' width.
   const double heads =
-      static_cast<double>(model.kv_lora_rank > 0 ? model.n_heads : model.n_kv_heads) / tensor;
+      static_cast<double>(model.n_kv_heads) / tensor;  // latent attention pads values to keys
   const double elements = 2 * static_cast<double>(rows) * static_cast<double>(training.seq_len) * heads *
                           static_cast<double>(model.head_dim) * (ranks - 1) / ranks;
   const int64_t microbatches = config::microbatches_of(training, mesh.degree(parallel::MeshDim::kBatch)) *

@@ -299,15 +299,13 @@ class SizeOfJob {
   }
 
   double activations_of_shared_sequences() const {
-    const bool latent = model_.kv_lora_rank > 0;
     double bytes = 0;
     if (runs_again())  // every block keeps the result of its attention
       bytes = (kept_inputs() - 1) * tokens_ / tensor_ *
               static_cast<double>(model_.n_heads * model_.head_dim) * compute_;
     // Of one block in backward: keys and values of complete sequences, their gradients, and the sums of
     // these; in a ring of two ranks, with the gradients of one.
-    return bytes + 2 * tokens_ / tensor_ *
-                       static_cast<double>((latent ? model_.n_heads : model_.n_kv_heads) * model_.head_dim) *
+    return bytes + 2 * tokens_ / tensor_ * static_cast<double>(model_.n_kv_heads * model_.head_dim) *
                        (ring_ ? 3 * compute_ + 2 * sizeof(float) : context_ * (2 * compute_ + sizeof(float)));
   }
 

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/logaddexp.h>
 
 namespace hyperion::kernels {
