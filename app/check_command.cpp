@@ -22,7 +22,6 @@
 #include "data/sources.h"
 #include "data/token_shards.h"
 #include "models/flavors/registry.h"
-#include "models/flavors/yarn.h"
 #include "parallel/comm/communicator_memory.h"
 #include "trainer/checkpointing/checkpointer.h"
 #include "trainer/checkpointing/stored_weights.h"
@@ -241,7 +240,7 @@ class JobCheck {
       hugging_face::resolve_hf_model(*resolved_, config::install_root());
       const int64_t ranks = line_.ranks > 0 ? line_.ranks : trainer::job_environment(config()).world_size;
       environment_.world_size = environment_.local_world_size = static_cast<int>(ranks);
-      model_ = models::with_yarn_decided(config::model_args(config().model), config().training.seq_len);
+      model_ = trainer::job_model(config());
       facts_ = trainer::run_facts(model_, environment_.world_size);
       trainer::check_keys(*resolved_, facts_);
       mesh_.emplace(trainer::mesh_config(config()), environment_.world_size);
@@ -271,7 +270,7 @@ class JobCheck {
       return config::microbatches_of(config().training, mesh_->degree(parallel::MeshDim::kBatch));
     };
     table_.check("pipeline", {"model", "ranks", "batch"}, [&] {
-      pipeline_ = trainer::plan_pipeline(config(), model_, microbatches());
+      pipeline_ = trainer::job_pipeline(config(), model_, *mesh_);
       for (const std::string& warning : pipeline_->warnings) log_warning("{}", warning);
       return pipeline_->text;
     });
@@ -355,6 +354,7 @@ class JobCheck {
       plan_ = trainer::plan_run(*resolved_, model_, *mesh_, seed(), loader_->fingerprint(),
                                 trainer::job_record(*resolved_, *data_), chosen());
       for (const std::string& warning : plan_->warnings) log_warning("{}", warning);
+      if (config().checkpoint.on_config_change == config::OnConfigChange::kKeep) follow_plan();
       const auto& curve = plan_->config.lr_scheduler;
       return fmt::format(
           "{}; learning-rate curve of {} steps, warm-up {}",
@@ -375,6 +375,14 @@ class JobCheck {
           return describe_start(plan_->config, start_.finished, chosen(), step);
         },
         "-");
+  }
+
+  // As a start does with saved values (trainer/job.h).
+  void follow_plan() {
+    pipeline_ = trainer::job_pipeline(plan_->config, model_, *mesh_);
+    describe_memory(checkpointing::followed_config(*resolved_, plan_->config), model_, *mesh_,
+                    gpu_memory(line_), trainer::shares_of(pipeline_));
+    loader_ = trainer::training_loader(plan_->config, *data_, loader_context());
   }
 
   checkpoint::CheckpointFolder checkpoint_folder() const {

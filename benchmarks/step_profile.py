@@ -57,7 +57,8 @@ REST = "the walk over units, autograd and all else"
 # Of operations that go element by element: how often each element of the first input is read or written.
 PASSES = {"hyperion::gated_activation": 3, "hyperion::gated_activation_backward": 5, "hyperion::rms_norm": 2, "hyperion::rms_norm_backward": 3,
           "hyperion::add_rms_norm": 4, "hyperion::add_rms_norm_backward": 4, "hyperion::cross_entropy_": 2,
-          "hyperion::vocab_gradient_": 2, "hyperion::vocab_statistics": 1, "hyperion::sum_of_squares": 1}
+          "hyperion::vocab_gradient_": 2, "hyperion::vocab_statistics": 1, "hyperion::sum_of_squares": 1,
+          "hyperion::pack_keys_": 2, "hyperion::unpack_keys_": 2}
 ATTENTION = {"hyperion::attention": 4.0, "hyperion::attention_backward": 10.0}  # FLOPs of a pair and element of a head
 ADAM_BYTES = 28  # of an element: weight, gradient and two moments are read, all but the gradient written
 

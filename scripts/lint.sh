@@ -52,7 +52,7 @@ if [ -n "$clang_tidy" ]; then
   # without precompiled headers: clang cannot read those of gcc
   CUDA_HOME=$cuda_home cmake -S . -B build/lint -G Ninja -DHYPERION_PCH=OFF -DHYPERION_TORCH="$torch" -DCMAKE_UNITY_BUILD=ON \
     -DCMAKE_UNITY_BUILD_BATCH_SIZE=0 >build/lint.log || fail "CMake could not configure the build (its messages are above)" "see build/lint.log"
-  folders='(app|base|checkpoint|data|models|parallel|trainer)'
+  folders='(app|base|checkpoint|data|models|parallel|trainer|CMakeFiles/hyperion_cuda.dir)'
   read_from() { sed -nE "s#^  \"file\": \"($root/$1$folders/.*\\.(cpp|cxx))\",?\$#\\1#p" build/lint/compile_commands.json; }
   mapfile -t sources < <(read_from build/lint/ | grep /unity_ | xargs stat --format='%s %n' | sort -rn | cut -d ' ' -f 2-; read_from '')
   say "clang-tidy on ${#sources[@]} libraries and files"

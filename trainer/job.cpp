@@ -1,12 +1,9 @@
 #include "trainer/job.h"
 
-#include <optional>
 #include <random>
-#include <tuple>
 
 #include "base/collective.h"
 #include "base/log.h"
-#include "models/flavors/yarn.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/config/validate.h"
@@ -41,20 +38,6 @@ void warn_of_slow_steps(const config::JobConfig& config, const models::ModelArgs
     log_warning("{}", *warning);
 }
 
-models::ModelArgs configured_model(const config::JobConfig& config) {
-  models::ModelArgs model =
-      models::with_yarn_decided(config::model_args(config.model), config.training.seq_len);
-  // A dry run has no other rank's choices: it deals round robin, as each of them would.
-  model.force_load_balance = config.debug.moe_force_load_balance || config::is_dry_run(config);
-  return model;
-}
-
-std::optional<PipelinePlan> configured_steps(const config::JobConfig& config, const models::ModelArgs& model,
-                                             const parallel::Mesh& mesh) {
-  return plan_pipeline(config, model,
-                       config::microbatches_of(config.training, mesh.degree(parallel::MeshDim::kBatch)));
-}
-
 // Collective.
 std::unique_ptr<data::DataLoader> configured_loader(const config::JobConfig& config, const Job& job,
                                                     uint64_t seed) {
@@ -69,12 +52,14 @@ Job start_job(const config::ResolvedConfig& resolved) {
   Job job;
   job.configured = resolved;
   const config::JobConfig& config = job.configured.config;
-  job.model = configured_model(config);
+  job.model = job_model(config);
+  // A dry run has no other rank's choices: it deals round robin, as each of them would.
+  if (config::is_dry_run(config)) job.model.force_load_balance = true;
   const parallel::Environment environment = job_environment(config);
   // What cannot run is refused before a device is touched.
   job.data = checked_data(resolved, job.model, environment.world_size);
   const parallel::Mesh mesh(mesh_config(config), environment.world_size);
-  job.pipeline = configured_steps(config, job.model, mesh);
+  job.pipeline = job_pipeline(config, job.model, mesh);
   const bool pipelined = job.pipeline.has_value();
   job.runtime = start_runtime(resolved, job.model, environment, shares_of(job.pipeline),
                               pipelined ? job.pipeline->tied_ranks : std::nullopt);
@@ -92,16 +77,12 @@ Job start_job(const config::ResolvedConfig& resolved) {
 }
 
 void follow_plan(Job& job, const checkpointing::ResumePlan& plan) {
-  const auto prepared_for = [](const config::JobConfig::Training& training) {
-    return std::tuple(training.seq_len, training.global_batch_size, training.shuffle, training.document_mask);
-  };
-  if (prepared_for(plan.config.training) == prepared_for(job.configured.config.training)) {
+  if (job.configured.config.checkpoint.on_config_change != config::OnConfigChange::kKeep) {
     if (plan.seed != job.seed) job.loader->reset(plan.seed);
     return;
   }
   const parallel::Mesh& mesh = *job.runtime.mesh;
-  job.model = configured_model(plan.config);
-  job.pipeline = configured_steps(plan.config, job.model, mesh);
+  job.pipeline = job_pipeline(plan.config, job.model, mesh);
   require_memory_of_rank(checkpointing::followed_config(job.configured, plan.config), job.model, mesh,
                          job.runtime.environment, job.runtime.device, shares_of(job.pipeline));
   job.loader.reset();  // before its node's memory is made once more

@@ -32,9 +32,9 @@ struct Job {
 // ends a job at this point.
 Job start_job(const config::ResolvedConfig& resolved);
 
-// Prepares a started job for the configuration and the seed of its plan, which may keep saved values: its
-// model, the order of its pipeline and its loader. Throws Error(kUsage) where that configuration does not fit
-// into memory.
+// Prepares a started job for the configuration and the seed of its plan, which may keep saved values: the
+// order of its pipeline and its loader. Collective. Throws Error(kUsage) where that configuration does not
+// fit into memory.
 void follow_plan(Job& job, const checkpointing::ResumePlan& plan);
 
 }  // namespace hyperion::trainer

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/names.h"
+#include "models/flavors/yarn.h"
 #include "parallel/job/phase.h"
 #include "trainer/checkpointing/hugging_face_weights.h"
 #include "trainer/checkpointing/job_state.h"
@@ -93,6 +94,19 @@ checkpointing::JobRecord job_record(const config::ResolvedConfig& resolved, cons
       hugging_face::imported_settings(resolved.config, config::install_root())};
 }
 
+models::ModelArgs job_model(const config::JobConfig& config) {
+  models::ModelArgs model =
+      models::with_yarn_decided(config::model_args(config.model), config.training.seq_len);
+  model.force_load_balance = config.debug.moe_force_load_balance;
+  return model;
+}
+
+std::optional<PipelinePlan> job_pipeline(const config::JobConfig& config, const models::ModelArgs& model,
+                                         const parallel::Mesh& mesh) {
+  return plan_pipeline(config, model,
+                       config::microbatches_of(config.training, mesh.degree(parallel::MeshDim::kBatch)));
+}
+
 LoaderContext loader_context(const parallel::Mesh& mesh, int rank, uint64_t seed,
                              const models::ModelArgs& model) {
   return {mesh.coordinate(rank, parallel::MeshDim::kBatch), mesh.degree(parallel::MeshDim::kBatch), seed,
@@ -120,7 +134,10 @@ checkpointing::ResumePlan plan_run(const config::ResolvedConfig& resolved, const
       .data = data,
       .data_path = record.data,
       .model = model,
-      .run = run_facts(model, mesh.world_size())};
+      .require_runnable = [&](const config::ResolvedConfig& followed) {
+        config::require_valid_config(followed, run_facts(model, mesh.world_size()));
+        job_pipeline(followed.config, model, mesh);
+      }};
   if (chosen == nullptr) return checkpointing::fresh_plan(resolved, facts);
   require_checkpoint_of_job(resolved, model, record, *chosen);
   checkpointing::ResumeRequest request{

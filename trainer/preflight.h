@@ -10,6 +10,7 @@
 #include "trainer/config/load.h"
 #include "trainer/config/validate.h"
 #include "trainer/job_data.h"
+#include "trainer/pipeline_setup.h"
 
 namespace hyperion::trainer {
 
@@ -28,6 +29,12 @@ DataSetup checked_data(const config::ResolvedConfig& resolved, const models::Mod
 
 // What the checkpoints of this job say about it.
 checkpointing::JobRecord job_record(const config::ResolvedConfig& resolved, const DataSetup& data);
+
+// The model that a job with this configuration trains.
+models::ModelArgs job_model(const config::JobConfig& config);
+// The order of its steps in a pipeline. Throws Error(kUsage) as plan_pipeline() does.
+std::optional<PipelinePlan> job_pipeline(const config::JobConfig& config, const models::ModelArgs& model,
+                                         const parallel::Mesh& mesh);
 
 // Of `rank`, for its loaders.
 LoaderContext loader_context(const parallel::Mesh& mesh, int rank, uint64_t seed,

@@ -8,6 +8,7 @@
 #include "models/gathered_attention.h"
 #include "tests/support/divided_model.h"
 #include "tests/support/larger_of.h"
+#include "tests/support/unwritten_is_nan.h"
 
 namespace hyperion::models {
 namespace {
@@ -116,9 +117,10 @@ double difference_of_model(const DividedJob& job, bool head_tail, bool ring, con
 TEST_CASE("gathered keys and values give the attention and the gradients of complete sequences") {
   for (const int ranks : {2, 3, 4}) {
     const auto all = run_ranks(ranks, [=](const Environment& environment) {
+      const UnwrittenIsNaN guard;
       ProcessGroups groups(Mesh({.cp = ranks}, ranks), environment, {});
       std::vector<double> differences;
-      for (const at::ScalarType dtype : {at::kDouble, at::kFloat})
+      for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16})
         for (const bool head_tail : {true, false})
           for (int64_t documents = 0; documents < 3; ++documents)
             for (const auto& [batch, heads, kv_heads, head_dim] :
@@ -130,7 +132,8 @@ TEST_CASE("gathered keys and values give the attention and the gradients of comp
     for (const std::vector<double>& differences : all)
       for (size_t i = 0; i < differences.size(); ++i) {
         CAPTURE(ranks, i);
-        CHECK(differences[i] < (i < differences.size() / 2 ? 1e-12 : 1e-6));
+        const std::array<double, 3> allowed = {1e-12, 1e-6, 1.6e-2};  // by dtype
+        CHECK(differences[i] < allowed.at(i * allowed.size() / differences.size()));
       }
   }
 }

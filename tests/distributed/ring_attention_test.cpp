@@ -21,6 +21,7 @@
 #include "tests/support/comm_ledger.h"
 #include "tests/support/counting_allocator.h"
 #include "tests/support/ranks.h"
+#include "tests/support/unwritten_is_nan.h"
 
 namespace hyperion::models {
 namespace {
@@ -151,6 +152,7 @@ TEST_CASE("a ring of ranks gives the attention and the gradients of one rank") {
                                  {1, 4, 1, 1, 8, at::kDouble},  {3, 4, 2, 33, 10, at::kFloat},
                                  {1, 2, 1, 64, 16, at::kFloat}, {2, 4, 2, 40, 16, at::kBFloat16}};
   const auto all = run_ranks(ranks, [&](const parallel::Environment& environment) {
+    const UnwrittenIsNaN guard;
     parallel::ProcessGroups groups(parallel::Mesh({.dp_shard = 1, .tp = ranks}, ranks), environment,
                                    {.shared_memory = shared_memory});
     std::vector<double> differences;

@@ -242,6 +242,15 @@ class Check(CheckpointTest):
             self.assertEqual(text.count(said), 1, text)
         self.assertNotIn("without effect", self.check("--training.gc_freq=50"))
 
+    def test_saved_values_that_are_kept_are_those_of_the_checks(self):
+        self.run_job("--training.steps=3", "--lr_scheduler.total_steps=8", code=0)
+        keep = ["--lr_scheduler.total_steps=8", "--checkpoint.on_config_change=keep"]
+        for changed in ("--training.no_shuffle", "--training.seq_len=24", "--training.document_mask"):
+            self.assertIn("resume from", self.rows(self.check(*keep, changed))["a start would"][1])
+        text = self.check(*keep, "--training.seq_len=96", "--parallelism.context_parallel_degree=3", "--ranks=3", code=2)
+        self.assertEqual(self.rows(text)["settings"][0], "WRONG")
+        self.assertIn("saved in the checkpoint: training.seq_len = 32", text)
+
     def test_warnings_come_after_the_table(self):
         self.run_job("--training.steps=6", "--lr_scheduler.total_steps=8", code=0)
         (self.step(6) / ".metadata").write_bytes(b"damaged")

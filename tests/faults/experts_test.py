@@ -56,11 +56,19 @@ class Experts(CheckpointTest):
         model = f'[model]\nname = "{family}"\nflavor = "{FLAVORS[family]}"\n'
         self.job_file.write_text(self.plain.replace("[model]\n", model).replace("n_heads = 4\n", "n_heads = 4" + ARGS[family]))
 
-    def program(self, *arguments):
+    def program(self, *arguments, code=0):
         done = subprocess.run([BINARY, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                               timeout=PATIENCE, cwd=self.folder)
-        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertEqual(done.returncode, code, done.stdout)
         return done.stdout
+
+    def test_forced_balance_is_compared_on_a_resume_by_a_start_and_by_a_check(self):
+        self.use("qwen3")
+        forced, curve = "--debug.moe_force_load_balance", "--lr_scheduler.total_steps=8"
+        self.run_job("--training.steps=1", curve, forced, code=0)
+        self.program("check", "job.toml", curve, forced)
+        self.assertIn("debug.moe_force_load_balance: saved true, configured false", self.program("check", "job.toml", curve, code=2))
+        self.run_job("--training.steps=2", curve, code=2, says=["debug.moe_force_load_balance: saved true, configured false"])
 
     def test_each_family_trains_in_bf16_inside_documents_and_generates_by_weights_and_averages(self):
         for family in ARGS if ALL else ["deepseek_v3"]:

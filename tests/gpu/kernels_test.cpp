@@ -115,16 +115,18 @@ Tensors run_kernels(const Inputs& in, kernels::KernelChoice choice) {
   const auto [of_gate, of_up] =
       kernels::table().gated_activation_backward(in.grad, gate, up, models::Activation::kSilu);
   keep({kernels::table().gated_activation(gate, up, models::Activation::kSilu), of_gate, of_up});
-  // A sequence of chunks of one token, of which each rank has two.
-  const int64_t length = in.x.size(1), ranks = (length + 1) / 2;
+  const int64_t length = in.x.size(1), ranks = (length + 1) / 2;  // of two chunks of one token
   const Tensor k = in.parts(in.product).k, v = in.parts(in.product).v,
                sums = at::empty({2, ranks, 2, 1, 1, in.kv_heads, k.size(3)},
                                 k.options().dtype(kernels::opmath_dtype(k))),
-               keys = at::empty({2, 1, length, in.kv_heads, k.size(3)}, k.options());
-  kernels::table().pack_keys(sums, k.transpose(1, 2), v.transpose(1, 2));
+               keys = at::empty({2, 1, length, in.kv_heads, k.size(3)}, k.options()),
+               packed = at::empty_like(sums, k.options()), unpacked = at::empty_like(keys);
+  for (const Tensor& chunks : {sums, packed})
+    kernels::table().pack_keys(chunks, k.transpose(1, 2), v.transpose(1, 2));
   kernels::table().add_keys(sums, v.transpose(1, 2), k.transpose(1, 2));
   kernels::table().unpack_keys(keys, sums, /*first_part=*/0);
-  keep({sums, keys});
+  kernels::table().unpack_keys(unpacked, packed, /*first_part=*/0);
+  keep({sums, keys, packed, unpacked});
   const Tensor gradient = in.logits.clone(), part = in.logits.clone();
   const Tensor loss = kernels::table().cross_entropy(gradient, in.labels, &in.scale);
   const kernels::VocabPart whole = {0, in.logits.size(1)};

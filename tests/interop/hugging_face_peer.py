@@ -265,6 +265,8 @@ seq_len = 48
 enable = true
 initial_load_in_hf = true
 last_save_in_hf = true
+[debug]
+seed = 1
 """
 
 

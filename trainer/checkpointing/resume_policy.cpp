@@ -10,6 +10,7 @@
 #include "base/counted.h"
 #include "base/error.h"
 #include "base/printable.h"
+#include "models/flavors/yarn.h"
 #include "trainer/config/print.h"
 #include "trainer/config/schema.h"
 #include "trainer/optim/lr_schedule.h"
@@ -22,7 +23,7 @@ constexpr const char* kTotalSteps = "lr_scheduler.total_steps";
 constexpr const char* kStart = "lr_scheduler.start_step";  // no key of the configuration
 constexpr const char* kSeed = "debug.seed";
 constexpr const char* kGlobalBatch = "training.global_batch_size";
-constexpr std::string_view kShuffle = "training.shuffle";
+constexpr std::string_view kSeqLen = "training.seq_len", kShuffle = "training.shuffle";
 constexpr const char* kForcedBalance = "model.force_load_balance";  // debug.moe_force_load_balance
 
 // Keys of the configuration that shape the curve, with the component that the setting belongs to: a setting
@@ -41,7 +42,7 @@ constexpr Setting kSettings[] = {
     {"lr_scheduler.decay_ratio", checkpoint::kSchedulerComponent},
     {"lr_scheduler.decay_type", checkpoint::kSchedulerComponent},
     {"lr_scheduler.min_lr_factor", checkpoint::kSchedulerComponent},
-    {"training.seq_len", checkpoint::kTrainStateComponent},
+    {kSeqLen, checkpoint::kTrainStateComponent},
     {"training.max_norm", checkpoint::kTrainStateComponent},
     {"training.mixed_precision_param", checkpoint::kTrainStateComponent},
     {kShuffle, checkpoint::kLoaderComponent},
@@ -167,10 +168,16 @@ std::string describe_changes(const config::ResolvedConfig& resolved,
 // Puts the saved value into the configuration. False for what a configuration cannot bring back.
 bool take_saved_value(const SettingChange& change, const JobContext& job, config::JobConfig& config) {
   if (change.key == kSeed) return true;  // keep_seed() takes it over in any case
+  const int64_t configured_length = config.training.seq_len;
   const config::Option* option = config::find_option(change.key);
   const std::optional<config::Value> value =
       option ? config::parse_text(*option, change.saved) : std::nullopt;
   if (!value || !assign(*option, *value, config)) return false;
+  if (change.key == kSeqLen) {  // on the other side of YaRN's length it is another model
+    const models::ModelArgs model = config::model_args(config.model);
+    return models::scales_by_yarn(model, config.training.seq_len) ==
+           models::scales_by_yarn(model, configured_length);
+  }
   const int64_t microbatch = config.training.local_batch_size * job.data_parallel_degree;
   return change.key != kGlobalBatch || config.training.global_batch_size % microbatch == 0;
 }
@@ -271,14 +278,17 @@ class Planner {
             "the saved values, or start with {} to resume with the configured ones.",
             request_->step, on_config_change(policy_), describe_changes(resolved_, impossible),
             on_config_change(config::OnConfigChange::kOverride));
-      problems_of(plan_).throw_if_any(
-          fmt::format("The configuration cannot be run with what {} keeps", on_config_change(policy_)));
-    } else if (has_other_order(changes)) {
+      if (const std::string problem = problem_of(plan_); !problem.empty())
+        throw_config(
+            "{}\nThese are the values that {} keeps: start with {} to resume with the configured ones.",
+            problem, on_config_change(policy_), on_config_change(config::OnConfigChange::kOverride));
+    } else if (const auto order = std::ranges::find(changes, kShuffle, &SettingChange::key);
+               order != changes.end()) {
       throw_config(
           "The checkpoint at step {} is at a place in data of another order:{}\nConfigure the saved {}; or, "
           "to "
           "begin the data from their beginning, {}.",
-          request_->step, describe_changes(resolved_, changes), kShuffle, leave_out_data());
+          request_->step, describe_changes(resolved_, {*order}), kShuffle, leave_out_data());
     }
     for (const SettingChange& change : changes) {
       const std::string key = configuration_key(change.key);
@@ -304,19 +314,19 @@ class Planner {
         resolved_.origin("training.dataset_path"), resolved_.origin("training.text_field"), leave_out_data());
   }
 
-  // A place in the data means nothing in another order of them.
-  static bool has_other_order(const std::vector<SettingChange>& changes) {
-    return std::ranges::find(changes, kShuffle, &SettingChange::key) != changes.end();
-  }
-
   std::string leave_out_data() const {
     return leave_out_remedy(config_, request_->source, checkpoint::kLoaderComponent);
   }
 
-  config::Problems problems_of(const ResumePlan& kept) const {
-    config::Problems problems;
-    config::check_config(followed_config(resolved_, kept.config), job_.run, problems);
-    return problems;
+  // Why the job cannot run with saved values; "" where it can.
+  std::string problem_of(const ResumePlan& kept) const {
+    if (!job_.require_runnable) return "";
+    try {
+      job_.require_runnable(followed_config(resolved_, kept.config));
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
   }
 
   // Puts the saved values into the plan; returns those that a configuration cannot bring back.
@@ -333,23 +343,21 @@ class Planner {
   // Those values of on_config_change with which this resume passes, or what is in the way then.
   std::string ways_out(const std::vector<SettingChange>& changes) const {
     ResumePlan kept = plan_;
-    const bool can_keep = keep_saved_values(changes, kept).empty() && problems_of(kept).lines().empty();
+    const bool can_keep = keep_saved_values(changes, kept).empty() && problem_of(kept).empty();
     std::vector<std::string> ways;
     if (can_keep && floor_after_curve(kept) != 0)
       ways.push_back(on_config_change(config::OnConfigChange::kKeep) + " to resume with the saved values");
     const std::string override_values = on_config_change(config::OnConfigChange::kOverride);
-    if (has_other_order(changes)) {
-      const bool others = std::ranges::any_of(changes, [](const SettingChange& change) {
-        return component_of_setting(change.key) != checkpoint::kLoaderComponent;
-      });
+    const bool ends_at_zero = floor_after_curve(plan_) == 0;
+    // A place in the data means nothing in another order of them.
+    if (std::ranges::find(changes, kShuffle, &SettingChange::key) != changes.end())
       return fmt::format(
           "{}The place in the data means nothing in another order of them: configure the saved {}; or, to "
-          "begin the data from their beginning, {}{}.",
+          "begin the data from their beginning, {}.{}{}",
           ways.empty() ? "" : fmt::format("Start with {}. ", ways.front()), kShuffle, leave_out_data(),
-          others ? fmt::format("; the other settings need {} then", override_values) : "");
-    }
-    if (floor_after_curve(plan_) != 0)
-      ways.push_back(override_values + " to resume with the configured ones");
+          changes.size() > 1 ? fmt::format(" The other settings need {} then.", override_values) : "",
+          ends_at_zero ? fmt::format(" What is in the way then: {}.", explain_zero_rate(policy_)) : "");
+    if (!ends_at_zero) ways.push_back(override_values + " to resume with the configured ones");
     return ways.empty() ? fmt::format("Start with {}, and mend what is in the way then: {}", override_values,
                                       explain_zero_rate(config::OnConfigChange::kOverride))
                         : fmt::format("Start with {}.", fmt::join(ways, ", or with "));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,7 +12,6 @@
 #include "models/flavors/model_args.h"
 #include "trainer/checkpointing/component_choice.h"
 #include "trainer/config/load.h"
-#include "trainer/config/validate.h"
 
 namespace hyperion::checkpointing {
 
@@ -31,7 +31,8 @@ struct JobContext {
   uint64_t data = 0;              // DataLoader::fingerprint()
   std::string data_path{};        // where the documents are, for messages
   models::ModelArgs model;
-  config::RunContext run{};  // what a configuration with saved values is checked against
+  // Throws Error(kUsage) where this job cannot run with such a configuration. Empty: nothing is known.
+  std::function<void(const config::ResolvedConfig&)> require_runnable{};
 };
 
 // What the run starts or resumes with.

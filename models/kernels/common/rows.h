@@ -63,7 +63,7 @@ void narrow_scaled(const c10::BFloat16* x, float factor, c10::BFloat16* out, int
 // sum += x * factor
 void add_scaled(const c10::BFloat16* x, float factor, float* sum, int64_t n);
 void add_scaled(const float* x, float factor, float* sum, int64_t n);
-// The sum of a * b, in an order that depends on n alone.
+// The sum of a * b, in an order that depends on n and on the processor's instructions alone.
 float dot(const c10::BFloat16* a, const c10::BFloat16* b, int64_t n);
 float dot(const float* a, const float* b, int64_t n);
 // x = factor * exp(x - lse)

@@ -1,5 +1,5 @@
 // A block moves keys and values of neighbouring tokens of one chunk, a thread up to 16 bytes of a head at a
-// time (of the wider dtype): in the order in which they lie in chunks, and mostly in keys.
+// time (of the wider dtype), the key and then the value of each token.
 #pragma once
 
 #include "models/kernels/common/plan.cuh"

@@ -104,21 +104,39 @@ TEST_CASE(
   CHECK_THAT(refusal([&] { resume(job(), 4, other); }), !Contains(keep) && Contains(override_));
 }
 
-TEST_CASE("saved values are kept only where the configuration can be run with them") {
+TEST_CASE("saved values are kept only where the job can run with them") {
   JobContext parts = facts();
-  parts.run.world_size = 2;
-  const std::vector<config::Override> now = {{"parallelism.context_parallel_degree", "2"},
-                                             {"training.seq_len", "4096"}};
-  CurveSettings stored = fresh_plan(job(now), parts).settings;
-  set_setting(stored, "training.seq_len", "2047");  // not two ranks' two parts
+  parts.require_runnable = [](const config::ResolvedConfig& followed) {
+    config::Problems problems;
+    if (followed.config.training.seq_len % 4 != 0)
+      problems.add(followed, "training.seq_len", "expected a multiple of 4");
+    problems.throw_if_any("The configuration cannot be run");
+  };
+  CurveSettings stored = fresh_plan(job(), parts).settings;
+  set_setting(stored, "training.seq_len", "2047");
   const ResumeRequest request{LoadSource::kOwn, all(), stored, 4};
-  CHECK_THAT(refusal([&] { resume_plan(job(now), parts, request); }),
+  CHECK_THAT(refusal([&] { resume_plan(job(), parts, request); }),
              !Contains("on_config_change=keep") && Contains("on_config_change=override"));
-  std::vector<config::Override> keep = now;
-  keep.push_back({"checkpoint.on_config_change", "keep"});
-  CHECK_THAT(refusal([&] { resume_plan(job(keep), parts, request); }),
-             Contains("what --checkpoint.on_config_change=keep keeps") &&
-                 Contains("saved in the checkpoint: training.seq_len = 2047"));
+  CHECK_THAT(refusal([&] {
+               resume_plan(job({{"checkpoint.on_config_change", "keep"}}), parts, request);
+             }),
+             Contains("saved in the checkpoint: training.seq_len = 2047: expected a multiple of 4") &&
+                 Contains("on_config_change=keep keeps: start with --checkpoint.on_config_change=override"));
+}
+
+TEST_CASE("a length on the other side of YaRN's is another model, which cannot be kept") {
+  const config::Override name = {"model.name", "deepseek_v3"}, flavor = {"model.flavor", "16B"};
+  const auto saved_with = [&](const char* length, const char* policy) {
+    const CurveSettings stored = fresh_plan(job({{"training.seq_len", length}}), facts()).settings;
+    return [=] {
+      resume_plan(job({name, flavor, {"training.seq_len", "8192"}, {"checkpoint.on_config_change", policy}}),
+                  facts(), {LoadSource::kOwn, all(), stored, 4});
+    };
+  };
+  CHECK_THAT(refusal(saved_with("4096", "keep")),
+             Contains("\n  training.seq_len: saved 4096, configured 8192"));
+  CHECK_THAT(refusal(saved_with("4096", "error")), !Contains("=keep"));
+  CHECK_NOTHROW(saved_with("8000", "keep")());
 }
 
 TEST_CASE("a place in shuffled data is not continued without shuffling") {
@@ -126,22 +144,27 @@ TEST_CASE("a place in shuffled data is not continued without shuffling") {
   const std::string begin = "start once with --checkpoint.exclude_from_loading=dataloader";
   CHECK_THAT(refusal([&] { resume(job({other}), 4); }),
              Contains("=keep to resume") && !Contains("=override") && Contains(begin));
-  CHECK_THAT(refusal([&] {
-               resume(job({other, {"optimizer.lr", "0.2"}}), 4);
-             }),
-             Contains("=keep to resume") &&
-                 Contains("the other settings need --checkpoint.on_config_change=override"));
+  CHECK_THAT(
+      refusal([&] {
+        resume(job({other, {"optimizer.lr", "0.2"}}), 4);
+      }),
+      Contains("=keep to resume") && Contains("other settings need --checkpoint.on_config_change=override"));
+  CHECK_THAT(
+      refusal([&] {
+        resume(job({other, {"training.steps", "12"}}), 4);
+      }),
+      !Contains("=keep") && Contains(begin) && Contains("way then: the learning-rate curve ends at step 10"));
   for (const config::Override& policy : {config::Override{"checkpoint.on_config_change", "override"},
                                          config::Override{"checkpoint.resume_mode", "continue"}})
-    CHECK_THAT(
-        refusal([&] {
-          resume(job({other, policy}), 4);
-        }),
-        Contains("data of another order") && Contains("training.shuffle: saved true") && Contains(begin));
+    CHECK_THAT(refusal([&] {
+                 resume(job({other, {"optimizer.lr", "0.2"}, policy}), 4);
+               }),
+               Contains("data of another order") && Contains("training.shuffle: saved true") &&
+                   Contains(begin) && !Contains("optimizer.lr"));
   checkpoint::ComponentSet others = all();
   others.erase(std::string(checkpoint::kLoaderComponent));
   CHECK_NOTHROW(resume(job({other}), 4, facts(), others));
-  CHECK(resume(job({other, {"checkpoint.on_config_change", "keep"}}), 4).config.training.shuffle);
+  CHECK(resume(job({other, {"checkpoint.on_config_change", "keep"}}), 4).config.training.shuffle == true);
 }
 
 TEST_CASE("parts that are left out by choice are named with what the run begins with in their place") {
