@@ -23,7 +23,7 @@ constexpr const char* kTotalSteps = "lr_scheduler.total_steps";
 constexpr const char* kStart = "lr_scheduler.start_step";  // no key of the configuration
 constexpr const char* kSeed = "debug.seed";
 constexpr const char* kGlobalBatch = "training.global_batch_size";
-constexpr std::string_view kSeqLen = "training.seq_len", kShuffle = "training.shuffle";
+constexpr std::string_view kLengthKey = "training.seq_len", kShuffleKey = "training.shuffle";
 constexpr const char* kForcedBalance = "model.force_load_balance";  // debug.moe_force_load_balance
 
 // Keys of the configuration that shape the curve, with the component that the setting belongs to: a setting
@@ -42,10 +42,10 @@ constexpr Setting kSettings[] = {
     {"lr_scheduler.decay_ratio", checkpoint::kSchedulerComponent},
     {"lr_scheduler.decay_type", checkpoint::kSchedulerComponent},
     {"lr_scheduler.min_lr_factor", checkpoint::kSchedulerComponent},
-    {kSeqLen, checkpoint::kTrainStateComponent},
+    {kLengthKey, checkpoint::kTrainStateComponent},
     {"training.max_norm", checkpoint::kTrainStateComponent},
     {"training.mixed_precision_param", checkpoint::kTrainStateComponent},
-    {kShuffle, checkpoint::kLoaderComponent},
+    {kShuffleKey, checkpoint::kLoaderComponent},
     {"training.document_mask", checkpoint::kLoaderComponent},
     {"ema.decay", checkpoint::kEmaComponent},
     {"ema.every", checkpoint::kEmaComponent},
@@ -173,7 +173,7 @@ bool take_saved_value(const SettingChange& change, const JobContext& job, config
   const std::optional<config::Value> value =
       option ? config::parse_text(*option, change.saved) : std::nullopt;
   if (!value || !assign(*option, *value, config)) return false;
-  if (change.key == kSeqLen) {  // on the other side of YaRN's length it is another model
+  if (change.key == kLengthKey) {  // on the other side of YaRN's length it is another model
     const models::ModelArgs model = config::model_args(config.model);
     return models::scales_by_yarn(model, config.training.seq_len) ==
            models::scales_by_yarn(model, configured_length);
@@ -282,13 +282,13 @@ class Planner {
         throw_config(
             "{}\nThese are the values that {} keeps: start with {} to resume with the configured ones.",
             problem, on_config_change(policy_), on_config_change(config::OnConfigChange::kOverride));
-    } else if (const auto order = std::ranges::find(changes, kShuffle, &SettingChange::key);
+    } else if (const auto order = std::ranges::find(changes, kShuffleKey, &SettingChange::key);
                order != changes.end()) {
       throw_config(
           "The checkpoint at step {} is at a place in data of another order:{}\nConfigure the saved {}; or, "
           "to "
           "begin the data from their beginning, {}.",
-          request_->step, describe_changes(resolved_, {*order}), kShuffle, leave_out_data());
+          request_->step, describe_changes(resolved_, {*order}), kShuffleKey, leave_out_data());
     }
     for (const SettingChange& change : changes) {
       const std::string key = configuration_key(change.key);
@@ -350,11 +350,11 @@ class Planner {
     const std::string override_values = on_config_change(config::OnConfigChange::kOverride);
     const bool ends_at_zero = floor_after_curve(plan_) == 0;
     // A place in the data means nothing in another order of them.
-    if (std::ranges::find(changes, kShuffle, &SettingChange::key) != changes.end())
+    if (std::ranges::find(changes, kShuffleKey, &SettingChange::key) != changes.end())
       return fmt::format(
           "{}The place in the data means nothing in another order of them: configure the saved {}; or, to "
           "begin the data from their beginning, {}.{}{}",
-          ways.empty() ? "" : fmt::format("Start with {}. ", ways.front()), kShuffle, leave_out_data(),
+          ways.empty() ? "" : fmt::format("Start with {}. ", ways.front()), kShuffleKey, leave_out_data(),
           changes.size() > 1 ? fmt::format(" The other settings need {} then.", override_values) : "",
           ends_at_zero ? fmt::format(" What is in the way then: {}.", explain_zero_rate(policy_)) : "");
     if (!ends_at_zero) ways.push_back(override_values + " to resume with the configured ones");
