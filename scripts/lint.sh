@@ -5,7 +5,7 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage='usage: scripts/lint.sh [--quick]
-  --quick  without clang-tidy, which takes some four minutes of two cores
+  --quick  without clang-tidy, which takes some eleven minutes of two cores
   needs clang-format of version 14 and clang-tidy of version 16 (Debian: apt-get install clang-format-14 clang-tidy-16); without one
   of them its part is skipped, and said so'
 help_for "$usage" "$@"
