@@ -9,6 +9,7 @@ arrow that follows from others is left out. --check writes nothing and fails whe
 
 import argparse
 import re
+import signal
 import sys
 import textwrap
 from html import escape
@@ -128,4 +129,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that leaves (`| head`) ends it without a traceback
     main()

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import signal
 import sys
 
 FILE = pathlib.Path(__file__).resolve().with_name("cards.json")
@@ -224,4 +225,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that leaves (`| head`) ends it without a traceback
     main()

@@ -4,6 +4,7 @@ usage: fp8_curves.py OUT DOCS WHERE     WHERE: what ran on what, for the text
 """
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -71,4 +72,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that leaves (`| head`) ends it without a traceback
     sys.exit(main())

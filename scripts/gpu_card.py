@@ -7,6 +7,7 @@ usage: gpu_card.py hold|probe
   probe  runs a kernel on each GPU; exit code 1, and what the driver said, where one does not run
 """
 import ctypes
+import signal
 import sys
 import time
 
@@ -78,4 +79,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that leaves (`| head`) ends it without a traceback
     sys.exit(main())

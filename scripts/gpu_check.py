@@ -17,6 +17,7 @@ import pathlib
 import platform
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -418,4 +419,6 @@ def main():
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that leaves (`| head`) ends it without a traceback
     sys.exit(main())

@@ -6,6 +6,7 @@ usage: gpu_trace.py rank0_trace.json
 import collections
 import json
 import re
+import signal
 import sys
 
 KINDS = (  # the first expression that is found in a kernel's name decides
@@ -111,6 +112,7 @@ def table(reduced):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that leaves (`| head`) ends it without a traceback
     if {"-h", "--help"} & set(sys.argv[1:]):
         sys.exit(print(__doc__.strip()))
     if len(sys.argv) != 2:

@@ -19,7 +19,10 @@ import array
 import itertools
 import json
 import math
+import os
 import re
+import signal
+import stat
 import sys
 from pathlib import Path
 
@@ -28,20 +31,45 @@ class Refused(Exception):
     pass
 
 
-class Whole:
-    """A parameter's gradient while its boxes come in."""
+def shown(text):
+    """Without what steers a terminal: it may be a file's name, or come from a file."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in str(text))
 
-    def __init__(self, name, shape):
-        if "/" in name or "\0" in name:
-            raise Refused(f"{name!r} is no name of a parameter")
+
+def read(path):
+    """All of a regular file. A pipe or device, which would be waited for, is refused."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise Refused(f"{path}: is no regular file")
+        return file.read()
+
+
+def whole_numbers(entry, key):
+    """The list of extents or offsets that an entry of a head has."""
+    numbers = entry[key]
+    if not isinstance(numbers, list) or not numbers or not all(type(n) is int and 0 <= n < 1 << 62 for n in numbers):
+        raise Refused(f"{entry['name']}: its {key} is {str(numbers)[:60]}, expected a list of whole numbers")
+    return numbers
+
+
+class Whole:
+    """A parameter's gradient while its boxes come in. `most`: bytes that all boxes together can have."""
+
+    def __init__(self, name, shape, most):
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,200}", name):
+            raise Refused(f"{str(name)[:60]!r} is no name of a parameter")
+        if 4 * math.prod(shape) > most:
+            raise Refused(f"{name}: its shape {shape} is larger than the files of all ranks")
         self.name, self.shape = name, shape
         self.values = bytearray(4 * math.prod(shape))
         self.filled = bytearray(math.prod(shape))  # 1 where a rank has written
 
     def add(self, rank, offset, extent, values):
         """`values`: the numbers of the box, row-major."""
-        if len(offset) != len(self.shape) or any(o < 0 or o + e > s for o, e, s in zip(offset, extent, self.shape)):
+        if len({len(offset), len(extent), len(self.shape)}) > 1 or any(o < 0 or o + e > s for o, e, s in zip(offset, extent, self.shape)):
             raise Refused(f"rank {rank} has a box of {self.name} at {offset} of extent {extent}, outside its shape {self.shape}")
+        if 0 in extent:
+            return
         width = extent[-1]
         strides = [math.prod(self.shape[i + 1:]) for i in range(len(self.shape))]
         at = 0
@@ -64,13 +92,14 @@ class Whole:
 
 def read_rank(path):
     """The head and the numbers of one file."""
-    with path.open("rb") as file:
-        line = file.readline()
-        try:
-            head = json.loads(line)
-        except ValueError as error:
-            raise Refused(f"{path}: its first line is no JSON: {error}") from None
-        return head, file.read()
+    line, _, values = read(path).partition(b"\n")
+    try:
+        head = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"{path}: its first line is no JSON: {error}") from None
+    if not isinstance(head, dict):
+        raise Refused(f"{path}: its first line is no JSON object")
+    return head, values
 
 
 def join(folder):
@@ -78,6 +107,7 @@ def join(folder):
     if not files:
         raise Refused(f"{folder}: there is no rank_0.gradients: set HYPERION_DUMP_GRADIENTS to this folder in a job of several ranks")
     whole, ranks = {}, None
+    most = sum((folder / name).stat().st_size for name in files)
     for rank in itertools.count():
         if rank == ranks:
             break
@@ -85,18 +115,27 @@ def join(folder):
         if path.name not in files:
             raise Refused(f"{path} is missing" + (f", of a job of {ranks} ranks" if ranks else ""))
         head, values = read_rank(path)
-        ranks = ranks or head["ranks"]
+        if ranks is None:
+            ranks = head["ranks"]
+            if type(ranks) is not int or ranks < 1:
+                raise Refused(f"{path}: its job had {str(ranks)[:60]} ranks, expected a whole number above 0")
+            if ranks > len(files):
+                missing = next(other for other in range(ranks) if f"rank_{other}.gradients" not in files)
+                raise Refused(f"{folder / f'rank_{missing}.gradients'} is missing, of a job of {ranks} ranks")
         if (head["rank"], head["ranks"]) != (rank, ranks):
             raise Refused(f"{path}: it is of rank {head['rank']} of {head['ranks']}, expected rank {rank} of {ranks}")
         at = 0
         for entry in head["parameters"]:
-            parameter = whole.setdefault(entry["name"], Whole(entry["name"], entry["shape"]))
-            if parameter.shape != entry["shape"]:
-                raise Refused(f"{path}: {entry['name']} has shape {entry['shape']}, {parameter.shape} on a rank before it")
-            size = 4 * math.prod(entry["extent"])
+            name, shape, extent = entry["name"], whole_numbers(entry, "shape"), whole_numbers(entry, "extent")
+            if name not in whole:
+                whole[name] = Whole(name, shape, most)
+            parameter = whole[name]
+            if parameter.shape != shape:
+                raise Refused(f"{path}: {name} has shape {shape}, {parameter.shape} on a rank before it")
+            size = 4 * math.prod(extent)
             if at + size > len(values):
-                raise Refused(f"{path}: it is cut off in {entry['name']}")
-            parameter.add(rank, entry["offset"], entry["extent"], values[at:at + size])
+                raise Refused(f"{path}: it is cut off in {name}")
+            parameter.add(rank, whole_numbers(entry, "offset"), extent, values[at:at + size])
             at += size
         if at != len(values):
             raise Refused(f"{path}: {len(values) - at} bytes follow the last parameter")
@@ -114,7 +153,7 @@ def gradients_in(folder):
     if any(folder.glob("rank_*.gradients")):
         numbers = {name: parameter.values for name, parameter in join(folder).items()}
     else:
-        numbers = {path.name.removesuffix(".f32"): path.read_bytes() for path in folder.glob("*.f32")}
+        numbers = {path.name.removesuffix(".f32"): read(path) for path in folder.glob("*.f32")}
     if not numbers:
         raise Refused(f"{folder}: there are no gradients: set HYPERION_DUMP_GRADIENTS to this folder in a job")
     return {name: little_endian(values) for name, values in numbers.items()}
@@ -152,12 +191,17 @@ def compare(folder, other, tolerance):
         difference, size = math.dist(a, b), math.hypot(*b)
         if not difference <= tolerance * size:  # NaN differs
             differing.append(name)
-            print(f"{name}: {difference / size if size else math.inf:.3g}")
+            print(f"{shown(name)}: {difference / size if size else math.inf:.3g}")
     if differing:
-        print(f"{len(differing)} of {len(ours)} gradients differ by more than {tolerance:g}; the first one that a backward makes: {differing[0]}")
+        print(f"{len(differing)} of {len(ours)} gradients differ by more than {tolerance:g}; the first one that a backward makes: {shown(differing[0])}")
     else:
         print(f"{len(ours)} gradients are equal to {tolerance:g}")
     return not differing
+
+
+def refuse(problem):
+    print(f"join_gradients.py: {shown(problem)}", file=sys.stderr)
+    return 1
 
 
 def main():
@@ -173,20 +217,22 @@ def main():
         if options.compare:
             return 0 if compare(options.folder, options.compare, options.tolerance) else 1
         whole = join(options.folder)
+        out = options.out or options.folder
+        out.mkdir(parents=True, exist_ok=True)
+        for parameter in whole.values():
+            path = out / f"{parameter.name}.f32"
+            if path.exists() and not path.is_file():
+                raise Refused(f"{path}: is in the way and no regular file")
+            path.write_bytes(parameter.values)
+        print(f"{len(whole)} gradients joined in {shown(out)}")
+        return 0
     except (Refused, OSError) as error:
-        print(f"join_gradients.py: {error}", file=sys.stderr)
-        return 1
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+        return refuse(error)
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError, MemoryError) as error:
         folders = " or ".join(str(folder) for folder in (options.folder, options.compare) if folder)
-        print(f"join_gradients.py: a file under {folders} is damaged: {error!r}", file=sys.stderr)
-        return 1
-    out = options.out or options.folder
-    out.mkdir(parents=True, exist_ok=True)
-    for parameter in whole.values():
-        (out / f"{parameter.name}.f32").write_bytes(parameter.values)
-    print(f"{len(whole)} gradients joined in {out}")
-    return 0
+        return refuse(f"a file under {folders} is damaged: {error!r}")
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that leaves (`| head`) ends it without a traceback
     sys.exit(main())

@@ -8,6 +8,7 @@ The tables are probed from `tokenizers` itself (its regex library carries Unicod
 they, not the Unicode version of this machine's libraries, decide where words are split. 0.23.3 made the committed file.
 """
 import pathlib
+import signal
 import unicodedata
 
 from needed import IN_THE_INTEROP_ENVIRONMENT, answer_help, needed
@@ -91,4 +92,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that leaves (`| head`) ends it without a traceback
     main()

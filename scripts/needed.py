@@ -1,6 +1,7 @@
 """For scripts that need more than the standard library: help without it, and one sentence where it is missing. Imported only."""
 import importlib
 import pathlib
+import signal
 import sys
 
 IN_THE_INTEROP_ENVIRONMENT = "run scripts/setup.sh --interop, then this script with .venv-interop/bin/python"
@@ -9,6 +10,7 @@ IN_THE_INTEROP_ENVIRONMENT = "run scripts/setup.sh --interop, then this script w
 def answer_help(text):
     """Prints `text` and ends well when the command line asks for help."""
     if {"-h", "--help"} & set(sys.argv[1:]):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that leaves (`| head`) ends it without a traceback
         print(text.strip())
         sys.exit(0)
 

@@ -15,6 +15,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -174,4 +175,6 @@ def main():
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that leaves (`| head`) ends it without a traceback
     main()

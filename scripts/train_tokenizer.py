@@ -12,6 +12,7 @@ import argparse
 import gzip
 import json
 import pathlib
+import signal
 
 from needed import IN_THE_INTEROP_ENVIRONMENT, answer_help, needed
 
@@ -58,4 +59,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that leaves (`| head`) ends it without a traceback
     main()

@@ -7,9 +7,16 @@ libraries in LD_LIBRARY_PATH, or what starts it.
 
 What cannot be used ends with one message and exit code 2 (docs/exit_codes.md). Standard library only.
 """
+import signal
+
+# USR1, the warning of SLURM, waits until the program can answer it.
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+
+import errno
 import os
 import pathlib
 import re
+import stat
 import subprocess
 import sys
 
@@ -28,8 +35,18 @@ SLURM_USAGE = """usage: hyperion-slurm [option of sbatch as --name=value ...] FI
 
 
 def fail(problem, remedy):
-    print(f"[hyperion] {problem}\n  remedy: {remedy}", file=sys.stderr)
+    text = f"{problem}\n  remedy: {remedy}"
+    shown = "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)  # it may hold a variable's value
+    print(f"[hyperion] {shown}", file=sys.stderr)
     sys.exit(2)
+
+
+def read(path):
+    """All of a regular file. A pipe or device, which would be waited for, is an OSError."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", str(path))
+        return file.read()
 
 
 def find_torches():
@@ -44,20 +61,28 @@ def find_torches():
 
 
 def version_of(torch):
-    version = re.search(r"^__version__ = '(.*)'", (torch / "version.py").read_text(), re.MULTILINE)
+    """Raises OSError where the file that says it cannot be read."""
+    version = re.search(r"^__version__ = '(.*)'", read(torch / "version.py").decode(errors="replace"), re.MULTILINE)
     return version[1] if version else "of no known version"
+
+
+def is_right(torch):
+    try:
+        return version_of(torch).startswith("2.11.")
+    except OSError:
+        return False
 
 
 def check_torch(torch, others):
     """Refuses what the program was not linked for: another version, or the C++ ABI of before GCC 5."""
     try:
         version = version_of(torch)
-        new_abi = b"__cxx11" in (torch / "lib/libc10.so").read_bytes()
-    except OSError as error:
+        new_abi = b"__cxx11" in read(torch / "lib/libc10.so")
+    except (OSError, MemoryError) as error:
         fail(f"the torch in {torch} cannot be used: {error}", f"{INSTALL} --force-reinstall")
     if not version.startswith("2.11."):
         problem = f"the torch in {torch} is {version}, and Hyperion is made for 2.11"
-        right = [other for other in others if (other / "version.py").is_file() and version_of(other).startswith("2.11.")]
+        right = [other for other in others if is_right(other)]
         if right:
             fail(f"{problem}, as in {right[0]}, which comes later on Python's path", f"uninstall the former, or set HYPERION_TORCH={right[0]}")
         fail(problem, INSTALL)
@@ -74,7 +99,7 @@ def environment():
     path = [str(folder) for folder in folders if folder.is_dir()]
     variables = dict(os.environ, LD_LIBRARY_PATH=":".join([*path, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]))
     try:  # what ldd does
-        loaded = subprocess.run([PROGRAM], env={**variables, "LD_TRACE_LOADED_OBJECTS": "1"}, capture_output=True, text=True, check=False)
+        loaded = subprocess.run([PROGRAM], env={**variables, "LD_TRACE_LOADED_OBJECTS": "1"}, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:
         fail(f"{PROGRAM} cannot be run: {error.strerror}", "install the wheel on a file system that is not mounted noexec")
     if "failed to map segment" in loaded.stderr:
@@ -100,6 +125,7 @@ def hyperion():
 
 def show_usage(usage):
     if len(sys.argv) == 1 or sys.argv[1] in ("-h", "--help"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that leaves (`| head`) ends it without a traceback
         print(usage, file=sys.stdout if len(sys.argv) > 1 else sys.stderr)
         sys.exit(0 if len(sys.argv) > 1 else 2)
 
@@ -110,6 +136,7 @@ def launch():
 
 
 def slurm():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
     show_usage(SLURM_USAGE)
     options = sys.argv[1:]
     first = next((at for at, option in enumerate(options) if not option.startswith("-")), None)
