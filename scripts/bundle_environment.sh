@@ -4,7 +4,7 @@
 
 : "${bundle:?the file that sources this one sets it to the folder of the bundle}"
 bundle_fail() {
-  printf '[hyperion] %s\n  remedy: %s\n' "$1" "$2" >&2
+  printf '[hyperion] %s\n  remedy: %s\n' "${1//[[:cntrl:]]/?}" "$2" >&2
   exit 2
 }
 

@@ -6,9 +6,9 @@ setup_state=$root/build/setup                                     # what scripts
 
 say() { printf '[%s] %s\n' "${0##*/}" "$*" >&2; }
 
-# fail PROBLEM REMEDY: one message, exit code 2 (docs/exit_codes.md: usage or environment).
+# fail PROBLEM REMEDY: one message, exit code 2 (docs/exit_codes.md: usage or environment). PROBLEM may hold a variable's value.
 fail() {
-  printf '[%s] %s\n  remedy: %s\n' "${0##*/}" "$1" "$2" >&2
+  printf '[%s] %s\n  remedy: %s\n' "${0##*/}" "${1//[[:cntrl:]]/?}" "$2" >&2
   exit 2
 }
 

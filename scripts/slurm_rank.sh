@@ -27,7 +27,7 @@ case ,${LOG_RANK:-0}, in
 esac
 
 refuse() {  # PROBLEM REMEDY
-  printf '[slurm_rank] rank %s on %s: %s\n  remedy: %s\n' "$rank_number" "$rank_node" "$1" "$2" >&2
+  printf '[slurm_rank] rank %s on %s: %s\n  remedy: %s\n' "$rank_number" "$rank_node" "${1//[[:cntrl:]]/?}" "$2" >&2
   exit 2
 }
 if [ -n "${HYPERION_PROLOG:-}" ]; then
