@@ -17,7 +17,7 @@ namespace {
 std::vector<data::CorpusFile> find_inputs(const std::vector<std::string>& inputs) {
   std::vector<data::CorpusFile> files;
   for (const std::string& input : inputs) {
-    for (data::CorpusFile& file : data::find_corpus(input, "INPUT")) {
+    for (data::CorpusFile& file : data::find_corpus_and_log(input, "INPUT")) {
       if (file.format == data::CorpusFormat::kTokenShard)
         throw_config("{}: is a token shard already, expected text", file.path.string());
       files.push_back(std::move(file));

@@ -1,12 +1,15 @@
 #include "data/sources.h"
 
 #include <algorithm>
+#include <span>
 
 #include <glob.h>
 
 #include "base/error.h"
 #include "base/files.h"
 #include "base/hash.h"
+#include "base/log.h"
+#include "base/printable.h"
 #include "data/file_formats.h"
 #include "data/token_shards.h"
 
@@ -42,6 +45,10 @@ class TextSource : public DocumentSource {
   std::vector<int32_t> tokens_;
 };
 
+bool is_hidden(const fs::path& path) {
+  return path.filename().native().starts_with('.');
+}
+
 bool named_like_json_lines(const fs::path& path) {
   return is_named(is_named(path, FormatUse::kCompressed) ? fs::path(path).replace_extension() : path,
                   FormatUse::kText);
@@ -63,19 +70,29 @@ CorpusFile make_corpus_file(const fs::path& path, const fs::path& root) {
 }
 
 // Adds the file, the shard or what is in the folder, below which links to folders are not followed; names are
-// relative to `root`.
-void add_path(const fs::path& path, const fs::path& root, std::vector<CorpusFile>& files) {
+// relative to `root`. To `hidden` goes what would be read if its name did not begin with a dot.
+void add_path(const fs::path& path, const fs::path& root, std::vector<CorpusFile>& files,
+              std::vector<fs::path>& hidden) {
   if (!is_folder(path) || is_token_shard(path)) {
     files.push_back(make_corpus_file(path, root));
     return;
   }
   std::error_code ignored;
   for (const fs::path& entry : entries_of(path)) {
-    if (fs::is_directory(fs::symlink_status(entry, ignored)))
-      add_path(entry, root, files);
-    else if (is_token_shard(entry) || (named_like_json_lines(entry) && !is_folder(entry)))
+    const bool folder = fs::is_directory(fs::symlink_status(entry, ignored));
+    if (is_hidden(entry)) {
+      if (folder || named_like_json_lines(entry)) hidden.push_back(entry);
+    } else if (folder) {
+      add_path(entry, root, files, hidden);
+    } else if (is_token_shard(entry) || (named_like_json_lines(entry) && !is_folder(entry))) {
       files.push_back(make_corpus_file(entry, root));
+    }
   }
+}
+
+// The part of a pattern that stands for itself.
+std::string fixed_part(const std::string& pattern) {
+  return pattern.substr(0, pattern.find_first_of("*?[{"));
 }
 
 std::vector<fs::path> expand_glob(const std::string& pattern) {
@@ -83,30 +100,55 @@ std::vector<fs::path> expand_glob(const std::string& pattern) {
   const int status = ::glob(pattern.c_str(), GLOB_BRACE, nullptr, &found);
   const std::unique_ptr<glob_t, void (*)(glob_t*)> guard(&found, globfree);
   if (status != 0 && status != GLOB_NOMATCH) throw_data("dataset pattern {}: cannot be expanded", pattern);
-  return {found.gl_pathv, found.gl_pathv + found.gl_pathc};
+  // ".*" also matches "." and "..", which the pattern does not mean unless it writes them out.
+  const size_t fixed = fixed_part(pattern).size();
+  const bool writes_dots = pattern.find("./", fixed) != pattern.npos;
+  std::vector<fs::path> paths;
+  for (const char* text : std::span(found.gl_pathv, found.gl_pathc)) {
+    const std::string_view path = text;
+    const fs::path matched = path.substr(std::min(path.rfind('/', fixed) + 1, path.size()));
+    if (writes_dots ||
+        std::ranges::none_of(matched, [](const fs::path& part) { return part == "." || part == ".."; }))
+      paths.emplace_back(path);
+  }
+  return paths;
+}
+
+std::string describe_hidden(const std::vector<fs::path>& hidden) {
+  return fmt::format(
+      "{} whose names begin with a dot ({}{})",
+      hidden.size() == 1 ? "1 file or folder" : fmt::format("{} files and folders", hidden.size()),
+      printable(hidden.front()), hidden.size() == 1 ? "" : " ...");
 }
 
 // A file in the folder of a format that is not read; "" when there is none.
 fs::path refused_file(const fs::path& folder) {
   std::error_code error;
-  for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
-    if (is_named(it->path(), FormatUse::kRefused)) return it->path();
+  for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    if (is_hidden(it->path()))
+      it.disable_recursion_pending();
+    else if (is_named(it->path(), FormatUse::kRefused))
+      return it->path();
+  }
   return {};
 }
 
 }  // namespace
 
-std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::string& key) {
+std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::string& key,
+                                    std::vector<fs::path>* hidden) {
+  std::vector<fs::path> left_out;
   if (dataset_path.empty()) throw_config("{} is empty, expected a path", key);
   std::vector<CorpusFile> files;
   if (path_exists(dataset_path)) {
     // "folder/" and "." name the folder itself
     fs::path path = fs::path(dataset_path).lexically_normal();
     if (!path.has_filename() && path.has_relative_path()) path = path.parent_path();
-    add_path(path, is_folder(path) && !is_token_shard(path) ? path : path.parent_path(), files);
+    add_path(path, is_folder(path) && !is_token_shard(path) ? path : path.parent_path(), files, left_out);
   } else {
-    const fs::path fixed = dataset_path.substr(0, dataset_path.find_first_of("*?[{"));
-    for (const fs::path& path : expand_glob(dataset_path)) add_path(path, fixed.parent_path(), files);
+    const fs::path fixed = fixed_part(dataset_path);
+    for (const fs::path& path : expand_glob(dataset_path))
+      add_path(path, fixed.parent_path(), files, left_out);
   }
   if (files.empty()) {
     if (const fs::path other = refused_file(dataset_path); !other.empty()) {
@@ -118,11 +160,24 @@ std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::
     }
     throw_data(
         "{} {}: no such file, and no folder or pattern with files named *.json, *.jsonl or *.ndjson (plain, "
-        ".gz or .zst) or token shards",
-        key, dataset_path);
+        ".gz or .zst) or token shards{}",
+        key, dataset_path,
+        left_out.empty()
+            ? ""
+            : fmt::format("; {} are left out: give the path itself to read one", describe_hidden(left_out)));
   }
   std::sort(files.begin(), files.end(),
             [](const CorpusFile& a, const CorpusFile& b) { return a.name < b.name; });
+  if (hidden != nullptr) *hidden = std::move(left_out);
+  return files;
+}
+
+std::vector<CorpusFile> find_corpus_and_log(const std::string& dataset_path, const std::string& key) {
+  std::vector<fs::path> hidden;
+  std::vector<CorpusFile> files = find_corpus(dataset_path, key, &hidden);
+  if (!hidden.empty())
+    log_info("{} {}: left out {}; give the path itself to read one", key, dataset_path,
+             describe_hidden(hidden));
   return files;
 }
 
@@ -137,7 +192,7 @@ uint64_t corpus_fingerprint(const std::vector<CorpusFile>& files) {
 }
 
 void check_text_field(const std::string& dataset_path, const TextField& field, const std::string& key) {
-  for (const CorpusFile& file : find_corpus(dataset_path, key))
+  for (const CorpusFile& file : find_corpus_and_log(dataset_path, key))
     if (file.format == CorpusFormat::kText) JsonLines::check_first_line(file.path, field);
 }
 

@@ -44,16 +44,22 @@ struct CorpusFile {
 
 // The files behind a dataset path, sorted by name. A path is a file of JSON lines, a token shard, a folder,
 // or a glob pattern (* ? [...] {a,b}) of these. A folder is searched recursively for token shards and for
-// names that end in .json, .jsonl or .ndjson, plain or with .gz or .zst. Throws Error(kBadData) when there
-// are none or one is empty; `key`: the option that set the path.
+// names that end in .json, .jsonl or .ndjson, plain or with .gz or .zst. Files and folders in it whose names
+// begin with a dot are left out, and so are those that a part of a pattern matches that does not begin with
+// one; `hidden`, unless it is null, is given those in folders, without what is in them. Throws
+// Error(kBadData) when there are no files or one is empty; `key`: the option that set the path.
 std::vector<CorpusFile> find_corpus(const std::string& dataset_path,
-                                    const std::string& key = "training.dataset_path");
+                                    const std::string& key = "training.dataset_path",
+                                    std::vector<std::filesystem::path>* hidden = nullptr);
+
+// find_corpus(), with one line in the log when something was left out: for the start of a job or command.
+std::vector<CorpusFile> find_corpus_and_log(const std::string& dataset_path, const std::string& key);
 
 // XXH3 of names, sizes and shard headers: what ranks compare at start and a restored loader expects.
 uint64_t corpus_fingerprint(const std::vector<CorpusFile>& files);
 
 // The first line of each text file holds the field: see JsonLines::check_first_line(). `key`: as for
-// find_corpus().
+// find_corpus_and_log().
 void check_text_field(const std::string& dataset_path, const TextField& field, const std::string& key);
 
 // Opens one file (see JsonLines and ShardSource for what that costs). `encode` and `field` are not used by

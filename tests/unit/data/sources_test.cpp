@@ -60,6 +60,29 @@ TEST_CASE("a dataset path is a file or a folder or a pattern") {
   CHECK(find_corpus(root + "/b.jsonl")[0].format == CorpusFormat::kText);
 }
 
+TEST_CASE("names that begin with a dot are left out of a folder and counted unless they are given") {
+  const test::TemporaryFolder folder;
+  for (const char* name :
+       {"a.jsonl", "._a.jsonl", ".gitattributes", ".ipynb_checkpoints/a-checkpoint.jsonl",
+        "sub/.cache/huggingface/x.jsonl", "sub/.b.jsonl", "sub/b.jsonl", ".own/.c.jsonl", ".own/d.jsonl"})
+    folder.write(name, "{\"text\": \"a\"}\n");
+  const std::string root = folder.path().string();
+  std::vector<fs::path> hidden;
+  CHECK(names(find_corpus(root, "--data", &hidden)) == Names{"a.jsonl", "sub/b.jsonl"});
+  CHECK(hidden.size() == 5);
+  CHECK(names(find_corpus(root + "/*", "--data", &hidden)) == Names{"a.jsonl", "sub/b.jsonl"});
+  CHECK(names(find_corpus(root + "/._a.jsonl")) == Names{"._a.jsonl"});
+  CHECK(names(find_corpus(root + "/.own")) == Names{"d.jsonl"});
+  CHECK(names(find_corpus(root + "/.own/.c.jsonl")) == Names{".c.jsonl"});
+  CHECK(names(find_corpus(root + "/.*.jsonl")) == Names{"._a.jsonl"});
+  CHECK(names(find_corpus(root + "/sub/.*")) == Names{".b.jsonl", ".cache/huggingface/x.jsonl"});
+  CHECK(names(find_corpus(root + "/{.,}[o_]*/{.c,d}.jsonl")) == Names{".own/.c.jsonl", ".own/d.jsonl"});
+  fs::remove(folder.path() / ".own" / "d.jsonl");
+  CHECK_THROWS_WITH(
+      find_corpus(root + "/.own"),
+      Catch::Contains("1 file or folder whose names begin with a dot (") && Catch::Contains(".own/.c.jsonl"));
+}
+
 TEST_CASE("a dataset path without data is an error that names it") {
   const test::TemporaryFolder folder;
   CHECK_THROWS_WITH(find_corpus(folder.path().string()), Catch::Contains(folder.path().string()));
