@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/printable.h"
+#include "base/substitute.h"
 
 namespace hyperion {
 namespace fs = std::filesystem;
@@ -65,6 +66,11 @@ size_t read_at(int fd, const fs::path& path, uint64_t offset, char* out, size_t 
     done += static_cast<size_t>(n);
   }
   return done;
+}
+
+void refuse_substitute(const fs::path& path, std::string_view content) {
+  if (const std::string what = substitute_of(content.substr(0, kSubstituteBytes)); !what.empty())
+    throw_data("{}: {}", printable(path), what);
 }
 
 void write_all(int fd, const fs::path& path, std::string_view content) {
@@ -159,6 +165,7 @@ std::string read_file(const fs::path& path, size_t limit, Links links) {
     throw_data("{}: is {} bytes, at most {} are accepted", printable(path), file.size(), limit);
   std::string content(file.size(), '\0');
   file.read(0, content.data(), content.size());
+  refuse_substitute(path, content);
   return content;
 }
 
@@ -180,7 +187,10 @@ std::string read_file_or_pipe(const fs::path& path, size_t limit, int timeout_se
     const ssize_t n = ::read(file.get(), part, sizeof part);
     if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (n < 0) throw_data("{}: read failed: {}", printable(path), errno_text(errno));
-    if (n == 0) return content;
+    if (n == 0) {
+      refuse_substitute(path, content);
+      return content;
+    }
     content.append(part, static_cast<size_t>(n));
     if (content.size() > limit)
       throw_data("{}: gives more than {} bytes, at most these are accepted", printable(path), limit);

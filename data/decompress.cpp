@@ -70,7 +70,11 @@ InflatedText decompress_gzip(const InputFile& file, uint64_t limit, uint64_t wan
   z_stream stream{};
   if (inflateInit2(&stream, 15 + 16) != Z_OK) throw_bug("zlib could not be initialised");
   const std::unique_ptr<z_stream, int (*)(z_stream*)> guard(&stream, inflateEnd);
+  bool in_member = true;
   return decode_all(file, "gzip", limit, wanted, [&](std::string_view in, char* out, size_t room) {
+    // Zero bytes behind a member are padding, as for gzip itself.
+    if (const size_t padding = std::min(in.find_first_not_of('\0'), in.size()); !in_member && padding > 0)
+      return DecoderStep{padding, 0, true};
     stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(in.data()));
     stream.avail_in = static_cast<uInt>(in.size());
     stream.next_out = reinterpret_cast<Bytef*>(out);
@@ -78,6 +82,7 @@ InflatedText decompress_gzip(const InputFile& file, uint64_t limit, uint64_t wan
     const int status = inflate(&stream, Z_NO_FLUSH);
     DecoderStep step{in.size() - stream.avail_in, room - stream.avail_out};
     step.at_end = status == Z_STREAM_END && inflateReset(&stream) == Z_OK;  // for the next member
+    in_member = !step.at_end;
     if (!step.at_end && status != Z_OK && status != Z_BUF_ERROR)
       step.damage = stream.msg != nullptr ? stream.msg : "unknown";
     return step;

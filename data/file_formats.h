@@ -47,14 +47,30 @@ inline bool is_named(const std::filesystem::path& path, FormatUse use) {
   });
 }
 
-// The format that the first bytes tell; null for text.
+// Of zstd and lz4: a frame that holds no text is these bytes, the first one's low half left open, its length
+// in 4 bytes, and the content.
+inline constexpr std::string_view kSkippableMagic = "\x50\x2A\x4D\x18";
+inline constexpr int kMaxSkippedFrames = 1000;  // before the first other one
+
+// The format that the first bytes tell, behind skippable frames, zstd where these are all; null for text.
 inline const FileFormat* format_of(const InputFile& file) {
   char head[8] = {};
-  file.read(0, head, std::min<uint64_t>(sizeof head, file.size()));
+  uint64_t begin = 0;
+  bool skippable = true;
+  for (int skipped = 0; skippable && skipped <= kMaxSkippedFrames; ++skipped) {
+    std::ranges::fill(head, '\0');
+    if (begin < file.size()) file.read(begin, head, std::min<uint64_t>(sizeof head, file.size() - begin));
+    skippable =
+        (head[0] & 0xF0) == kSkippableMagic[0] && std::string_view(head + 1, 3) == kSkippableMagic.substr(1);
+    for (int i = 0; skippable && i < 4; ++i)
+      begin += uint64_t{static_cast<unsigned char>(head[4 + i])} << (8 * i);
+    if (skippable) begin += sizeof head;
+  }
   const auto found = std::ranges::find_if(kFileFormats, [&](const FileFormat& format) {
     return !format.magic.empty() && std::string_view(head, sizeof head).starts_with(format.magic);
   });
-  return found == kFileFormats.end() ? nullptr : &*found;
+  if (found != kFileFormats.end()) return &*found;
+  return begin > 0 ? &*std::ranges::find(kFileFormats, "zstd", &FileFormat::name) : nullptr;
 }
 
 }  // namespace hyperion::data

@@ -12,8 +12,10 @@
 #include "base/log.h"
 #include "base/nearest.h"
 #include "base/progress.h"
+#include "base/substitute.h"
 #include "base/utf8.h"
 #include "data/file_formats.h"
+#include "data/json_scan.h"
 
 namespace hyperion::data {
 namespace {
@@ -21,6 +23,7 @@ namespace {
 constexpr size_t kReadBlock = size_t{1} << 20;
 constexpr size_t kFirstPiece = size_t{64} << 10;  // nearly every line is shorter
 constexpr size_t kKeptBuffer = size_t{4} << 20;
+constexpr std::string_view kChatFields[] = {"messages", "conversations", "conversation"};
 
 bool is_blank(std::string_view line) {
   return line.find_first_not_of(" \t\r") == std::string_view::npos;
@@ -49,6 +52,10 @@ JsonLines::JsonLines(const std::filesystem::path& path, TextField field, size_t 
       line_limit_(line_limit),
       file_(path),
       parser_(std::make_unique<simdjson::dom::parser>()) {
+  char head[kSubstituteBytes];
+  const size_t head_bytes = std::min<uint64_t>(sizeof head, file_.size());
+  file_.read(0, head, head_bytes);
+  refuse_substitute({head, head_bytes});
   if (const FileFormat* format = format_of(file_); format != nullptr && format->use == FormatUse::kRefused)
     throw_data("{}: is {}, which is not read: {}", name_, format->name,
                fmt::format(fmt::runtime(format->remedy), format->name == "Parquet" ? "parquet" : "feather"));
@@ -56,10 +63,15 @@ JsonLines::JsonLines(const std::filesystem::path& path, TextField field, size_t 
   if (in_memory_) {
     text_ = first_line_only ? first_line(file_) : decompress(file_, inflation_limit(file_.size()));
     file_ = InputFile();
+    refuse_substitute(text_.view().substr(0, kSubstituteBytes));
   }
   index_lines();
   if (documents() == 0)
     throw_data("{}: holds no document: remove the file, or write {}", name_, expected_format());
+}
+
+void JsonLines::refuse_substitute(std::string_view head) const {
+  if (const std::string what = substitute_of(head); !what.empty()) throw_data("{}: {}", name_, what);
 }
 
 std::string JsonLines::check_first_line(const std::filesystem::path& path, const TextField& field) {
@@ -81,6 +93,14 @@ void JsonLines::fail_without_field(uint64_t document, const std::vector<std::str
   for (size_t i = 0; i < std::min(names.size(), kMaxNames); ++i)
     there += fmt::format("{}{:?}", i == 0 ? "" : ", ", names[i].substr(0, 60));
   if (names.size() > kMaxNames) there += fmt::format(" and {} more", names.size() - kMaxNames);
+  const auto chat = std::ranges::find_first_of(names, kChatFields);
+  if (chat != names.end())
+    throw_data(
+        "{}:{}: is chat data (its field \"{}\" holds a conversation) and has no field \"{}\" ({}), which is "
+        "a "
+        "plain text: write each conversation as one text, for example with apply_chat_template(..., "
+        "tokenize=False) of its tokenizer in transformers; every token of it is then a label",
+        name_, line(document), *chat, field_.name, chosen_by());
   // A field missing from the first line is probably the wrong field; from a later line, it is missing there.
   throw_data("{}:{}: has no field \"{}\" ({}); its fields are: {}{}: {}", name_, line(document), field_.name,
              chosen_by(), there.empty() ? "none" : there, did_you_mean(nearest_name(field_.name, names)),
@@ -180,6 +200,11 @@ std::string_view JsonLines::text(uint64_t document) {
       log_warning("{}: holds bytes that are not UTF-8: they are read as U+FFFD (said once for this file)",
                   where());
     error = parser_->parse(replace_ill_formed(source)).get(root);
+  }
+  if (error) {
+    // Perhaps of a value that is not read: one that is valid JSON, but too large or too deep for the parser.
+    const std::string reduced = without_other_values(replace_ill_formed(source), field_.name);
+    if (!reduced.empty()) error = parser_->parse(reduced).get(root);
   }
   if (error)
     throw_data("{}: is not valid JSON ({}); expected {}: correct or remove the line", where(),

@@ -39,10 +39,11 @@ class JsonLines {
   uint64_t documents() const { return begins_.size() - 1; }
   // The line number of a document, counted from 1, blank lines included.
   uint64_t line(uint64_t document) const;
-  // The text field, valid until the next call. Other fields are ignored. Bytes that are not UTF-8 are read as
-  // U+FFFD, as Tokenizer::encode() does, with one warning per file. Throws Error(kBadData) naming file:line
-  // when the line is not JSON, not an object, lacks the field (with the fields that it has) or has it twice,
-  // when the field is no string, the line is over the limit, or the file became shorter.
+  // The text field, valid until the next call. Other fields are ignored, whatever valid JSON they hold. Bytes
+  // that are not UTF-8 are read as U+FFFD, as Tokenizer::encode() does, with one warning per file. Throws
+  // Error(kBadData) naming file:line when the line is not JSON, not an object, lacks the field (with the
+  // fields that it has) or has it twice, when the field is no string, the line is over the limit, or the file
+  // became shorter.
   std::string_view text(uint64_t document);
 
   // text() of a file's first document, with all that it throws, without reading the rest of a compressed
@@ -55,6 +56,7 @@ class JsonLines {
     uint64_t lines;     // blank lines so far
   };
   JsonLines(const std::filesystem::path& path, TextField field, size_t line_limit, bool first_line_only);
+  void refuse_substitute(std::string_view head) const;
   void index_lines();
   void read(uint64_t begin, char* out, size_t bytes) const;  // of the content
   // Reads the document's line into padded_ and returns it; of one over the limit not all.

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/substitute.h"
 
 namespace hyperion::data {
 namespace fs = std::filesystem;
@@ -101,16 +102,22 @@ ShardSource::ShardSource(const fs::path& folder)
       header_(parse_shard_header(read_file(folder / "index.json", kMaxHeader), folder / "index.json")),
       tokens_(folder / "tokens.bin"),
       ends_(folder / "documents.bin") {
-  const auto check_size = [&](const char* file, size_t size, uint64_t count, size_t width) {
-    if (size != count * width) {
+  const auto check_size = [&](const InputFile& input, uint64_t count, size_t width) {
+    const std::string file = input.path().filename().string();
+    if (input.size() != count * width) {
+      char head[kSubstituteBytes];
+      const size_t bytes = std::min<uint64_t>(sizeof head, input.size());
+      input.read(0, head, bytes);
+      if (const std::string what = substitute_of({head, bytes}, /*text=*/false); !what.empty())
+        throw_data("token shard {}: {} {}", folder.string(), file, what);
       throw_data(
           "token shard {}: {} is {} bytes, but index.json promises {} entries of {} bytes: copy or write it "
           "again",
-          folder.string(), file, size, count, width);
+          folder.string(), file, input.size(), count, width);
     }
   };
-  check_size("tokens.bin", tokens_.size(), header_.tokens, header_.wide ? 4 : 2);
-  check_size("documents.bin", ends_.size(), header_.documents, 8);
+  check_size(tokens_, header_.tokens, header_.wide ? 4 : 2);
+  check_size(ends_, header_.documents, 8);
   check_documents();
 }
 

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/printable.h"
+#include "base/substitute.h"
 
 namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
@@ -79,6 +80,11 @@ ShardReader::ShardReader(const fs::path& folder, const std::string& name, const 
     if (!file_) file_ = open_inside(folder, name, 0);
     if (!file_) throw_data("{}: cannot be opened", path_);
     size_ = regular_size(file_.get(), folder / name);
+  }
+  if (record == nullptr || record->bytes != size_) {
+    const std::string what =
+        substitute_of(read_text(0, std::min<uint64_t>(kSubstituteBytes, size_)), /*text=*/false);
+    if (!what.empty()) throw_data("{}: {}", path_, what);
   }
   if (record == nullptr) return;
   require_record(path_, size_, *record);

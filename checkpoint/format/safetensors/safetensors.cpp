@@ -9,6 +9,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/printable.h"
+#include "base/substitute.h"
 #include "checkpoint/format/metadata_tiling.h"
 
 namespace hyperion::checkpoint {
@@ -204,7 +205,8 @@ CheckpointIndex read_indexed(const fs::path& folder) {
 std::vector<std::string> safetensors_files(const fs::path& folder) {
   std::vector<std::string> files;
   for (const fs::path& entry : entries_of(folder))
-    if (entry.extension() == ".safetensors") files.push_back(entry.filename().string());
+    if (entry.extension() == ".safetensors" && !entry.filename().native().starts_with('.'))
+      files.push_back(entry.filename().string());
   return files;
 }
 
@@ -222,6 +224,9 @@ CheckpointIndex read_listed(const fs::path& folder) {
 
 SafetensorsHeader read_safetensors_header(ByteSource& file) {
   uint64_t length = 0;
+  const std::string what =
+      substitute_of(file.read_text(0, std::min<uint64_t>(kSubstituteBytes, file.size())), /*text=*/false);
+  if (!what.empty()) throw_data("{}: {}", file.name(), what);
   if (file.size() < sizeof length)
     throw_data("{}: is {} bytes, too few for a safetensors file", file.name(), file.size());
   file.read(0, &length, sizeof length);

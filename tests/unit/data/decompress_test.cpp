@@ -45,6 +45,26 @@ TEST_CASE("several gzip members or zstd frames in a row are one text") {
   CHECK(unpack(test::zstd(text) + test::zstd("second") + test::zstd("third")) == text + "secondthird");
 }
 
+TEST_CASE("skippable frames of zstd are skipped in front and between and at the end") {
+  const std::string text = long_text();
+  using namespace std::string_literals;
+  const std::string skipped = "\x50\x2A\x4D\x18\x04\0\0\0abcd"s, empty = "\x5F\x2A\x4D\x18\0\0\0\0"s;
+  CHECK(unpack(skipped + test::zstd(text)) == text);
+  CHECK(unpack(empty + skipped + test::zstd(text) + skipped + test::zstd("second") + empty) ==
+        text + "second");
+  CHECK(unpack(skipped).empty());
+  CHECK_THROWS_WITH(unpack(skipped.substr(0, 10)), Catch::Contains("ends early"));
+  CHECK_THROWS_WITH(unpack(test::zstd("x") + skipped.substr(0, 10)), Catch::Contains("ends early"));
+  CHECK_FALSE(compressed("P*M"));
+}
+
+TEST_CASE("zero bytes behind a gzip member are padding and a member behind them is read") {
+  const std::string padding(3'000'000, '\0');
+  CHECK(unpack(test::gzip("first") + padding) == "first");
+  CHECK(unpack(test::gzip("first") + std::string(7, '\0') + test::gzip("second") + padding) == "firstsecond");
+  CHECK_THROWS_WITH(unpack(test::gzip("x") + padding + "garbage"), Catch::Contains("damaged gzip"));
+}
+
 TEST_CASE("highly compressible text grows the output") {
   const std::string text(5'000'000, 'a');
   CHECK(unpack(test::gzip(text)) == text);

@@ -95,6 +95,65 @@ TEST_CASE("a line that cannot be used is an error with file and line and remedy"
   }
 }
 
+TEST_CASE("valid JSON in a field that is not read is skipped whatever it holds") {
+  const test::TemporaryFolder folder;
+  const std::string deep = std::string(3000, '[') + "{\"a\": [1, {}]}" + std::string(3000, ']');
+  for (const std::string& other :
+       {std::string("18446744073709551616"), std::string("-9223372036854775809"),
+        std::string("[123456789012345678901234567890]"), std::string("1e400"),
+        std::string("\"\\ud800 \\\"\""),
+        std::string("{\"a\": [1e999, -0.0E+1, {\"b\": \"\\udc00\"}, [], {}], \"\\ud800\": null}"), deep}) {
+    CAPTURE(other.substr(0, 100));
+    JsonLines file(folder.write(
+        "a.jsonl", "{\"n\": " + other + ", \"text\": \"o\\u006ee\"}\n{\"\\u0074ext\":\"two\",\"n\":" + other +
+                       "}\n{\"n\": " + other + ", \"text\": \"a\", \"text\": \"b\"}\n{\"n\": " + other +
+                       "}\n{\"text\": " + other + "}\n"));
+    CHECK(file.text(0) == "one");
+    CHECK(file.text(1) == "two");
+    CHECK_THROWS_WITH(file.text(2), Contains("a.jsonl:3: has the field \"text\" twice"));
+    CHECK_THROWS_WITH(file.text(3),
+                      Contains("a.jsonl:4: has no field \"text\"") && Contains("its fields are: \"n\""));
+    CHECK_THROWS_WITH(file.text(4), Contains("a.jsonl:5: is not valid JSON") ||
+                                        Contains("a.jsonl:5: its \"text\" is no string"));
+  }
+  JsonLines file(folder.write("a.jsonl", "{\"\\ud800\": 1, \"text\": \"a\xFF\"}\n"));
+  CHECK(file.text(0) == "a\xEF\xBF\xBD");
+}
+
+TEST_CASE("JSON that is not valid is refused in a field that is not read") {
+  const test::TemporaryFolder folder;
+  for (const std::string other :
+       {"01",      "1.",          ".5",      "+1",       "1e",     "-",           "nul", "truex",
+        "[1,]",    "[1 2]",       "{\"a\"}", "{\"a\":}", "{1: 2}", "{\"a\": 1,}", "[}",  "[",
+        "\"\\x\"", "\"\\u12g4\"", "\"\t\"",  "\"",       "",       "1, 2",        "NaN", "1}, {\"n\": 1"}) {
+    CAPTURE(other);
+    // 1e400, so that the parser's own limits do not decide
+    JsonLines file(folder.write("a.jsonl", "{\"big\": 1e400, \"text\": \"a\", \"n\": " + other + "}\n"));
+    CHECK_THROWS_WITH(file.text(0), Contains("a.jsonl:1: is not valid JSON"));
+  }
+}
+
+TEST_CASE("what stands in the place of a file of documents is named as what it is") {
+  using namespace std::string_literals;
+  const test::TemporaryFolder folder;
+  const std::string lfs = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n";
+  CHECK_THROWS_WITH(JsonLines(folder.write("a.jsonl.gz", lfs)),
+                    Contains("a.jsonl.gz: is a pointer of Git LFS"));
+  CHECK_THROWS_WITH(JsonLines(folder.write("a.jsonl", "\xFF\xFE{\0\"\0"s)),
+                    Contains("a.jsonl: is text in UTF-16"));
+  CHECK_THROWS_WITH(JsonLines(folder.write("a.jsonl", test::gzip("<!doctype html>"))),
+                    Contains("a.jsonl: is a page"));
+}
+
+TEST_CASE("chat data are named as such with what to do") {
+  const test::TemporaryFolder folder;
+  for (const std::string field : {"messages", "conversations"})
+    CHECK_THROWS_WITH(
+        JsonLines::check_first_line(
+            folder.write("a.jsonl", "{\"id\": 1, \"" + field + "\": [{\"role\": \"user\"}]}\n"), {}),
+        Contains("a.jsonl:1: is chat data (its field \"" + field + "\"") && Contains("apply_chat_template"));
+}
+
 TEST_CASE("a file that becomes shorter is an error that names file and line") {
   const test::TemporaryFolder folder;
   const std::string path = folder.write("a.jsonl", test::json_lines(1000, "doc"));

@@ -1,0 +1,145 @@
+#include "data/json_scan.h"
+
+#include <algorithm>
+#include <optional>
+
+#include <simdjson.h>
+
+namespace hyperion::data {
+namespace {
+
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+
+// Takes tokens from the front of a text. Each take_*() returns what it took, "" when there is no such token.
+class TokenReader {
+ public:
+  explicit TokenReader(std::string_view text) : rest_(text) {}
+
+  void skip_space() { take(std::min(rest_.find_first_not_of(" \t\r\n"), rest_.size())); }
+  bool at_end() const { return rest_.empty(); }
+  char front() const { return rest_.empty() ? '\0' : rest_[0]; }
+  bool take_char(char c) {
+    skip_space();
+    return front() == c && !take(1).empty();
+  }
+
+  std::string_view take_string() {
+    if (front() != '"') return {};
+    for (size_t i = 1; i < rest_.size(); ++i) {
+      if (rest_[i] == '"') return take(i + 1);
+      if (static_cast<unsigned char>(rest_[i]) < 0x20) return {};
+      if (rest_[i] != '\\') continue;
+      ++i;
+      if (i == rest_.size() || std::string_view("\"\\/bfnrtu").find(rest_[i]) == std::string_view::npos)
+        return {};
+      if (rest_[i] != 'u') continue;
+      if (rest_.substr(i + 1, 4).find_first_not_of("0123456789abcdefABCDEF") != std::string_view::npos ||
+          i + 4 >= rest_.size())
+        return {};
+      i += 4;
+    }
+    return {};
+  }
+
+  // A number, true, false or null.
+  std::string_view take_scalar() {
+    for (const std::string_view word : {"true", "false", "null"})
+      if (rest_.starts_with(word)) return take(word.size());
+    size_t at = front() == '-' ? 1 : 0;
+    const auto digits = [&] {
+      const size_t begin = at;
+      while (at < rest_.size() && is_digit(rest_[at])) ++at;
+      return at - begin;
+    };
+    const auto is = [&](std::string_view any) {
+      return at < rest_.size() && any.find(rest_[at]) != any.npos;
+    };
+    const bool zero = is("0");
+    const size_t whole = digits();
+    if (whole == 0 || (zero && whole > 1)) return {};
+    if (is(".") && (++at, digits() == 0)) return {};
+    if (is("eE")) {
+      ++at;
+      if (is("+-")) ++at;
+      if (digits() == 0) return {};
+    }
+    return take(at);
+  }
+
+ private:
+  std::string_view take(size_t size) {
+    const std::string_view taken = rest_.substr(0, size);
+    rest_.remove_prefix(size);
+    return taken;
+  }
+  std::string_view rest_;
+};
+
+// Takes a list or object, without recursion.
+bool skip_structure(TokenReader& in) {
+  std::string open;  // the brackets that are open
+  do {
+    // Here a value begins.
+    in.skip_space();
+    const char c = in.front();
+    bool value_ended = true;
+    if (c == '[' || c == '{') {
+      in.take_char(c);
+      open += c;
+      value_ended = in.take_char(c == '[' ? ']' : '}');
+      if (value_ended) open.pop_back();
+    } else if (in.take_string().empty() && in.take_scalar().empty()) {
+      return false;
+    }
+    while (value_ended && !open.empty()) {
+      if (in.take_char(',')) break;
+      if (!in.take_char(open.back() == '[' ? ']' : '}')) return false;
+      open.pop_back();
+    }
+    if (open.empty()) return true;
+    if (open.back() == '{') {
+      in.skip_space();
+      if (in.take_string().empty() || !in.take_char(':')) return false;
+    }
+  } while (true);
+}
+
+// The text that the token of a string stands for; nullopt where a half surrogate is in it.
+std::optional<std::string> unescaped(std::string_view token) {
+  if (token.find('\\') == token.npos) return std::string(token.substr(1, token.size() - 2));
+  simdjson::dom::parser parser;
+  std::string_view text;
+  if (parser.parse(std::string(token)).get(text)) return std::nullopt;
+  return std::string(text);
+}
+
+}  // namespace
+
+std::string without_other_values(std::string_view json, std::string_view field) {
+  TokenReader in(json);
+  if (!in.take_char('{')) return {};
+  std::string object = "{";
+  bool more = !in.take_char('}');
+  while (more) {
+    in.skip_space();
+    const std::string_view key = in.take_string();
+    if (key.empty() || !in.take_char(':')) return {};
+    in.skip_space();
+    const std::optional<std::string> name = unescaped(key);
+    if (object.size() > 1) object += ',';
+    for (const char c : key) object.append(!name && c == '\\' ? 2 : 1, c);
+    object += ':';
+    std::string_view value = in.take_string();
+    const bool is_text = !value.empty() && name == field;
+    if (value.empty() && in.take_scalar().empty() && !skip_structure(in)) return {};
+    object += is_text ? value : "0";
+    more = in.take_char(',');
+    if (!more && !in.take_char('}')) return {};
+  }
+  in.skip_space();
+  return in.at_end() ? object + '}' : std::string();
+}
+
+}  // namespace hyperion::data
