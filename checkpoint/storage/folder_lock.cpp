@@ -155,6 +155,13 @@ FolderLock::FolderLock(const fs::path& folder) : folder_(folder), made_(missing_
   if (locked && !is_file_of(path, file_.get()))
     throw_config("{}: another run that wrote checkpoints here ended at this moment: start again",
                  printable(folder));
+  folder_itself_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder_itself_ && ::flock(folder_itself_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    throw_config(
+        "{}: another run writes checkpoints here: it holds the folder, and the {} that named it was removed; "
+        "stop "
+        "that run, or give this one another checkpoint folder",
+        printable(folder), kLockFile);
   const LockOwner self = this_process();
   if (owner) {
     const std::string doubt =
@@ -171,6 +178,7 @@ FolderLock::FolderLock(const fs::path& folder) : folder_(folder), made_(missing_
 }
 
 FolderLock::~FolderLock() {
+  folder_itself_ = Descriptor();
   if (file_ && made_file_ && holds_nothing_else(folder_, folder_ / kLockFile)) {
     ::unlink((folder_ / kLockFile).c_str());
     file_ = Descriptor();

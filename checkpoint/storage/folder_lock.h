@@ -31,9 +31,10 @@ std::optional<LockOwner> lock_owner_from_json(std::string_view text);  // nothin
 std::string why_not_stale(const LockOwner& owner, const LockOwner& self, bool owner_runs,
                           bool locks_reach_other_hosts);
 
-// The lock of a folder, a flock() on its file .lock, which names the owner. It ends with the process however
-// that ends; an owner that died is replaced. Readers need no lock. The destructor
-// removes the file and the folders that the constructor made, if nothing else is in them.
+// The lock of a folder, a flock() on its file .lock, which names the owner, and one on the folder itself,
+// which holds when somebody removes the file (not on NFS, where folders have none). It ends with the process
+// however that ends; an owner that died is replaced. Readers need no lock. The destructor removes the file
+// and the folders that the constructor made, if nothing else is in them.
 class FolderLock {
  public:
   // Makes the folder if need be. Throws Error(kUsage) naming host, process and start of the run that holds
@@ -48,7 +49,7 @@ class FolderLock {
   std::filesystem::path folder_;
   std::vector<std::filesystem::path> made_;  // folders, the deepest first
   bool made_file_ = false;
-  Descriptor file_;
+  Descriptor file_, folder_itself_;
 };
 
 }  // namespace hyperion::checkpoint

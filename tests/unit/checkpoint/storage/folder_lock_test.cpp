@@ -28,6 +28,18 @@ TEST_CASE("a second run in the same folder is refused with the owner and the rem
   CHECK(std::filesystem::file_size(folder / ".lock") == 0);
 }
 
+TEST_CASE("a second run is refused when somebody has removed the file of the lock") {
+  StorageFixture fixture;
+  std::optional<FolderLock> lock(fixture.root);
+  std::filesystem::remove(fixture.root / ".lock");
+  for (int attempt = 0; attempt < 2; ++attempt)  // the first makes a file again
+    CHECK_THAT(error_of(ExitCode::kUsage, [&] { FolderLock second(fixture.root); }),
+               Catch::Contains("another run writes checkpoints here") && Catch::Contains(".lock") &&
+                   Catch::Contains("was removed") && Catch::Contains("stop that run"));
+  lock.reset();
+  CHECK_NOTHROW(FolderLock(fixture.root));
+}
+
 TEST_CASE("a lock that ends with nothing else in its folder leaves nothing that it made") {
   namespace fs = std::filesystem;
   StorageFixture fixture;
