@@ -118,6 +118,7 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command)
                             environment_variable("WORLD_SIZE").value_or("").empty();
   const parallel::Environment environment =
       plays_a_rank ? parallel::Environment() : parallel::read_environment();
+  parallel::require_started_ranks(environment);
   parallel::set_own_rank(environment);
   rank_of_job = environment.rank;
   try {

@@ -1,8 +1,13 @@
 #include "parallel/job/environment.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cstdint>
 
+#include <arpa/inet.h>
+
 #include "base/error.h"
+#include "base/printable.h"
 #include "base/process.h"
 #include "base/text.h"
 
@@ -11,6 +16,7 @@ namespace {
 
 constexpr int kMaxRanks = 1 << 20;
 constexpr size_t kMaxHosts = 100000;
+constexpr std::string_view kBatchStep = "4294967291";  // SLURM_BATCH_SCRIPT of slurm.h
 
 // Reads integers and text from the environment, with errors that name the variable.
 class Reader {
@@ -47,6 +53,11 @@ class Reader {
 void read_master(const Reader& reader, Environment& environment) {
   if (const auto address = reader.text("MASTER_ADDR")) environment.master_addr = *address;
   if (const auto port = reader.number("MASTER_PORT", 1, 65535)) environment.master_port = *port;
+  const std::string problem = address_problem(environment.master_addr);
+  if (environment.world_size > 1 && !problem.empty())
+    throw_config(
+        "environment variable MASTER_ADDR is '{}', expected the name or address of rank 0's host: {}",
+        printable(environment.master_addr), problem);
 }
 
 Environment read_torchrun(const Reader& reader) {
@@ -116,6 +127,9 @@ Environment read_slurm(const Reader& reader) {
   environment.master_port =
       static_cast<int>(20000 + reader.number<int64_t>("SLURM_JOB_ID", 0, INT64_MAX).value_or(0) % 10000);
   read_master(reader, environment);
+  const auto step = reader.text("SLURM_STEP_ID");
+  environment.batch_shell =
+      world > 1 && environment.rank == 0 && reader.text("SLURM_JOB_ID") && (!step || step == kBatchStep);
   return environment;
 }
 
@@ -162,6 +176,42 @@ Environment read_environment(const EnvironmentLookup& lookup) {
   // Inside an interactive allocation SLURM_NTASKS is set without a rank: that is one process.
   if (reader.text("SLURM_PROCID")) return read_slurm(reader);
   return {};
+}
+
+void require_started_ranks(const Environment& environment) {
+  if (environment.batch_shell)
+    throw_config(
+        "this is the batch shell of SLURM job {} (SLURM_NTASKS is {}, SLURM_STEP_ID is not set), and no "
+        "other "
+        "rank was started: start the program with srun, as scripts/train.slurm does, or with "
+        "scripts/train.sh",
+        environment_variable("SLURM_JOB_ID").value_or(""), environment.world_size);
+}
+
+std::string address_problem(const std::string& address) {
+  in_addr four{};
+  in6_addr six{};
+  const std::string unscoped = address.substr(0, address.find('%'));  // "fe80::1%eth0"
+  if (::inet_aton(address.c_str(), &four) != 0 && address.find_first_of(" \t\r\n") == address.npos) return "";
+  if (::inet_pton(AF_INET6, unscoped.c_str(), &six) == 1) return "";
+  if (std::ranges::any_of(address, [](unsigned char c) { return c <= ' ' || c == 0x7f; }))
+    return "remove the blanks";
+  if (address.find("://") != address.npos) return "it is a URL: leave out what is not the host's name";
+  if (address.starts_with('[')) return "write an IPv6 address without brackets, and a port into MASTER_PORT";
+  if (std::ranges::count(address, ':') == 1) return "write the port into MASTER_PORT";
+  if (address.find(':') != address.npos) return "it has colons and is no IPv6 address";
+  const std::string_view name = std::string_view(address).substr(0, address.size() - address.ends_with('.'));
+  const std::vector<std::string_view> labels = split(name, '.');
+  const auto is_label = [](std::string_view label) {
+    return !label.empty() && label.size() <= 63 && label.front() != '-' &&
+           std::ranges::all_of(label,
+                               [](unsigned char c) { return std::isalnum(c) != 0 || c == '-' || c == '_'; });
+  };
+  if (name.size() > 253 || !std::ranges::all_of(labels, is_label))
+    return "a name has letters, digits, hyphens and dots alone";
+  if (std::ranges::all_of(labels.back(), [](unsigned char c) { return std::isdigit(c) != 0; }))
+    return "it ends like an IPv4 address and is none";
+  return "";
 }
 
 Environment read_environment() {

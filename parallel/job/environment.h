@@ -24,6 +24,7 @@ struct Environment {
 
   bool agent_store = false;  // torchrun's agent already serves the store at master_addr:master_port
   int restart_count = 0;     // TORCHELASTIC_RESTART_COUNT: keeps attempts apart in such a store
+  bool batch_shell = false;  // SLURM's batch script of a job with several tasks, which srun has not started
 
   // True when every rank runs on this host.
   bool single_host() const { return local_world_size == world_size; }
@@ -41,6 +42,13 @@ using EnvironmentLookup = std::function<std::optional<std::string>(const std::st
 // one is missing or malformed.
 Environment read_environment(const EnvironmentLookup& lookup);
 Environment read_environment();  // from the process's own environment
+
+// Throws Error(kUsage) for a batch shell: the other ranks that it would wait for are not started.
+void require_started_ranks(const Environment& environment);
+
+// Why no host has this name or address ("[::1]", "host:29500", "tcp://host"), and what to write; ""
+// otherwise.
+std::string address_problem(const std::string& address);
 
 // The hosts of a SLURM node list: "n[0-2,7],gpu1" -> n0 n1 n2 n7 gpu1; leading zeros are kept ("n[08-10]").
 // Throws Error(kUsage) on a malformed list or one of more than 100,000 hosts.

@@ -124,6 +124,55 @@ TEST_CASE("malformed SLURM variables are named") {
   }
 }
 
+TEST_CASE("an address that no host can have is refused at once with what to write") {
+  const std::pair<const char*, const char*> none[] = {{"[::1]", "without brackets"},
+                                                      {"[fe80::1]:29500", "without brackets"},
+                                                      {"head:29500", "into MASTER_PORT"},
+                                                      {"127.0.0.1:29500", "into MASTER_PORT"},
+                                                      {"tcp://head", "is a URL"},
+                                                      {"https://head:1/x", "is a URL"},
+                                                      {" head", "remove the blanks"},
+                                                      {"head ", "remove the blanks"},
+                                                      {"127.0.0.1 ", "remove the blanks"},
+                                                      {"he ad", "remove the blanks"},
+                                                      {" ", "remove the blanks"},
+                                                      {"head\n", "remove the blanks"},
+                                                      {"1:2:3", "no IPv6 address"},
+                                                      {"fe80::g%eth0", "no IPv6 address"},
+                                                      {"head,other", "letters, digits"},
+                                                      {"head/29500", "letters, digits"},
+                                                      {"a..b", "letters, digits"},
+                                                      {"-head", "letters, digits"},
+                                                      {"<head>", "letters, digits"},
+                                                      {"10.0.0.256", "IPv4"},
+                                                      {"10.0.0.0.1", "IPv4"}};
+  for (const auto& [address, text] : none) {
+    CAPTURE(address);
+    const std::string error = error_of(with(kTorchrun, "MASTER_ADDR", address));
+    CHECK(mentions(error, "MASTER_ADDR is '"));
+    CHECK(mentions(error, text));
+    CHECK(!error_of(with(kSlurm, "MASTER_ADDR", address)).empty());
+  }
+  for (const char* address : {"head", "gpu-08.cluster_1.example.", "10.0.0.7", "::1", "fe80::1%eth0",
+                              "2001:db8::7", "::ffff:10.0.0.7", "n0", "7up"}) {
+    CAPTURE(address);
+    CHECK(read(with(kTorchrun, "MASTER_ADDR", address)).master_addr == address);
+  }
+  // One process waits for nobody.
+  CHECK(read({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_ADDR", "[::1]"}}).world_size == 1);
+}
+
+TEST_CASE("a batch shell that srun has not started is told from a rank") {
+  Variables batch = with(with(kSlurm, "SLURM_PROCID", "0"), "SLURM_NODEID", "0");
+  CHECK(read(batch).batch_shell);
+  CHECK_THROWS_WITH(require_started_ranks(read(batch)), Catch::Contains("srun"));
+  CHECK(read(with(batch, "SLURM_STEP_ID", "4294967291")).batch_shell);
+  CHECK_FALSE(read(with(batch, "SLURM_STEP_ID", "0")).batch_shell);
+  CHECK_FALSE(read(with(with(batch, "SLURM_NTASKS", "1"), "SLURM_TASKS_PER_NODE", "1")).batch_shell);
+  CHECK_FALSE(read(with(batch, "SLURM_PROCID", "1")).batch_shell);
+  CHECK_NOTHROW(require_started_ranks(read(with(batch, "SLURM_STEP_ID", "3"))));
+}
+
 TEST_CASE("node lists expand") {
   CHECK(expand_node_list("head") == Hosts{"head"});
   CHECK(expand_node_list("n[0-2,7],gpu1") == Hosts{"n0", "n1", "n2", "n7", "gpu1"});
