@@ -76,6 +76,7 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
   if (rank > 0)
     before_end.emplace(
         [environment](const std::string& signal) { parallel::leave_ranks(environment, signal + " came"); });
+  trainer::block_warning(false);
   arm_faults_from_environment(line.allow_faults, rank);
   ignore_file_size_signal();
   raise_open_file_limit();
@@ -143,8 +144,10 @@ ExitCode show_config(const CommandLine& line) {
 
 ExitCode run(const std::vector<std::string>& command) {
   const CommandLine line = parse_command_line({command.begin() + 1, command.end()}, terminal_width());
-  if (line.action != CommandLine::Action::kTrain)  // train() does it when it knows the rank
+  if (line.action != CommandLine::Action::kTrain) {  // train() does both when it knows the rank
+    trainer::block_warning(false);
     init_logging(/*quiet=*/false, LogStream::kStderr);
+  }
   switch (line.action) {
     case CommandLine::Action::kShow:
       print_text(line.text);
@@ -221,6 +224,7 @@ void on_terminate_before_main() {
 }
 void handle_terminate_before_main(int, char**, char**) {
   default_terminate = std::set_terminate(on_terminate_before_main);
+  trainer::block_warning(true);  // until train() or run() lets it come
 }
 // The dynamic loader calls this before any library's initialisers.
 [[gnu::section(".preinit_array"), gnu::used]] void (*const kPreinit)(int, char**,

@@ -22,6 +22,12 @@ or was lost, its exit code or signal, host, operation and phase, what it said la
 (128 + signal where a signal ended it). Ctrl-C, TERM and USR1 are passed
 on to the ranks: once for an orderly end; Ctrl-C or TERM twice for one at once. Exit codes: docs/exit_codes.md.
 """
+import signal
+
+# Until the ranks can be told: the warning of SLURM waits, and Ctrl-C ends this program without a traceback.
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import collections
 import ctypes
 import fcntl
@@ -33,7 +39,6 @@ import re
 import select
 import selectors
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -50,9 +55,16 @@ DRAIN_SECONDS = 1.0  # for output of ranks that have ended, should a process the
 USAGE = 2  # docs/exit_codes.md
 
 
+def say(text):
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:  # the reader has closed the pipe (`| head`): the exit code says the rest
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where Python would try again when it ends
+
+
 def fail(problem, remedy):
     shown = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in problem)  # it may hold a variable's value
-    print(f"[launch] {shown}\n  remedy: {remedy}", file=sys.stderr)
+    say(f"[launch] {shown}\n  remedy: {remedy}")
     sys.exit(USAGE)
 
 
@@ -99,12 +111,19 @@ held_ports = []
 
 
 def free_port():
-    """A port on which rank 0 can listen, and which the system gives to nobody else while this program runs."""
-    holder = socket.socket()
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind(("127.0.0.1", 0))
-    held_ports.append(holder)
-    return holder.getsockname()[1]
+    """The loopback address of this host, of IPv6 where it has no other, and a port on which rank 0 can listen there, which the
+    system gives to nobody else while this program runs."""
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        try:
+            holder = socket.socket(family)
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind((address, 0))
+        except OSError as error:
+            problem = error
+            continue
+        held_ports.append(holder)
+        return address, holder.getsockname()[1]
+    fail(f"this host has no loopback address to meet at: {problem}", "bring the interface lo up, or set MASTER_ADDR and MASTER_PORT")
 
 
 def check_cuda_library(program, gpus):
@@ -132,13 +151,14 @@ def rank_environments(gpus):
     node = number("NODE_RANK", 0, low=0, high=nodes - 1)
     if nodes > 1 and not os.environ.get("MASTER_ADDR"):
         fail(f"NNODES is {nodes}, but MASTER_ADDR is not set", "set it to the host of rank 0, the same on every host")
+    address, port = ("127.0.0.1", 29500) if nodes > 1 else free_port()
     common = dict(
         os.environ,
         GROUP_RANK=str(node),
         WORLD_SIZE=str(nodes * nproc),
         LOCAL_WORLD_SIZE=str(nproc),
-        MASTER_ADDR=os.environ.get("MASTER_ADDR") or "127.0.0.1",
-        MASTER_PORT=str(number("MASTER_PORT", 29500 if nodes > 1 else free_port(), high=65535)),
+        MASTER_ADDR=os.environ.get("MASTER_ADDR") or address,
+        MASTER_PORT=str(number("MASTER_PORT", port, high=65535)),
         LOG_RANK=os.environ.get("LOG_RANK") or "0",
     )
     common.setdefault("OMP_NUM_THREADS", str(max(1, core_count() // nproc)))
@@ -156,11 +176,14 @@ def shown_ranks():
 # --- ranks and their output ---------------------------------------------------------------------------------------
 
 
-def die_with_launcher(launcher):
+def die_with_launcher(launcher, unblocks_warning):
     """Runs in the child: should the launcher, a process number, be killed, the rank gets TERM. Until the program runs, the
-    child has the launcher's handlers, which would swallow it; and a launcher that was killed before has no children."""
+    child has the launcher's handlers, which would swallow it; and a launcher that was killed before has no children. `hyperion`
+    starts with USR1 blocked, and takes one that comes meanwhile when it can answer; another program gets it at once."""
     pr_set_pdeathsig = 1
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if not unblocks_warning:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
     if os.getppid() != launcher:
         os._exit(failures.TERMINATED)
@@ -223,7 +246,7 @@ class Rank:
                 stdout=self.streams[0].child_end,
                 stderr=self.streams[1].child_end,
                 start_new_session=True,  # Ctrl-C reaches the launcher alone, which passes it on
-                preexec_fn=functools.partial(die_with_launcher, os.getpid()),
+                preexec_fn=functools.partial(die_with_launcher, os.getpid(), pathlib.Path(command[0]).name == "hyperion"),
             )
         finally:
             for stream in self.streams:
@@ -372,12 +395,13 @@ def report(job, shown, log_folder, failure_folder, started):
         some = ", ".join(others[:8]) + (f" and {len(others) - 8} more" if len(others) > 8 else "")
         lines.append(f"the others have ended: {some}")
     lines.append(f"all output: {log_folder}/rank_N.log")
-    print("\n".join(line if line.startswith(" ") else f"[launch] {line}" for line in lines), file=sys.stderr, flush=True)
+    say("\n".join(line if line.startswith(" ") else f"[launch] {line}" for line in lines))
     return cause.code
 
 
 def main():
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that leaves (`| head`) ends it without a traceback
         print(__doc__.strip(), file=sys.stdout if len(sys.argv) > 1 else sys.stderr)
         return 0 if len(sys.argv) > 1 else USAGE
     command = sys.argv[1:]
@@ -407,6 +431,7 @@ def main():
             targets = (1, 2) if int(environment["RANK"]) in shown else (None, None)
             log_path = os.path.join(log_folder, f"rank_{environment['RANK']}.log")
             job.add(Rank([program, *command[1:]], environment, log_path, targets, several))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         code = job.run()
     except OSError as error:
         fail(f"cannot start the ranks: {error}", f"check {program} and {log_folder}")

@@ -107,6 +107,13 @@ void handle_stop_signals(SignalPhase phase, bool acknowledge) {
   for (int signal : {SIGINT, SIGTERM, SIGUSR1}) ::sigaction(signal, &action, nullptr);
 }
 
+void block_warning(bool block) {
+  sigset_t warning;
+  ::sigemptyset(&warning);
+  ::sigaddset(&warning, SIGUSR1);
+  ::pthread_sigmask(block ? SIG_BLOCK : SIG_UNBLOCK, &warning, nullptr);
+}
+
 BeforeEndBySignal::BeforeEndBySignal(std::function<void(const std::string& signal)> act) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0)

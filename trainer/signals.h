@@ -20,9 +20,13 @@ enum class SignalPhase {
   kTraining,
   kDryRun,  // nothing to save either: as kStart
 };
-// From now on. `acknowledge`: the first signal is answered at once, by a line on stdout that names the
-// running step.
+// From now on. `acknowledge`: the first signal is answered at once, by a line
+// on stdout that names the running step.
 void handle_stop_signals(SignalPhase phase, bool acknowledge);
+
+// USR1, which would end a process that has no handler yet, waits (true) or comes (false). Callable before
+// main().
+void block_warning(bool block);
 
 // While it lives, a signal that ends a starting job first has a thread of its own call `act`, which may do
 // what a signal handler may not. A second signal ends the process at once.

@@ -94,8 +94,11 @@ std::vector<NetworkInterface> gloo_interfaces(const Environment& environment, st
       result.push_back(user_interface(std::string(name)));
     return result;
   }
-  if (environment.single_host())
-    return {{interface_of("127.0.0.1"), "127.0.0.1", "because all ranks are on this host"}};
+  if (environment.single_host()) {
+    const bool ipv6_alone = interface_of("127.0.0.1").empty() && !interface_of("::1").empty();
+    const std::string loopback = ipv6_alone ? "::1" : "127.0.0.1";
+    return {{interface_of(loopback), loopback, "because all ranks are on this host"}};
+  }
   if (const std::string address = address_towards(environment.master_addr);
       !address.empty() && !is_loopback(address)) {
     return {{interface_of(address), address,

@@ -31,6 +31,20 @@ launch.SETTLE_SECONDS, launch.KILL_SECONDS = float(sys.argv.pop(1)), float(sys.a
 sys.exit(launch.main())
 """
 
+# launch.py on a host whose loopback address of IPv4 is not there.
+WITH_IPV6_ALONE = """
+import socket, sys
+class Socket(socket.socket):
+    def bind(self, address):
+        if address[0] == "127.0.0.1":
+            raise OSError(99, "Cannot assign requested address")
+        super().bind(address)
+socket.socket = Socket
+sys.path.insert(0, sys.argv.pop(1))
+import launch
+sys.exit(launch.main())
+"""
+
 # The stand-in for a rank: does what its first argument says.
 RANK = r"""
 import os, signal, sys, time
@@ -85,6 +99,12 @@ elif action == "wait":  # an orderly end after a signal, at once after two; it t
     time.sleep(float(sys.argv[2]) * rank)
     say(f"orderly {stop[0]}")
     sys.exit(int(sys.argv[3]))
+elif action == "warned":  # as the program: answers a warning that came while it was loaded
+    signal.signal(signal.SIGUSR1, lambda *_: stop.append(1))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+    while not stop:
+        time.sleep(0.02)
+    sys.exit(75)
 elif action == "saved":  # both stop by themselves with their state saved, one later
     time.sleep(1.5 * rank)
     say("saved")
@@ -222,6 +242,14 @@ class LauncherTest(unittest.TestCase):
     def test_one_rank_without_gpu_or_NPROC(self):
         self.assertEqual(self.launch("environment")[0], 0)
         self.assertEqual([path.name for path in self.logs.iterdir()], ["rank_0.log"])
+
+    def test_ranks_meet_over_IPv6_on_a_host_that_has_nothing_else(self):
+        done = subprocess.run([sys.executable, "-c", WITH_IPV6_ALONE, SCRIPTS, self.program, "environment"], capture_output=True, text=True,
+                              env=self.environment(), timeout=LIMIT)
+        if "no loopback address" in done.stderr:
+            self.skipTest("there is no ::1 here")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(self.log(0).split()[5], "::1")
 
     def test_cores_are_shared(self):
         self.launch("environment", NPROC=2)
@@ -368,6 +396,16 @@ class LauncherTest(unittest.TestCase):
                     self.assertIn(f"orderly {int(number)}", self.log(rank))
                 for path in self.logs.iterdir():
                     path.unlink()
+
+    def test_a_warning_that_comes_while_ranks_are_started_waits_for_them(self):
+        program = self.program.rename(self.folder / "hyperion")  # which says when it can answer
+        (self.folder / "libhyperion_cuda.so").touch()
+        process = subprocess.Popen([sys.executable, SCRIPTS / "launch.py", program, "warned"], env=self.environment(), stderr=subprocess.PIPE, text=True,
+                                   preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1}))
+        self.addCleanup(process.kill)
+        process.send_signal(signal.SIGUSR1)  # before its first instruction
+        self.assertEqual(process.communicate(timeout=LIMIT), (None, ""))
+        self.assertEqual(process.returncode, 75)
 
     def test_two_signals_end_the_ranks_at_once(self):
         process = self.start("wait", 300, 0, NPROC=2, LOG_RANK="1", kill=LIMIT)
