@@ -34,9 +34,9 @@ std::string take_config_file(const std::string& argument, std::vector<config::Ov
     if (override.name != "job.config_file") return false;
     if (override.value.empty())
       throw_config("command line: --job.config_file: expected the path of a TOML file");
-    if (const std::string problem = config::url_problem(override.value); !problem.empty())
+    if (const std::string problem = config::path_problem(override.value); !problem.empty())
       throw_config("command line: --job.config_file: {}", problem);
-    option = override.value;
+    option = config::expand_home(override.value);
     return true;
   });
   if (!argument.empty() && !option.empty())
@@ -49,7 +49,13 @@ std::string take_config_file(const std::string& argument, std::vector<config::Ov
 template <typename Target>
 CLI::Option* add_path(CLI::App& command, const char* name, Target& target, const char* meaning) {
   return command.add_option(name, target, meaning)
-      ->check(CLI::Validator([](std::string& path) { return config::url_problem(path); }, ""));
+      ->transform(CLI::Validator(
+          [](std::string& path) {
+            const std::string problem = config::path_problem(path);
+            if (problem.empty()) path = config::expand_home(path);
+            return problem;
+          },
+          ""));
 }
 
 // CLI::Range lets NaN pass.

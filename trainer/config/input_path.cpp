@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/nearest.h"
 #include "base/printable.h"
+#include "base/process.h"
 
 namespace hyperion::config {
 namespace fs = std::filesystem;
@@ -21,7 +22,11 @@ fs::path install_root() {
   return error ? fs::current_path() : binary.parent_path().parent_path();
 }
 
-std::string url_problem(std::string_view path) {
+std::string path_problem(std::string_view path) {
+  if (path.starts_with('~') && path.size() > 1 && path[1] != '/')
+    return "begins with the home folder of another user: write that folder out (./~ begins a name with ~)";
+  if (path.starts_with('~') && environment_variable("HOME").value_or("").empty())
+    return "begins with ~, and the environment variable HOME is not set: write the folder out";
   const std::string_view scheme = path.substr(0, std::min(path.find("://"), path.size()));
   const bool is_url = scheme.size() < path.size() && !scheme.empty() &&
                       std::isalpha(static_cast<unsigned char>(scheme[0])) != 0 &&
@@ -34,6 +39,11 @@ std::string url_problem(std::string_view path) {
       "is a URL, and only the file systems of this machine are read and written: mount what {}:// names "
       "(mountpoint-s3 and gcsfuse do that) or copy it, and give that path",
       scheme);
+}
+
+std::string expand_home(const std::string& path) {
+  const bool expands = path == "~" || path.starts_with("~/");
+  return expands ? environment_variable("HOME").value_or("~") + path.substr(1) : path;
 }
 
 bool matches_a_file(const fs::path& path) {

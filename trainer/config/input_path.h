@@ -20,8 +20,13 @@ std::filesystem::path resolve_input(const std::string& path, const std::filesyst
 // Error(kUsage) with the nearest preset and all of them for a name that is neither.
 std::filesystem::path config_file(const std::filesystem::path& named, const std::filesystem::path& base);
 
-// Why a path that is a URL ("s3://bucket/run") is refused, and what to do; "" for every other path.
-std::string url_problem(std::string_view path);
+// Why a path is refused that is a URL ("s3://bucket/run") or begins with a "~" that expand_home() does not
+// take, and what to do; "" for every other path.
+std::string path_problem(std::string_view path);
+
+// A path of the configuration or the command line with HOME in place of the "~" of "~" and "~/...", as a
+// shell expands it; every other path as it stands.
+std::string expand_home(const std::string& path);
 
 // Whether `path` exists, or is a glob that a file matches.
 bool matches_a_file(const std::filesystem::path& path);

@@ -74,8 +74,9 @@ std::string unknown_key_hint(const std::string& name) {
 std::string assign_or_explain(const Option& option, const std::optional<Value>& value, JobConfig& config) {
   if (value && assign(option, *value, config)) return "";
   const auto* text = value ? std::get_if<std::string>(&*value) : nullptr;
-  const std::string url = text != nullptr && option.names_a_file() ? url_problem(*text) : "";
-  return url.empty() ? "expected " + expected(option) + choice_hint(option, value.value_or(Value())) : url;
+  const std::string problem = text != nullptr && option.names_a_file() ? path_problem(*text) : "";
+  if (!problem.empty()) return problem;
+  return "expected " + expected(option) + choice_hint(option, value.value_or(Value()));
 }
 
 // Line and column. toml11's tables forget the order of the file.
@@ -386,7 +387,7 @@ void expand_dump_folder(ResolvedConfig& resolved) {
   std::string& folder = resolved.config.job.dump_folder;
   try {
     folder = expand_variables(folder);
-    if (const std::string problem = url_problem(folder); !problem.empty()) throw_config("{}", problem);
+    if (const std::string problem = path_problem(folder); !problem.empty()) throw_config("{}", problem);
   } catch (const Error& error) {
     throw_config("{}: job.dump_folder = \"{}\": {}", resolved.origin("job.dump_folder"),
                  printable(std::filesystem::path(folder)), error.what());

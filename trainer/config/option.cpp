@@ -15,7 +15,7 @@ namespace hyperion::config {
 namespace {
 
 bool in_range(const Option& option, double value) {
-  if (!std::isfinite(value)) return false;
+  if (!std::isfinite(value)) return option.infinite && value > 0;
   if (option.special && value == static_cast<double>(*option.special)) return true;
   if (option.minimum && (option.above_minimum ? value <= *option.minimum : value < *option.minimum))
     return false;
@@ -103,6 +103,7 @@ std::string range_text(const Option& option) {
     text += fmt::format("{} {} {}", text.empty() ? "" : " and", option.below_maximum ? "below" : "at most",
                         *option.maximum);
   if (option.special) text += fmt::format(", or {}", *option.special);
+  if (option.infinite) text += ", or inf";
   return text;
 }
 
@@ -118,7 +119,7 @@ std::string choices_text(const Option& option) {
 bool acceptable(const Option& option, const Value& value) {
   if (const auto* text = std::get_if<std::string>(&value)) {
     if (option.path && text->empty()) return false;
-    if (option.names_a_file() && !url_problem(*text).empty()) return false;
+    if (option.names_a_file() && !path_problem(*text).empty()) return false;
     if (option.form.empty()) return is_choice(option, *text);
     const auto whole = parse_integer(*text);
     return is_choice(option, *text) || (whole && *whole >= 1);
@@ -139,8 +140,11 @@ bool acceptable(const Option& option, const Value& value) {
 }  // namespace
 
 bool assign(const Option& option, const Value& value, JobConfig& config) {
-  return acceptable(option, value) &&
-         option.type->assign(value, reinterpret_cast<std::byte*>(&config) + option.offset);
+  if (!acceptable(option, value)) return false;
+  const auto* text = std::get_if<std::string>(&value);
+  const bool path = text != nullptr && option.names_a_file();
+  return option.type->assign(path ? Value(expand_home(*text)) : value,
+                             reinterpret_cast<std::byte*>(&config) + option.offset);
 }
 
 Value read(const Option& option, const JobConfig& config) {

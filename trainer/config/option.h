@@ -53,8 +53,9 @@ struct Option {
   std::optional<int64_t> special{};    // one more value outside [minimum, maximum]
   bool above_minimum = false;
   bool below_maximum = false;
-  std::string form{};  // a text must be a positive whole number or one of `choices`; how to say it
-  bool path = false;   // of a file or folder: not empty, which would stand for the current folder
+  bool infinite = false;  // a number may be infinite
+  std::string form{};     // a text must be a positive whole number or one of `choices`; how to say it
+  bool path = false;      // of a file or folder: not empty, which would stand for the current folder
   const Feature* feature = nullptr;  // the option matters while this is on
   bool python_only = false;          // configures Python: accepted, without effect
   bool in_torchtitan = true;         // torchtitan v0.2.2 has this key
@@ -63,6 +64,7 @@ struct Option {
   Option& above(double value) { return minimum = value, above_minimum = true, *this; }
   Option& at_most(double value) { return maximum = value, *this; }
   Option& below(double value) { return maximum = value, below_maximum = true, *this; }
+  Option& or_infinite() { return infinite = true, *this; }
   Option& or_value(int64_t value) { return special = value, *this; }
   Option& one_of(std::vector<std::string> texts) { return choices = std::move(texts), *this; }
   Option& one_of(std::span<const std::string_view> texts) {
@@ -83,8 +85,8 @@ struct Option {
   Option& only_python() { return python_only = true, *this; }
   Option& hyperion_only() { return in_torchtitan = false, *this; }
 
-  // Also of a folder under another one, which may be empty.
-  bool names_a_file() const { return path || name.ends_with("_folder"); }
+  // Also of a folder under another one or a file of a schedule, which may be empty.
+  bool names_a_file() const { return path || name.ends_with("_folder") || name.ends_with("_csv"); }
   Kind kind() const { return type->kind; }
   bool optional() const { return type->optional; }
 
@@ -93,8 +95,8 @@ struct Option {
   std::string_view key() const { return std::string_view(name).substr(name.rfind('.') + 1); }
 };
 
-// Stores `value` when it has the option's type and is in its range (a whole number is a number too);
-// otherwise leaves `config` alone and returns false.
+// Stores `value`, of a path as expand_home() makes it, when it has the option's type and is in its range (a
+// whole number is a number too); otherwise leaves `config` alone and returns false.
 bool assign(const Option& option, const Value& value, JobConfig& config);
 
 Value read(const Option& option, const JobConfig& config);

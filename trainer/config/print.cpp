@@ -1,6 +1,7 @@
 #include "trainer/config/print.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 #include <type_traits>
@@ -42,6 +43,8 @@ std::string to_json(const JobConfig& config) {
             return nullptr;
           else if constexpr (std::is_same_v<T, TextTable>)
             return Json::object_t(held.begin(), held.end());
+          else if constexpr (std::is_same_v<T, double>)  // JSON has no infinite numbers
+            return std::isfinite(held) ? Json(held) : Json(toml_text(Value(held)));
           else
             return held;
         },

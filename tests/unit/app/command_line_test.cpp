@@ -1,5 +1,7 @@
 #include "app/command_line.h"
 
+#include <cstdlib>
+
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
@@ -247,6 +249,29 @@ TEST_CASE("a URL in the place of a path is refused with the remedy, by every com
   CHECK(parse({"generate", "c", "--prompt", "see https://a.b"}).generate.prompt == "see https://a.b");
   for (const char* path : {"runs/a:/b", "://a", "1a://b", "a b://c"})
     CHECK(parse({"ckpt", "ls", path}).ckpt.ls.path == path);
+}
+
+TEST_CASE("~ in a path is the home folder and that of another user is refused, by every command") {
+  const std::string home = std::getenv("HOME") != nullptr ? std::getenv("HOME") : "";
+  ::setenv("HOME", "/home/anna", 1);
+  CHECK(parse({"train", "~/a.toml"}).config_file == "/home/anna/a.toml");
+  CHECK(parse({"train", "--job.config_file=~/a.toml"}).config_file == "/home/anna/a.toml");
+  CHECK(parse({"check", "~"}).config_file == "/home/anna");
+  const CommandLine::Tokenize tokenize =
+      parse({"tokenize", "--out=~/o", "--tokenizer", "~/t", "a", "~/b", "c~", "~/*.jsonl"}).tokenize;
+  CHECK(tokenize.out == "/home/anna/o");
+  CHECK(tokenize.tokenizer == "/home/anna/t");
+  CHECK(tokenize.inputs == std::vector<std::string>{"a", "/home/anna/b", "c~", "/home/anna/*.jsonl"});
+  CHECK(parse({"ckpt", "diff", "~/a", "./~"}).ckpt.diff.a == "/home/anna/a");
+  CHECK(parse({"ckpt", "diff", "~/a", "./~"}).ckpt.diff.b == "./~");
+  CHECK(parse({"report", "a", "-o", "~/r.html"}).report.output == "/home/anna/r.html");
+  CHECK(parse({"generate", "c", "--prompt", "~/x"}).generate.prompt == "~/x");
+  CHECK_THAT(refusal({"ckpt", "ls", "~anna/run"}), Contains("home folder of another user"));
+  CHECK_THAT(refusal({"train", "--job.config_file", "~anna/a.toml"}),
+             Contains("home folder of another user"));
+  ::unsetenv("HOME");
+  CHECK_THAT(refusal({"ckpt", "ls", "~/run"}), Contains("HOME is not set"));
+  ::setenv("HOME", home.c_str(), 1);
 }
 
 TEST_CASE("mistakes on the command line are usage errors") {

@@ -23,7 +23,7 @@ class Variables {
   Variables& operator=(const Variables&) = delete;
 
  private:
-  static constexpr const char* kNames[] = {"SCRATCH", "A", "A_1", "SLURM_JOB_ID"};
+  static constexpr const char* kNames[] = {"SCRATCH", "A", "A_1", "SLURM_JOB_ID", "HOME"};
 };
 
 }  // namespace
@@ -53,6 +53,30 @@ TEST_CASE("a dump folder whose variable is missing is refused with its place and
   CHECK_THAT(refusal("run-%j", {}), Catch::Contains("%j is the number of a SLURM job, and this is none"));
   for (const char* bad : {"${", "${}", "${A", "x${1A}", "${A B}", "${A-b}"})
     CHECK_THAT(refusal(bad, {{"A", "a"}}), Catch::Contains("expected ${NAME}"));
+}
+
+TEST_CASE("~ in every key that is a path is the home folder") {
+  const Variables set(std::map<std::string, std::string>{{"HOME", "/home/anna"}});
+  const ResolvedConfig resolved = parse_config(
+      "[job]\ndump_folder = \"~/run\"\ndescription = \"~/x\"\n[training]\ndataset_path = \"~/data/*.jsonl\"\n"
+      "[model]\nhf_assets_path = \"./~\"\n",
+      "job.toml",
+      {{"checkpoint.initial_load_path", "~"},
+       {"metrics.save_tb_folder", "~/tb"},
+       {"parallelism.pipeline_parallel_schedule_csv", "~/a.csv"}});
+  CHECK(resolved.config.job.dump_folder == "/home/anna/run");
+  CHECK(resolved.config.job.description == "~/x");
+  CHECK(resolved.config.training.dataset_path == "/home/anna/data/*.jsonl");
+  CHECK(resolved.config.model.hf_assets_path == "./~");
+  CHECK(resolved.config.checkpoint.initial_load_path == "/home/anna");
+  CHECK(resolved.config.metrics.save_tb_folder == "/home/anna/tb");
+  CHECK(resolved.config.parallelism.pipeline_parallel_schedule_csv == "/home/anna/a.csv");
+  for (const char* other : {"~anna/run", "~+"})
+    CHECK_THAT(error_of(ExitCode::kUsage,
+                        [&] {
+                          parse_config("", "job.toml", {{"job.dump_folder", other}});
+                        }),
+               Catch::Contains("job.dump_folder = ") && Catch::Contains("home folder of another user"));
 }
 
 }  // namespace hyperion::config

@@ -199,6 +199,7 @@ TEST_CASE("NaN and infinity are refused for every key that takes a number") {
       if (option.kind() != Kind::kNumber) continue;
       for (const char* value : {"nan", "-nan", "inf", "-inf"}) {
         CAPTURE(option.name, value);
+        if (option.name == "training.max_norm" && value == std::string("inf")) continue;  // never clips
         CHECK_THAT(refusal(fmt::format("[{}]\n{} = {}", option.section(), option.key(), value)),
                    Contains(option.name) && Contains("expected a number"));
       }
@@ -389,7 +390,7 @@ TEST_CASE("a URL is refused by every key that is a path, with the remedy") {
                       Contains(refused) && Contains(remedy));
     ++paths;
   }
-  CHECK(paths == 12);
+  CHECK(paths == 13);
   CHECK(parse("[job]\ndescription = \"see https://a.b\"\n").config.job.description == "see https://a.b");
 }
 

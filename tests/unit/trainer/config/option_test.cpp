@@ -69,6 +69,9 @@ TEST_CASE("ranges are checked at their ends") {
   CHECK_FALSE(accepts("lr_scheduler.decay_ratio", 1.0001));
   CHECK_FALSE(accepts("optimizer.beta1", 1.0));
   CHECK_FALSE(accepts("training.max_norm", 0.0));
+  CHECK(accepts("training.max_norm", std::numeric_limits<double>::infinity()));
+  CHECK_FALSE(accepts("training.max_norm", -std::numeric_limits<double>::infinity()));
+  CHECK_FALSE(accepts("training.max_norm", std::numeric_limits<double>::quiet_NaN()));
   CHECK_FALSE(accepts("optimizer.lr", std::numeric_limits<double>::infinity()));
   CHECK_FALSE(accepts("optimizer.lr", std::numeric_limits<double>::quiet_NaN()));
 }
@@ -149,7 +152,8 @@ TEST_CASE("literals are TOML and keep their type") {
 TEST_CASE("what an option expects is said in words") {
   CHECK(expected(option("training.global_batch_size")) ==
         "a whole number of at least 1 and at most 1000000000, or -1");
-  CHECK(expected(option("training.max_norm")) == "a number above 0");
+  CHECK(expected(option("training.max_norm")) == "a number above 0, or inf");
+  CHECK(expected(option("optimizer.eps")) == "a number above 0");
   CHECK(expected(option("optimizer.name")) == "\"AdamW\" or \"Adam\"");
   CHECK(expected(option("compile.components")) == "a list of \"model\" or \"loss\"");
 }

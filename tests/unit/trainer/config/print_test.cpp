@@ -13,11 +13,12 @@ TEST_CASE("the printed configuration reads back as the same configuration") {
       "[\"quantize.linear.mx\"]\nargs.tied = true\n"
       "[optimizer]\nlr = 1\neps = 1e-12\n[debug]\nseed = 3\n"
       "[parallelism]\nmodule_fqns_per_model_part = [[\"a\"], []]\n",
-      "job.toml", {{"training.dataset_path", "x"}});
+      "job.toml", {{"training.dataset_path", "x"}, {"training.max_norm", "inf"}});
   const ResolvedConfig again = parse_config(to_toml(resolved), "again.toml", {});
   CHECK(to_json(again.config) == to_json(resolved.config));
   CHECK(again.config.job.description == resolved.config.job.description);
   CHECK(again.config.optimizer.eps == 1e-12);
+  CHECK(nlohmann::json::parse(to_json(again.config))["training"]["max_norm"] == "inf");
 }
 
 TEST_CASE("each printed line says where its value came from") {
