@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "base/log.h"
 #include "checkpoint/names.h"
 #include "models/flavors/yarn.h"
 #include "parallel/job/phase.h"
@@ -69,8 +70,16 @@ DataSetup checked_tokenizer(const config::ResolvedConfig& resolved, config::RunC
   if (resolved.config.checkpoint.enable && resolved.config.checkpoint.last_save_in_hf)
     data::tokenizer_files(data.tokenizer_path);  // refuses what cannot be read
   if (!facts.model) return data;
-  facts.tokenizer_vocab_size = data.tokenizer->vocab_size();
+  const int64_t entries = data.tokenizer->vocab_size(), rows = facts.model->vocab_size;
+  facts.tokenizer_vocab_size = entries;
   config::require_valid_config(resolved, facts);
+  if (entries < rows / 2)
+    log_warning(
+        "model.hf_assets_path: the tokenizer {} has {} entries, fewer than half of the model's vocabulary of "
+        "{}: the "
+        "other rows of the embedding and the head are not trained; name the model's own tokenizer, or set "
+        "model.args.vocab_size = {}",
+        data.tokenizer_path, entries, rows, entries);
   return data;
 }
 

@@ -41,6 +41,11 @@ class ExitCodes(JobTest):
         job = self.run_job("--model.args.vocab_size=100", code=2, says=["vocab_size", "2048"])
         self.assertNotIn("Training starts", job.text())
 
+    def test_a_batch_shell_of_slurm_without_srun_is_2_and_names_srun(self):
+        self.run_job("--comm.init_timeout_seconds=3600", code=2, says=["batch shell of SLURM job 5", "start the program with srun"],
+                     env={"RANK": "", "WORLD_SIZE": "", "SLURM_JOB_ID": 5, "SLURM_NTASKS": 2, "SLURM_PROCID": 0, "SLURM_LOCALID": 0, "SLURM_NODEID": 0,
+                          "SLURM_TASKS_PER_NODE": 2, "SLURM_JOB_NODELIST": "n0"})
+
     def test_missing_data_is_2(self):
         self.run_job("--training.dataset_path=/no/such/data.jsonl", code=2, says=["/no/such/data.jsonl"])
 
@@ -100,6 +105,14 @@ class ExitCodes(JobTest):
         self.assertRegex(job.text(), r"\[hyperion\] Ctrl-C received in step \d+: stopping after it \(a second one")
         self.assertNotIn("received", job.text(1))
 
+    def test_a_warning_that_comes_while_the_program_is_loaded_ends_it_with_143(self):
+        process = subprocess.Popen([BINARY, "train", self.folder / "job.toml"], env={**os.environ, "HYPERION_DEVICE": "cpu"}, text=True, stdout=subprocess.PIPE,
+                                   preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1}))  # as launch.py does
+        self.addCleanup(process.kill)
+        process.send_signal(signal.SIGUSR1)
+        self.assertIn("USR1 received while the job was starting: it ends", process.communicate(timeout=PATIENCE)[0])
+        self.assertEqual(process.returncode, 143)
+
     def test_term_ends_after_the_step_with_143(self):
         job = self.start("--training.steps=100000")
         job.wait_for("step:  2")
@@ -117,7 +130,12 @@ class ExitCodes(JobTest):
                 warm_start.run([BINARY, "ckpt", "verify", self.folder / name / "checkpoint" / "step-5"], check=True)
 
     def test_what_is_running_stands_in_the_log(self):
-        job = self.run_job("--training.global_batch_size=8", "--lr_scheduler.warmup_steps=9", "--training.steps=2", ranks=2, code=0, says=[
+        (self.folder / "data" / ".cache").mkdir(parents=True)
+        (self.folder / "data" / ".cache" / "a.jsonl").write_text("no JSON")
+        (self.folder / "data.jsonl").rename(self.folder / "data" / "data.jsonl")
+        job = self.run_job("--training.global_batch_size=8", "--lr_scheduler.warmup_steps=9", "--training.steps=2", "--training.max_norm=inf",
+                           "--model.args.vocab_size=5000", f"--training.dataset_path={self.folder}/data", ranks=2, code=0, says=[
+            "left out 1 file or folder whose names begin with a dot", "has 2048 entries, fewer than half of the model's vocabulary of 5000",
             "Device: CPU, 1 thread per rank; mesh", "dp_shard 2", "local batch size 2, global batch size 8, gradient accumulation steps 2",
             "256 tokens per step", "compute copies of the weights bfloat16, gradients reduced in float32", "mfu is a share of", "Weights: initialised at random (seed 1)",
             "WARNING - lr_scheduler.warmup_steps = 9 is more than the 2 steps"])
