@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/files.h"
+
 namespace hyperion {
 namespace {
 
@@ -35,6 +37,12 @@ std::string substitute_of(std::string_view head, bool text) {
            "the file "
            "again, with a login where the server wants one";
   return "";
+}
+
+std::string substitute_of(const InputFile& file, bool text) {
+  std::string head(std::min<uint64_t>(kSubstituteBytes, file.size()), '\0');
+  file.read(0, head.data(), head.size());
+  return substitute_of(head, text);
 }
 
 }  // namespace hyperion

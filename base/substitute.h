@@ -7,6 +7,8 @@
 
 namespace hyperion {
 
+class InputFile;
+
 // Bytes from the front of a file that substitute_of() looks at.
 inline constexpr size_t kSubstituteBytes = 64;
 
@@ -14,5 +16,6 @@ inline constexpr size_t kSubstituteBytes = 64;
 // web server and, where a text was expected, text in UTF-16. "" for everything else. read_file() and
 // read_file_or_pipe() refuse a file of text for it.
 std::string substitute_of(std::string_view head, bool text = true);
+std::string substitute_of(const InputFile& file, bool text = true);
 
 }  // namespace hyperion

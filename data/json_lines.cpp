@@ -52,10 +52,7 @@ JsonLines::JsonLines(const std::filesystem::path& path, TextField field, size_t 
       line_limit_(line_limit),
       file_(path),
       parser_(std::make_unique<simdjson::dom::parser>()) {
-  char head[kSubstituteBytes];
-  const size_t head_bytes = std::min<uint64_t>(sizeof head, file_.size());
-  file_.read(0, head, head_bytes);
-  refuse_substitute({head, head_bytes});
+  refuse_substitute(substitute_of(file_));
   if (const FileFormat* format = format_of(file_); format != nullptr && format->use == FormatUse::kRefused)
     throw_data("{}: is {}, which is not read: {}", name_, format->name,
                fmt::format(fmt::runtime(format->remedy), format->name == "Parquet" ? "parquet" : "feather"));
@@ -63,15 +60,15 @@ JsonLines::JsonLines(const std::filesystem::path& path, TextField field, size_t 
   if (in_memory_) {
     text_ = first_line_only ? first_line(file_) : decompress(file_, inflation_limit(file_.size()));
     file_ = InputFile();
-    refuse_substitute(text_.view().substr(0, kSubstituteBytes));
+    refuse_substitute(substitute_of(text_.view().substr(0, kSubstituteBytes)));
   }
   index_lines();
   if (documents() == 0)
     throw_data("{}: holds no document: remove the file, or write {}", name_, expected_format());
 }
 
-void JsonLines::refuse_substitute(std::string_view head) const {
-  if (const std::string what = substitute_of(head); !what.empty()) throw_data("{}: {}", name_, what);
+void JsonLines::refuse_substitute(const std::string& what) const {
+  if (!what.empty()) throw_data("{}: {}", name_, what);
 }
 
 std::string JsonLines::check_first_line(const std::filesystem::path& path, const TextField& field) {

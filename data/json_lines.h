@@ -56,7 +56,7 @@ class JsonLines {
     uint64_t lines;     // blank lines so far
   };
   JsonLines(const std::filesystem::path& path, TextField field, size_t line_limit, bool first_line_only);
-  void refuse_substitute(std::string_view head) const;
+  void refuse_substitute(const std::string& what) const;  // unless it is empty
   void index_lines();
   void read(uint64_t begin, char* out, size_t bytes) const;  // of the content
   // Reads the document's line into padded_ and returns it; of one over the limit not all.

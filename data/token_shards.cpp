@@ -105,10 +105,7 @@ ShardSource::ShardSource(const fs::path& folder)
   const auto check_size = [&](const InputFile& input, uint64_t count, size_t width) {
     const std::string file = input.path().filename().string();
     if (input.size() != count * width) {
-      char head[kSubstituteBytes];
-      const size_t bytes = std::min<uint64_t>(sizeof head, input.size());
-      input.read(0, head, bytes);
-      if (const std::string what = substitute_of({head, bytes}, /*text=*/false); !what.empty())
+      if (const std::string what = substitute_of(input, /*text=*/false); !what.empty())
         throw_data("token shard {}: {} {}", folder.string(), file, what);
       throw_data(
           "token shard {}: {} is {} bytes, but index.json promises {} entries of {} bytes: copy or write it "

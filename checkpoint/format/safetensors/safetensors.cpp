@@ -224,13 +224,14 @@ CheckpointIndex read_listed(const fs::path& folder) {
 
 SafetensorsHeader read_safetensors_header(ByteSource& file) {
   uint64_t length = 0;
-  const std::string what =
-      substitute_of(file.read_text(0, std::min<uint64_t>(kSubstituteBytes, file.size())), /*text=*/false);
-  if (!what.empty()) throw_data("{}: {}", file.name(), what);
   if (file.size() < sizeof length)
     throw_data("{}: is {} bytes, too few for a safetensors file", file.name(), file.size());
   file.read(0, &length, sizeof length);
-  if (length > kMaxSafetensorsHeader || length > file.size() - sizeof length)
+  const bool fits = length <= kMaxSafetensorsHeader && length <= file.size() - sizeof length;
+  const std::string what =
+      fits ? "" : substitute_of(file.read_text(0, std::min<uint64_t>(kSubstituteBytes, file.size())));
+  if (!what.empty()) throw_data("{}: {}", file.name(), what);
+  if (!fits)
     throw_data(
         "{}: says that its header has {} bytes, expected at most {}: it is cut short or no safetensors file",
         file.name(), length, std::min(kMaxSafetensorsHeader, file.size() - sizeof length));

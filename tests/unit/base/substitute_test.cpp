@@ -32,6 +32,7 @@ TEST_CASE("a file of text that something else stands in place of is named as tha
   const test::TemporaryFolder folder;
   const std::string path = folder.write("config.json", "<html><body>404</body></html>");
   CHECK_THROWS_WITH(read_file(path), Catch::StartsWith(path + ": is a page of a web server"));
+  CHECK_THAT(substitute_of(InputFile(path)), Catch::StartsWith("is a page of a web server"));
   CHECK_THROWS_WITH(read_file_or_pipe(path, 1000), Catch::StartsWith(path + ": is a page of a web server"));
 }
 
