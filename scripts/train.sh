@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains on this host: sets up and builds what is missing, then starts NPROC ranks (scripts/launch.py).
 set -euo pipefail
+trap '' USR1  # SLURM's warning ends nothing before the launcher answers it
 # shellcheck source=scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

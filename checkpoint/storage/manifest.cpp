@@ -14,6 +14,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/printable.h"
+#include "base/substitute.h"
 
 namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
@@ -162,9 +163,13 @@ void check_sizes(const fs::path& folder, const Manifest& manifest) {
                  errno_text(errno));
     if (S_ISLNK(info.st_mode)) throw_data("{}: is a symbolic link, not a regular file", printable(path));
     if (!S_ISREG(info.st_mode)) InputFile{path};  // says what it is
-    if (static_cast<uint64_t>(info.st_size) != record.bytes)
+    if (static_cast<uint64_t>(info.st_size) != record.bytes) {
+      const std::string what =
+          substitute_of(InputFile(path, Links::kRefuse), /*text=*/!record.name.ends_with(".safetensors"));
+      if (!what.empty()) throw_data("{}: {}", printable(path), what);
       throw_data("{}: has {} bytes, {} were written: the file was truncated or replaced", printable(path),
                  info.st_size, record.bytes);
+    }
   }
 }
 

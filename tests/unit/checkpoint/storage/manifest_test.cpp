@@ -118,6 +118,9 @@ TEST_CASE("a shard of another size is named with both sizes") {
     const std::string why = error_of(ExitCode::kBadData, [&] { check_sizes(fixture.root, manifest); });
     CHECK_THAT(why, Catch::Contains("shard: has " + std::to_string(size) + " bytes, 1000 were written"));
   }
+  std::ofstream(fixture.root / "shard") << "version https://git-lfs.github.com/spec/v1\n";
+  CHECK_THAT(error_of(ExitCode::kBadData, [&] { check_sizes(fixture.root, manifest); }),
+             Catch::Contains("shard: is a pointer of Git LFS"));
   std::filesystem::remove(fixture.root / "shard");
   CHECK_THAT(error_of(ExitCode::kBadData, [&] { check_sizes(fixture.root, manifest); }),
              Catch::Contains("missing"));
