@@ -119,10 +119,14 @@ std::string describe_context(const config::JobConfig& config, const models::Mode
 }
 
 std::string describe_files(const std::string& path) {
-  const std::vector<data::CorpusFile> files = data::find_corpus(path);
+  std::vector<fs::path> hidden;
+  const std::vector<data::CorpusFile> files = data::find_corpus(path, "training.dataset_path", &hidden);
   uint64_t bytes = 0;
   for (const data::CorpusFile& file : files) bytes += file.size;
-  return fmt::format("{}: {}, {}", path, counted(files.size(), "file"), counted(bytes, "byte"));
+  const std::string left_out =
+      hidden.empty() ? ""
+                     : fmt::format("; left out: {} beginning with a dot", counted(hidden.size(), "name"));
+  return fmt::format("{}: {}, {}{}", path, counted(files.size(), "file"), counted(bytes, "byte"), left_out);
 }
 
 // Makes a file in the folder and removes it, with the folders that were missing.

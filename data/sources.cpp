@@ -115,10 +115,10 @@ std::vector<fs::path> expand_glob(const std::string& pattern) {
 }
 
 std::string describe_hidden(const std::vector<fs::path>& hidden) {
-  return fmt::format(
-      "{} whose names begin with a dot ({}{})",
-      hidden.size() == 1 ? "1 file or folder" : fmt::format("{} files and folders", hidden.size()),
-      printable(hidden.front()), hidden.size() == 1 ? "" : " ...");
+  if (hidden.size() == 1)
+    return fmt::format("1 file or folder whose name begins with a dot ({})", printable(hidden.front()));
+  return fmt::format("{} files and folders whose names begin with a dot ({} ...)", hidden.size(),
+                     printable(hidden.front()));
 }
 
 // A file in the folder of a format that is not read; "" when there is none.
@@ -164,7 +164,7 @@ std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::
         key, dataset_path,
         left_out.empty()
             ? ""
-            : fmt::format("; {} are left out: give the path itself to read one", describe_hidden(left_out)));
+            : fmt::format("; left out {}: give the path itself to read one", describe_hidden(left_out)));
   }
   std::sort(files.begin(), files.end(),
             [](const CorpusFile& a, const CorpusFile& b) { return a.name < b.name; });

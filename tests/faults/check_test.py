@@ -104,10 +104,11 @@ class Check(CheckpointTest):
         self.check(code=65, says=["is Parquet, which is not read"])
 
     def test_a_token_shard_whose_tokens_have_changed_is_found(self):
-        shard = self.folder / "shard"
+        shard = self.folder / "corpus" / "shard"
+        (self.folder / "corpus" / ".cache").mkdir(parents=True)
         warm_start.run([BINARY, "tokenize", "--out", str(shard), "--tokenizer", str(ROOT / "tests/assets/tokenizer"),
                         str(self.folder / "data.jsonl")], check=True)
-        self.check("--training.dataset=jsonl", f"--training.dataset_path={shard}")
+        self.check("--training.dataset=jsonl", f"--training.dataset_path={shard.parent}", says=["left out: 1 name beginning with a dot"])
         tokens = bytearray((shard / "tokens.bin").read_bytes())
         tokens[100] ^= 1
         (shard / "tokens.bin").write_bytes(tokens)

@@ -135,7 +135,7 @@ class ExitCodes(JobTest):
         (self.folder / "data.jsonl").rename(self.folder / "data" / "data.jsonl")
         job = self.run_job("--training.global_batch_size=8", "--lr_scheduler.warmup_steps=9", "--training.steps=2", "--training.max_norm=inf",
                            "--model.args.vocab_size=5000", f"--training.dataset_path={self.folder}/data", ranks=2, code=0, says=[
-            "left out 1 file or folder whose names begin with a dot", "has 2048 entries, fewer than half of the model's vocabulary of 5000",
+            "left out 1 file or folder whose name begins with a dot", "has 2048 entries, fewer than half of the model's vocabulary of 5000",
             "Device: CPU, 1 thread per rank; mesh", "dp_shard 2", "local batch size 2, global batch size 8, gradient accumulation steps 2",
             "256 tokens per step", "compute copies of the weights bfloat16, gradients reduced in float32", "mfu is a share of", "Weights: initialised at random (seed 1)",
             "WARNING - lr_scheduler.warmup_steps = 9 is more than the 2 steps"])

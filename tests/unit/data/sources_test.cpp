@@ -78,9 +78,9 @@ TEST_CASE("names that begin with a dot are left out of a folder and counted unle
   CHECK(names(find_corpus(root + "/sub/.*")) == Names{".b.jsonl", ".cache/huggingface/x.jsonl"});
   CHECK(names(find_corpus(root + "/{.,}[o_]*/{.c,d}.jsonl")) == Names{".own/.c.jsonl", ".own/d.jsonl"});
   fs::remove(folder.path() / ".own" / "d.jsonl");
-  CHECK_THROWS_WITH(
-      find_corpus(root + "/.own"),
-      Catch::Contains("1 file or folder whose names begin with a dot (") && Catch::Contains(".own/.c.jsonl"));
+  CHECK_THROWS_WITH(find_corpus(root + "/.own"),
+                    Catch::Contains("left out 1 file or folder whose name begins with a dot (") &&
+                        Catch::Contains(".own/.c.jsonl"));
 }
 
 TEST_CASE("a dataset path without data is an error that names it") {
