@@ -103,11 +103,6 @@ std::optional<models::DimensionProblem> export_problem(const ModelArgs& args) {
     require("route_norm", args.route_norm, false);
     require("n_dense_layers", args.n_dense_layers, 0);
   }
-  refuse_if(
-      args.load_balance_coeff > 0, {"load_balance_coeff"},
-      fmt::format("load_balance_coeff is {}: it changes expert_bias, which transformers' {} model does not "
-                  "have",
-                  args.load_balance_coeff, args.family));
   return problem;
 }
 
@@ -277,6 +272,11 @@ HuggingFaceFiles hugging_face_files(const config::JobConfig::Model& model, check
                     args.max_seq_len,
                     args.max_seq_len == positions ? "as imported" : "the model's (model.args.max_seq_len)",
                     trained_seq_len));
+  if (args.num_experts > 0 && args.load_balance_coeff > 0 && args.family != "deepseek_v3")
+    out.remarks.push_back(
+        fmt::format("layers.*.moe.expert_bias are left out: transformers' {} model has no biases of experts, "
+                    "which model.args.load_balance_coeff = {} has moved, so it may choose other experts",
+                    args.family, args.load_balance_coeff));
   if (args.kv_lora_rank > 0 && args.norm_eps != kLatentNormEps)
     out.remarks.push_back(
         fmt::format("model.args.norm_eps is {}, but transformers' norms of the latents have {} whatever "
