@@ -288,6 +288,12 @@ std::string summarize(const Verification& one, bool quick) {
         "no damage seen: {}, headers and sizes fit and all numbers are finite; not compared: the bytes of "
         "the numbers (safetensors have no checksums), config.json and the tokenizer's files",
         seen);
+  if (one.kind == CheckpointKind::kForeign)
+    return fmt::format(
+        "no damage seen: {}, the CRCs of all tensors fit and all numbers are finite; no manifest "
+        "(hyperion.json), "
+        "so the index and files of another save would not be noticed",
+        seen);
   return fmt::format("intact: {}, every byte compared", seen);
 }
 
@@ -296,11 +302,12 @@ void print_one(const Verification& one, bool quick, std::FILE* out) {
   for (const VerifiedFile& file : one.files) {
     const bool bad = std::ranges::find(one.damages, file.name, &Damage::file) != one.damages.end();
     table.add({file.name, human_bytes(file.bytes), file.compared + (quick ? " only" : ""),
-               bad                                        ? "DAMAGED"
-               : !file.finite                             ? "NOT FINITE"
-               : quick                                    ? "agrees"
-               : one.kind == CheckpointKind::kSafetensors ? "no damage seen"
-                                                          : "right"});
+               bad            ? "DAMAGED"
+               : !file.finite ? "NOT FINITE"
+               : quick        ? "agrees"
+               : one.kind == CheckpointKind::kSafetensors || one.kind == CheckpointKind::kForeign
+                   ? "no damage seen"
+                   : "right"});
   }
   fmt::print(out, "{}: {}\n\n", printable(one.folder), kind_label(one.kind));
   if (!table.empty()) fmt::print(out, "{}\n", table.text_for(out));

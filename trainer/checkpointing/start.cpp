@@ -97,6 +97,20 @@ struct Candidates {
   static auto members(auto& self) { return std::tie(self.own, self.untried, self.finished); }
 };
 
+// A checkpoint whose hyperion.json is lost looks like one of another program: its bytes, its model and its
+// tokenizer are not compared.
+void warn_of_lost_manifest(const std::vector<checkpoint::StepFolder>& entries, const fs::path& chosen) {
+  const auto it = std::ranges::find(entries, chosen, &checkpoint::StepFolder::path);
+  const auto other =
+      std::ranges::find_if(entries, [](const auto& entry) { return entry.manifest.has_value(); });
+  if (it == entries.end() || it->manifest || it->unreadable() || other == entries.end()) return;
+  log_warning(
+      "Checkpoint {} has no hyperion.json, which {} beside it has: whether its files are those that were "
+      "saved "
+      "cannot be compared",
+      chosen.string(), other->path.filename().string());
+}
+
 // Nothing when the job has none of its own that count.
 std::optional<Candidates> own_checkpoints(const config::JobConfig& config,
                                           const checkpoint::CheckpointFolder& folder) {
@@ -129,6 +143,7 @@ std::optional<Candidates> own_checkpoints(const config::JobConfig& config,
     if (newest) log_warning("Checkpoint {} is not resumed from: {}", entry.path.string(), problem);
     skipped.push_back(fmt::format("{}: {}", entry.path.string(), problem));
   }
+  if (!found.untried.empty()) warn_of_lost_manifest(entries, found.untried.front());
   if (!found.untried.empty() || found.finished) return found;
   if (!skipped.empty())
     throw_data("no checkpoint in {} can be resumed from: {}", folder.path().string(),
