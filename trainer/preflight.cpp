@@ -34,7 +34,9 @@ std::string model_remedy(const config::JobConfig& config, const checkpointing::C
 void require_model_of_job(const config::JobConfig& config, const models::ModelArgs& model,
                           const checkpointing::ChosenCheckpoint& chosen) {
   if (!chosen.components.contains(checkpoint::kModelComponent)) return;
-  if (chosen.hugging_face) checkpointing::require_same_model(model, chosen.path);
+  if (chosen.hugging_face)
+    checkpointing::require_same_model(
+        model, chosen.path, config.checkpoint.on_config_change == config::OnConfigChange::kOverride);
   std::map<std::string, std::string> names;
   for (const auto& [name, key] : chosen.names)
     if (chosen.checkpoint.index.tensors.contains(key)) names.emplace(name, key);
@@ -45,6 +47,24 @@ void require_model_of_job(const config::JobConfig& config, const models::ModelAr
   if (checkpointing::has_block_scales(stored) && !config.checkpoint.initial_load_in_hf_quantized)
     throw_config("{}: holds fp8 weights with block scales; to read them start with {}", chosen.path.string(),
                  config::override_text("checkpoint.initial_load_in_hf_quantized", "true"));
+}
+
+// What a checkpoint without a trajectory says of its model, beyond shapes. Hugging Face's config.json has
+// been compared as such.
+checkpointing::CurveSettings settings_of_source(const checkpointing::ChosenCheckpoint& chosen) {
+  if (!chosen.components.contains(checkpoint::kModelComponent) || chosen.hugging_face) return {};
+  const auto saved = checkpointing::saved_model(chosen.checkpoint);
+  if (!saved) {
+    log_info(
+        "{} does not say which model its weights are of (it has no hyperion.json that names one): names and "
+        "shapes are compared, and what they do not show, such as rope_theta, is this job's",
+        chosen.path.string());
+    return {};
+  }
+  const int64_t seq_len = checkpointing::read_record(chosen.checkpoint).seq_len;
+  models::ModelArgs model = config::model_args(*saved);
+  if (seq_len > 0) model = models::with_yarn_decided(std::move(model), seq_len);
+  return checkpointing::model_settings(model);
 }
 
 }  // namespace
@@ -153,6 +173,8 @@ checkpointing::ResumePlan plan_run(const config::ResolvedConfig& resolved, const
       .source = chosen->source, .components = chosen->components, .left_out = chosen->left_out};
   if (const checkpoint::Object* stored = chosen->find_object(checkpoint::kTrajectoryKey))
     request.stored = checkpointing::text_table(*stored, chosen->path.string());
+  else
+    request.stored_model = settings_of_source(*chosen);
   const auto* step = chosen->find_value<int64_t>(checkpoint::kStepKey);
   request.step = step ? *step : checkpoint::step_of_name(chosen->path.filename().string()).value_or(0);
   if (const auto* position = chosen->find_value<std::string>(checkpoint::kLoaderPositionKey))

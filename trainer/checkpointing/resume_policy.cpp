@@ -75,7 +75,6 @@ std::string origin_of(const config::ResolvedConfig& resolved, const std::string&
 
 CurveSettings configured_settings(const config::ResolvedConfig& resolved, const JobContext& job) {
   const config::JobConfig& config = resolved.config;
-  const models::ModelArgs& model = job.model;
   CurveSettings settings;
   for (const auto& [key, component] : kSettings)
     if (component != checkpoint::kEmaComponent || config.ema.enable)
@@ -89,39 +88,7 @@ CurveSettings configured_settings(const config::ResolvedConfig& resolved, const 
   add(kGlobalBatch, job.global_batch_size);
   add(kSeed, job.seed);
   add("data", fmt::format("{:016x}", job.data));
-  // What shapes say nothing about.
-  add("model.n_heads", model.n_heads);
-  add("model.n_kv_heads", model.n_kv_heads);
-  add("model.norm_eps", model.norm_eps);
-  add("model.rope_theta", model.rope_theta);
-  add("model.rope_scaling", model.rope_scaling);
-  add("model.rope_yarn", model.rope_yarn);
-  if (model.rope_scaling || model.rope_yarn) {
-    add("model.rope_factor", model.rope_factor);
-    add("model.rope_original_length", model.rope_original_length);
-  }
-  if (model.rope_scaling) {
-    add("model.rope_low_freq_factor", model.rope_low_freq_factor);
-    add("model.rope_high_freq_factor", model.rope_high_freq_factor);
-  }
-  if (model.rope_yarn) {
-    add("model.rope_beta_fast", model.rope_beta_fast);
-    add("model.rope_beta_slow", model.rope_beta_slow);
-    add("model.rope_mscale", model.rope_mscale);
-  }
-  add("model.activation", text_of(model.activation));
-  add("model.rope_style", model.rope_style == models::RopeStyle::kInterleaved ? "interleaved" : "half-split");
-  if (model.num_experts > 0) {
-    add("model.top_k", model.top_k);
-    add("model.score_func", text_of(model.score_func));
-    add("model.route_norm", model.route_norm);
-    add("model.route_scale", model.route_scale);
-    add("model.score_before_experts", model.score_before_experts);
-    add("model.expert_groups", model.expert_groups);
-    add("model.limited_groups", model.limited_groups);
-    add("model.load_balance_coeff", model.load_balance_coeff);
-    add(kForcedBalance, model.force_load_balance);
-  }
+  std::ranges::move(model_settings(job.model), std::back_inserter(settings));
   return settings;
 }
 
@@ -134,6 +101,12 @@ std::string configuration_key(const std::string& setting) {
   if (setting == "model.rope_style") return "model.name";
   if (setting == kForcedBalance) return "debug.moe_force_load_balance";
   return setting.starts_with("model.") ? "model.args." + setting.substr(6) : setting;
+}
+
+// Whether the weights mean something else with another value of this setting; the balance of experts shapes
+// their training alone.
+bool is_of_weights(std::string_view key) {
+  return key.starts_with("model.") && key != kForcedBalance && key != "model.load_balance_coeff";
 }
 
 // Settings that belong to one of `components` and have another value than the stored one.
@@ -190,15 +163,17 @@ std::string on_config_change(config::OnConfigChange policy) {
 class Planner {
  public:
   Planner(const config::ResolvedConfig& resolved, const JobContext& job, const ResumeRequest* request)
-      : resolved_(resolved), config_(resolved.config), job_(job), request_(request) {
+      : resolved_(resolved),
+        config_(resolved.config),
+        job_(job),
+        request_(request),
+        policy_(config_.checkpoint.on_config_change) {
     plan_.config = config_;
     plan_.seed = job.seed;
     plan_.settings = configured_settings(resolved, job);
     plan_.config.lr_scheduler.total_steps = config_.lr_scheduler.total_steps.value_or(config_.training.steps);
     if (request == nullptr) return;
     if (loads(checkpoint::kTrainStateComponent)) step_ = request->step;
-    if (resume_mode(config_, request->source) == config::ResumeMode::kRecover)
-      policy_ = config_.checkpoint.on_config_change;
   }
 
   ResumePlan run() {
@@ -215,6 +190,12 @@ class Planner {
 
  private:
   bool loads(std::string_view component) const { return request_->components.contains(component); }
+  // Into another run, whose settings are its own.
+  bool loads_weights_alone() const {
+    return std::ranges::all_of(request_->components, [](const std::string& component) {
+      return component == checkpoint::kModelComponent || component == checkpoint::kEmaComponent;
+    });
+  }
 
   // Of the checkpoint.
   template <typename Number>
@@ -261,13 +242,17 @@ class Planner {
 
   void compare_settings() {
     const std::string data = data_difference();
-    const std::vector<SettingChange> changes =
-        request_->stored
-            ? changed_settings(resolved_, plan_.settings, *request_->stored, request_->components)
-            : std::vector<SettingChange>();
-    if (policy_ == config::OnConfigChange::kError && !changes.empty())
+    std::vector<SettingChange> changes =
+        changed_settings(resolved_, plan_.settings,
+                         request_->stored ? *request_->stored : request_->stored_model, request_->components);
+    const auto is_of_run = [](const SettingChange& one) { return !is_of_weights(one.key); };
+    if (loads_weights_alone()) std::erase_if(changes, is_of_run);
+    std::vector<SettingChange> compared = changes;
+    if (resume_mode(config_, request_->source) != config::ResumeMode::kRecover)
+      std::erase_if(compared, is_of_run);
+    if (policy_ == config::OnConfigChange::kError && !compared.empty())
       throw_config("The checkpoint at step {} was saved with other settings:{}\n{}{}{}", request_->step,
-                   describe_changes(resolved_, changes), ways_out(changes), data.empty() ? "" : "\n", data);
+                   describe_changes(resolved_, compared), ways_out(compared), data.empty() ? "" : "\n", data);
     if (!data.empty()) throw_config("{}", data);
     const bool keep = policy_ == config::OnConfigChange::kKeep;
     if (keep) {
@@ -424,12 +409,53 @@ class Planner {
   const config::JobConfig& config_;
   const JobContext& job_;
   const ResumeRequest* request_;
-  config::OnConfigChange policy_ = config::OnConfigChange::kOverride;  // recover alone compares
-  int64_t step_ = 0;                                                   // updates done, in this run's count
+  const config::OnConfigChange policy_;
+  int64_t step_ = 0;  // updates done, in this run's count
   ResumePlan plan_;
 };
 
 }  // namespace
+
+CurveSettings model_settings(const models::ModelArgs& model) {
+  CurveSettings settings;
+  const auto add = [&](std::string_view key, const auto& value) {
+    settings.emplace_back(key, fmt::format("{}", value));
+  };
+  add("model.tied", model.tied);
+  add("model.n_heads", model.n_heads);
+  add("model.n_kv_heads", model.n_kv_heads);
+  add("model.norm_eps", model.norm_eps);
+  add("model.rope_theta", model.rope_theta);
+  add("model.rope_scaling", model.rope_scaling);
+  add("model.rope_yarn", model.rope_yarn);
+  if (model.rope_scaling || model.rope_yarn) {
+    add("model.rope_factor", model.rope_factor);
+    add("model.rope_original_length", model.rope_original_length);
+  }
+  if (model.rope_scaling) {
+    add("model.rope_low_freq_factor", model.rope_low_freq_factor);
+    add("model.rope_high_freq_factor", model.rope_high_freq_factor);
+  }
+  if (model.rope_yarn) {
+    add("model.rope_beta_fast", model.rope_beta_fast);
+    add("model.rope_beta_slow", model.rope_beta_slow);
+    add("model.rope_mscale", model.rope_mscale);
+  }
+  add("model.activation", text_of(model.activation));
+  add("model.rope_style", model.rope_style == models::RopeStyle::kInterleaved ? "interleaved" : "half-split");
+  if (model.num_experts > 0) {
+    add("model.top_k", model.top_k);
+    add("model.score_func", text_of(model.score_func));
+    add("model.route_norm", model.route_norm);
+    add("model.route_scale", model.route_scale);
+    add("model.score_before_experts", model.score_before_experts);
+    add("model.expert_groups", model.expert_groups);
+    add("model.limited_groups", model.limited_groups);
+    add("model.load_balance_coeff", model.load_balance_coeff);
+    add(kForcedBalance, model.force_load_balance);
+  }
+  return settings;
+}
 
 const std::string* find_setting(const CurveSettings& settings, std::string_view key) {
   const auto found = std::ranges::find(settings, key, &config::TextTable::value_type::first);

@@ -23,6 +23,9 @@ const std::string* find_setting(const CurveSettings& settings, std::string_view 
 // Replaces the text of a key that is there.
 void set_setting(CurveSettings& settings, std::string_view key, std::string text);
 
+// Those of them about the model, which shapes say nothing about ("model.rope_theta").
+CurveSettings model_settings(const models::ModelArgs& model);
+
 // What the configuration alone does not say.
 struct JobContext {
   int64_t data_parallel_degree = 1;
@@ -58,17 +61,19 @@ ResumePlan fresh_plan(const config::ResolvedConfig& resolved, const JobContext& 
 struct ResumeRequest {
   LoadSource source = LoadSource::kOwn;
   checkpoint::ComponentSet components;    // those that are loaded
-  std::optional<CurveSettings> stored{};  // none: a checkpoint that is not Hyperion's
+  std::optional<CurveSettings> stored{};  // none: a checkpoint that is not Hyperion's, or of weights alone
   int64_t step = 0;                       // of the checkpoint
   std::optional<uint64_t> data{};         // the fingerprint of its position in the data, where it has one
   std::string data_path{};                // where the documents were; "" when it does not say
   std::vector<std::string> left_out{};    // of ComponentChoice::left_out, those that it holds
+  CurveSettings stored_model{};           // model_settings() of such, where it says which model it is of
 };
 
-// Throws Error(kUsage) when the settings that shape the curve differ and checkpoint.on_config_change does not
-// say what to do (one message with all of them, and the values with which this resume would pass), when saved
-// values that are kept make a configuration that cannot be run, when the data continue in another order than
-// that of their place, and when remaining steps are beyond the end of a curve whose floor is 0.
+// Throws Error(kUsage) when the settings that shape the curve differ, or, of weights that are loaded into
+// another run, those of the model, and checkpoint.on_config_change does not say what to do (one message with
+// all of them, and the values with which this resume would pass), when saved values that are kept make a
+// configuration that cannot be run, when the data continue in another order than that of their place, and
+// when remaining steps are beyond the end of a curve whose floor is 0.
 ResumePlan resume_plan(const config::ResolvedConfig& resolved, const JobContext& job,
                        const ResumeRequest& request);
 

@@ -226,7 +226,7 @@ ChosenCheckpoint open_for_job(const config::JobConfig& config, const fs::path& p
   for (const auto& [name, key] : chosen.names)
     if (index.objects.contains(key) &&
         (chosen.components.contains(checkpoint::component_of(name)) || name == checkpoint::kLoaderRanksKey ||
-         (name == checkpoint::kTrajectoryKey && source == LoadSource::kOwn)))  // compared on every resume
+         name == checkpoint::kTrajectoryKey))  // compared on every load
       wanted.emplace(key, name);
   for (auto& [key, object] : checkpoint::load_objects(
            chosen.checkpoint, [&](const std::string& key) { return wanted.contains(key); }))

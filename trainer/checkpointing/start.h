@@ -31,8 +31,8 @@ struct ChosenCheckpoint {
   std::vector<std::string> left_out;  // of those it holds, by checkpoint.components or exclude_from_loading
   std::map<std::string, checkpoint::Object, std::less<>> objects;  // of the components, by name here
 
-  // Null when it holds no such value, or the value belongs to a component that is not loaded; a resume has
-  // the trajectory in any case.
+  // Null when it holds no such value, or the value belongs to a component that is not loaded; the trajectory
+  // is there in any case.
   const checkpoint::Object* find_object(std::string_view name) const {
     const auto found = objects.find(name);
     return found == objects.end() ? nullptr : &found->second;

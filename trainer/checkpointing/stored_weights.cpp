@@ -8,6 +8,8 @@
 #include "base/collective.h"
 #include "base/error.h"
 #include "base/files.h"
+#include "base/log.h"
+#include "checkpoint/content_reader.h"
 #include "checkpoint/names.h"
 #include "models/transformer.h"
 #include "trainer/checkpointing/hugging_face_weights.h"
@@ -80,15 +82,23 @@ checkpoint::StoredNames own_names(const checkpoint::OpenCheckpoint& checkpoint,
   return names;
 }
 
-void require_same_model(const models::ModelArgs& args, const std::filesystem::path& folder) {
+void require_same_model(const models::ModelArgs& args, const std::filesystem::path& folder, bool overrides) {
   const std::filesystem::path file = folder / "config.json";
-  if (!name_exists(file)) return;
+  if (!name_exists(file))
+    return log_info(
+        "{} has no config.json, which would say which model its weights are of: names and shapes are "
+        "compared, and what they do not show, such as rope_theta, is this job's",
+        folder.string());
   const std::vector<std::string> differences =
       hugging_face::hf_differences(args, hugging_face::read_hf_config(file));
-  if (!differences.empty())
-    throw_config(
-        "{} describes another model than this job's: {}; choose the model's flavour, or start with {}",
-        file.string(), fmt::join(differences, "; "), config::override_text("model.flavor", "from_hf"));
+  if (differences.empty()) return;
+  const std::string text = fmt::format("{} describes another model than this job's: {}", file.string(),
+                                       fmt::join(differences, "; "));
+  const std::string override_values = config::override_text("checkpoint.on_config_change", "override");
+  if (overrides) return log_warning("{}; the job's values are used ({})", text, override_values);
+  throw_config(
+      "{}; choose the model's flavour, start with {}, or, to use the weights with this job's values, with {}",
+      text, config::override_text("model.flavor", "from_hf"), override_values);
 }
 
 void require_same_dimensions(const models::ModelArgs& args, const checkpoint::OpenCheckpoint& checkpoint,

@@ -14,8 +14,9 @@
 
 namespace hyperion::checkpointing {
 
-// Throws Error(kUsage) when config.json next to Hugging Face's weights describes another model than `args`.
-void require_same_model(const models::ModelArgs& args, const std::filesystem::path& folder);
+// Throws Error(kUsage) when config.json next to Hugging Face's weights describes another model than `args`,
+// or warns where the job `overrides` it.
+void require_same_model(const models::ModelArgs& args, const std::filesystem::path& folder, bool overrides);
 
 // Names of a DCP checkpoint's model, or of its averages without their prefix. `names`: name here -> key.
 checkpoint::StoredNames own_names(const checkpoint::OpenCheckpoint& checkpoint,

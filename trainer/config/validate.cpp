@@ -256,10 +256,10 @@ class Checks : ChecksOfConfig {
         c.resume_mode == ResumeMode::kContinue && c.initial_load_path && c.initial_load_model_only,
         "checkpoint.initial_load_model_only",
         "resume_mode = \"continue\" loads more than the model: set false, or resume_mode = \"transfer\"");
-    refuse_if(c.resume_mode != ResumeMode::kRecover && c.on_config_change != OnConfigChange::kError,
+    refuse_if(c.resume_mode != ResumeMode::kRecover && c.on_config_change == OnConfigChange::kKeep,
               "checkpoint.on_config_change",
-              fmt::format("only resume_mode = \"recover\" compares settings; \"{}\" takes those of the "
-                          "configuration",
+              fmt::format("only resume_mode = \"recover\" keeps saved settings; \"{}\" takes those of the "
+                          "configuration, and compares the model's",
                           text_of(c.resume_mode)));
   }
 

@@ -38,7 +38,8 @@ void change_value(T& value) {
 #define MEMBER(name) Member(#name, [](ModelArgs& args) { change_value(args.name); })
 
 // Compared by their values (configured_settings).
-constexpr Member kSettingsOfModel[] = {MEMBER(n_heads),
+constexpr Member kSettingsOfModel[] = {MEMBER(tied),
+                                       MEMBER(n_heads),
                                        MEMBER(n_kv_heads),
                                        MEMBER(norm_eps),
                                        MEMBER(rope_theta),
@@ -63,13 +64,22 @@ constexpr Member kSettingsOfModel[] = {MEMBER(n_heads),
                                        MEMBER(load_balance_coeff),
                                        MEMBER(force_load_balance)};
 // A checkpoint of other names or shapes is refused; those that shapes show together with a setting, too.
-constexpr Member kShownByParameters[] = {
-    MEMBER(dim),         MEMBER(n_layers),         MEMBER(head_dim),
-    MEMBER(hidden_dim),  MEMBER(vocab_size),       MEMBER(qk_norm),
-    MEMBER(tied),        MEMBER(kv_lora_rank),     MEMBER(q_lora_rank),
-    MEMBER(num_experts), MEMBER(qk_nope_head_dim), MEMBER(qk_rope_head_dim),
-    MEMBER(v_head_dim),  MEMBER(n_dense_layers),   MEMBER(num_shared_experts),
-    MEMBER(moe_every),   MEMBER(moe_hidden_dim)};
+constexpr Member kShownByParameters[] = {MEMBER(dim),
+                                         MEMBER(n_layers),
+                                         MEMBER(head_dim),
+                                         MEMBER(hidden_dim),
+                                         MEMBER(vocab_size),
+                                         MEMBER(qk_norm),
+                                         MEMBER(kv_lora_rank),
+                                         MEMBER(q_lora_rank),
+                                         MEMBER(num_experts),
+                                         MEMBER(qk_nope_head_dim),
+                                         MEMBER(qk_rope_head_dim),
+                                         MEMBER(v_head_dim),
+                                         MEMBER(n_dense_layers),
+                                         MEMBER(num_shared_experts),
+                                         MEMBER(moe_every),
+                                         MEMBER(moe_hidden_dim)};
 // No step depends on them: names of files, a limit, initial weights, a warning.
 constexpr Member kOfNoStep[] = {MEMBER(family), MEMBER(max_seq_len), MEMBER(depth_init),
                                 MEMBER(masks_documents)};
@@ -118,9 +128,14 @@ JobContext job_of(const ModelArgs& args) {
   return job;
 }
 
+config::ResolvedConfig run_of(const std::string& checkpoint = "") {
+  return config::parse_config(
+      "[training]\nsteps = 10\n[lr_scheduler]\nwarmup_steps = 2\n[checkpoint]\n" + checkpoint, "job.toml",
+      {});
+}
+
 std::string resume_refusal(const ModelArgs& saved, const ModelArgs& configured) {
-  const config::ResolvedConfig run =
-      config::parse_config("[training]\nsteps = 10\n[lr_scheduler]\nwarmup_steps = 2\n", "job.toml", {});
+  const config::ResolvedConfig run = run_of();
   const CurveSettings stored = fresh_plan(run, job_of(saved)).settings;
   return error_of(ExitCode::kUsage, [&] {
     resume_plan(run, job_of(configured),
@@ -129,6 +144,19 @@ std::string resume_refusal(const ModelArgs& saved, const ModelArgs& configured) 
                  stored,
                  4});
   });
+}
+
+// Of a start that takes the weights alone, of a checkpoint with a trajectory or with the record of its model.
+std::string transfer_refusal(const ModelArgs& saved, const ModelArgs& configured, bool has_trajectory,
+                             const std::string& checkpoint = "") {
+  const config::ResolvedConfig run = run_of(checkpoint);
+  ResumeRequest request = {
+      .source = LoadSource::kInitial, .components = {std::string(checkpoint::kModelComponent)}, .step = 4};
+  if (has_trajectory)
+    request.stored = fresh_plan(run, job_of(saved)).settings;
+  else
+    request.stored_model = model_settings(saved);
+  return error_of(ExitCode::kUsage, [&] { resume_plan(run, job_of(configured), request); });
 }
 
 std::map<std::string, std::vector<int64_t>> shapes_of(const ModelArgs& args) {
@@ -160,6 +188,31 @@ TEST_CASE("each dimension of a model is a setting of a resume, or its parameters
     CAPTURE(member.name);
     CHECK(resume_refusal(plain, changed(plain, member)) == "nothing was thrown");
   }
+}
+
+TEST_CASE(
+    "a start from the weights of another run compares what shapes do not show, unless it is overridden") {
+  const ModelArgs plain = model_of_all_parts();
+  for (const Member& member : kSettingsOfModel) {
+    CAPTURE(member.name);
+    ModelArgs changed = plain;
+    member.change(changed);
+    // How experts are balanced says nothing about what the weights compute.
+    const bool compared = member.name != "load_balance_coeff" && member.name != "force_load_balance";
+    for (const bool has_trajectory : {false, true}) {
+      const std::string text = transfer_refusal(plain, changed, has_trajectory);
+      if (compared)
+        CHECK_THAT(text, Catch::Contains(": saved ") && Catch::Contains("on_config_change=override"));
+      else
+        CHECK(text == "nothing was thrown");
+      CHECK(transfer_refusal(plain, changed, has_trajectory, "on_config_change = \"override\"\n") ==
+            "nothing was thrown");
+      if (compared)
+        CHECK_THAT(transfer_refusal(plain, changed, has_trajectory, "resume_mode = \"transfer\"\n"),
+                   Catch::Contains(": saved "));
+    }
+  }
+  CHECK(transfer_refusal(plain, plain, false) == "nothing was thrown");
 }
 
 TEST_CASE("a resume that would deal tokens to experts otherwise names debug.moe_force_load_balance") {
