@@ -418,6 +418,7 @@ class JobCheck {
     if (!start_.checkpoint) return "new weights and optimizer states";
     const auto items =
         checkpointing::plan_component_load(*start_.checkpoint, state_->parts, plan_->config, model_);
+    checkpointing::require_equal_aliases(*start_.checkpoint, items, plan_->config);
     checkpointing::load_values(*start_.checkpoint, state_->parts);
     return fmt::format(
         "{} tensors fit by name, shape and type; their bytes are compared when they are loaded",

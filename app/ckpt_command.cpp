@@ -7,12 +7,14 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/printable.h"
+#include "checkpoint/content_reader.h"
 #include "checkpoint/storage/index_files.h"
 #include "checkpoint/tools/folders.h"
 #include "checkpoint/tools/tools.h"
 #include "data/tokenizer/tokenizer.h"
 #include "models/transformer.h"
 #include "trainer/checkpointing/hugging_face_weights.h"
+#include "trainer/checkpointing/stored_weights.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/load.h"
 #include "trainer/config/validate.h"
@@ -25,39 +27,79 @@ namespace hyperion::app {
 namespace fs = std::filesystem;
 namespace {
 
+// One side of a comparison.
+struct DiffSide {
+  checkpoint::NameList names;
+  std::optional<checkpoint::OpenCheckpoint> stored{};  // of a checkpoint
+  std::map<std::string, std::string> aliases{};        // of a job: second name -> first
+};
+
 // The model weights that a job of this configuration has.
-checkpoint::NameList names_of_job(const fs::path& toml) {
+DiffSide names_of_job(const fs::path& toml) {
   config::ResolvedConfig resolved = config::load_config(toml, {});
   hugging_face::resolve_hf_model(resolved, config::install_root());
-  checkpoint::NameList list{toml.string(), {}};
+  DiffSide side{{toml.string(), {}}};
   const models::ModelArgs args = config::model_args(resolved.config.model);
   trainer::require_memory(args, /*bytes_per_parameter=*/0, trainer::rank_memory(at::kCPU, 1));
   for (const ParameterPtr& parameter : checkpointing::saved_parameters(models::Transformer(args))) {
     const checkpoint::TensorRecord record{checkpoint::Dtype::kFloat32, parameter->shape, {}};
-    list.tensors.emplace(parameter->fqn, record);
-    for (const std::string& alias : parameter->aliases) list.tensors.emplace(alias, record);
+    side.names.tensors.emplace(parameter->fqn, record);
+    for (const std::string& alias : parameter->aliases) {
+      side.names.tensors.emplace(alias, record);
+      side.aliases.emplace(alias, parameter->fqn);
+    }
   }
-  return list;
+  return side;
 }
 
 bool is_toml(const fs::path& path) {
   return path.native().ends_with(".toml");
 }
 
-// The names of one side of a comparison.
-checkpoint::NameList names_at(const fs::path& path) {
+DiffSide names_at(const fs::path& path) {
   if (is_toml(path)) return names_of_job(path);
   checkpoint::require_checkpoint(path);
   checkpoint::OpenCheckpoint opened = checkpoint::open_checkpoint(path);
-  checkpoint::NameList stored{opened.folder.string(), std::move(opened.index.tensors)};
-  std::erase_if(stored.tensors, [](const auto& tensor) {
+  DiffSide side{{opened.folder.string(), opened.index.tensors}, std::move(opened)};
+  std::erase_if(side.names.tensors, [](const auto& tensor) {
     return checkpoint::component_of(tensor.first) != checkpoint::kModelComponent;
   });
-  return stored;
+  return side;
+}
+
+// Takes second names out of a job's where the other side has another tensor under them.
+void remove_unequal_aliases(DiffSide& job, const DiffSide& other) {
+  for (const auto& [alias, name] : job.aliases) {
+    const auto& tensors = other.names.tensors;
+    const auto a = tensors.find(name), b = tensors.find(alias);
+    if (a == tensors.end() || b == tensors.end() || other.aliases.contains(alias)) continue;
+    const bool equal = other.stored && a->second.shape == b->second.shape &&
+                       a->second.dtype == b->second.dtype &&
+                       checkpoint::equal_in_box(*other.stored, name, a->second, alias, b->second,
+                                                whole_box(a->second.shape));
+    if (!equal) job.names.tensors.erase(alias);
+  }
+}
+
+ExitCode diff_names(const fs::path& a, const fs::path& b, bool json) {
+  DiffSide side_a = names_at(a), side_b = names_at(b);
+  remove_unequal_aliases(side_a, side_b);
+  remove_unequal_aliases(side_b, side_a);
+  return checkpoint::diff_names(side_a.names, side_b.names, json, stdout);
+}
+
+// The names of a checkpoint's tensors -> their keys.
+std::map<std::string, std::string> keys_of(const checkpoint::OpenCheckpoint& checkpoint) {
+  std::map<std::string, std::string> keys;
+  for (const auto& [key, record] : checkpoint.index.tensors) keys.emplace(key, key);
+  return keys;
 }
 
 // Which of Hugging Face's weights ours become.
-std::vector<checkpoint::ConvertedTensor> tensors_for_hugging_face(const models::ModelArgs& args) {
+std::vector<checkpoint::ConvertedTensor> tensors_for_hugging_face(const models::ModelArgs& args,
+                                                                  const checkpoint::OpenCheckpoint& source,
+                                                                  bool ema) {
+  checkpointing::require_complete_model(args, source, checkpointing::own_names(source, keys_of(source), ema));
   std::vector<checkpoint::ConvertedTensor> tensors;
   for (const ParameterPtr& parameter : checkpointing::saved_parameters(models::Transformer(args))) {
     const std::string& fqn = parameter->fqn;
@@ -78,9 +120,9 @@ std::vector<checkpoint::ConvertedTensor> tensors_for_hugging_face(const models::
 // Of which of Hugging Face's weights ours are made.
 std::vector<checkpoint::ConvertedTensor> tensors_of_hugging_face(const models::ModelArgs& args,
                                                                  const checkpoint::OpenCheckpoint& source) {
-  std::map<std::string, std::string> keys;
-  for (const auto& [key, record] : source.index.tensors) keys.emplace(key, key);
-  const checkpoint::StoredNames names = checkpointing::hugging_face_names(args, keys, source);
+  const checkpoint::StoredNames names = checkpointing::hugging_face_names(args, keys_of(source), source);
+  checkpointing::log_left_out(names, source.folder);
+  checkpointing::require_complete_model(args, source, names);
   std::vector<checkpoint::ConvertedTensor> tensors;
   for (const ParameterPtr& parameter : checkpointing::saved_parameters(models::Transformer(args))) {
     const std::string& fqn = parameter->fqn;
@@ -128,7 +170,9 @@ std::unique_ptr<data::Tokenizer> tokenizer_for(const checkpoint::ConvertOptions&
 void convert_to_hugging_face(const std::string& config, checkpoint::ConvertOptions& convert) {
   const ModelOrigin origin = model_origin(convert.source, config);
   const models::ModelArgs args = config::model_args(origin.model);
-  convert.tensors = [args](const auto&) { return tensors_for_hugging_face(args); };
+  convert.tensors = [args, ema = convert.ema](const checkpoint::OpenCheckpoint& source) {
+    return tensors_for_hugging_face(args, source, ema);
+  };
   const fs::path path = config::resolve_input(origin.tokenizer, config::install_root());
   const auto tokenizer = tokenizer_for(convert, origin, path);
   const auto weights = checkpoint::open_checkpoint(convert.source).index.tensors;
@@ -204,7 +248,7 @@ ExitCode ckpt_command(const CommandLine::Ckpt& options) {
       return checkpoint::print_digest(options.digest, stdout);
     case Tool::kDiff: {
       const auto& [a, b, only, json] = options.diff;
-      if (is_toml(a) || is_toml(b)) return checkpoint::diff_names(names_at(a), names_at(b), json, stdout);
+      if (is_toml(a) || is_toml(b)) return diff_names(a, b, json);
       return checkpoint::diff_checkpoints(options.diff, stdout);
     }
     case Tool::kConvert:

@@ -12,6 +12,7 @@
 #include "base/files.h"
 #include "base/printable.h"
 #include "checkpoint/cast.h"
+#include "checkpoint/content_reader.h"
 #include "checkpoint/finite.h"
 #include "checkpoint/format/pickle/pickle_reader.h"
 #include "checkpoint/format/safetensors/safetensors.h"
@@ -345,9 +346,21 @@ std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vec
       differences.mismatched.push_back({tensor.key, describe_tensor(tensor.dtype, tensor.shape),
                                         describe_tensor(record.dtype, record.shape)});
     }
-    items.push_back({tensor, found, names.row_map ? names.row_map(tensor.key) : RowMap()});
+    LoadItem& item = items.emplace_back(
+        LoadItem{tensor, found, names.row_map ? names.row_map(tensor.key) : RowMap(), stored->second});
+    for (const std::string& alias : tensor.aliases) {
+      const auto other = names.keys.find(alias);
+      if (other == names.keys.end()) continue;
+      const TensorRecord& there = checkpoint.index.tensors.at(other->second);
+      if (there.shape != record.shape || there.dtype != record.dtype)
+        differences.unexpected.push_back(alias);
+      else
+        item.aliases.push_back({other->second, &there});
+    }
   }
-  const std::string problem = explain_differences(checkpoint.folder.string(), differences);
+  const std::string problem =
+      explain_differences(checkpoint.folder.string(), differences, options.subject,
+                          options.advice ? options.advice(differences) : std::string(kRenameAdvice));
   if (!problem.empty()) {
     const bool castable = std::ranges::any_of(items, [](const LoadItem& item) {
       return item.record->dtype != item.tensor.dtype && can_cast(item.record->dtype, item.tensor.dtype);
@@ -361,7 +374,10 @@ LoadReport load_tensors(const OpenCheckpoint& checkpoint, const std::vector<Load
                         MemoryMover& mover, const LoadOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   std::vector<ChunkRead> reads;
-  for (const LoadItem& item : items) find_chunks(item, checkpoint, reads);
+  for (const LoadItem& item : items) {
+    if (item.tensor.placement.here) require_equal_aliases(checkpoint, item, item.tensor.box(), options);
+    find_chunks(item, checkpoint, reads);
+  }
   // By file and offset: one pass over each file.
   std::ranges::stable_sort(reads, [](const ChunkRead& a, const ChunkRead& b) {
     return std::tie(a.chunk->where.file, a.chunk->where.offset) <

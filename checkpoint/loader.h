@@ -13,6 +13,7 @@
 #include "base/collective.h"
 #include "checkpoint/format/dcp/archive.h"
 #include "checkpoint/format/dcp/metadata.h"
+#include "checkpoint/names.h"
 #include "checkpoint/state.h"
 #include "checkpoint/storage/manifest.h"
 #include "checkpoint/storage/shard_reader.h"
@@ -99,9 +100,15 @@ struct StoredNames {
   std::map<std::string, std::shared_ptr<const TensorRecord>> made{};
   // For Hugging Face's order of rotary rows. Empty: all rows are the same.
   std::function<RowMap(const std::string& name)> row_map{};
+  std::vector<std::string> left_out{};  // tensors of the source for which no model here has a place
 };
 
 struct LoadOptions {
+  // For messages: what the checkpoint is to fit; how that has a head of its own beside the embedding; the
+  // last sentence about names that differ (empty: the keys of [checkpoint] for such).
+  std::string subject = "this job";
+  std::string untie{};
+  std::function<std::string(const NameDifferences& differences)> advice{};
   // Of plan_load:
   bool allow_dtype_cast = false;               // else a stored type that differs is an error
   std::string remedy{};                        // how to allow a cast, for the message
@@ -117,9 +124,18 @@ struct LoadItem {
   TensorState tensor;                          // to be filled
   std::shared_ptr<const TensorRecord> record;  // owned by the checkpoint's index, or made for this load
   RowMap row_map{};
+  std::string key{};  // of the record in the index
+  // Further names of the tensor that the checkpoint has, in another place: of the same shape and type. They
+  // have to be equal in bytes.
+  struct Alias {
+    std::string key;
+    const TensorRecord* record;  // of the checkpoint's index
+  };
+  std::vector<Alias> aliases{};
 };
 // No I/O, no collectives. Throws IncompatibleCheckpoint with ONE message that lists every missing name (with
-// the nearest ones that exist), every shape and type that differs.
+// the nearest ones that exist), every shape and type that differs; further names of a tensor may be missing,
+// and are unexpected where their shape or type is another one than the tensor's.
 std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vector<TensorState>& tensors,
                                 const StoredNames& names, const LoadOptions& options);
 
@@ -127,7 +143,8 @@ std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vec
 // than the part, only runs of its rows are read (see read_box()); blocks that a manifest has checksums of are
 // read completely, each once. Memory: two pieces of 64 MiB of a tensor, and what a mapped order of rows adds
 // to one. Throws Error(kBadData) naming file, byte range and tensor; IncompatibleCheckpoint for rows in
-// another order in a tensor of several pieces.
+// another order in a tensor of several pieces, and for an alias that differs from its tensor in this rank's
+// part.
 struct LoadReport {
   uint64_t bytes = 0;
   double seconds = 0;

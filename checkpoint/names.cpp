@@ -198,9 +198,10 @@ NameDifferences compare_names(std::vector<std::string> wanted, std::vector<std::
   return differences;
 }
 
-std::string explain_differences(const std::string& where, const NameDifferences& differences) {
+std::string explain_differences(const std::string& where, const NameDifferences& differences,
+                                std::string_view subject, std::string_view advice) {
   if (differences.empty()) return "";
-  std::string text = where + " does not fit this job:";
+  std::string text = fmt::format("{} does not fit {}:", where, subject);
   text += list_lines("missing", differences.missing, [&](const std::string& name) {
     const std::string nearest = nearest_name(name, differences.unexpected);
     return printable(name) + (nearest.empty() ? "" : fmt::format(" (nearest there: {})", printable(nearest)));
@@ -211,9 +212,7 @@ std::string explain_differences(const std::string& where, const NameDifferences&
     return fmt::format("{}: expected {}, found {}", printable(mismatch.name), mismatch.wanted,
                        mismatch.found);
   });
-  text +=
-      "\n  Give names that only differ in spelling in [checkpoint.rename], and leave out whole parts with "
-      "checkpoint.exclude_from_loading.";
+  if (!advice.empty()) text.append("\n  ").append(advice);
   return text;
 }
 

@@ -71,7 +71,13 @@ struct NameDifferences {
 NameDifferences compare_names(std::vector<std::string> wanted, std::vector<std::string> found);
 
 // All differences in one message of bounded length, each missing name with the nearest unexpected one; ""
-// when there are none. `where`: the checkpoint's folder.
-std::string explain_differences(const std::string& where, const NameDifferences& differences);
+// when there are none. `where`: the checkpoint's folder; `subject`: what it is to fit; `advice`: what to do,
+// the last sentence.
+inline constexpr std::string_view kRenameAdvice =
+    "Give names that only differ in spelling in [checkpoint.rename], and leave out whole parts with "
+    "checkpoint.exclude_from_loading.";
+std::string explain_differences(const std::string& where, const NameDifferences& differences,
+                                std::string_view subject = "this job",
+                                std::string_view advice = kRenameAdvice);
 
 }  // namespace hyperion::checkpoint

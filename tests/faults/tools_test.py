@@ -5,6 +5,7 @@
 Standard library only. The tools' own cases are in tests/unit/checkpoint/tools/.
 """
 
+import json
 import shutil
 import subprocess
 
@@ -77,6 +78,44 @@ class Tools(CheckpointTest):
         (self.folder / "job.toml").write_text(toml.replace(f"{ROOT}/tests/assets/tokenizer", "gone"))
         self.run_program("ckpt", "convert", self.step(8), "model", "--to=safetensors", "--config=job.toml",
                          says=["its tokenizer, as model.hf_assets_path of job.toml names it, is not there: gone; copy the tokenizer's files into model"])
+
+    def test_a_head_of_its_own_is_never_left_out_of_a_tied_model(self):
+        self.run_program("ckpt", "convert", self.step(8), "model", "--to=safetensors")
+        config = json.loads((self.folder / "model" / "config.json").read_text())
+        (self.folder / "model" / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+        head = ["model does not fit its model: unexpected: lm_head.weight holds other numbers than model.embed_tokens.weight",
+                "to keep both, set tie_word_embeddings to false in model/config.json"]
+        self.run_program("eval", "model", "--data=data.jsonl", "--seq-len=32", code=65, says=head)
+        self.run_program("ckpt", "convert", "model", "dcp", "--to=dcp", code=65, says=head)
+        hugging_face = ["--checkpoint.folder=tied", "--model.flavor=from_hf", "--checkpoint.initial_load_in_hf",
+                        f"--checkpoint.initial_load_path={self.folder}/model"]
+        self.run_job(*hugging_face, code=65, says=["does not fit this job: unexpected: lm_head.weight", "tie_word_embeddings to false"])
+        # The same of our own format.
+        tied = ["--checkpoint.folder=tied", "--model.args.tied", f"--checkpoint.initial_load_path={self.step(3)}"]
+        self.run_job(*tied, code=2, says=["model.args.tied: saved false, configured true"])
+        self.run_job(*tied, "--checkpoint.on_config_change=override", code=65,
+                     says=["unexpected: output.weight holds other numbers than tok_embeddings.weight", "--model.args.tied=false"])
+        toml = (self.folder / "job.toml").read_text()
+        (self.folder / "tied.toml").write_text(toml.replace("[model.args]", "[model.args]\ntied = true"))
+        self.run_program("ckpt", "diff", "tied.toml", self.step(8), code=65, says=["only in B (1)", "output.weight"])
+        self.run_program("ckpt", "convert", self.step(8), "again", "--to=safetensors", "--config=tied.toml", code=65,
+                         says=["unexpected: output.weight holds other numbers", "model.args.tied = false (--config)"])
+
+    def test_a_checkpoint_that_has_lost_its_manifest_is_not_called_intact(self):
+        (self.step(8) / "hyperion.json").unlink()
+        text = self.run_program("ckpt", "verify", self.step(8), says=["no damage seen: ", "no manifest (hyperion.json)"])
+        self.assertNotIn("intact", text)
+        self.run_job("--training.steps=9", "--lr_scheduler.total_steps=9", code=0,
+                     says=["step-8 has no hyperion.json, which step-6 beside it has"])
+
+    def test_a_model_without_its_head_is_named_by_the_key_that_ties_it(self):
+        self.run_program("ckpt", "convert", self.step(8), "model", "--to=safetensors")
+        file = self.folder / "model" / "model.safetensors"
+        file.write_bytes(file.read_bytes().replace(b"lm_head.weight", b"xx_head.weight"))
+        text = self.run_program("eval", "model", "--data=data.jsonl", "--seq-len=32", code=65,
+                                says=["does not fit its model", "tie_word_embeddings", "1 unexpected"])
+        for words in ("this job", "[checkpoint"):
+            self.assertNotIn(words, text)
 
     def test_the_last_save_for_hugging_face_has_its_tokenizer(self):
         self.run_job("--checkpoint.folder=hf", "--checkpoint.last_save_in_hf", "--checkpoint.last_save_model_only",

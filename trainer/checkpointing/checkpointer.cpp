@@ -15,12 +15,14 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/shell.h"
+#include "checkpoint/content_reader.h"
 #include "checkpoint/export_safetensors.h"
 #include "parallel/comm/trace_range.h"
 #include "parallel/job/phase.h"
 #include "parallel/placement.h"
 #include "trainer/checkpointing/hugging_face_weights.h"
 #include "trainer/checkpointing/job_state.h"
+#include "trainer/checkpointing/stored_weights.h"
 #include "trainer/config/validate.h"
 #include "trainer/config/writers_choice.h"
 
@@ -63,12 +65,26 @@ void log_casts(const std::vector<checkpoint::LoadItem>& items, bool foreign) {
   }
 }
 
+// With what messages say about a head of its own.
+checkpoint::LoadOptions job_load_options(const ChosenCheckpoint& chosen, const config::JobConfig& config) {
+  const bool hugging_face = chosen.hugging_face;
+  const std::string start = "start with " + config::override_text("model.args.tied", "false");
+  checkpoint::LoadOptions options;
+  options.untie = untie_remedy(chosen.path, hugging_face, start);
+  if (hugging_face && config.model.flavor != models::kFlavorFromHf) options.untie += " and " + start;
+  options.advice = [hugging_face](const checkpoint::NameDifferences& differences) {
+    const std::string head = explain_head(differences, hugging_face);
+    return head + (head.empty() ? "" : " ") + std::string(checkpoint::kRenameAdvice);
+  };
+  return options;
+}
+
 }  // namespace
 
 std::vector<checkpoint::LoadItem> plan_component_load(
     const ChosenCheckpoint& chosen, const std::vector<checkpoint::StateComponent*>& components,
     const config::JobConfig& config, const models::ModelArgs& model) {
-  checkpoint::LoadOptions options;
+  checkpoint::LoadOptions options = job_load_options(chosen, config);
   options.allow_dtype_cast = config.checkpoint.allow_dtype_cast || chosen.hugging_face;
   options.remedy = "to convert, start with " + config::override_text("checkpoint.allow_dtype_cast", "true");
   std::vector<checkpoint::TensorState> tensors;
@@ -80,14 +96,24 @@ std::vector<checkpoint::LoadItem> plan_component_load(
       if (chosen.find_object(key) == nullptr) options.missing_objects.push_back(std::move(key));
   }
   checkpoint::StoredNames names;
-  if (chosen.hugging_face)
+  if (chosen.hugging_face) {
     names = hugging_face_names(model, chosen.names, chosen.checkpoint);
-  else
+    log_left_out(names, chosen.path);
+  } else {
     for (const auto& [name, key] : chosen.names)
       if (chosen.components.contains(checkpoint::component_of(name)) &&
           chosen.checkpoint.index.tensors.contains(key))
         names.keys.emplace(name, key);
+  }
   return checkpoint::plan_load(chosen.checkpoint, tensors, names, options);
+}
+
+void require_equal_aliases(const ChosenCheckpoint& chosen, const std::vector<checkpoint::LoadItem>& items,
+                           const config::JobConfig& config) {
+  for (const checkpoint::LoadItem& item : items)
+    if (item.tensor.placement.here)
+      checkpoint::require_equal_aliases(chosen.checkpoint, item, item.tensor.box(),
+                                        job_load_options(chosen, config));
 }
 
 // The bytes have been verified before: what a component does not take of them is no damage.
@@ -175,7 +201,7 @@ void Checkpointer::load_from(const ChosenCheckpoint& chosen) {
   uint64_t total = 0;
   for (const checkpoint::LoadItem& item : items) total += item.tensor.local_bytes();
   Progress progress("loading", total, "B");
-  checkpoint::LoadOptions load;
+  checkpoint::LoadOptions load = job_load_options(chosen, *config_);
   load.full_verify = options().full_verify_on_load;
   load.verify_finite = options().verify_finite;
   load.on_progress = [&progress](uint64_t bytes) { progress.update(bytes); };

@@ -27,6 +27,10 @@ namespace hyperion::checkpointing {
 std::vector<checkpoint::LoadItem> plan_component_load(
     const ChosenCheckpoint& chosen, const std::vector<checkpoint::StateComponent*>& components,
     const config::JobConfig& config, const models::ModelArgs& model);
+// Throws IncompatibleCheckpoint where a second name of a tensor (a tied head) holds other numbers in this
+// rank's part.
+void require_equal_aliases(const ChosenCheckpoint& chosen, const std::vector<checkpoint::LoadItem>& items,
+                           const config::JobConfig& config);
 // Gives the components the values of the checkpoint. Throws IncompatibleCheckpoint for what one does not
 // take.
 void load_values(const ChosenCheckpoint& chosen, const std::vector<checkpoint::StateComponent*>& components);

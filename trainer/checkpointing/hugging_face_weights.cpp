@@ -6,7 +6,10 @@
 
 #include <fmt/ranges.h>
 
+#include "base/counted.h"
 #include "base/error.h"
+#include "base/log.h"
+#include "base/printable.h"
 #include "trainer/checkpointing/stored_weights.h"
 
 namespace hyperion::checkpointing {
@@ -133,7 +136,7 @@ checkpoint::StoredNames hugging_face_names(const models::ModelArgs& args,
     for (const HfTensor& tensor : tensors) {
       if (!names.contains(tensor.name)) missing.push_back(tensor.name);
       left.erase(tensor.name);
-      left.erase(tensor.name + std::string(hugging_face::kScaleSuffix));
+      if (!tensor.part.transposes()) left.erase(tensor.name + std::string(hugging_face::kScaleSuffix));
     }
     if (missing.size() == tensors.size()) continue;  // missing, as the loader says
     if (!missing.empty())
@@ -144,13 +147,28 @@ checkpoint::StoredNames hugging_face_names(const models::ModelArgs& args,
     if (auto made = RecordMaker(checkpoint, names, *parameter).make(tensors))
       stored.made.emplace(parameter->fqn, std::move(made));
   }
-  for (const auto& [name, key] : left)
-    if (!hugging_face::hf_may_ignore(args, name)) stored.keys.emplace(name, key);
+  for (const auto& [name, key] : left) {
+    if (args.tied && name == "lm_head.weight")
+      stored.keys.emplace("output.weight", key);
+    else if (hugging_face::hf_may_ignore(args, name))
+      stored.left_out.push_back(name);
+    else
+      stored.keys.emplace(name, key);
+  }
   stored.row_map = [args](const std::string& fqn) {
     const std::vector<HfTensor> tensors = hugging_face::hf_tensors(args, fqn);
     return tensors.empty() ? checkpoint::RowMap() : hugging_face_rows(tensors.front());
   };
   return stored;
+}
+
+void log_left_out(const checkpoint::StoredNames& names, const std::filesystem::path& folder) {
+  const std::vector<std::string>& left_out = names.left_out;
+  if (left_out.empty()) return;
+  log_info("{}: {} {} no place in the model and {} left out: {}{}", folder.string(),
+           counted(left_out.size(), "tensor"), left_out.size() == 1 ? "has" : "have",
+           left_out.size() == 1 ? "is" : "are", printable(left_out.front()),
+           left_out.size() == 1 ? "" : fmt::format(" to {}", printable(left_out.back())));
 }
 
 bool has_block_scales(const checkpoint::StoredNames& names) {

@@ -20,18 +20,6 @@
 namespace hyperion::checkpointing {
 namespace {
 
-// What is saved of the model, not divided.
-std::vector<checkpoint::TensorState> whole_parameters(const models::ModelArgs& args) {
-  std::vector<checkpoint::TensorState> states;
-  for (const ParameterPtr& parameter : saved_parameters(models::Transformer(args))) {
-    checkpoint::TensorState& state = states.emplace_back();
-    state.key = parameter->fqn;
-    state.shape = parameter->shape;
-    state.aliases = parameter->aliases;
-  }
-  return states;
-}
-
 // "10 layers there, 8 here; dim 64 there, 32 here"; "" when none is known. `keys`: the parameter's name ->
 // its key.
 std::string dimension_differences(const models::ModelArgs& args, const checkpoint::CheckpointIndex& index,
@@ -109,6 +97,67 @@ void require_same_dimensions(const models::ModelArgs& args, const checkpoint::Op
                      checkpoint.folder.string(), remedy);
 }
 
+std::string explain_head(const checkpoint::NameDifferences& differences, bool hugging_face) {
+  const auto has_head = [](const std::vector<std::string>& names) {
+    return std::ranges::count(names, "output.weight") > 0;
+  };
+  const char* setting = hugging_face ? "tie_word_embeddings (config.json)" : "model.args.tied";
+  if (has_head(differences.missing))
+    return fmt::format(
+        "output.weight is the head{}: a model that uses the embedding's table for it says so by {} = true.",
+        hugging_face ? ", lm_head.weight of Hugging Face" : "", setting);
+  if (has_head(differences.unexpected))
+    return fmt::format("The model uses the embedding's table as its head, by {} = true.", setting);
+  return "";
+}
+
+std::string untie_remedy(const std::filesystem::path& folder, bool hugging_face, const std::string& options) {
+  const std::filesystem::path file = folder / "config.json";
+  if (hugging_face && name_exists(file))
+    return fmt::format("to keep both, set tie_word_embeddings to false in {}", file.string());
+  return "to keep both, " + options;
+}
+
+namespace {
+
+// What is saved of the model, not divided.
+std::vector<checkpoint::TensorState> whole_parameters(const models::ModelArgs& args) {
+  std::vector<checkpoint::TensorState> states;
+  for (const ParameterPtr& parameter : saved_parameters(models::Transformer(args))) {
+    checkpoint::TensorState& state = states.emplace_back();
+    state.key = parameter->fqn;
+    state.shape = parameter->shape;
+    state.aliases = parameter->aliases;
+  }
+  return states;
+}
+
+checkpoint::LoadOptions whole_load_options(const checkpoint::OpenCheckpoint& checkpoint) {
+  const bool hugging_face = checkpoint.index.layout == checkpoint::CheckpointIndex::Layout::kBareBytes;
+  checkpoint::LoadOptions options;
+  options.subject = "its model";
+  options.allow_dtype_cast = true;
+  options.untie = untie_remedy(checkpoint.folder, hugging_face,
+                               "name a configuration with model.args.tied = false (--config)");
+  options.advice = [hugging_face](const checkpoint::NameDifferences& differences) {
+    const std::string head = explain_head(differences, hugging_face);
+    return fmt::format("{}{}The model is the one that {} describes{}.", head, head.empty() ? "" : " ",
+                       hugging_face ? "config.json beside the weights" : "the checkpoint",
+                       hugging_face ? "" : ", unless --config names its TOML file");
+  };
+  return options;
+}
+
+}  // namespace
+
+void require_complete_model(const models::ModelArgs& args, const checkpoint::OpenCheckpoint& checkpoint,
+                            const checkpoint::StoredNames& names) {
+  const checkpoint::LoadOptions options = whole_load_options(checkpoint);
+  for (const checkpoint::LoadItem& item :
+       checkpoint::plan_load(checkpoint, whole_parameters(args), names, options))
+    checkpoint::require_equal_aliases(checkpoint, item, item.tensor.box(), options);
+}
+
 StoredWeights::StoredWeights(const std::filesystem::path& folder, const models::ModelArgs& args, bool ema)
     : checkpoint_(checkpoint::open_checkpoint(folder)) {
   const bool hugging_face = checkpoint_.index.layout == checkpoint::CheckpointIndex::Layout::kBareBytes;
@@ -121,10 +170,9 @@ StoredWeights::StoredWeights(const std::filesystem::path& folder, const models::
       hugging_face ? hugging_face_names(args, all, checkpoint_) : own_names(checkpoint_, all, ema);
   require_same_dimensions(args, checkpoint_, names,
                           "name the configuration that it was trained with (--config)");
-  checkpoint::LoadOptions options;
-  options.allow_dtype_cast = true;
+  log_left_out(names, checkpoint_.folder);
   for (const checkpoint::LoadItem& item :
-       checkpoint::plan_load(checkpoint_, whole_parameters(args), names, options))
+       checkpoint::plan_load(checkpoint_, whole_parameters(args), names, whole_load_options(checkpoint_)))
     items_.emplace(item.tensor.key, item);
 }
 
@@ -134,7 +182,7 @@ void StoredWeights::load(const Parameter& parameter, const at::Tensor& weight) c
   item.tensor.data = weight.data_ptr();
   item.tensor.on_device = !weight.is_cpu();
   DeviceMover mover(weight.device());
-  checkpoint::LoadOptions options;
+  checkpoint::LoadOptions options = whole_load_options(checkpoint_);
   options.verify_finite = true;
   checkpoint::load_tensors(checkpoint_, {item}, mover, options);
 }

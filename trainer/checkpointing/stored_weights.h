@@ -27,6 +27,18 @@ checkpoint::StoredNames own_names(const checkpoint::OpenCheckpoint& checkpoint,
 void require_same_dimensions(const models::ModelArgs& args, const checkpoint::OpenCheckpoint& checkpoint,
                              const checkpoint::StoredNames& names, const std::string& remedy);
 
+// What explains names that differ by the head alone, of which one side has its own and the other uses the
+// embedding's table; "" for other differences.
+std::string explain_head(const checkpoint::NameDifferences& differences, bool hugging_face);
+// How a model has a head of its own whose weights are in `folder`. `options`: how the command is told so
+// where config.json does not say it.
+std::string untie_remedy(const std::filesystem::path& folder, bool hugging_face, const std::string& options);
+
+// Throws IncompatibleCheckpoint unless the names and shapes of a checkpoint are the model's, which a command
+// that trains nothing reads as a whole; reads a tied head that is stored beside the table.
+void require_complete_model(const models::ModelArgs& args, const checkpoint::OpenCheckpoint& checkpoint,
+                            const checkpoint::StoredNames& names);
+
 // Whole weights of a checkpoint, one parameter at a time, on one process: for evaluation and generation.
 class StoredWeights {
  public:

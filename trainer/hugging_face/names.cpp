@@ -142,7 +142,7 @@ std::vector<HfTensor> hf_tensors(const models::ModelArgs& args, std::string_view
 bool hf_may_ignore(const models::ModelArgs& args, std::string_view name) {
   const bool next_token =
       args.family == "deepseek_v3" && name.starts_with(fmt::format("model.layers.{}.", args.n_layers));
-  return next_token || name.ends_with(".rotary_emb.inv_freq") || (args.tied && name == "lm_head.weight");
+  return next_token || name.ends_with(".rotary_emb.inv_freq");
 }
 
 bool hf_keeps_float32(std::string_view fqn) {

@@ -37,7 +37,7 @@ std::vector<HfTensor> hf_tensors(const models::ModelArgs& args, std::string_view
 inline constexpr std::string_view kScaleSuffix = "_scale_inv";
 
 // Tensors that a Hugging Face checkpoint may hold without a parameter of ours: the rotary frequencies of old
-// files, lm_head.weight of a tied model, and the block by which DeepSeek-V3 predicts a second token.
+// files, and the block by which DeepSeek-V3 predicts a second token.
 bool hf_may_ignore(const models::ModelArgs& args, std::string_view name);
 
 // Whether Hugging Face keeps a parameter in fp32 whatever type the model has.

@@ -276,6 +276,48 @@ TEST_CASE("a tensor of another stage is compared by name and shape and not read"
   CHECK_THROWS_WITH(plan_load(checkpoint, tensors, names, {}), Catch::Contains("[5, 3]"));
 }
 
+TEST_CASE("a second name of a tensor is unexpected unless it holds the same numbers") {
+  const TemporaryFolder folder;
+  const auto stored = [&](const std::string& name, const Dims& shape_of_head, float last) {
+    const SafetensorsPlan plan = plan_safetensors(
+        {{"table.weight", Dtype::kFloat32, {8, 3}}, {"output.weight", Dtype::kFloat32, shape_of_head}});
+    fs::create_directories(folder.path() / name);
+    create_safetensors(folder.path() / name, plan);
+    SafetensorsWriter writer(folder.path() / name, plan);
+    std::vector<float> numbers(24);
+    for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(i);
+    writer.write(0, 0, std::as_bytes(std::span(numbers)));
+    numbers.back() = last;
+    writer.write(1, 0, std::as_bytes(std::span(numbers)));
+    writer.sync();
+    return open_checkpoint(folder.path() / name);
+  };
+  const auto refusal = [](const OpenCheckpoint& checkpoint, int rank) {
+    MeshState state({{"table.weight", {8, 3}}}, {.shards = 2}, rank);
+    std::vector<TensorState> tensors = state.tensors();
+    tensors.front().aliases = {"output.weight"};
+    StoredNames names;
+    for (const auto& [key, record] : checkpoint.index.tensors) names.keys.emplace(key, key);
+    LoadOptions options;
+    options.subject = "its model";
+    options.untie = "untie it";
+    return error_of(ExitCode::kBadData, [&] {
+      MemoryMover mover;
+      load_tensors(checkpoint, plan_load(checkpoint, tensors, names, options), mover, options);
+      CHECK(state.holds(0));
+    });
+  };
+  const OpenCheckpoint equal = stored("equal", {8, 3}, 23), other = stored("other", {8, 3}, 22);
+  CHECK(refusal(equal, 1) == "nothing was thrown");
+  CHECK(refusal(other, 0) == "nothing was thrown");  // whose rows are equal
+  CHECK_THAT(refusal(other, 1),
+             Catch::Contains("does not fit its model: unexpected: output.weight holds other "
+                             "numbers than table.weight") &&
+                 Catch::EndsWith("; untie it"));
+  CHECK_THAT(refusal(stored("shape", {4, 6}, 23), 0),
+             Catch::Contains("1 unexpected") && Catch::Contains("output.weight"));
+}
+
 TEST_CASE("the index files of many ranks reach every rank in as many broadcasts as one file") {
   const auto broadcasts = [](const IndexFiles& files) {
     std::vector<size_t> counts(2);
