@@ -3,7 +3,11 @@
     run.sh hugging_face_peer.py HF_LOGITS_TOOL HYPERION
 """
 
+import dataclasses
+import importlib
+import inspect
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -17,9 +21,10 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, DeepseekV3Config, GenerationConfig,
                           Llama4TextConfig, LlamaConfig, LogitsProcessor, LogitsProcessorList, Qwen3Config,
-                          Qwen3MoeConfig)
+                          Qwen3MoeConfig, masking_utils, modeling_rope_utils)
 from transformers.utils.logging import disable_progress_bar
 
+KEYS = Path(__file__).resolve().parents[2] / "trainer" / "hugging_face" / "config_keys.def"
 TOKENIZER = Path(__file__).resolve().parents[1] / "assets" / "tokenizer"
 TOLERANCE = 1e-5  # of the largest logit
 TOKENS = torch.arange(40).mul(7919).remainder(1009)
@@ -381,8 +386,36 @@ log_freq = 1
     print("  odd shapes train, and a missing config.json is refused")
 
 
+# Read by transformers where a model is made, trained or generates, not where it computes logits, or after keys that
+# are refused here.
+READ_WITHOUT_EFFECT = {"initializer_range", "output_router_logits", "router_aux_loss_coef", "use_cache", "pad_token_id",
+                       "attn_scale", "floor_scale", "return_dict", "output_attentions", "output_hidden_states",
+                       "attention_chunk_size"}
+
+
+def check_keys():
+    """Every key of transformers' classes is honoured or refused here, or is one that its models' code does not read."""
+    known = re.findall(r'^(READ|ONLY|NO_EFFECT)\((?:"([^"]*)", )?(\w+)', KEYS.read_text(), re.MULTILINE)
+    shared = inspect.getsource(masking_utils) + inspect.getsource(modeling_rope_utils)
+    for kind in (LlamaConfig, Qwen3Config, Qwen3MoeConfig, DeepseekV3Config, Llama4TextConfig):
+        of = {how: {key for what, types, key in known if what == how and (types in ("", "*") or kind.model_type in types.split())}
+              for how in ("READ", "ONLY", "NO_EFFECT")}
+        fields = {*kind().to_dict(), *(field.name for field in dataclasses.fields(kind)), *kind.attribute_map}
+        fields = {key for key in fields if not key.startswith("_") and not key.endswith("_token_id")}
+        assert fields <= of["READ"] | of["ONLY"] | of["NO_EFFECT"], (kind, fields - of["READ"] - of["ONLY"] - of["NO_EFFECT"])
+        module = importlib.import_module(kind.__module__.replace("configuration_", "modeling_"))
+        code = inspect.getsource(module) + shared
+        read = set(re.findall(r"\bconfig\.([a-z]\w*)", code)) | set(re.findall(r'getattr\((?:self\.)?config, "([a-z]\w*)"', code))
+        computed = of["NO_EFFECT"] & read - READ_WITHOUT_EFFECT
+        assert not computed, f"{kind}: said to be without effect, but read: {computed}"
+        asked = set(re.findall(r'getattr\((?:self\.)?config, "([a-z]\w*)"', code))  # also where the class has no such field
+        assert asked <= of["READ"] | of["ONLY"] | READ_WITHOUT_EFFECT, (kind, asked - of["READ"] - of["ONLY"])
+    print("  every key of the configurations is known")
+
+
 def main():
     tool, hyperion = sys.argv[1:3]
+    check_keys()
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as temporary:
         for number, (name, config) in enumerate(MODELS.items()):

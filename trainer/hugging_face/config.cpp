@@ -196,7 +196,10 @@ std::string hf_config(const ModelArgs& args, const HfExport& options) {
   json config = {{"initializer_range", 0.02}, {"use_cache", true}};
   if (args.family == "qwen3") config["sliding_window"] = nullptr;
   config.update(imported_config(options));
-  config.erase("quantization_config");  // of the files that were imported
+  // Of the files that were imported, and second keys for what is said below.
+  for (const char* key : {"quantization_config", "original_max_position_embeddings", "partial_rotary_factor",
+                          "num_local_experts", "num_mtp_layers"})
+    config.erase(key);
   if (config.contains("layer_types"))
     config["layer_types"] = std::vector<std::string>(static_cast<size_t>(args.n_layers), "full_attention");
   config.update({{"architectures", json::array({std::string(model.architecture)})},

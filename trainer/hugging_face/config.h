@@ -21,8 +21,11 @@ namespace hyperion::hugging_face {
 // there. `name` stands for the file in messages. Throws Error(kUsage) with one sentence for anything that
 // this program would compute differently: other model types, RoPE types, activations, biases, sliding
 // windows, routers; and Error(kBadData) for fields that are missing or of another type.
-models::ModelArgs parse_hf_config(std::string_view text, const std::string& name);
-// The same, always with Error(kUsage).
+// `warnings` becomes a sentence for the keys of which nothing is known (config_keys.def), and for each that
+// two places give different values.
+models::ModelArgs parse_hf_config(std::string_view text, const std::string& name,
+                                  std::vector<std::string>* warnings = nullptr);
+// The same, always with Error(kUsage), and with the warnings logged.
 models::ModelArgs read_hf_config(const std::filesystem::path& config_json);
 
 // What export writes in addition to the dimensions.

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -7,7 +8,10 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "base/log.h"
+#include "base/printable.h"
 #include "trainer/hugging_face/config.h"
+#include "trainer/hugging_face/config_keys.h"
 
 namespace hyperion::hugging_face {
 namespace {
@@ -49,11 +53,18 @@ models::Activation activation_in(const JsonNode& node) {
   node.refuse(fmt::format("\"{}\", the activations computed here", fmt::join(known, "\" or \"")));
 }
 
+// The length beside the parameters, which transformers prefers to the one inside; without both that of the
+// model.
+int64_t original_length(const JsonNode& config, const JsonNode& rope, const ModelArgs& args) {
+  const JsonNode beside = config["original_max_position_embeddings"];
+  return size_in(beside.is_null() ? rope["original_max_position_embeddings"] : beside, args.max_seq_len);
+}
+
 // DeepSeek's: with equal mscale and mscale_all_dim cosines and sines are not scaled, attention is.
-void read_yarn(const JsonNode& rope, ModelArgs& args) {
+void read_yarn(const JsonNode& config, const JsonNode& rope, ModelArgs& args) {
   args.rope_yarn = args.rope_scaling = true;  // whatever the length
   args.rope_factor = rope["factor"].positive_number();
-  args.rope_original_length = size_in(rope["original_max_position_embeddings"]);
+  args.rope_original_length = original_length(config, rope, args);
   args.rope_beta_fast = number_in(rope["beta_fast"], 32);
   args.rope_beta_slow = number_in(rope["beta_slow"], 1);
   args.rope_mscale = rope["mscale_all_dim"].positive_number();
@@ -65,35 +76,61 @@ void read_yarn(const JsonNode& rope, ModelArgs& args) {
   if (args.rope_factor < 1) rope["factor"].refuse("at least 1");
 }
 
-// rope_parameters, or rope_scaling before transformers 5 (which reads it first where both are there), with
-// rope_theta inside or next to it.
+// rope_parameters, or rope_scaling before transformers 5 (which reads it first where both are there and it is
+// not empty), with rope_theta inside or next to it.
 void read_rope(const JsonNode& config, ModelArgs& args) {
-  const JsonNode rope = config[config["rope_scaling"].is_null() ? "rope_parameters" : "rope_scaling"];
+  const JsonNode scaling = config["rope_scaling"];
+  const JsonNode rope = scaling.is_null() || scaling.object().empty() ? config["rope_parameters"] : scaling;
+  for (const char* nested : {"full_attention", "sliding_attention", "chunked_attention"})
+    if (!rope[nested].is_null()) rope[nested].refuse("one set of RoPE parameters for all blocks");
   args.rope_theta =
       number_in(rope["rope_theta"], number_in(config["rope_theta"], args.family == "llama4" ? 5e5 : 1e4));
   for (const JsonNode& factor : {config["partial_rotary_factor"], rope["partial_rotary_factor"]})
     if (number_in(factor, 1.0) != 1.0) factor.refuse("1 (whole heads are rotated here)");
   const JsonNode type = rope[rope["rope_type"].is_null() ? "type" : "rope_type"];
   args.rope_scaling = text_in(type, "default") == "llama3" && args.kv_lora_rank == 0;
-  if (text_in(type, "default") == "default") {
-    for (const char* nested : {"full_attention", "sliding_attention"})
-      if (!rope[nested].is_null()) rope[nested].refuse("one set of RoPE parameters for all blocks");
-    return;
-  }
+  if (text_in(type, "default") == "default") return;
   if (args.kv_lora_rank > 0) {
     if (type.text() != "yarn") type.refuse("\"default\" or \"yarn\", the types computed here");
-    return read_yarn(rope, args);
+    return read_yarn(config, rope, args);
   }
   if (!args.rope_scaling) type.refuse("\"default\" or \"llama3\", the types computed here");
   args.rope_factor = rope["factor"].positive_number();
   args.rope_low_freq_factor = rope["low_freq_factor"].positive_number();
   args.rope_high_freq_factor = rope["high_freq_factor"].positive_number();
-  args.rope_original_length = size_in(rope["original_max_position_embeddings"], args.max_seq_len);
+  args.rope_original_length = original_length(config, rope, args);
   if (args.rope_factor < 1) rope["factor"].refuse("at least 1");
   const bool may_be_equal = args.family == "llama4";
   if (args.rope_high_freq_factor < args.rope_low_freq_factor ||
       (args.rope_high_freq_factor == args.rope_low_freq_factor && !may_be_equal))
     rope["high_freq_factor"].refuse(may_be_equal ? "at least low_freq_factor" : "more than low_freq_factor");
+}
+
+// What the file says twice, with two values; transformers takes the same one.
+std::vector<std::string> contradictions(const json& config, const std::string& name) {
+  std::vector<std::string> texts;
+  const auto part = [&](const std::string& key) {
+    const json found = config.value(key, json());
+    return found.is_object() ? found : json::object();
+  };
+  const json scaling = part("rope_scaling"), parameters = part("rope_parameters");
+  const bool scaled = !scaling.empty();
+  const json& rope = scaled ? scaling : parameters;
+  const std::string inside = scaled ? "rope_scaling." : "rope_parameters.";
+  const auto compare = [&](const std::string& used_place, const json& used, const std::string& other_place,
+                           const json& other, const std::string& key) {
+    const json a = used.value(key, json()), b = other.value(key, json());
+    if (!a.is_null() && !b.is_null() && a != b)
+      texts.push_back(fmt::format("{}: {}{} is {}, which counts, but {}{} is {}", name, used_place, key,
+                                  a.dump(), other_place, key, b.dump()));
+  };
+  compare(inside, rope, "", config, "rope_theta");
+  compare("", config, inside, rope, "original_max_position_embeddings");
+  if (!scaled) return texts;
+  for (const auto& [key, value] : scaling.items())
+    compare(inside, scaling, "rope_parameters.", parameters, key);
+  if (!scaling.contains("rope_theta")) compare("", config, "rope_parameters.", parameters, "rope_theta");
+  return texts;
 }
 
 void read_qwen3(const JsonNode& config, ModelArgs& args) {
@@ -115,6 +152,12 @@ void read_llama(const JsonNode& config, ModelArgs& args) {
   must_be_off(config["mlp_bias"], "the feed-forward layers here have no bias");
 }
 
+// A second key for what another one says.
+void require_same_number(const JsonNode& node, int64_t value, const char* other) {
+  if (!node.is_null() && size_in(node) != value)
+    node.refuse(fmt::format("{}, the value of {}", value, other));
+}
+
 // What all experts have in common.
 void read_experts(const JsonNode& config, const char* experts, const char* width, ModelArgs& args) {
   args.num_experts = size_in(config[experts]);
@@ -127,6 +170,7 @@ void read_qwen3_moe(const JsonNode& config, ModelArgs& args) {
   args.head_dim = size_in(config["head_dim"], args.dim / args.n_heads);
   const bool renamed = config["num_experts"].is_null();  // in transformers 5
   read_experts(config, renamed ? "num_local_experts" : "num_experts", "moe_intermediate_size", args);
+  require_same_number(config["num_local_experts"], args.num_experts, "num_experts");
   args.route_norm = config["norm_topk_prob"].flag(false);
   args.moe_every = size_in(config["decoder_sparse_step"], 1);
   const JsonNode dense = config["mlp_only_layers"];
@@ -139,6 +183,7 @@ void read_deepseek_v3(const JsonNode& config, ModelArgs& args) {
   args.family = "deepseek_v3";
   args.max_seq_len = size_in(config["max_position_embeddings"], 4096);
   read_experts(config, "n_routed_experts", "moe_intermediate_size", args);
+  require_same_number(config["num_local_experts"], args.num_experts, "n_routed_experts");
   args.num_shared_experts = size_in(config["n_shared_experts"], 1);
   const JsonNode dense = config["first_k_dense_replace"];
   args.n_dense_layers = dense.is_null() ? 3 : static_cast<int64_t>(dense.count(0, uint64_t{1} << 31));
@@ -157,6 +202,7 @@ void read_deepseek_v3(const JsonNode& config, ModelArgs& args) {
   args.qk_rope_head_dim = size_in(config["qk_rope_head_dim"], 64);
   args.v_head_dim = size_in(config["v_head_dim"], 128);
   args.head_dim = args.qk_nope_head_dim + args.qk_rope_head_dim;
+  require_same_number(config["head_dim"], args.qk_rope_head_dim, "qk_rope_head_dim");
   const json& values = config.object();
   const auto only = [&](const char* key, const json& expected) {
     must_be(config[key], values.value(key, json()), expected);
@@ -223,7 +269,8 @@ void read_quantization(const JsonNode& config) {
 
 }  // namespace
 
-ModelArgs parse_hf_config(std::string_view text, const std::string& name) {
+ModelArgs parse_hf_config(std::string_view text, const std::string& name,
+                          std::vector<std::string>* warnings) {
   const json values = parse_json(text, name);
   const JsonNode config(values, name);
   const std::string type = text_in(config["model_type"], "");
@@ -249,8 +296,19 @@ ModelArgs parse_hf_config(std::string_view text, const std::string& name) {
   const JsonNode dropout = config["attention_dropout"];
   if (!dropout.is_null() && values["attention_dropout"] != 0)
     dropout.refuse("0, because there is no dropout here");
+  const JsonNode layers = config["layer_types"];
+  if (!layers.is_null() &&
+      std::ranges::any_of(layers.array(), [](const json& one) { return one != "full_attention"; }))
+    layers.refuse("\"full_attention\" for each layer");
+  const std::vector<std::string> unknown = check_config_keys(config, type);
   read_quantization(config["quantization_config"]);
   read_rope(config, args);
+  if (warnings != nullptr) {
+    *warnings = contradictions(values, name);
+    if (!unknown.empty())
+      warnings->push_back(fmt::format("{}: keys that are not known here, and have no effect: {}", name,
+                                      printable(fmt::format("{}", fmt::join(unknown, ", ")), 1000)));
+  }
   if (args.n_heads % args.n_kv_heads != 0)
     throw_config("{}: num_attention_heads {} is not a multiple of num_key_value_heads {}", name, args.n_heads,
                  args.n_kv_heads);
@@ -261,7 +319,13 @@ ModelArgs parse_hf_config(std::string_view text, const std::string& name) {
 }
 
 ModelArgs read_hf_config(const std::filesystem::path& config_json) try {
-  return parse_hf_config(read_file(config_json, kMaxSettingsBytes), config_json.string());
+  static std::set<std::string> warned;  // each file is read several times
+  std::vector<std::string> warnings;
+  ModelArgs args =
+      parse_hf_config(read_file(config_json, kMaxSettingsBytes), config_json.string(), &warnings);
+  if (warned.insert(config_json.string()).second)
+    for (const std::string& warning : warnings) log_warning("{}", warning);
+  return args;
 } catch (const Error& error) {
   throw_config("{}", error.what());  // a configuration's fault, also when it is not valid JSON
 }

@@ -1,0 +1,160 @@
+// Which keys of a config.json are honoured, refused or without effect.
+#include <catch2/catch.hpp>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "tests/support/error_of.h"
+#include "trainer/hugging_face/config.h"
+
+namespace hyperion::hugging_face {
+
+using Catch::Contains;
+using models::ModelArgs;
+using nlohmann::json;
+
+namespace {
+
+json config_of(const std::string& family, const std::string& flavor) {
+  return json::parse(hf_config(models::model_args(family, flavor), {}));
+}
+
+ModelArgs parsed(const json& config, std::vector<std::string>* warnings = nullptr) {
+  return parse_hf_config(config.dump(), "config.json", warnings);
+}
+
+json with(json config, const json& fields) {
+  config.update(fields);
+  return config;
+}
+
+}  // namespace
+
+TEST_CASE("the original length beside the RoPE parameters wins over the one inside, as in transformers") {
+  const json llama3 = {
+      {"rope_type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0}};
+  json config = config_of("llama3", "debugmodel");
+  for (const char* key : {"rope_theta", "rope_scaling", "rope_parameters"}) config.erase(key);
+  for (const char* place : {"rope_scaling", "rope_parameters"}) {
+    const auto length = [&](const json& inside, const json& beside) {
+      return parsed(with(with(config, {{place, with(llama3, inside)}}), beside)).rope_original_length;
+    };
+    const json of_64 = {{"original_max_position_embeddings", 64}},
+               of_32 = {{"original_max_position_embeddings", 32}};
+    CHECK(length(of_64, json::object()) == 64);
+    CHECK(length(json::object(), of_64) == 64);
+    CHECK(length(of_32, of_64) == 64);
+    CHECK(length(json::object(), json::object()) == config["max_position_embeddings"]);
+  }
+  // An export says it once.
+  HfExport options;
+  options.imported.config = R"({"original_max_position_embeddings":64})";
+  CHECK_FALSE(json::parse(hf_config(models::model_args("llama3", "8B"), options))
+                  .contains("original_max_position_embeddings"));
+}
+
+TEST_CASE("an empty rope_scaling leaves rope_parameters, and parameters for kinds of blocks are refused") {
+  json config = config_of("llama3", "8B");
+  REQUIRE(parsed(config).rope_scaling);
+  CHECK(parsed(with(config, {{"rope_scaling", json::object()}})).rope_factor == 8);
+  const json nested = {{"full_attention", {{"rope_theta", 1e4}}}, {"rope_type", "llama3"}};
+  CHECK_THROWS_WITH(parsed(with(config, {{"rope_scaling", nested}})), Contains("full_attention"));
+}
+
+TEST_CASE(
+    "a key that changes what a model computes is refused by name unless it has the value of no effect") {
+  for (const auto& [family, flavor] : {std::pair("llama3", "debugmodel"),
+                                       {"qwen3", "debugmodel"},
+                                       {"deepseek_v3", "671B"},
+                                       {"llama4", "debugmodel"}}) {
+    const json config = config_of(family, flavor);
+    CAPTURE(family);
+    for (const json& changed : std::vector<json>{{{"is_causal", false}},
+                                                 {{"attn_logit_softcapping", 50.0}},
+                                                 {{"final_logit_softcapping", 30.0}},
+                                                 {{"query_pre_attn_scalar", 256}},
+                                                 {{"attention_multiplier", 0.5}},
+                                                 {{"embedding_multiplier", 12.0}},
+                                                 {{"residual_multiplier", 0.22}},
+                                                 {{"logits_scaling", 8.0}},
+                                                 {{"logit_scale", 0.0625}},
+                                                 {{"lm_head_bias", true}},
+                                                 {{"attention_bias", true}},
+                                                 {{"mlp_bias", true}},
+                                                 {{"hidden_activation", "gelu"}},
+                                                 {{"partial_rotary_factor", 0.5}},
+                                                 {{"attention_dropout", 0.1}},
+                                                 {{"resid_pdrop", 0.1}},
+                                                 {{"per_layer_config", {{"0", {{"head_dim", 4}}}}}},
+                                                 {{"use_bidirectional_attention", true}},
+                                                 {{"layer_types", {"sliding_attention"}}}}) {
+      const std::string key = changed.begin().key();
+      if (family == std::string("llama4") && key == "mlp_bias") continue;
+      CHECK_THROWS_WITH(parsed(with(config, changed)), Contains("config.json." + key));
+    }
+    CHECK_NOTHROW(parsed(with(config, {{"is_causal", true},
+                                       {"final_logit_softcapping", nullptr},
+                                       {"logits_scaling", 1},
+                                       {"embedding_multiplier", 1.0},
+                                       {"resid_pdrop", 0.0},
+                                       {"pretraining_tp", 2},
+                                       {"_name_or_path", "x"}})));
+  }
+  const json llama = config_of("llama3", "debugmodel");
+  CHECK_THROWS_WITH(parsed(with(llama, {{"sliding_window", 8}})), Contains("sliding_window is 8"));
+  CHECK_NOTHROW(parsed(with(llama, {{"sliding_window", 8}, {"use_sliding_window", false}})));
+  CHECK_THROWS_WITH(parsed(with(llama, {{"num_experts", 8}})), Contains("num_experts is 8"));
+  const json moe = config_of("qwen3", "debugmodel_moe");
+  CHECK_THROWS_WITH(parsed(with(moe, {{"num_local_experts", 3}})), Contains("num_local_experts is 3"));
+  CHECK_THROWS_WITH(parsed(with(moe, {{"shared_expert_intermediate_size", 8}})),
+                    Contains("shared_expert_intermediate_size"));
+  const json deepseek = config_of("deepseek_v3", "671B");
+  CHECK_THROWS_WITH(parsed(with(deepseek, {{"head_dim", 128}})), Contains("the value of qk_rope_head_dim"));
+}
+
+TEST_CASE("a key of which nothing is known is named, and one with two values") {
+  std::vector<std::string> warnings;
+  const json config = config_of("llama3", "8B");
+  parsed(config, &warnings);
+  CHECK(warnings.empty());
+  parsed(with(config,
+              {{"custom", 1}, {"kv_heads_of_mine", 2}, {"unknown_but_null", nullptr}, {"sep_token_id", 3}}),
+         &warnings);
+  CHECK(warnings ==
+        std::vector<std::string>{
+            "config.json: keys that are not known here, and have no effect: custom, kv_heads_of_mine"});
+  json twice = with(config, {{"rope_theta", 1e4}, {"rope_scaling", nullptr}});
+  twice["rope_parameters"]["rope_theta"] = 2e4;
+  CHECK(parsed(twice, &warnings).rope_theta == 2e4);
+  CHECK(warnings ==
+        std::vector<std::string>{"config.json: rope_parameters.rope_theta is 20000.0, which counts, but "
+                                 "rope_theta is 10000.0"});
+  twice = config;
+  twice["rope_parameters"]["factor"] = 4.0;
+  CHECK(parsed(twice, &warnings).rope_factor == 8);
+  CHECK(warnings.size() == 1);
+}
+
+TEST_CASE("a number that JSON does not have is named in plain words") {
+  for (const char* number : {"NaN", "Infinity", "-Infinity"})
+    CHECK_THROWS_WITH(parse_hf_config(fmt::format(R"({{"rms_norm_eps": {}}})", number), "c"),
+                      Contains("c: is not valid JSON: line 1, column ") &&
+                          Contains("JSON has no NaN and no Infinity") && !Contains("json.exception"));
+  CHECK_THROWS_WITH(parse_hf_config(R"({"rope_theta": 1e4, "rope_theta": 2e4})", "c"),
+                    Contains("key \"rope_theta\" twice"));
+}
+
+TEST_CASE("the export of a model whose experts were balanced says that their biases are left out") {
+  config::JobConfig::Model model;
+  model.name = "qwen3";
+  model.flavor = "debugmodel_moe";
+  const auto remarks = [&](double coefficient) {
+    model.args.load_balance_coeff = coefficient;
+    return hugging_face_files(model, checkpoint::Dtype::kFloat32, nullptr, {}, {}, 0).remarks;
+  };
+  CHECK(remarks(0).empty());
+  REQUIRE(remarks(1e-3).size() == 1);
+  CHECK_THAT(remarks(1e-3).front(),
+             Contains("expert_bias are left out") && Contains("model.args.load_balance_coeff = 0.001"));
+}
+
+}  // namespace hyperion::hugging_face
