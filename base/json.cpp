@@ -35,11 +35,17 @@ class Builder : public nlohmann::json_sax<json> {
     return true;
   }
   bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& error) override {
+    std::string_view what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, ..."
+    for (const std::string_view begin : {"] ", "parse error at "})
+      if (const size_t at = what.find(begin); at != what.npos && at < 40)
+        what.remove_prefix(at + begin.size());
     std::string text;  // it quotes bytes that may be no UTF-8
-    for (const char* c = error.what(); *c != '\0' && text.size() < 300; ++c)
+    for (const char* c = what.data(); *c != '\0' && text.size() < 300; ++c)
       text += static_cast<unsigned char>(*c) < 0x80
                   ? std::string(1, *c)
                   : fmt::format("\\x{:02x}", static_cast<unsigned char>(*c));
+    if (text.ends_with("N'") || text.ends_with("I'"))  // where the parser stops in these words
+      text += " (JSON has no NaN and no Infinity)";
     return fail(text);
   }
 
