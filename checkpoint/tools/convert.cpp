@@ -105,7 +105,7 @@ std::vector<Weight> plan_weights(const OpenCheckpoint& source, const ConvertOpti
 class WeightReader : public ItemReader {
  public:
   WeightReader(const OpenCheckpoint& source, const std::vector<Weight>& weights, uint64_t total)
-      : contents_(source), weights_(weights), progress_("convert", total, "B") {}
+      : source_(source), contents_(source), weights_(weights), progress_("convert", total, "B") {}
 
   // The tensors of the save's layout are the weights, in their order, not sharded.
   void read(const SaveItem& item, const Take& take) override {
@@ -143,7 +143,7 @@ class WeightReader : public ItemReader {
       const auto count = static_cast<uint64_t>(box.numel());
       rows_.resize(count * from);
       read_rows(weight, box);
-      const bool finite = read_.scan(weight.source().key, weight.from_dtype, rows_.data(), count * from) == 0;
+      const bool finite = scan(weight, box);
       if (weight.dtype != weight.from_dtype) {
         cast_.resize(count * to);
         cast(weight.from_dtype, rows_.data(), weight.dtype, cast_.data(), count);
@@ -156,6 +156,37 @@ class WeightReader : public ItemReader {
   }
 
  private:
+  // Whether the numbers of the box that was read are finite. Those that are not count for the source's
+  // tensor; of a stack that is made of several, for the one that has the matrix.
+  bool scan(const Weight& weight, const Box& box) {
+    const auto& [key, record, part] = weight.source();
+    const std::vector<Chunk>& chunks = record->chunks;
+    const uint64_t total = count_not_finite(weight.from_dtype, rows_.data(), rows_.size());
+    if (total == 0) return true;
+    const bool is_stack =
+        chunks.size() > 1 && source_.index.tensors.at(key).shape.size() < record->shape.size();
+    if (!is_stack) {
+      read_.add(key, total);
+      return false;
+    }
+    const uint64_t bytes = rows_.size() / static_cast<uint64_t>(box.shape[0]);
+    for (int64_t matrix = 0; matrix < box.shape[0]; ++matrix) {
+      const std::byte* numbers = rows_.data() + static_cast<uint64_t>(matrix) * bytes;
+      const uint64_t count = count_not_finite(weight.from_dtype, numbers, bytes);
+      if (count > 0) read_.add(matrix_name(weight.source(), box.offset[0] + matrix), count);
+    }
+    return false;
+  }
+
+  const std::string& matrix_name(const Weight::Source& source, int64_t matrix) const {
+    for (const Chunk& chunk : source.record->chunks)
+      for (const auto& [name, stored] : source_.index.tensors)
+        if (chunk.offset.front() == matrix && !stored.chunks.empty() &&
+            stored.chunks.front().where == chunk.where)
+          return name;
+    return source.key;
+  }
+
   // The part's elements of a box of the weight that has all of the part's columns.
   void read_transposed(const Weight::Source& source, const Box& box) {
     const auto& [key, record, part] = source;
@@ -200,6 +231,7 @@ class WeightReader : public ItemReader {
                      });
   }
 
+  const OpenCheckpoint& source_;
   ContentReader contents_;
   const std::vector<Weight>& weights_;
   Progress progress_;

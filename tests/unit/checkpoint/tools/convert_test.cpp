@@ -145,6 +145,36 @@ TEST_CASE("convert refuses numbers that are not finite by name and leaves nothin
   }
 }
 
+TEST_CASE("convert names the matrix of a stack whose numbers are not finite") {
+  const TemporaryFolder folder;
+  const std::string wq = "layers.0.attention.wq.weight";
+  REQUIRE(convert({.source = save_toy(folder.path(), 8),
+                   .destination = folder.path() / "hf",
+                   .tensors =
+                       [&](const OpenCheckpoint&) {
+                         return std::vector<ConvertedTensor>{{wq, "expert.0"}, {wq, "expert.1"}};
+                       }})
+              .code == ExitCode::kOk);
+  put_not_finite(open_checkpoint(folder.path() / "hf"), "expert.1", 3);
+  const Ran ran = convert({.source = folder.path() / "hf",
+                           .destination = folder.path() / "dcp",
+                           .format = Format::kDcp,
+                           .tensors = [](const OpenCheckpoint& source) {
+                             TensorRecord stack{Dtype::kFloat32, {2, 8, 6}, {}};
+                             for (int64_t i = 0; i < 2; ++i) {
+                               Chunk chunk = source.index.tensors.at(fmt::format("expert.{}", i)).chunks[0];
+                               chunk.offset.insert(chunk.offset.begin(), i);
+                               chunk.shape.insert(chunk.shape.begin(), 1);
+                               stack.chunks.push_back(chunk);
+                             }
+                             ConvertedTensor one{"expert.0", "experts"};
+                             one.made = std::make_shared<const TensorRecord>(stack);
+                             return std::vector<ConvertedTensor>{one};
+                           }});
+  CHECK(ran.code == ExitCode::kBadData);
+  CHECK_THAT(ran.text, Catch::Contains("in expert.1 (3 numbers)") && !Catch::Contains("expert.0"));
+}
+
 TEST_CASE("convert takes the averages on request") {
   const TemporaryFolder folder;
   const fs::path source = save_toy(folder.path(), 8, {.offsets = {{"ema.tok_embeddings.weight", 3.0F}}});
