@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "checkpoint/tools/folders.h"
 #include "models/flavors/yarn.h"
+#include "trainer/checkpointing/resume_policy.h"
 #include "trainer/checkpointing/stored_weights.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/load.h"
@@ -27,6 +28,30 @@ config::JobConfig::Model hugging_face_model(const fs::path& folder) {
   model.hf_assets_path = fs::absolute(folder).lexically_normal().string();
   hugging_face::resolve_hf_model(resolved, config::install_root());
   return model;
+}
+
+// --config decides which model it is; what the checkpoint says otherwise, and shapes do not show, is named.
+void warn_of_other_model(const fs::path& checkpoint, const checkpoint::OpenCheckpoint& open,
+                         const config::JobConfig::Model& configured, int64_t seq_len,
+                         const std::string& config) {
+  const auto settings = [&](const config::JobConfig::Model& model) {
+    models::ModelArgs args = config::model_args(model);
+    return checkpointing::model_settings(seq_len > 0 ? models::with_yarn_decided(args, seq_len) : args);
+  };
+  std::optional<config::JobConfig::Model> saved;
+  const fs::path folder = is_folder(checkpoint) ? checkpoint : checkpoint.parent_path();
+  if (open.index.layout != checkpoint::CheckpointIndex::Layout::kBareBytes)
+    saved = checkpointing::saved_model(open);
+  else if (name_exists(folder / "config.json"))
+    saved = hugging_face_model(folder);
+  if (!saved) return;
+  const checkpointing::CurveSettings there = settings(*saved);
+  for (const auto& [key, value] : settings(configured)) {
+    const std::string* other = checkpointing::find_setting(there, key);
+    if (other != nullptr && *other != value && !key.ends_with("load_balance_coeff"))
+      log_warning("{}: the checkpoint says that {} is {}, {} that it is {}, which is used",
+                  checkpoint.string(), key, *other, config, value);
+  }
 }
 
 ModelOrigin find_origin(const fs::path& checkpoint, const std::string& config) {
@@ -53,6 +78,7 @@ ModelOrigin find_origin(const fs::path& checkpoint, const std::string& config) {
                resolved.config.parallelism.expert_parallel_degree, config);
     origin.model = resolved.config.model;
     if (origin.seq_len == 0) origin.seq_len = resolved.config.training.seq_len;
+    warn_of_other_model(checkpoint, open, origin.model, origin.seq_len, config);
     origin.tokenizer = origin.model.hf_assets_path;
     origin.tokenizer_by = "model.hf_assets_path of " + config;
     return origin;

@@ -23,7 +23,7 @@ void check_shard(const CorpusFile& file, const LoaderOptions& options) {
   if (!header.tokenizer.empty() && !options.tokenizer_fingerprint.empty() &&
       header.tokenizer != options.tokenizer_fingerprint) {
     throw_data(
-        "token shard {}: was made with tokenizer {} (hash {}), but this job uses {} (hash {}): use that "
+        "token shard {}: was made with tokenizer {} (hash {}), but {} (hash {}) is used here: use that "
         "tokenizer, or make the shard again with hyperion tokenize",
         file.path.string(), header.tokenizer_path, header.tokenizer, options.tokenizer_path,
         options.tokenizer_fingerprint);

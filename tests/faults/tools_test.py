@@ -108,6 +108,14 @@ class Tools(CheckpointTest):
         self.run_job("--training.steps=9", "--lr_scheduler.total_steps=9", code=0,
                      says=["step-8 has no hyperion.json, which step-6 beside it has"])
 
+    def test_a_configuration_that_contradicts_the_checkpoint_is_named(self):
+        toml = (self.folder / "job.toml").read_text()
+        (self.folder / "other.toml").write_text(toml.replace("[model.args]", "[model.args]\nrope_theta = 1e4"))
+        evaluate = ["eval", self.step(8), "--data=data.jsonl", "--seq-len=32"]
+        self.run_program(*evaluate, "--config=other.toml",
+                         says=["the checkpoint says that model.rope_theta is 500000, other.toml that it is 10000, which is used"])
+        self.assertNotIn("which is used", self.run_program(*evaluate, "--config=job.toml"))
+
     def test_a_model_without_its_head_is_named_by_the_key_that_ties_it(self):
         self.run_program("ckpt", "convert", self.step(8), "model", "--to=safetensors")
         file = self.folder / "model" / "model.safetensors"
