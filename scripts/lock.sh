@@ -4,10 +4,10 @@ set -euo pipefail
 # shellcheck source=scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-usage='usage: scripts/lock.sh [uv options]   needs uv (pip install uv)
+usage='usage: scripts/lock.sh [uv options]   needs uv (from pip, in a virtual environment)
   Locked versions stay unless NAME.in asks for others; --upgrade takes newer ones where NAME.in leaves the choice'
 help_for "$usage" "$@"
-command -v uv >/dev/null || fail "uv is not installed" "pip install uv"
+command -v uv >/dev/null || fail "uv is not installed" "python3 -m venv $root/build/uv && $root/build/uv/bin/pip install uv && PATH=$root/build/uv/bin:\$PATH scripts/lock.sh"
 export UV_CUSTOM_COMPILE_COMMAND=scripts/lock.sh
 
 lock() {  # NAME LOWEST_PYTHON UV_OPTION...
