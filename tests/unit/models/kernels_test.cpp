@@ -1,6 +1,9 @@
 // Each fused kernel against its plain twin, in fp32 and bf16, with sizes that fill no vector and no task.
 #include "models/kernels/kernels.h"
 
+#include <cstdio>
+#include <cstdlib>
+
 #include <catch2/catch.hpp>
 
 #include <ATen/Context.h>
@@ -25,6 +28,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "models/flavors/sequence_parts.h"
+#include "models/kernels/attention/cpu.h"
 #include "models/kernels/common/rows.h"
 
 namespace hyperion::models {
@@ -32,6 +36,20 @@ namespace hyperion::models {
 using at::Tensor;
 
 namespace {
+
+// Ends the process as skipped (ctest's SKIP_RETURN_CODE) where HYPERION_CPU_INSTRUCTIONS names instructions
+// that this processor lacks.
+void skip_without_named_instructions() {
+  using enum kernels::cpu::Instructions;
+  const char* wanted = std::getenv("HYPERION_CPU_INSTRUCTIONS");
+  if (wanted == nullptr) return;
+  for (const kernels::cpu::Instructions set : {kAvx2, kAvx512, kAvx512Bf16})
+    if (kernels::cpu::text_of(set) == wanted && !kernels::cpu::processor_has(set)) {
+      std::printf("skipped: this processor has no %s\n", wanted);
+      std::fflush(stdout);
+      std::_Exit(77);
+    }
+}
 
 // Equal up to a last place: of fp32 after some sums, or one rounding of bf16.
 bool close(const Tensor& a, const Tensor& b) {
@@ -182,6 +200,7 @@ TEST_CASE("the loss of many rows has the same bits on any number of threads") {
 }
 
 TEST_CASE("products of our own equal exact ones for any shape and layout on any number of threads") {
+  skip_without_named_instructions();
   at::manual_seed(16);
   const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
   struct Shape {
