@@ -5,6 +5,7 @@
 Standard library only; prlimit, setpriv and unshare are util-linux.
 """
 
+import fcntl
 import os
 import re
 import shutil
@@ -169,6 +170,27 @@ class StandardOutput(JobTest):
         os.close(reader)
         with os.fdopen(writer, "w") as pipe:
             self.assertEqual(self.run_into(pipe, ["train", "--help"]).returncode, -signal.SIGPIPE)
+
+
+class Threads(unittest.TestCase):
+    def spin_count(self, **more):
+        """What the program was started with at last; its output waits in a pipe that is too small for it."""
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+        process = subprocess.Popen([BINARY, "config", "--reference"], env={**env, **more}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        try:
+            fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
+            self.assertTrue(os.read(process.stdout.fileno(), 1))
+            found = Path(f"/proc/{process.pid}/environ").read_bytes().decode().split("\0")
+            return [variable for variable in found if variable.startswith("GOMP_SPINCOUNT=")]
+        finally:
+            process.kill()
+            process.communicate()
+
+    def test_threads_spin_for_a_short_time_unless_the_user_says_how_long(self):
+        self.assertEqual(self.spin_count(), ["GOMP_SPINCOUNT=10000"])
+        self.assertEqual(self.spin_count(GOMP_SPINCOUNT="7"), ["GOMP_SPINCOUNT=7"])
+        self.assertEqual(self.spin_count(OMP_WAIT_POLICY="active"), [])
+        self.assertEqual(self.spin_count(OMP_NUM_THREADS="1"), [])
 
 
 class StopsWhileStarting(JobTest):
