@@ -26,7 +26,9 @@ void start_again_with_spin_count(int /*argc*/, char** argv, char** environment) 
         std::strcmp(variable, "OMP_NUM_THREADS=1") == 0)
       return;  // the user has chosen, or nobody waits
   }
-  if (getauxval(AT_BASE) == 0) return;  // started as an argument of the dynamic loader, which AT_EXECFN names
+  // AT_EXECFN names the dynamic loader where the program was its argument; and without a vDSO it runs in
+  // valgrind or an emulator, which a new start would leave.
+  if (getauxval(AT_BASE) == 0 || getauxval(AT_SYSINFO_EHDR) == 0) return;
   auto** with_count = static_cast<char**>(__builtin_alloca((count + 2) * sizeof(char*)));
   std::memcpy(with_count, environment, count * sizeof(char*));
   with_count[count] = spin_count;

@@ -179,7 +179,7 @@ class Wheel(unittest.TestCase):
         path = ":".join(map(str, [torch_folder() / "lib", *torch_folder().parent.glob("nvidia/*/lib"), f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/lib64"]))
         done = subprocess.run([emulator, "-cpu", "Nehalem", program, "train", "debug_model", *SMALL, "--training.steps=1", "--training.seq_len=16",
                                "--training.local_batch_size=1"], cwd=self.work, capture_output=True, text=True, timeout=600,
-                              env={**plain_environment(), "HYPERION_DEVICE": "cpu", "LD_LIBRARY_PATH": path})
+                              env={**plain_environment(), "HYPERION_DEVICE": "cpu", "OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": path})
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("WARNING - This processor has no AVX2", done.stdout)
         self.assertIn("Training completed", done.stdout)
