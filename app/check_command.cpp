@@ -205,9 +205,13 @@ std::string describe_start(const config::JobConfig& config,
 
 std::string describe_model(const config::JobConfig::Model& named, const models::ModelArgs& model) {
   const auto problem = hugging_face::export_problem(model);
-  return fmt::format("{} {}, {} parameters{}", named.name, named.flavor,
-                     human_count(static_cast<uint64_t>(models::count_parameters(model).total)),
-                     problem ? "; it cannot be exported to Hugging Face: " + problem->text : "");
+  const models::ParameterCounts counts = models::count_parameters(model);
+  return fmt::format(
+      "{} {}, {} parameters{}{}", named.name, named.flavor, human_count(static_cast<uint64_t>(counts.total)),
+      model.num_experts > 0
+          ? fmt::format(", {} of them active for a token", human_count(static_cast<uint64_t>(counts.active)))
+          : "",
+      problem ? "; it cannot be exported to Hugging Face: " + problem->text : "");
 }
 
 void require_input(const config::ResolvedConfig& resolved, const char* key) {
@@ -302,6 +306,11 @@ class JobCheck {
     return resolved_ ? std::vector<std::string>() : std::vector<std::string>{"configuration"};
   }
 
+  // For what else these checks need.
+  void require_configuration() const {
+    if (table_.failed_or_skipped("configuration")) throw SkippedCheck{"configuration"};
+  }
+
   void check_data() {
     table_.check("tokenizer", readable_keys(), [&] {
       require_input(*resolved_, "model.hf_assets_path");
@@ -310,8 +319,9 @@ class JobCheck {
       return fmt::format("{}: {} entries", data_->tokenizer_path,
                          human_count(static_cast<uint64_t>(data_->tokenizer->vocab_size())));
     });
-    table_.check("training data", {"configuration"}, [&] {
+    table_.check("training data", readable_keys(), [&] {
       require_input(*resolved_, "training.dataset_path");
+      require_configuration();
       trainer::check_training_documents(config());
       // A job reads tokens in the order of its shuffle and cannot compare them with a checksum.
       for (const data::CorpusFile& file : data::find_corpus(trainer::training_files(config())))
@@ -320,8 +330,9 @@ class JobCheck {
       return describe_files(trainer::training_files(config()));
     });
     if (resolved_ && config().validation.enable)
-      table_.check("validation data", {"configuration"}, [&] {
+      table_.check("validation data", readable_keys(), [&] {
         require_input(*resolved_, "validation.dataset_path");
+        require_configuration();
         trainer::check_validation_documents(config());
         trainer::validation_loader(config(), tokenizer(), loader_context());
         return describe_files(trainer::validation_files(config()));

@@ -138,7 +138,7 @@ ExitCode show_config(const CommandLine& line) {
   facts.model = config::model_args(resolved.config.model);
   facts.export_problem = hugging_face::export_problem(*facts.model);
   config::require_valid_config(resolved, facts);
-  print_text(config::to_toml(resolved));
+  print_text(config::to_toml(resolved, hugging_face::dimensions_of(resolved.config.model)));
   return ExitCode::kOk;
 }
 

@@ -54,7 +54,7 @@ std::string recorded_toml(const RunDescription& run) {
     recorded.config.debug.seed = static_cast<int64_t>(run.seed);
     if (seed_origin(run) != kSeedKey) recorded.origins[kSeedKey] = seed_origin(run);
   }
-  return config::to_toml(recorded);
+  return config::to_toml(recorded, hugging_face::dimensions_of(recorded.config.model));
 }
 
 // What describes the run, by rank 0; returns the name of its folder. A job that cannot write here makes no

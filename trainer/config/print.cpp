@@ -15,16 +15,26 @@
 
 namespace hyperion::config {
 
-std::string to_toml(const ResolvedConfig& resolved) {
+std::string to_toml(const ResolvedConfig& resolved, const models::ModelOverrides& dimensions) {
+  JobConfig of_model;
+  of_model.model.args = dimensions;
+  const std::string flavor = resolved.config.model.name + " " + resolved.config.model.flavor;
   std::string text;
   for (const Section& section : schema()) {
     text += fmt::format("{}[{}]\n", text.empty() ? "" : "\n", section.name);
     for (const Option& option : section.options) {
       const Value value = read(option, resolved.config);
-      const std::string setting = std::holds_alternative<std::monostate>(value)
-                                      ? fmt::format("# {} is not set", option.key())
-                                      : fmt::format("{} = {}", option.key(), toml_text(value));
-      text += fmt::format("{:<48}  # {}\n", setting, resolved.origin(option.name));
+      const auto is_unset = [](const Value& of) { return std::holds_alternative<std::monostate>(of); };
+      std::string setting = fmt::format("{} = {}", option.key(), toml_text(value)),
+                  origin = resolved.origin(option.name);
+      if (is_unset(value)) {
+        const bool is_dimension = option.section() == "model.args";
+        const Value own = is_dimension ? read(option, of_model) : Value();
+        setting = is_unset(own) ? fmt::format("# {} is not set", option.key())
+                                : fmt::format("# {} = {}", option.key(), toml_text(own));
+        if (!is_unset(own)) origin = flavor;
+      }
+      text += fmt::format("{:<48}  # {}\n", setting, origin);
     }
   }
   return text;

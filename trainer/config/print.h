@@ -10,8 +10,9 @@
 namespace hyperion::config {
 
 // TOML with every key, in the schema's order; the end of each line says where the value came from. Unset keys
-// are comments. Reading it again gives the same configuration.
-std::string to_toml(const ResolvedConfig& resolved);
+// are comments, those of [model.args] with their value in `dimensions` (hugging_face::dimensions_of()) where
+// they have one. Reading it again gives the same configuration.
+std::string to_toml(const ResolvedConfig& resolved, const models::ModelOverrides& dimensions = {});
 
 // The same values as JSON, one object per table; unset keys are null.
 std::string to_json(const JobConfig& config);

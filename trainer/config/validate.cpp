@@ -148,18 +148,6 @@ class Checks : ChecksOfConfig {
     }
   }
 
-  void datasets() {
-    constexpr const char* kPath =
-        "(a file, folder or glob of JSON lines, or a folder of token shards) too, because nothing is "
-        "downloaded; \"c4_test\" alone is the";
-    refuse_if(!config_.training.dataset_path && !uses_default_corpus(config_), "training.dataset",
-              fmt::format("expected training.dataset_path {} default corpus", kPath));
-    refuse_if(config_.validation.enable && !config_.validation.dataset_path &&
-                  !validates_on_default_corpus(config_),
-              "validation.dataset",
-              fmt::format("expected validation.dataset_path {} novel held out of the default corpus", kPath));
-  }
-
   void checkpoints() {
     const auto& c = config_.checkpoint;
     if (c.enable) {
@@ -277,6 +265,23 @@ class Checks : ChecksOfConfig {
   }
 };
 
+// Where `key` is that of data that are not given: nothing is downloaded.
+void require_dataset_path(const ResolvedConfig& resolved, std::string_view key, Problems& problems) {
+  const JobConfig& config = resolved.config;
+  const auto refuse = [&](const char* dataset, const char* own) {
+    problems.add(
+        resolved, dataset,
+        fmt::format("expected {} (a file, folder or glob of JSON lines, or a folder of token shards) "
+                    "too, because nothing is downloaded; \"c4_test\" alone is the {}",
+                    key, own));
+  };
+  if (key == "training.dataset_path" && !config.training.dataset_path && !uses_default_corpus(config))
+    refuse("training.dataset", "default corpus");
+  if (key == "validation.dataset_path" && config.validation.enable && !config.validation.dataset_path &&
+      !validates_on_default_corpus(config))
+    refuse("validation.dataset", "novel held out of the default corpus");
+}
+
 }  // namespace
 
 void check_config(const ResolvedConfig& resolved, const RunContext& run, Problems& problems) {
@@ -290,11 +295,11 @@ void check_config(const ResolvedConfig& resolved, const RunContext& run, Problem
   checks.validation();
   checks.float8();
   checks.model();
-  checks.datasets();
   checks.checkpoints();
 }
 
 void check_input(const ResolvedConfig& resolved, const char* key, const fs::path& base, Problems& problems) {
+  require_dataset_path(resolved, key, problems);
   const Value value = read(*find_option(key), resolved.config);
   const auto* path = std::get_if<std::string>(&value);
   if (path == nullptr ||

@@ -26,7 +26,7 @@ struct RunContext {
 void check_config(const ResolvedConfig& resolved, const RunContext& facts, Problems& problems);
 
 // Adds to `problems`: that the path of `key` (model.hf_assets_path, training.dataset_path or
-// validation.dataset_path) is needed and does not exist. `base` as for resolve_input.
+// validation.dataset_path) is needed and is not set or does not exist. `base` as for resolve_input.
 void check_input(const ResolvedConfig& resolved, const char* key, const std::filesystem::path& base,
                  Problems& problems);
 

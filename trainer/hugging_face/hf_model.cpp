@@ -145,6 +145,16 @@ void resolve_hf_model(config::ResolvedConfig& resolved, const fs::path& base) {
   require_sound_dimensions(resolved, set);
 }
 
+models::ModelOverrides dimensions_of(const config::JobConfig::Model& model) {
+  const models::ModelArgs args = config::model_args(model, /*any_dimensions=*/true);
+  models::ModelOverrides dimensions;
+#define OVERRIDE(type, key, ...) \
+  if (why_without_effect(args, #key).empty()) dimensions.key = args.key;
+#define WIDTH_RULE(...)
+#include "models/flavors/overrides.def"
+  return dimensions;
+}
+
 ImportedSettings imported_settings(const config::JobConfig& config, const fs::path& base) {
   if (config.model.flavor != models::kFlavorFromHf) return {};
   return read_imported_settings(find_config(config, base).parent_path());

@@ -1,6 +1,7 @@
 #include "trainer/config/print.h"
 
 #include <catch2/catch.hpp>
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "trainer/config/schema.h"
@@ -34,6 +35,22 @@ TEST_CASE("each printed line says where its value came from") {
   CHECK_THAT(line("seq_len = 64"), Catch::EndsWith("  # command line"));
   CHECK_THAT(line("max_norm = 1.0"), Catch::EndsWith("  # default"));
   CHECK_THAT(line("# dataset_path is not set"), Catch::EndsWith("  # default"));
+}
+
+TEST_CASE("dimensions that the job leaves to its flavour are printed as comments with their values") {
+  const ResolvedConfig resolved = parse_config(
+      "[model]\nflavor = \"70B\"\nargs.n_layers = 4\n[training]\ndataset = \"c4\"", "job.toml", {});
+  const std::string text = to_toml(
+      resolved, {.dim = 8192, .n_layers = 4, .rope_theta = 5e5, .activation = models::Activation::kSilu});
+  const auto has_line = [&](const std::string& setting, const std::string& origin) {
+    return text.find(fmt::format("\n{:<48}  # {}\n", setting, origin)) != std::string::npos;
+  };
+  CHECK(has_line("# dim = 8192", "llama3 70B"));
+  CHECK(has_line("# rope_theta = 500000.0", "llama3 70B"));
+  CHECK(has_line("# activation = \"silu\"", "llama3 70B"));
+  CHECK(has_line("n_layers = 4", "job.toml:3:17"));
+  CHECK(has_line("# multiple_of is not set", "default"));
+  CHECK(to_json(parse_config(text, "again.toml", {}).config) == to_json(resolved.config));
 }
 
 TEST_CASE("the JSON form has every key in nested objects") {

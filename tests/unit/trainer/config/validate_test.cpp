@@ -37,6 +37,15 @@ std::string problem(const std::string& toml, const RunContext& facts = {}) {
   return lines.empty() ? "" : lines[0];
 }
 
+// What check_input() finds of data; "" when nothing.
+std::string missing_data(const std::string& toml) {
+  Problems found;
+  for (const char* key : {"training.dataset_path", "validation.dataset_path"})
+    check_input(parse(toml), key, "/", found);
+  CHECK(found.lines().size() <= 1);
+  return found.lines().empty() ? "" : found.lines()[0];
+}
+
 RunContext ranks(int64_t world_size) {
   RunContext facts;
   facts.world_size = world_size;
@@ -406,24 +415,27 @@ TEST_CASE("optimizer settings that are 0, 1 or infinite in fp32 are refused") {
 }
 
 TEST_CASE("only the default corpus needs no path") {
-  CHECK(problem("[training]\ndataset = \"c4_test\"").empty());
-  CHECK_THAT(problem("[training]\ndataset = \"c4\""),
+  CHECK(missing_data("[training]\ndataset = \"c4_test\"").empty());
+  CHECK_THAT(missing_data("[training]\ndataset = \"c4\""),
              Contains("job.toml:2:11: training.dataset = \"c4\": expected training.dataset_path") &&
                  Contains("default corpus"));
-  CHECK_FALSE(problem("[training]\ndataset = \"jsonl\"").empty());
-  CHECK(problem("[training]\ndataset = \"c4\"\ndataset_path = \"x\"").empty());
+  CHECK_FALSE(missing_data("[training]\ndataset = \"jsonl\"").empty());
+  CHECK(missing_data("[training]\ndataset = \"c4\"\ndataset_path = \"/\"").empty());
   CHECK(uses_default_corpus(JobConfig()));
   CHECK_FALSE(uses_default_corpus(parse("[training]\ndataset_path = \"x\"").config));
 }
 
 TEST_CASE("validation reads the held-out novel beside the default corpus and a path otherwise") {
-  CHECK(problem("[validation]\nenable = true").empty());
-  CHECK(problem("[training]\ndataset_path = \"x\"\n[validation]\nenable = true\ndataset = \"c4_test\"")
-            .empty());
-  CHECK_THAT(problem("[training]\ndataset_path = \"x\"\n[validation]\nenable = true"),
+  CHECK(missing_data("[validation]\nenable = true").empty());
+  const std::string other = "[training]\ndataset_path = \"/\"\n";
+  CHECK(missing_data(other + "[validation]\nenable = true\ndataset = \"c4_test\"").empty());
+  CHECK_THAT(missing_data(other + "[validation]\nenable = true"),
              Contains("validation.dataset = \"c4_validation\": expected validation.dataset_path"));
-  CHECK(
-      problem("[training]\ndataset_path = \"x\"\n[validation]\nenable = true\ndataset_path = \"y\"").empty());
+  CHECK(missing_data(other + "[validation]\nenable = true\ndataset_path = \"/\"").empty());
+}
+
+TEST_CASE("keys are compared with each other although no data are given") {
+  CHECK(problem("[training]\ndataset = \"c4\"\n[validation]\nenable = true").empty());
 }
 
 TEST_CASE("inputs are looked for as given and then below the base folder") {
@@ -471,7 +483,7 @@ TEST_CASE("a configuration that is not valid is refused with all problems in one
   try {
     require_valid_config(parse("[checkpoint]\nenable = true\nload_only = true\ncreate_seed_checkpoint = "
                                "true\n[training]\ndataset = \"c4\"\nglobal_batch_size = 9\n"),
-                         ranks(2));
+                         ranks(2), HYPERION_SOURCE_DIR);
     FAIL("accepted");
   } catch (const Error& error) {
     CHECK(error.code() == ExitCode::kUsage);

@@ -89,6 +89,23 @@ TEST_CASE("an option that changes nothing in its model is refused at its place w
     resolve_case(c);
 }
 
+TEST_CASE("a model's dimensions are those of its flavour and of the job, without keys that change nothing") {
+  models::ModelOverrides dimensions =
+      dimensions_of(resolve("[model]\nflavor = \"70B\"\nargs.n_layers = 4").config.model);
+  CHECK(dimensions.dim == 8192);
+  CHECK(dimensions.n_layers == 4);
+  CHECK(dimensions.head_dim == 128);
+  CHECK(dimensions.hidden_dim == 28672);
+  CHECK(dimensions.num_experts == 0);
+  CHECK_FALSE(dimensions.multiple_of);
+  CHECK_FALSE(dimensions.top_k);
+  CHECK_FALSE(dimensions.q_lora_rank);
+  dimensions = dimensions_of(resolve("[model]\nname = \"deepseek_v3\"\nflavor = \"671B\"").config.model);
+  CHECK(dimensions.top_k == 8);
+  CHECK(dimensions.kv_lora_rank == 512);
+  CHECK_FALSE(dimensions.head_dim);
+}
+
 TEST_CASE("a flavour of another size is named with the nearest one") {
   CHECK_THAT(
       error_of(ExitCode::kUsage, [] { resolve("[model]\nflavor = \"7B\""); }),
