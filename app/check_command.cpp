@@ -54,14 +54,29 @@ std::string describe_batch(const config::JobConfig& config, const parallel::Mesh
                      counted(microbatches, "microbatch", "microbatches"));
 }
 
-// Of the GPU that a rank of the job has to itself; nullopt: neither the command line nor this host says.
-std::optional<MemoryLimit> gpu_memory(const CommandLine& line) {
-  if (line.gpu_memory > 0) return MemoryLimit{line.gpu_memory * (1 << 30), "--gpu-memory"};
-  if (environment_variable("HYPERION_DEVICE") == "cpu") return std::nullopt;
-  const double bytes = static_cast<double>(probe_driver().memory);
-  return bytes > 0 ? std::optional(
-                         MemoryLimit{bytes, "the memory of this host's GPU (--gpu-memory GB for another)"})
-                   : std::nullopt;
+// What a rank of the job has, as far as the command line and this host say.
+struct KnownMemory {
+  bool on_gpu = true;
+  std::optional<MemoryLimit> gpu{};           // which the rank has to itself
+  std::optional<trainer::RankMemory> host{};  // where the ranks run here
+};
+
+KnownMemory known_memory(const CommandLine& line, const config::JobConfig& config) {
+  if (line.gpu_memory > 0) return {.gpu = MemoryLimit{line.gpu_memory * (1 << 30), "--gpu-memory"}};
+  KnownMemory known{.on_gpu = environment_variable("HYPERION_DEVICE") != "cpu"};
+  const DriverProbe driver = known.on_gpu ? probe_driver() : DriverProbe();
+  if (driver.memory > 0)
+    known.gpu = MemoryLimit{static_cast<double>(driver.memory),
+                            "the memory of this host's GPU (--gpu-memory GB for another)"};
+  const bool has_device = known.gpu || !known.on_gpu;
+  if (!has_device || (line.ranks > 0 && line.ranks > driver.devices)) return known;
+  const bool dry_run = config::is_dry_run(config);
+  const int ranks = dry_run          ? 1
+                    : line.ranks > 0 ? static_cast<int>(line.ranks)
+                                     : trainer::job_environment(config).local_world_size;
+  known.host = trainer::rank_memory(at::kCPU, ranks);
+  if (dry_run) known.host->threads = 1;
+  return known;
 }
 
 std::string describe_communicators(int count) {
@@ -71,37 +86,56 @@ std::string describe_communicators(int count) {
                                   readable_bytes(parallel::kMostOfCommunicator));
 }
 
-// Compares what is on a GPU with `gpu`, as a job does at its start.
-std::string describe_memory(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
-                            const parallel::Mesh& mesh, const std::optional<MemoryLimit>& gpu,
-                            std::span<const trainer::PipelineShare> shares) {
+// "3.00 GiB: weights 2.00 GiB, gradients 1.00 GiB", with `words` behind the sum.
+std::string sum_of_parts(std::vector<trainer::MemoryPart> parts, const char* words = "") {
+  const double sum = trainer::total(parts);
+  std::erase_if(parts, [](const trainer::MemoryPart& part) { return part.bytes == 0; });
+  std::ranges::stable_sort(parts, std::ranges::greater{}, &trainer::MemoryPart::bytes);
+  std::vector<std::string> texts;
+  for (const trainer::MemoryPart& part : parts)
+    texts.push_back(fmt::format("{} {}", part.name, readable_bytes(part.bytes)));
+  return fmt::format("{}{}: {}", readable_bytes(sum), words, fmt::join(texts, ", "));
+}
+
+std::string describe_needs(const trainer::MemoryNeeds& needs, bool on_gpu, const char* words = "") {
+  if (!on_gpu) return sum_of_parts(needs.host, words);
+  return sum_of_parts(needs.device, words) +
+         (needs.keeps_state_in_host() ? "; in host memory " + sum_of_parts(needs.host, words) : "");
+}
+
+// Compares what a rank needs with what is known of the memory that it has, as a job does at its start.
+CheckTable::Verdict check_memory_of_rank(const config::ResolvedConfig& resolved,
+                                         const models::ModelArgs& model, const parallel::Mesh& mesh,
+                                         const KnownMemory& known,
+                                         std::span<const trainer::PipelineShare> shares) {
   const config::JobConfig& config = resolved.config;
   const int64_t microbatches =
       config::microbatches_of(config.training, mesh.degree(parallel::MeshDim::kBatch));
   const trainer::JobSize size =
       trainer::largest_job_size(config, model, mesh.degree(parallel::MeshDim::kFsdp), microbatches, shares);
-  if (gpu)
-    trainer::require_memory(
-        resolved, size,
-        {.host = {std::numeric_limits<double>::infinity(), "the host's memory"}, .device = gpu});
-  return fmt::format(
-      "{} per rank{} for weights, gradients and optimizer{}{}{}{}, and at least {} for activations{}; {}",
-      readable_bytes(size.states()),
-      shares.empty() ? "" : " (of the pipeline's, the one that needs the most)",
-      config.ema.enable ? fmt::format(", {} for averages", readable_bytes(size.averages)) : "",
-      config.training.enable_cpu_offload ? " (in host memory)" : "",
-      size.sums > 0 ? fmt::format(", {} for gradients of several microbatches", readable_bytes(size.sums))
-                    : "",
-      size.gathered > 0 ? fmt::format(", {} for gathered weights{}", readable_bytes(size.gathered),
-                                      shares.empty() ? "" : " of stages")
-                        : "",
-      readable_bytes(size.activations + (gpu ? size.repeated : 0)),
-      size.save_pool > 0
-          ? fmt::format("; {} of host memory for background saves", readable_bytes(size.save_pool))
-          : "",
-      gpu ? fmt::format("{} is {}", gpu->what, readable_bytes(gpu->bytes)) +
-                describe_communicators(size.communicators)
-          : "not compared with a GPU's memory: none is in use here, and --gpu-memory is not given");
+  trainer::RankMemory memory{.host = {std::numeric_limits<double>::infinity(), "the host's memory"}};
+  if (known.host) memory = *known.host;
+  memory.device = known.gpu;
+  if (known.gpu || known.host) trainer::require_memory(resolved, size, memory);
+
+  const trainer::MemoryNeeds needs = trainer::memory_needs(config, size, known.on_gpu, memory.threads);
+  const bool needs_host = !known.on_gpu || needs.keeps_state_in_host();
+  std::string text =
+      describe_needs(needs, known.on_gpu,
+                     shares.empty() ? " per rank at least"
+                                    : " per rank (of the pipeline's, the one that needs the most) at least");
+  if (needs_host) {
+    const MemoryLimit here = known.host ? memory.host : host_memory();
+    const std::string limit = fmt::format("{} is {}", here.what, readable_bytes(here.bytes));
+    text += known.host ? "; " + limit
+                       : fmt::format("; a host needs that for each of its ranks (not compared; {})", limit);
+  }
+  text += known.gpu
+              ? fmt::format("; {} is {}", known.gpu->what, readable_bytes(known.gpu->bytes)) +
+                    describe_communicators(size.communicators)
+              : "; not compared with a GPU's memory: none is in use here, and --gpu-memory is not given";
+  const bool compared = (known.gpu || !known.on_gpu) && (known.host || !needs_host);
+  return {compared ? "right" : "-", text};
 }
 
 std::string describe_context(const config::JobConfig& config, const models::ModelArgs& model,
@@ -259,6 +293,8 @@ class JobCheck {
       for (const std::string& warning :
            trainer::sharding_advice(config(), model_, *mesh_, environment_.local_world_size))
         log_warning("{}", warning);
+      if (const std::string warning = trainer::dry_run_warning(config(), environment_); !warning.empty())
+        log_warning("{}", warning);
       return mesh_->describe();
     });
     table_.check("batch", {"configuration"}, [&] { return describe_batch(config(), *mesh_); });
@@ -288,16 +324,12 @@ class JobCheck {
       const trainer::JobSize size =
           trainer::job_size(config(), model_, mesh_->degree(parallel::MeshDim::kFsdp), microbatches(),
                             &pipeline_->shares[rank]);
-      table_.print_row(
-          fmt::format("pp rank {}", rank), "-",
-          fmt::format("{}: {} parameters, at most {} kept; at least {}: {} for weights and optimizer, {} for "
-                      "gradients, {} for gathered weights, {} for activations",
-                      one.stages, human_count(static_cast<uint64_t>(one.parameters)),
-                      counted(one.kept_microbatches, "microbatch", "microbatches"),
-                      readable_bytes(size.total()),
-                      readable_bytes(size.weights + size.optimizer + size.averages),
-                      readable_bytes(size.all_gradients()), readable_bytes(size.gathered),
-                      readable_bytes(size.activations)));
+      const bool on_gpu = known_memory(line_, config()).on_gpu;
+      table_.print_row(fmt::format("pp rank {}", rank), "-",
+                       fmt::format("{}: {} parameters, at most {} kept; at least {}", one.stages,
+                                   human_count(static_cast<uint64_t>(one.parameters)),
+                                   counted(one.kept_microbatches, "microbatch", "microbatches"),
+                                   describe_needs(trainer::memory_needs(config(), size, on_gpu), on_gpu)));
     }
   }
 
@@ -340,13 +372,12 @@ class JobCheck {
   }
 
   void check_memory() {
-    const std::optional<MemoryLimit> gpu = gpu_memory(line_);
     std::vector<std::string> needs = {"configuration"};
     if (resolved_ && config().parallelism.pipeline_parallel_degree > 1) needs.emplace_back("pipeline");
-    table_.check(
-        "memory", needs,
-        [&] { return describe_memory(*resolved_, model_, *mesh_, gpu, trainer::shares_of(pipeline_)); },
-        gpu ? "right" : "-");
+    table_.check_with_verdict("memory", needs, [&] {
+      return check_memory_of_rank(*resolved_, model_, *mesh_, known_memory(line_, config()),
+                                  trainer::shares_of(pipeline_));
+    });
   }
 
   const trainer::DataSetup& tokenizer() const {
@@ -387,6 +418,11 @@ class JobCheck {
                   checkpointing::explain_newer_checkpoints(start_, checkpoint_folder(), step, last);
               step < last && !warning.empty())
             log_warning("{}", warning);
+          const bool loads_weights =
+              chosen() != nullptr && chosen()->components.contains(checkpoint::kModelComponent);
+          for (const std::string& warning :
+               trainer::start_warnings(plan_->config, model_, loads_weights || start_.finished))
+            log_warning("{}", warning);
           return describe_start(plan_->config, start_.finished, chosen(), step);
         },
         "-");
@@ -395,8 +431,8 @@ class JobCheck {
   // As a start does with saved values (trainer/job.h).
   void follow_plan() {
     pipeline_ = trainer::job_pipeline(plan_->config, model_, *mesh_);
-    describe_memory(checkpointing::followed_config(*resolved_, plan_->config), model_, *mesh_,
-                    gpu_memory(line_), trainer::shares_of(pipeline_));
+    check_memory_of_rank(checkpointing::followed_config(*resolved_, plan_->config), model_, *mesh_,
+                         known_memory(line_, config()), trainer::shares_of(pipeline_));
     loader_ = trainer::training_loader(plan_->config, *data_, loader_context());
   }
 

@@ -47,10 +47,16 @@ DeferredWarnings::~DeferredWarnings() {
 
 void CheckTable::check(const std::string& row, const std::vector<std::string>& needs,
                        const std::function<std::string()>& check_row, const char* passed) {
+  check_with_verdict(row, needs, [&] { return Verdict{passed, check_row()}; });
+}
+
+void CheckTable::check_with_verdict(const std::string& row, const std::vector<std::string>& needs,
+                                    const std::function<Verdict()>& check_row) {
   try {
     for (const std::string& need : needs)
       if (failed_rows_.contains(need)) throw SkippedCheck{need};
-    print_row(row, passed, check_row());
+    const Verdict verdict = check_row();
+    print_row(row, verdict.passed, verdict.text);
   } catch (const SkippedCheck& reason) {
     failed_rows_[row] = failed_rows_.at(reason.failed_row);
     skipped_rows_[failed_rows_[row]].push_back(row);

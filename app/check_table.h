@@ -42,6 +42,13 @@ class CheckTable {
   // rows that were not checked for that reason, throw_if_any_failed() reports the failures.
   void check(const std::string& row, const std::vector<std::string>& needs,
              const std::function<std::string()>& check_row, const char* passed = "right");
+  // The same where the check itself says what it has looked at.
+  struct Verdict {
+    const char* passed;  // "right", "-": nothing, or not all
+    std::string text;
+  };
+  void check_with_verdict(const std::string& row, const std::vector<std::string>& needs,
+                          const std::function<Verdict()>& check_row);
   void print_row(const std::string& row, const char* verdict, const std::string& text);
   // The last rows, and the verdict in one sentence.
   void finish();

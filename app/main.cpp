@@ -63,8 +63,10 @@ const char* malloc_conf = "oversize_threshold:0,dirty_decay_ms:-1,lg_extent_max_
 namespace hyperion::app {
 namespace {
 
-std::optional<int> rank_of_job;         // set by train()
-std::string advice_on_memory;           // likewise, when the configuration is known
+std::optional<int> rank_of_job;  // set by train()
+struct {
+  std::string host, gpu;
+} advice_on_memory;                     // likewise, when the configuration is known: for the memory of either
 bool ends_without_destructors = false;  // likewise, when a job on a GPU has failed
 
 ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
@@ -84,7 +86,8 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
       config::load_config(line.config_file, line.overrides, environment.world_size);
   config::expand_dump_folder(resolved);
   hugging_face::resolve_hf_model(resolved, config::install_root());
-  advice_on_memory = config::memory_advice(resolved.config);
+  advice_on_memory = {config::memory_advice(resolved.config, /*of_gpu=*/false),
+                      config::memory_advice(resolved.config, /*of_gpu=*/true)};
   if (resolved.config.metrics.disable_color_printing) disable_terminal_escapes();
   log_info("Starting job: {}", resolved.config.job.description);
   for (const std::string& warning : resolved.warnings) log_warning("{}", warning);
@@ -185,7 +188,8 @@ std::string exhausted_message(const ExhaustedResource& resource) {
            "; lower OMP_NUM_THREADS or the number of ranks, or raise the limit (ulimit -u, pids.max of the "
            "cgroup, or ulimit -v, which the threads' stacks count for)";
   if (!rank_of_job) return message + "; give the command more memory, or name less to work on at once";
-  return message + "; " + (advice_on_memory.empty() ? "give the job more memory" : advice_on_memory);
+  const std::string& advice = resource.of_gpu ? advice_on_memory.gpu : advice_on_memory.host;
+  return message + "; " + (advice.empty() ? "give the job more memory" : advice);
 }
 
 int report_unexpected(const std::exception& error) {

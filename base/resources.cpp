@@ -73,7 +73,8 @@ std::optional<ExhaustedResource> exhausted_resource(const std::exception& error)
       contains("DefaultCPUAllocator: can't allocate memory") ||
       contains("DefaultCPUAllocator: not enough memory") || contains("out of memory") ||
       contains("Cannot allocate memory"))
-    return ExhaustedResource{Kind::kMemory, "memory ran out" + asked_for(text)};
+    return ExhaustedResource{Kind::kMemory, "memory ran out" + asked_for(text),
+                             contains("CUDA out of memory") || contains("Cuda failure")};
   // What oneDNN says when it gets no memory for an operation that it knows (one that it does not know fails
   // earlier, with a "descriptor").
   for (const std::string_view failed :

@@ -12,7 +12,8 @@ namespace hyperion {
 struct ExhaustedResource {
   enum class Kind { kMemory, kThreads };
   Kind kind;
-  std::string what;  // "memory ran out: 4096 bytes were asked for at once"
+  std::string what;     // "memory ran out: 4096 bytes were asked for at once"
+  bool of_gpu = false;  // that of a GPU
 };
 
 // nullopt when `error` says something else. Knows std::bad_alloc, std::length_error, std::system_error with

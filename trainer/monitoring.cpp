@@ -25,6 +25,7 @@
 #include "trainer/metrics/run_folder.h"
 #include "trainer/metrics/run_summary.h"
 #include "trainer/metrics/step_line.h"
+#include "trainer/preflight.h"
 #include "trainer/runtime/version.h"
 #include "trainer/sharding_advice.h"
 #include "trainer/text_rate.h"
@@ -176,8 +177,6 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run, 
   logger->log_config(recorded_toml(run));
   log_info("Model {} {} size: {} total parameters", run.config.model.name, run.config.model.flavor,
            metrics::python_grouped(static_cast<double>(counts.total), 0));
-  if (model.masks_documents && !run.config.training.document_mask)
-    log_warning("torchtitan masks documents in this flavour: training.document_mask = true is the same here");
   if (model.num_experts > 0)
     log_info("Experts: {} in {} of {} blocks, {} of them for each token{}; {} active parameters",
              model.num_experts, models::blocks_with_experts(model), model.n_layers, model.top_k,
@@ -204,10 +203,14 @@ void log_start(const RunDescription& run, const checkpointing::Checkpointer& che
   for (const std::string& warning :
        sharding_advice(run.config, run.job.model, *runtime.mesh, runtime.environment.local_world_size))
     log_warning("{}", warning);
+  const checkpointing::ChosenCheckpoint* chosen = checkpointer.chosen();
+  const bool loads_weights = chosen != nullptr && chosen->components.contains(checkpoint::kModelComponent);
+  for (const std::string& warning :
+       start_warnings(run.config, run.job.model, loads_weights || checkpointer.finished()))
+    log_warning("{}", warning);
   warn_of_slow_tokenizer(run);
   log_info("Seed: {} ({})", run.seed, seed_origin(run));
   for (const std::string& line : runtime.groups->network()) log_info("{}", line);
-  const checkpointing::ChosenCheckpoint* chosen = checkpointer.chosen();
   metrics::JsonFields start = {
       {"steps", run.config.training.steps},
       {"ranks", int64_t{runtime.world_size()}},
@@ -221,13 +224,8 @@ void log_start(const RunDescription& run, const checkpointing::Checkpointer& che
   if (const auto problem = hugging_face::export_problem(run.job.model))
     log_info("This model cannot be exported to Hugging Face (by ckpt convert or last_save_in_hf): {}",
              problem->text);
-  if (chosen != nullptr && chosen->components.contains(checkpoint::kModelComponent))
-    return;  // the load has said so
-  log_info("Weights: initialised at random (seed {})", run.seed);
-  if (run.config.model.flavor == models::kFlavorFromHf && !config::is_dry_run(run.config))
-    log_warning(
-        "model.flavor = \"from_hf\" takes the model's shape alone: to start from its weights set "
-        "checkpoint.enable = true and checkpoint.initial_load_in_hf = true");
+  if (!loads_weights)  // else the load has said so
+    log_info("Weights: initialised at random (seed {})", run.seed);
 }
 
 std::unique_ptr<metrics::Profiler> make_profiler(const config::JobConfig::Profiling& profiling,

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "checkpoint/names.h"
+#include "models/flavors/registry.h"
 #include "models/flavors/yarn.h"
 #include "parallel/job/phase.h"
 #include "trainer/checkpointing/hugging_face_weights.h"
@@ -113,6 +114,19 @@ DataSetup checked_data(const config::ResolvedConfig& resolved, const models::Mod
   check_training_documents(resolved.config);
   check_validation_documents(resolved.config);
   return data;
+}
+
+std::vector<std::string> start_warnings(const config::JobConfig& config, const models::ModelArgs& model,
+                                        bool loads_weights) {
+  std::vector<std::string> warnings;
+  if (model.masks_documents && !config.training.document_mask)
+    warnings.emplace_back(
+        "torchtitan masks documents in this flavour: training.document_mask = true is the same here");
+  if (config.model.flavor == models::kFlavorFromHf && !loads_weights && !config::is_dry_run(config))
+    warnings.emplace_back(
+        "model.flavor = \"from_hf\" takes the model's shape alone: to start from its weights set "
+        "checkpoint.enable = true and checkpoint.initial_load_in_hf = true");
+  return warnings;
 }
 
 checkpointing::JobRecord job_record(const config::ResolvedConfig& resolved, const DataSetup& data) {

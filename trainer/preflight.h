@@ -3,6 +3,9 @@
 // ends.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "parallel/mesh.h"
 #include "trainer/checkpointing/job_record.h"
 #include "trainer/checkpointing/resume_policy.h"
@@ -26,6 +29,10 @@ DataSetup checked_tokenizer(const config::ResolvedConfig& resolved, config::RunC
 // returned. Throws Error(kUsage) or Error(kBadData).
 DataSetup checked_data(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
                        int64_t world_size);
+
+// What is worth a warning when a job starts. `loads_weights`: they come from a checkpoint.
+std::vector<std::string> start_warnings(const config::JobConfig& config, const models::ModelArgs& model,
+                                        bool loads_weights);
 
 // What the checkpoints of this job say about it.
 checkpointing::JobRecord job_record(const config::ResolvedConfig& resolved, const DataSetup& data);

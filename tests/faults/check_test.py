@@ -3,8 +3,10 @@
     python3 tests/faults/check_test.py build/hyperion
 """
 
+import json
 import os
 import re
+import shutil
 import subprocess
 
 import warm_start
@@ -68,7 +70,9 @@ class Check(CheckpointTest):
                                *options, "--model.args.dim=8192", "--model.args.n_layers=80", "--model.args.n_heads=64"],
                               capture_output=True, text=True, timeout=PATIENCE, cwd=self.folder)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertIn("18.48 GiB per rank", done.stdout)  # 70.6e9 x (3 x 4 + 4 for the gradient + 2 bytes) / 64
+        parts = self.parts(self.rows(done.stdout)["memory"][1])
+        states = sum(parts[name] for name in ("weights", "optimizer state", "gradients"))
+        self.assertAlmostEqual(states, 18.48, delta=0.02)  # 70.6e9 x (3 x 4 + 4 for the gradient + 2 bytes) / 64
 
     def test_a_resume_is_described_with_its_step_and_another_number_of_ranks_may_read_it(self):
         self.run_job("--training.steps=6", "--lr_scheduler.total_steps=8", "--ema.enable", ranks=2, code=0)
@@ -150,6 +154,15 @@ class Check(CheckpointTest):
         matches = re.findall(r"^([a-z0-9 ]{16}) (right|WRONG|-) +(.*)$", text, re.M)
         return {row.strip(): (verdict, more) for row, verdict, more in matches}
 
+    def parts(self, text):
+        """part -> GiB of the row "memory", whose parts in a GPU's memory add up to its sum."""
+        def gib(size, unit):
+            return float(size) / {"GiB": 1, "MiB": 1024}[unit]
+        total, listed = re.match(r"(\S+ \S+) per rank.*? at least: ([^;]+)", text).groups()
+        parts = {name: gib(size, unit) for name, size, unit in re.findall(r"([a-z ]+) ([\d.]+) (\w+)(?:, |$)", listed)}
+        self.assertAlmostEqual(sum(parts.values()), gib(*total.split()), delta=0.01 * len(parts))
+        return parts
+
     def test_every_failure_stands_in_its_own_row_and_what_depends_on_it_in_one_row(self):
         every = ["configuration", "model", "ranks", "batch", "memory", "tokenizer", "training data", "dump folder", "checkpoints",
                  "writers", "settings", "state", "a start would"]
@@ -195,12 +208,13 @@ class Check(CheckpointTest):
         self.assertEqual(memory[0], "-")
         self.assertRegex(memory[1], r"^8\d\d\.\d\d GiB per rank .*; not compared with a GPU's memory: none is in use here, and --gpu-memory")
         text = self.check(*big, "--gpu-memory=80", env=no_gpu, code=2,
-                          says=["model.args.n_layers = 126: each rank needs at least 8", "but --gpu-memory is 80.0 GiB",
+                          says=["model.args.n_layers = 126: each rank needs at least 8", "but --gpu-memory is 80.0 GiB; set training.enable_cpu_offload = true (8",
                                 'A job would end with exit code 2: "memory" is wrong.'])
         self.assertEqual(self.rows(text)["memory"][0], "WRONG")
         self.assertIn("a start would", self.rows(text)["not checked"][1])
         memory = self.rows(self.check(*big, "--gpu-memory=900", env=no_gpu))["memory"]
         self.assertEqual(memory[0], "right")
+        memory_of_big = memory
         self.assertTrue(memory[1].endswith("; --gpu-memory is 900.00 GiB; NCCL communicators, not counted: 1, of 256.00 MiB to 1.50 GiB each"), memory)
         memory = self.rows(self.check(*big, "--gpu-memory=9000", "--parallelism.tensor_parallel_degree=2", "--parallelism.data_parallel_replicate_degree=2",
                                       env=no_gpu))["memory"]
@@ -208,8 +222,33 @@ class Check(CheckpointTest):
         # A job reads its data first.
         self.check(*big, "--gpu-memory=80", "--training.dataset_path=none.jsonl", env=no_gpu, code=2,
                    says=['A job would end with exit code 2: "training data" and "memory" are wrong.'])
+        # Data that are missing change nothing about it.
+        rows = self.rows(self.check(*big, "--gpu-memory=900", "--training.dataset=c4", "--training.dataset_path=None", env=no_gpu, code=2))
+        self.assertEqual((rows["training data"][0], rows["ranks"][0], rows["memory"]), ("WRONG", "right", memory_of_big))
+
+    def test_memory_that_a_host_must_have_is_said_and_compared_where_the_ranks_run_here(self):
+        big = ["--model.flavor=405B", "--model.args.dim=16384", "--model.args.n_layers=126", "--model.args.n_heads=128",
+               "--training.enable_cpu_offload"]
         # What offloading leaves on the GPU is small.
-        self.check(*big, "--gpu-memory=80", "--training.enable_cpu_offload", env=no_gpu, says=["(in host memory)"])
+        row = self.rows(self.check(*big, "--ranks=8", "--gpu-memory=80", "--training.global_batch_size=-1", env={"CUDA_VISIBLE_DEVICES": ""}))["memory"]
+        self.assertEqual(row[0], "-")
+        self.assertRegex(row[1], r"; in host memory 8\d\d\.\d\d GiB per rank at least: optimizer state [\d.]+ GiB, weights .*; "
+                                 "a host needs that for each of its ranks .not compared; ")
+        self.assertNotIn("optimizer state", self.parts(row[1]))
+        library = BINARY.parent / "libsimulated_gpu.so"
+        if library.exists():
+            text = self.check(*big, env={"LD_PRELOAD": library}, code=2, says=["each rank needs at least 6", "TiB of memory"])
+            self.assertEqual(self.rows(text)["memory"][0], "WRONG")
+        self.check(*big, env={"HYPERION_DEVICE": "cpu"}, code=2, says=["each rank needs at least 6", "TiB of memory"])
+
+    def test_a_shape_without_its_weights_is_warned_of(self):
+        shutil.copytree(ROOT / "tests/assets/tokenizer", self.folder / "model")
+        (self.folder / "model/config.json").write_text(json.dumps({
+            "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "num_key_value_heads": 2, "vocab_size": 2048, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "max_position_embeddings": 512}))
+        options = ("--model.flavor=from_hf", f"--model.hf_assets_path={self.folder}/model")
+        self.check(*options, says=["takes the model's shape alone"])
+        self.check(*options, "--comm.mode=fake_backend", says=["a dry run of rank 0"], not_says=["takes the model's shape alone"])
 
     def test_the_gpu_of_this_host_is_what_memory_is_compared_with(self):
         library = BINARY.parent / "libsimulated_gpu.so"
@@ -227,7 +266,7 @@ class Check(CheckpointTest):
         self.assertIn("planned bubble", self.rows(text)["pipeline"][1])
         for rank, stage, kept in ((0, "tok_embeddings to layers.0", "2 microbatches"), (1, "layers.1 to norm,output", "1 microbatch")):
             found = self.rows(text)[f"pp rank {rank}"][1]
-            self.assertRegex(found, rf"^stage {rank} \({stage}\): [\d,]+ parameters, at most {kept} kept; at least .*for gathered weights")
+            self.assertRegex(found, rf"^stage {rank} \({stage}\): [\d,]+ parameters, at most {kept} kept; at least [\d.]+ MiB: .*gathered weights of stages")
         self.assertIn("of the pipeline's, the one that needs the most", self.rows(text)["memory"][1])
         self.check("--ranks=2", "--parallelism.pipeline_parallel_degree=2", "--training.local_batch_size=1", "--training.global_batch_size=1", says=["fewer than ranks: the planned bubble is"])
         text = self.check("--ranks=2", "--parallelism.pipeline_parallel_degree=2", "--parallelism.pipeline_parallel_schedule=zigzag", code=2)

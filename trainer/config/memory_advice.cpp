@@ -46,7 +46,7 @@ std::string context_advice(const JobConfig& config) {
       degree);
 }
 
-std::string memory_advice(const JobConfig& config) {
+std::string memory_advice(const JobConfig& config, bool of_gpu) {
   const auto& training = config.training;
   std::vector<std::string> ways;
   ways.push_back(training.local_batch_size > 1
@@ -61,6 +61,11 @@ std::string memory_advice(const JobConfig& config) {
     ways.emplace_back("set parallelism.fsdp_reshard_after_forward = \"always\" (\"never\" now)");
   if (parallelism.fsdp_reduce_gradients == ReduceGradients::kOncePerStep && training.global_batch_size > 0)
     ways.emplace_back("set parallelism.fsdp_reduce_gradients = \"every_microbatch\" (\"once_per_step\" now)");
+  if (of_gpu && !training.enable_cpu_offload)
+    ways.emplace_back(
+        "set training.enable_cpu_offload = true (false now), with which weights, gradients and optimizer "
+        "state "
+        "are in the host's memory and steps take longer");
   ways.emplace_back("shard over more ranks");
   if (parallelism.data_parallel_replicate_degree > 1)
     ways.back() += fmt::format(" in place of replicas (parallelism.data_parallel_replicate_degree = {} now)",

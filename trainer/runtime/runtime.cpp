@@ -94,6 +94,16 @@ void require_memory_of_rank(const config::ResolvedConfig& resolved, const models
                  memory);
 }
 
+std::string dry_run_warning(const config::JobConfig& config, const parallel::Environment& environment) {
+  if (!config::is_dry_run(config)) return "";
+  return fmt::format(
+      "comm.mode = \"fake_backend\": a dry run of rank {} of {}, which exchanges nothing with other ranks, "
+      "so its losses mean nothing; {}no metrics and no record of the run are written",
+      environment.rank, counted(environment.world_size, "rank"),
+      config.checkpoint.enable ? "checkpoint.enable = true has no effect (no checkpoint is loaded or saved); "
+                               : "");
+}
+
 Runtime start_runtime(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
                       const parallel::Environment& environment, std::span<const PipelineShare> shares,
                       std::optional<std::pair<int, int>> tied) {
@@ -133,13 +143,7 @@ Runtime start_runtime(const config::ResolvedConfig& resolved, const models::Mode
   options.identity = job_identity(config);
   if (config::is_dry_run(config)) {
     options.backend = parallel::CommBackend::kFake;
-    log_warning(
-        "comm.mode = \"fake_backend\": a dry run of rank {} of {}, which exchanges nothing with other ranks, "
-        "so its losses mean nothing; {}no metrics and no record of the run are written",
-        environment.rank, counted(environment.world_size, "rank"),
-        config.checkpoint.enable
-            ? "checkpoint.enable = true has no effect (no checkpoint is loaded or saved); "
-            : "");
+    log_warning("{}", dry_run_warning(config, environment));
   }
   runtime.mesh = std::make_unique<parallel::Mesh>(mesh_config(config), environment.world_size);
   require_memory_of_rank(resolved, model, *runtime.mesh, environment, runtime.device, shares);

@@ -35,6 +35,9 @@ struct Runtime {
 // rank RANK (0 where that is not set) of NGPU ranks.
 parallel::Environment job_environment(const config::JobConfig& config);
 
+// What a start says of a dry run; "" for other jobs.
+std::string dry_run_warning(const config::JobConfig& config, const parallel::Environment& environment);
+
 // Experts are divided where the model has some.
 parallel::MeshConfig mesh_config(const config::JobConfig& config);
 

@@ -112,17 +112,14 @@ std::string human(double bytes) {
   return fmt::format("{:.{}f} {}", bytes, unit == "B" ? 0 : 1, unit);
 }
 
-struct Part {
-  std::string_view name;
-  double bytes;
-};
+constexpr std::string_view kTokens = "tokens of a step", kDescription = "names and shapes";
 
 // "3.3 PiB of memory (weights 1.1 PiB, gradients 2.2 PiB)"
-std::string sum_of(std::vector<Part> parts) {
+std::string sum_of(std::vector<MemoryPart> parts) {
   double sum = 0;
   std::string list;
-  std::ranges::sort(parts, std::ranges::greater{}, &Part::bytes);
-  for (const Part& part : parts) {
+  std::ranges::sort(parts, std::ranges::greater{}, &MemoryPart::bytes);
+  for (const MemoryPart& part : parts) {
     sum += part.bytes;
     if (part.bytes > 0)
       list += fmt::format("{}{} {}", list.empty() ? "" : ", ", part.name, human(part.bytes));
@@ -130,13 +127,7 @@ std::string sum_of(std::vector<Part> parts) {
   return fmt::format("{} of memory ({})", human(sum), list);
 }
 
-double total(const std::vector<Part>& parts) {
-  double sum = 0;
-  for (const Part& part : parts) sum += part.bytes;
-  return sum;
-}
-
-std::string lack(const std::vector<Part>& needed, const MemoryLimit& limit) {
+std::string lack(const std::vector<MemoryPart>& needed, const MemoryLimit& limit) {
   return fmt::format("needs at least {}, but {} is {}", sum_of(needed), limit.what, human(limit.bytes));
 }
 
@@ -148,6 +139,20 @@ std::string sharding_remedy(const config::JobConfig& config, const JobSize& size
   if (size.sums + size.gathered > 0 && stays)
     return "set parallelism.fsdp_reshard_after_forward = \"always\", or ";
   return size.sums > 0 ? "set parallelism.fsdp_reduce_gradients = \"every_microbatch\", or " : "";
+}
+
+// "set a key, or " where a GPU has room for the rest.
+std::string offloading_remedy(config::JobConfig config, const JobSize& size, const RankMemory& memory) {
+  if (!memory.device || config.training.enable_cpu_offload) return "";
+  const double host_now = total(memory_needs(config, size, /*on_gpu=*/true).host);
+  config.training.enable_cpu_offload = true;
+  const MemoryNeeds needs = memory_needs(config, size, /*on_gpu=*/true);
+  if (total(needs.device) > memory.device->bytes || total(needs.host) > memory.host.bytes) return "";
+  return fmt::format(
+      "set training.enable_cpu_offload = true ({} of it are in the host's memory then, and steps take "
+      "longer), "
+      "or ",
+      human(total(needs.host) - host_now));
 }
 
 std::string sequence_remedy(const config::JobConfig& config) {
@@ -379,34 +384,50 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
   return SizeOfJob(config, model, shards, microbatches, share).estimate();
 }
 
-void require_memory(const config::ResolvedConfig& resolved, const JobSize& size, const RankMemory& memory) {
-  const bool offload = resolved.config.training.enable_cpu_offload;
-  std::vector<Part> host = {{"tokens of a step", size.tokens},
-                            {"names and shapes", size.description},
-                            {"copy for background saves", size.save_pool}};
-  const bool pipeline = resolved.config.parallelism.pipeline_parallel_degree > 1;
-  std::vector<Part> device = {
-      {pipeline ? "activations of kept microbatches" : "activations of a microbatch", size.activations},
-      {"gradients of several microbatches", size.sums},
-      {pipeline ? "gathered weights of stages" : "gathered weights", size.gathered}};
-  auto& states = offload ? host : device;
+bool MemoryNeeds::keeps_state_in_host() const {
+  return std::ranges::any_of(host, [](const MemoryPart& part) {
+    return part.bytes > 0 && part.name != kTokens && part.name != kDescription;
+  });
+}
+
+double total(const std::vector<MemoryPart>& parts) {
+  return std::accumulate(parts.begin(), parts.end(), 0.0,
+                         [](double sum, const MemoryPart& part) { return sum + part.bytes; });
+}
+
+MemoryNeeds memory_needs(const config::JobConfig& config, const JobSize& size, bool on_gpu, int threads) {
+  const bool offload = config.training.enable_cpu_offload;
+  const bool pipeline = config.parallelism.pipeline_parallel_degree > 1;
+  MemoryNeeds needs;
+  needs.host = {{kTokens, size.tokens},
+                {kDescription, size.description},
+                {"copy for background saves", size.save_pool}};
+  auto& device = on_gpu ? needs.device : needs.host;
+  device.insert(
+      device.end(),
+      {{pipeline ? "activations of kept microbatches" : "activations of a microbatch", size.activations},
+       {"gradients of several microbatches", size.sums},
+       {pipeline ? "gathered weights of stages" : "gathered weights", size.gathered}});
+  auto& states = offload ? needs.host : device;
   // A GPU has room for shards' gradients only when a unit's sum becomes them, and is freed.
-  const double gradients = size.sums > 0 && memory.device && !offload ? 0 : size.gradients;
+  const double gradients = size.sums > 0 && on_gpu && !offload ? 0 : size.gradients;
   states.insert(states.end(),
                 {{"weights", size.weights}, {"optimizer state", size.optimizer}, {"gradients", gradients}});
-  auto& averages = resolved.config.ema.device == config::EmaDevice::kCpu ? host : states;
+  auto& averages = config.ema.device == config::EmaDevice::kCpu ? needs.host : states;
   averages.push_back({"averaged weights", size.averages});
-  double attention = 0;
-  if (!memory.device) {
-    host.insert(host.end(), device.begin(), device.end());
-    device.clear();
-    attention = size.attention * std::min(static_cast<double>(memory.threads), size.attention_threads);
-    host.push_back({"scratch of attention", attention});
-  } else {
+  if (on_gpu)
     device.push_back({"repeated keys and values", size.repeated});
-  }
+  else
+    needs.host.push_back({"scratch of attention",
+                          size.attention * std::min(static_cast<double>(threads), size.attention_threads)});
+  return needs;
+}
+
+void require_memory(const config::ResolvedConfig& resolved, const JobSize& size, const RankMemory& memory) {
+  const MemoryNeeds needs = memory_needs(resolved.config, size, memory.device.has_value(), memory.threads);
+  const std::vector<MemoryPart>&host = needs.host, &device = needs.device;
   config::Problems problems;
-  const auto check = [&](const std::vector<Part>& needed, const MemoryLimit& limit) {
+  const auto check = [&](const std::vector<MemoryPart>& needed, const MemoryLimit& limit) {
     if (total(needed) <= limit.bytes) return;
     if (&needed == &host && total(needed) - size.save_pool <= limit.bytes)
       return problems.add(
@@ -414,17 +435,21 @@ void require_memory(const config::ResolvedConfig& resolved, const JobSize& size,
           fmt::format("each rank {}; set checkpoint.async_mode = \"disabled\", with which training "
                       "waits for each save",
                       lack(needed, limit)));
-    const bool model = size.states() + size.sums + size.gathered + size.description >
-                       size.activations + attention + size.tokens + (memory.device ? size.repeated : 0);
+    const double states = size.states() + size.sums + size.gathered + size.description;
+    const double attention = memory.device ? size.repeated
+                                           : size.attention * std::min(static_cast<double>(memory.threads),
+                                                                       size.attention_threads);
+    const bool model = states > size.activations + attention + size.tokens;
     const bool has_sums = !memory.device || &needed == &device;
     std::string key = "training.seq_len";
     if (model) key = size.mostly_tables ? "model.args.vocab_size" : "model.args.n_layers";
     if (model && !resolved.origins.contains(key)) key = "model.flavor";
-    problems.add(
-        resolved, key,
-        fmt::format(
-            "each rank {}; {}{}", lack(needed, limit), has_sums ? sharding_remedy(resolved.config, size) : "",
-            model ? "train a smaller model, or shard it over more ranks" : sequence_remedy(resolved.config)));
+    problems.add(resolved, key,
+                 fmt::format("each rank {}; {}{}{}", lack(needed, limit),
+                             has_sums ? sharding_remedy(resolved.config, size) : "",
+                             offloading_remedy(resolved.config, size, memory),
+                             model ? "train a smaller model, or shard it over more ranks"
+                                   : sequence_remedy(resolved.config)));
   };
   check(host, memory.host);
   if (memory.device) check(device, *memory.device);
@@ -434,7 +459,7 @@ void require_memory(const config::ResolvedConfig& resolved, const JobSize& size,
 void require_memory(const models::ModelArgs& model, double bytes_per_parameter, const RankMemory& memory) {
   const double weights = parameters_of(model) * bytes_per_parameter;
   constexpr double kDescriptionOfExpert = 3 * 200;  // its matrices in Hugging Face's layout
-  std::vector<Part> host = {
+  std::vector<MemoryPart> host = {
       {"names and shapes", kDescriptionOfLayer * static_cast<double>(model.n_layers) +
                                kDescriptionOfExpert * static_cast<double>(model.num_experts) *
                                    static_cast<double>(models::blocks_with_experts(model))}};

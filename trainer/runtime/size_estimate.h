@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/resources.h"
@@ -60,6 +61,21 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
 // Of the rank that needs the most; `shares`: by rank of the pipeline, none without one.
 JobSize largest_job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
                          int64_t microbatches, std::span<const PipelineShare> shares);
+
+// What one rank needs, in its host's memory and in that of its GPU.
+struct MemoryPart {
+  std::string_view name;
+  double bytes;
+};
+struct MemoryNeeds {
+  std::vector<MemoryPart> host, device;  // without a GPU all is in the host's
+
+  // Of the rank's state or of a copy: without what is small, which every job has in the host's memory.
+  bool keeps_state_in_host() const;
+};
+// `threads`: that compute on a CPU.
+MemoryNeeds memory_needs(const config::JobConfig& config, const JobSize& size, bool on_gpu, int threads = 1);
+double total(const std::vector<MemoryPart>& parts);
 
 // What one rank may use.
 struct RankMemory {

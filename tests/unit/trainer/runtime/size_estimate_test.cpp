@@ -277,6 +277,41 @@ TEST_CASE("Gradients that are reduced once per step need fp32 sums of a tensor p
   CHECK(job_size(job.config, model, 8, 4).sums == Approx(parameters / 2).epsilon(1e-3));
 }
 
+TEST_CASE("what a rank needs is told apart by host and GPU, each part once") {
+  const models::ModelArgs model = models::model_args("llama3", "8B");
+  config::JobConfig config = resolved(
+                                 "[training]\nseq_len = 2048\n[parallelism]\nfsdp_reduce_gradients = "
+                                 "\"once_per_step\"\n[ema]\nenable = true\n")
+                                 .config;
+  const JobSize size = job_size(config, model, 8, 4);
+  const double small = size.tokens + size.description, kept = size.activations + size.sums + size.gathered;
+  MemoryNeeds needs = memory_needs(config, size, /*on_gpu=*/true);
+  CHECK_FALSE(needs.keeps_state_in_host());
+  CHECK(total(needs.host) == Approx(small));
+  CHECK(total(needs.device) == Approx(kept + size.weights + size.optimizer + size.averages));  // sums alone
+  needs = memory_needs(config, size, /*on_gpu=*/false, /*threads=*/2);
+  CHECK(needs.device.empty());
+  CHECK(total(needs.host) == Approx(small + kept + size.states() + size.averages + 2 * size.attention));
+  config.training.enable_cpu_offload = true;
+  needs = memory_needs(config, size, /*on_gpu=*/true);
+  CHECK(needs.keeps_state_in_host());
+  CHECK(total(needs.host) == Approx(small + size.states() + size.averages));
+  CHECK(total(needs.device) == Approx(kept));
+}
+
+TEST_CASE("offloading is a remedy where the host has room for the states and the GPU for the rest") {
+  const models::ModelArgs model = models::model_args("llama3", "8B");
+  const auto names_it = [&](double host, double gpu, const std::string& more = "") {
+    const std::string said = refusal("[training]\nseq_len = 2048\n" + more, model, host, 1, gpu);
+    CHECK_THAT(said, Contains("each rank needs at least"));
+    return said.find("set training.enable_cpu_offload = true (134.") != said.npos;
+  };
+  CHECK(names_it(200 * kGB, 80 * kGB));
+  CHECK_FALSE(names_it(100 * kGB, 80 * kGB));
+  CHECK_FALSE(names_it(200 * kGB, 1e8));
+  CHECK_FALSE(names_it(200 * kGB, 1e8, "enable_cpu_offload = true\n"));
+}
+
 TEST_CASE("With expert parallelism a rank never gathers other ranks' experts") {
   const models::ModelArgs model = models::model_args("deepseek_v3", "16B");
   config::ResolvedConfig job = resolved(
