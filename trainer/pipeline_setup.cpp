@@ -31,6 +31,8 @@ parallel::PipelineSchedule forwards(const std::vector<int>& rank_of_stage, int r
   return schedule;
 }
 
+constexpr size_t kLargestSchedule = size_t{16} << 20;  // docs/limits.md
+
 // The order in the user's file; nothing without one.
 std::optional<parallel::PipelineSchedule> listed_schedule(const config::JobConfig& config,
                                                           size_t microbatches) {
@@ -44,7 +46,7 @@ std::optional<parallel::PipelineSchedule> listed_schedule(const config::JobConfi
         "take the "
         "order of parallelism.pipeline_parallel_schedule",
         path);
-  return parallel::parse_csv_schedule(read_file(path), path,
+  return parallel::parse_csv_schedule(read_file(path, kLargestSchedule), path,
                                       static_cast<int>(options.pipeline_parallel_degree),
                                       static_cast<int>(microbatches));
 }

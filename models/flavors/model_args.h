@@ -11,6 +11,10 @@
 
 namespace hyperion::models {
 
+// More than any model has: what is made for each block or each expert must not exhaust memory before the
+// model is refused.
+constexpr int64_t kMostLayers = 10'000, kMostExperts = 65'536;
+
 enum class RopeStyle {
   kInterleaved,  // rotates elements (2j, 2j+1): llama3
   kHalfSplit,    // rotates elements (j, j + head_dim/2): qwen3

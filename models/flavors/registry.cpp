@@ -285,13 +285,20 @@ void check_experts(const ModelArgs& args, std::vector<DimensionProblem>& problem
 
 std::vector<DimensionProblem> dimension_problems(const ModelArgs& args) {
   std::vector<DimensionProblem> problems;
-  const auto positive = [&](std::vector<std::string> keys, int64_t value) {
-    if (value >= 1 && value <= static_cast<int64_t>(kLargestSize)) return;
-    std::string text = fmt::format("{} is {}, expected a value from 1 to 2^31", keys.front(), value);
+  const auto in_range = [&](std::vector<std::string> keys, int64_t value, int64_t least, int64_t most,
+                            std::string_view text_of_most) {
+    if (value >= least && value <= most) return;
+    std::string text =
+        fmt::format("{} is {}, expected a value from {} to {}", keys.front(), value, least, text_of_most);
     problems.push_back({std::move(keys), std::move(text)});
   };
+  const auto positive = [&](std::vector<std::string> keys, int64_t value) {
+    in_range(std::move(keys), value, 1, static_cast<int64_t>(kLargestSize), "2^31");
+  };
   positive({"dim"}, args.dim);
-  positive({"n_layers"}, args.n_layers);
+  in_range({"n_layers"}, args.n_layers, 1, kMostLayers, std::to_string(kMostLayers));
+  in_range({"num_experts"}, args.num_experts, 0, kMostExperts, std::to_string(kMostExperts));
+  in_range({"num_shared_experts"}, args.num_shared_experts, 0, kMostExperts, std::to_string(kMostExperts));
   positive({"n_heads"}, args.n_heads);
   positive({"n_kv_heads"}, args.n_kv_heads);
   positive({"head_dim", "n_heads", "dim"}, args.head_dim);
@@ -343,19 +350,33 @@ std::vector<DimensionProblem> dimension_problems(const ModelArgs& args) {
                      args.n_heads > 0 && args.head_dim == args.dim / args.n_heads
                          ? fmt::format(" (dim {} / {} heads)", args.dim, args.n_heads)
                          : "")});
-  const auto rope = [&](bool good, const char* key, double seen, const char* expected) {
+  const auto number = [&](bool good, const char* key, double seen, const char* expected) {
     if (!good) problems.push_back({{key}, fmt::format("{} is {}, expected {}", key, seen, expected)});
   };
-  rope(args.rope_factor >= 1, "rope_factor", args.rope_factor, "at least 1");
-  rope(args.rope_low_freq_factor > 0, "rope_low_freq_factor", args.rope_low_freq_factor, "a number above 0");
-  rope(args.rope_high_freq_factor >= args.rope_low_freq_factor, "rope_high_freq_factor",
-       args.rope_high_freq_factor, "at least rope_low_freq_factor");
-  rope(args.rope_original_length >= 1, "rope_original_length", static_cast<double>(args.rope_original_length),
-       "at least 1");
-  rope(!args.rope_yarn || args.rope_beta_slow <= args.rope_beta_fast, "rope_beta_slow", args.rope_beta_slow,
-       "at most rope_beta_fast");
-  rope(args.norm_eps > 0, "norm_eps", args.norm_eps, "a number above 0");
-  rope(args.rope_theta > 1, "rope_theta", args.rope_theta, "a number above 1");
+  number(args.rope_factor >= 1, "rope_factor", args.rope_factor, "at least 1");
+  number(args.rope_low_freq_factor > 0, "rope_low_freq_factor", args.rope_low_freq_factor,
+         "a number above 0");
+  number(args.rope_high_freq_factor >= args.rope_low_freq_factor, "rope_high_freq_factor",
+         args.rope_high_freq_factor, "at least rope_low_freq_factor");
+  number(args.rope_original_length >= 1, "rope_original_length",
+         static_cast<double>(args.rope_original_length), "at least 1");
+  number(!args.rope_yarn || args.rope_beta_slow <= args.rope_beta_fast, "rope_beta_slow", args.rope_beta_slow,
+         "at most rope_beta_fast");
+  for (const auto& [key, value] : std::initializer_list<std::pair<const char*, double>>{
+           {"norm_eps", args.norm_eps},
+           {"rope_theta", args.rope_theta},
+           {"rope_factor", args.rope_factor},
+           {"rope_low_freq_factor", args.rope_low_freq_factor},
+           {"rope_high_freq_factor", args.rope_high_freq_factor},
+           {"rope_beta_fast", args.rope_beta_fast},
+           {"rope_beta_slow", args.rope_beta_slow},
+           {"rope_mscale", args.rope_mscale},
+           {"route_scale", args.route_scale},
+           {"load_balance_coeff", args.load_balance_coeff}})
+    number(value == 0 || std::isnormal(static_cast<float>(value)), key, value,
+           "a number from 1.2e-38 to 3.4e38: another is infinite or 0 in fp32, in which it is used");
+  number(args.norm_eps > 0, "norm_eps", args.norm_eps, "a number above 0");
+  number(args.rope_theta > 1, "rope_theta", args.rope_theta, "a number above 1");
   return problems;
 }
 

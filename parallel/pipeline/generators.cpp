@@ -202,7 +202,8 @@ std::vector<int> ranks_of_stages(PipelineKind kind, int ranks, int stages_per_ra
 }
 
 PipelineSchedule make_schedule(PipelineKind kind, const PipelineShape& shape) {
-  const int ranks = shape.ranks, all = microbatches_of_step(shape.microbatches, shape.batches);
+  const int ranks = shape.ranks,
+            all = microbatches_of_step(shape.microbatches, shape.batches, ranks * shape.stages_per_rank);
   const StagesPerRank allowed = stages_per_rank(kind);
   if (kind == PipelineKind::kSingle || kind == PipelineKind::kMulti) {
     throw_config(

@@ -100,19 +100,22 @@ StagesPerRank stages_per_rank(PipelineKind kind) {
   }
 }
 
-int microbatches_of_step(int microbatches, int batches) {
-  constexpr int64_t kMost = 1'000'000;
+int microbatches_of_step(int microbatches, int batches, int stages) {
+  constexpr int64_t kMost = 1'000'000;  // each rank makes the lists of all: up to 600 bytes for each
   const int64_t in_a_step = int64_t{microbatches} * batches;
-  if (in_a_step > kMost)
+  if (in_a_step > kMost / std::max(stages, 1))
     throw_config(
-        "a step has {} microbatches of parallelism.pipeline_parallel_microbatch_size, expected at most {}: "
-        "raise it, or lower training.local_batch_size or training.global_batch_size",
-        in_a_step, kMost);
+        "a step has {} microbatches of parallelism.pipeline_parallel_microbatch_size in {} stages, expected "
+        "at most "
+        "{} together (microbatches x stages): raise it, or lower training.local_batch_size or "
+        "training.global_batch_size",
+        in_a_step, stages, kMost);
   return static_cast<int>(in_a_step);
 }
 
 PipelineSchedule repeat(const PipelineSchedule& schedule, int batches) {
-  PipelineSchedule all{microbatches_of_step(schedule.microbatches, batches), schedule.rank_of_stage, {}};
+  PipelineSchedule all{
+      microbatches_of_step(schedule.microbatches, batches, schedule.stages()), schedule.rank_of_stage, {}};
   for (const std::vector<PipelineAction>& actions : schedule.ranks) {
     std::vector<PipelineAction>& list = all.ranks.emplace_back();
     for (int batch = 0; batch < batches; ++batch) {

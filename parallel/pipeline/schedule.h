@@ -130,8 +130,8 @@ struct PipelineShape {
 // schedule does not exist for these numbers, and for kSingle and kMulti.
 PipelineSchedule make_schedule(PipelineKind kind, const PipelineShape& shape);
 
-// The product. Throws Error(kUsage) for more than lists can be made of.
-int microbatches_of_step(int microbatches, int batches);
+// The product. Throws Error(kUsage) for more, or for more forwards of `stages`, than lists can be made of.
+int microbatches_of_step(int microbatches, int batches, int stages);
 // `schedule`, of one batch, for `batches` of them, one after the other.
 PipelineSchedule repeat(const PipelineSchedule& schedule, int batches);
 

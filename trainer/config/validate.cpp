@@ -78,10 +78,15 @@ class Checks : ChecksOfConfig {
         static_cast<float>(o.eps) < std::numeric_limits<float>::min(), "optimizer.eps",
         "expected at least 1.2e-38: a smaller number is 0 in fp32, in which the update is computed, and "
         "weights without a gradient would become NaN");
-    for (const auto& [key, beta] : {std::pair("optimizer.beta1", o.beta1), {"optimizer.beta2", o.beta2}})
-      refuse_if(static_cast<float>(beta) == 1, key,
+    for (const auto& [key, decay] : {std::pair("optimizer.beta1", o.beta1),
+                                     {"optimizer.beta2", o.beta2},
+                                     {"ema.decay", config_.ema.decay}})
+      refuse_if(static_cast<float>(decay) == 1, key,
                 "expected at most 0.9999999: a larger number is 1 in fp32, in which the update is computed, "
-                "and its moment would never change");
+                "and its average would never change");
+    refuse_if(static_cast<float>(config_.training.max_norm) < std::numeric_limits<float>::min(),
+              "training.max_norm",
+              "expected at least 1.2e-38: a smaller number is 0 in fp32, in which gradients are scaled");
   }
 
   void profiling() {

@@ -1,5 +1,7 @@
 #include "models/flavors/registry.h"
 
+#include <limits>
+
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
@@ -144,6 +146,38 @@ TEST_CASE("unknown names and unfit dimensions are refused with what is known") {
   CHECK_THROWS_AS(model_args("llama3", "8B", {.n_kv_heads = 5}), Error);
   CHECK_THROWS_AS(model_args("llama3", "8B", {.n_layers = 0}), Error);
   CHECK_THROWS_AS(model_args("llama3", "debugmodel", {.head_dim = 15}), Error);
+}
+
+TEST_CASE("numbers of a model that are infinite or 0 in fp32 are refused by name") {
+  const auto expects = [](const ModelOverrides& overrides, const std::string& key) {
+    CHECK_THROWS_WITH(model_args("deepseek_v3", "debugmodel", overrides),
+                      Catch::Contains(key + " is") && Catch::Contains("infinite or 0 in fp32"));
+  };
+  for (const double value : {1e39, 1e-39, std::numeric_limits<double>::infinity()}) {
+    CAPTURE(value);
+    expects({.norm_eps = value}, "norm_eps");
+    expects({.rope_theta = value}, "rope_theta");
+    expects({.rope_low_freq_factor = value}, "rope_low_freq_factor");
+    expects({.rope_beta_slow = value}, "rope_beta_slow");
+    expects({.rope_mscale = value}, "rope_mscale");
+    expects({.route_scale = value}, "route_scale");
+    expects({.load_balance_coeff = value}, "load_balance_coeff");
+  }
+  expects({.rope_factor = 1e39}, "rope_factor");
+  expects({.rope_high_freq_factor = 1e39}, "rope_high_freq_factor");
+  expects({.rope_beta_fast = 1e39}, "rope_beta_fast");
+  CHECK(model_args("deepseek_v3", "debugmodel", {.rope_mscale = 0, .load_balance_coeff = 0}).rope_mscale ==
+        0);
+}
+
+TEST_CASE("more blocks or experts than any model has are refused before anything is made for each") {
+  CHECK(model_args("llama3", "debugmodel", {.n_layers = kMostLayers}).n_layers == kMostLayers);
+  CHECK_THROWS_WITH(model_args("llama3", "debugmodel", {.n_layers = kMostLayers + 1}),
+                    Catch::Contains("n_layers is 10001, expected a value from 1 to 10000"));
+  for (const ModelOverrides& experts : {ModelOverrides{.num_experts = kMostExperts + 1},
+                                        ModelOverrides{.num_shared_experts = kMostExperts + 1}})
+    CHECK_THROWS_WITH(model_args("qwen3", "debugmodel_moe", experts),
+                      Catch::Contains("experts is 65537, expected a value from 0 to 65536"));
 }
 
 }  // namespace hyperion::models

@@ -217,6 +217,9 @@ TEST_CASE("schedules that do not exist are refused with key and remedy") {
       Contains("has 4000000000000000000 microbatches") && Contains("pipeline_parallel_microbatch_size"));
   CHECK_THROWS_WITH(repeat(make_schedule(k1F1B, {2, 1, 8}), 2'000'000'000),
                     Contains("has 16000000000 microbatches"));
+  CHECK_THAT(
+      refused(k1F1B, {1000, 1, 1001}),
+      Contains("has 1001 microbatches") && Contains("in 1000 stages, expected at most 1000000 together"));
   for (const PipelineKind kind : {kSingle, kMulti})
     CHECK_THAT(refused(kind, {4, 1, 8}), Contains("parallelism.pipeline_parallel_schedule_csv"));
 }

@@ -403,7 +403,7 @@ TEST_CASE("what context parallelism cannot do is refused by its key, and without
             "parallelism.context_parallel_degree is 1"});
 }
 
-TEST_CASE("optimizer settings that are 0, 1 or infinite in fp32 are refused") {
+TEST_CASE("settings of an update that are 0, 1 or infinite in fp32 are refused") {
   CHECK(problem("[optimizer]\neps = 1e-30\nbeta1 = 0.9999999\nbeta2 = 0.9999999\nlr = 1e38").empty());
   CHECK_THAT(problem("[optimizer]\neps = 1e-50"),
              Contains("optimizer.eps = 1e-50: expected at least 1.2e-38"));
@@ -412,6 +412,10 @@ TEST_CASE("optimizer settings that are 0, 1 or infinite in fp32 are refused") {
   CHECK_THAT(problem("[optimizer]\nbeta2 = 0.99999999"), Contains("optimizer.beta2"));
   CHECK_THAT(problem("[optimizer]\nlr = 1e39"), Contains("optimizer.lr = 1e+39: expected at most 3.4e38"));
   CHECK_THAT(problem("[optimizer]\nweight_decay = 1e300"), Contains("optimizer.weight_decay"));
+  CHECK_THAT(problem("[ema]\nenable = true\ndecay = 0.99999999"), Contains("ema.decay = 0.99999999"));
+  CHECK_THAT(problem("[training]\nmax_norm = 1e-50"),
+             Contains("training.max_norm = 1e-50: expected at least 1.2e-38"));
+  CHECK(problem("[training]\nmax_norm = inf").empty());
 }
 
 TEST_CASE("only the default corpus needs no path") {
