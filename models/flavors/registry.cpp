@@ -343,7 +343,7 @@ std::vector<DimensionProblem> dimension_problems(const ModelArgs& args) {
                                       args.n_kv_heads, args.n_heads)});
   }
   check_experts(args, problems);
-  if (args.head_dim % 2 != 0)
+  if (args.kv_lora_rank == 0 && args.head_dim % 2 != 0)
     problems.push_back(
         {{"head_dim", "n_heads", "dim"},
          fmt::format("head_dim is {}{}, expected an even number (RoPE rotates pairs)", args.head_dim,

@@ -312,9 +312,12 @@ ModelArgs parse_hf_config(std::string_view text, const std::string& name,
   if (args.n_heads % args.n_kv_heads != 0)
     throw_config("{}: num_attention_heads {} is not a multiple of num_key_value_heads {}", name, args.n_heads,
                  args.n_kv_heads);
-  if (args.head_dim % 2 != 0)
-    throw_config("{}: the heads are {} wide, expected an even number (RoPE rotates pairs)", name,
-                 args.head_dim);
+  const int64_t rotated = args.kv_lora_rank > 0 ? args.qk_rope_head_dim : args.head_dim;
+  if (rotated % 2 != 0)
+    throw_config(
+        "{}: {} {} wide, expected an even number (RoPE rotates pairs)", name,
+        args.kv_lora_rank > 0 ? "the rotated parts of heads (qk_rope_head_dim) are" : "the heads are",
+        rotated);
   return args;
 }
 

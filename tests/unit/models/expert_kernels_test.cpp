@@ -101,6 +101,10 @@ TEST_CASE("the source of the CUDA heads of latent attention follows the plain fo
   CHECK_THROWS(own::latent_heads(kOnThreads, heads, heads, at::ones({1, 2, 2}), angles, angles, 1.0));
   CHECK_THROWS(
       own::latent_heads(kOnThreads, heads, at::ones({1, 1, 2, 8}), at::ones({1, 2, 4}), angles, angles, 1.0));
+  const auto& table = kernels::table();
+  const Tensor odd = at::ones({1, 2, 2, 7}), shared = at::ones({1, 2, 4});
+  CHECK(table.latent_heads.why_plain(odd, heads, shared, angles, angles, 1.0) == "heads of odd widths");
+  CHECK(table.latent_heads.why_plain(heads, odd, shared, angles, angles, 1.0) == "heads of odd widths");
 }
 
 TEST_CASE("the source of the CUDA router chooses as the plain form and follows its weights and gradients") {

@@ -84,6 +84,13 @@ TEST_CASE("experts that cannot be are refused by the field that decides it") {
   CHECK(model_args("deepseek_v3", "debugmodel", {.qk_nope_head_dim = 32, .v_head_dim = 16}).head_dim == 96);
 }
 
+TEST_CASE("of latent attention's heads the rotated part alone is even") {
+  const ModelArgs odd = model_args("deepseek_v3", "debugmodel", {.qk_nope_head_dim = 33, .v_head_dim = 17});
+  CHECK(odd.head_dim == 97);
+  CHECK_THROWS_WITH(model_args("llama3", "debugmodel", {.head_dim = 97}),
+                    Catch::Contains("head_dim is 97, expected an even number (RoPE rotates pairs)"));
+}
+
 TEST_CASE("a model declares as many parameters as its flavour counts") {
   for (const auto& [name, flavor] : {std::pair("llama3", "debugmodel"),
                                      {"qwen3", "debugmodel"},

@@ -172,6 +172,8 @@ TEST_CASE("what a config.json asks for and is not computed here is refused by na
                                                            {"moe_layer_freq", 2},
                                                            {"kv_lora_rank", 0}})
     CHECK_THROWS_WITH(deepseek(field, value), Contains(field));
+  CHECK(deepseek("qk_nope_head_dim", 127).head_dim == 127 + 64);
+  CHECK_THROWS_WITH(deepseek("qk_rope_head_dim", 63), Contains("qk_rope_head_dim"));
   const nlohmann::json yarn = {{"type", "yarn"}, {"factor", 40}, {"original_max_position_embeddings", 4096}};
   CHECK_THROWS_WITH(deepseek("rope_scaling", yarn), Contains("mscale_all_dim"));
   nlohmann::json uneven = yarn;
