@@ -93,6 +93,8 @@ RunStart start_run(const RunDescription& run) {
   const Runtime& runtime = run.job.runtime;
   return from_rank_0(runtime.groups->host(), [&] {
     const std::time_t now = std::time(nullptr);
+    if (run.config.metrics.enable_jsonl)
+      metrics::require_no_writer(std::filesystem::path(run.config.job.dump_folder) / metrics::kMetricsFile);
     try {
       return RunStart{now, write_before_step_1(run, now)};
     } catch (const Error& error) {
@@ -103,6 +105,14 @@ RunStart start_run(const RunDescription& run) {
           error.what());
     }
   });
+}
+
+// Whether the job continues nothing that its folder holds: it neither resumes from a checkpoint there nor
+// finds the run finished, nor did the launcher start its processes again.
+bool starts_anew(const RunDescription& run, const checkpointing::Checkpointer& checkpointer) {
+  const checkpointing::ChosenCheckpoint* chosen = checkpointer.chosen();
+  const bool resumes = chosen != nullptr && chosen->source == checkpointing::LoadSource::kOwn;
+  return !resumes && !checkpointer.finished() && run.job.runtime.environment.restart_count == 0;
 }
 
 // Measured on the rank that prints it.
@@ -146,7 +156,9 @@ double peak_flops(const config::JobConfig::Training& training, const Runtime& ru
 
 }  // namespace
 
-std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run, int64_t start_step) {
+std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run,
+                                                     const checkpointing::Checkpointer& checkpointer,
+                                                     int64_t start_step) {
   const Runtime& runtime = run.job.runtime;
   const models::ModelArgs& model = run.job.model;
   const auto memory = std::make_shared<metrics::MemoryMonitor>(
@@ -161,6 +173,7 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run, 
       .start_time = start.time,
       .run_id = std::move(start.id),
       .start_step = start_step,
+      .starts_anew = starts_anew(run, checkpointer),
       .total_steps = run.config.training.steps,
       .rank = runtime.rank(),
       .prints = runtime.prints,

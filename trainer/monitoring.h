@@ -24,8 +24,10 @@ struct RunDescription {
 };
 
 // Writes the run's record and its configuration on rank 0. start_step: updates done so far. Collective:
-// every rank throws when the record cannot be written.
-std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run, int64_t start_step);
+// every rank throws when the record cannot be written, or another job writes its metrics there.
+std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run,
+                                                     const checkpointing::Checkpointer& checkpointer,
+                                                     int64_t start_step);
 
 // What is running and from where, for whoever reads the log or metrics.jsonl later.
 void log_start(const RunDescription& run, const checkpointing::Checkpointer& checkpointer, int64_t start_step,

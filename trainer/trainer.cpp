@@ -126,7 +126,7 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
   // What watches it.
   parallel::set_phase("start of the metrics");
   const RunDescription run = {job_, config(), command, plan_.seed};
-  metrics_ = make_metrics(run, state_.step);
+  metrics_ = make_metrics(run, *checkpointer_, state_.step);
   checkpointer_->on_event = [this](int64_t step, const std::string& event,
                                    const metrics::JsonFields& fields) {
     metrics_->event(step, event, fields);

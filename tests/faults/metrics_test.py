@@ -42,6 +42,17 @@ class Metrics(CheckpointTest):
             self.assertRegex(restart["resumed_from"], "step-4$")
             self.assertEqual([line["time"] for line in lines], sorted(line["time"] for line in lines))
 
+    def test_a_job_beside_another_in_its_folder_is_refused_and_one_after_it_begins_a_file_of_its_own(self):
+        first = self.start("--checkpoint.no_enable", "--allow-faults", env={"FAULT": "point=step.opt;action=stop;nth=2"})
+        first.wait_for_stop(0)
+        run, = self.runs()
+        self.run_job("--checkpoint.no_enable", code=2, says=[f"run {run} is training", "job.dump_folder"])
+        self.assertEqual(self.runs(), [run])
+        first.kill()
+        self.run_job("--checkpoint.no_enable", "--training.steps=2", code=0, says=[f"metrics-{run}.jsonl"])
+        self.assertEqual({line["run_id"] for line in self.metrics_file()}, {self.runs()[-1]})
+        self.assertEqual({line["run_id"] for line in self.lines(self.folder / "out" / f"metrics-{run}.jsonl")}, {run})
+
     def test_the_seed_that_was_chosen_is_recorded_and_a_resume_logs_the_one_it_uses(self):
         toml = self.folder / "job.toml"
         toml.write_text(toml.read_text().replace("seed = 1", ""))

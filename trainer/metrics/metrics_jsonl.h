@@ -2,7 +2,8 @@
 // metrics of a logged step or of a validation, or an event; docs/metrics.md has the keys. Numbers carry full
 // double precision, and what JSON has no number for is one of the strings "NaN", "Infinity", "-Infinity"
 // (Python's float() reads them). A run that resumes appends, so a step can occur twice: the later line
-// counts.
+// counts. One process at a time has the file open for writing, and its lines are those of one run and of what
+// that continues.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,11 @@
 #include <variant>
 #include <vector>
 
+#include "base/durable.h"
+
 namespace hyperion::metrics {
+
+inline constexpr const char* kMetricsFile = "metrics.jsonl";
 
 // Tag and value, in the order they are written.
 using MetricList = std::vector<std::pair<std::string, double>>;
@@ -30,14 +35,24 @@ struct LineHead {
 
 std::string json_line(const LineHead& head, const JsonFields& fields);
 
+// Throws Error(kUsage) naming the run and job.dump_folder while another process has a JsonlWriter of the
+// file.
+void require_no_writer(const std::filesystem::path& path);
+
+// Which lines a file may have before those of a run.
+enum class EarlierLines {
+  kContinued,  // the run goes on where they end
+  kOfOthers,   // lines of another run: the file is renamed to metrics-<that run's id>.jsonl
+};
+
 // Each line is one write(2) to a file in append mode: a crash leaves whole lines, and a partial last line of
 // an earlier crash is ended first. A failed write is logged once and ends the writing. For several threads:
 // the thread of a save reports its end.
 class JsonlWriter {
  public:
-  // Creates the folder and the file. Throws Error(kUsage) naming the path when that fails.
-  explicit JsonlWriter(const std::filesystem::path& path);
-  ~JsonlWriter();
+  // Creates the folder and the file, and holds a flock() on it. Throws Error(kPreCheckpoint) naming the path
+  // when that fails, and as require_no_writer().
+  explicit JsonlWriter(const std::filesystem::path& path, EarlierLines earlier = EarlierLines::kContinued);
   JsonlWriter(const JsonlWriter&) = delete;
   JsonlWriter& operator=(const JsonlWriter&) = delete;
 
@@ -47,7 +62,7 @@ class JsonlWriter {
  private:
   std::filesystem::path path_;
   std::mutex mutex_;
-  int fd_ = -1;  // -1 after a failed write
+  Descriptor file_;  // closed after a failed write
 };
 
 }  // namespace hyperion::metrics

@@ -64,7 +64,8 @@ MetricsLogger::MetricsLogger(const config::JobConfig::Metrics& options, Measured
     log_info("TensorBoard logging enabled. Logs will be saved at {}", folder.string());
   }
   if (options_.enable_jsonl)
-    jsonl_.emplace((run_.rank == 0 ? run_.dump_folder : run_.dump_folder / rank_folder) / "metrics.jsonl");
+    jsonl_.emplace((run_.rank == 0 ? run_.dump_folder : run_.dump_folder / rank_folder) / kMetricsFile,
+                   run_.starts_anew ? EarlierLines::kOfOthers : EarlierLines::kContinued);
 }
 
 void MetricsLogger::add_batch(int64_t tokens, double data_loading_seconds) {

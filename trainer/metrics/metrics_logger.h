@@ -22,6 +22,7 @@ struct MeasuredRun {
   std::time_t start_time = std::time(nullptr);  // names the TensorBoard folder; give all ranks the same
   std::string run_id{};                         // give all ranks the same; see run_folder.h
   int64_t start_step = 0;                       // the last step already done: 0, or the one resumed from
+  bool starts_anew = false;                     // what the folder has of other runs is not continued
   int64_t total_steps = 0;                      // training.steps
   int rank = 0;
   bool prints = true;                  // whether this rank's log lines are shown: rank_prints() of base/log.h

@@ -4,6 +4,7 @@
 #include <csignal>
 #include <fstream>
 #include <limits>
+#include <optional>
 #include <sstream>
 #include <thread>
 
@@ -88,6 +89,42 @@ TEST_CASE("A metrics file is appended to and a line that a crash cut off is ende
   CHECK(
       read_file(path) ==
       "{\"step\": 1}\n{\"step\": 2, \"ti\n{\"step\": 2, \"time\": 0.000000, \"run_id\": \"r\", \"x\": 1}\n");
+}
+
+TEST_CASE(
+    "A run that continues no other begins a file of its own, and keeps the earlier one by its run's name") {
+  test::TemporaryFolder folder;
+  const auto path = folder.path() / "metrics.jsonl";
+  const auto write = [&](const std::string& run, EarlierLines earlier) {
+    JsonlWriter(path, earlier).append(json_line({1, 0, run}, {{"x", 1}}));
+  };
+  write("20260101-120000", EarlierLines::kOfOthers);
+  write("20260101-120001", EarlierLines::kContinued);
+  const std::string both = read_file(path);
+  write("20260101-120001", EarlierLines::kOfOthers);
+  CHECK(read_file(folder.path() / "metrics-20260101-120001.jsonl") == both);
+  write("../../victim", EarlierLines::kOfOthers);
+  CHECK(read_file(folder.path() / "metrics-20260101-120001-2.jsonl") ==
+        json_line({1, 0, "20260101-120001"}, {{"x", 1}}));
+  write("20260101-120003", EarlierLines::kOfOthers);
+  CHECK(read_file(folder.path() / "metrics-earlier.jsonl") == json_line({1, 0, "../../victim"}, {{"x", 1}}));
+  CHECK(read_file(path) == json_line({1, 0, "20260101-120003"}, {{"x", 1}}));
+}
+
+TEST_CASE("A file that another run writes is refused, naming that run and the key, until it ends") {
+  test::TemporaryFolder folder;
+  const auto path = folder.path() / "metrics.jsonl";
+  require_no_writer(path);
+  std::optional<JsonlWriter> first(std::in_place, path);
+  CHECK_THROWS_WITH(require_no_writer(path),
+                    Catch::Contains("another run is training") && Catch::Contains("job.dump_folder"));
+  first->append(json_line({1, 0, "20260101-120000"}, {{"x", 1}}));
+  CHECK_THROWS_WITH(require_no_writer(path), Catch::Contains("run 20260101-120000 is training"));
+  CHECK_THROWS_WITH(JsonlWriter(path, EarlierLines::kOfOthers),
+                    Catch::Contains("run 20260101-120000 is training"));
+  first.reset();
+  require_no_writer(path);
+  const JsonlWriter second(path);
 }
 
 TEST_CASE("A link in the place of the metrics file is refused and what it leads to is left alone") {
