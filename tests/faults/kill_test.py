@@ -12,7 +12,7 @@ import sys
 import time
 
 from checkpoints import CheckpointTest
-from jobs import main
+from jobs import PATIENCE, main
 
 ROUNDS = int(sys.argv.pop(2)) if len(sys.argv) > 2 and sys.argv[2].isdigit() else 12
 CURVE = ["--lr_scheduler.total_steps=8"]
@@ -38,6 +38,15 @@ class Kill(CheckpointTest):
         self.check_killed(job, rank)
         return job
 
+    def stop_at(self, point, rank):
+        """`rank` stands still there: the other one waits for it as long as comm.init_timeout_seconds says."""
+        job = self.start("--comm.init_timeout_seconds=3", "--allow-faults", ranks=2,
+                         env={"FAULT": f"rank={rank};point={point};action=stop"})
+        job.wait_for_stop(rank)
+        self.assertEqual(job.ranks[1 - rank][0].wait(timeout=PATIENCE), 71, job.text(1 - rank))
+        self.assertIn(f"rank {rank}", job.text(1 - rank).splitlines()[-1])
+        job.end()
+
     def test_a_rank_killed_while_loading_changes_nothing_in_the_folder(self):
         expected = self.control(ranks=2)
         self.run_job("--training.steps=4", *CURVE, ranks=2, code=0)
@@ -46,6 +55,9 @@ class Kill(CheckpointTest):
             with self.subTest(point=point, rank=rank):
                 self.kill_at(point, rank)
                 self.assertEqual(self.files(), before)
+        with self.subTest("a rank that stands still"):
+            self.stop_at("load.done", 1)
+            self.assertEqual(self.files(), before)
         self.run_job(ranks=2, code=0, says=["Training starts at step 5"])
         self.assertEqual(self.curve(), expected)
 

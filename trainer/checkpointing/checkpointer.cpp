@@ -30,8 +30,8 @@ namespace hyperion::checkpointing {
 namespace fs = std::filesystem;
 namespace {
 
-// Of an exchange between the threads that save. A rank that dies is noticed at once; one that is slow because
-// its disk is slow must not end the job.
+// Of an exchange while a checkpoint is saved: before that, comm.init_timeout_seconds. A rank that dies is
+// noticed at once; one that is slow because its disk is slow must not end the job.
 constexpr std::chrono::hours kSlowestSave{1};
 
 std::string describe_transfer(double bytes, double seconds) {
@@ -134,7 +134,6 @@ Checkpointer::Checkpointer(const config::JobConfig& configured, const trainer::R
   if (!options().enable || config::is_dry_run(configured)) return;
   path_ = fs::path(configured.job.dump_folder) / options().folder;
   ranks_ = runtime.groups->new_host_group("checkpoint");
-  ranks_->set_timeout(kSlowestSave);
   if (!options().load_only)
     from_rank_0(*ranks_, [&] {
       try {
@@ -256,6 +255,7 @@ void Checkpointer::preflight(int64_t step) {
   if (runtime_.rank() == 0 && !warning.empty()) log_warning("{}", warning);
   announce_index_size();
   prepare_background_saves(step);
+  ranks_->set_timeout(kSlowestSave);
   if (options().validate_before_training)
     save_before_training(step, resumed);
   else
@@ -396,6 +396,7 @@ std::string Checkpointer::last_save_remedy(const fs::path& newest, int64_t step)
 void Checkpointer::save_seed() {
   from_rank_0(*ranks_, [&] { checkpoint::CheckpointFolder(path_).require_free_names(0, 0); });
   constexpr auto kSeed = checkpoint::CheckpointKind::kSeed;
+  ranks_->set_timeout(kSlowestSave);
   write(0,
         options().last_save_model_only ? model_only(*config_, kSeed) : checkpoint::SaveContent{.kind = kSeed},
         /*now=*/true);
