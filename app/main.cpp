@@ -187,6 +187,8 @@ std::string exhausted_message(const ExhaustedResource& resource) {
     return message +
            "; lower OMP_NUM_THREADS or the number of ranks, or raise the limit (ulimit -u, pids.max of the "
            "cgroup, or ulimit -v, which the threads' stacks count for)";
+  if (resource.kind == ExhaustedResource::Kind::kFiles)
+    return message + "; raise the limit (ulimit -n, fs.file-max of the host), or close what holds them";
   if (!rank_of_job) return message + "; give the command more memory, or name less to work on at once";
   const std::string& advice = resource.of_gpu ? advice_on_memory.gpu : advice_on_memory.host;
   return message + "; " + (advice.empty() ? "give the job more memory" : advice);
@@ -275,8 +277,11 @@ int main(int argc, char** argv) {
   std::atexit(hyperion::app::on_exit_by_library);
   const int code = hyperion::app::run_and_report({argv, argv + argc});
   hyperion::app::main_has_returned = true;
-  if (hyperion::app::ends_without_destructors || hyperion::parallel::communicators_left_behind() ||
-      hyperion::metrics::gpu_sampler_left_behind()) {
+  // Destructors may start what there is no memory or thread for, or meet what a thread that never was has
+  // left.
+  const bool exhausted = code == static_cast<int>(hyperion::ExitCode::kResources);
+  if (exhausted || hyperion::app::ends_without_destructors ||
+      hyperion::parallel::communicators_left_behind() || hyperion::metrics::gpu_sampler_left_behind()) {
     spdlog::default_logger()->flush();
     ::_exit(code);
   }

@@ -1,15 +1,21 @@
 #include "base/resources.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
+#include <latch>
 #include <limits>
 #include <new>
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
+#include <thread>
+#include <vector>
 
 #include <fmt/format.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 namespace hyperion {
 namespace fs = std::filesystem;
@@ -56,6 +62,23 @@ void apply_cgroup(const fs::path& mount, const std::string& name, const char* me
   }
 }
 
+// nullopt for an errno that says something else.
+std::optional<ExhaustedResource> too_many_files(int number) {
+  if (number == ENFILE) return ExhaustedResource{Kind::kFiles, "the host has too many open files (ENFILE)"};
+  if (number != EMFILE) return std::nullopt;
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  return ExhaustedResource{
+      Kind::kFiles,
+      fmt::format("too many open files and sockets (EMFILE): this process may have {} (ulimit -n)",
+                  limit.rlim_cur)};
+}
+
+// The pages of this process that are mapped, in bytes, as RLIMIT_AS counts them.
+double mapped_memory() {
+  return number_in("/proc/self/statm") * static_cast<double>(::sysconf(_SC_PAGESIZE));
+}
+
 }  // namespace
 
 std::optional<ExhaustedResource> exhausted_resource(const std::exception& error) {
@@ -66,8 +89,10 @@ std::optional<ExhaustedResource> exhausted_resource(const std::exception& error)
       return ExhaustedResource{Kind::kThreads, "no further thread could be started"};
     if (system->code() == std::errc::not_enough_memory)
       return ExhaustedResource{Kind::kMemory, "memory ran out"};
-    return std::nullopt;
+    return too_many_files(system->code().value());
   }
+  for (const int number : {ENFILE, EMFILE})  // the second text is the beginning of the first
+    if (contains(std::strerror(number))) return too_many_files(number);
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
       dynamic_cast<const std::length_error*>(&error) != nullptr ||
       contains("DefaultCPUAllocator: can't allocate memory") ||
@@ -109,6 +134,40 @@ std::optional<MemoryLimit> process_memory() {
   if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::nullopt;
   return MemoryLimit{static_cast<double>(limit.rlim_cur),
                      "the limit of this process's address space (ulimit -v)"};
+}
+
+void require_threads(int count) {
+  const std::system_error none(std::make_error_code(std::errc::resource_unavailable_try_again));
+  // A thread that gets a stack may get no arena of the allocator any more, which would be the end of the
+  // process.
+  constexpr double kArena = 16 << 20;
+  if (const auto limit = process_memory()) {
+    rlimit stack{};
+    const bool limited = ::getrlimit(RLIMIT_STACK, &stack) == 0 && stack.rlim_cur != RLIM_INFINITY;
+    const double each = kArena + (limited ? static_cast<double>(stack.rlim_cur) : 8 << 20);
+    if (mapped_memory() + count * each > limit->bytes) throw none;
+  }
+  std::latch started(count + 1);
+  std::vector<std::jthread> threads;
+  threads.reserve(static_cast<size_t>(count));
+  try {
+    for (int i = 0; i < count; ++i) threads.emplace_back([&started] { started.arrive_and_wait(); });
+  } catch (const std::system_error&) {
+    started.count_down(1 + count - static_cast<int>(threads.size()));
+    throw;
+  }
+  started.count_down();
+}
+
+void require_open_files(size_t count) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  std::error_code unknown;
+  size_t open = 0;
+  for (fs::directory_iterator at("/proc/self/fd", unknown), end; !unknown && at != end; at.increment(unknown))
+    ++open;
+  if (unknown && unknown != std::errc::too_many_files_open) return;
+  if (unknown || open + count > limit.rlim_cur) throw std::system_error(EMFILE, std::generic_category());
 }
 
 void raise_open_file_limit() {

@@ -17,6 +17,7 @@
 #include "base/device/error_text.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/resources.h"
 #include "parallel/comm/mailbox.h"
 #include "parallel/job/network.h"
 
@@ -321,6 +322,8 @@ std::unique_ptr<Communicator> make_gloo_communicator(std::string name, int rank,
   }
   const auto connections = static_cast<int>(options->devices.size());
   options->group_name = name;
+  require_threads(options->threads +
+                  connections);  // of the group and of each device: Gloo survives no failure
   const int size = static_cast<int>(global_ranks.size());
   auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
   return std::make_unique<GlooCommunicator>(std::move(name), rank, std::move(global_ranks),

@@ -1,7 +1,16 @@
 #include "parallel/job/rendezvous.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <system_error>
 #include <thread>
+#include <utility>
+
+#include <unistd.h>
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -14,6 +23,8 @@
 #include "base/log.h"
 #include "base/pack.h"
 #include "base/rank_list.h"
+#include "base/resources.h"
+#include "parallel/health/failure_record.h"
 #include "parallel/job/sockets.h"
 
 namespace hyperion::parallel {
@@ -46,28 +57,62 @@ int listening_socket(const Environment& environment) {
   return -1;
 }
 
+[[noreturn]] void throw_unreachable(const Environment& environment, const std::string& why) {
+  throw_comm(
+      "rank {} could not {} the rendezvous at {}:{}: {}; check MASTER_ADDR and MASTER_PORT and that rank 0 "
+      "runs",
+      environment.rank, environment.rank == 0 && !environment.agent_store ? "open" : "reach",
+      environment.master_addr, environment.master_port, why);
+}
+
+// Until rank 0 listens; returns what is left of the time, of which libtorch, were it to try, would spend the
+// whole for each family of addresses.
+milliseconds await_listener(const Environment& environment, milliseconds timeout) {
+  constexpr milliseconds kPause{100}, kLeast{1000};
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const auto left = [&] {
+    return std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
+  };
+  while (!connect_to(environment.master_addr, environment.master_port,
+                     std::clamp(left(), kPause, milliseconds(3000)))) {
+    const std::error_code why(errno, std::generic_category());
+    if (exhausted_resource(std::system_error(why))) throw std::system_error(why);
+    if (left() <= kPause)
+      throw_unreachable(
+          environment,
+          fmt::format("no connection within {} s ({})", std::chrono::duration<double>(timeout).count(),
+                      why == std::errc::address_not_available ? "the name has no address that can be reached"
+                                                              : why.message()));
+    std::this_thread::sleep_for(kPause);
+  }
+  return std::max(left(), kLeast);
+}
+
 c10::intrusive_ptr<c10d::Store> connect(const Environment& environment, milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(environment.master_port);
   options.isServer = environment.rank == 0 && !environment.agent_store;
   options.waitWorkers = false;  // we wait ourselves, to say which ranks are missing
   options.timeout = timeout;
+  constexpr size_t kOfLoop = 8;  // libuv's, and the sockets that listen
+  require_open_files(kOfLoop + (options.isServer ? static_cast<size_t>(environment.world_size) : 0));
   if (options.isServer) {
     const int socket = listening_socket(environment);
     if (socket >= 0) options.masterListenFd = socket;
+  } else {
+    options.timeout = await_listener(environment, timeout);
   }
   try {
-    return c10::make_intrusive<c10d::PrefixStore>(
-        fmt::format("hyperion/{}", environment.restart_count),
-        c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options));
+    const auto store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
+    store->setTimeout(timeout);
+    return c10::make_intrusive<c10d::PrefixStore>(fmt::format("hyperion/{}", environment.restart_count),
+                                                  store);
   } catch (const c10::Error& error) {
+    if (exhausted_resource(error)) throw;
     const std::string why = brief(error);
     if (options.isServer && why.find("EADDRINUSE") != std::string::npos)
       throw_port_in_use(environment.master_addr, environment.master_port);
-    throw_comm(
-        "rank {} could not {} the rendezvous at {}:{}: {}; check MASTER_ADDR and MASTER_PORT and that rank 0 "
-        "runs",
-        environment.rank, options.isServer ? "open" : "reach", environment.master_addr, options.port, why);
+    throw_unreachable(environment, why);
   }
 }
 
@@ -170,6 +215,27 @@ void join_rank0(c10d::Store& store, const Environment& environment, const Finger
 
 }  // namespace
 
+// Counted in ticks, so that a process which stood still itself does not find its time over.
+StoreWatch::StoreWatch(const Environment& environment, milliseconds limit) {
+  if (environment.rank == 0 && !environment.agent_store) return;
+  thread_ = std::jthread([&environment, limit](const std::stop_token& done) {
+    constexpr milliseconds kTick{50};
+    std::mutex mutex;
+    std::unique_lock lock(mutex);
+    std::condition_variable_any changed;
+    // What fails by itself within the limit says more.
+    for (milliseconds left = limit + seconds(2); left > milliseconds(0); left -= kTick)
+      if (changed.wait_for(lock, done, kTick, [] { return false; }) || done.stop_requested()) return;
+    ::_exit(report_failure(
+        ExitCode::kCommunication,
+        fmt::format(
+            "rank {}: the rendezvous at {}:{}, which rank 0 holds, has not answered for {} s: see the log of "
+            "rank 0 first",
+            environment.rank, environment.master_addr, environment.master_port,
+            std::chrono::duration<double>(limit).count())));
+  });
+}
+
 bool wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys, milliseconds timeout) {
   try {
     store.wait(keys, timeout);
@@ -181,6 +247,7 @@ bool wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys, mil
 
 c10::intrusive_ptr<c10d::Store> join_ranks(const Environment& environment, const Fingerprint& identity,
                                            milliseconds timeout, milliseconds response_timeout) {
+  std::optional<StoreWatch> watch(std::in_place, environment, timeout);
   const auto store = connect(environment, timeout);
   const struct MetOrLeft {
     ~MetOrLeft() { met_or_left = true; }
@@ -193,11 +260,13 @@ c10::intrusive_ptr<c10d::Store> join_ranks(const Environment& environment, const
       report_difference(*store, environment.rank, {{kProcesses, "2"}});
       throw_config("two processes have RANK {}: every process of the job needs its own", environment.rank);
     }
+    watch.emplace(environment, 2 * timeout + grace + seconds(2));  // rank 0 may come late and wait itself
     if (environment.rank == 0)
       require_all_ranks(*store, environment.world_size, expected, timeout, grace);
     else
       join_rank0(*store, environment, expected, timeout, grace);
   } catch (const c10::Error& error) {
+    if (exhausted_resource(error)) throw;
     throw_comm("rank {} lost rank 0 during rendezvous: {}", environment.rank, brief(error));
   }
   return store;

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <c10/util/intrusive_ptr.h>
@@ -25,6 +26,16 @@ namespace hyperion::parallel {
 c10::intrusive_ptr<c10d::Store> join_ranks(const Environment& environment, const Fingerprint& identity,
                                            std::chrono::milliseconds timeout,
                                            std::chrono::milliseconds response_timeout = kPeerResponseTimeout);
+
+// While it exists, this process, if it is not rank 0, ends with ExitCode::kCommunication when a little more
+// than `limit` has passed: a call of the store does not return by itself when rank 0 stands still.
+class StoreWatch {
+ public:
+  StoreWatch(const Environment& environment, std::chrono::milliseconds limit);
+
+ private:
+  std::jthread thread_;
+};
 
 // Whether all `keys` are in the store before `timeout` is over.
 bool wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys,

@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <memory>
+#include <system_error>
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -52,6 +53,8 @@ int listen_on(const std::string& host, int port) {
   for (const addrinfo* info = addresses.get(); info != nullptr; info = info->ai_next) {
     Descriptor socket(::socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const int yes = 1;
+    if (!socket && (errno == EMFILE || errno == ENFILE))
+      throw std::system_error(errno, std::generic_category());
     if (!socket || ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0) continue;
     if (::bind(socket.get(), info->ai_addr, info->ai_addrlen) == 0 && ::listen(socket.get(), SOMAXCONN) == 0)
       return socket.release();

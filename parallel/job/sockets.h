@@ -12,7 +12,8 @@ namespace hyperion::parallel {
 [[noreturn]] void throw_port_in_use(const std::string& host, int port);
 
 // A socket that listens on `port` of `host`, the first of its addresses that this host has; -1 when it has
-// none of them. Throws Error(kUsage) when the port is in use.
+// none of them. Throws Error(kUsage) when the port is in use, std::system_error when no more files can be
+// opened.
 int listen_on(const std::string& host, int port);
 
 // A socket that does not block, connected to the first address of `host` that answers within `timeout`; none,

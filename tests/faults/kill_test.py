@@ -76,6 +76,8 @@ class Kill(CheckpointTest):
                 job = self.kill_at(point, rank, *["--comm.init_timeout_seconds=3"] * (point == "init.before_pg"))
                 self.assertNotIn("Training starts", job.text(1 - rank))
                 self.assertFalse(list(self.steps_folder.glob("step-*")))
+        with self.subTest("a rank 0 that stands still, with the store of the rendezvous"):
+            self.stop_at("init.after_pg", 0)
         self.run_job("--training.steps=1", ranks=2, code=0)
 
     def test_a_rank_killed_in_a_step_ends_the_others_and_the_same_command_resumes(self):

@@ -59,8 +59,36 @@ TEST_CASE("What libraries throw for want of memory or threads is recognised") {
   REQUIRE(thread);
   CHECK(thread->kind == Kind::kThreads);
   CHECK(what(std::system_error(std::make_error_code(std::errc::not_enough_memory))) == "memory ran out");
+  const std::system_error many(std::make_error_code(std::errc::too_many_files_open));
+  const std::runtime_error socket("listen: socket: (errno: 24 - Too many open files)");
+  for (const std::exception* error :
+       {static_cast<const std::exception*>(&many), static_cast<const std::exception*>(&socket)}) {
+    const auto files = exhausted_resource(*error);
+    REQUIRE(files);
+    CHECK(files->kind == Kind::kFiles);
+    CHECK(files->what.find("ulimit -n") != std::string::npos);
+  }
+  CHECK(what(std::runtime_error("socket: Too many open files in system")) ==
+        "the host has too many open files (ENFILE)");
   CHECK_FALSE(exhausted_resource(std::system_error(std::make_error_code(std::errc::no_space_on_device))));
   CHECK_FALSE(exhausted_resource(std::runtime_error("recv failed: Resource temporarily unavailable")));
+}
+
+TEST_CASE("Threads that a limit of the address space leaves no room for are missed before they are started") {
+  CHECK_NOTHROW(require_threads(3));
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_AS, &before) == 0);
+  rlimit tight = before;
+  tight.rlim_cur = 1;  // less than is mapped: nothing may be allocated until it is gone
+  std::error_code found;
+  REQUIRE(::setrlimit(RLIMIT_AS, &tight) == 0);
+  try {
+    require_threads(1);
+  } catch (const std::system_error& error) {
+    found = error.code();
+  }
+  REQUIRE(::setrlimit(RLIMIT_AS, &before) == 0);
+  CHECK(found == std::errc::resource_unavailable_try_again);
 }
 
 TEST_CASE("The memory of a host is what it has or what a cgroup leaves of it") {
