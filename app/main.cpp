@@ -187,8 +187,7 @@ std::string exhausted_message(const ExhaustedResource& resource) {
     return message +
            "; lower OMP_NUM_THREADS or the number of ranks, or raise the limit (ulimit -u, pids.max of the "
            "cgroup, or ulimit -v, which the threads' stacks count for)";
-  if (resource.kind == ExhaustedResource::Kind::kFiles)
-    return message + "; raise the limit (ulimit -n, fs.file-max of the host), or close what holds them";
+  if (resource.kind == ExhaustedResource::Kind::kFiles) return message;
   if (!rank_of_job) return message + "; give the command more memory, or name less to work on at once";
   const std::string& advice = resource.of_gpu ? advice_on_memory.gpu : advice_on_memory.host;
   return message + "; " + (advice.empty() ? "give the job more memory" : advice);

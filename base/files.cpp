@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/printable.h"
+#include "base/resources.h"
 #include "base/substitute.h"
 
 namespace hyperion {
@@ -26,6 +27,9 @@ constexpr int kReadFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
 
 [[noreturn]] void fail(const fs::path& path, std::string_view what, int error, ExitCode code,
                        std::string_view why = "") {
+  if (const auto resource = exhausted_resource(std::system_error(error, std::generic_category()));
+      resource && resource->kind == ExhaustedResource::Kind::kFiles)
+    throw Error(ExitCode::kResources, fmt::format("{}: {}: {}", printable(path), what, resource->what));
   const std::string text = fmt::format("{}: {}: {}{}", printable(path), what, errno_text(error), why);
   if (error == EACCES || error == EPERM) throw PermissionDenied(code, text);
   throw Error(code, text);

@@ -64,13 +64,16 @@ void apply_cgroup(const fs::path& mount, const std::string& name, const char* me
 
 // nullopt for an errno that says something else.
 std::optional<ExhaustedResource> too_many_files(int number) {
-  if (number == ENFILE) return ExhaustedResource{Kind::kFiles, "the host has too many open files (ENFILE)"};
+  if (number == ENFILE)
+    return ExhaustedResource{Kind::kFiles,
+                             "the host has too many open files (ENFILE); raise its limit (fs.file-max)"};
   if (number != EMFILE) return std::nullopt;
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
   return ExhaustedResource{
       Kind::kFiles,
-      fmt::format("too many open files and sockets (EMFILE): this process may have {} (ulimit -n)",
+      fmt::format("too many open files and sockets (EMFILE): this process may have {}; raise the "
+                  "limit (ulimit -n)",
                   limit.rlim_cur)};
 }
 

@@ -12,7 +12,7 @@ namespace hyperion {
 struct ExhaustedResource {
   enum class Kind { kMemory, kThreads, kFiles };
   Kind kind;
-  std::string what;     // "memory ran out: 4096 bytes were asked for at once"
+  std::string what;     // "memory ran out: 4096 bytes were asked for at once"; with the remedy for kFiles
   bool of_gpu = false;  // that of a GPU
 };
 

@@ -315,16 +315,20 @@ std::unique_ptr<Communicator> make_gloo_communicator(std::string name, int rank,
                                                      const Environment& environment,
                                                      std::chrono::milliseconds timeout) {
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-  for (const NetworkInterface& interface : gloo_interfaces(environment)) {
+  const std::vector<NetworkInterface> interfaces = gloo_interfaces(environment);
+  const auto connections = static_cast<int>(interfaces.size());
+  const int size = static_cast<int>(global_ranks.size());
+  // Of the group and of each device. Gloo hangs or ends the process where it gets no thread, and calls a
+  // socket that it does not get an address that it does not know.
+  constexpr int kFilesOfDevice = 4;
+  require_threads(options->threads + connections);
+  require_open_files(static_cast<size_t>(connections * (size - 1 + kFilesOfDevice)));
+  for (const NetworkInterface& interface : interfaces) {
     options->devices.push_back(interface.address.empty()
                                    ? c10d::ProcessGroupGloo::createDeviceForInterface(interface.name)
                                    : c10d::ProcessGroupGloo::createDeviceForHostname(interface.address));
   }
-  const auto connections = static_cast<int>(options->devices.size());
   options->group_name = name;
-  require_threads(options->threads +
-                  connections);  // of the group and of each device: Gloo survives no failure
-  const int size = static_cast<int>(global_ranks.size());
   auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
   return std::make_unique<GlooCommunicator>(std::move(name), rank, std::move(global_ranks),
                                             std::move(backend), timeout, connections);

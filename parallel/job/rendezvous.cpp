@@ -94,7 +94,7 @@ c10::intrusive_ptr<c10d::Store> connect(const Environment& environment, millisec
   options.isServer = environment.rank == 0 && !environment.agent_store;
   options.waitWorkers = false;  // we wait ourselves, to say which ranks are missing
   options.timeout = timeout;
-  constexpr size_t kOfLoop = 8;  // libuv's, and the sockets that listen
+  constexpr size_t kOfLoop = 16;  // libuv's, the sockets that listen, and what ranks of a host connect by
   require_open_files(kOfLoop + (options.isServer ? static_cast<size_t>(environment.world_size) : 0));
   if (options.isServer) {
     const int socket = listening_socket(environment);

@@ -85,6 +85,13 @@ class Limits(JobTest):
                 self.assertRegex(self.assert_one_sentence(job.text()), r"rank 0( of 2 on \S+)?: .*thread.*OMP_NUM_THREADS")
                 shutil.rmtree(self.folder / "out", ignore_errors=True)
 
+    def test_too_many_open_files_are_72_and_name_the_limit(self):
+        for limit in (14, 22):  # in the rendezvous, and where it is over
+            with self.subTest(limit=limit):
+                job = self.start("--comm.init_timeout_seconds=3", ranks=2, before={0: ["prlimit", f"--nofile={limit}"]})
+                self.assertEqual(job.codes(), [72, 71], job.text())
+                self.assertIn(f"(EMFILE): this process may have {limit}; raise the limit (ulimit -n)", self.assert_one_sentence(job.text()))
+
     def test_a_model_or_a_sequence_that_cannot_fit_is_2_before_anything_is_allocated(self):
         for option, says in (("--model.args.n_layers=1000000000", ["model.args.n_layers = 1000000000", "PiB of memory"]),
                              ("--model.args.vocab_size=900000000000", ["model.args.vocab_size"]),

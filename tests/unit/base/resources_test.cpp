@@ -69,7 +69,7 @@ TEST_CASE("What libraries throw for want of memory or threads is recognised") {
     CHECK(files->what.find("ulimit -n") != std::string::npos);
   }
   CHECK(what(std::runtime_error("socket: Too many open files in system")) ==
-        "the host has too many open files (ENFILE)");
+        "the host has too many open files (ENFILE); raise its limit (fs.file-max)");
   CHECK_FALSE(exhausted_resource(std::system_error(std::make_error_code(std::errc::no_space_on_device))));
   CHECK_FALSE(exhausted_resource(std::runtime_error("recv failed: Resource temporarily unavailable")));
 }
