@@ -269,8 +269,8 @@ class Check(CheckpointTest):
             self.assertRegex(found, rf"^stage {rank} \({stage}\): [\d,]+ parameters, at most {kept} kept; at least [\d.]+ MiB: .*gathered weights of stages")
         self.assertIn("of the pipeline's, the one that needs the most", self.rows(text)["memory"][1])
         self.check("--ranks=2", "--parallelism.pipeline_parallel_degree=2", "--training.local_batch_size=1", "--training.global_batch_size=1", says=["fewer than ranks: the planned bubble is"])
-        text = self.check("--ranks=2", "--parallelism.pipeline_parallel_degree=2", "--parallelism.pipeline_parallel_schedule=zigzag", code=2)
-        self.assertEqual(text.count('pipeline_parallel_schedule is "zigzag", expected one of'), 1, text)
+        text = self.check("--ranks=2", "--parallelism.pipeline_parallel_degree=2", "--parallelism.pipeline_parallel_schedule=PipelineScheduleMulti", code=2)
+        self.assertEqual(text.count('pipeline_parallel_schedule = "PipelineScheduleMulti" takes its order from a file'), 1, text)
         self.assertRegex(text, 'because "pipeline" is wrong: (.*, )?state, a start would')
 
     def test_keys_without_effect_are_named_once(self):

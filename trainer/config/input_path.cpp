@@ -74,10 +74,18 @@ fs::path config_file(const fs::path& named, const fs::path& base) {
   const std::string name = named.extension() == ".toml" ? named.stem() : named;
   if (std::ranges::count(presets, name) > 0) return base / "configs" / (name + ".toml");
   if (is_folder) return named;
+  // A name that is the beginning of a few presets' means one of them, however long they are.
+  constexpr size_t kFew = 3;
+  std::vector<std::string> longer;
+  std::ranges::copy_if(presets, std::back_inserter(longer),
+                       [&](const std::string& preset) { return !name.empty() && preset.starts_with(name); });
+  const bool few = !longer.empty() && longer.size() <= kFew;
   throw_config(
       "The configuration cannot be read: {}: there is no such file, and no preset of that name{}; "
       "presets: {}",
-      printable(named), did_you_mean(nearest_name(name, presets)), fmt::join(presets, ", "));
+      printable(named),
+      did_you_mean(few ? fmt::format("{}", fmt::join(longer, " or ")) : nearest_name(name, presets)),
+      fmt::join(presets, ", "));
 }
 
 }  // namespace hyperion::config

@@ -55,7 +55,7 @@ std::string choice_hint(const Option& option, const Value& value) {
     if (std::ranges::count(option.type->choices, text) > 0) return "";
     if (const std::string why = unavailable_word(option.name, text); !why.empty())
       return "; " + why + (option.name == "model.name" ? all_flavors() : "");
-    const std::string nearest = nearest_name(text, option.choices);
+    const std::string nearest = nearest_choice(option, text);
     return nearest.empty() && option.key() == "dataset"
                ? fmt::format("; files, whatever they are called, are named by {}_path", option.name)
                : did_you_mean(nearest);
@@ -66,8 +66,9 @@ std::string choice_hint(const Option& option, const Value& value) {
 // What may have been meant by a key that does not exist. torchtitan adds keys to [fault_tolerance] by a
 // module of Python.
 std::string unknown_key_hint(const std::string& name) {
-  return name.starts_with("fault_tolerance.") ? "; " + kFaultTolerance.refusal
-                                              : did_you_mean(nearest_key(name));
+  if (name.starts_with("fault_tolerance.")) return "; " + kFaultTolerance.refusal;
+  const std::string former = former_key(name);
+  return former.empty() ? did_you_mean(nearest_key(name)) : "; " + former;
 }
 
 // Gives the option this value, or none, which cannot be its; "", or what is wrong with it.
@@ -164,8 +165,9 @@ class FileReader {
         add_problem(value, fmt::format("{} = {}: expected a table, written [{}]", one_line(name),
                                        source_text(value), name));
       } else if (holds_tables) {
+        const std::string former = former_section(name);
         add_problem(value, fmt::format("[{}]: there is no such section{}", one_line(name),
-                                       did_you_mean(nearest_section(name))));
+                                       former.empty() ? did_you_mean(nearest_section(name)) : "; " + former));
       } else {
         add_problem(value, fmt::format("{} = {}: there is no such key{}", one_line(name), source_text(value),
                                        unknown_key_hint(name)));

@@ -25,7 +25,12 @@ bool in_range(const Option& option, double value) {
 }
 
 bool is_choice(const Option& option, const std::string& text) {
-  return option.choices.empty() || std::ranges::count(option.choices, text) > 0;
+  const auto same = [&](unsigned char a, unsigned char b) {
+    return a == b || (option.any_case && std::tolower(a) == std::tolower(b));
+  };
+  return option.choices.empty() || std::ranges::any_of(option.choices, [&](const std::string& choice) {
+           return std::ranges::equal(text, choice, same);
+         });
 }
 
 // Digits with single underscores between them, as TOML and Python write whole numbers; a sign in front.

@@ -54,6 +54,7 @@ struct Option {
   bool above_minimum = false;
   bool below_maximum = false;
   bool infinite = false;  // a number may be infinite
+  bool any_case = false;  // a choice may be written in upper or lower case
   std::string form{};     // a text must be a positive whole number or one of `choices`; how to say it
   bool path = false;      // of a file or folder: not empty, which would stand for the current folder
   const Feature* feature = nullptr;  // the option matters while this is on
@@ -67,6 +68,7 @@ struct Option {
   Option& or_infinite() { return infinite = true, *this; }
   Option& or_value(int64_t value) { return special = value, *this; }
   Option& one_of(std::vector<std::string> texts) { return choices = std::move(texts), *this; }
+  Option& in_any_case() { return any_case = true, *this; }
   Option& one_of(std::span<const std::string_view> texts) {
     return choices = {texts.begin(), texts.end()}, *this;
   }

@@ -4,6 +4,8 @@
 #include <type_traits>
 #include <unordered_map>
 
+#include "parallel/pipeline/schedule.h"
+
 namespace hyperion::config {
 namespace {
 

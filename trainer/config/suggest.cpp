@@ -62,14 +62,47 @@ constexpr std::pair<std::string_view, std::string_view> kSynonyms[] = {
     {"model.args.norm_eps", "rms_norm_eps layer_norm_eps layernorm_epsilon"},
     {"model.args.tied", "tie_word_embeddings tie_embeddings weight_tying"},
     {"model.args.max_seq_len", "max_position_embeddings"},
-    {"parallelism.tensor_parallel_degree", "tp tp_size tp_degree tensor_parallel_size"},
+    {"parallelism.tensor_parallel_degree",
+     "tp tp_size tp_degree tensor_parallel_size sequence_parallel_degree"},
     {"parallelism.pipeline_parallel_degree", "pp pp_size pp_degree pipeline_parallel_size"},
     {"parallelism.context_parallel_degree", "cp cp_size cp_degree"},
     {"parallelism.expert_parallel_degree", "ep ep_size ep_degree"},
-    {"parallelism.data_parallel_shard_degree", "fsdp dp dp_shard fsdp_size zero_stage"},
+    {"parallelism.data_parallel_shard_degree", "fsdp dp dp_shard fsdp_size zero_stage data_parallel_degree"},
     {"parallelism.data_parallel_replicate_degree", "ddp dp_replicate hsdp"},
     {"activation_checkpoint.mode", "gradient_checkpointing activation_checkpointing recompute"},
     {"profiling.enable_profiling", "profile profiler"},
+    // torchtitan 0.1
+    {"job.print_config", "print_args"},
+    {"compile.enable", "compile"},
+    {"parallelism.module_fqns_per_model_part", "pipeline_parallel_split_points"},
+    {"checkpoint.enable", "enable_checkpoint"},
+    {"checkpoint.last_save_model_only", "model_weights_only"},
+};
+
+// Keys of torchtitan 0.1, whatever table they were in, and tables whose values are written otherwise now.
+constexpr std::pair<std::string_view, const char*> kFormerKeys[] = {
+    {"use_for_integration_test", "only torchtitan's own tests read it; remove it"},
+    {"rank_0_only", "metrics.save_for_all_ranks is its opposite"},
+    {"norm_type", "every norm is an RMSNorm; remove it"},
+    {"use_flex_attn",
+     "training.document_mask = true keeps attention inside documents; without it remove the key"},
+    {"attn_mask_type", "\"block_causal\" is training.document_mask = true now, \"causal\" is false"},
+    {"fused", "set optimizer.implementation = \"fused\" in the place of true"},
+    {"foreach", "set optimizer.implementation = \"foreach\" in the place of true"},
+    {"enable_loss_parallel", "parallelism.disable_loss_parallel is its opposite"},
+    {"enable_compiled_autograd", "there is nothing to compile; remove it"},
+    {"pipeline_parallel_microbatches",
+     "parallelism.pipeline_parallel_microbatch_size is the number of sequences in one: local_batch_size "
+     "divided by this number"},
+    {"interval_type", "checkpoint.interval counts steps; remove it"},
+    {"enable_float8_linear", "list \"quantize.linear.float8\" in model.converters in the place of true"},
+    {"enable_fp8_linear", "list \"quantize.linear.float8\" in model.converters in the place of true"},
+};
+constexpr std::pair<std::string_view, const char*> kFormerSections[] = {
+    {"float8",
+     "its keys are in [quantize.linear.float8], and enable_float8_linear = true is model.converters = "
+     "[\"quantize.linear.float8\"]"},
+    {"mx", "its keys are in [quantize.linear.mx]"},
 };
 
 // Words that a key does not take here, in lower case, letters and digits alone.
@@ -93,6 +126,17 @@ constexpr Unavailable kUnavailable[] = {
     {"lr_scheduler.decay_type", "constant constantwithwarmup none",
      "lr_scheduler.decay_ratio = 0.0 keeps the learning rate after the warm-up"},
     {"lr_scheduler.decay_type", "exponential inversesqrt polynomial rsqrt", "this shape is not available"},
+    {"parallelism.context_parallel_rotate_method", "ring p2p pass passkv ringattention",
+     "\"alltoall\" passes keys and values round in a ring"},
+    {"parallelism.context_parallel_rotate_method", "gather allgatherkv ag",
+     "\"allgather\" gathers all keys and values at once"},
+    {"parallelism.context_parallel_rotate_method", "ulysses a2a heads",
+     "an exchange of heads is not available: \"allgather\" gathers keys and values, \"alltoall\" passes them "
+     "round in a ring"},
+    {"parallelism.pipeline_parallel_schedule", "zerobubble zb zb1p zbh1 zbh2",
+     "\"InterleavedZeroBubble\", \"ZBVZeroBubble\" and \"DualPipeV\" divide backwards into two"},
+    {"parallelism.pipeline_parallel_schedule", "vpp virtual virtualpipeline",
+     "\"Interleaved1F1B\" gives each rank several stages"},
     {"quantize.linear.mx.recipe_name", "mxfp4cutlass mxfp4emulated", "MXFP4 is not available"},
 };
 
@@ -136,6 +180,32 @@ std::string nearest_section(std::string_view name) {
   std::vector<std::string> names;
   for (const Section& section : schema()) names.push_back(section.name);
   return nearest_name(name, names);
+}
+
+std::string former_key(std::string_view name) {
+  const std::string_view key = name.substr(name.rfind('.') + 1);
+  for (const auto& [former, text] : kFormerKeys)
+    if (former == key) return text;
+  return "";
+}
+
+std::string former_section(std::string_view name) {
+  for (const auto& [former, text] : kFormerSections)
+    if (former == name) return text;
+  return "";
+}
+
+std::string nearest_choice(const Option& option, std::string_view text) {
+  if (!option.any_case) return nearest_name(text, option.choices);
+  const auto lower = [](std::string_view given) {
+    std::string result(given.substr(0, kLongestSuggested + 1));
+    for (char& c : result) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return result;
+  };
+  std::vector<std::string> choices;
+  for (const std::string& choice : option.choices) choices.push_back(lower(choice));
+  const auto found = std::ranges::find(choices, nearest_name(lower(text), choices));
+  return found == choices.end() ? "" : option.choices[static_cast<size_t>(found - choices.begin())];
 }
 
 std::string unavailable_word(std::string_view key, std::string_view word) {

@@ -147,6 +147,11 @@ TEST_CASE("a path that is given as a data set is told the key for paths") {
           refusal("", {{std::string(key) + ".dataset", value}}),
           Contains(fmt::format("; files, whatever they are called, are named by {}.dataset_path", key)));
   CHECK_THAT(refusal("", {{"training.dataset", "jsnol"}}), Contains("did you mean jsonl?"));
+  CHECK_THAT(refusal("[parallelism]\npipeline_parallel_schedule = \"interleaved_1f1b\""),
+             Contains("job.toml:2:30: parallelism.pipeline_parallel_schedule = \"interleaved_1f1b\"") &&
+                 Contains("did you mean Interleaved1F1B?"));
+  CHECK(parse("[parallelism]\npipeline_parallel_schedule = \"gpipe\"")
+            .config.parallelism.pipeline_parallel_schedule == "gpipe");
 }
 
 TEST_CASE("a word that is known and not available gets no other one suggested but what is missing") {

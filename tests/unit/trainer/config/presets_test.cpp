@@ -62,7 +62,7 @@ TEST_CASE("every preset of ours runs with a data set") {
     CHECK(load_config(entry.path(), {}).config.validation.sequences);  // the same loss on every mesh
     ++count;
   }
-  CHECK(count >= 11);
+  CHECK(count >= 16);
 }
 
 TEST_CASE("the debug configuration has the values of v0.2.2") {

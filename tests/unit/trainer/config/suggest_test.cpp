@@ -48,6 +48,40 @@ TEST_CASE("what other programs call a key finds it, in the section at hand first
   for (const auto& [name, key] : cases) CHECK(nearest_key(name) == key);
 }
 
+TEST_CASE("what torchtitan 0.1 called a key finds the key of today, or is answered by what does the same") {
+  const std::pair<const char*, const char*> renamed[] = {
+      {"training.batch_size", "training.local_batch_size"},
+      {"training.warmup_steps", "lr_scheduler.warmup_steps"},
+      {"training.data_parallel_degree", "parallelism.data_parallel_shard_degree"},
+      {"training.tensor_parallel_degree", "parallelism.tensor_parallel_degree"},
+      {"training.compile", "compile.enable"},
+      {"training.seed", "debug.seed"},
+      {"lr_scheduler.lr_min", "lr_scheduler.min_lr_factor"},
+      {"experimental.context_parallel_degree", "parallelism.context_parallel_degree"},
+      {"experimental.pipeline_parallel_degree", "parallelism.pipeline_parallel_degree"},
+      {"experimental.pipeline_parallel_split_points", "parallelism.module_fqns_per_model_part"},
+      {"experimental.enable_async_tensor_parallel", "parallelism.enable_async_tensor_parallel"},
+      {"checkpoint.enable_checkpoint", "checkpoint.enable"},
+      {"checkpoint.model_weights_only", "checkpoint.last_save_model_only"},
+      {"job.print_args", "job.print_config"},
+      {"memory_estimation.enabled", "memory_estimation.enable"},
+  };
+  for (const auto& [name, key] : renamed) {
+    CAPTURE(name);
+    CHECK(find_option(name) == nullptr);
+    CHECK(former_key(name).empty());
+    CHECK(nearest_key(name) == key);
+  }
+  const auto names = [](const char* text) { return Catch::Contains(text); };
+  CHECK_THAT(former_key("optimizer.fused"), names("optimizer.implementation = \"fused\""));
+  CHECK_THAT(former_key("metrics.rank_0_only"), names("metrics.save_for_all_ranks"));
+  CHECK_THAT(former_key("experimental.pipeline_parallel_microbatches"),
+             names("parallelism.pipeline_parallel_microbatch_size"));
+  CHECK_THAT(former_key("model.attn_mask_type"), names("training.document_mask"));
+  CHECK_THAT(former_section("float8"), names("[quantize.linear.float8]"));
+  for (const Option& option : all_options()) CHECK(former_key(option.name).empty());
+}
+
 TEST_CASE("every key that a word of another program stands for exists") {
   for (const char* word : {"learning_rate",
                            "optim",

@@ -394,6 +394,8 @@ TEST_CASE("what context parallelism cannot do is refused by its key, and without
   CHECK(problem(two + ring).empty());
   CHECK_THAT(error_of(ExitCode::kUsage, [&] { parse(two + "context_parallel_rotate_method = \"heads\""); }),
              Contains("\"heads\"") && Contains("\"allgather\""));
+  CHECK_THAT(error_of(ExitCode::kUsage, [&] { parse(two + "context_parallel_rotate_method = \"ring\""); }),
+             Contains("job.toml:3:34") && Contains("\"alltoall\" passes keys and values round in a ring"));
   CHECK_THAT(error_of(ExitCode::kUsage, [&] { parse(two + "context_parallel_load_balancer = \"\""); }),
              Contains("context_parallel_load_balancer") && Contains("\"headtail\""));
   CHECK(problem("[parallelism]\n" + ring).empty());
@@ -480,6 +482,7 @@ TEST_CASE("a configuration is named by its path or by the name of a preset") {
   CHECK_THROWS_WITH(config_file("smal_model", base),
                     Contains("smal_model: there is no such file, and no preset of that name; did you mean "
                              "small_model?; presets: large_model, small_model"));
+  CHECK_THROWS_WITH(config_file("small", base), Contains("did you mean small_model?"));
   CHECK_THROWS_WITH(config_file("nothing.toml", base), Contains("of that name; presets: large_model"));
 }
 
