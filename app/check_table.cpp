@@ -15,6 +15,7 @@
 namespace hyperion::app {
 
 std::string readable_bytes(double bytes) {
+  if (bytes < (1 << 20) / 100.0) return fmt::format("{:.2f} KiB", bytes / 1024);  // 0.00 MiB
   return bytes < 1 << 30 ? fmt::format("{:.2f} MiB", bytes / (1 << 20))
                          : fmt::format("{:.2f} GiB", bytes / (1 << 30));
 }

@@ -258,7 +258,7 @@ class SimulatedGpu(JobTest):
             with self.subTest(options):
                 job = self.run_job("--checkpoint.enable", "--checkpoint.interval=2", "--training.steps=3", *options, f"--job.dump_folder={self.folder / str(len(options))}", code=0,
                                    env=self.gpu("eager", HYPERION_SIMULATED_TRACE=trace),
-                                   says=["Background saves copy the state to a pool of ", " MiB in pinned host memory"])
+                                   says=["Background saves copy the state to a pool of ", "iB in pinned host memory"])
                 lines = trace.read_text().splitlines()
                 trace.unlink()
                 first_step, save, last = (lines.index(f"range\t{name}") for name in ("data", "checkpoint staging", "checkpoint save"))
