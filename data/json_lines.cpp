@@ -40,6 +40,14 @@ InflatedText first_line(const InputFile& file) {
   }
 }
 
+// Of a Megatron's X.bin, tokens without a head, the format that X.idx beside it tells; null for other files.
+const FileFormat* format_of_index(std::filesystem::path path) {
+  std::error_code error;
+  if (path.extension() != ".bin" || !std::filesystem::is_regular_file(path.replace_extension(".idx"), error))
+    return nullptr;
+  return format_of(InputFile(path));
+}
+
 }  // namespace
 
 JsonLines::JsonLines(const std::filesystem::path& path, TextField field, size_t line_limit)
@@ -53,7 +61,9 @@ JsonLines::JsonLines(const std::filesystem::path& path, TextField field, size_t 
       file_(path),
       parser_(std::make_unique<simdjson::dom::parser>()) {
   refuse_substitute(substitute_of(file_));
-  if (const FileFormat* format = format_of(file_); format != nullptr && format->use == FormatUse::kRefused)
+  const FileFormat* format = format_of(file_);
+  if (format == nullptr) format = format_of_index(path);
+  if (format != nullptr && format->use == FormatUse::kRefused)
     throw_data("{}: is {}, which is not read: {}", name_, format->name,
                fmt::format(fmt::runtime(format->remedy), format->name == "Parquet" ? "parquet" : "feather"));
   in_memory_ = first_line_only || is_compressed(file_);

@@ -151,7 +151,9 @@ std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::
       add_path(path, fixed.parent_path(), files, left_out);
   }
   if (files.empty()) {
-    if (const fs::path other = refused_file(dataset_path); !other.empty()) {
+    // Megatron's options name X.bin and X.idx as X.
+    const fs::path index = dataset_path + ".idx";
+    if (const fs::path other = path_exists(index) ? index : refused_file(dataset_path); !other.empty()) {
       try {
         JsonLines{other};  // names the format and how to convert it
       } catch (const Error& error) {

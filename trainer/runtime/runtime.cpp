@@ -139,6 +139,9 @@ Runtime start_runtime(const config::ResolvedConfig& resolved, const models::Mode
     require_place_for_folder(dump.parent_path());
     require_place_for_file(dump);
     make_folders(dump.parent_path());
+  } else if (config.profiling.enable_profiling) {
+    // libtorch's Kineto asks for GPUs with each trace, and logs as an ERROR that there are none. 5: nothing.
+    ::setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);
   }
   options.identity = job_identity(config);
   if (config::is_dry_run(config)) {
