@@ -126,7 +126,7 @@ class BoxLoader {
         cast(stored, out, tensor.dtype, converted, elements);
         out = converted;
       }
-      if (options_.verify_finite) not_finite_.scan(tensor.key, tensor.dtype, out, elements * to_size);
+      if (options_.verify_finite) scan(tensor, piece, out, elements * to_size);
       if (!in_place) {
         for_each_run(own.shape, place, [&](const Run& run) {
           mover_.from_host(tensor, static_cast<uint64_t>(run.in_tensor) * to_size,
@@ -136,6 +136,21 @@ class BoxLoader {
         mover_.finish();
       }
       if (options_.on_progress) options_.on_progress(filled_);
+    }
+  }
+
+  // Names the matrix of a stack, as of experts: "layers.1.moe.experts.w1[5]".
+  void scan(const TensorState& tensor, const Box& piece, const std::byte* data, uint64_t bytes) {
+    if (piece.shape.size() != 3) {
+      not_finite_.scan(tensor.key, tensor.dtype, data, bytes);
+      return;
+    }
+    const auto matrices = static_cast<uint64_t>(piece.shape.front());
+    for (uint64_t i = 0; i < matrices; ++i) {
+      const uint64_t count = count_not_finite(tensor.dtype, data + i * (bytes / matrices), bytes / matrices);
+      if (count > 0)
+        not_finite_.add(fmt::format("{}[{}]", tensor.key, piece.offset.front() + static_cast<int64_t>(i)),
+                        count);
     }
   }
 

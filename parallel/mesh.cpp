@@ -83,19 +83,26 @@ Mesh::Mesh(const MeshConfig& config, int world_size)
     if (!is_shard && others <= world_size) others *= degree(dim);
   }
   if (shard == -1) {
-    if (others > world_size || world_size % others != 0) {
+    if (others > world_size)
       throw_config(
-          "mesh {}: the {} ranks of the job are not a multiple of the product of the other degrees; change "
-          "the degrees or the number of ranks",
-          product_text(degrees_), world_size);
-    }
+          "world size {} is less than pp x dp_replicate x cp x tp (mesh {}); change the degrees or the "
+          "number "
+          "of ranks",
+          world_size, product_text(degrees_));
+    if (world_size % others != 0)
+      throw_config(
+          "world size {} is not divisible by pp x dp_replicate x cp x tp = {} (mesh {}); change the degrees "
+          "or "
+          "the number of ranks",
+          world_size, others, product_text(degrees_));
     shard = static_cast<int>(world_size / others);
   }
   if (others > world_size || others * shard != world_size) {
     throw_config(
-        "mesh {}: the product is not the number of ranks, {}; change the degrees (dp_shard = -1 takes the "
-        "rest) or the number of ranks",
-        product_text(degrees_), world_size);
+        "world size {} is not the product of the mesh {}; change the degrees (dp_shard = -1 takes the rest) "
+        "or "
+        "the number of ranks",
+        world_size, product_text(degrees_));
   }
   const int64_t block = int64_t{shard} * config.cp * config.tp, parts = int64_t{config.ep} * config.etp;
   if (config.ep < 1 || config.etp < 1 || block % parts != 0)

@@ -1,5 +1,6 @@
 #include "trainer/expert_balance.h"
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,7 +19,8 @@ namespace {
 
 constexpr std::string_view kExperts = "experts/", kBusiest = "experts/busiest_over_mean",
                            kBusiestExpert = "experts/busiest", kIdlest = "experts/idlest_over_mean",
-                           kIdlestExpert = "experts/idlest", kMostRows = "experts/most_rows_of_a_rank";
+                           kIdlestExpert = "experts/idlest", kMostRows = "experts/most_rows_of_a_rank",
+                           kWorstLayer = "experts/worst_layer";
 
 // int64 [blocks, experts], of this rank's tokens.
 at::Tensor own_counts(const std::vector<models::ExpertBalancePtr>& balances) {
@@ -111,8 +113,29 @@ metrics::MetricList keep_worst_block(metrics::MetricList reported) {
     else if (tag.substr(of_block + std::string_view("/layers.").size()) == worst)
       kept.emplace_back(tag.substr(0, of_block), value);
   }
-  kept.emplace_back("experts/worst_layer", std::stod(worst));
+  kept.emplace_back(kWorstLayer, std::stod(worst));
   return kept;
+}
+
+std::string CollapseWatch::add(const metrics::MetricList& metrics) {
+  constexpr int kLasting = 10;
+  constexpr double kSmallest = 1.5;  // below, few experts are left to choose among
+  const auto value = [&](std::string_view wanted) {
+    const auto found = std::ranges::find(metrics, wanted, &metrics::MetricList::value_type::first);
+    return found == metrics.end() ? 0.0 : found->second;
+  };
+  const double busiest = value(kBusiest);
+  steps_ = highest_ >= kSmallest && busiest >= 0.9 * highest_ ? steps_ + 1 : 0;
+  if (steps_ != kLasting) return "";
+  return fmt::format(
+      "experts of layers.{:.0f}: the busiest has had more than 0.9 of the tokens that it can have in the "
+      "last {} "
+      "logged steps, now {:.2f} times the mean of at most {:.2f}: the same experts get every token, and "
+      "others "
+      "learn nothing (collapse); what evens them out is model.args.load_balance_coeff ({:g} now), what "
+      "delays it "
+      "a lower optimizer.lr or more lr_scheduler.warmup_steps (docs/experts.md, Balance)",
+      value(kWorstLayer), kLasting, busiest, highest_, coefficient_);
 }
 
 }  // namespace hyperion::trainer

@@ -34,4 +34,19 @@ void record_expert_loads(const std::vector<models::ExpertBalancePtr>& balances,
 // number.
 metrics::MetricList keep_worst_block(metrics::MetricList reported);
 
+// Says once when the busiest expert of the worst block has had nearly as many tokens as are possible, all of
+// `experts` / `top_k` times the mean, in each of the last logged steps; and again after it has recovered.
+class CollapseWatch {
+ public:
+  CollapseWatch(int64_t experts, int64_t top_k, double coefficient)
+      : highest_(static_cast<double>(experts) / static_cast<double>(top_k)), coefficient_(coefficient) {}
+
+  // `metrics`: what keep_worst_block() left of one logged step. "" for nothing to say.
+  std::string add(const metrics::MetricList& metrics);
+
+ private:
+  double highest_, coefficient_;
+  int steps_ = 0;  // logged ones in a row
+};
+
 }  // namespace hyperion::trainer

@@ -58,11 +58,13 @@ Job start_job(const config::ResolvedConfig& resolved) {
   const parallel::Environment environment = job_environment(config);
   // What cannot run is refused before a device is touched.
   job.data = checked_data(resolved, job.model, environment.world_size);
+  parallel::set_phase("plan of the mesh");
   const parallel::Mesh mesh(mesh_config(config), environment.world_size);
   job.pipeline = job_pipeline(config, job.model, mesh);
   const bool pipelined = job.pipeline.has_value();
   job.runtime = start_runtime(resolved, job.model, environment, shares_of(job.pipeline),
                               pipelined ? job.pipeline->tied_ranks : std::nullopt);
+  parallel::set_phase("start of the data loader");
   warn_of_slow_steps(config, job.model, job.runtime);
   job.seed = common_seed(config, job.runtime);
   job.loader = configured_loader(config, job, job.seed);

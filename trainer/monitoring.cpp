@@ -177,6 +177,7 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run,
       .total_steps = run.config.training.steps,
       .rank = runtime.rank(),
       .prints = runtime.prints,
+      .dry_run = dry_run,
       .non_data_parallel_size = runtime.world_size() / runtime.mesh->degree(parallel::MeshDim::kBatch),
       .flops_per_token_square = metrics::flops_per_token_square(model, run.config.training.seq_len),
       .flops_per_token_causal = metrics::flops_per_token_causal(model, run.config.training.seq_len)};

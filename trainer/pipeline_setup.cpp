@@ -238,6 +238,11 @@ std::optional<PipelinePlan> plan_pipeline(const config::JobConfig& config, const
     plan.shares[rank].deferred_blocks = deferred[rank];
     plan.shares[rank].gathers_stages = pipeline->gathers_stages;
   }
+  constexpr size_t kShownStages = 6;  // `hyperion check` has a row for each rank
+  if (stages.size() > kShownStages) {
+    stages.erase(stages.begin() + kShownStages / 2, stages.end() - kShownStages / 2);
+    stages.insert(stages.begin() + kShownStages / 2, "...");
+  }
   const std::string& name = options.pipeline_parallel_schedule_csv.empty()
                                 ? options.pipeline_parallel_schedule
                                 : options.pipeline_parallel_schedule_csv;
@@ -245,7 +250,7 @@ std::optional<PipelinePlan> plan_pipeline(const config::JobConfig& config, const
   plan.text = fmt::format(
       "{} ({}); {}, {} per step: planned bubble {:.1f} %, a rank keeps activations of at most {}, each stage "
       "counted; {}{}",
-      counted(static_cast<int64_t>(stages.size()), "stage"), fmt::join(stages, "; "), name,
+      counted(static_cast<int64_t>(pipeline->stages.size()), "stage"), fmt::join(stages, "; "), name,
       counted_microbatches, 100 * plan.bubble, counted(std::ranges::max(kept), "microbatch", "microbatches"),
       pipeline->gathers_stages ? "weights are gathered for several microbatches, gradients reduced once"
                                : "each microbatch gathers weights and reduces gradients",

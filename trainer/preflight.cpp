@@ -86,7 +86,7 @@ void check_keys(const config::ResolvedConfig& resolved, const config::RunContext
 }
 
 DataSetup checked_tokenizer(const config::ResolvedConfig& resolved, config::RunContext facts) {
-  parallel::set_phase("load of the tokenizer");
+  const parallel::PhaseGuard phase("load of the tokenizer");
   DataSetup data = load_tokenizer(resolved.config);
   if (resolved.config.checkpoint.enable && resolved.config.checkpoint.last_save_in_hf)
     data::tokenizer_files(data.tokenizer_path);  // refuses what cannot be read
@@ -111,6 +111,7 @@ DataSetup checked_data(const config::ResolvedConfig& resolved, const models::Mod
   config::require_valid_config(resolved, facts, config::install_root());
   check_keys(resolved, facts);
   DataSetup data = checked_tokenizer(resolved, facts);
+  parallel::set_phase("checks of the data");
   check_training_documents(resolved.config);
   check_validation_documents(resolved.config);
   return data;
@@ -122,6 +123,12 @@ std::vector<std::string> start_warnings(const config::JobConfig& config, const m
   if (model.masks_documents && !config.training.document_mask)
     warnings.emplace_back(
         "torchtitan masks documents in this flavour: training.document_mask = true is the same here");
+  if (model.num_experts > 0 && models::blocks_with_experts(model) == 0)
+    warnings.push_back(
+        fmt::format("model.args.num_experts = {}, but no block has experts: n_layers = {}, n_dense_layers = "
+                    "{} and moe_every "
+                    "= {} leave none",
+                    model.num_experts, model.n_layers, model.n_dense_layers, model.moe_every));
   if (config.model.flavor == models::kFlavorFromHf && !loads_weights && !config::is_dry_run(config))
     warnings.emplace_back(
         "model.flavor = \"from_hf\" takes the model's shape alone: to start from its weights set "
@@ -167,7 +174,6 @@ checkpointing::ResumePlan plan_run(const config::ResolvedConfig& resolved, const
                                    const parallel::Mesh& mesh, uint64_t seed, uint64_t data,
                                    const checkpointing::JobRecord& record,
                                    const checkpointing::ChosenCheckpoint* chosen) {
-  parallel::set_phase("construction of model and optimizer");  // which follows
   const auto& training = resolved.config.training;
   const int degree = mesh.degree(parallel::MeshDim::kBatch);
   const checkpointing::JobContext facts{

@@ -70,11 +70,13 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
   const config::JobConfig& configured = job_.configured.config;
 
   // What it continues.
+  parallel::set_phase("choice of the checkpoint to continue");
   checkpointer_.emplace(configured, runtime, config::install_root());
   plan_ = plan();
   follow_plan(job_, plan_);
 
   // What trains.
+  parallel::set_phase("construction of model and optimizer");
   model_ = make_model_and_optimizer(
       job_.model, config(),
       {.mesh = *runtime.mesh,
@@ -88,11 +90,13 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
   mover_.emplace(*model_.transformer, runtime.device,
                  !job_.pipeline || job_.pipeline->shares[stage_rank].has_head(),
                  sequence_split(config(), *runtime.mesh, runtime.rank()));
-  if (config().validation.enable)
+  if (config().validation.enable) {
+    const parallel::PhaseGuard phase("start of the validation data");
     validator_.emplace(
         config().validation, runtime,
         validation_loader(config(), job_.data,
                           loader_context(*runtime.mesh, runtime.rank(), plan_.seed, job_.model)));
+  }
   at::globalContext().setDeterministicAlgorithms(config().debug.deterministic,
                                                  config().debug.deterministic_warn_only);
   const auto& training = config().training;
@@ -136,6 +140,8 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
     std::optional<double> planned_bubble;
     if (job_.pipeline) planned_bubble = job_.pipeline->bubble;
     rank_monitor_.emplace(runtime, planned_bubble);
+    if (job_.model.num_experts > 0)
+      collapse_watch_.emplace(job_.model.num_experts, job_.model.top_k, job_.model.load_balance_coeff);
   }
   profiler_ = make_profiler(config().profiling, config().job, runtime, state_.step);
 }
@@ -435,6 +441,9 @@ void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, cons
                                .extra = keep_worst_block(reduce_layer_metrics(
                                    reported, job_.runtime.groups->all_ranks(),
                                    job_.runtime.groups->get(parallel::MeshDim::kPp), job_.runtime.device))};
+  if (collapse_watch_)
+    if (const std::string warning = collapse_watch_->add(metrics.extra); !warning.empty())
+      log_warning("step {}: {}", step, warning);
   if (rank_monitor_)
     for (const auto& metric : rank_monitor_->log_step(step)) metrics.extra.push_back(metric);
   if (resumed_step_ > 0 && !std::isnan(state_.last_loss)) {  // so that a jump of the curve is seen

@@ -72,7 +72,8 @@ class Trainer {
   StateComponents components_;
   checkpointing::DeviceMover memory_mover_;
   std::unique_ptr<metrics::MetricsLogger> metrics_;
-  std::optional<RankMonitor> rank_monitor_;  // none in a dry run, whose other ranks do not exist
+  std::optional<CollapseWatch> collapse_watch_;  // of a model with experts
+  std::optional<RankMonitor> rank_monitor_;      // none in a dry run, whose other ranks do not exist
   std::unique_ptr<metrics::Profiler> profiler_;
   std::optional<checkpointing::Checkpointer>
       checkpointer_;  // the last: a save in the background reads what is above

@@ -114,10 +114,11 @@ void MetricsLogger::log(const StepMetrics& m) {
     list.emplace_back("lr", m.lr);
     list.insert(list.end(), m.extra.begin(), m.extra.end());
     write(m.step, list);
-    log_coloured(step_line(
-        {m.step, m.global_avg_loss, m.grad_norm, gib(memory.max_reserved_bytes), memory.max_reserved_percent,
-         tps, tflops, mfu_square, run_.total_steps, m.lr, step_seconds, data_percent, left},
-        color_));
+    log_coloured(step_line({m.step, m.global_avg_loss, m.grad_norm, gib(memory.max_reserved_bytes),
+                            memory.max_reserved_percent, tps, tflops, mfu_square, run_.total_steps, m.lr,
+                            step_seconds, data_percent, left},
+                           color_) +
+                 (run_.dry_run ? "  (dry run: neither loss nor speed is a job's)" : ""));
     warn_about_memory(memory);
   }
   start_window(m.step);

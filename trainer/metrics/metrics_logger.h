@@ -25,7 +25,8 @@ struct MeasuredRun {
   bool starts_anew = false;                     // what the folder has of other runs is not continued
   int64_t total_steps = 0;                      // training.steps
   int rank = 0;
-  bool prints = true;                  // whether this rank's log lines are shown: rank_prints() of base/log.h
+  bool prints = true;  // whether this rank's log lines are shown: rank_prints() of base/log.h
+  bool dry_run = false;
   int64_t non_data_parallel_size = 1;  // cp * tp * pp: ranks that share the same tokens
 
   double flops_per_token_square = 0;  // see flops.h

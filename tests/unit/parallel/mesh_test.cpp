@@ -36,7 +36,10 @@ TEST_CASE("wrong degrees are refused with all degrees named") {
   CHECK(usage_error({.dp_replicate = 2, .dp_shard = 3}, 8)
             .find("pp 1 x dp_replicate 2 x dp_shard 3 x cp 1 x tp 1") != std::string::npos);
   CHECK(usage_error({.dp_replicate = 2, .dp_shard = 2}, 8).find("8") != std::string::npos);
-  CHECK(usage_error({.dp_replicate = 3}, 8).find("multiple") != std::string::npos);
+  CHECK(usage_error({.pp = 3}, 4)
+            .find("world size 4 is not divisible by pp x dp_replicate x cp x tp = 3 (mesh "
+                  "pp 3 x dp_replicate 1 x dp_shard -1 x cp 1 x tp 1)") != std::string::npos);
+  CHECK(usage_error({.tp = 16}, 8).find("world size 8 is less than") != std::string::npos);
   CHECK(usage_error({.dp_shard = 0}, 8).find("dp_shard is 0") != std::string::npos);
   CHECK(usage_error({.dp_shard = -2}, 8).find("dp_shard is -2") != std::string::npos);
   CHECK(usage_error({.tp = 0}, 8).find("tp is 0") != std::string::npos);

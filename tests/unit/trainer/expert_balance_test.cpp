@@ -50,6 +50,29 @@ TEST_CASE("the block whose busiest expert is furthest above the mean is reported
   CHECK(keep_worst_block({{"activations/max", 2}}) == metrics::MetricList{{"activations/max", 2}});
 }
 
+TEST_CASE("a collapse of experts is said when it lasts, and again when it comes back") {
+  CollapseWatch watch(/*experts=*/8, /*top_k=*/2, /*coefficient=*/0.001);
+  const auto add = [&](double busiest, int steps) {
+    std::vector<std::string> said;
+    for (int step = 0; step < steps; ++step)
+      if (std::string text = watch.add({{"experts/busiest_over_mean", busiest}, {"experts/worst_layer", 3}});
+          !text.empty())
+        said.push_back(std::move(text));
+    return said;
+  };
+  CHECK(add(3.99, 9).empty());  // the first steps say little
+  CHECK(add(3.5, 1).empty());
+  const std::vector<std::string> said = add(3.99, 50);
+  REQUIRE(said.size() == 1);
+  CHECK_THAT(said[0], Catch::Contains("experts of layers.3") &&
+                          Catch::Contains("now 3.99 times the mean of at most 4.00") &&
+                          Catch::Contains("model.args.load_balance_coeff (0.001 now)"));
+  CHECK(add(1.2, 1).empty());
+  CHECK(add(3.7, 10).size() == 1);
+  CollapseWatch all(/*experts=*/8, /*top_k=*/8, 0);  // every expert gets every token
+  for (int step = 0; step < 50; ++step) CHECK(all.add({{"experts/busiest_over_mean", 1}}).empty());
+}
+
 TEST_CASE("experts with more tokens than the mean are chosen less, but for a step that is left out") {
   const auto group = parallel::make_solo_communicator("world/0", 0);
   const parallel::FsdpContext ranks(parallel::Mesh({}, 1), 0, *group, *group, {});
