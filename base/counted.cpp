@@ -14,6 +14,17 @@ std::string human_count(uint64_t count) {
   return grouped;
 }
 
+std::string human_bytes(uint64_t bytes) {
+  if (bytes < 1024) return fmt::format("{} B", bytes);
+  auto value = static_cast<double>(bytes) / 1024;
+  for (const char* unit : {"KiB", "MiB", "GiB", "TiB"}) {
+    if (value < 999.5)
+      return fmt::format("{:.{}f} {}", value, value < 9.995 ? 2 : value < 99.95 ? 1 : 0, unit);
+    value /= 1024;
+  }
+  return fmt::format("{:.2f} PiB", value);
+}
+
 std::string counted_text(uint64_t count, std::string_view noun, std::string_view plural) {
   if (count != 1 && !plural.empty()) return fmt::format("{} {}", human_count(count), plural);
   return fmt::format("{} {}{}", human_count(count), noun, count == 1 ? "" : "s");

@@ -9,6 +9,7 @@
 namespace hyperion {
 
 std::string human_count(uint64_t count);  // "12,345,678"
+std::string human_bytes(uint64_t bytes);  // "1.50 GiB"
 
 // "1 file", "2,000 files"; `plural` where an s does not make it: "2 entries".
 std::string counted_text(uint64_t count, std::string_view noun, std::string_view plural);

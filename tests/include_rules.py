@@ -26,7 +26,7 @@ RULES = {
     "checkpoint": ("base", "checkpoint/types", "checkpoint/format", "checkpoint/storage"),
     "checkpoint/tools": ("base", "checkpoint/*"),
     "data": ("base",),
-    "trainer/config": ("base", "checkpoint/types", "models/flavors"),
+    "trainer/config": ("base", "checkpoint/types", "models/flavors", "parallel/pipeline"),
     "trainer/metrics": ("base", "models/flavors", "trainer/config"),
     "trainer/optim": ("base/*", "models", "parallel/*", "trainer/config"),
     "trainer/hugging_face": ("base", "models/flavors", "checkpoint/types", "data", "trainer/config"),

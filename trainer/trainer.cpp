@@ -23,7 +23,6 @@
 #include "trainer/config/input_path.h"
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
-#include "trainer/expert_balance.h"
 #include "trainer/layer_metrics.h"
 #include "trainer/model_options.h"
 #include "trainer/monitoring.h"

@@ -14,6 +14,7 @@
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/resume_policy.h"
 #include "trainer/config/load.h"
+#include "trainer/expert_balance.h"
 #include "trainer/finite_guard.h"
 #include "trainer/job.h"
 #include "trainer/job_data.h"

@@ -26,17 +26,6 @@ size_t count_columns(std::string_view text) {
 
 }  // namespace
 
-std::string human_bytes(uint64_t bytes) {
-  if (bytes < 1024) return fmt::format("{} B", bytes);
-  auto value = static_cast<double>(bytes) / 1024;
-  for (const char* unit : {"KiB", "MiB", "GiB", "TiB"}) {
-    if (value < 999.5)
-      return fmt::format("{:.{}f} {}", value, value < 9.995 ? 2 : value < 99.95 ? 1 : 0, unit);
-    value /= 1024;
-  }
-  return fmt::format("{:.2f} PiB", value);
-}
-
 std::string human_age(int64_t seconds) {
   if (seconds < -60) return "in the future";
   if (seconds < 60) return "just now";

@@ -17,7 +17,6 @@
 #include "base/shell.h"
 #include "checkpoint/content_reader.h"
 #include "checkpoint/export_safetensors.h"
-#include "checkpoint/tools/aligned_table.h"
 #include "parallel/comm/trace_range.h"
 #include "parallel/job/phase.h"
 #include "parallel/placement.h"
@@ -234,7 +233,7 @@ void Checkpointer::announce_index_size() {
     if (error.code() != ExitCode::kSaveFailed) throw;
     throw_pre_checkpoint("[pre-checkpoint] nothing was trained: {}", error.what());
   }
-  log_info("The index of a checkpoint (.metadata) takes {}", checkpoint::human_bytes(bytes));
+  log_info("The index of a checkpoint (.metadata) takes {}", human_bytes(bytes));
   if (bytes > kLargeIndex && runtime_.rank() == 0)
     log_warning(
         "the index of a checkpoint (.metadata) takes {} MiB, because every tensor is cut into {} shards, and "
@@ -272,8 +271,8 @@ void Checkpointer::prepare_background_saves(int64_t step) {
   if (std::min(next, first ? 1 : next) >= config_->training.steps) return;
   saver_->prepare_pool();
   if (const uint64_t pool = saver_->pool_bytes(); pool > 0)
-    log_info("Background saves copy the state to a pool of {} in {}host memory",
-             checkpoint::human_bytes(pool), state_->mover.allocates_pinned() ? "pinned " : "");
+    log_info("Background saves copy the state to a pool of {} in {}host memory", human_bytes(pool),
+             state_->mover.allocates_pinned() ? "pinned " : "");
 }
 
 void Checkpointer::save_before_training(int64_t step, bool resumed) {

@@ -3,6 +3,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "base/counted.h"
 #include "checkpoint/tools/aligned_table.h"
 #include "checkpoint/tools/tools.h"
 
