@@ -18,7 +18,7 @@
 #include "base/resources.h"
 #include "parallel/comm/step_timer.h"
 #include "parallel/comm/trace_range.h"
-#include "parallel/health/failure_record.h"
+#include "parallel/job/failure_record.h"
 #include "parallel/job/phase.h"
 
 namespace hyperion::parallel {

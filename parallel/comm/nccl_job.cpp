@@ -24,7 +24,7 @@
 #include "base/text.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/health/failure_detector.h"
-#include "parallel/health/failure_record.h"
+#include "parallel/job/failure_record.h"
 #include "parallel/job/network.h"
 #include "parallel/job/phase.h"
 

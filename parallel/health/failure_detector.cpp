@@ -11,8 +11,8 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/rank_list.h"
-#include "parallel/health/failure_record.h"
 #include "parallel/health/failure_reports.h"
+#include "parallel/job/failure_record.h"
 #include "parallel/job/phase.h"
 
 namespace hyperion::parallel {

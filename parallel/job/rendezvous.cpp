@@ -24,7 +24,7 @@
 #include "base/pack.h"
 #include "base/rank_list.h"
 #include "base/resources.h"
-#include "parallel/health/failure_record.h"
+#include "parallel/job/failure_record.h"
 #include "parallel/job/sockets.h"
 
 namespace hyperion::parallel {

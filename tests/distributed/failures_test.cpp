@@ -27,7 +27,7 @@
 #include "parallel/comm/nccl_job.h"
 #include "parallel/comm/process_group.h"
 #include "parallel/health/failure_detector.h"
-#include "parallel/health/failure_record.h"
+#include "parallel/job/failure_record.h"
 #include "parallel/job/phase.h"
 #include "parallel/job/rendezvous.h"
 #include "parallel/job/sockets.h"

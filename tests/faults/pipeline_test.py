@@ -195,7 +195,7 @@ class Pipeline(JobTest):
                 (["--parallelism.pipeline_parallel_microbatch_size=3"], "training.local_batch_size = 4 is no multiple of"),
                 (["--model.args.n_layers=1", SCHEDULE + "Interleaved1F1B"], "more than the 3 that there is to divide"),
                 (["--parallelism.pipeline_parallel_schedule_csv=no.csv"], 'pipeline_parallel_schedule_csv = "no.csv": there is no such file'),
-                ([SCHEDULE + "zigzag"], "expected one of")):
+                ([SCHEDULE + "zigzag"], 'expected "GPipe"')):
             with self.subTest(options=options):
                 self.run_job(*FOUR, PP + "2", *options, ranks=2, code=2, says=[said])
 

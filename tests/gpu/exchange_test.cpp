@@ -18,7 +18,7 @@
 #include "parallel/comm/process_group.h"
 #include "parallel/comm/streamed_exchange.h"
 #include "parallel/fsdp/replica_audit.h"
-#include "parallel/health/failure_record.h"
+#include "parallel/job/failure_record.h"
 #include "parallel/job/phase.h"
 #include "tests/distributed/lost_rank.h"
 #include "tests/gpu/gpu.h"

@@ -442,8 +442,16 @@ void require_memory(const config::ResolvedConfig& resolved, const JobSize& size,
     const bool model = states > size.activations + attention + size.tokens;
     const bool has_sums = !memory.device || &needed == &device;
     std::string key = "training.seq_len";
-    if (model) key = size.mostly_tables ? "model.args.vocab_size" : "model.args.n_layers";
-    if (model && !resolved.origins.contains(key)) key = "model.flavor";
+    if (model) {
+      key = "model.flavor";
+      for (const char* size_of_model :
+           {"vocab_size", "hidden_dim", "moe_hidden_dim", "num_experts", "n_layers"})
+        if (const std::string set = std::string("model.args.") + size_of_model;
+            resolved.origins.contains(set) && (set == "model.args.vocab_size") == size.mostly_tables) {
+          key = set;
+          break;
+        }
+    }
     problems.add(resolved, key,
                  fmt::format("each rank {}; {}{}{}", lack(needed, limit),
                              has_sums ? sharding_remedy(resolved.config, size) : "",

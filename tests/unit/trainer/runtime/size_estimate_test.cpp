@@ -174,10 +174,11 @@ TEST_CASE("A model or sequence that cannot fit is refused with the sizes and the
   const models::ModelArgs debug = models::model_args("llama3", "debugmodel");
   CHECK(refusal("", debug, kGB).empty());
   const std::string deep =
-      refusal("[model.args]\nn_layers = 1000000000",
-              models::model_args("llama3", "debugmodel", {.n_layers = 1'000'000'000}), 24 * kGB);
-  CHECK_THAT(deep, Contains("job.toml:2:12: model.args.n_layers = 1000000000") && Contains("PiB of memory") &&
-                       Contains("optimizer state") && Contains("but this host's memory is 22.4 GiB"));
+      refusal("[model.args]\nhidden_dim = 1000000000",
+              models::model_args("llama3", "debugmodel", {.hidden_dim = 1'000'000'000}), 24 * kGB);
+  CHECK_THAT(deep, Contains("job.toml:2:14: model.args.hidden_dim = 1000000000") &&
+                       Contains("TiB of memory") && Contains("optimizer state") &&
+                       Contains("but this host's memory is 22.4 GiB"));
   const std::string length = refusal("[training]\nseq_len = 999999999", debug, 24 * kGB);
   CHECK_THAT(length, Contains("training.seq_len = 999999999") && Contains("TiB of memory") &&
                          Contains("activations") && Contains("local_batch_size"));

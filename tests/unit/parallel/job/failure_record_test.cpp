@@ -1,4 +1,4 @@
-#include "parallel/health/failure_record.h"
+#include "parallel/job/failure_record.h"
 
 #include <filesystem>
 
