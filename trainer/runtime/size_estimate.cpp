@@ -360,6 +360,17 @@ class SizeOfJob {
   JobSize size_;
 };
 
+// The key of a model's size that the user has set, which is the likeliest to be too large; else the
+// flavour's.
+std::string key_of_size(const config::ResolvedConfig& resolved, bool mostly_tables) {
+  const auto is_set = [&](const char* key) { return resolved.origins.contains(key); };
+  if (mostly_tables) return is_set("model.args.vocab_size") ? "model.args.vocab_size" : "model.flavor";
+  for (const char* key : {"model.args.hidden_dim", "model.args.moe_hidden_dim", "model.args.num_experts",
+                          "model.args.n_layers"})
+    if (is_set(key)) return key;
+  return "model.flavor";
+}
+
 }  // namespace
 
 double parameters_of(const models::ModelArgs& model, const PipelineShare::Stage& stage, double tensor) {
@@ -441,17 +452,7 @@ void require_memory(const config::ResolvedConfig& resolved, const JobSize& size,
                                                                        size.attention_threads);
     const bool model = states > size.activations + attention + size.tokens;
     const bool has_sums = !memory.device || &needed == &device;
-    std::string key = "training.seq_len";
-    if (model) {
-      key = "model.flavor";
-      for (const char* size_of_model :
-           {"vocab_size", "hidden_dim", "moe_hidden_dim", "num_experts", "n_layers"})
-        if (const std::string set = std::string("model.args.") + size_of_model;
-            resolved.origins.contains(set) && (set == "model.args.vocab_size") == size.mostly_tables) {
-          key = set;
-          break;
-        }
-    }
+    const std::string key = model ? key_of_size(resolved, size.mostly_tables) : "training.seq_len";
     problems.add(resolved, key,
                  fmt::format("each rank {}; {}{}{}", lack(needed, limit),
                              has_sums ? sharding_remedy(resolved.config, size) : "",
