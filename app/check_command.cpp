@@ -324,12 +324,15 @@ class JobCheck {
       const trainer::JobSize size =
           trainer::job_size(config(), model_, mesh_->degree(parallel::MeshDim::kFsdp), microbatches(),
                             &pipeline_->shares[rank]);
-      const bool on_gpu = known_memory(line_, config()).on_gpu;
-      table_.print_row(fmt::format("pp rank {}", rank), "-",
-                       fmt::format("{}: {} parameters, at most {} kept; at least {}", one.stages,
-                                   human_count(static_cast<uint64_t>(one.parameters)),
-                                   counted(one.kept_microbatches, "microbatch", "microbatches"),
-                                   describe_needs(trainer::memory_needs(config(), size, on_gpu), on_gpu)));
+      const KnownMemory known = known_memory(line_, config());
+      const int threads = known.host ? known.host->threads : 1;
+      table_.print_row(
+          fmt::format("pp rank {}", rank), "-",
+          fmt::format(
+              "{}: {} parameters, at most {} kept; at least {}", one.stages,
+              human_count(static_cast<uint64_t>(one.parameters)),
+              counted(one.kept_microbatches, "microbatch", "microbatches"),
+              describe_needs(trainer::memory_needs(config(), size, known.on_gpu, threads), known.on_gpu)));
     }
   }
 

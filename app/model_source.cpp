@@ -43,7 +43,12 @@ void warn_of_other_model(const fs::path& checkpoint, const checkpoint::OpenCheck
   if (open.index.layout != checkpoint::CheckpointIndex::Layout::kBareBytes)
     saved = checkpointing::saved_model(open);
   else if (name_exists(folder / "config.json"))
-    saved = hugging_face_model(folder);
+    try {
+      saved = hugging_face_model(folder);
+    } catch (const Error& error) {
+      log_warning("{} decides which model it is; the config.json beside the weights is not compared: {}",
+                  config, error.what());
+    }
   if (!saved) return;
   const checkpointing::CurveSettings there = settings(*saved);
   for (const auto& [key, value] : settings(configured)) {

@@ -28,6 +28,13 @@ Descriptor::~Descriptor() {
   if (fd_ >= 0) ::close(fd_);
 }
 
+bool is_file_of(const fs::path& path, const Descriptor& open) {
+  struct stat there = {};
+  struct stat here = {};
+  return ::stat(path.c_str(), &there) == 0 && ::fstat(open.get(), &here) == 0 &&
+         there.st_dev == here.st_dev && there.st_ino == here.st_ino;
+}
+
 std::string errno_text(int number) {
   const char* name = ::strerrorname_np(number);
   return fmt::format("{} ({})", std::strerror(number), name == nullptr ? fmt::to_string(number) : name);

@@ -29,6 +29,9 @@ class Descriptor {
   int fd_ = -1;
 };
 
+// Whether `path` is the file that is open: one that held its lock before may have removed or renamed it.
+bool is_file_of(const std::filesystem::path& path, const Descriptor& open);
+
 std::string errno_text(int number);  // "No space left on device (ENOSPC)"
 
 // The steps below throw Error(kSaveFailed) naming the path and the errno.

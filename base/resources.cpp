@@ -148,14 +148,15 @@ void require_threads(int count) {
     rlimit stack{};
     const bool limited = ::getrlimit(RLIMIT_STACK, &stack) == 0 && stack.rlim_cur != RLIM_INFINITY;
     const double each = kArena + (limited ? static_cast<double>(stack.rlim_cur) : 8 << 20);
-    if (mapped_memory() + count * each > limit->bytes) throw none;
+    if (const double mapped = mapped_memory(); std::isfinite(mapped) && mapped + count * each > limit->bytes)
+      throw none;
   }
   std::latch started(count + 1);
   std::vector<std::jthread> threads;
   threads.reserve(static_cast<size_t>(count));
   try {
     for (int i = 0; i < count; ++i) threads.emplace_back([&started] { started.arrive_and_wait(); });
-  } catch (const std::system_error&) {
+  } catch (...) {
     started.count_down(1 + count - static_cast<int>(threads.size()));
     throw;
   }

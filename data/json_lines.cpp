@@ -60,9 +60,9 @@ JsonLines::JsonLines(const std::filesystem::path& path, TextField field, size_t 
       line_limit_(line_limit),
       file_(path),
       parser_(std::make_unique<simdjson::dom::parser>()) {
-  refuse_substitute(substitute_of(file_));
   const FileFormat* format = format_of(file_);
   if (format == nullptr) format = format_of_index(path);
+  if (format == nullptr) refuse_substitute(substitute_of(file_));
   if (format != nullptr && format->use == FormatUse::kRefused)
     throw_data("{}: is {}, which is not read: {}", name_, format->name,
                fmt::format(fmt::runtime(format->remedy), format->name == "Parquet" ? "parquet" : "feather"));

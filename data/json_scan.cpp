@@ -107,9 +107,8 @@ bool skip_structure(TokenReader& in) {
 }
 
 // The text that the token of a string stands for; nullopt where a half surrogate is in it.
-std::optional<std::string> unescaped(std::string_view token) {
+std::optional<std::string> unescaped(std::string_view token, simdjson::dom::parser& parser) {
   if (token.find('\\') == token.npos) return std::string(token.substr(1, token.size() - 2));
-  simdjson::dom::parser parser;
   std::string_view text;
   if (parser.parse(std::string(token)).get(text)) return std::nullopt;
   return std::string(text);
@@ -120,6 +119,7 @@ std::optional<std::string> unescaped(std::string_view token) {
 std::string without_other_values(std::string_view json, std::string_view field) {
   TokenReader in(json);
   if (!in.take_char('{')) return {};
+  simdjson::dom::parser parser;
   std::string object = "{";
   bool more = !in.take_char('}');
   while (more) {
@@ -127,9 +127,13 @@ std::string without_other_values(std::string_view json, std::string_view field) 
     const std::string_view key = in.take_string();
     if (key.empty() || !in.take_char(':')) return {};
     in.skip_space();
-    const std::optional<std::string> name = unescaped(key);
+    const std::optional<std::string> name = unescaped(key, parser);
     if (object.size() > 1) object += ',';
-    for (const char c : key) object.append(!name && c == '\\' ? 2 : 1, c);
+    for (size_t i = 0; i < key.size(); ++i) {  // a key that is no text becomes one that nobody asks for
+      const bool inner_quote = key[i] == '"' && i > 0 && i + 1 < key.size();
+      if (!name && (key[i] == '\\' || inner_quote)) object += '\\';
+      object += key[i];
+    }
     object += ':';
     std::string_view value = in.take_string();
     const bool is_text = !value.empty() && name == field;

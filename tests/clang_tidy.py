@@ -2,7 +2,8 @@
 
     python3 tests/clang_tidy.py CLANG_TIDY SOURCE_FOLDER BUILD_FOLDER
 
-What a file is to clang-tidy is its text with all that it includes, comments too (NOLINT), its flags, .clang-tidy and clang-tidy's version. Where
+What a file is to clang-tidy is its text with all that it includes as the compiler reads it, with comments (NOLINT) and macros, its flags,
+.clang-tidy and clang-tidy's version. Where
 clang-tidy finds nothing, a file named by the hash of these is left in hyperion/clang-tidy of the user's cache folder (XDG_CACHE_HOME, ~/.cache):
 remove that folder to read everything again. Files of a library are read as one (CMake's unity build). Standard library only.
 """
@@ -38,7 +39,7 @@ def fingerprint(entry, source, tool):
     at = words.index("-o")
     words[at:at + 2] = []
     words.remove("-c")
-    text = subprocess.run([*words, "-E", "-C", "-P"], cwd=entry["directory"], capture_output=True, check=False)
+    text = subprocess.run([*words, "-E", "-CC", "-dD", "-P"], cwd=entry["directory"], capture_output=True, check=False)
     if text.returncode != 0:
         return None
     found = hashlib.sha256(tool)

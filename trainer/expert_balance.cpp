@@ -128,13 +128,10 @@ std::string CollapseWatch::add(const metrics::MetricList& metrics) {
   steps_ = highest_ >= kSmallest && busiest >= 0.9 * highest_ ? steps_ + 1 : 0;
   if (steps_ != kLasting) return "";
   return fmt::format(
-      "experts of layers.{:.0f}: the busiest has had more than 0.9 of the tokens that it can have in the "
-      "last {} "
-      "logged steps, now {:.2f} times the mean of at most {:.2f}: the same experts get every token, and "
-      "others "
-      "learn nothing (collapse); what evens them out is model.args.load_balance_coeff ({:g} now), what "
-      "delays it "
-      "a lower optimizer.lr or more lr_scheduler.warmup_steps (docs/experts.md, Balance)",
+      "experts of the worst block, now layers.{:.0f}: in the last {} logged steps the busiest expert has had "
+      "more than 0.9 of the tokens that one can have, now {:.2f} times the mean of at most {:.2f}; a few get "
+      "every token and the others learn nothing (collapse). model.args.load_balance_coeff ({:g} now) evens "
+      "them out, a lower optimizer.lr or more lr_scheduler.warmup_steps delays it: docs/experts.md, Balance",
       value(kWorstLayer), kLasting, busiest, highest_, coefficient_);
 }
 

@@ -52,7 +52,8 @@ void require_model_of_job(const config::JobConfig& config, const models::ModelAr
 
 // What a checkpoint without a trajectory says of its model, beyond shapes. Hugging Face's config.json has
 // been compared as such.
-checkpointing::CurveSettings settings_of_source(const checkpointing::ChosenCheckpoint& chosen) {
+checkpointing::CurveSettings settings_of_source(const checkpointing::ChosenCheckpoint& chosen,
+                                                int64_t seq_len_of_job) {
   if (!chosen.components.contains(checkpoint::kModelComponent) || chosen.hugging_face) return {};
   const auto saved = checkpointing::saved_model(chosen.checkpoint);
   if (!saved) {
@@ -62,10 +63,9 @@ checkpointing::CurveSettings settings_of_source(const checkpointing::ChosenCheck
         chosen.path.string());
     return {};
   }
-  const int64_t seq_len = checkpointing::read_record(chosen.checkpoint).seq_len;
-  models::ModelArgs model = config::model_args(*saved);
-  if (seq_len > 0) model = models::with_yarn_decided(std::move(model), seq_len);
-  return checkpointing::model_settings(model);
+  const int64_t seq_len = checkpointing::read_record(chosen.checkpoint).seq_len;  // 0: not recorded
+  return checkpointing::model_settings(
+      models::with_yarn_decided(config::model_args(*saved), seq_len > 0 ? seq_len : seq_len_of_job));
 }
 
 }  // namespace
@@ -194,7 +194,7 @@ checkpointing::ResumePlan plan_run(const config::ResolvedConfig& resolved, const
   if (const checkpoint::Object* stored = chosen->find_object(checkpoint::kTrajectoryKey))
     request.stored = checkpointing::text_table(*stored, chosen->path.string());
   else
-    request.stored_model = settings_of_source(*chosen);
+    request.stored_model = settings_of_source(*chosen, training.seq_len);
   const auto* step = chosen->find_value<int64_t>(checkpoint::kStepKey);
   request.step = step ? *step : checkpoint::step_of_name(chosen->path.filename().string()).value_or(0);
   if (const auto* position = chosen->find_value<std::string>(checkpoint::kLoaderPositionKey))

@@ -11,7 +11,6 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <sys/statfs.h>
 #include <unistd.h>
 
@@ -68,14 +67,6 @@ std::vector<fs::path> missing_folders(const fs::path& folder) {
        at.has_relative_path() && !fs::exists(at, ignored); at = at.parent_path())
     if (at.has_filename()) missing.push_back(at);
   return missing;
-}
-
-// Whether `path` is the file that `fd` has open: one that unlocked it before may have removed it meanwhile.
-bool is_file_of(const fs::path& path, int fd) {
-  struct stat there = {};
-  struct stat here = {};
-  return ::stat(path.c_str(), &there) == 0 && ::fstat(fd, &here) == 0 && there.st_dev == here.st_dev &&
-         there.st_ino == here.st_ino;
 }
 
 bool holds_nothing_else(const fs::path& folder, const fs::path& file) {
@@ -152,7 +143,7 @@ FolderLock::FolderLock(const fs::path& folder) : folder_(folder), made_(missing_
         "{}: another run writes checkpoints here: {}; stop it, or give this run another checkpoint folder",
         printable(folder), owner ? describe(*owner) : "a process that has not yet said which");
   }
-  if (locked && !is_file_of(path, file_.get()))
+  if (locked && !is_file_of(path, file_))
     throw_config("{}: another run that wrote checkpoints here ended at this moment: start again",
                  printable(folder));
   folder_itself_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -178,7 +169,6 @@ FolderLock::FolderLock(const fs::path& folder) : folder_(folder), made_(missing_
 }
 
 FolderLock::~FolderLock() {
-  folder_itself_ = Descriptor();
   if (file_ && made_file_ && holds_nothing_else(folder_, folder_ / kLockFile)) {
     ::unlink((folder_ / kLockFile).c_str());
     file_ = Descriptor();

@@ -179,11 +179,11 @@ class WeightReader : public ItemReader {
   }
 
   const std::string& matrix_name(const Weight::Source& source, int64_t matrix) const {
-    for (const Chunk& chunk : source.record->chunks)
+    for (const Chunk& chunk : source.record->chunks) {
+      if (chunk.offset.front() != matrix) continue;
       for (const auto& [name, stored] : source_.index.tensors)
-        if (chunk.offset.front() == matrix && !stored.chunks.empty() &&
-            stored.chunks.front().where == chunk.where)
-          return name;
+        if (!stored.chunks.empty() && stored.chunks.front().where == chunk.where) return name;
+    }
     return source.key;
   }
 

@@ -64,7 +64,7 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
     identity["device"] = nccl ? "cuda" : "cpu";
     identity["WORLD_SIZE = LOCAL_WORLD_SIZE"] = environment.single_host() ? "yes" : "no";
     store_ = join_ranks(environment, identity, options.init_timeout, options.response_timeout);
-    const StoreWatch watch(environment, options.init_timeout);
+    const StoreWatch watch(environment, 2 * options.init_timeout);
     detector_ =
         std::make_unique<FailureDetector>(store_, environment, options.init_timeout, options.response_timeout,
                                           /*ends_process=*/nccl);
@@ -112,7 +112,7 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
   }
   if (nccl && !environment.single_host() && options.host_fan_out == 0) options_.host_fan_out = kHostFanOut;
   if (!environment.single_host()) {
-    const StoreWatch watch(environment, options.init_timeout);
+    const StoreWatch watch(environment, 2 * options.init_timeout);
     ranks_per_node_ = agree_on_ranks_per_node(*store_, environment);
     if (ranks_per_node_ == 1 && environment.local_world_size > 1 && environment.rank == 0)
       log_warning(
@@ -220,7 +220,7 @@ std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name,
   std::shared_ptr<Communicator> group;
   try {
     if (options.backend == CommBackend::kGloo) {
-      const StoreWatch watch(environment_, options.init_timeout);
+      const StoreWatch watch(environment_, 2 * options.init_timeout);  // two exchanges, one after the other
       if (options.shared_memory && one_host) {
         group = make_shared_memory_communicator(name, rank, ranks, *store, options.init_timeout,
                                                 options.mailbox_pieces);

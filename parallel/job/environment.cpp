@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kMaxRanks = 1 << 20;
 constexpr size_t kMaxHosts = 100000;
-constexpr std::string_view kBatchStep = "4294967291";  // SLURM_BATCH_SCRIPT of slurm.h
+constexpr std::string_view kBatchStep = "4294967291", kInteractiveStep = "4294967290";  // of slurm.h
 
 // Reads integers and text from the environment, with errors that name the variable.
 class Reader {
@@ -128,8 +128,8 @@ Environment read_slurm(const Reader& reader) {
       static_cast<int>(20000 + reader.number<int64_t>("SLURM_JOB_ID", 0, INT64_MAX).value_or(0) % 10000);
   read_master(reader, environment);
   const auto step = reader.text("SLURM_STEP_ID");
-  environment.batch_shell =
-      world > 1 && environment.rank == 0 && reader.text("SLURM_JOB_ID") && (!step || step == kBatchStep);
+  environment.batch_shell = world > 1 && environment.rank == 0 && reader.text("SLURM_JOB_ID") &&
+                            (!step || step == kBatchStep || step == kInteractiveStep);
   return environment;
 }
 
@@ -181,9 +181,9 @@ Environment read_environment(const EnvironmentLookup& lookup) {
 void require_started_ranks(const Environment& environment) {
   if (environment.batch_shell)
     throw_config(
-        "this is the batch shell of SLURM job {} (SLURM_NTASKS is {}, SLURM_STEP_ID is not set), and no "
-        "other "
-        "rank was started: start the program with srun, as scripts/train.slurm does, or with "
+        "this is the batch shell of SLURM job {} (SLURM_NTASKS is {}), outside of a step that srun starts, "
+        "and "
+        "no other rank was started: start the program with srun, as scripts/train.slurm does, or with "
         "scripts/train.sh",
         environment_variable("SLURM_JOB_ID").value_or(""), environment.world_size);
 }

@@ -226,13 +226,13 @@ StoreWatch::StoreWatch(const Environment& environment, milliseconds limit) {
     // What fails by itself within the limit says more.
     for (milliseconds left = limit + seconds(2); left > milliseconds(0); left -= kTick)
       if (changed.wait_for(lock, done, kTick, [] { return false; }) || done.stop_requested()) return;
-    ::_exit(report_failure(
-        ExitCode::kCommunication,
-        fmt::format(
-            "rank {}: the rendezvous at {}:{}, which rank 0 holds, has not answered for {} s: see the log of "
-            "rank 0 first",
-            environment.rank, environment.master_addr, environment.master_port,
-            std::chrono::duration<double>(limit).count())));
+    ::_exit(report_failure(ExitCode::kCommunication,
+                           fmt::format("rank {}: the rendezvous at {}:{}, or a rank that is waited for "
+                                       "there, has not answered for {} s: "
+                                       "see the log of {} first",
+                                       environment.rank, environment.master_addr, environment.master_port,
+                                       std::chrono::duration<double>(limit).count(),
+                                       environment.agent_store ? "the launcher" : "rank 0")));
   });
 }
 

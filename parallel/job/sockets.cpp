@@ -22,7 +22,11 @@ Addresses addresses_of(const std::string& host, int port) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV;
-  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) found = nullptr;
+  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
+    found = nullptr;
+    // A name server that does not answer leaves the errno of its socket, EAGAIN, which is no lack of threads.
+    if (errno != EMFILE && errno != ENFILE && errno != ENOMEM) errno = EADDRNOTAVAIL;
+  }
   return {found, ::freeaddrinfo};
 }
 

@@ -71,7 +71,9 @@ checkpoint::LoadOptions job_load_options(const ChosenCheckpoint& chosen, const c
   const std::string start = "start with " + config::override_text("model.args.tied", "false");
   checkpoint::LoadOptions options;
   options.untie = untie_remedy(chosen.path, hugging_face, start);
-  if (hugging_face && config.model.flavor != models::kFlavorFromHf) options.untie += " and " + start;
+  if (hugging_face && config.model.flavor != models::kFlavorFromHf &&
+      name_exists(chosen.path / "config.json"))
+    options.untie += " and " + start;
   options.advice = [hugging_face](const checkpoint::NameDifferences& differences) {
     const std::string head = explain_head(differences, hugging_face);
     return head + (head.empty() ? "" : " ") + std::string(checkpoint::kRenameAdvice);
@@ -134,7 +136,8 @@ Checkpointer::Checkpointer(const config::JobConfig& configured, const trainer::R
   if (!options().enable || config::is_dry_run(configured)) return;
   path_ = fs::path(configured.job.dump_folder) / options().folder;
   ranks_ = runtime.groups->new_host_group("checkpoint");
-  if (!options().load_only)
+  if (!options().load_only) {
+    ranks_->set_timeout(kSlowestSave);  // what a job that was killed has left is removed by rank 0 alone
     from_rank_0(*ranks_, [&] {
       try {
         lock_.emplace(path_);
@@ -147,6 +150,8 @@ Checkpointer::Checkpointer(const config::JobConfig& configured, const trainer::R
         throw_pre_checkpoint("[pre-checkpoint] rank 0: {}", error.what());
       }
     });
+    ranks_->set_timeout(std::chrono::seconds(configured.comm.init_timeout_seconds));
+  }
   start_ = choose_start(configured, checkpoint::CheckpointFolder(path_), install_root, *ranks_);
 }
 

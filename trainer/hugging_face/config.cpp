@@ -198,7 +198,7 @@ std::string hf_config(const ModelArgs& args, const HfExport& options) {
   config.update(imported_config(options));
   // Of the files that were imported, and second keys for what is said below.
   for (const char* key : {"quantization_config", "original_max_position_embeddings", "partial_rotary_factor",
-                          "num_local_experts", "num_mtp_layers"})
+                          "num_local_experts", "num_mtp_layers", "qk_head_dim"})
     config.erase(key);
   if (config.contains("layer_types"))
     config["layer_types"] = std::vector<std::string>(static_cast<size_t>(args.n_layers), "full_attention");

@@ -130,6 +130,11 @@ std::vector<std::string> contradictions(const json& config, const std::string& n
   for (const auto& [key, value] : scaling.items())
     compare(inside, scaling, "rope_parameters.", parameters, key);
   if (!scaling.contains("rope_theta")) compare("", config, "rope_parameters.", parameters, "rope_theta");
+  if (!scaling.contains("rope_theta") && !config.contains("rope_theta") && parameters.contains("rope_theta"))
+    texts.push_back(
+        fmt::format("{}: rope_scaling counts, which has no rope_theta, so the default is used and "
+                    "rope_parameters.rope_theta, {}, is not",
+                    name, parameters["rope_theta"].dump()));
   return texts;
 }
 
@@ -203,6 +208,7 @@ void read_deepseek_v3(const JsonNode& config, ModelArgs& args) {
   args.v_head_dim = size_in(config["v_head_dim"], 128);
   args.head_dim = args.qk_nope_head_dim + args.qk_rope_head_dim;
   require_same_number(config["head_dim"], args.qk_rope_head_dim, "qk_rope_head_dim");
+  require_same_number(config["qk_head_dim"], args.head_dim, "qk_nope_head_dim + qk_rope_head_dim");
   const json& values = config.object();
   const auto only = [&](const char* key, const json& expected) {
     must_be(config[key], values.value(key, json()), expected);

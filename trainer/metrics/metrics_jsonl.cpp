@@ -111,12 +111,14 @@ JsonlWriter::JsonlWriter(const std::filesystem::path& path, EarlierLines earlier
   std::error_code error;
   if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), error);
   const auto open_locked = [&] {
-    require_place_for_file(path);
-    Descriptor file(::open(path.c_str(), kFlags | O_CREAT, 0644));
-    if (!file)
-      throw_pre_checkpoint("{}: cannot open the metrics file: {}", printable(path), errno_text(errno));
-    lock_file(file, path);
-    return file;
+    while (true) {
+      require_place_for_file(path);
+      Descriptor file(::open(path.c_str(), kFlags | O_CREAT, 0644));
+      if (!file)
+        throw_pre_checkpoint("{}: cannot open the metrics file: {}", printable(path), errno_text(errno));
+      lock_file(file, path);
+      if (is_file_of(path, file)) return file;  // else another run has renamed it meanwhile
+    }
   };
   file_ = open_locked();
   if (earlier == EarlierLines::kOfOthers && ::lseek(file_.get(), 0, SEEK_END) > 0) {

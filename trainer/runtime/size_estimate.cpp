@@ -360,15 +360,25 @@ class SizeOfJob {
   JobSize size_;
 };
 
-// The key of a model's size that the user has set, which is the likeliest to be too large; else the
-// flavour's.
+// The key of the largest size that the user has set of a model; else the flavour's.
 std::string key_of_size(const config::ResolvedConfig& resolved, bool mostly_tables) {
   const auto is_set = [&](const char* key) { return resolved.origins.contains(key); };
   if (mostly_tables) return is_set("model.args.vocab_size") ? "model.args.vocab_size" : "model.flavor";
-  for (const char* key : {"model.args.hidden_dim", "model.args.moe_hidden_dim", "model.args.num_experts",
-                          "model.args.n_layers"})
-    if (is_set(key)) return key;
-  return "model.flavor";
+  const auto& args = resolved.config.model.args;
+  const std::pair<const char*, std::optional<int64_t>> sizes[] = {
+      {"model.args.dim", args.dim},
+      {"model.args.hidden_dim", args.hidden_dim},
+      {"model.args.moe_hidden_dim", args.moe_hidden_dim},
+      {"model.args.num_experts", args.num_experts},
+      {"model.args.n_layers", args.n_layers}};
+  std::string key = "model.flavor";
+  int64_t largest = 0;
+  for (const auto& [name, size] : sizes)
+    if (size && *size > largest && is_set(name)) {
+      key = name;
+      largest = *size;
+    }
+  return key;
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ TEST_CASE("a file in a format that is not read is named with the way to convert 
 TEST_CASE("Megatron's pair of files is named by either one and by what they have in common") {
   const test::TemporaryFolder folder;
   const auto index = folder.write("a_text.idx", std::string("MMIDIDX\0\0", 9)),
-             tokens = folder.write("a_text.bin", std::string("\1\0\2\0", 4));
+             tokens = folder.write("a_text.bin", std::string("\1\0\2\0\3\0\4\0", 8));  // UTF-16 too
   CHECK_THROWS_WITH(JsonLines(index),
                     Contains("a_text.idx: is Megatron-LM's indexed data, which is not read"));
   CHECK_THROWS_WITH(JsonLines(tokens),
@@ -130,7 +130,7 @@ TEST_CASE("valid JSON in a field that is not read is skipped whatever it holds")
     CHECK_THROWS_WITH(file.text(4), Contains("a.jsonl:5: is not valid JSON") ||
                                         Contains("a.jsonl:5: its \"text\" is no string"));
   }
-  JsonLines file(folder.write("a.jsonl", "{\"\\ud800\": 1, \"text\": \"a\xFF\"}\n"));
+  JsonLines file(folder.write("a.jsonl", "{\"\\\"\\ud800\": 1, \"text\": \"a\xFF\"}\n"));
   CHECK(file.text(0) == "a\xEF\xBF\xBD");
 }
 

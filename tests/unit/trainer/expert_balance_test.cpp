@@ -64,7 +64,7 @@ TEST_CASE("a collapse of experts is said when it lasts, and again when it comes 
   CHECK(add(3.5, 1).empty());
   const std::vector<std::string> said = add(3.99, 50);
   REQUIRE(said.size() == 1);
-  CHECK_THAT(said[0], Catch::Contains("experts of layers.3") &&
+  CHECK_THAT(said[0], Catch::Contains("experts of the worst block, now layers.3") &&
                           Catch::Contains("now 3.99 times the mean of at most 4.00") &&
                           Catch::Contains("model.args.load_balance_coeff (0.001 now)"));
   CHECK(add(1.2, 1).empty());

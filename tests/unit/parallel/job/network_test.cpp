@@ -1,10 +1,12 @@
 #include "parallel/job/network.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 
 #include <catch2/catch.hpp>
 
+#include "parallel/job/sockets.h"
 #include "tests/support/error_of.h"
 
 namespace hyperion::parallel {
@@ -72,6 +74,12 @@ TEST_CASE("the log of a start shows the interface and the variables that the use
              Catch::StartsWith(
                  "Network: Gloo on ib0, as GLOO_SOCKET_IFNAME says; NCCL_SOCKET_IFNAME and NCCL_IB_HCA "
                  "not set"));
+}
+
+TEST_CASE("a name that has no address is no lack of threads") {
+  errno = EAGAIN;  // as the name server's socket leaves it
+  CHECK_FALSE(connect_to("no-such-host.invalid", 1, std::chrono::milliseconds(100)));
+  CHECK(errno == EADDRNOTAVAIL);
 }
 
 }  // namespace hyperion::parallel

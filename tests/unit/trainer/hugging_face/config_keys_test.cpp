@@ -109,6 +109,9 @@ TEST_CASE(
                     Contains("shared_expert_intermediate_size"));
   const json deepseek = config_of("deepseek_v3", "671B");
   CHECK_THROWS_WITH(parsed(with(deepseek, {{"head_dim", 128}})), Contains("the value of qk_rope_head_dim"));
+  CHECK_NOTHROW(parsed(with(deepseek, {{"qk_head_dim", 192}})));
+  CHECK_THROWS_WITH(parsed(with(deepseek, {{"qk_head_dim", 64}})),
+                    Contains("qk_head_dim is 64") && Contains("qk_nope_head_dim + qk_rope_head_dim"));
 }
 
 TEST_CASE("a key of which nothing is known is named, and one with two values") {
@@ -138,7 +141,7 @@ TEST_CASE("a number that JSON does not have is named in plain words") {
   for (const char* number : {"NaN", "Infinity", "-Infinity"})
     CHECK_THROWS_WITH(parse_hf_config(fmt::format(R"({{"rms_norm_eps": {}}})", number), "c"),
                       Contains("c: is not valid JSON: line 1, column ") &&
-                          Contains("JSON has no NaN and no Infinity") && !Contains("json.exception"));
+                          Contains("JSON has no NaN, Infinity or None") && !Contains("json.exception"));
   CHECK_THROWS_WITH(parse_hf_config(R"({"rope_theta": 1e4, "rope_theta": 2e4})", "c"),
                     Contains("key \"rope_theta\" twice"));
 }
