@@ -34,7 +34,7 @@ class Builder : public nlohmann::json_sax<json> {
     key_ = std::move(name);
     return true;
   }
-  bool parse_error(size_t, const std::string& token, const nlohmann::detail::exception& error) override {
+  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& error) override {
     std::string_view what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, ..."
     for (const std::string_view begin : {"] ", "parse error at "})
       if (const size_t at = what.find(begin); at != what.npos && at < 40)
@@ -44,7 +44,8 @@ class Builder : public nlohmann::json_sax<json> {
       text += static_cast<unsigned char>(*c) < 0x80
                   ? std::string(1, *c)
                   : fmt::format("\\x{:02x}", static_cast<unsigned char>(*c));
-    if (token == "N" || token == "I" || token == "-I")  // where the parser stops in these words
+    const bool in_word = text.find("invalid literal") != text.npos || text.ends_with("'-I'");
+    if (in_word && (text.ends_with("N'") || text.ends_with("I'")))  // where the parser stops in these
       text += " (JSON has no NaN, Infinity or None)";
     return fail(text);
   }

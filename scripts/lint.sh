@@ -4,17 +4,19 @@ set -euo pipefail
 # shellcheck source=scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-usage='usage: scripts/lint.sh [--quick]
+usage='usage: scripts/lint.sh [--quick | --since COMMIT]
   --quick  without clang-tidy, which takes some eleven minutes of two cores for everything, and a few seconds for each file
            that is as it was when nothing was found in it
+  --since COMMIT  clang-tidy reads only what a change since then touches
   needs clang-format of version 14 and clang-tidy of version 16 (Debian: apt-get install clang-format-14 clang-tidy-16); without one
   of them its part is skipped, and said so'
 help_for "$usage" "$@"
 cd "$root"
-tidy=true
+tidy=true since=()
 case ${1:-} in
   '') ;;
   --quick) tidy=false ;;
+  --since) since=(${2:?"$usage"}) ;;
   *) fail "unknown argument '$1'" "$usage" ;;
 esac
 status=0
@@ -54,6 +56,6 @@ if [ -n "$clang_tidy" ]; then
   CUDA_HOME=$cuda_home cmake -S . -B build/lint -G Ninja -DHYPERION_PCH=OFF -DHYPERION_TORCH="$torch" -DCMAKE_UNITY_BUILD=ON \
     -DCMAKE_UNITY_BUILD_BATCH_SIZE=0 >build/lint.log || fail "CMake could not configure the build (its messages are above)" "see build/lint.log"
   say "clang-tidy"
-  python3 tests/clang_tidy.py "$clang_tidy" "$root" build/lint || status=1
+  python3 tests/clang_tidy.py "$clang_tidy" "$root" build/lint "${since[@]}" || status=1
 fi
 [ $status = 0 ] || fail "the checks found what is above" "mend it; for layout: clang-format --sort-includes=0 -i FILE"

@@ -1,7 +1,8 @@
 """Runs clang-tidy on the libraries and files of a configured build, but on none that it has found nothing in before.
 
-    python3 tests/clang_tidy.py CLANG_TIDY SOURCE_FOLDER BUILD_FOLDER
+    python3 tests/clang_tidy.py CLANG_TIDY SOURCE_FOLDER BUILD_FOLDER [COMMIT]
 
+COMMIT: only what a change since that commit touches, by a file itself or by one that it includes.
 What a file is to clang-tidy is its text with all that it includes as the compiler reads it, with comments (NOLINT) and macros, its flags,
 .clang-tidy and clang-tidy's version. Where
 clang-tidy finds nothing, a file named by the hash of these is left in hyperion/clang-tidy of the user's cache folder (XDG_CACHE_HOME, ~/.cache):
@@ -33,19 +34,21 @@ def units(source, build):
     return {name: commands[name] for name in chosen}
 
 
-def fingerprint(entry, source, tool):
-    """Of all that clang-tidy reads; nothing where the compiler cannot read the file, which is then clang-tidy's to say."""
+def preprocessed(entry, source, tool):
+    """(A hash of all that clang-tidy reads, the files that this is); nothing where the compiler cannot read the file, which is then
+    clang-tidy's to say."""
     words = shlex.split(entry["command"])
     at = words.index("-o")
     words[at:at + 2] = []
     words.remove("-c")
-    text = subprocess.run([*words, "-E", "-CC", "-dD", "-P"], cwd=entry["directory"], capture_output=True, check=False)
+    text = subprocess.run([*words, "-E", "-CC", "-dD"], cwd=entry["directory"], capture_output=True, check=False)
     if text.returncode != 0:
-        return None
+        return None, None
+    marker = rb'(?m)^# \d+ "([^"]*)".*$'  # of the lines that follow
     found = hashlib.sha256(tool)
-    for part in ("\0".join(words).encode(), text.stdout):
+    for part in ("\0".join(words).encode(), re.sub(marker, b"", text.stdout)):
         found.update(part.replace(os.fsencode(source), b"."))
-    return found.hexdigest()
+    return found.hexdigest(), {os.path.realpath(os.fsdecode(name)) for name in set(re.findall(marker, text.stdout))}
 
 
 def main():
@@ -57,10 +60,16 @@ def main():
             old.unlink(missing_ok=True)
     version = subprocess.run([program, "--version"], capture_output=True, check=True).stdout
     tool = version + (source / ".clang-tidy").read_bytes()
+    changed = None
+    if len(sys.argv) > 4:
+        listed = subprocess.run(["git", "-C", source, "diff", "--name-only", sys.argv[4]], capture_output=True, text=True, check=True)
+        changed = None if ".clang-tidy" in listed.stdout.splitlines() else {os.path.realpath(source / name) for name in listed.stdout.splitlines()}
 
     def read(item):
         name, entry = item
-        known = fingerprint(entry, source, tool)
+        known, files = preprocessed(entry, source, tool)
+        if changed is not None and files is not None and not files & changed:
+            return "untouched"
         if known and (cache / known).exists():
             (cache / known).touch()
             return "known"
@@ -76,7 +85,7 @@ def main():
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = list(pool.map(read, chosen.items()))
     print(f"{len(results)} libraries and files: {results.count('read')} read without a finding, {results.count('known')} unchanged since then, "
-          f"{results.count('found')} with findings")
+          f"{results.count('untouched')} that the change does not touch, {results.count('found')} with findings")
     return "found" in results or not results
 
 

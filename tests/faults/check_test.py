@@ -208,7 +208,7 @@ class Check(CheckpointTest):
         self.assertEqual(memory[0], "-")
         self.assertRegex(memory[1], r"^8\d\d\.\d\d GiB per rank .*; not compared with a GPU's memory: none is in use here, and --gpu-memory")
         text = self.check(*big, "--gpu-memory=80", env=no_gpu, code=2,
-                          says=["model.args.n_layers = 126: each rank needs at least 8", "but --gpu-memory is 80.0 GiB; set training.enable_cpu_offload = true (8",
+                          says=["model.args.dim = 16384: each rank needs at least 8", "but --gpu-memory is 80.0 GiB; set training.enable_cpu_offload = true (8",
                                 'A job would end with exit code 2: "memory" is wrong.'])
         self.assertEqual(self.rows(text)["memory"][0], "WRONG")
         self.assertIn("a start would", self.rows(text)["not checked"][1])
