@@ -322,7 +322,7 @@ std::unique_ptr<Communicator> make_gloo_communicator(std::string name, int rank,
   // socket that it does not get an address that it does not know.
   constexpr int kFilesOfDevice = 4;
   require_threads(options->threads + connections);
-  require_open_files(static_cast<size_t>(connections * (size - 1 + kFilesOfDevice)));
+  require_open_files(static_cast<size_t>(connections) * static_cast<size_t>(size - 1 + kFilesOfDevice));
   for (const NetworkInterface& interface : interfaces) {
     options->devices.push_back(interface.address.empty()
                                    ? c10d::ProcessGroupGloo::createDeviceForInterface(interface.name)
