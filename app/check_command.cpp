@@ -23,6 +23,8 @@
 #include "data/token_shards.h"
 #include "models/flavors/registry.h"
 #include "parallel/comm/communicator_memory.h"
+#include "trainer/build/model_and_optimizer.h"
+#include "trainer/build/pipeline_setup.h"
 #include "trainer/checkpointing/checkpointer.h"
 #include "trainer/checkpointing/stored_weights.h"
 #include "trainer/config/input_path.h"
@@ -31,12 +33,10 @@
 #include "trainer/config/writers_choice.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
-#include "trainer/model_and_optimizer.h"
-#include "trainer/pipeline_setup.h"
+#include "trainer/plan/sharding_advice.h"
+#include "trainer/plan/size_estimate.h"
 #include "trainer/preflight.h"
 #include "trainer/runtime/runtime.h"
-#include "trainer/runtime/size_estimate.h"
-#include "trainer/sharding_advice.h"
 #include "trainer/training_state.h"
 
 namespace hyperion::app {

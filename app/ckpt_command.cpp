@@ -18,9 +18,9 @@
 #include "trainer/config/input_path.h"
 #include "trainer/config/load.h"
 #include "trainer/config/validate.h"
+#include "trainer/data/job_data.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
-#include "trainer/job_data.h"
 #include "trainer/runtime/runtime.h"
 
 namespace hyperion::app {

@@ -43,12 +43,12 @@
 #include "trainer/config/memory_advice.h"
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
+#include "trainer/data/job_data.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
-#include "trainer/job_data.h"
 #include "trainer/metrics/gpu_sampler.h"
+#include "trainer/runtime/signals.h"
 #include "trainer/runtime/version.h"
-#include "trainer/signals.h"
 #include "trainer/trainer.h"
 
 // The program's malloc is jemalloc, which reads this: a step's tensors take a tenth less processor time than

@@ -5,7 +5,7 @@
 
 #include "models/layers/linear.h"
 #include "models/layers/norm.h"
-#include "models/parallel_dims.h"
+#include "models/layers/parallel_dims.h"
 
 namespace hyperion::models {
 

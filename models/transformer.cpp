@@ -15,11 +15,11 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
-#include "models/block_linear.h"
 #include "models/flavors/yarn.h"
 #include "models/kernels/common/dtype.h"
-#include "models/layer_metrics.h"
-#include "models/ops.h"
+#include "models/layers/block_linear.h"
+#include "models/layers/layer_metrics.h"
+#include "models/layers/ops.h"
 
 namespace hyperion::models {
 namespace {

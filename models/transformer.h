@@ -3,7 +3,7 @@
 // through Parameter::weight and does not know which ranks shard them, or when they are gathered and freed.
 // What a run of a block does for activation checkpointing is in its BlockRun.
 //
-// With a tensor parallel group (models/parallel_dims.h), [batch, seq, dim] of activations means this rank's
+// With a tensor parallel group (models/layers/parallel_dims.h), [batch, seq, dim] of activations means this rank's
 // part of every sequence, [batch, seq / T, dim]; tokens, labels and the context are those of whole sequences.
 // Every rank of the group must call the same functions in the same order.
 #pragma once
@@ -15,11 +15,11 @@
 #include <ATen/core/Tensor.h>
 
 #include "base/parameter.h"
-#include "models/block_parts.h"
 #include "models/layers/norm.h"
 #include "models/layers/token_embedding.h"
 #include "models/loss_head.h"
-#include "models/moe/moe.h"
+#include "models/parts/block_parts.h"
+#include "models/parts/experts/moe.h"
 
 namespace hyperion::models {
 

@@ -1,6 +1,6 @@
 """What the ranks that share a sequence exchange for attention, and what of it nothing hides: for scripts/step_budget.py. Imported only.
 
-Three forms, distinguished by what a dry run names: keys and values gathered (models/gathered_attention.h), passed round (models/ring_attention.h), or
+Three forms, distinguished by what a dry run names: keys and values gathered (models/parts/attention/gathered_attention.h), passed round (models/parts/attention/ring_attention.h), or
 all heads of a part of the sequence exchanged for a part of the heads of the complete one, which the program does not have.
 """
 import collections

@@ -7,11 +7,11 @@
 
 #include "data/loader.h"
 #include "models/flavors/model_args.h"
+#include "trainer/build/pipeline_setup.h"
 #include "trainer/checkpointing/job_record.h"
 #include "trainer/checkpointing/resume_policy.h"
 #include "trainer/config/load.h"
-#include "trainer/job_data.h"
-#include "trainer/pipeline_setup.h"
+#include "trainer/data/job_data.h"
 #include "trainer/runtime/runtime.h"
 
 namespace hyperion::trainer {

@@ -18,6 +18,7 @@
 #include "models/flavors/registry.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/config/print.h"
+#include "trainer/data/text_rate.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/metrics/flops.h"
 #include "trainer/metrics/gemm_peak.h"
@@ -25,10 +26,9 @@
 #include "trainer/metrics/run_folder.h"
 #include "trainer/metrics/run_summary.h"
 #include "trainer/metrics/step_line.h"
+#include "trainer/plan/sharding_advice.h"
 #include "trainer/preflight.h"
 #include "trainer/runtime/version.h"
-#include "trainer/sharding_advice.h"
-#include "trainer/text_rate.h"
 
 namespace hyperion::trainer {
 namespace {

@@ -7,13 +7,13 @@
 #include <vector>
 
 #include "parallel/mesh.h"
+#include "trainer/build/pipeline_setup.h"
 #include "trainer/checkpointing/job_record.h"
 #include "trainer/checkpointing/resume_policy.h"
 #include "trainer/checkpointing/start.h"
 #include "trainer/config/load.h"
 #include "trainer/config/validate.h"
-#include "trainer/job_data.h"
-#include "trainer/pipeline_setup.h"
+#include "trainer/data/job_data.h"
 
 namespace hyperion::trainer {
 

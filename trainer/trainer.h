@@ -9,22 +9,22 @@
 #include <vector>
 
 #include "base/error.h"
-#include "trainer/batch_mover.h"
+#include "trainer/build/model_and_optimizer.h"
 #include "trainer/checkpointing/checkpointer.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/resume_policy.h"
 #include "trainer/config/load.h"
-#include "trainer/expert_balance.h"
-#include "trainer/finite_guard.h"
+#include "trainer/data/job_data.h"
+#include "trainer/engine/batch_mover.h"
+#include "trainer/engine/expert_balance.h"
+#include "trainer/engine/finite_guard.h"
+#include "trainer/engine/validator.h"
 #include "trainer/job.h"
-#include "trainer/job_data.h"
 #include "trainer/metrics/metrics_logger.h"
 #include "trainer/metrics/profiler.h"
-#include "trainer/model_and_optimizer.h"
-#include "trainer/rank_monitor.h"
-#include "trainer/signals.h"
+#include "trainer/runtime/rank_monitor.h"
+#include "trainer/runtime/signals.h"
 #include "trainer/training_state.h"
-#include "trainer/validator.h"
 
 namespace hyperion::trainer {
 

@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "trainer/build/model_and_optimizer.h"
 #include "trainer/checkpointing/checkpointer.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/resume_policy.h"
 #include "trainer/job.h"
-#include "trainer/model_and_optimizer.h"
 
 namespace hyperion::trainer {
 

@@ -9,8 +9,8 @@
 #include <ATen/core/Tensor.h>
 
 #include "models/transformer.h"
-#include "trainer/batch_mover.h"
-#include "trainer/job_data.h"
+#include "trainer/data/job_data.h"
+#include "trainer/engine/batch_mover.h"
 
 namespace hyperion::inference {
 

@@ -10,8 +10,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/progress.h"
-#include "trainer/batch_mover.h"
-#include "trainer/job_data.h"
+#include "trainer/data/job_data.h"
+#include "trainer/engine/batch_mover.h"
 
 namespace hyperion::inference {
 

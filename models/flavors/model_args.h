@@ -54,7 +54,7 @@ struct ModelArgs {
   bool tied = false;                          // the head reads the embedding table
   bool depth_init = true;
 
-  // Latent attention (models/latent_attention.h); head_dim is the sum of the next two.
+  // Latent attention (models/parts/latent_attention/latent_attention.h); head_dim is the sum of the next two.
   int64_t kv_lora_rank = 0;  // width of the latent of keys and values; 0: plain attention
   int64_t qk_nope_head_dim = 0,
           qk_rope_head_dim = 0;  // elements of a head's queries and keys: plain, rotated
@@ -65,7 +65,7 @@ struct ModelArgs {
   double rope_beta_fast = 32, rope_beta_slow = 1;  // rotations, between which frequencies are blended
   double rope_mscale = 1;  // attention's scale is multiplied by (0.1 this ln(rope_factor) + 1)^2
 
-  // Experts (models/moe), in the blocks of has_experts().
+  // Experts (models/parts/experts), in the blocks of has_experts().
   int64_t num_experts = 0;  // of a block; 0: no block has any
   int64_t n_dense_layers = 0, moe_every = 1;
   int64_t moe_hidden_dim = 0;      // width of one expert's SwiGLU

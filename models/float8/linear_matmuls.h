@@ -8,7 +8,7 @@
 #include "models/flavors/float8_recipe.h"
 #include "models/float8/cast.h"
 #include "models/float8/scaled_matmul.h"
-#include "models/layers/linear.h"
+#include "models/float8/operand.h"
 
 namespace hyperion::float8 {
 

@@ -1,6 +1,6 @@
 // Activation checkpointing of a block, and its selective form by operation: the results of chosen operations
 // of one forward are saved, so that running the block again in backward reads them instead of computing them.
-// Linear layers and attention consult the SelectiveCheckpoint of their run (models/block_run.h).
+// Linear layers and attention consult the SelectiveCheckpoint of their run (models/layers/block_run.h).
 //
 // The rule of kSelectiveOp is v0.2.2's: attention is saved, and every second matrix product, starting with
 // the first (in a Llama block: wq, wv and w1 are saved; wk, wo and w3 are recomputed). Products with weights

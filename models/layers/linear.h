@@ -10,7 +10,7 @@
 
 #include "base/exchange.h"
 #include "base/parameter.h"
-#include "models/layers/operand.h"
+#include "models/float8/operand.h"
 
 namespace hyperion::float8 {
 class LinearMatmuls;

@@ -12,11 +12,11 @@
 #include <torch/custom_class.h>
 
 #include "base/error.h"
-#include "models/deferred_weights.h"
 #include "models/float8/linear_matmuls.h"
 #include "models/kernels/common/dtype.h"
 #include "models/kernels/kernels.h"
 #include "models/layers/activation_checkpoint.h"
+#include "models/layers/deferred_weights.h"
 #include "models/layers/row_exchange.h"
 
 namespace hyperion::models {

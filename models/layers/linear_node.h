@@ -15,7 +15,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "models/block_run.h"
+#include "models/layers/block_run.h"
 #include "models/layers/linear.h"
 
 namespace hyperion::models {

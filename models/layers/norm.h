@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/parameter.h"
-#include "models/ops.h"
+#include "models/layers/ops.h"
 
 namespace hyperion::models {
 

@@ -12,8 +12,8 @@
 
 #include "base/error.h"
 #include "models/layers/node_state.h"
+#include "models/layers/ops.h"
 #include "models/layers/row_exchange.h"
-#include "models/ops.h"
 
 namespace hyperion::models {
 namespace {

@@ -1,5 +1,5 @@
 // Fully sharded data parallelism (FSDP2's behaviour), driven step by step: a ShardGroup is the parameters of
-// one unit of the model, and a schedule (trainer/schedule.h) decides when to all-gather them, when to free
+// one unit of the model, and a schedule (trainer/engine/schedule.h) decides when to all-gather them, when to free
 // them, and when to reduce their gradients. Hybrid sharding (HSDP) and plain replication are the same with
 // another pair of communicators.
 //

@@ -5,7 +5,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "models/gathered_attention.h"
+#include "models/parts/attention/gathered_attention.h"
 #include "tests/support/divided_model.h"
 #include "tests/support/larger_of.h"
 #include "tests/support/unwritten_is_nan.h"

@@ -1,5 +1,5 @@
 // Attention whose keys and values go round the ranks, against one rank that has the complete sequence.
-#include "models/ring_attention.h"
+#include "models/parts/attention/ring_attention.h"
 
 #include <algorithm>
 #include <set>
@@ -16,7 +16,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "models/layers/activation_checkpoint.h"
-#include "models/ops.h"
+#include "models/layers/ops.h"
 #include "parallel/comm/process_group.h"
 #include "tests/support/comm_ledger.h"
 #include "tests/support/counting_allocator.h"

@@ -9,7 +9,7 @@
 #include "models/float8/linear_matmuls.h"
 #include "models/float8/quantize.h"
 #include "models/layers/linear_node.h"
-#include "models/ops.h"
+#include "models/layers/ops.h"
 #include "tests/support/divided_model.h"
 
 namespace hyperion::models {

@@ -14,7 +14,7 @@
 
 #include "base/exchange.h"
 #include "models/layers/linear_node.h"
-#include "models/ops.h"
+#include "models/layers/ops.h"
 
 namespace hyperion::models {
 

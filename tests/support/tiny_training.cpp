@@ -11,9 +11,9 @@
 #include "models/init.h"
 #include "parallel/fsdp/replica_audit.h"
 #include "parallel/pipeline/csv.h"
-#include "trainer/expert_balance.h"
-#include "trainer/layer_metrics.h"
-#include "trainer/model_and_optimizer.h"
+#include "trainer/build/model_and_optimizer.h"
+#include "trainer/engine/expert_balance.h"
+#include "trainer/engine/layer_metrics.h"
 #include "trainer/optim/grad_clip.h"
 
 namespace hyperion {

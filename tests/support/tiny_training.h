@@ -12,11 +12,11 @@
 #include "models/flavors/registry.h"
 #include "parallel/comm/process_group.h"
 #include "tests/support/comm_ledger.h"
-#include "trainer/float8_conversion.h"
+#include "trainer/build/float8_conversion.h"
+#include "trainer/build/pipeline_setup.h"
+#include "trainer/engine/schedule.h"
+#include "trainer/engine/tied_table.h"
 #include "trainer/optim/adam.h"
-#include "trainer/pipeline_setup.h"
-#include "trainer/schedule.h"
-#include "trainer/tied_table.h"
 
 namespace hyperion {
 

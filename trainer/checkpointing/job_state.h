@@ -12,7 +12,7 @@
 #include "base/device/streams.h"
 #include "checkpoint/state.h"
 #include "data/loader.h"
-#include "models/moe/moe.h"
+#include "models/parts/experts/moe.h"
 #include "trainer/checkpointing/resume_policy.h"
 #include "trainer/optim/adam.h"
 #include "trainer/optim/ema.h"

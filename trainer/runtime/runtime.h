@@ -12,7 +12,7 @@
 #include "parallel/comm/process_group.h"
 #include "parallel/job/environment.h"
 #include "parallel/mesh.h"
-#include "trainer/runtime/size_estimate.h"
+#include "trainer/plan/size_estimate.h"
 
 namespace hyperion::trainer {
 

@@ -1,5 +1,5 @@
 // Rows of tokens in the order of their experts, and what is gathered and summed in that order:
-// models/moe/dispatch.h.
+// models/parts/experts/dispatch.h.
 #pragma once
 
 #include "models/kernels/kernel.h"

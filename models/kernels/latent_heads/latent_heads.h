@@ -1,4 +1,4 @@
-// Heads of multi-head latent attention (models/latent_attention.h) as attention reads them.
+// Heads of multi-head latent attention (models/parts/latent_attention/latent_attention.h) as attention reads them.
 #pragma once
 
 #include "models/kernels/rope/rope.h"

@@ -1,4 +1,4 @@
-// Which experts a token goes to, and with what weights: models/moe/router.h.
+// Which experts a token goes to, and with what weights: models/parts/experts/router.h.
 #pragma once
 
 #include "models/flavors/model_args.h"

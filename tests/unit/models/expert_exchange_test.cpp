@@ -1,4 +1,4 @@
-#include "models/moe/expert_exchange.h"
+#include "models/parts/experts/expert_exchange.h"
 
 #include <numeric>
 

@@ -12,12 +12,12 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
 
-#include "models/deferred_weights.h"
 #include "models/flavors/registry.h"
 #include "models/float8/blocks.h"
 #include "models/float8/grouped_matmuls.h"
 #include "models/layers/activation_checkpoint.h"
-#include "models/moe/experts.h"
+#include "models/layers/deferred_weights.h"
+#include "models/parts/experts/experts.h"
 #include "models/transformer.h"
 #include "tests/support/float8_goldens.h"
 #include "tests/support/unwritten_is_nan.h"

@@ -18,7 +18,7 @@
 #include <ATen/ops/tensor.h>
 
 #include "models/flavors/registry.h"
-#include "models/moe/experts.h"
+#include "models/parts/experts/experts.h"
 #include "tests/support/unwritten_is_nan.h"
 
 namespace hyperion::models {

@@ -1,4 +1,4 @@
-#include "models/moe/moe.h"
+#include "models/parts/experts/moe.h"
 
 #include <algorithm>
 #include <cmath>

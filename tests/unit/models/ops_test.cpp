@@ -1,5 +1,5 @@
 // Each operation against libtorch's own autograd in fp64, and the selective checkpoint.
-#include "models/ops.h"
+#include "models/layers/ops.h"
 
 #include <algorithm>
 

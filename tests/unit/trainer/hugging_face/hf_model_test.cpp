@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "tests/support/error_of.h"
 #include "tests/support/temporary_folder.h"
-#include "trainer/model_options.h"
+#include "trainer/build/model_options.h"
 
 namespace hyperion::hugging_face {
 

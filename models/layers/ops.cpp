@@ -1,0 +1,189 @@
+#include "models/layers/ops.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/alias.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "models/kernels/attention/attention.h"
+#include "models/kernels/kernels.h"
+#include "models/layers/activation_checkpoint.h"
+
+namespace hyperion::models::ops {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+struct EmbeddingFunction : Function<EmbeddingFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& tokens, const Tensor& weight) {
+    context->save_for_backward({tokens});
+    context->saved_data["rows"] = weight.size(0);
+    return at::embedding(weight, tokens);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const Tensor tokens = context->get_saved_variables()[0];
+    const int64_t rows = context->saved_data["rows"].toInt();
+    return {Tensor(), at::embedding_dense_backward(grads[0], tokens, rows, /*padding_idx=*/-1, false)};
+  }
+};
+
+// Without a residual the sum is x itself. Results: the sum, then the norm once for each branch.
+struct AddRmsNormFunction : Function<AddRmsNormFunction> {
+  static variable_list forward(AutogradContext* context, const Tensor& x,
+                               const std::optional<Tensor>& residual, const Tensor& weight, double eps,
+                               int64_t branches) {
+    context->set_materialize_grads(false);
+    context->saved_data["adds"] = residual.has_value();
+    variable_list results;
+    if (!residual) {
+      auto [output, rstd] = kernels::table().rms_norm(x, weight, eps);
+      context->save_for_backward({x, weight, rstd});
+      results = {x, output};
+    } else {
+      context->saved_data["shape"] = x.sizes();
+      auto [sum, output, rstd] = kernels::table().add_rms_norm(x, *residual, weight, eps);
+      context->save_for_backward({sum, weight, rstd});
+      results = {sum, output};
+    }
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;  // each branch's is a result of its own
+    for (int64_t branch = 1; branch < branches; ++branch) results.push_back(at::alias(results[1]));
+    return results;
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const Tensor& grad_sum = grads[0];
+    variable_list terms;  // of the norm's gradient
+    for (size_t branch = 1; branch < grads.size(); ++branch)
+      if (grads[branch].defined()) terms.push_back(grads[branch]);
+    Tensor grad_x = grad_sum, grad_weight;
+    if (!terms.empty()) {
+      const auto saved = context->get_saved_variables();
+      const auto more = at::TensorList(terms).slice(1);
+      std::tie(grad_x, grad_weight) =
+          grad_sum.defined()
+              ? kernels::table().add_rms_norm_backward(terms[0], grad_sum, saved[0], saved[1], saved[2], more)
+              : kernels::table().rms_norm_backward(kernels::sum_of_terms(terms[0], more), saved[0], saved[1],
+                                                   saved[2]);
+    }
+    const bool adds = context->saved_data["adds"].toBool() && grad_x.defined();
+    return {adds ? grad_x.view(context->saved_data["shape"].toIntVector()) : grad_x, adds ? grad_x : Tensor(),
+            grad_weight, Tensor(), Tensor()};
+  }
+};
+
+SumAndNorm sum_and_norm(const Tensor& x, const std::optional<Tensor>& residual, const Tensor& weight,
+                        double eps, int64_t branches) {
+  const variable_list all = AddRmsNormFunction::apply(x, residual, weight, eps, branches);
+  return {all[0], {all.begin() + 1, all.end()}};
+}
+
+struct RopeQkvFunction : Function<RopeQkvFunction> {
+  static variable_list forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
+                               const Tensor& cos, const Tensor& sin, int64_t style, int64_t parts) {
+    context->save_for_backward({cos, sin});
+    context->saved_data["style"] = style;
+    context->saved_data["parts"] = parts;
+    // Values that are a tensor of their own stay where they are; a view would keep the product of all three.
+    const bool keeps = parts == 1 && v.is_contiguous() &&
+                       v.numel() * v.element_size() == static_cast<int64_t>(v.storage().nbytes());
+    kernels::Heads rotated = kernels::table().rope_heads({q, k, keeps ? Tensor() : v}, cos, sin,
+                                                         static_cast<RopeStyle>(style), parts);
+    return {rotated.q, rotated.k, keeps ? v : rotated.v};
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    const auto style = static_cast<RopeStyle>(context->saved_data["style"].toInt());
+    kernels::Heads back = kernels::table().rope_heads_backward(
+        {grads[0], grads[1], grads[2]}, saved[0], saved[1], style, context->saved_data["parts"].toInt());
+    return {back.q, back.k, back.v, Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+struct GatedActivationFunction : Function<GatedActivationFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& gate, const Tensor& up, int64_t activation) {
+    context->save_for_backward({gate, up});
+    context->saved_data["activation"] = activation;
+    return kernels::table().gated_activation(gate, up, static_cast<Activation>(activation));
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    auto [gate, up] = kernels::table().gated_activation_backward(
+        grads[0], saved[0], saved[1], static_cast<Activation>(context->saved_data["activation"].toInt()));
+    return {gate, up, Tensor()};
+  }
+};
+
+struct AttentionFunction : Function<AttentionFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const kernels::Documents& documents, SelectiveCheckpoint* selective) {
+    variable_list results = saved_or_computed(selective, /*save=*/true, [&] {
+      kernels::AttentionResult result = kernels::attention_forward(q, k, v, documents);
+      SelectiveCheckpoint::Results all = {result.output, result.lse};
+      all.insert(all.end(), result.extras.begin(), result.extras.end());
+      return all;
+    });
+    Tensor output = results[0];
+    variable_list saved = {q, k, v, documents.first_keys, documents.query_bounds, documents.key_bounds};
+    saved.insert(saved.end(), results.begin(), results.end());
+    context->save_for_backward(saved);
+    context->saved_data["most_queries"] = documents.most_queries;
+    context->saved_data["most_keys"] = documents.most_keys;
+    return output;
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    const kernels::Documents documents{saved[3], saved[4], saved[5],
+                                       context->saved_data["most_queries"].toInt(),
+                                       context->saved_data["most_keys"].toInt()};
+    const kernels::AttentionResult result{saved[6], saved[7], {saved.begin() + 8, saved.end()}};
+    auto [q, k, v] = kernels::attention_backward(grads[0], saved[0], saved[1], saved[2], documents, result);
+    return {q, k, v, Tensor(), Tensor()};
+  }
+};
+
+struct ResidualSumFunction : Function<ResidualSumFunction> {
+  static Tensor forward(AutogradContext*, const Tensor& stream, const Tensor& x, bool adds) {
+    return adds ? stream + x : x;
+  }
+  static variable_list backward(AutogradContext*, const variable_list& grads) {
+    return {grads[0], grads[0], Tensor()};
+  }
+};
+
+}  // namespace
+
+Tensor embedding(const Tensor& tokens, const Tensor& weight) {
+  return EmbeddingFunction::apply(tokens, weight);
+}
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  return rms_norm_of_residual(x, weight, eps).normed[0];
+}
+SumAndNorm add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
+                        int64_t branches) {
+  return sum_and_norm(x, residual, weight, eps, branches);
+}
+SumAndNorm rms_norm_of_residual(const Tensor& x, const Tensor& weight, double eps, int64_t branches) {
+  return sum_and_norm(x, std::nullopt, weight, eps, branches);
+}
+RotatedHeads rope_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos, const Tensor& sin,
+                      RopeStyle style) {
+  const int64_t parts = q.dim() == 5 ? q.size(0) : 1;
+  variable_list all = RopeQkvFunction::apply(q, k, v, cos, sin, static_cast<int64_t>(style), parts);
+  return {all[0], all[1], all[2]};
+}
+Tensor gated_activation(const Tensor& gate, const Tensor& up, Activation activation) {
+  return GatedActivationFunction::apply(gate, up, static_cast<int64_t>(activation));
+}
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const kernels::Documents& documents,
+                 SelectiveCheckpoint* selective) {
+  return AttentionFunction::apply(q, k, v, documents, selective);
+}
+Tensor residual_sum(const Tensor& stream, const Tensor& x, const BlockRun& run) {
+  return ResidualSumFunction::apply(stream, x, !run.recomputes());
+}
+
+}  // namespace hyperion::models::ops

@@ -1,0 +1,36 @@
+// Self-attention of a block: causal inside documents, with grouped queries and rotated queries and keys.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "models/layers/merged_linear.h"
+#include "models/layers/norm.h"
+#include "models/parts/block_parts.h"
+
+namespace hyperion::models {
+
+class Attention final : public AttentionPart {
+ public:
+  Attention(const ModelArgs& args, int64_t layer, const ParallelDims& dims = {});
+  at::Tensor forward(at::TensorList x, const SequenceContext& context, const BlockRun& run) const override;
+
+  std::vector<ParameterPtr> parameters() const override;
+  std::vector<Linear*> linears() override;
+  int64_t readers() const override { return 3; }  // wq, wk, wv
+
+ private:
+  ops::RotatedHeads rotated_heads(at::TensorList x, const SequenceContext& context,
+                                  const BlockRun& run) const;
+
+  int64_t head_dim_;
+  ContextGroup context_group_;
+  RopeStyle rope_style_;
+  MergedLinear qkv_;
+  Linear wo_;
+  std::optional<Norm> q_norm_, k_norm_;
+};
+
+}  // namespace hyperion::models

@@ -1,0 +1,52 @@
+#include "models/parts/experts/dispatch.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "models/kernels/kernels.h"
+
+namespace hyperion::models {
+using at::Tensor;
+
+Dispatch dispatch_tokens(const Tensor& choices, int64_t experts, RowCounts counts, int64_t unit) {
+  const Tensor dense = choices.contiguous();
+  const bool padded = counts == RowCounts::kPadded;
+  Dispatch dispatch = {kernels::table().order_rows(dense, experts, padded ? unit : 0), dense};
+  if (padded) return dispatch;
+  dispatch.counts.resize(experts, 0);
+  if (choices.is_cpu() || counts == RowCounts::kOnHost) {
+    const Tensor on_host = dispatch.expert_rows.cpu();
+    std::ranges::copy(std::span(on_host.const_data_ptr<int64_t>(), dispatch.counts.size()),
+                      dispatch.counts.begin());
+  }
+  return dispatch;
+}
+
+Tensor gather_rows(const Tensor& x, const Dispatch& dispatch, const Tensor& weights) {
+  if (x.size(0) == 0) return at::zeros({dispatch.tokens.size(0), x.size(1)}, x.options());  // padding alone
+  return kernels::table().gather_rows(x, dispatch, weights.defined() ? weights.flatten() : weights);
+}
+
+Tensor sum_rows(const Tensor& rows, const Dispatch& dispatch, const Tensor& weights, const Tensor& added) {
+  return kernels::table().sum_rows(rows, dispatch.rows, weights, added, dispatch.top_k());
+}
+
+Tensor gradient_of_weights(const Tensor& a, const Tensor& b, const Dispatch& dispatch) {
+  return kernels::table().products_of_rows(a, b, dispatch.rows).view(dispatch.choices.sizes());
+}
+
+kernels::WeightedRows weight_rows(const Tensor& a, const Tensor& b, const Dispatch& dispatch,
+                                  const Tensor& weights) {
+  if (weights.numel() == 0)  // padding alone
+    return {at::zeros_like(a), at::zeros_like(b), at::empty_like(weights)};
+  kernels::WeightedRows made = kernels::table().weight_rows(a, b, dispatch, weights.flatten());
+  made.products = made.products.view(dispatch.choices.sizes());
+  return made;
+}
+
+}  // namespace hyperion::models

@@ -1,0 +1,236 @@
+#include "models/parts/experts/experts.h"
+
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+
+#include "models/float8/grouped_matmuls.h"
+#include "models/kernels/matmul/grouped.h"
+#include "models/layers/activation_checkpoint.h"
+#include "models/layers/block_linear.h"
+#include "models/layers/deferred_weights.h"
+#include "models/layers/node_state.h"
+#include "models/layers/ops.h"
+#include "models/parts/experts/expert_exchange.h"
+
+namespace hyperion::models {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+using DispatchPtr = std::shared_ptr<const Dispatch>;
+
+// What a node keeps for its backward. Weights are read through their parameters: what lies behind them may be
+// freed and gathered a second time meanwhile.
+struct SavedExperts : torch::CustomClassHolder {
+  std::vector<ParameterPtr> stacks;
+  ExpertProducts products;
+  DispatchPtr dispatch;
+  Tensor input;    // of the node: they must not be written until backward
+  Tensor weights;  // of slots, where this node multiplies by them
+  Tensor made;     // rows of the result, where the gradient of weights is made of them
+  DeferredWeights* deferred = nullptr;
+
+  bool defers() const { return deferred != nullptr && deferred->deferring(); }
+};
+
+// Without the graph that made it, which it would keep.
+Tensor detached(const Tensor& tensor) {
+  return tensor.defined() ? tensor.detach() : tensor;
+}
+
+// The gradients of the node's stacks in their order, as `make` computes them from what it owns; undefined
+// where they are left for later.
+variable_list gradients_of_stacks(const SavedExperts& saved, std::function<variable_list()> make) {
+  if (!saved.defers()) return make();
+  saved.deferred->add([stacks = saved.stacks, make = std::move(make)] {
+    variable_list made = make();
+    for (size_t i = 0; i < stacks.size(); ++i) {
+      Tensor& sum = stacks[i]->weight.mutable_grad();
+      if (sum.defined())
+        sum.add_(made[i]);
+      else
+        sum = std::move(made[i]);
+    }
+  });
+  return variable_list(saved.stacks.size());
+}
+
+using OptionalTensor = std::optional<Tensor>;
+
+// x [tokens, dim], weights [tokens, k] or undefined -> rows of gate and up, [rows, hidden].
+struct GateUpFunction : Function<GateUpFunction> {
+  static variable_list forward(AutogradContext* context, const Tensor& x, const OptionalTensor& given_weights,
+                               const Tensor& /*w1*/, const Tensor& /*w3*/,
+                               const std::vector<ParameterPtr>& stacks, const ExpertProducts& products,
+                               const DispatchPtr& dispatch, SelectiveCheckpoint* selective,
+                               DeferredWeights* deferred) {
+    const Tensor weights = given_weights.value_or(Tensor());
+    // As v0.2.2's grouped product, which its checkpointing by operation neither saves nor counts.
+    const bool saves = selective != nullptr && selective->saves_all_products();
+    variable_list results = saved_or_computed(selective, saves, [&] {
+      Operand rows(gather_rows(x, *dispatch, weights));
+      return variable_list{products.output(rows, *stacks[0], dispatch->groups()),
+                           products.output(rows, *stacks[1], dispatch->groups())};
+    });
+    SavedExperts saved;
+    saved.stacks = stacks;
+    saved.products = products;
+    saved.dispatch = dispatch;
+    saved.input = x;
+    saved.weights = weights;
+    saved.deferred = deferred;
+    keep_state(context, std::move(saved));
+    return results;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto saved = kept_state<SavedExperts>(context);
+    const Dispatch& dispatch = *saved->dispatch;
+    const ExpertProducts& products = saved->products;
+    Operand gate(grads[0].contiguous()), up(grads[1].contiguous());
+    Tensor grad_rows = products.input_gradient(up, *saved->stacks[1], dispatch.groups());
+    grad_rows.add_(products.input_gradient(gate, *saved->stacks[0], dispatch.groups()));
+    const Tensor grad_x = sum_rows(grad_rows, dispatch, saved->weights);
+    Tensor grad_weights;
+    if (saved->weights.defined())
+      grad_weights = gradient_of_weights(grad_rows, gather_rows(saved->input, dispatch, Tensor()), dispatch);
+    grad_rows.reset();
+    // Moved: not kept until the nodes before this one have run.
+    const variable_list of_stacks = gradients_of_stacks(
+        *saved,
+        [products = saved->products, sent = saved->dispatch, grad_gate = gate.values, grad_up = up.values,
+         weights = detached(saved->weights), x = detached(std::exchange(saved->input, {}))] {
+          Operand rows(gather_rows(x, *sent, weights)), of_gate(grad_gate), of_up(grad_up);
+          return variable_list{products.weight_gradient(of_gate, rows, sent->groups()),
+                               products.weight_gradient(of_up, rows, sent->groups())};
+        });
+    return {grad_x,   grad_weights, of_stacks[0], of_stacks[1], Tensor(),
+            Tensor(), Tensor(),     Tensor(),     Tensor()};
+  }
+};
+
+// hidden rows h [rows, hidden], weights [tokens, k] or undefined, shared [tokens, dim] or undefined ->
+// [tokens, dim].
+struct DownFunction : Function<DownFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& h, const OptionalTensor& given_weights,
+                        const OptionalTensor& given_shared, const Tensor& w2, const ParameterPtr& stack,
+                        const ExpertProducts& products, const DispatchPtr& dispatch, bool computes,
+                        DeferredWeights* deferred) {
+    const Tensor weights = given_weights.value_or(Tensor()), shared = given_shared.value_or(Tensor());
+    const bool casts_weighted = weights.defined() && products.float8 != nullptr;
+    Operand rows(h);
+    Tensor made;
+    if (computes || casts_weighted) made = products.output(rows, *stack, dispatch->groups());
+    SavedExperts saved;
+    if (casts_weighted) saved.made = made;
+    saved.stacks = {stack};
+    saved.products = products;
+    saved.dispatch = dispatch;
+    saved.input = h;
+    saved.weights = weights;
+    saved.deferred = deferred;
+    keep_state(context, std::move(saved));
+    context->saved_data["adds"] = shared.defined();
+    if (!computes) return at::empty({dispatch->choices.size(0), w2.size(1)}, h.options());
+    return sum_rows(made, *dispatch, weights, shared);
+  }
+
+  // With t = (gradient of a row) w2, the gradient of the row's weight is t h: the row itself, w2 h, is not
+  // needed, and neither kept nor computed for it. But FP8 casts, as torchao's and as with expert parallelism,
+  // the gradient of a row times its weight, of which there is no such t.
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto saved = kept_state<SavedExperts>(context);
+    const Dispatch& dispatch = *saved->dispatch;
+    const Tensor grad = grads[0].contiguous();
+    const Tensor made = std::exchange(saved->made, {});
+    const Tensor before_cast = made.defined() ? detached(saved->weights) : Tensor();
+    Operand grad_rows(gather_rows(grad, dispatch, before_cast));
+    const Tensor t = saved->products.input_gradient(grad_rows, *saved->stacks[0], dispatch.groups());
+    Tensor grad_h = t, grad_weights, h = detached(std::exchange(saved->input, {})).contiguous();
+    if (made.defined()) {
+      grad_weights = gradient_of_weights(gather_rows(grad, dispatch, Tensor()), made, dispatch);
+    } else if (saved->weights.defined()) {
+      const kernels::WeightedRows weighted = weight_rows(t, h, dispatch, saved->weights);
+      grad_h = weighted.a;
+      h = weighted.b;
+      grad_weights = weighted.products;
+    }
+    // Later they are gathered a second time, as the input's are: they are top_k copies of it.
+    const variable_list of_stacks =
+        gradients_of_stacks(*saved, [=, products = saved->products, sent = saved->dispatch,
+                                     kept = saved->defers() ? Tensor() : grad_rows.values] {
+          Operand rows(kept.defined() ? kept : gather_rows(grad, *sent, before_cast)), input(h);
+          return variable_list{products.weight_gradient(rows, input, sent->groups())};
+        });
+    return {grad_h,       grad_weights, context->saved_data["adds"].toBool() ? grads[0] : Tensor(),
+            of_stacks[0], Tensor(),     Tensor(),
+            Tensor(),     Tensor(),     Tensor()};
+  }
+};
+
+// Tensor parallel ranks divide its hidden width, where they divide experts at all.
+ParameterPtr expert_stack(int64_t layer, const char* name, std::vector<int64_t> shape, int hidden_dim,
+                          double std, const ParallelDims& dims) {
+  const bool complete = dims.expert_group() != nullptr && !dims.divides_experts;
+  return make_parameter(fmt::format("{}.{}", experts_name(layer), name), std::move(shape),
+                        Init::truncated_normal(std, -2.0, 2.0),
+                        complete ? std::nullopt : std::optional(hidden_dim));
+}
+
+}  // namespace
+
+Experts::Experts(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
+    : ranks_(dims.expert_group()),
+      width_ranks_(dims.expert_tensor_group()),
+      activation_(args.activation),
+      score_before_(args.score_before_experts),
+      w1_(expert_stack(layer, "w1", {args.num_experts, args.moe_hidden_dim, args.dim}, 1, 0.02, dims)),
+      w2_(expert_stack(layer, "w2", {args.num_experts, args.dim, args.moe_hidden_dim}, 2,
+                       residual_std(args, layer), dims)),
+      w3_(expert_stack(layer, "w3", {args.num_experts, args.moe_hidden_dim, args.dim}, 1,
+                       residual_std(args, layer), dims)) {
+  if (ranks_ == nullptr) return;
+  for (const ParameterPtr& stack : parameters()) stack->divide_experts(ranks_->size(), ranks_->rank());
+}
+
+std::optional<int64_t> Experts::unit_of_rows(const Tensor& x) const {
+  if (products_.float8) return products_.float8->unit();
+  const kernels::GroupedShape shape{.groups = w1_->local[0], .k = w1_->local[2], .j = w1_->local[1]};
+  return kernels::multiplies_groups_at_once(x, shape) ? std::optional(kernels::kGroupUnit) : std::nullopt;
+}
+
+void Experts::set_float8(std::shared_ptr<const float8::GroupedMatmuls> float8) {
+  products_ = {std::move(float8), w1_->local[1] < w1_->shape[1] ? width_ranks_ : nullptr};
+}
+
+Tensor Experts::forward(const Tensor& x, const Tensor& weights, const Tensor& shared,
+                        const KeptRouting& routing, const BlockRun& run) const {
+  if (ranks_ == nullptr) return of_all(x, weights, shared, routing.dispatch, run, !run.recomputes());
+  const Tensor none, before = score_before_ ? weights : none, after = score_before_ ? none : weights;
+  const Tensor rows = rows_for_experts(x, before, routing, *ranks_, run);
+  // What comes back is read by the gradient of weights, and kept where a SelectiveCheckpoint is.
+  const bool computes = !run.recomputes() || (after.defined() && run.selective == nullptr);
+  const Tensor made = of_all(rows, none, none, routing.exchange->experts, run, computes);
+  return sum_of_experts(made, after, shared, routing, *ranks_, run);
+}
+
+Tensor Experts::of_all(const Tensor& x, const Tensor& weights, const Tensor& shared,
+                       const DispatchPtr& dispatch, const BlockRun& run, bool computes) const {
+  const std::vector<ParameterPtr> stacks = {w1_, w3_};
+  const variable_list gate_up =
+      GateUpFunction::apply(x, score_before_ ? optional_of(weights) : std::nullopt, w1_->weight, w3_->weight,
+                            stacks, products_, dispatch, run.selective, run.deferred);
+  const Tensor h = ops::gated_activation(gate_up[0], gate_up[1], activation_);
+  return DownFunction::apply(h, score_before_ ? std::nullopt : optional_of(weights), optional_of(shared),
+                             w2_->weight, w2_, products_, dispatch, computes, run.deferred);
+}
+
+}  // namespace hyperion::models

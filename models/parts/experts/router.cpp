@@ -1,0 +1,60 @@
+#include "models/parts/experts/router.h"
+
+#include <utility>
+
+#include <ATen/ops/arange.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "models/kernels/kernels.h"
+#include "models/layers/node_state.h"
+
+namespace hyperion::models {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+struct SavedWeights : torch::CustomClassHolder {
+  RoutingOptions options;
+  at::ScalarType dtype = at::kFloat;  // of the logits
+};
+
+struct RoutingWeightsFunction : Function<RoutingWeightsFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& logits, const Tensor& scores,
+                        const Tensor& choices, const RoutingOptions& options) {
+    context->save_for_backward({scores, choices});
+    SavedWeights saved;
+    saved.options = options;
+    saved.dtype = logits.scalar_type();
+    keep_state(context, std::move(saved));
+    return kernels::table().routing_weights(scores, choices, options);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto tensors = context->get_saved_variables();
+    const auto saved = kept_state<SavedWeights>(context);
+    return {kernels::table().routing_weights_backward(grads[0], tensors[0], tensors[1], saved->options,
+                                                      saved->dtype),
+            Tensor(), Tensor(), Tensor()};
+  }
+};
+
+}  // namespace
+
+kernels::RoutedTokens route_tokens(const Tensor& logits, const Tensor& bias, const RoutingOptions& options) {
+  return kernels::table().route_tokens(logits, bias, options);
+}
+
+Tensor balanced_choices(const Tensor& scores, const RoutingOptions& options) {
+  return at::arange(scores.size(0) * options.top_k, scores.options().dtype(at::kLong))
+      .remainder(options.experts)
+      .view({scores.size(0), options.top_k});
+}
+
+Tensor routing_weights(const Tensor& logits, const Tensor& scores, const Tensor& choices,
+                       const RoutingOptions& options) {
+  return RoutingWeightsFunction::apply(logits, scores, choices, options);
+}
+
+}  // namespace hyperion::models

@@ -1,0 +1,107 @@
+#include "models/parts/latent_attention/latent_attention.h"
+
+#include <fmt/format.h>
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "models/kernels/kernels.h"
+#include "models/layers/block_linear.h"
+#include "models/layers/linear_node.h"
+#include "models/layers/sequence_exchange.h"
+#include "models/parts/attention/gathered_attention.h"
+
+namespace hyperion::models {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+struct LatentHeadsFunction : Function<LatentHeadsFunction> {
+  static variable_list forward(AutogradContext* context, const Tensor& q, const Tensor& kv,
+                               const Tensor& shared, const Tensor& cos, const Tensor& sin, double factor) {
+    context->save_for_backward({cos, sin});
+    context->saved_data["factor"] = factor;
+    context->saved_data["values"] = kv.size(-1) - (q.size(-1) - shared.size(-1));
+    const kernels::Heads heads = kernels::table().latent_heads(q, kv, shared, cos, sin, factor);
+    return {heads.q, heads.k, heads.v};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    const kernels::LatentGradients of = kernels::table().latent_heads_backward(
+        {grads[0], grads[1], grads[2]}, saved[0], saved[1], context->saved_data["factor"].toDouble(),
+        context->saved_data["values"].toInt());
+    return {of.q, of.kv, of.shared, Tensor(), Tensor(), Tensor()};
+  }
+};
+
+}  // namespace
+
+LatentAttention::LatentAttention(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
+    : ranks_(dims.tensor_group()),
+      context_group_(dims.context_group()),
+      heads_(args.n_heads / (ranks_ != nullptr ? ranks_->size() : 1)),
+      kv_rank_(args.kv_lora_rank),
+      rotated_width_(args.qk_rope_head_dim),
+      value_width_(args.v_head_dim),
+      q_in_(args.q_lora_rank > 0
+                ? undivided_linear(layer, "attention.wq_a", args.q_lora_rank, args.dim)
+                : block_linear(dims, layer, "attention.wq", args.n_heads * args.head_dim, args.dim)),
+      wkv_a_(undivided_linear(layer, "attention.wkv_a", args.kv_lora_rank + args.qk_rope_head_dim, args.dim)),
+      kv_norm_(fmt::format("layers.{}.attention.kv_norm.weight", layer), args.kv_lora_rank, args.norm_eps),
+      wkv_b_(block_linear(dims, layer, "attention.wkv_b",
+                          args.n_heads * (args.qk_nope_head_dim + args.v_head_dim), args.kv_lora_rank)),
+      wo_(block_linear(dims, layer, "attention.wo", args.dim, args.n_heads * args.v_head_dim,
+                       residual_std(args, layer), kSplitByColumns)) {
+  if (args.q_lora_rank == 0) return;
+  q_norm_.emplace(fmt::format("layers.{}.attention.q_norm.weight", layer), args.q_lora_rank, args.norm_eps);
+  wq_b_.emplace(block_linear(dims, layer, "attention.wq_b", args.n_heads * args.head_dim, args.q_lora_rank));
+}
+
+std::vector<ParameterPtr> LatentAttention::parameters() const {
+  std::vector<ParameterPtr> all = {q_in_.weight()};
+  if (wq_b_) all.insert(all.end(), {q_norm_->weight(), wq_b_->weight()});
+  all.insert(all.end(), {wkv_a_.weight(), kv_norm_.weight(), wkv_b_.weight(), wo_.weight()});
+  return all;
+}
+
+std::vector<Linear*> LatentAttention::linears() {
+  std::vector<Linear*> all = {&q_in_, &wkv_a_};
+  if (wq_b_) all.push_back(&*wq_b_);
+  all.insert(all.end(), {&wkv_b_, &wo_});
+  return all;
+}
+
+// Layers that both have no ranks are one node. Where queries have no latent, wq gathers the stream.
+LatentAttention::Projections LatentAttention::project(at::TensorList x, const BlockRun& run) const {
+  std::vector<Tensor> in;
+  if (q_in_.ranks() == nullptr)
+    in = column_linear(x, {&q_in_, &wkv_a_}, run);
+  else
+    in = {column_linear(x.slice(0, 1), {&q_in_}, run)[0], column_linear(x.slice(1), {&wkv_a_}, run)[0]};
+  const Tensor q = wq_b_ ? column_linear(q_norm_->forward(in[0]), {&*wq_b_}, run)[0] : in[0];
+  const Tensor latent = in[1].narrow(-1, 0, kv_rank_).contiguous(),
+               shared = in[1].narrow(-1, kv_rank_, rotated_width_);
+  const Tensor kv = column_linear(kv_norm_.forward(latent), {&wkv_b_}, run)[0];
+  if (ranks_ == nullptr) return {q, kv, shared};
+  const auto sequences = [](const Tensor& parts) { return parts.transpose(0, 1).flatten(1, 2); };
+  const Tensor of_all = gather_over_ranks(shared.flatten(0, 1), ranks_);  // rank by rank, as q and kv
+  return {sequences(q), sequences(kv),
+          sequences(of_all.view({ranks_->size(), shared.size(0), shared.size(1), rotated_width_}))};
+}
+
+Tensor LatentAttention::forward(at::TensorList x, const SequenceContext& context, const BlockRun& run) const {
+  const auto [q, kv, shared] = project(x, run);
+  const variable_list heads =
+      LatentHeadsFunction::apply(q.unflatten(-1, {heads_, -1}), kv.unflatten(-1, {heads_, -1}), shared,
+                                 context.cos, context.sin, context.attention_factor);
+  const Tensor attended = attention_over_ranks(heads[0].transpose(1, 2), heads[1].transpose(1, 2),
+                                               heads[2].transpose(1, 2), context, context_group_, run)
+                              .narrow(-1, 0, value_width_)
+                              .transpose(1, 2);  // [batch, seq, heads, value width]
+  return row_linear(attended.flatten(-2), wo_, RowResult::kNeededAgain, run);
+}
+
+}  // namespace hyperion::models

@@ -1,0 +1,63 @@
+#include "trainer/data/text_rate.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include <fmt/format.h>
+
+#include "base/clock.h"
+#include "base/counted.h"
+#include "data/sources.h"
+#include "trainer/data/job_data.h"
+
+namespace hyperion::trainer {
+namespace {
+
+constexpr size_t kSampledFiles = 16;
+constexpr size_t kSampledBytes = size_t{64} << 10;  // of a document
+constexpr double kMeasuredSeconds = 0.1;
+constexpr double kDependable = 0.8;  // share of the measured rate: the thread also reads and cuts batches
+
+}  // namespace
+
+std::vector<std::string> sample_of_text(const config::JobConfig& config) {
+  std::vector<std::string> documents;
+  for (const data::CorpusFile& file : data::find_corpus(training_files(config))) {
+    if (documents.size() == kSampledFiles) break;
+    if (file.format != data::CorpusFormat::kText) continue;
+    documents.push_back(
+        data::JsonLines::check_first_line(file.path, {config.training.text_field, kTrainingKeys.field}));
+    documents.back().resize(std::min(documents.back().size(), kSampledBytes));
+  }
+  return documents;
+}
+
+double tokenizer_rate(const data::Tokenizer& tokenizer, const std::vector<std::string>& documents) {
+  const auto pass = [&] {
+    size_t tokens = 0;
+    for (const std::string& document : documents) tokens += tokenizer.encode(document, true, true).size();
+    return tokens;
+  };
+  pass();  // fills the caches
+  const auto begin = std::chrono::steady_clock::now();
+  size_t tokens = 0;
+  do tokens += pass();
+  while (seconds_since(begin) < kMeasuredSeconds);
+  return static_cast<double>(tokens) / seconds_since(begin);
+}
+
+std::optional<std::string> text_rate_advice(double thread_rate, double gpu_rate, int64_t ranks,
+                                            int64_t threads) {
+  const double needed = gpu_rate * static_cast<double>(ranks);
+  const double given = thread_rate * static_cast<double>(threads);
+  if (needed <= kDependable * given) return std::nullopt;
+  const auto readable = [](double rate) { return human_count(static_cast<uint64_t>(rate)); };
+  return fmt::format(
+      "training.dataset_path: text is tokenised by {} {}, for all {} that read different data: at most {} "
+      "tokens/s here, and they would use about {} tokens/s; run `hyperion tokenize` once and train from its "
+      "token shards",
+      threads == 1 ? "one thread on each" : fmt::format("the {} threads of each", threads),
+      threads == 1 ? "rank" : "node", counted(ranks, "rank"), readable(given), readable(needed));
+}
+
+}  // namespace hyperion::trainer

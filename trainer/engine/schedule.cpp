@@ -1,0 +1,439 @@
+#include "trainer/engine/schedule.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/core/grad_mode.h>
+
+#include "base/error.h"
+#include "base/failpoint.h"
+#include "parallel/comm/step_timer.h"
+#include "parallel/job/phase.h"
+
+namespace hyperion::trainer {
+
+Schedule training_schedule(size_t units, size_t microbatches, bool reshard_after_forward, bool reduce_once) {
+  const size_t head = units - 1;
+  Schedule schedule;
+  for (size_t i = 0; i < microbatches; ++i) {
+    const Do with_gradients = reduce_once && i + 1 < microbatches ? Do::kAccumulate : Do::kReduce;
+    for (size_t unit = 0; unit < head; ++unit) {
+      schedule.push_back({Do::kForward, i, unit, unit + 1});
+      if (reshard_after_forward) schedule.push_back({Do::kFree, i, unit});
+    }
+    // A unit's gradients are complete after its backward, so their reduce-scatter starts at once and overlaps
+    // the backward of the unit before it. The embedding's backward reads no weights.
+    for (size_t unit = head + 1; unit-- > 0;) {
+      schedule.push_back({unit == head ? Do::kLoss : Do::kBackward, i, unit,
+                          unit > 1 ? std::optional(unit - 1) : std::nullopt});
+      schedule.push_back({Do::kFree, i, unit});
+      schedule.push_back(
+          {.what = with_gradients, .microbatch = i, .unit = unit, .last = i + 1 == microbatches});
+    }
+    schedule.push_back({Do::kFinish, i});
+  }
+  schedule.push_back({Do::kSumReplicated});
+  return schedule;
+}
+
+Schedule evaluation_schedule(size_t units) {
+  const size_t head = units - 1;
+  Schedule schedule;
+  for (size_t unit = 0; unit < head; ++unit) {
+    schedule.push_back({Do::kForward, 0, unit, unit + 1});
+    schedule.push_back({Do::kFree, 0, unit});
+  }
+  schedule.push_back({Do::kLoss, 0, head});
+  schedule.push_back({Do::kFree, 0, head});
+  schedule.push_back({Do::kFinish, 0});
+  return schedule;
+}
+
+namespace {
+
+// A pipeline's actions as those of units.
+class Expansion {
+ public:
+  Expansion(const Pipeline& pipeline, int rank, const parallel::PipelineSchedule& lists)
+      : pipeline_(pipeline), stages_(pipeline.stages), rank_(rank), lists_(lists) {
+    for (const parallel::PipelineAction& action : actions()) {
+      const auto stage = static_cast<size_t>(action.stage);
+      const auto microbatch = static_cast<size_t>(action.microbatch);
+      if (action.op == Op::kBackward || action.op == Op::kInputGradient) last_of_head_[stage] = microbatch;
+      if (action.op == Op::kBackward || action.op == Op::kWeightGradient) last_of_blocks_[stage] = microbatch;
+    }
+  }
+
+  Schedule made() {
+    for (index_ = 0; index_ < actions().size(); ++index_) add(actions()[index_]);
+    if (trains()) made_.push_back({Do::kSumReplicated});
+    return std::move(made_);
+  }
+
+ private:
+  using Op = parallel::PipelineOp;
+  const std::vector<parallel::PipelineAction>& actions() const {
+    return lists_.ranks[static_cast<size_t>(rank_)];
+  }
+  void emit(Do what, size_t unit = 0, std::optional<size_t> prefetch = {}, bool last = false) {
+    if (pipeline_.gathers_stages) prefetch.reset();
+    made_.push_back({what, microbatch_, unit, prefetch, stage_, last});
+  }
+  void free_after_use(size_t unit) {
+    if (!pipeline_.gathers_stages) emit(Do::kFree, unit);
+  }
+  void for_units(Do what) {  // of what several microbatches use
+    if (!pipeline_.gathers_stages) return;
+    microbatch_ = 0;
+    for (size_t unit = stages_[stage_].first; unit < stages_[stage_].end; ++unit) emit(what, unit);
+  }
+  bool is_last_stage() const { return stage_ + 1 == stages_.size(); }
+  bool is_here(size_t stage) const { return lists_.rank_of_stage[stage] == rank_; }
+  bool trains() const { return !last_of_blocks_.empty(); }
+
+  void add(const parallel::PipelineAction& action) {
+    stage_ = static_cast<size_t>(action.stage);
+    microbatch_ = static_cast<size_t>(action.microbatch);
+    switch (action.op) {
+      case Op::kForward:
+        forward();
+        break;
+      case Op::kBackward:
+      case Op::kInputGradient:
+        backward(/*divided=*/action.op == Op::kInputGradient);
+        break;
+      case Op::kWeightGradient:
+        weight_gradients();
+        break;
+      case Op::kSendForward:
+        emit(Do::kSendActivation);
+        if (!trains()) emit(Do::kFinish);
+        break;
+      case Op::kReceiveForward:
+        emit(Do::kReceiveActivation);
+        break;
+      case Op::kSendBackward:
+        emit(Do::kSendGradient);
+        end_part();
+        break;
+      case Op::kReceiveBackward:
+        emit(Do::kReceiveGradient);
+        break;
+      case Op::kGather:
+        for_units(Do::kGather);
+        break;
+      case Op::kFree:
+        for_units(Do::kFree);
+        break;
+      case Op::kReduce:  // with the unit's last backward
+        break;
+    }
+  }
+
+  // In training the head runs in the stage's backward.
+  void forward() {
+    const auto [first, end] = stages_[stage_];
+    const size_t blocks_end = is_last_stage() ? end - 1 : end;
+    const bool head_is_next = is_last_stage() && (!trains() || backward_is_next());
+    for (size_t unit = first; unit < blocks_end; ++unit) {
+      emit(Do::kForward, unit,
+           unit + 1 < blocks_end || head_is_next ? std::optional(unit + 1) : std::nullopt);
+      free_after_use(unit);
+    }
+    if (is_last_stage()) {
+      if (trains()) return;
+      emit(Do::kLoss, blocks_end);
+      free_after_use(blocks_end);
+      emit(Do::kFinish);
+    } else if (is_here(stage_ + 1)) {
+      emit(Do::kSendActivation);
+      if (!trains()) emit(Do::kFinish);
+    }
+  }
+
+  // The head has no halves.
+  void backward(bool divided) {
+    const auto [first, end] = stages_[stage_];
+    for (size_t unit = end; unit-- > first;) {
+      emit(is_head(unit) ? Do::kLoss
+           : divided     ? Do::kInputGradient
+                         : Do::kBackward,
+           unit, unit > std::max<size_t>(first, 1) ? std::optional(unit - 1) : std::nullopt);
+      free_after_use(unit);
+      if (is_head(unit) || !divided) reduce(unit);
+    }
+    const bool hands_over = stage_ > 0 && is_here(stage_ - 1);
+    if (hands_over) emit(Do::kSendGradient);
+    parts_left_[{stage_, microbatch_}] = stage_ == 0 || hands_over ? 1 : 2;
+    if (!divided) end_part();
+  }
+
+  void weight_gradients() {
+    const auto [first, end] = stages_[stage_];
+    for (size_t unit = end; unit-- > first;) {
+      if (is_head(unit)) continue;
+      emit(Do::kWeightGradients, unit);
+      reduce(unit);
+    }
+    end_part();
+  }
+
+  bool is_head(size_t unit) const { return is_last_stage() && unit + 1 == stages_[stage_].end; }
+
+  void reduce(size_t unit) {
+    const bool last = (is_head(unit) ? last_of_head_ : last_of_blocks_).at(stage_) == microbatch_;
+    emit(last || !pipeline_.reduces_once ? Do::kReduce : Do::kAccumulate, unit, {}, last);
+  }
+
+  // A microbatch ends in a stage with its last weight gradients and, where another rank takes it, with the
+  // sending of its gradient: the weight gradients read memory that was received.
+  void end_part() {
+    if (--parts_left_.at({stage_, microbatch_}) == 0) emit(Do::kFinish);
+  }
+
+  bool backward_is_next() const {
+    for (size_t i = index_ + 1; i < actions().size(); ++i)
+      if (const auto& next = actions()[i]; parallel::is_compute(next.op))
+        return (next.op == Op::kBackward || next.op == Op::kInputGradient) &&
+               static_cast<size_t>(next.stage) == stage_ &&
+               static_cast<size_t>(next.microbatch) == microbatch_;
+    return false;
+  }
+
+  const Pipeline& pipeline_;
+  const std::vector<UnitRange>& stages_;
+  int rank_;
+  const parallel::PipelineSchedule& lists_;
+  // By stage: the microbatch whose gradients come last, of the head and of all else.
+  std::map<size_t, size_t> last_of_head_, last_of_blocks_;
+  std::map<std::pair<size_t, size_t>, int> parts_left_;  // by stage and microbatch, after its backward
+  Schedule made_;
+  size_t index_ = 0, stage_ = 0, microbatch_ = 0;  // of the action that is added
+};
+
+}  // namespace
+
+Schedule pipeline_schedule(const Pipeline& pipeline, int rank, const parallel::PipelineSchedule& lists) {
+  return Expansion(pipeline, rank, lists).made();
+}
+
+ScheduleRunner::ScheduleRunner(Stage& stage, bool reshard_after_forward, bool reduce_once)
+    : stage_(stage),
+      stages_({{0, stage.model().units().size()}}),
+      rank_of_stage_({0}),
+      make_([=, units = stages_[0].end](bool training, size_t microbatches) {
+        if (!training && microbatches != 1)
+          throw_bug("losses of {} microbatches without a pipeline, which takes one", microbatches);
+        return Plan{training ? training_schedule(units, microbatches, reshard_after_forward, reduce_once)
+                             : evaluation_schedule(units)};
+      }) {}
+
+ScheduleRunner::ScheduleRunner(Stage& stage, const Pipeline& pipeline, const StageGroups& groups,
+                               at::Device device)
+    : stage_(stage),
+      stages_(pipeline.stages),
+      rank_of_stage_(pipeline.rank_of_stage),
+      rank_(groups.up.rank()),
+      make_([pipeline, rank = rank_](bool training, size_t microbatches) {
+        const parallel::PipelineSchedule lists = pipeline.make(training, microbatches);
+        return Plan{pipeline_schedule(pipeline, rank, lists),
+                    parallel::kept_microbatches(lists)[static_cast<size_t>(rank)]};
+      }) {
+  transfers_.emplace(groups, device);
+  device_ = device.type();
+}
+
+const ScheduleRunner::Plan& ScheduleRunner::plan(bool training, size_t microbatches) {
+  Plan& plan = made_[{training, microbatches}];
+  if (plan.actions.empty()) plan = make_(training, microbatches);
+  return plan;
+}
+
+std::vector<at::Tensor> ScheduleRunner::train_step(int64_t step, size_t microbatches, const Fetch& microbatch,
+                                                   const at::Tensor& scale, models::LayerMetrics* metrics) {
+  step_ = step;
+  stage_.drop_gradients();
+  return run(plan(/*training=*/true, microbatches), {microbatch, scale, metrics});
+}
+
+std::vector<at::Tensor> ScheduleRunner::losses(size_t microbatches, const Fetch& microbatch) {
+  const at::NoGradGuard no_grad;
+  return run(plan(/*training=*/false, microbatches), {microbatch, /*scale=*/{}, /*metrics=*/nullptr});
+}
+
+void ScheduleRunner::set_phase(const char* what, const Action& action, const std::string& name) const {
+  parallel::set_phase(stages_.size() == 1 ? fmt::format("step {} {} {}", step_, what, name)
+                                          : fmt::format("step {} {} {} (stage {}, microbatch {})", step_,
+                                                        what, name, action.stage, action.microbatch));
+}
+
+// Waits for the weights of the action's unit and starts the all-gather of those that it prefetches.
+void ScheduleRunner::gather(const Action& action, const char* phase) const {
+  set_phase(phase, action, stage_.group(action.unit).name());
+  failpoint("step.gather");
+  stage_.group(action.unit).finish_unshard();
+  if (action.prefetch) stage_.group(*action.prefetch).start_unshard();
+}
+
+Slot& ScheduleRunner::slot(const Action& action, const StepInput& input) {
+  const Key key{action.stage, action.microbatch};
+  const auto found = running_.find(key);
+  if (found != running_.end()) return found->second.slot;
+  Slot slot =
+      stage_.slot(stages_[action.stage], input.microbatch(action.microbatch), input.trains(), input.metrics);
+  return running_.emplace(key, Running{.slot = std::move(slot)}).first->second.slot;
+}
+
+// Between two ranks a receive is only started here: what needs it waits for it.
+void ScheduleRunner::transfer(const Action& action, const StepInput& input) {
+  const bool forward = action.what == Do::kSendActivation || action.what == Do::kReceiveActivation;
+  const bool sends = action.what == Do::kSendActivation || action.what == Do::kSendGradient;
+  Slot& own = slot(action, input);
+  const size_t other = forward == sends ? action.stage + 1 : action.stage - 1;
+  const int peer = rank_of_stage_[other];
+  set_phase(sends ? "send" : "receive", action, forward ? "activation" : "gradient");
+  if (!sends) {
+    Running& running = running_.at({action.stage, action.microbatch});
+    StageTransfers::Receiving receiving =
+        transfers_->receive(stage_.boundary_shape(own.batch), stage_.boundary_options(), peer);
+    running.received.push_back(receiving.tensor);
+    running.pending = std::move(receiving.pending);
+    (forward ? own.activation : own.gradient) = std::move(receiving.tensor);
+    return;
+  }
+  const at::Tensor sent = std::exchange(forward ? own.activation : own.gradient, {}).detach();
+  if (peer != rank_) {
+    parallel::RankWait wait(device_, parallel::RankWait::For::kTransfer);
+    transfers_->send(sent.contiguous(), peer);
+    return wait.done();
+  }
+  Slot& next = slot({.what = action.what, .microbatch = action.microbatch, .stage = other}, input);
+  (forward ? next.activation : next.gradient) = sent;
+}
+
+// Waits for what is on its way to the action's slot.
+Slot& ScheduleRunner::ready(const Action& action, const StepInput& input) {
+  Slot& slot = this->slot(action, input);
+  Running& running = running_.at({action.stage, action.microbatch});
+  if (!running.pending.done()) {
+    set_phase("wait for the input of", action, stage_.group(action.unit).name());
+    parallel::RankWait wait(device_, parallel::RankWait::For::kTransfer);
+    running.pending.wait();
+    wait.done();
+  }
+  return slot;
+}
+
+void ScheduleRunner::begin(const Action& action, const Plan& plan) {
+  running_.at({action.stage, action.microbatch}).has_begun = true;
+  const auto kept =
+      std::ranges::count_if(running_, [](const auto& running) { return running.second.has_begun; });
+  if (kept > plan.kept)
+    throw_bug("{} microbatches are kept at once, and the schedule has {}", kept, plan.kept);
+}
+
+void ScheduleRunner::finish(const Action& action) {
+  stage_.finish_reduction();
+  const auto running = running_.find({action.stage, action.microbatch});
+  if (running->second.slot.keeps_saved())
+    throw_bug("microbatch {} ends in stage {} and keeps something", action.microbatch, action.stage);
+  std::vector<at::Tensor> received = std::move(running->second.received);
+  running_.erase(running);
+  for (at::Tensor& tensor : received) transfers_->recycle(std::move(tensor));
+}
+
+std::vector<at::Tensor> ScheduleRunner::run(const Plan& plan, const StepInput& input) {
+  const bool training = input.trains();
+  const char* const forward = training ? "forward" : "validation";
+  const auto is_first_backward = [&](size_t unit, const Slot& slot) {
+    return stage_.is_head(unit + 1) || unit + 1 == slot.units.end;
+  };
+  std::map<size_t, at::Tensor> losses;  // by microbatch
+  parallel::ScheduleSpan span(device_);
+  for (const Action& action : plan.actions) {
+    const size_t unit = action.unit;
+    switch (action.what) {
+      case Do::kForward: {
+        const bool begins = unit == stages_[action.stage].first;
+        Slot& slot = ready(action, input);
+        if (training && begins) {
+          failpoint("step.fwd");
+          begin(action, plan);
+        }
+        gather(action, forward);
+        stage_.forward(unit, slot);
+        break;
+      }
+      case Do::kLoss: {
+        Slot& slot = ready(action, input);
+        gather(action, forward);
+        losses[action.microbatch] = stage_.loss(slot, input.scale);
+        break;
+      }
+      case Do::kBackward:
+      case Do::kInputGradient: {
+        const bool divided = action.what == Do::kInputGradient;
+        const char* const phase = divided ? "input gradient" : "backward";
+        Slot& slot = ready(action, input);
+        if (is_first_backward(unit, slot)) failpoint("step.bwd");
+        if (unit == 0)
+          set_phase(phase, action, stage_.group(unit).name());
+        else
+          gather(action, phase);
+        if (divided)
+          stage_.input_gradient(unit, slot);
+        else
+          stage_.backward(unit, slot);
+        break;
+      }
+      case Do::kWeightGradients: {
+        Slot& slot = this->slot(action, input);
+        set_phase("weight gradients", action, stage_.group(unit).name());
+        if (is_first_backward(unit, slot)) failpoint("step.wgrad");
+        stage_.weight_gradients(unit, slot);
+        break;
+      }
+      case Do::kGather:
+        stage_.group(unit).start_unshard();
+        break;
+      case Do::kFree:
+        stage_.group(unit).reshard();
+        break;
+      case Do::kAccumulate:
+        stage_.group(unit).accumulate();
+        break;
+      case Do::kReduce:
+        stage_.group(unit).reduce(/*last_microbatch=*/action.last);
+        break;
+      case Do::kFinish:
+        finish(action);
+        break;
+      case Do::kSumReplicated:
+        if (!stage_.has_replicated_gradients()) break;
+        parallel::set_phase(fmt::format("step {} sum of replicated gradients", step_));
+        failpoint("step.sum");
+        stage_.sum_replicated_gradients();
+        break;
+      case Do::kSendActivation:
+      case Do::kReceiveActivation:
+      case Do::kSendGradient:
+      case Do::kReceiveGradient:
+        transfer(action, input);
+        break;
+    }
+  }
+  if (transfers_) {
+    parallel::RankWait wait(device_, parallel::RankWait::For::kTransfer);
+    transfers_->finish();
+    wait.done();
+  }
+  span.done();
+  std::vector<at::Tensor> ordered;
+  for (auto& [microbatch, loss] : losses) ordered.push_back(std::move(loss));
+  return ordered;
+}
+
+}  // namespace hyperion::trainer

@@ -1,0 +1,201 @@
+#include "trainer/plan/sharding_advice.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/box.h"
+#include "base/counted.h"
+#include "models/transformer.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/placement.h"
+#include "trainer/config/validate.h"
+#include "trainer/plan/size_estimate.h"
+
+namespace hyperion::trainer {
+namespace {
+
+constexpr int64_t kManyShards = 512;     // more than this without replicas is worth a warning
+constexpr int64_t kProposedShards = 64;  // of HSDP, at least
+constexpr double kProposedBytes = 32e9;  // of weights, gradients and optimizer per rank, at most
+constexpr double kMuchPadding = 1.1;     // bytes of the padded shards to those of the parameters
+constexpr size_t kNamedParameters = 3;
+constexpr double kMuchOfExperts = 16e9;  // bytes of a block's, gathered and as gradients, are worth a warning
+constexpr double kProposedOfExperts = 4e9;  // at most
+
+double states_gib(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards) {
+  const JobSize size = job_size(config, model, shards, /*microbatches=*/1);
+  return (size.states() + size.averages) / (1 << 30);
+}
+
+// The fewest shards that divide `shards`, are not many and leave room for activations.
+std::optional<int64_t> proposed_shards(const config::JobConfig& config, const models::ModelArgs& model,
+                                       int64_t shards) {
+  for (int64_t fewer = kProposedShards; fewer <= kManyShards; ++fewer)
+    if (shards % fewer == 0 && states_gib(config, model, fewer) * (1 << 30) <= kProposedBytes) return fewer;
+  return std::nullopt;
+}
+
+std::string advice_on_replicas(const config::JobConfig& config, const models::ModelArgs& model,
+                               int64_t shards) {
+  const std::string cost = fmt::format(
+      "parallelism.data_parallel_shard_degree: the parameters are sharded over {} ranks without replicas, so "
+      "every all-gather and reduce-scatter waits for all of them, and takes more steps the more there are",
+      human_count(static_cast<uint64_t>(shards)));
+  const std::optional<int64_t> fewer = proposed_shards(config, model, shards);
+  if (!fewer) return cost;
+  return fmt::format(
+      "{}; data_parallel_shard_degree = {} with data_parallel_replicate_degree = {} (HSDP) shards over {} "
+      "ranks, for {:.1f} GiB instead of {:.1f} GiB per rank for weights, gradients and optimizer{}",
+      cost, *fewer, shards / *fewer, *fewer, states_gib(config, model, *fewer),
+      states_gib(config, model, shards), config.ema.enable ? " and averages" : "");
+}
+
+struct Padding {
+  std::string name;  // without the number of its layer
+  int64_t rows = 0;
+  double times = 1;  // padded to true
+};
+
+// "layers.3.attention.wk.weight" -> "attention.wk.weight"
+std::string name_in_layer(const std::string& fqn) {
+  constexpr std::string_view kLayers = "layers.";
+  if (!fqn.starts_with(kLayers)) return fqn;
+  return fqn.substr(fqn.find('.', kLayers.size()) + 1);
+}
+
+// Of the parts of rank 0, which are the largest.
+std::optional<std::string> advice_on_padding(const models::ModelArgs& model, const parallel::Mesh& mesh) {
+  const int64_t shards = mesh.degree(parallel::MeshDim::kFsdp);
+  const auto experts =
+      parallel::make_fake_communicator("ep", 0, std::vector<int>(mesh.degree(parallel::MeshDim::kEp)));
+  double padded = 0, numel = 0;
+  std::map<std::string, Padding> by_name;
+  for (const ParameterPtr& parameter :
+       models::Transformer(
+           model, /*loss_chunk_bytes=*/0,
+           {.expert = experts.get(), .divides_experts = mesh.degree(parallel::MeshDim::kEtp) > 1})
+           .parameters()) {
+    parameter->divide(mesh.degree(parallel::MeshDim::kTp), 0);
+    const bool of_experts = parameter->domain == Domain::kExpert;
+    const int ranks = mesh.degree(of_experts ? parallel::MeshDim::kEfsdp : parallel::MeshDim::kFsdp);
+    const Placement placement = parallel::placement_of(*parameter, 0, mesh, 0);
+    const double parts = static_cast<double>(box_of(parameter->shape, placement.cuts).numel() * ranks),
+                 all = static_cast<double>(whole_box(parameter->local).numel());
+    padded += parts;
+    numel += all;
+    const std::string name = name_in_layer(parameter->fqn);
+    by_name[name] = {name, parameter->rows(), parts / all};
+  }
+  if (padded <= kMuchPadding * numel) return std::nullopt;
+  std::vector<Padding> worst;
+  for (const auto& [name, padding] : by_name) worst.push_back(padding);
+  std::ranges::stable_sort(worst, std::ranges::greater{}, &Padding::times);
+  worst.resize(std::min(worst.size(), kNamedParameters));
+  std::vector<std::string> named;
+  for (const Padding& one : worst)
+    named.push_back(fmt::format("{} with {} rows {:.1f}", one.name,
+                                human_count(static_cast<uint64_t>(one.rows)), one.times));
+  return fmt::format(
+      "parallelism.data_parallel_shard_degree: {} shards of a parameter hold whole rows, each as many as the "
+      "largest: all-gathers move {:.2f} times the model's bytes, {:.0f} % of them padding (times its size: "
+      "{}); shard over fewer ranks, with replicas",
+      human_count(static_cast<uint64_t>(shards)), padded / numel, 100 * (1 - numel / padded),
+      fmt::join(named, ", "));
+}
+
+// A rank that has all experts of a block gathers them, and makes their gradients, before it shares them.
+std::optional<std::string> advice_on_experts(const config::JobConfig& config, const models::ModelArgs& model,
+                                             const parallel::Mesh& mesh) {
+  const int64_t tensor = mesh.degree(parallel::MeshDim::kTp);
+  if (blocks_with_experts(model) == 0 || mesh.degree(parallel::MeshDim::kEp) > 1) return std::nullopt;
+  const double bytes_of_weight =
+      config.training.mixed_precision_param == checkpoint::Dtype::kBFloat16 ? 2 : 4;
+  // Of a block; without expert parallelism tensor parallel ranks divide each expert, with it `of_each` do.
+  const double numbers = 3.0 * static_cast<double>(model.num_experts * model.dim * model.moe_hidden_dim);
+  const auto bytes_in = [&](double bytes, int64_t parts) {
+    return numbers * bytes / static_cast<double>(parts);
+  };
+  const auto gib = [&](double bytes, int64_t parts) { return bytes_in(bytes, parts) / (1 << 30); };
+  if (bytes_in(bytes_of_weight + 4, tensor) <= kMuchOfExperts) return std::nullopt;
+  const int64_t ranks = mesh.degree(parallel::MeshDim::kFsdp) * tensor,
+                of_each = config.parallelism.expert_tensor_parallel_degree;
+  int64_t degree = 2;
+  while (degree <= model.num_experts &&
+         (model.num_experts % degree != 0 || ranks % (degree * of_each) != 0 ||
+          bytes_in(bytes_of_weight + 4, degree * of_each) > kProposedOfExperts))
+    ++degree;
+  const std::string cost = fmt::format(
+      "parallelism.expert_parallel_degree = 1: each rank gathers all {} experts of a block, {:.1f} GiB, and "
+      "has {:.1f} GiB of their gradients before it shares them",
+      model.num_experts, gib(bytes_of_weight, tensor), gib(4, tensor));
+  if (degree > model.num_experts) return cost;
+  return fmt::format("{}; {} would leave {} on a rank, {:.1f} and {:.1f} GiB", cost, degree,
+                     counted(model.num_experts / degree, "expert"), gib(bytes_of_weight, degree * of_each),
+                     gib(4, degree * of_each));
+}
+
+// Ranks that share sequences lie one tensor parallel group apart.
+std::optional<std::string> advice_on_context(const config::JobConfig& config, const parallel::Mesh& mesh,
+                                             int ranks_per_node) {
+  const int context = mesh.degree(parallel::MeshDim::kCp), tensor = mesh.degree(parallel::MeshDim::kTp);
+  if (context == 1 || ranks_per_node % (context * tensor) == 0) return std::nullopt;
+  const bool ring = config::passes_keys_in_ring(config);
+  return fmt::format(
+      "parallelism.context_parallel_degree: {} ranks share each sequence and exchange keys and values in "
+      "every block; with tensor_parallel_degree = {} they are {} neighbours, and a node has {}: some of "
+      "these "
+      "groups lie on several nodes and exchange over the network{}",
+      context, tensor, context * tensor, counted(ranks_per_node, "rank"),
+      ring ? ", under attention as far as that takes longer"
+      : config.training.document_mask
+          ? "; lower one of both"
+          : "; lower one of both, or set context_parallel_rotate_method = \"alltoall\", which exchanges "
+            "under attention");
+}
+
+}  // namespace
+
+std::vector<std::string> sharding_advice(const config::JobConfig& config, const models::ModelArgs& model,
+                                         const parallel::Mesh& mesh, int ranks_per_node) {
+  const int64_t shards = mesh.degree(parallel::MeshDim::kFsdp), tensor = mesh.degree(parallel::MeshDim::kTp);
+  std::vector<std::string> advice;
+  if (shards > kManyShards && mesh.degree(parallel::MeshDim::kDpReplicate) == 1)
+    advice.push_back(advice_on_replicas(config, model, shards));
+  if (auto experts = advice_on_experts(config, model, mesh)) advice.push_back(*std::move(experts));
+  if (auto padding = advice_on_padding(model, mesh)) advice.push_back(*std::move(padding));
+  if (ranks_per_node % tensor != 0)
+    advice.push_back(
+        fmt::format("parallelism.tensor_parallel_degree: {} ranks divide each layer and exchange its "
+                    "activations several times, and a node has {}: some of these groups lie on several nodes "
+                    "and exchange over the network; choose a divisor of {}",
+                    tensor, counted(ranks_per_node, "rank"), ranks_per_node));
+  else if (auto context = advice_on_context(config, mesh, ranks_per_node))
+    advice.push_back(*std::move(context));
+  return advice;
+}
+
+ContextTraffic context_traffic(const config::JobConfig& config, const models::ModelArgs& model,
+                               const parallel::Mesh& mesh) {
+  const auto& training = config.training;
+  const double ranks = mesh.degree(parallel::MeshDim::kCp), tensor = mesh.degree(parallel::MeshDim::kTp),
+               stages = mesh.degree(parallel::MeshDim::kPp);
+  const int64_t rows = config::microbatch_rows(config, training.local_batch_size);
+  const double key = static_cast<double>(checkpoint::size_of(training.mixed_precision_param)),
+               sum = std::max(key, 4.0);  // fp32, in fp64 as they are
+  const double heads =
+      static_cast<double>(model.n_kv_heads) / tensor;  // latent attention pads values to keys
+  const double elements = 2 * static_cast<double>(rows) * static_cast<double>(training.seq_len) * heads *
+                          static_cast<double>(model.head_dim) * (ranks - 1) / ranks;
+  const int64_t microbatches = config::microbatches_of(training, mesh.degree(parallel::MeshDim::kBatch)) *
+                               (training.local_batch_size / rows);
+  ContextTraffic traffic = {.forward = elements * key, .backward = elements * (key + sum)};
+  traffic.step = (traffic.forward + traffic.backward) * static_cast<double>(model.n_layers) / stages *
+                 static_cast<double>(microbatches);
+  return traffic;
+}
+
+}  // namespace hyperion::trainer
