@@ -5,10 +5,12 @@
 #include <memory>
 #include <optional>
 
+#include "base/exchange.h"
+#include "base/parameter.h"
 #include "models/flavors/float8_recipe.h"
 #include "models/float8/cast.h"
-#include "models/float8/scaled_matmul.h"
 #include "models/float8/operand.h"
+#include "models/float8/scaled_matmul.h"
 
 namespace hyperion::float8 {
 
