@@ -21,6 +21,7 @@
 #include "base/process.h"
 #include "data/sources.h"
 #include "data/token_shards.h"
+#include "models/description.h"
 #include "models/flavors/registry.h"
 #include "parallel/comm/communicator_memory.h"
 #include "trainer/build/model_and_optimizer.h"

@@ -13,23 +13,10 @@
 #include <ATen/core/Tensor.h>
 
 #include "base/box.h"
+#include "base/init.h"
 #include "base/placement.h"
 
 namespace hyperion {
-
-// How a parameter's elements are drawn (models/init.h draws them).
-struct Init {
-  enum class Kind { kOnes, kNormal, kTruncatedNormal };
-  Kind kind = Kind::kOnes;
-  double std = 1.0;
-  double low = 0.0, high = 0.0;  // absolute bounds of a truncated normal
-
-  static Init ones() { return {}; }
-  static Init normal(double std) { return {Kind::kNormal, std, 0.0, 0.0}; }
-  static Init truncated_normal(double std, double low, double high) {
-    return {Kind::kTruncatedNormal, std, low, high};
-  }
-};
 
 // What a layer derives from a weight's current value, such as its FP8 copies.
 struct DerivedWeight {

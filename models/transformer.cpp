@@ -15,9 +15,9 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
-#include "models/flavors/yarn.h"
+#include "models/args/yarn.h"
+#include "models/description.h"
 #include "models/kernels/common/dtype.h"
-#include "models/layers/block_linear.h"
 #include "models/layers/layer_metrics.h"
 #include "models/layers/ops.h"
 
@@ -35,15 +35,18 @@ void record_activations(const at::Tensor& out, int64_t layer, LayerMetrics& metr
   metrics.record("activations/max", LayerMetrics::Reduction::kMax, norm(INFINITY));
 }
 
+// The norm before attention (0) or the feed-forward (1).
+ParameterPtr stream_norm(const ModelArgs& args, int64_t layer, size_t index) {
+  return make_block_parameter(stream_norms(args)[index], args, layer, {});
+}
+
 }  // namespace
 
 TransformerBlock::TransformerBlock(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
     : attention_(make_attention(args, layer, dims)),
       feed_forward_(make_feed_forward(args, layer, dims)),
-      attention_norm_(fmt::format("layers.{}.attention_norm.weight", layer), args.dim, args.norm_eps,
-                      attention_->readers()),
-      ffn_norm_(fmt::format("layers.{}.ffn_norm.weight", layer), args.dim, args.norm_eps,
-                feed_forward_->readers()),
+      attention_norm_(stream_norm(args, layer, 0), args.norm_eps, attention_->consumers()),
+      ffn_norm_(stream_norm(args, layer, 1), args.norm_eps, feed_forward_->consumers()),
       layer_(layer) {}
 
 at::Tensor TransformerBlock::forward(const at::Tensor& input, const SequenceContext& context,
@@ -73,17 +76,13 @@ std::vector<Linear*> TransformerBlock::linears() {
 
 namespace {
 
-Init head_init(const ModelArgs& args) {
-  const double std = 1.0 / std::sqrt(static_cast<double>(args.dim));
-  return Init::truncated_normal(std, -3 * std, 3 * std);
+ParameterPtr make_outer_parameter(const ParameterShape& shape, const ModelArgs& args) {
+  return make_parameter(shape.name, shape.dims, init_of(shape, args, 0), shape.split);
 }
 
-// A tied table takes the head's distribution, as v0.2.2's tied models do: the head needs its scale.
 ParameterPtr make_table(const ModelArgs& args) {
-  const Init init = args.tied ? head_init(args) : Init::normal(1.0);
-  ParameterPtr table =
-      make_parameter("tok_embeddings.weight", {args.vocab_size, args.dim}, init, kSplitByRows);
-  if (args.tied) table->aliases = {"output.weight"};
+  ParameterPtr table = make_outer_parameter(table_shape(args), args);
+  if (args.tied) table->aliases = {output_shape(args).name};
   return table;
 }
 
@@ -98,17 +97,16 @@ std::vector<TransformerBlock> make_blocks(const ModelArgs& args, const ParallelD
 Transformer::Transformer(const ModelArgs& args, int64_t loss_chunk_bytes, const ParallelDims& dims)
     : args_(args),
       table_(make_table(args)),
-      output_(args.tied ? table_
-                        : make_parameter("output.weight", {args.vocab_size, args.dim}, head_init(args),
-                                         kSplitByRows)),
-      norm_("norm.weight", args.dim, args.norm_eps),
+      output_(args.tied ? table_ : make_outer_parameter(output_shape(args), args)),
+      norm_(make_outer_parameter(final_norm_shape(args), args), args.norm_eps),
       embedding_(table_, dims.tensor_group()),
       blocks_(make_blocks(args, dims)),
       head_(norm_, output_, loss_chunk_bytes, dims) {
-  units_.push_back({"tok_embeddings", {table_}});
+  for (std::string& name : unit_names(args)) units_.push_back({std::move(name), {}});
+  units_.front().parameters = {table_};
   for (size_t layer = 0; layer < blocks_.size(); ++layer)
-    units_.push_back({fmt::format("layers.{}", layer), blocks_[layer].parameters()});
-  units_.push_back({"norm,output", {norm_.weight(), output_}});
+    units_[layer + 1].parameters = blocks_[layer].parameters();
+  units_.back().parameters = {norm_.weight(), output_};
   allocate_balances(at::kCPU);
   if (const Exchange* ranks = dims.tensor_group())
     for (const ParameterPtr& parameter : parameters()) parameter->divide(ranks->size(), ranks->rank());
@@ -181,7 +179,7 @@ at::Tensor yarn_frequencies(const ModelArgs& args, const at::Tensor& frequencies
 }  // namespace
 
 at::Tensor rope_frequencies(const ModelArgs& args, int64_t seq_len) {
-  const int64_t width = args.kv_lora_rank > 0 ? args.qk_rope_head_dim : args.head_dim;
+  const int64_t width = describe_attention_of(args, 0).attention->rotated;
   const at::Tensor exponents = at::arange(0, width, 2, at::kFloat) / width;
   const at::Tensor frequencies = at::pow(args.rope_theta, exponents).reciprocal();
   if (scales_by_yarn(args, seq_len)) return yarn_frequencies(args, frequencies);

@@ -12,11 +12,13 @@ from pathlib import Path
 RULES = {
     "base": (),
     "base/device": ("base",),
-    "models/flavors": ("base",),
-    "models/kernels": ("base/*", "models/flavors"),
-    "models/float8": ("base/*", "models/flavors", "models/kernels"),
-    "models/layers": ("base/*", "models/flavors", "models/kernels", "models/float8"),
-    "models/parts": ("base/*", "models/flavors", "models/kernels", "models/float8", "models/layers"),
+    "models/args": ("base",),
+    "models/description": ("base", "models/args"),
+    "models/flavors": ("base", "models/args", "models/description"),
+    "models/kernels": ("base/*", "models/args"),
+    "models/float8": ("base/*", "models/args", "models/kernels"),
+    "models/layers": ("base/*", "models/args", "models/kernels", "models/float8"),
+    "models/parts": ("base/*", "models/args", "models/description", "models/kernels", "models/float8", "models/layers"),
     "models": ("base/*", "models/*"),
     "parallel": ("base",),
     "parallel/pipeline": ("base",),
@@ -30,13 +32,13 @@ RULES = {
     "checkpoint": ("base", "checkpoint/types", "checkpoint/format", "checkpoint/storage"),
     "checkpoint/tools": ("base", "checkpoint/*"),
     "data": ("base",),
-    "trainer/config": ("base", "checkpoint/types", "models/flavors", "parallel/pipeline"),
-    "trainer/metrics": ("base", "models/flavors", "trainer/config"),
+    "trainer/config": ("base", "checkpoint/types", "models/args", "models/description", "models/flavors", "parallel/pipeline"),
+    "trainer/metrics": ("base", "models/args", "models/description", "trainer/config"),
     "trainer/optim": ("base/*", "models/kernels", "parallel/*", "trainer/config"),
-    "trainer/hugging_face": ("base", "models/flavors", "checkpoint/types", "data", "trainer/config"),
+    "trainer/hugging_face": ("base", "models/args", "models/description", "models/flavors", "checkpoint/types", "data", "trainer/config"),
     "trainer/data": ("base", "data", "trainer/config"),
-    "trainer/plan": ("base", "models/*", "parallel", "parallel/comm", "parallel/pipeline", "trainer/config"),
-    "trainer/runtime": ("base/*", "models/flavors", "parallel/*", "trainer/config", "trainer/metrics", "trainer/plan"),
+    "trainer/plan": ("base", "models/args", "models/description", "parallel", "parallel/pipeline", "trainer/config"),
+    "trainer/runtime": ("base/*", "models/args", "parallel/*", "trainer/config", "trainer/metrics", "trainer/plan"),
     "trainer/checkpointing": ("base/*", "models/*", "parallel/*", "checkpoint", "checkpoint/types", "checkpoint/format",
                               "checkpoint/storage", "data", "trainer/config", "trainer/optim", "trainer/hugging_face",
                               "trainer/metrics", "trainer/runtime"),
@@ -51,6 +53,10 @@ RULES = {
 }
 
 
+# What a model is made of as plain data, beside the layers made from it.
+DESCRIPTIONS = re.compile(r"models/(parts/(\w+/)?)?description\.")
+
+
 def expanded(names: tuple[str, ...]) -> set[str]:
     """The entries of RULES that `names` stand for."""
     return {folder for name in names for folder in RULES
@@ -59,6 +65,8 @@ def expanded(names: tuple[str, ...]) -> set[str]:
 
 def folder_of(path: str) -> str:
     """The entry of RULES that a file belongs to: the longest."""
+    if DESCRIPTIONS.match(path):
+        return "models/description"
     folder = path.rpartition("/")[0]
     while folder and folder not in RULES:
         folder = folder.rpartition("/")[0]

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "data/loader.h"
-#include "models/flavors/model_args.h"
+#include "models/args/model_args.h"
 #include "trainer/build/pipeline_setup.h"
 #include "trainer/checkpointing/job_record.h"
 #include "trainer/checkpointing/resume_policy.h"

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "models/description.h"
 #include "models/flavors/registry.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/config/print.h"

@@ -4,8 +4,8 @@
 
 #include "base/log.h"
 #include "checkpoint/names.h"
+#include "models/args/yarn.h"
 #include "models/flavors/registry.h"
-#include "models/flavors/yarn.h"
 #include "parallel/job/phase.h"
 #include "trainer/checkpointing/hugging_face_weights.h"
 #include "trainer/checkpointing/job_state.h"

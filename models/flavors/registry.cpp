@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/nearest.h"
+#include "models/description.h"
 
 namespace hyperion::models {
 namespace {
@@ -253,6 +254,16 @@ std::optional<double> billions(std::string_view flavor) {
   return std::nullopt;
 }
 
+void check_size(const ModelArgs& args, std::vector<DimensionProblem>& problems) {
+  const double parameters = parameter_count(describe_model(args));
+  if (parameters > kMostParameters)
+    problems.push_back(
+        {{"n_layers", "dim", "hidden_dim", "vocab_size"},
+         fmt::format("{:.2g} parameters are more than any memory can hold; lower dim, n_layers, "
+                     "hidden_dim or vocab_size",
+                     parameters)});
+}
+
 void check_experts(const ModelArgs& args, std::vector<DimensionProblem>& problems) {
   if (args.num_experts == 0) return;
   const auto refuse = [&](std::vector<std::string> keys, std::string text) {
@@ -305,23 +316,15 @@ std::vector<DimensionProblem> dimension_problems(const ModelArgs& args) {
   positive({"hidden_dim", "multiple_of", "ffn_dim_multiplier"}, args.hidden_dim);
   positive({"vocab_size"}, args.vocab_size);
   positive({"max_seq_len"}, args.max_seq_len);
-  const double dim = static_cast<double>(args.dim), layers = static_cast<double>(args.n_layers);
-  const double widths =
-      2 * static_cast<double>(args.n_heads + args.n_kv_heads) * static_cast<double>(args.head_dim) +
-      3 * static_cast<double>(args.hidden_dim) + 2;
-  const double experts = static_cast<double>(args.num_experts + args.num_shared_experts) * 3 *
-                         static_cast<double>(args.moe_hidden_dim);
-  const double latents =
-      static_cast<double>(args.kv_lora_rank + args.q_lora_rank) *
-      (dim + static_cast<double>(args.n_heads) * static_cast<double>(args.head_dim + args.v_head_dim));
-  const double parameters =
-      layers * latents + dim * (layers * (widths + experts) + 2 * static_cast<double>(args.vocab_size) + 1);
-  if (parameters > kMostParameters)
-    problems.push_back(
-        {{"n_layers", "dim", "hidden_dim", "vocab_size"},
-         fmt::format("{:.2g} parameters are more than any memory can hold; lower dim, n_layers, "
-                     "hidden_dim or vocab_size",
-                     parameters)});
+  for (const auto& [key, value] :
+       std::initializer_list<std::pair<const char*, int64_t>>{{"moe_hidden_dim", args.moe_hidden_dim},
+                                                              {"kv_lora_rank", args.kv_lora_rank},
+                                                              {"q_lora_rank", args.q_lora_rank},
+                                                              {"qk_nope_head_dim", args.qk_nope_head_dim},
+                                                              {"qk_rope_head_dim", args.qk_rope_head_dim},
+                                                              {"v_head_dim", args.v_head_dim}})
+    in_range({key}, value, 0, static_cast<int64_t>(kLargestSize), "2^31");
+  if (problems.empty()) check_size(args, problems);
   if (args.n_kv_heads > 0 && args.n_heads % args.n_kv_heads != 0)
     problems.push_back({{"n_heads", "n_kv_heads"},
                         fmt::format("n_heads is {}, expected a multiple of n_kv_heads = {}", args.n_heads,
@@ -427,40 +430,6 @@ std::string nearest_flavor(std::string_view name, std::string_view flavor) {
     best = candidate;
   }
   return best;
-}
-
-int64_t blocks_with_experts(const ModelArgs& args) {
-  if (args.num_experts == 0) return 0;
-  // Of the blocks up to a number, as has_experts() says.
-  const int64_t every = std::max<int64_t>(args.moe_every, 1),
-                dense = std::min(args.n_dense_layers, args.n_layers);
-  return args.n_layers / every - dense / every;
-}
-
-int64_t attention_parameters(const ModelArgs& args) {
-  const int64_t q_width = args.n_heads * args.head_dim, latent = args.q_lora_rank;
-  if (args.kv_lora_rank == 0)
-    return 2 * args.dim * (q_width + args.n_kv_heads * args.head_dim) +
-           (args.qk_norm ? 2 * args.head_dim : 0);
-  const int64_t queries = latent == 0 ? args.dim * q_width : latent * (args.dim + 1 + q_width);
-  const int64_t keys_and_values =
-      args.dim * (args.kv_lora_rank + args.qk_rope_head_dim) + args.kv_lora_rank +
-      args.kv_lora_rank * args.n_heads * (args.qk_nope_head_dim + args.v_head_dim);
-  return queries + keys_and_values + args.n_heads * args.v_head_dim * args.dim;
-}
-
-ParameterCounts count_parameters(const ModelArgs& args) {
-  const int64_t attention = attention_parameters(args);
-  const int64_t expert = 3 * args.dim * args.moe_hidden_dim;
-  const int64_t with_experts = blocks_with_experts(args);
-  const int64_t table = args.vocab_size * args.dim;
-  const int64_t all_tokens = args.n_layers * (attention + 2 * args.dim) + args.dim +
-                             (args.tied ? 1 : 2) * table +
-                             (args.n_layers - with_experts) * 3 * args.dim * args.hidden_dim +
-                             with_experts * (args.num_experts * args.dim + args.num_shared_experts * expert);
-  return {.total = all_tokens + with_experts * args.num_experts * expert,
-          .active = all_tokens + with_experts * args.top_k * expert,
-          .embedding = args.tied ? 0 : table};
 }
 
 }  // namespace hyperion::models

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "models/flavors/model_args.h"
+#include "models/args/model_args.h"
 
 namespace hyperion::models {
 

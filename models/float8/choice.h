@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "models/flavors/float8_recipe.h"
+#include "models/args/float8_recipe.h"
 #include "models/float8/scaled_matmul.h"
 
 namespace hyperion::float8 {

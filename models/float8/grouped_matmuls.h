@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "models/flavors/float8_recipe.h"
+#include "models/args/float8_recipe.h"
 #include "models/float8/groups.h"
 #include "models/float8/linear_matmuls.h"
 

@@ -7,7 +7,7 @@
 
 #include "base/exchange.h"
 #include "base/parameter.h"
-#include "models/flavors/float8_recipe.h"
+#include "models/args/float8_recipe.h"
 #include "models/float8/cast.h"
 #include "models/float8/operand.h"
 #include "models/float8/scaled_matmul.h"

@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "models/flavors/sequence_parts.h"
+#include "models/args/sequence_parts.h"
 #include "models/kernels/attention/attention.h"
 
 namespace hyperion::models {

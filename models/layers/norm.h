@@ -11,18 +11,19 @@ namespace hyperion::models {
 
 class Norm {
  public:
-  // readers: layers that read the norm of the stream, each of which is given it as a tensor of its own.
-  Norm(const std::string& fqn, int64_t width, double eps, int64_t readers = 1)
-      : weight_(make_parameter(fqn, {width}, Init::ones())), eps_(eps), readers_(readers) {}
+  // weight: [width]. consumers: layers that read the norm of the stream, each of which is given it as a
+  // tensor of its own.
+  Norm(ParameterPtr weight, double eps, int64_t consumers = 1)
+      : weight_(std::move(weight)), eps_(eps), consumers_(consumers) {}
 
   at::Tensor forward(const at::Tensor& x) const { return ops::rms_norm(x, weight_->weight, eps_); }
   // The stream and its norm.
   ops::SumAndNorm of_residual(const at::Tensor& residual) const {
-    return ops::rms_norm_of_residual(residual, weight_->weight, eps_, readers_);
+    return ops::rms_norm_of_residual(residual, weight_->weight, eps_, consumers_);
   }
   // stream + added and the norm of that sum, by one kernel.
   ops::SumAndNorm of_sum(const at::Tensor& stream, const at::Tensor& added) const {
-    return ops::add_rms_norm(added, stream, weight_->weight, eps_, readers_);
+    return ops::add_rms_norm(added, stream, weight_->weight, eps_, consumers_);
   }
 
   const ParameterPtr& weight() const { return weight_; }
@@ -30,7 +31,7 @@ class Norm {
  private:
   ParameterPtr weight_;
   double eps_;
-  int64_t readers_;
+  int64_t consumers_;
 };
 
 }  // namespace hyperion::models

@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "models/flavors/model_args.h"
+#include "models/args/model_args.h"
 #include "models/kernels/attention/attention.h"
 #include "models/layers/block_run.h"
 

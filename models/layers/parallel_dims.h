@@ -31,7 +31,7 @@ struct ParallelDims {
   // bytes are the same; results differ by the order of sums inside products and over ranks alone.
   bool chunked = false;
 
-  // Context parallelism: each of its ranks has its parts of every sequence (models/flavors/sequence_parts.h),
+  // Context parallelism: each of its ranks has its parts of every sequence (models/args/sequence_parts.h),
   // which tensor parallel ranks then share as if they were complete ones. Outlives the model; null: one rank.
   Exchange* context = nullptr;
   // Whether keys and values go round them, one hop under each step of attention, and not to all at once;

@@ -1,5 +1,6 @@
 #include "models/parts/block_parts.h"
 
+#include "models/description.h"
 #include "models/parts/attention/attention.h"
 #include "models/parts/dense/feed_forward.h"
 #include "models/parts/experts/moe.h"
@@ -9,14 +10,16 @@ namespace hyperion::models {
 
 std::unique_ptr<AttentionPart> make_attention(const ModelArgs& args, int64_t layer,
                                               const ParallelDims& dims) {
-  if (args.kv_lora_rank > 0) return std::make_unique<LatentAttention>(args, layer, dims);
-  return std::make_unique<Attention>(args, layer, dims);
+  const PartParameters parameters(describe_attention_of(args, layer), args, layer, dims);
+  if (has_latent_attention(args)) return std::make_unique<LatentAttention>(parameters, args, dims);
+  return std::make_unique<Attention>(parameters, args, dims);
 }
 
 std::unique_ptr<FeedForwardPart> make_feed_forward(const ModelArgs& args, int64_t layer,
                                                    const ParallelDims& dims) {
-  if (has_experts(args, layer)) return std::make_unique<MoE>(args, layer, dims);
-  return std::make_unique<FeedForward>(args, layer, "feed_forward", args.hidden_dim, dims);
+  const PartParameters parameters(describe_feed_forward_of(args, layer), args, layer, dims);
+  if (has_experts(args, layer)) return std::make_unique<MoE>(parameters, args, dims);
+  return std::make_unique<FeedForward>(parameters, args, dims);
 }
 
 }  // namespace hyperion::models

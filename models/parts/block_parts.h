@@ -8,12 +8,13 @@
 #include <ATen/core/Tensor.h>
 
 #include "base/parameter.h"
-#include "models/flavors/model_args.h"
+#include "models/args/model_args.h"
 #include "models/layers/block_run.h"
 #include "models/layers/linear.h"
 #include "models/layers/microbatch.h"
 #include "models/layers/ops.h"
 #include "models/layers/parallel_dims.h"
+#include "models/parts/part_parameters.h"
 
 namespace hyperion::models {
 
@@ -22,22 +23,28 @@ class Experts;
 
 class BlockPart {
  public:
+  explicit BlockPart(const PartParameters& parameters) : parameters_(parameters.all()) {}
   virtual ~BlockPart() = default;
-  virtual std::vector<ParameterPtr> parameters() const = 0;  // in the order in which they are gathered
-  virtual std::vector<Linear*> linears() = 0;                // in the order in which forward runs them
-  virtual int64_t readers() const = 0;  // of the norm, each given it as a tensor of its own
+  const std::vector<ParameterPtr>& parameters() const { return parameters_; }  // in the description's order
+  virtual std::vector<Linear*> linears() = 0;  // in the order in which forward runs them
+  virtual int64_t consumers() const = 0;  // layers that read the norm, each given it as a tensor of its own
+
+ private:
+  std::vector<ParameterPtr> parameters_;
 };
 
 class AttentionPart : public BlockPart {
  public:
-  // x [batch, seq, dim], once for each reader -> [batch, seq, dim]
+  using BlockPart::BlockPart;
+  // x [batch, seq, dim], once for each consumer -> [batch, seq, dim]
   virtual at::Tensor forward(at::TensorList x, const SequenceContext& context, const BlockRun& run) const = 0;
 };
 
 class FeedForwardPart : public BlockPart {
  public:
-  // The stream h [batch, seq, dim] and its norm, once for each reader -> h + what the part makes of the norm:
-  // the block's result. Under BlockRun::Kind::kRecompute its elements are undefined.
+  using BlockPart::BlockPart;
+  // The stream h [batch, seq, dim] and its norm, once for each consumer -> h + what the part makes of the
+  // norm: the block's result. Under BlockRun::Kind::kRecompute its elements are undefined.
   virtual at::Tensor forward(const ops::SumAndNorm& h, const BlockRun& run) const = 0;
   virtual std::shared_ptr<ExpertBalance> balance() const { return nullptr; }  // of its experts
   virtual Experts* experts() { return nullptr; }                              // null: it has none

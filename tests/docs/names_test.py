@@ -9,6 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from include_rules import RULES  # noqa: E402
+
 CODE_PAGES = ("docs/extending.md", "docs/architecture.md", "docs/faults.md", "CONTRIBUTING.md")
 EXAMPLES = {"events_per_file", "test_x"}  # names that a reader would make
 ENDINGS = {"md", "jsonl", "json", "toml", "h", "cpp"}  # of files that are called as a table is
@@ -55,7 +58,7 @@ def problems(root: Path):
             for path in paths_in(quote):
                 if re.fullmatch(r"[\w-]+(/[\w-]+)*/[\w-]+\.\w+", path) and path.split("/")[0] in top and path not in files:
                     yield f"{page}: there is no file {path} (`{quote}`)"
-                elif re.match(r"(trainer|models|parallel|tests|scripts|benchmarks|configs)/[^.]+$", path) and path not in folders.union(files):
+                elif re.match(r"(trainer|models|parallel|tests|scripts|benchmarks|configs)/[^.]+$", path) and path not in folders.union(files, RULES):
                     yield f"{page}: there is no folder {path} (`{quote}`)"
             key = re.fullmatch(r"(?:--)?([a-z_0-9]+(?:\.[a-z_0-9]+)*)\.([a-z_0-9]+)(?:[= ].*)?", quote)
             if key and key[1] in tables and key[2].removeprefix("no_") not in tables[key[1]] | EXAMPLES | ENDINGS \

@@ -26,7 +26,7 @@
 #include "base/exchange.h"
 #include "base/log.h"
 #include "base/processor.h"
-#include "models/flavors/attention_heads.h"
+#include "models/args/attention_heads.h"
 #include "models/kernels/attention/attention.h"
 #include "models/kernels/attention/cpu.h"
 #include "models/layers/ops.h"

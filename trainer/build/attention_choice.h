@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "models/flavors/model_args.h"
+#include "models/args/model_args.h"
 #include "parallel/comm/communicator.h"
 #include "trainer/config/job_config.h"
 

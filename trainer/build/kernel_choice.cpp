@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "models/kernels/kernels.h"
 #include "models/kernels/matmul/grouped.h"
+#include "models/parts/experts/description.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/config/validate.h"
 
@@ -69,11 +70,11 @@ void log_expert_products(const models::ModelArgs& args, const config::JobConfig&
   if (args.num_experts == 0 || device.cpu || all_experts_in_float8(args, config)) return;
   const bool exchanged = config::divides_experts(config);
   const auto& degrees = config.parallelism;
+  const std::vector<int64_t> stack = models::shape_of(models::describe_experts(args), "moe.experts.w1").dims;
   const kernels::GroupedShape shape{
-      .groups = args.num_experts / (exchanged ? degrees.expert_parallel_degree : 1),
-      .k = args.dim,
-      .j = args.moe_hidden_dim /
-           (exchanged ? degrees.expert_tensor_parallel_degree : degrees.tensor_parallel_degree)};
+      .groups = stack[0] / (exchanged ? degrees.expert_parallel_degree : 1),
+      .k = stack[2],
+      .j = stack[1] / (exchanged ? degrees.expert_tensor_parallel_degree : degrees.tensor_parallel_degree)};
   const char* why = kernels::why_not_at_once(
       checkpointing::scalar_type(config.training.mixed_precision_param), device.compute_capability, shape);
   if (why == nullptr)

@@ -1,7 +1,7 @@
 // Whether the kernels of models/kernels other than attention and products are fused or plain.
 #pragma once
 
-#include "models/flavors/model_args.h"
+#include "models/args/model_args.h"
 #include "trainer/build/float8_conversion.h"
 #include "trainer/config/job_config.h"
 

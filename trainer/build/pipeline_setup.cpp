@@ -8,7 +8,7 @@
 #include "base/counted.h"
 #include "base/error.h"
 #include "base/files.h"
-#include "models/transformer.h"
+#include "models/description.h"
 #include "parallel/pipeline/csv.h"
 #include "parallel/pipeline/lowering.h"
 #include "parallel/pipeline/simulation.h"
@@ -65,10 +65,8 @@ std::vector<UnitRange> configured_stages(const config::JobConfig& config, const 
     return parallel::split_units(
         listed ? listed->stages() : parallel::number_of_stages(kind, ranks, blocks, split), blocks, split);
   }
-  std::vector<std::string> units;
-  const models::Transformer transformer(model);
-  for (const models::UnitParameters& unit : transformer.units()) units.push_back(unit.name);
-  std::vector<UnitRange> stages = parallel::units_of_parts(units, *options.module_fqns_per_model_part);
+  std::vector<UnitRange> stages =
+      parallel::units_of_parts(models::unit_names(model), *options.module_fqns_per_model_part);
   const int parts = static_cast<int>(stages.size());
   const parallel::StagesPerRank allowed = parallel::stages_per_rank(kind);
   if (listed && parts != listed->stages())
@@ -89,14 +87,6 @@ bool names_pairs(const parallel::PipelineSchedule& schedule) {
   return std::ranges::any_of(schedule.ranks, [](const auto& actions) {
     return std::ranges::any_of(actions, &parallel::PipelineAction::overlaps_next);
   });
-}
-
-// Of units [first, end), which are not the head.
-int64_t blocks_with_experts(const models::ModelArgs& model, size_t first, size_t end) {
-  int64_t count = 0;
-  for (size_t unit = std::max<size_t>(first, 1); unit < end; ++unit)
-    count += models::has_experts(model, static_cast<int64_t>(unit) - 1);
-  return count;
 }
 
 // Of all ranks; equal for equal lists.
@@ -201,8 +191,8 @@ std::optional<PipelinePlan> plan_pipeline(const config::JobConfig& config, const
   const parallel::PipelineSchedule schedule =
       pipeline->make(/*training=*/true, static_cast<size_t>(microbatches));
   const bool recomputes = config.activation_checkpoint.mode == config::RecomputeMode::kFull;
-  const models::Transformer transformer(model);
-  const size_t head = transformer.units().size() - 1;
+  const std::vector<std::string> names = models::unit_names(model);
+  const size_t head = names.size() - 1;
 
   PipelinePlan plan{.pipeline = *pipeline};
   plan.ranks.resize(schedule.ranks.size());
@@ -213,14 +203,14 @@ std::optional<PipelinePlan> plan_pipeline(const config::JobConfig& config, const
   for (size_t stage = 0; stage < pipeline->stages.size(); ++stage) {
     const auto [first, end] = pipeline->stages[stage];
     const PipelineShare::Stage share{
-        .blocks = static_cast<int64_t>(end - first) - (first == 0) - (end > head),
-        .with_experts = blocks_with_experts(model, first, std::min(end, head)),
+        .first_block = static_cast<int64_t>(first == 0 ? 0 : first - 1),  // unit 0 is the embedding
+        .end_block = static_cast<int64_t>(std::min(end, head)) - 1,
         .embedding = first == 0,
         .head = end > head};
-    blocks.push_back(static_cast<int>(share.blocks));
+    blocks.push_back(static_cast<int>(share.end_block - share.first_block));
     kept_inputs.push_back(blocks.back() + share.head);
     const auto rank = static_cast<size_t>(pipeline->rank_of_stage[stage]);
-    const std::string &begin = transformer.units()[first].name, &last = transformer.units()[end - 1].name;
+    const std::string &begin = names[first], &last = names[end - 1];
     const std::string units = begin == last ? begin : begin + " to " + last;
     stages.push_back(fmt::format("{} on pp rank {}", units, rank));
     PipelinePlan::Rank& named = plan.ranks[rank];

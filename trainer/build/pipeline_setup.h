@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "models/flavors/model_args.h"
+#include "models/args/model_args.h"
 #include "trainer/config/job_config.h"
 #include "trainer/engine/schedule.h"
 #include "trainer/plan/size_estimate.h"

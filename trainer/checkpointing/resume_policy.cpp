@@ -10,7 +10,7 @@
 #include "base/counted.h"
 #include "base/error.h"
 #include "base/printable.h"
-#include "models/flavors/yarn.h"
+#include "models/args/yarn.h"
 #include "trainer/config/print.h"
 #include "trainer/config/schema.h"
 #include "trainer/optim/lr_schedule.h"

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "models/flavors/model_args.h"
+#include "models/args/model_args.h"
 #include "trainer/checkpointing/component_choice.h"
 #include "trainer/config/load.h"
 

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "checkpoint/content_reader.h"
 #include "checkpoint/names.h"
+#include "models/description.h"
 #include "models/transformer.h"
 #include "trainer/checkpointing/hugging_face_weights.h"
 #include "trainer/checkpointing/job_state.h"
@@ -33,20 +34,19 @@ std::string dimension_differences(const models::ModelArgs& args, const checkpoin
     if (name.starts_with("layers.")) layers.insert(name.substr(0, name.find('.', 7)));
   if (!layers.empty())
     compare("{} layers there, {} here", static_cast<int64_t>(layers.size()), args.n_layers);
-  const auto compare_extent = [&](const char* name, size_t axis, const char* text, int64_t here) {
+  const auto compare_extent = [&](const char* name, size_t axis, const char* text) {
     const auto key = keys.find(name);
-    if (key == keys.end()) return;
+    const std::optional<models::NamedShape> here = models::find_shape(args, name);
+    if (key == keys.end() || !here) return;
     const auto record = index.tensors.find(key->second);
     if (record != index.tensors.end() && record->second.shape.size() == 2)
-      compare(text, record->second.shape[axis], here);
+      compare(text, record->second.shape[axis], here->shape.dims[axis]);
   };
-  compare_extent("tok_embeddings.weight", 1, "dim {} there, {} here", args.dim);
-  compare_extent("tok_embeddings.weight", 0, "a vocabulary of {} there, {} here", args.vocab_size);
-  compare_extent("layers.0.attention.wq.weight", 0, "n_heads x head_dim = {} there, {} here",
-                 args.n_heads * args.head_dim);
-  compare_extent("layers.0.attention.wk.weight", 0, "n_kv_heads x head_dim = {} there, {} here",
-                 args.n_kv_heads * args.head_dim);
-  compare_extent("layers.0.feed_forward.w1.weight", 0, "hidden_dim {} there, {} here", args.hidden_dim);
+  compare_extent("tok_embeddings.weight", 1, "dim {} there, {} here");
+  compare_extent("tok_embeddings.weight", 0, "a vocabulary of {} there, {} here");
+  compare_extent("layers.0.attention.wq.weight", 0, "n_heads x head_dim = {} there, {} here");
+  compare_extent("layers.0.attention.wk.weight", 0, "n_kv_heads x head_dim = {} there, {} here");
+  compare_extent("layers.0.feed_forward.w1.weight", 0, "hidden_dim {} there, {} here");
   return fmt::format("{}", fmt::join(differences, "; "));
 }
 

@@ -10,7 +10,7 @@
 
 #include "base/parameter.h"
 #include "checkpoint/loader.h"
-#include "models/flavors/model_args.h"
+#include "models/args/model_args.h"
 
 namespace hyperion::checkpointing {
 

@@ -5,7 +5,7 @@
 #include "base/choice.h"
 #include "checkpoint/types/choices.h"
 #include "checkpoint/types/dtype.h"
-#include "models/flavors/float8_recipe.h"
+#include "models/args/float8_recipe.h"
 
 namespace hyperion::config {
 

@@ -9,7 +9,8 @@
 #include "base/box.h"
 #include "base/counted.h"
 #include "base/durable.h"
-#include "models/flavors/sequence_parts.h"
+#include "models/args/sequence_parts.h"
+#include "models/description.h"
 #include "trainer/config/checks.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/mesh_fits.h"
@@ -137,16 +138,26 @@ class Checks : ChecksOfConfig {
     check_experts(resolved_, run_, problems_);
     const int64_t tp = config_.parallelism.tensor_parallel_degree;
     if (tp == 1) return;
-    refuse_if(model.n_heads % tp != 0 || model.n_kv_heads % tp != 0, "parallelism.tensor_parallel_degree",
-              fmt::format("expected a divisor of {} heads and {} key-value heads", model.n_heads,
-                          model.n_kv_heads));
-    std::vector<std::pair<const char*, int64_t>> extents = {{"the vocabulary's entries", model.vocab_size},
-                                                            {"the hidden width's columns", model.hidden_dim}};
-    if (model.num_experts * model.num_shared_experts > 0)
-      extents.emplace_back("the shared experts' columns", model.moe_hidden_dim * model.num_shared_experts);
-    for (const auto& [what, extent] : extents) {
+    const models::ModelDescription description = models::describe_model(model);
+    std::vector<models::ShardedExtent> extents = {
+        {.what = "the vocabulary's entries", .extent = model.vocab_size}};
+    for (const models::BlockDescription& kind : description.kinds)
+      for (const models::PartDescription* part : {&kind.attention, &kind.feed_forward})
+        for (const models::ShardedExtent& extent : part->extents)
+          if (std::ranges::find(extents, extent.what, &models::ShardedExtent::what) == extents.end())
+            extents.push_back(extent);
+    std::vector<std::string> evenly;  // "16 heads"
+    bool divides = true;
+    for (const auto& [what, extent, even] : extents) {
+      if (!even) continue;
+      evenly.push_back(fmt::format("{} {}", extent, what));
+      divides = divides && extent % tp == 0;
+    }
+    refuse_if(!divides, "parallelism.tensor_parallel_degree",
+              fmt::format("expected a divisor of {}", fmt::join(evenly, " and ")));
+    for (const auto& [what, extent, even] : extents) {
       const int64_t part = chunk_of(extent, tp, 0).count;
-      refuse_if(chunk_of(extent, tp, tp - 1).count == 0, "parallelism.tensor_parallel_degree",
+      refuse_if(!even && chunk_of(extent, tp, tp - 1).count == 0, "parallelism.tensor_parallel_degree",
                 fmt::format("expected a degree that leaves every rank a part of {}, which are {}: parts of "
                             "{} are {}; lower the degree",
                             what, extent, part, (extent - 1) / part + 1));

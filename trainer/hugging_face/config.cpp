@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/json.h"
-#include "models/flavors/yarn.h"
+#include "models/args/yarn.h"
 
 namespace hyperion::hugging_face {
 namespace {
@@ -22,7 +22,7 @@ constexpr double kLatentNormEps = 1e-6;  // transformers' deepseek_v3
 // hidden_act of config.json.
 constexpr std::pair<models::Activation, std::string_view> kHiddenActs[] = {
 #define ACTIVATION(name, text, hidden_act) {models::Activation::k##name, hidden_act},
-#include "models/flavors/activations.def"
+#include "models/args/activations.def"
 };
 std::string_view hidden_act(models::Activation activation) {
   return std::ranges::find(kHiddenActs, activation, &std::pair<models::Activation, std::string_view>::first)

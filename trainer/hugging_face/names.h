@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "checkpoint/types/stored_part.h"
-#include "models/flavors/model_args.h"
+#include "models/args/model_args.h"
 
 namespace hyperion::hugging_face {
 

@@ -42,7 +42,7 @@ void must_be(const JsonNode& node, const json& value, const json& expected) {
 models::Activation activation_in(const JsonNode& node) {
   constexpr std::pair<models::Activation, std::string_view> kHiddenActs[] = {
 #define ACTIVATION(name, text, hidden_act) {models::Activation::k##name, hidden_act},
-#include "models/flavors/activations.def"
+#include "models/args/activations.def"
   };
   const std::string text = text_in(node, "silu");
   std::vector<std::string_view> known;

@@ -4,6 +4,8 @@
 #include <cctype>
 #include <string>
 
+#include "models/description.h"
+
 namespace hyperion::metrics {
 namespace {
 
@@ -12,10 +14,13 @@ double matmul_flops(int64_t parameters) {
 }
 
 // Scores and value aggregation: 2 matmuls forward, 4 backward, 2 FLOPs per multiply-add.
-double attention_flops(const models::ModelArgs& model, int64_t seq_len) {
-  return 6.0 * static_cast<double>(model.n_layers * model.n_heads) *
-         static_cast<double>((model.head_dim + (model.kv_lora_rank > 0 ? model.v_head_dim : model.head_dim)) *
-                             seq_len);
+double attention_flops(const models::ModelArgs& args, int64_t seq_len) {
+  const models::ModelDescription model = models::describe_model(args);
+  return model.sum_over_blocks(0, model.blocks(), [&](const models::BlockDescription& block) {
+    const models::AttentionWidths& widths = *block.attention.attention;
+    return 6.0 * static_cast<double>(widths.heads) *
+           static_cast<double>((widths.head_dim + widths.v_head_dim) * seq_len);
+  });
 }
 
 struct PeakRow {
@@ -38,8 +43,8 @@ constexpr double kA100 = 312e12;
 }  // namespace
 
 double flops_per_token_square(const models::ModelArgs& model, int64_t seq_len) {
-  const int64_t parameters = models::count_parameters(model).active;
-  return matmul_flops(parameters - model.vocab_size * model.dim) + attention_flops(model, seq_len);
+  const models::ParameterCounts parameters = models::count_parameters(model);
+  return matmul_flops(parameters.active - parameters.table) + attention_flops(model, seq_len);
 }
 
 double flops_per_token_causal(const models::ModelArgs& model, int64_t seq_len) {

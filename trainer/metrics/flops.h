@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "models/flavors/model_args.h"
+#include "models/args/model_args.h"
 
 namespace hyperion::metrics {
 

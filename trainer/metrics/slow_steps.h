@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "models/flavors/model_args.h"
+#include "models/args/model_args.h"
 #include "trainer/config/job_config.h"
 
 namespace hyperion::metrics {

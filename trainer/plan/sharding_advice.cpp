@@ -9,8 +9,7 @@
 
 #include "base/box.h"
 #include "base/counted.h"
-#include "models/transformer.h"
-#include "parallel/comm/communicator.h"
+#include "models/description.h"
 #include "parallel/placement.h"
 #include "trainer/config/validate.h"
 #include "trainer/plan/size_estimate.h"
@@ -60,36 +59,38 @@ struct Padding {
   double times = 1;  // padded to true
 };
 
-// "layers.3.attention.wk.weight" -> "attention.wk.weight"
-std::string name_in_layer(const std::string& fqn) {
-  constexpr std::string_view kLayers = "layers.";
-  if (!fqn.starts_with(kLayers)) return fqn;
-  return fqn.substr(fqn.find('.', kLayers.size()) + 1);
-}
-
 // Of the parts of rank 0, which are the largest.
 std::optional<std::string> advice_on_padding(const models::ModelArgs& model, const parallel::Mesh& mesh) {
   const int64_t shards = mesh.degree(parallel::MeshDim::kFsdp);
-  const auto experts =
-      parallel::make_fake_communicator("ep", 0, std::vector<int>(mesh.degree(parallel::MeshDim::kEp)));
+  const int expert_ranks = mesh.degree(parallel::MeshDim::kEp);
+  const bool complete = expert_ranks > 1 && mesh.degree(parallel::MeshDim::kEtp) == 1;
   double padded = 0, numel = 0;
   std::map<std::string, Padding> by_name;
-  for (const ParameterPtr& parameter :
-       models::Transformer(
-           model, /*loss_chunk_bytes=*/0,
-           {.expert = experts.get(), .divides_experts = mesh.degree(parallel::MeshDim::kEtp) > 1})
-           .parameters()) {
+  const auto add = [&](const models::ParameterShape& shape, double times) {
+    const bool of_experts = shape.domain == Domain::kExpert;
+    const ParameterPtr parameter = make_parameter(shape.name, shape.dims, Init::ones(),
+                                                  of_experts && complete ? std::nullopt : shape.split);
+    if (of_experts) parameter->divide_experts(expert_ranks, 0);
     parameter->divide(mesh.degree(parallel::MeshDim::kTp), 0);
-    const bool of_experts = parameter->domain == Domain::kExpert;
-    const int ranks = mesh.degree(of_experts ? parallel::MeshDim::kEfsdp : parallel::MeshDim::kFsdp);
+    const int ranks = mesh.degree(parameter->domain == Domain::kExpert ? parallel::MeshDim::kEfsdp
+                                                                       : parallel::MeshDim::kFsdp);
     const Placement placement = parallel::placement_of(*parameter, 0, mesh, 0);
     const double parts = static_cast<double>(box_of(parameter->shape, placement.cuts).numel() * ranks),
                  all = static_cast<double>(whole_box(parameter->local).numel());
-    padded += parts;
-    numel += all;
-    const std::string name = name_in_layer(parameter->fqn);
-    by_name[name] = {name, parameter->rows(), parts / all};
+    padded += times * parts;
+    numel += times * all;
+    by_name[shape.name] = {shape.name, parameter->rows(), parts / all};
+  };
+  const models::ModelDescription description = models::describe_model(model);
+  add(description.table, 1);
+  for (size_t kind = 0; kind < description.kinds.size(); ++kind) {
+    const auto blocks =
+        static_cast<double>(std::ranges::count(description.kind_of_layer, static_cast<int>(kind)));
+    description.kinds[kind].for_each_parameter(
+        [&](const models::ParameterShape& shape) { add(shape, blocks); });
   }
+  add(description.final_norm, 1);
+  if (!description.tied) add(description.output, 1);
   if (padded <= kMuchPadding * numel) return std::nullopt;
   std::vector<Padding> worst;
   for (const auto& [name, padding] : by_name) worst.push_back(padding);
@@ -107,6 +108,16 @@ std::optional<std::string> advice_on_padding(const models::ModelArgs& model, con
       fmt::join(named, ", "));
 }
 
+// Of the experts of a block, the largest where blocks differ.
+double parameters_of_experts(const models::ModelArgs& args) {
+  double most = 0;
+  for (const models::BlockDescription& kind : models::describe_model(args).kinds)
+    most = std::max(most, kind.sum([](const models::ParameterShape& shape) {
+      return shape.domain == Domain::kExpert ? shape.numel() : 0;
+    }));
+  return most;
+}
+
 // A rank that has all experts of a block gathers them, and makes their gradients, before it shares them.
 std::optional<std::string> advice_on_experts(const config::JobConfig& config, const models::ModelArgs& model,
                                              const parallel::Mesh& mesh) {
@@ -115,7 +126,7 @@ std::optional<std::string> advice_on_experts(const config::JobConfig& config, co
   const double bytes_of_weight =
       config.training.mixed_precision_param == checkpoint::Dtype::kBFloat16 ? 2 : 4;
   // Of a block; without expert parallelism tensor parallel ranks divide each expert, with it `of_each` do.
-  const double numbers = 3.0 * static_cast<double>(model.num_experts * model.dim * model.moe_hidden_dim);
+  const double numbers = parameters_of_experts(model);
   const auto bytes_in = [&](double bytes, int64_t parts) {
     return numbers * bytes / static_cast<double>(parts);
   };
@@ -186,15 +197,20 @@ ContextTraffic context_traffic(const config::JobConfig& config, const models::Mo
   const int64_t rows = config::microbatch_rows(config, training.local_batch_size);
   const double key = static_cast<double>(checkpoint::size_of(training.mixed_precision_param)),
                sum = std::max(key, 4.0);  // fp32, in fp64 as they are
-  const double heads =
-      static_cast<double>(model.n_kv_heads) / tensor;  // latent attention pads values to keys
-  const double elements = 2 * static_cast<double>(rows) * static_cast<double>(training.seq_len) * heads *
-                          static_cast<double>(model.head_dim) * (ranks - 1) / ranks;
+  // Keys and values of all blocks; latent attention pads values to keys.
+  const models::ModelDescription description = models::describe_model(model);
+  const auto keys_of = [](const models::BlockDescription& block) {
+    const models::AttentionWidths& widths = *block.attention.attention;
+    return 2 * static_cast<double>(widths.kv_heads * widths.head_dim);
+  };
+  const double of_token =
+      static_cast<double>(rows) * static_cast<double>(training.seq_len) / tensor * (ranks - 1) / ranks;
+  const double elements = keys_of(description.kinds.front()) * of_token;
   const int64_t microbatches = config::microbatches_of(training, mesh.degree(parallel::MeshDim::kBatch)) *
                                (training.local_batch_size / rows);
   ContextTraffic traffic = {.forward = elements * key, .backward = elements * (key + sum)};
-  traffic.step = (traffic.forward + traffic.backward) * static_cast<double>(model.n_layers) / stages *
-                 static_cast<double>(microbatches);
+  traffic.step = description.sum_over_blocks(0, description.blocks(), keys_of) * of_token * (2 * key + sum) /
+                 stages * static_cast<double>(microbatches);
   return traffic;
 }
 

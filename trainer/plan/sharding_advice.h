@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "models/flavors/model_args.h"
+#include "models/args/model_args.h"
 #include "parallel/mesh.h"
 #include "trainer/config/job_config.h"
 

@@ -1,13 +1,14 @@
 #include "trainer/plan/size_estimate.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <string_view>
 
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "models/flavors/attention_heads.h"
+#include "models/args/attention_heads.h"
 #include "parallel/pipeline/lowering.h"
 #include "trainer/config/memory_advice.h"
 #include "trainer/config/schema.h"
@@ -19,90 +20,79 @@ namespace {
 
 constexpr double kDescriptionOfLayer = 4096;  // its parameters' names, shapes and tensors without their bytes
 
-double tables_of(const models::ModelArgs& model) {
-  return (model.tied ? 1.0 : 2.0) * static_cast<double>(model.dim) * static_cast<double>(model.vocab_size);
+// Elements of a parameter on one of `tensor` ranks, before FSDP shards them.
+double unsharded_numel(const models::ParameterShape& shape, double tensor) {
+  return shape.numel() / (shape.split ? tensor : 1);
 }
 
-// `tensor` ranks divide all but norms and what makes latents and an expert's scores.
-double parameters_of_block(const models::ModelArgs& model, double tensor, bool with_experts) {
-  const double dim = static_cast<double>(model.dim), head = static_cast<double>(model.head_dim);
-  const double heads = static_cast<double>(model.n_heads + model.n_kv_heads);
-  const double attention = model.kv_lora_rank > 0 ? static_cast<double>(models::attention_parameters(model))
-                                                  : dim * 2 * heads * head;
-  const int64_t latents =
-      model.kv_lora_rank > 0 ? model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim : 0;
-  const double undivided = dim * static_cast<double>(latents + (with_experts ? model.num_experts : 0));
-  const double experts = static_cast<double>(model.num_experts) +
-                         3 * static_cast<double>(model.moe_hidden_dim) *
-                             static_cast<double>(model.num_experts + model.num_shared_experts);
-  const double feed_forward = with_experts ? experts : 3 * static_cast<double>(model.hidden_dim);
-  return (attention + dim * feed_forward - undivided) / tensor + undivided + 2 * dim;
-}
-
-// Parameters of experts in `blocks` that a rank gathers besides a part as of other matrices (less than none:
-// it gathers fewer), because expert parallel ranks divide them; `sharded`: and others shard each part.
-double more_of_experts(const models::ModelArgs& model, const config::JobConfig& config, double blocks,
-                       bool sharded = true) {
-  if (!config::divides_experts(config)) return 0;
+// Elements of a parameter that a rank gathers. Expert parallel ranks have other experts each; `sharded`: and
+// several ranks share the parameters of one expert, else nothing of it is gathered.
+double gathered_numel(const models::ParameterShape& shape, const config::JobConfig& config,
+                      bool sharded = true) {
   const auto& degrees = config.parallelism;
-  const auto parts =
-      static_cast<double>(degrees.expert_parallel_degree * degrees.expert_tensor_parallel_degree);
-  return 3 * static_cast<double>(model.dim) * static_cast<double>(model.moe_hidden_dim) *
-         static_cast<double>(model.num_experts) * blocks *
-         ((sharded ? 1 / parts : 0) - 1 / static_cast<double>(degrees.tensor_parallel_degree));
+  if (shape.domain == Domain::kExpert && config::divides_experts(config))
+    return sharded ? shape.numel() / static_cast<double>(degrees.expert_parallel_degree *
+                                                         degrees.expert_tensor_parallel_degree)
+                   : 0;
+  return unsharded_numel(shape, static_cast<double>(degrees.tensor_parallel_degree));
 }
 
-// As count_parameters(), without its limit; of one of `tensor` ranks that divide the matrices.
-double parameters_of(const models::ModelArgs& model, double tensor = 1) {
-  const auto layers = static_cast<double>(model.n_layers),
-             with_experts = static_cast<double>(models::blocks_with_experts(model));
-  return (layers - with_experts) * parameters_of_block(model, tensor, false) +
-         with_experts * parameters_of_block(model, tensor, true) + static_cast<double>(model.dim) +
-         tables_of(model) / tensor;
+// The sum of numel(shape) over the parameters of a stage.
+template <typename F>
+double sum_over_stage(const models::ModelDescription& model, const PipelineShare::Stage& stage, F&& numel) {
+  double sum = model.sum_over_blocks(stage.first_block, stage.end_block,
+                                     [&](const models::BlockDescription& block) { return block.sum(numel); });
+  if (stage.embedding) sum += numel(model.table);
+  if (stage.head) sum += numel(model.final_norm) + numel(model.output);
+  return sum;
 }
 
-double parameters_of(const models::ModelArgs& model, const PipelineShare& share, double tensor) {
-  double parameters = 0;
-  for (const PipelineShare::Stage& stage : share.stages) parameters += parameters_of(model, stage, tensor);
-  return parameters;
+// The whole model as one stage. A tied table counts once.
+template <typename F>
+double sum_over_model(const models::ModelDescription& model, F&& numel) {
+  return sum_over_stage(model, {0, model.blocks(), true, true}, numel) -
+         (model.tied ? numel(model.output) : 0);
 }
 
-// Of the stages whose weights are gathered at once.
-double gathered_parameters(const models::ModelArgs& model, const config::JobConfig& config,
-                           const PipelineShare& share, double tensor, bool shards_experts) {
+// Elements of the pipeline stages whose weights are gathered at once.
+double gathered_numel_of_stages(const models::ModelDescription& model, const config::JobConfig& config,
+                                const PipelineShare& share, bool shards_experts) {
   std::vector<double> of_stages;
   for (const PipelineShare::Stage& stage : share.stages)
-    of_stages.push_back(
-        parameters_of(model, stage, tensor) +
-        more_of_experts(model, config, static_cast<double>(stage.with_experts), shards_experts));
+    of_stages.push_back(sum_over_stage(model, stage, [&](const models::ParameterShape& shape) {
+      return gathered_numel(shape, config, shards_experts);
+    }));
   std::ranges::sort(of_stages, std::ranges::greater{});
   of_stages.resize(std::min(of_stages.size(), static_cast<size_t>(parallel::kMaxGatheredStages)));
   return std::accumulate(of_stages.begin(), of_stages.end(), 0.0);
 }
 
-// Of the blocks whose weights are gathered at once without a pipeline: one, or all that stay gathered.
-double gathered_parameters(const models::ModelArgs& model, const config::JobConfig& config, double tensor,
-                           bool shards_experts) {
-  const int64_t with_experts = models::blocks_with_experts(model);
-  const bool stay = config.parallelism.fsdp_reshard_after_forward == config::ReshardAfterForward::kNever;
-  const auto of_experts = static_cast<double>(stay ? with_experts : std::min<int64_t>(with_experts, 1));
-  const double all = stay ? static_cast<double>(model.n_layers) : 1;
-  return (all - of_experts) * parameters_of_block(model, tensor, /*with_experts=*/false) +
-         of_experts * parameters_of_block(model, tensor, /*with_experts=*/true) +
-         more_of_experts(model, config, of_experts, shards_experts);
+// Elements of the blocks whose weights are gathered at once without a pipeline: of one, or of all where they
+// stay gathered.
+double gathered_numel_of_blocks(const models::ModelDescription& model, const config::JobConfig& config,
+                                bool shards_experts) {
+  const auto of_block = [&](const models::BlockDescription& block) {
+    return block.sum(
+        [&](const models::ParameterShape& shape) { return gathered_numel(shape, config, shards_experts); });
+  };
+  if (config.parallelism.fsdp_reshard_after_forward == config::ReshardAfterForward::kNever)
+    return model.sum_over_blocks(0, model.blocks(), of_block);
+  double largest = 0;
+  for (const models::BlockDescription& kind : model.kinds) largest = std::max(largest, of_block(kind));
+  return largest;
 }
 
 // Of one block in backward, where a GPU's kernels take no fewer heads of keys than of queries
 // (models/kernels/attention/gpu.cpp): keys and values repeated for all heads, and their gradients.
 // `keys`: of each sequence, at once.
-double repeated_keys(const models::ModelArgs& model, double rows, double keys, double tensor,
+double repeated_keys(const models::AttentionWidths& heads, double rows, double keys, double tensor,
                      double compute) {
-  const bool repeats = compute == sizeof(float) || model.head_dim > kernels::gpu::kLargestFlashHead;
-  if (!repeats || model.n_kv_heads == model.n_heads) return 0;
-  return 4 * rows * keys * static_cast<double>(model.n_heads * model.head_dim) / tensor * compute;
+  const bool repeats = compute == sizeof(float) || heads.head_dim > kernels::gpu::kLargestFlashHead;
+  if (!repeats || heads.kv_heads == heads.heads) return 0;
+  return 4 * rows * keys * static_cast<double>(heads.heads * heads.head_dim) / tensor * compute;
 }
 
-std::string human(double bytes) {
+std::string format_bytes(double bytes) {
   std::string_view unit = "B";
   for (const std::string_view larger : {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}) {
     if (bytes < 1024) break;
@@ -122,13 +112,14 @@ std::string sum_of(std::vector<MemoryPart> parts) {
   for (const MemoryPart& part : parts) {
     sum += part.bytes;
     if (part.bytes > 0)
-      list += fmt::format("{}{} {}", list.empty() ? "" : ", ", part.name, human(part.bytes));
+      list += fmt::format("{}{} {}", list.empty() ? "" : ", ", part.name, format_bytes(part.bytes));
   }
-  return fmt::format("{} of memory ({})", human(sum), list);
+  return fmt::format("{} of memory ({})", format_bytes(sum), list);
 }
 
 std::string lack(const std::vector<MemoryPart>& needed, const MemoryLimit& limit) {
-  return fmt::format("needs at least {}, but {} is {}", sum_of(needed), limit.what, human(limit.bytes));
+  return fmt::format("needs at least {}, but {} is {}", sum_of(needed), limit.what,
+                     format_bytes(limit.bytes));
 }
 
 // "set a key, or " where ranks keep more of the model than its shards need.
@@ -152,7 +143,7 @@ std::string offloading_remedy(config::JobConfig config, const JobSize& size, con
       "set training.enable_cpu_offload = true ({} of it are in the host's memory then, and steps take "
       "longer), "
       "or ",
-      human(total(needs.host) - host_now));
+      format_bytes(total(needs.host) - host_now));
 }
 
 std::string sequence_remedy(const config::JobConfig& config) {
@@ -162,16 +153,16 @@ std::string sequence_remedy(const config::JobConfig& config) {
                      context.empty() ? "" : ", or " + context);
 }
 
-// Elements of a token that weight gradients of a block read: inputs of its products and gradients of their
-// results. `tensor` ranks divide all but what goes in at a column layer, which a block that is run again has
-// gathered, and what comes back at a row layer. Of latent attention and experts those of row layers alone.
-double read_by_weight_gradients(const models::ModelArgs& model, double tensor, bool runs_again) {
-  const double dim = static_cast<double>(model.dim), hidden = static_cast<double>(model.hidden_dim);
-  if (model.kv_lora_rank > 0 || model.num_experts > 0) return dim;
-  const double heads = static_cast<double>(model.head_dim * model.n_heads),
-               keys = static_cast<double>(model.head_dim * model.n_kv_heads);
-  const double inputs = runs_again ? 2 * dim : 2 * dim / tensor;
-  return inputs + (heads + heads + 2 * keys + 3 * hidden) / tensor + 2 * dim;
+// Elements of a token that the weight gradients of a block read, on one of `tensor` ranks. A block that runs
+// again has gathered the inputs of its column layers.
+double deferred_elements(const models::BlockDescription& block, double tensor, bool runs_again) {
+  double sum = 0;
+  for (const models::PartDescription* part : {&block.attention, &block.feed_forward}) {
+    const models::WeightGradientInputs& reads = part->weight_gradient_inputs;
+    sum += static_cast<double>(reads.gathered) / (runs_again ? 1 : tensor) +
+           static_cast<double>(reads.sharded) / tensor + static_cast<double>(reads.scattered);
+  }
+  return sum;
 }
 
 // The terms of job_size(), each from what the configuration says and those before it.
@@ -179,17 +170,14 @@ class SizeOfJob {
  public:
   SizeOfJob(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
             int64_t microbatches, const PipelineShare* share)
-      : config_(config), model_(model), share_(share), shards_(shards) {
+      : config_(config), model_(models::describe_model(model)), share_(share), shards_(shards) {
     rows_ = config::microbatch_rows(config, config.training.local_batch_size);
     microbatches_ = microbatches * config.training.local_batch_size / rows_;
     tokens_ = static_cast<double>(rows_) * length_ / context_;
     unsharded_ =
-        share != nullptr ? parameters_of(model, *share, tensor_) : parameters_of(model, tensor_) / pipeline_;
-    with_experts_ = static_cast<double>(models::blocks_with_experts(model)) / pipeline_;
-    if (share != nullptr)
-      with_experts_ = std::accumulate(
-          share->stages.begin(), share->stages.end(), 0.0,
-          [](double sum, const auto& stage) { return sum + static_cast<double>(stage.with_experts); });
+        sum_over_share([&](const models::ParameterShape& shape) { return unsharded_numel(shape, tensor_); });
+    blocks_with_experts_ = blocks_of_share(
+        [](const models::BlockDescription& block) { return block.feed_forward.experts ? 1.0 : 0.0; });
     shards_experts_ = shards * config.parallelism.tensor_parallel_degree >
                       experts_ * config.parallelism.expert_tensor_parallel_degree;
   }
@@ -202,10 +190,10 @@ class SizeOfJob {
     if (has_background_saves()) size_.save_pool = save_pool();
     add_gathered();
     size_.activations = kept_activations();
-    if (with_experts_ > 0) size_.activations += activations_of_experts();
+    if (blocks_with_experts_ > 0) size_.activations += activations_of_experts();
     if (context_ > 1) size_.activations += activations_of_shared_sequences();
     if (share_ == nullptr || share_->has_head()) size_.activations += logits();
-    size_.repeated = repeated_keys(model_, static_cast<double>(rows_), keys_at_once(), tensor_, compute_);
+    size_.repeated = repeated_keys(heads(), static_cast<double>(rows_), keys_at_once(), tensor_, compute_);
     add_attention();
     size_.tokens = static_cast<double>(rows_) * length_ * static_cast<double>(microbatches_) * 2 *
                    sizeof(int64_t);  // and labels
@@ -215,11 +203,12 @@ class SizeOfJob {
  private:
   void add_states() {
     const double parameters = unsharded_ / static_cast<double>(shards_);
-    const double copy = state_ == compute_                                       ? 0
-                        : config::kFloat8.on(config_) && model_.num_experts == 0 ? 1
-                                                                                 : compute_;
-    size_.description = kDescriptionOfLayer * static_cast<double>(model_.n_layers);
-    size_.mostly_tables = 2 * tables_of(model_) > parameters_of(model_);
+    const double copy = state_ == compute_                                    ? 0
+                        : config::kFloat8.on(config_) && experts() == nullptr ? 1
+                                                                              : compute_;
+    size_.description = kDescriptionOfLayer * static_cast<double>(model_.blocks());
+    const double tables = model_.table.numel() + (model_.tied ? 0 : model_.output.numel());
+    size_.mostly_tables = 2 * tables > models::parameter_count(model_);
     size_.weights = parameters * (state_ + copy);
     size_.optimizer = 2 * parameters * state_;
     size_.gradients = parameters * state_;
@@ -256,14 +245,15 @@ class SizeOfJob {
   void add_gathered() {
     if (shards_ == 1) return;
     if (config::reduces_gradients_once(config_) && microbatches_ > 1)
-      size_.sums = (unsharded_ + more_of_experts(model_, config_, with_experts_)) * sizeof(float);
+      size_.sums = sum_over_share(
+                       [&](const models::ParameterShape& shape) { return gathered_numel(shape, config_); }) *
+                   sizeof(float);
     if (pipeline_ > 1 && (share_ == nullptr || !share_->gathers_stages)) return;
     const bool in_float8 =
         config::kFloat8.on(config_) && config_.quantize.linear.float8.enable_fsdp_float8_all_gather;
-    size_.gathered =
-        (in_float8 ? 1 : compute_) *
-        (pipeline_ == 1 ? gathered_parameters(model_, config_, tensor_, shards_experts_)
-                        : gathered_parameters(model_, config_, *share_, tensor_, shards_experts_));
+    size_.gathered = (in_float8 ? 1 : compute_) *
+                     (pipeline_ == 1 ? gathered_numel_of_blocks(model_, config_, shards_experts_)
+                                     : gathered_numel_of_stages(model_, config_, *share_, shards_experts_));
   }
 
   // Blocks' inputs, or what weight gradients that wait in a pipeline read, and RoPE's angles.
@@ -271,53 +261,61 @@ class SizeOfJob {
     const double deferred = share_ == nullptr
                                 ? 0
                                 : static_cast<double>(share_->deferred_blocks) * tokens_ *
-                                      read_by_weight_gradients(model_, tensor_, runs_again()) *
+                                      least_deferred_elements() *
                                       (config::kFloat8.on(config_) || config::kMx.on(config_) ? 1 : compute_);
-    const double boundary = tokens_ / tensor_ * static_cast<double>(model_.dim) * compute_;
+    const double boundary = tokens_ / tensor_ * dim() * compute_;
     // Where most of them wait the sums of stages whose backward comes later are not there yet.
     return std::max(boundary * kept_inputs(), deferred - size_.all_gradients()) +
-           length_ * static_cast<double>(model_.head_dim) * 4;
+           length_ * static_cast<double>(heads().rotated) * sizeof(float);
   }
 
   // In a pipeline a tensor that is sent and one that is received besides.
   double kept_inputs() const {
     return share_ != nullptr ? static_cast<double>(share_->kept_inputs) + 2
-                             : static_cast<double>(model_.n_layers) / pipeline_ + 1;
+                             : static_cast<double>(model_.blocks()) / pipeline_ + 1;
+  }
+
+  // Of a deferred block of any kind.
+  double least_deferred_elements() const {
+    double least = std::numeric_limits<double>::infinity();
+    for (const models::BlockDescription& kind : model_.kinds)
+      least = std::min(least, deferred_elements(kind, tensor_, runs_again()));
+    return least;
   }
 
   // Of one block: the rows of its experts, and FP8 copies of their stacks.
   double activations_of_experts() const {
-    const double dim = static_cast<double>(model_.dim), hidden = static_cast<double>(model_.moe_hidden_dim);
+    const models::ExpertWidths& widths = *experts();
     // Where tensor parallel ranks divide each expert, each has the rows of all of them.
     const bool exchanged = config::divides_experts(config_);
     const double parts =
         exchanged ? static_cast<double>(config_.parallelism.expert_tensor_parallel_degree) : tensor_;
-    const double own = hidden / parts;
-    const double rows = tokens_ / tensor_ * parts * static_cast<double>(model_.top_k) * compute_ *
-                        std::max(dim + 2 * own, 3 * own);
+    const double rows = tokens_ / tensor_ * parts * static_cast<double>(widths.top_k) * compute_ *
+                        widths.elements_per_row(parts);
     if (!config::kGroupedFloat8.on(config_) && !config::kGroupedMx.on(config_)) return rows;
     // Two copies of each stack, for as long as it is gathered, which is always where no rank shards them.
-    const double divided = exchanged ? static_cast<double>(experts_) * parts : tensor_,
-                 block = 3 * dim * hidden * static_cast<double>(model_.num_experts) / divided;
+    const double block = block_with_experts()->sum([&](const models::ParameterShape& shape) {
+      return shape.domain == Domain::kExpert ? gathered_numel(shape, config_) : 0;
+    });
     const bool stays = exchanged ? !shards_experts_ : shards_ == 1;
-    return rows + 2 * block * (stays ? with_experts_ : 1);
+    return rows + 2 * block * (stays ? blocks_with_experts_ : 1);
   }
 
   double activations_of_shared_sequences() const {
     double bytes = 0;
     if (runs_again())  // every block keeps the result of its attention
       bytes = (kept_inputs() - 1) * tokens_ / tensor_ *
-              static_cast<double>(model_.n_heads * model_.head_dim) * compute_;
+              static_cast<double>(heads().heads * heads().head_dim) * compute_;
     // Of one block in backward: keys and values of complete sequences, their gradients, and the sums of
     // these; in a ring of two ranks, with the gradients of one.
-    return bytes + 2 * tokens_ / tensor_ * static_cast<double>(model_.n_kv_heads * model_.head_dim) *
+    return bytes + 2 * tokens_ / tensor_ * static_cast<double>(heads().kv_heads * heads().head_dim) *
                        (ring_ ? 3 * compute_ + 2 * sizeof(float) : context_ * (2 * compute_ + sizeof(float)));
   }
 
   double logits() const {
     const bool gathered = tensor_ > 1 && config_.parallelism.disable_loss_parallel;  // to a second copy
     const int64_t configured = config_.training.loss_chunk_bytes;
-    const double of_token = static_cast<double>(model_.vocab_size) * compute_ / (gathered ? 1 : tensor_),
+    const double of_token = static_cast<double>(model_.output.dims[0]) * compute_ / (gathered ? 1 : tensor_),
                  chunk = static_cast<double>(configured > 0 ? configured : 64 << 20);
     return std::min(tokens_ * of_token, (gathered ? 2 : 1) * std::max(of_token, chunk));
   }
@@ -328,19 +326,49 @@ class SizeOfJob {
     const bool flash = config_.model.attention == config::AttentionChoice::kFlash &&
                        !config_.training.document_mask && context_ == 1;
     constexpr int64_t kMultiple = kernels::cpu::kHeadMultiple;
-    const int64_t padded_head = (model_.head_dim + kMultiple - 1) / kMultiple * kMultiple;
-    if (!flash && model_.head_dim <= kernels::cpu::kLargestHead)
+    const int64_t padded_head = (heads().head_dim + kMultiple - 1) / kMultiple * kMultiple;
+    if (!flash && heads().head_dim <= kernels::cpu::kLargestHead)
       size_.attention =
           keys_at_once() * static_cast<double>(padded_head) * (compute_ == 2 ? 3 * 2 + 2 * 4 : 4 * 4);
     size_.attention_threads =
-        static_cast<double>(rows_) * std::max(1.0, static_cast<double>(model_.n_kv_heads) / tensor_);
+        static_cast<double>(rows_) * std::max(1.0, static_cast<double>(heads().kv_heads) / tensor_);
   }
 
   double keys_at_once() const { return ring_ ? length_ / context_ : length_; }
+  double dim() const { return static_cast<double>(model_.table.dims[1]); }
+  // Attention has the same widths in all blocks.
+  const models::AttentionWidths& heads() const { return *model_.kinds.front().attention.attention; }
+  const models::BlockDescription* block_with_experts() const {
+    const auto found = std::ranges::find_if(model_.kinds, [](const models::BlockDescription& kind) {
+      return kind.feed_forward.experts.has_value();
+    });
+    return found == model_.kinds.end() ? nullptr : &*found;
+  }
+  const models::ExpertWidths* experts() const {  // null: the model has none
+    const models::BlockDescription* block = block_with_experts();
+    return block == nullptr ? nullptr : &*block->feed_forward.experts;
+  }
+  // Sums over the parameters, and over the blocks, of this rank's stages; without a share an equal part of
+  // the model's.
+  template <typename F>
+  double sum_over_share(F&& numel) const {
+    if (share_ == nullptr) return sum_over_model(model_, numel) / pipeline_;
+    double sum = 0;
+    for (const PipelineShare::Stage& stage : share_->stages) sum += sum_over_stage(model_, stage, numel);
+    return sum;
+  }
+  template <typename F>
+  double blocks_of_share(F&& f) const {
+    if (share_ == nullptr) return model_.sum_over_blocks(0, model_.blocks(), f) / pipeline_;
+    double sum = 0;
+    for (const PipelineShare::Stage& stage : share_->stages)
+      sum += model_.sum_over_blocks(stage.first_block, stage.end_block, f);
+    return sum;
+  }
   bool runs_again() const { return config_.activation_checkpoint.mode == config::RecomputeMode::kFull; }
 
   const config::JobConfig& config_;
-  const models::ModelArgs& model_;
+  const models::ModelDescription model_;
   const PipelineShare* share_;
   int64_t shards_;
   // Bytes of a number.
@@ -353,10 +381,10 @@ class SizeOfJob {
   const int64_t experts_ = config::divides_experts(config_) ? config_.parallelism.expert_parallel_degree : 1;
   const bool ring_ = config::passes_keys_in_ring(config_);
   const double length_ = static_cast<double>(config_.training.seq_len);
-  int64_t rows_ = 0, microbatches_ = 0;      // of a microbatch; of a step
-  double tokens_ = 0;                        // of this rank in a microbatch
-  double unsharded_ = 0, with_experts_ = 0;  // parameters of this rank's stages; their blocks with experts
-  bool shards_experts_ = false;              // several ranks share the parameters of an expert's part
+  int64_t rows_ = 0, microbatches_ = 0;             // of a microbatch; of a step
+  double tokens_ = 0;                               // of this rank in a microbatch
+  double unsharded_ = 0, blocks_with_experts_ = 0;  // parameters of this rank's stages; of their blocks
+  bool shards_experts_ = false;                     // several ranks share the parameters of an expert's part
   JobSize size_;
 };
 
@@ -384,11 +412,8 @@ std::string key_of_size(const config::ResolvedConfig& resolved, bool mostly_tabl
 }  // namespace
 
 double parameters_of(const models::ModelArgs& model, const PipelineShare::Stage& stage, double tensor) {
-  const double dim = static_cast<double>(model.dim), table = dim * static_cast<double>(model.vocab_size);
-  return static_cast<double>(stage.blocks - stage.with_experts) *
-             parameters_of_block(model, tensor, /*with_experts=*/false) +
-         static_cast<double>(stage.with_experts) * parameters_of_block(model, tensor, /*with_experts=*/true) +
-         (stage.embedding ? table / tensor : 0) + (stage.head ? dim + table / tensor : 0);
+  return sum_over_stage(models::describe_model(model), stage,
+                        [=](const models::ParameterShape& shape) { return unsharded_numel(shape, tensor); });
 }
 
 JobSize largest_job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
@@ -476,7 +501,7 @@ void require_memory(const config::ResolvedConfig& resolved, const JobSize& size,
 }
 
 void require_memory(const models::ModelArgs& model, double bytes_per_parameter, const RankMemory& memory) {
-  const double weights = parameters_of(model) * bytes_per_parameter;
+  const double weights = models::parameter_count(models::describe_model(model)) * bytes_per_parameter;
   constexpr double kDescriptionOfExpert = 3 * 200;  // its matrices in Hugging Face's layout
   std::vector<MemoryPart> host = {
       {"names and shapes", kDescriptionOfLayer * static_cast<double>(model.n_layers) +

@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "base/resources.h"
-#include "models/flavors/model_args.h"
+#include "models/args/model_args.h"
+#include "models/description.h"
 #include "trainer/config/load.h"
 
 namespace hyperion::trainer {
@@ -43,7 +44,7 @@ struct JobSize {
 // What one rank of a pipeline has of the model.
 struct PipelineShare {
   struct Stage {
-    int64_t blocks = 0, with_experts = 0;  // of these
+    int64_t first_block = 0, end_block = 0;
     bool embedding = false, head = false;
   };
   std::vector<Stage> stages{};
@@ -52,6 +53,7 @@ struct PipelineShare {
   bool gathers_stages = false;  // a stage's weights for several microbatches
   bool has_head() const { return std::ranges::any_of(stages, &Stage::head); }
 };
+// Of a stage, on one of `tensor` ranks that shard its matrices.
 double parameters_of(const models::ModelArgs& model, const PipelineShare::Stage& stage, double tensor = 1);
 
 // `shards`: ranks that share the parameters of one tensor parallel rank (fsdp); `microbatches`: of one step;

@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "models/flavors/attention_heads.h"
+#include "models/args/attention_heads.h"
 #include "models/kernels/attention/cpu.h"
 #include "models/kernels/attention/gpu.h"
 #include "models/kernels/common/dtype.h"

@@ -15,7 +15,7 @@
 #include "base/device/parallel_for.h"
 #include "base/error.h"
 #include "base/processor.h"
-#include "models/flavors/attention_heads.h"
+#include "models/args/attention_heads.h"
 #include "models/kernels/attention/cpu_blocks.h"
 #include "models/kernels/common/scratch.h"
 

@@ -25,7 +25,7 @@ bool processor_has(Instructions instructions);
 // HYPERION_CPU_INSTRUCTIONS names. Throws Error(kUsage) where that is no name, or the processor lacks it.
 Instructions chosen_instructions();
 
-// fp32 and bf16 on a CPU, heads of up to kLargestHead (models/flavors/attention_heads.h).
+// fp32 and bf16 on a CPU, heads of up to kLargestHead (models/args/attention_heads.h).
 bool takes_attention(const at::Tensor& q);
 
 // As attention_forward() and attention_backward() of models/kernels/attention/attention.h, for what

@@ -7,7 +7,7 @@
 // it.
 #include "models/kernels/attention/cpu_blocks.h"
 
-#include "models/flavors/attention_heads.h"
+#include "models/args/attention_heads.h"
 #include "models/kernels/common/packing.h"
 #include "models/kernels/common/products.h"
 #include "models/kernels/common/vectors.h"

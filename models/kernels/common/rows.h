@@ -8,7 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/BFloat16.h>
 
-#include "models/flavors/activation.h"
+#include "models/args/activation.h"
 
 namespace hyperion::kernels::rows {
 

@@ -2,7 +2,7 @@
 // the input's dtype, as the two operations of the peer have: after act and after the product.
 #pragma once
 
-#include "models/flavors/activation.h"
+#include "models/args/activation.h"
 #include "models/kernels/kernel.h"
 
 namespace hyperion::kernels {

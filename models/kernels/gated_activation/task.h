@@ -1,7 +1,7 @@
 // What the CUDA kernels of gated activations are given.
 #pragma once
 
-#include "models/flavors/activation.h"
+#include "models/args/activation.h"
 #include "models/kernels/common/launch.h"
 
 namespace hyperion::kernels {

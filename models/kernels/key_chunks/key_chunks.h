@@ -1,7 +1,7 @@
 // Keys and values as context parallel ranks exchange them, and as attention reads them.
 //
 // Chunks of sequences, [parts, ranks, 2, batch, tokens, kv_heads, head_dim], have the keys and the values of
-// each rank's parts (models/flavors/sequence_parts.h). In the order of the sequence those of part 0 are the
+// each rank's parts (models/args/sequence_parts.h). In the order of the sequence those of part 0 are the
 // ranks' from the first to the last, those of part 1 behind them from the last to the first, and so on by
 // turns. k, v [batch, kv_heads, length, head_dim] and keys [2, batch, length, kv_heads, head_dim] are the
 // first chunks of the sequence, as many as length is of. They are of one dtype, and chunks of that or of fp32

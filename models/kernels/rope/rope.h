@@ -1,7 +1,7 @@
 // Rotation of query and key heads by their position (RoFormer, arXiv 2104.09864), fp32 inside, one rounding.
 #pragma once
 
-#include "models/flavors/model_args.h"
+#include "models/args/model_args.h"
 #include "models/kernels/kernel.h"
 
 namespace hyperion::kernels {

@@ -1,7 +1,7 @@
 // Which experts a token goes to, and with what weights: models/parts/experts/router.h.
 #pragma once
 
-#include "models/flavors/model_args.h"
+#include "models/args/model_args.h"
 #include "models/kernels/common/limits.h"
 #include "models/kernels/kernel.h"
 

@@ -1,31 +1,21 @@
 #include "models/parts/attention/attention.h"
 
-#include <fmt/format.h>
-
-#include "models/layers/block_linear.h"
 #include "models/parts/attention/gathered_attention.h"
 
 namespace hyperion::models {
 
-Attention::Attention(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
-    : head_dim_(args.head_dim),
+Attention::Attention(const PartParameters& parameters, const ModelArgs& args, const ParallelDims& dims)
+    : AttentionPart(parameters),
+      head_dim_(args.head_dim),
       context_group_(dims.context_group()),
       rope_style_(args.rope_style),
-      qkv_(fmt::format("layers.{}.attention.wq, wk and wv", layer),
-           {block_linear(dims, layer, "attention.wq", args.n_heads * args.head_dim, args.dim),
-            block_linear(dims, layer, "attention.wk", args.n_kv_heads * args.head_dim, args.dim),
-            block_linear(dims, layer, "attention.wv", args.n_kv_heads * args.head_dim, args.dim)}),
-      wo_(block_linear(dims, layer, "attention.wo", args.dim, args.n_heads * args.head_dim,
-                       residual_std(args, layer), kSplitByColumns)) {
+      qkv_(parameters.prefix() + "attention.wq, wk and wv",
+           {parameters.linear("attention.wq"), parameters.linear("attention.wk"),
+            parameters.linear("attention.wv")}),
+      wo_(parameters.linear("attention.wo")) {
   if (!args.qk_norm) return;
-  q_norm_.emplace(fmt::format("layers.{}.attention.q_norm.weight", layer), args.head_dim, args.norm_eps);
-  k_norm_.emplace(fmt::format("layers.{}.attention.k_norm.weight", layer), args.head_dim, args.norm_eps);
-}
-
-std::vector<ParameterPtr> Attention::parameters() const {
-  std::vector<ParameterPtr> all = {qkv_.weight(0), qkv_.weight(1), qkv_.weight(2), wo_.weight()};
-  if (q_norm_) all.insert(all.end(), {q_norm_->weight(), k_norm_->weight()});
-  return all;
+  q_norm_ = parameters.norm("attention.q_norm");
+  k_norm_ = parameters.norm("attention.k_norm");
 }
 
 std::vector<Linear*> Attention::linears() {

@@ -14,12 +14,12 @@ namespace hyperion::models {
 
 class Attention final : public AttentionPart {
  public:
-  Attention(const ModelArgs& args, int64_t layer, const ParallelDims& dims = {});
+  // parameters: of describe_attention().
+  Attention(const PartParameters& parameters, const ModelArgs& args, const ParallelDims& dims);
   at::Tensor forward(at::TensorList x, const SequenceContext& context, const BlockRun& run) const override;
 
-  std::vector<ParameterPtr> parameters() const override;
   std::vector<Linear*> linears() override;
-  int64_t readers() const override { return 3; }  // wq, wk, wv
+  int64_t consumers() const override { return 3; }  // wq, wk, wv
 
  private:
   ops::RotatedHeads rotated_heads(at::TensorList x, const SequenceContext& context,

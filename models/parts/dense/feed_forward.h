@@ -1,6 +1,7 @@
 // The feed-forward part of a block: w2(activation(w1 x) * w3 x).
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -10,24 +11,37 @@
 
 namespace hyperion::models {
 
-class FeedForward final : public FeedForwardPart {
+// The layers alone, which a block with experts has as its shared experts too.
+class GatedFeedForward {
  public:
-  // name: of the module in its block; hidden_dim: its width.
-  FeedForward(const ModelArgs& args, int64_t layer, const char* name, int64_t hidden_dim,
-              const ParallelDims& dims);
-  at::Tensor forward(const ops::SumAndNorm& h, const BlockRun& run) const override;
-  // What is added to the stream: x [batch, seq, dim], once for each of w1 and w3 -> [batch, seq, dim]. Not
-  // computed under BlockRun::Kind::kRecompute: its elements are undefined.
-  at::Tensor of_norm(at::TensorList x, const BlockRun& run) const;
-
-  std::vector<ParameterPtr> parameters() const override;
-  std::vector<Linear*> linears() override;
-  int64_t readers() const override { return 2; }  // w1, w3
+  // parameters: have NAME.w1, w2 and w3, those of gated_matrices().
+  GatedFeedForward(const PartParameters& parameters, const std::string& name, Activation activation,
+                   const ParallelDims& dims);
+  // x: the norm [batch, seq, dim], once for each of w1 and w3, or once -> what is added to the stream,
+  // [batch, seq, dim]. Not computed under BlockRun::Kind::kRecompute: its elements are undefined.
+  at::Tensor forward(at::TensorList x, const BlockRun& run) const;
+  std::vector<Linear*> linears();
+  static int64_t consumers() { return 2; }  // w1, w3
 
  private:
   Activation activation_;
   MergedLinear gate_up_;  // w1, w3
   Linear w2_;
+};
+
+class FeedForward final : public FeedForwardPart {
+ public:
+  // parameters: of describe_feed_forward().
+  FeedForward(const PartParameters& parameters, const ModelArgs& args, const ParallelDims& dims)
+      : FeedForwardPart(parameters), layers_(parameters, "feed_forward", args.activation, dims) {}
+  at::Tensor forward(const ops::SumAndNorm& h, const BlockRun& run) const override {
+    return ops::residual_sum(h.sum, layers_.forward(h.normed, run), run);
+  }
+  std::vector<Linear*> linears() override { return layers_.linears(); }
+  int64_t consumers() const override { return GatedFeedForward::consumers(); }
+
+ private:
+  GatedFeedForward layers_;
 };
 
 }  // namespace hyperion::models

@@ -4,15 +4,12 @@
 #include <optional>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 
 #include "models/float8/grouped_matmuls.h"
 #include "models/kernels/matmul/grouped.h"
 #include "models/layers/activation_checkpoint.h"
-#include "models/layers/block_linear.h"
 #include "models/layers/deferred_weights.h"
 #include "models/layers/node_state.h"
 #include "models/layers/ops.h"
@@ -176,30 +173,16 @@ struct DownFunction : Function<DownFunction> {
   }
 };
 
-// Tensor parallel ranks divide its hidden width, where they divide experts at all.
-ParameterPtr expert_stack(int64_t layer, const char* name, std::vector<int64_t> shape, int hidden_dim,
-                          double std, const ParallelDims& dims) {
-  const bool complete = dims.expert_group() != nullptr && !dims.divides_experts;
-  return make_parameter(fmt::format("{}.{}", experts_name(layer), name), std::move(shape),
-                        Init::truncated_normal(std, -2.0, 2.0),
-                        complete ? std::nullopt : std::optional(hidden_dim));
-}
-
 }  // namespace
 
-Experts::Experts(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
+Experts::Experts(const PartParameters& parameters, const ModelArgs& args, const ParallelDims& dims)
     : ranks_(dims.expert_group()),
       width_ranks_(dims.expert_tensor_group()),
       activation_(args.activation),
       score_before_(args.score_before_experts),
-      w1_(expert_stack(layer, "w1", {args.num_experts, args.moe_hidden_dim, args.dim}, 1, 0.02, dims)),
-      w2_(expert_stack(layer, "w2", {args.num_experts, args.dim, args.moe_hidden_dim}, 2,
-                       residual_std(args, layer), dims)),
-      w3_(expert_stack(layer, "w3", {args.num_experts, args.moe_hidden_dim, args.dim}, 1,
-                       residual_std(args, layer), dims)) {
-  if (ranks_ == nullptr) return;
-  for (const ParameterPtr& stack : parameters()) stack->divide_experts(ranks_->size(), ranks_->rank());
-}
+      w1_(parameters.at("moe.experts.w1")),
+      w2_(parameters.at("moe.experts.w2")),
+      w3_(parameters.at("moe.experts.w3")) {}
 
 std::optional<int64_t> Experts::unit_of_rows(const Tensor& x) const {
   if (products_.float8) return products_.float8->unit();

@@ -14,18 +14,19 @@
 #include <ATen/core/Tensor.h>
 
 #include "base/parameter.h"
-#include "models/flavors/model_args.h"
+#include "models/args/model_args.h"
 #include "models/layers/block_run.h"
 #include "models/layers/parallel_dims.h"
 #include "models/parts/experts/dispatch.h"
 #include "models/parts/experts/expert_products.h"
+#include "models/parts/part_parameters.h"
 
 namespace hyperion::models {
 
 class Experts {
  public:
   // With an expert parallel group this rank has its part of them.
-  Experts(const ModelArgs& args, int64_t layer, const ParallelDims& dims);
+  Experts(const PartParameters& parameters, const ModelArgs& args, const ParallelDims& dims);
 
   // x [tokens, dim]; weights [tokens, k] of each slot, in fp32 (fp64) -> the sum of each token's experts by
   // their weights, in fp32 in the order of the slots, plus `shared` [tokens, dim] where that is defined;

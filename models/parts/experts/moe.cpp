@@ -3,16 +3,11 @@
 #include <algorithm>
 #include <vector>
 
-#include <fmt/format.h>
-
-#include "models/layers/block_linear.h"
 #include "models/layers/linear_node.h"
 #include "models/layers/sequence_exchange.h"
 
 namespace hyperion::models {
 namespace {
-
-constexpr const char* kSharedExperts = "moe.shared_experts";
 
 // How many rows each expert gets of balanced_choices(), from each of `deals` ranks: known without a device.
 std::vector<int64_t> balanced_counts(int64_t tokens, int64_t deals, const RoutingOptions& options) {
@@ -24,39 +19,30 @@ std::vector<int64_t> balanced_counts(int64_t tokens, int64_t deals, const Routin
 
 }  // namespace
 
-MoE::MoE(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
-    : tensor_(dims.expert_tensor_group()),
+MoE::MoE(const PartParameters& parameters, const ModelArgs& args, const ParallelDims& dims)
+    : FeedForwardPart(parameters),
+      tensor_(dims.expert_tensor_group()),
       ranks_(dims.expert_group()),
       routing_(args),
       forces_balance_(args.force_load_balance),
-      gate_(
-          undivided_linear(layer, "moe.router.gate", args.num_experts, args.dim, residual_std(args, layer))),
-      experts_(args, layer, dims),
+      gate_(parameters.linear("moe.router.gate")),
+      experts_(parameters, args, dims),
       balance_(std::make_shared<ExpertBalance>()) {
   if (args.num_shared_experts > 0)  // without dims what it reads and makes is exchanged here
-    shared_.emplace(args, layer, kSharedExperts, args.moe_hidden_dim * args.num_shared_experts,
+    shared_.emplace(parameters, "moe.shared_experts", args.activation,
                     tensor_ != nullptr ? ParallelDims{} : dims);
-  balance_->bias =
-      make_parameter(fmt::format("layers.{}.moe.expert_bias", layer), {args.num_experts}, Init::normal(0));
+  balance_->bias = parameters.at("moe.expert_bias");
   balance_->counts_own_part = tensor_ == nullptr;
   balance_->coefficient = args.load_balance_coeff;
-}
-
-std::vector<ParameterPtr> MoE::parameters() const {
-  std::vector<ParameterPtr> all = experts_.parameters();
-  all.push_back(gate_.weight());
-  if (shared_)
-    for (const ParameterPtr& parameter : shared_->parameters()) all.push_back(parameter);
-  return all;
 }
 
 std::vector<Linear*> MoE::linears() {
   return shared_ ? shared_->linears() : std::vector<Linear*>();
 }
 
-int64_t MoE::readers() const {
+int64_t MoE::consumers() const {
   // Gate, experts, shared experts; the gathered norm is one tensor.
-  return 2 + (shared_ && tensor_ == nullptr ? shared_->readers() : 0);
+  return 2 + (shared_ && tensor_ == nullptr ? shared_->consumers() : 0);
 }
 
 // Kept for a run that is repeated: experts whose scores are nearly equal could change places.
@@ -109,7 +95,7 @@ at::Tensor MoE::forward(const ops::SumAndNorm& h, const BlockRun& run) const {
   at::Tensor shared;
   if (shared_)
     shared = rows_of(
-        shared_->of_norm(tensor_ == nullptr ? at::TensorList(h.normed).slice(2) : at::TensorList(x), run));
+        shared_->forward(tensor_ == nullptr ? at::TensorList(h.normed).slice(2) : at::TensorList(x), run));
   // After all work that needs no counts: the host waits for them.
   const KeptRouting routing = finish(std::move(sending), run);
   const at::Tensor terms = experts_.forward(x, weights, shared, routing, run);

@@ -30,12 +30,12 @@ using ExpertBalancePtr = std::shared_ptr<ExpertBalance>;
 
 class MoE final : public FeedForwardPart {
  public:
-  MoE(const ModelArgs& args, int64_t layer, const ParallelDims& dims);
+  // parameters: of describe_experts().
+  MoE(const PartParameters& parameters, const ModelArgs& args, const ParallelDims& dims);
   at::Tensor forward(const ops::SumAndNorm& h, const BlockRun& run) const override;
-  std::vector<ParameterPtr> parameters() const override;
   // Those of the shared experts. The gate's is not among them: its products stay in the compute dtype.
   std::vector<Linear*> linears() override;
-  int64_t readers() const override;
+  int64_t consumers() const override;
   ExpertBalancePtr balance() const override { return balance_; }
   Experts* experts() override { return &experts_; }
 
@@ -59,7 +59,7 @@ class MoE final : public FeedForwardPart {
   bool forces_balance_;
   Linear gate_;
   Experts experts_;
-  std::optional<FeedForward> shared_;
+  std::optional<GatedFeedForward> shared_;
   ExpertBalancePtr balance_;
 };
 

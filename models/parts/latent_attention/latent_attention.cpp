@@ -1,11 +1,8 @@
 #include "models/parts/latent_attention/latent_attention.h"
 
-#include <fmt/format.h>
-
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "models/kernels/kernels.h"
-#include "models/layers/block_linear.h"
 #include "models/layers/linear_node.h"
 #include "models/layers/sequence_exchange.h"
 #include "models/parts/attention/gathered_attention.h"
@@ -39,32 +36,23 @@ struct LatentHeadsFunction : Function<LatentHeadsFunction> {
 
 }  // namespace
 
-LatentAttention::LatentAttention(const ModelArgs& args, int64_t layer, const ParallelDims& dims)
-    : ranks_(dims.tensor_group()),
+LatentAttention::LatentAttention(const PartParameters& parameters, const ModelArgs& args,
+                                 const ParallelDims& dims)
+    : AttentionPart(parameters),
+      ranks_(dims.tensor_group()),
       context_group_(dims.context_group()),
       heads_(args.n_heads / (ranks_ != nullptr ? ranks_->size() : 1)),
       kv_rank_(args.kv_lora_rank),
       rotated_width_(args.qk_rope_head_dim),
       value_width_(args.v_head_dim),
-      q_in_(args.q_lora_rank > 0
-                ? undivided_linear(layer, "attention.wq_a", args.q_lora_rank, args.dim)
-                : block_linear(dims, layer, "attention.wq", args.n_heads * args.head_dim, args.dim)),
-      wkv_a_(undivided_linear(layer, "attention.wkv_a", args.kv_lora_rank + args.qk_rope_head_dim, args.dim)),
-      kv_norm_(fmt::format("layers.{}.attention.kv_norm.weight", layer), args.kv_lora_rank, args.norm_eps),
-      wkv_b_(block_linear(dims, layer, "attention.wkv_b",
-                          args.n_heads * (args.qk_nope_head_dim + args.v_head_dim), args.kv_lora_rank)),
-      wo_(block_linear(dims, layer, "attention.wo", args.dim, args.n_heads * args.v_head_dim,
-                       residual_std(args, layer), kSplitByColumns)) {
+      q_in_(parameters.linear(args.q_lora_rank > 0 ? "attention.wq_a" : "attention.wq")),
+      wkv_a_(parameters.linear("attention.wkv_a")),
+      kv_norm_(parameters.norm("attention.kv_norm")),
+      wkv_b_(parameters.linear("attention.wkv_b")),
+      wo_(parameters.linear("attention.wo")) {
   if (args.q_lora_rank == 0) return;
-  q_norm_.emplace(fmt::format("layers.{}.attention.q_norm.weight", layer), args.q_lora_rank, args.norm_eps);
-  wq_b_.emplace(block_linear(dims, layer, "attention.wq_b", args.n_heads * args.head_dim, args.q_lora_rank));
-}
-
-std::vector<ParameterPtr> LatentAttention::parameters() const {
-  std::vector<ParameterPtr> all = {q_in_.weight()};
-  if (wq_b_) all.insert(all.end(), {q_norm_->weight(), wq_b_->weight()});
-  all.insert(all.end(), {wkv_a_.weight(), kv_norm_.weight(), wkv_b_.weight(), wo_.weight()});
-  return all;
+  q_norm_ = parameters.norm("attention.q_norm");
+  wq_b_ = parameters.linear("attention.wq_b");
 }
 
 std::vector<Linear*> LatentAttention::linears() {

@@ -19,12 +19,12 @@ namespace hyperion::models {
 
 class LatentAttention final : public AttentionPart {
  public:
-  LatentAttention(const ModelArgs& args, int64_t layer, const ParallelDims& dims);
+  // parameters: of describe_latent_attention().
+  LatentAttention(const PartParameters& parameters, const ModelArgs& args, const ParallelDims& dims);
   at::Tensor forward(at::TensorList x, const SequenceContext& context, const BlockRun& run) const override;
 
-  std::vector<ParameterPtr> parameters() const override;
   std::vector<Linear*> linears() override;
-  int64_t readers() const override { return 2; }  // of queries, and of keys and values
+  int64_t consumers() const override { return 2; }  // of queries, and of keys and values
 
  private:
   struct Projections {

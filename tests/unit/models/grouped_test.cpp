@@ -18,6 +18,7 @@
 #include <ATen/ops/tensor.h>
 
 #include "models/flavors/registry.h"
+#include "models/parts/experts/description.h"
 #include "models/parts/experts/experts.h"
 #include "tests/support/unwritten_is_nan.h"
 
@@ -74,7 +75,7 @@ TEST_CASE("experts that are multiplied all at once are those that are multiplied
   const ModelArgs args = model_args(
       "qwen3", "debugmodel_moe",
       {.dim = 16, .num_experts = experts, .moe_hidden_dim = 24, .top_k = k, .score_before_experts = before});
-  const Experts layer(args, 0, {});
+  const Experts layer(PartParameters(describe_experts(args), args, 0, {}), args, {});
   at::manual_seed(2);
   for (const ParameterPtr& stack : layer.parameters())
     stack->weight = at::randn(stack->shape).mul(0.3).requires_grad_();

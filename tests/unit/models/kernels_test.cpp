@@ -27,7 +27,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "models/flavors/sequence_parts.h"
+#include "models/args/sequence_parts.h"
 #include "models/kernels/attention/cpu.h"
 #include "models/kernels/common/rows.h"
 

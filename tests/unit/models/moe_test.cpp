@@ -18,8 +18,8 @@
 #include <ATen/ops/round.h>
 #include <ATen/ops/zeros.h>
 
+#include "models/args/yarn.h"
 #include "models/flavors/registry.h"
-#include "models/flavors/yarn.h"
 #include "models/kernels/matmul/grouped.h"
 #include "models/kernels/matmul/matmul.h"
 #include "models/layers/activation_checkpoint.h"

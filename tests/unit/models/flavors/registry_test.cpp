@@ -1,3 +1,4 @@
+#include "models/description.h"
 #include "models/flavors/registry.h"
 
 #include <limits>

@@ -1,4 +1,4 @@
-#include "models/flavors/sequence_parts.h"
+#include "models/args/sequence_parts.h"
 
 #include <algorithm>
 

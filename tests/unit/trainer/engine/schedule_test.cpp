@@ -7,6 +7,7 @@
 #include <catch2/catch.hpp>
 #include <fmt/format.h>
 
+#include "models/description.h"
 #include "models/flavors/registry.h"
 #include "parallel/pipeline/csv.h"
 #include "tests/support/error_of.h"
@@ -168,8 +169,7 @@ TEST_CASE("every schedule of a pipeline becomes its actions of units") {
 }
 
 TEST_CASE("the plan of a pipeline has what each rank holds and keeps, and warns of too few microbatches") {
-  const models::ModelArgs model =
-      models::model_args("deepseek_v3", "debugmodel");  // of 6 blocks 5 have experts
+  const models::ModelArgs model = models::model_args("deepseek_v3", "debugmodel");
   config::JobConfig config;
   config.parallelism.pipeline_parallel_degree = 2;
   config.training.local_batch_size = 4;
@@ -177,8 +177,8 @@ TEST_CASE("the plan of a pipeline has what each rank holds and keeps, and warns 
   REQUIRE(plan.shares.size() == 2);
   REQUIRE(plan.shares[0].stages.size() == 1);
   const PipelineShare::Stage &first = plan.shares[0].stages[0], &last = plan.shares[1].stages[0];
-  CHECK((first.blocks == 3 && first.with_experts == 2 && first.embedding && !first.head));
-  CHECK((last.blocks == 3 && last.with_experts == 3 && !last.embedding && last.head));
+  CHECK((first.first_block == 0 && first.end_block == 3 && first.embedding && !first.head));
+  CHECK((last.first_block == 3 && last.end_block == 6 && !last.embedding && last.head));
   CHECK((plan.ranks[0].kept_microbatches == 2 && plan.ranks[1].kept_microbatches == 1));
   CHECK((plan.shares[0].kept_inputs == 2 * 3 && plan.shares[1].kept_inputs == 3 + 1));  // the head's
   CHECK(plan.ranks[0].parameters + plan.ranks[1].parameters ==

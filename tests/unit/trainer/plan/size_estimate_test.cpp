@@ -4,6 +4,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include "models/description.h"
 #include "models/flavors/registry.h"
 #include "models/kernels/attention/cpu.h"
 #include "models/kernels/attention/cpu_blocks.h"
@@ -76,8 +77,8 @@ TEST_CASE(
       resolved(
           "[training]\nseq_len = 8192\nlocal_batch_size = 8\n[parallelism]\npipeline_parallel_degree = 2")
           .config;
-  const PipelineShare first{.stages = {{.blocks = 16, .embedding = true}}, .kept_inputs = 32},
-      last{.stages = {{.blocks = 16, .head = true}}, .kept_inputs = 17};
+  const PipelineShare first{.stages = {{.end_block = 16, .embedding = true}}, .kept_inputs = 32},
+      last{.stages = {{.first_block = 16, .end_block = 32, .head = true}}, .kept_inputs = 17};
   CHECK(parameters_of(model, first.stages[0]) + parameters_of(model, last.stages[0]) == Approx(parameters));
   const JobSize size = job_size(config, model, 4, 1, &first);
   CHECK(size.states() == Approx(18 * parameters_of(model, first.stages[0]) / 4));
@@ -96,16 +97,17 @@ TEST_CASE(
   CHECK(job_size(config, model, 4, 1, &few).activations == size.activations);
 
   PipelineShare looped{.kept_inputs = 1, .gathers_stages = true};
-  for (const int64_t blocks : {4, 1, 2, 3}) looped.stages.push_back({.blocks = blocks});
-  CHECK(job_size(config, model, 4, 1, &looped).gathered == Approx(2 * parameters_of(model, {.blocks = 9})));
+  for (const int64_t blocks : {4, 1, 2, 3}) looped.stages.push_back({.end_block = blocks});
+  CHECK(job_size(config, model, 4, 1, &looped).gathered ==
+        Approx(2 * parameters_of(model, {.end_block = 9})));
   CHECK(job_size(config, model, 1, 1, &looped).gathered == 0);
   CHECK(largest_job_size(config, model, 4, 1, std::vector{looped, first}).states() == size.states());
 }
 
 TEST_CASE("stages and tensor parallel ranks of a model with experts have their parts of the parameters") {
   const models::ModelArgs model = models::model_args("deepseek_v3", "671B");
-  const PipelineShare::Stage first{.blocks = 31, .with_experts = 28, .embedding = true},
-      last{.blocks = 30, .with_experts = 30, .head = true}, block{.blocks = 1, .with_experts = 1};
+  const PipelineShare::Stage first{.end_block = 31, .embedding = true},
+      last{.first_block = 31, .end_block = 61, .head = true}, block{.first_block = 3, .end_block = 4};
   CHECK(parameters_of(model, first) + parameters_of(model, last) ==
         Approx(static_cast<double>(models::count_parameters(model).total)));
   // What makes the latents, the gate and two norms are on both ranks.
@@ -115,11 +117,11 @@ TEST_CASE("stages and tensor parallel ranks of a model with experts have their p
   const auto of_experts = [&](const std::string& keys) {
     const config::JobConfig job =
         resolved("[model]\nname = \"deepseek_v3\"\nflavor = \"671B\"\n" + keys).config;
-    const auto activations = [&](int64_t with_experts) {
-      const PipelineShare share{.stages = {{.blocks = 1, .with_experts = with_experts}}, .kept_inputs = 1};
+    const auto activations = [&](int64_t layer) {
+      const PipelineShare share{.stages = {{.first_block = layer, .end_block = layer + 1}}, .kept_inputs = 1};
       return job_size(job, model, 1, 1, &share).activations;
     };
-    return activations(1) - activations(0);
+    return activations(3) - activations(0);
   };
   const double slots = 8.0 * 2048 * 8, eight = 2048 / 8;
   CHECK(of_experts("") == Approx(2 * slots * (7168 + 2 * 2048)));
@@ -328,9 +330,8 @@ TEST_CASE("With expert parallelism a rank never gathers other ranks' experts") {
   CHECK(job_size(job.config, model, 4, 4).communicators ==
         one.communicators + 1);  // each has its own experts
   // Of a stage with half of them; tensor parallel ranks have complete ones, or a half of each.
-  const PipelineShare share{.stages = {{.blocks = 14, .with_experts = 13, .embedding = true}},
-                            .kept_inputs = 1,
-                            .gathers_stages = true};
+  const PipelineShare share{
+      .stages = {{.end_block = 14, .embedding = true}}, .kept_inputs = 1, .gathers_stages = true};
   auto& degrees = job.config.parallelism;
   degrees.pipeline_parallel_degree = degrees.tensor_parallel_degree = 2;
   const auto of_stage = [&](int64_t parts, int64_t of_each) {
@@ -354,14 +355,14 @@ TEST_CASE("With expert parallelism a rank never gathers other ranks' experts") {
 
 TEST_CASE("Without a pipeline the weights of one block are gathered, or those of all that stay") {
   const models::ModelArgs model = models::model_args("llama3", "8B");
-  const double block = parameters_of(model, {.blocks = 1});
+  const double block = parameters_of(model, {.end_block = 1});
   config::JobConfig config = resolved("").config;
   CHECK(job_size(config, model, 1, 1).gathered == 0);
   CHECK(job_size(config, model, 8, 1).gathered == Approx(2 * block));
   config.parallelism.fsdp_reshard_after_forward = config::ReshardAfterForward::kNever;
   CHECK(job_size(config, model, 8, 1).gathered == Approx(2 * 32 * block));
   config.parallelism.tensor_parallel_degree = 2;
-  CHECK(job_size(config, model, 8, 1).gathered == Approx(2 * 32 * parameters_of(model, {.blocks = 1}, 2)));
+  CHECK(job_size(config, model, 8, 1).gathered == Approx(2 * 32 * parameters_of(model, {.end_block = 1}, 2)));
   CHECK_THAT(refusal("[parallelism]\nfsdp_reshard_after_forward = \"never\"", model, 64 * kGB, 64, 10 * kGB),
              Contains("gathered weights 13.0 GiB") &&
                  Contains("set parallelism.fsdp_reshard_after_forward = \"always\", or"));
@@ -371,7 +372,7 @@ TEST_CASE("Without a pipeline the weights of one block are gathered, or those of
   const models::ModelArgs experts = models::model_args("deepseek_v3", "16B");
   config = resolved("[model]\nname = \"deepseek_v3\"\nflavor = \"16B\"").config;
   const double all = job_size(config, experts, 8, 1).gathered;
-  CHECK(all == Approx(2 * parameters_of(experts, {.blocks = 1, .with_experts = 1})));
+  CHECK(all == Approx(2 * parameters_of(experts, {.first_block = 1, .end_block = 2})));
   config.parallelism.expert_parallel_degree = 8;
   const double of_experts = 2 * 64.0 * 3 * 2048 * 1408;
   CHECK(all - job_size(config, experts, 16, 1).gathered == Approx(of_experts * 7 / 8));

@@ -2,12 +2,13 @@
 // (models/flavors/registry.h).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "base/choice.h"
-#include "models/flavors/activation.h"
+#include "models/args/activation.h"
 
 namespace hyperion::models {
 
@@ -23,7 +24,7 @@ enum class RopeStyle {
 constexpr auto choices(Activation) {
   return choice_list<Activation>({
 #define ACTIVATION(name, text, ...) {Activation::k##name, text},
-#include "models/flavors/activations.def"
+#include "models/args/activations.def"
   });
 }
 
@@ -91,7 +92,13 @@ constexpr bool has_experts(const ModelArgs& args, int64_t layer) {
   return args.num_experts > 0 && layer >= args.n_dense_layers && (layer + 1) % args.moe_every == 0;
 }
 
-int64_t blocks_with_experts(const ModelArgs& args);
+constexpr int64_t blocks_with_experts(const ModelArgs& args) {
+  if (args.num_experts == 0) return 0;
+  // Of the blocks up to a number, as has_experts() says.
+  const int64_t every = std::max<int64_t>(args.moe_every, 1),
+                dense = std::min(args.n_dense_layers, args.n_layers);
+  return args.n_layers / every - dense / every;
+}
 
 // Width of the SwiGLU by Llama's rule: int(8*dim/3), times `multiplier` when it is positive, rounded up to
 // `multiple_of`.
@@ -100,13 +107,5 @@ constexpr int64_t swiglu_width(int64_t dim, double multiplier, int64_t multiple_
   if (multiplier > 0) width = static_cast<int64_t>(multiplier * static_cast<double>(width));
   return (width + multiple_of - 1) / multiple_of * multiple_of;
 }
-
-struct ParameterCounts {
-  int64_t total = 0;      // every parameter once
-  int64_t active = 0;     // of these, what one token is multiplied by: of experts its own alone
-  int64_t embedding = 0;  // the token table, which costs no FLOPs (0 when the head reads it too)
-};
-int64_t attention_parameters(const ModelArgs& args);  // of one block
-ParameterCounts count_parameters(const ModelArgs& args);
 
 }  // namespace hyperion::models

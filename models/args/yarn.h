@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "models/flavors/model_args.h"
+#include "models/args/model_args.h"
 
 namespace hyperion::models {
 

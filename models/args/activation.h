@@ -1,4 +1,4 @@
-// The activation function of a gated feed-forward: an enumeration of models/flavors/activations.def, which
+// The activation function of a gated feed-forward: an enumeration of models/args/activations.def, which
 // nvcc reads too.
 #pragma once
 
@@ -8,7 +8,7 @@ namespace hyperion::models {
 
 enum class Activation {
 #define ACTIVATION(name, ...) k##name,
-#include "models/flavors/activations.def"
+#include "models/args/activations.def"
 };
 
 // Calls f with a std::integral_constant of the activation.
@@ -18,7 +18,7 @@ inline __attribute__((always_inline)) decltype(auto) with_activation(Activation 
 #define ACTIVATION(name, ...) \
   case Activation::k##name:   \
     return f(std::integral_constant<Activation, Activation::k##name>());
-#include "models/flavors/activations.def"
+#include "models/args/activations.def"
   }
   __builtin_unreachable();
 }

@@ -1,0 +1,10 @@
+// The parameters of plain attention: queries, keys, values and output, and norms of heads.
+#pragma once
+
+#include "models/parts/description.h"
+
+namespace hyperion::models {
+
+PartDescription describe_attention(const ModelArgs& args);
+
+}  // namespace hyperion::models

@@ -1,0 +1,49 @@
+#include "models/parts/part_parameters.h"
+
+#include <algorithm>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace hyperion::models {
+
+ParameterPtr make_block_parameter(const ParameterShape& shape, const ModelArgs& args, int64_t layer,
+                                  const ParallelDims& dims) {
+  const bool of_experts = shape.domain == Domain::kExpert;
+  const bool complete = of_experts && dims.expert_group() != nullptr && !dims.divides_experts;
+  ParameterPtr parameter = make_parameter(fmt::format("layers.{}.{}", layer, shape.name), shape.dims,
+                                          init_of(shape, args, layer), complete ? std::nullopt : shape.split);
+  if (const Exchange* ranks = dims.expert_group(); of_experts && ranks != nullptr)
+    parameter->divide_experts(ranks->size(), ranks->rank());
+  return parameter;
+}
+
+PartParameters::PartParameters(const PartDescription& part, const ModelArgs& args, int64_t layer,
+                               const ParallelDims& dims)
+    : prefix_(fmt::format("layers.{}.", layer)), norm_eps_(args.norm_eps), dims_(dims) {
+  for (const ParameterShape& shape : part.parameters)
+    parameters_.push_back(make_block_parameter(shape, args, layer, dims));
+  for (const ParameterShape& shape : part.buffers)
+    buffers_.push_back(make_block_parameter(shape, args, layer, dims));
+}
+
+const ParameterPtr& PartParameters::at(std::string_view name) const {
+  for (const auto* some : {&parameters_, &buffers_})
+    for (const ParameterPtr& parameter : *some)
+      if (std::string_view(parameter->fqn).substr(prefix_.size()) == name) return parameter;
+  throw_bug("{} has no parameter \"{}\"", prefix_, name);
+}
+
+Linear PartParameters::linear(std::string_view name, const ParallelDims& dims) const {
+  const ParameterPtr& weight = at(fmt::format("{}.weight", name));
+  if (!weight->split) return Linear(weight);
+  return Linear(weight, nullptr, dims.tensor_group(), dims.chunked);
+}
+
+Norm PartParameters::norm(std::string_view name, int64_t consumers) const {
+  return Norm(at(fmt::format("{}.weight", name)), norm_eps_, consumers);
+}
+
+}  // namespace hyperion::models
