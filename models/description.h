@@ -39,8 +39,8 @@ struct ModelDescription {
   ParameterShape final_norm;  // before the head
   ParameterShape output;      // the head's [vocabulary, dim]; the table itself where `tied`
   bool tied = false;
-  std::vector<BlockDescription> kinds;  // each kind of block once
-  std::vector<int> kind_of_layer;       // index of `kinds`, by layer
+  std::vector<BlockDescription> kinds{};  // each kind of block once
+  std::vector<int> kind_of_layer{};       // index of `kinds`, by layer
 
   const BlockDescription& block(int64_t layer) const {
     return kinds[static_cast<size_t>(kind_of_layer[static_cast<size_t>(layer)])];
