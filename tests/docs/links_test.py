@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def without_code(text: str) -> str:
-    return re.sub(r"```.*?```|`[^`\n]*`|^ {4}.*$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"```.*?```|`[^`\n]*`|^ {4}[^\n]*$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def anchor(heading: str) -> str:
