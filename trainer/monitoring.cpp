@@ -21,6 +21,7 @@
 #include "trainer/config/print.h"
 #include "trainer/data/text_rate.h"
 #include "trainer/hugging_face/config.h"
+#include "trainer/hugging_face/hf_model.h"
 #include "trainer/metrics/flops.h"
 #include "trainer/metrics/gemm_peak.h"
 #include "trainer/metrics/memory.h"
