@@ -217,10 +217,9 @@ const Flavors& flavors_of(std::string_view name) {
 void apply_overrides(const ModelOverrides& changes, ModelArgs& args) {
   const bool head_dim_follows = args.head_dim * args.n_heads == args.dim;
   const bool kv_follows = args.n_kv_heads == args.n_heads;
-#define OVERRIDE(type, key, ...) \
-  if (changes.key) args.key = *changes.key;
-#define WIDTH_RULE(...)
-#include "models/flavors/overrides.def"
+  for_each_dimension([&](const char*, ModelPart, ResumeCheck, auto change, auto member) {
+    if (changes.*change) args.*member = *(changes.*change);
+  });
   if (kv_follows && !changes.n_kv_heads) args.n_kv_heads = args.n_heads;
   if (args.kv_lora_rank > 0)
     args.head_dim = args.qk_nope_head_dim + args.qk_rope_head_dim;
@@ -293,6 +292,26 @@ void check_experts(const ModelArgs& args, std::vector<DimensionProblem>& problem
 }
 
 }  // namespace
+
+bool has_part(const ModelArgs& args, ModelPart part) {
+  switch (part) {
+    case ModelPart::kRescaled:
+      return args.rope_scaling || args.rope_yarn;
+    case ModelPart::kScaling:
+      return args.rope_scaling;
+    case ModelPart::kYarn:
+      return args.rope_yarn;
+    case ModelPart::kLatent:
+      return has_latent_attention(args);
+    case ModelPart::kExperts:
+    case ModelPart::kBalance:
+      return args.num_experts > 0;
+    case ModelPart::kModel:
+    case ModelPart::kTraining:
+      break;
+  }
+  return true;
+}
 
 std::vector<DimensionProblem> dimension_problems(const ModelArgs& args) {
   std::vector<DimensionProblem> problems;

@@ -13,9 +13,35 @@ namespace hyperion::models {
 // The flavour that has no dimensions but those that overrides give it (trainer/hugging_face/hf_model.h).
 constexpr const char* kFlavorFromHf = "from_hf";
 
+// A part of a model that has dimensions of its own.
+enum class ModelPart {
+  kModel,     // every model
+  kTraining,  // every model: how it is trained, which no config.json says
+  kRescaled,  // rescaled rotary frequencies, by either of the next two
+  kScaling,   // Llama 3.1's rescaling
+  kYarn,
+  kLatent,  // latent attention
+  kExperts,
+  kBalance,  // the balance of experts, which no config.json says
+};
+bool has_part(const ModelArgs& args, ModelPart part);
+
+// How a resume notices another value of a dimension (overrides.def).
+enum class ResumeCheck { kSetting, kShape, kNone };
+
 // Changes to a flavour's dimensions; an unset field keeps the flavour's value.
 struct ModelOverrides {
 #define OVERRIDE(type, key, ...) std::optional<type> key{};
+
+  // Calls visit(key of [model.args], ModelPart, ResumeCheck, member of ModelOverrides, member of ModelArgs)
+  // for each dimension of a model; the rules for hidden_dim are none.
+  template <typename Visit>
+  void for_each_dimension(const Visit& visit) {
+#define OVERRIDE(type, key, part, resume, ...) \
+  visit(#key, ModelPart::part, ResumeCheck::resume, &ModelOverrides::key, &ModelArgs::key);
+#define WIDTH_RULE(...)
+#include "models/flavors/overrides.def"
+  }
 #include "models/flavors/overrides.def"
 };
 

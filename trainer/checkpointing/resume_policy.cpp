@@ -3,14 +3,17 @@
 #include <algorithm>
 #include <charconv>
 #include <iterator>
+#include <type_traits>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/choice.h"
 #include "base/counted.h"
 #include "base/error.h"
 #include "base/printable.h"
 #include "models/args/yarn.h"
+#include "models/flavors/registry.h"
 #include "trainer/config/print.h"
 #include "trainer/config/schema.h"
 #include "trainer/optim/lr_schedule.h"
@@ -418,42 +421,19 @@ class Planner {
 
 CurveSettings model_settings(const models::ModelArgs& model) {
   CurveSettings settings;
-  const auto add = [&](std::string_view key, const auto& value) {
-    settings.emplace_back(key, fmt::format("{}", value));
-  };
-  add("model.tied", model.tied);
-  add("model.n_heads", model.n_heads);
-  add("model.n_kv_heads", model.n_kv_heads);
-  add("model.norm_eps", model.norm_eps);
-  add("model.rope_theta", model.rope_theta);
-  add("model.rope_scaling", model.rope_scaling);
-  add("model.rope_yarn", model.rope_yarn);
-  if (model.rope_scaling || model.rope_yarn) {
-    add("model.rope_factor", model.rope_factor);
-    add("model.rope_original_length", model.rope_original_length);
-  }
-  if (model.rope_scaling) {
-    add("model.rope_low_freq_factor", model.rope_low_freq_factor);
-    add("model.rope_high_freq_factor", model.rope_high_freq_factor);
-  }
-  if (model.rope_yarn) {
-    add("model.rope_beta_fast", model.rope_beta_fast);
-    add("model.rope_beta_slow", model.rope_beta_slow);
-    add("model.rope_mscale", model.rope_mscale);
-  }
-  add("model.activation", text_of(model.activation));
-  add("model.rope_style", model.rope_style == models::RopeStyle::kInterleaved ? "interleaved" : "half-split");
-  if (model.num_experts > 0) {
-    add("model.top_k", model.top_k);
-    add("model.score_func", text_of(model.score_func));
-    add("model.route_norm", model.route_norm);
-    add("model.route_scale", model.route_scale);
-    add("model.score_before_experts", model.score_before_experts);
-    add("model.expert_groups", model.expert_groups);
-    add("model.limited_groups", model.limited_groups);
-    add("model.load_balance_coeff", model.load_balance_coeff);
-    add(kForcedBalance, model.force_load_balance);
-  }
+  models::for_each_dimension(
+      [&](const char* key, models::ModelPart part, models::ResumeCheck check, auto, auto member) {
+        if (check != models::ResumeCheck::kSetting || !models::has_part(model, part)) return;
+        const auto& value = model.*member;
+        if constexpr (Chosen<std::decay_t<decltype(value)>>)
+          settings.emplace_back(fmt::format("model.{}", key), text_of(value));
+        else
+          settings.emplace_back(fmt::format("model.{}", key), fmt::format("{}", value));
+      });
+  settings.emplace_back("model.rope_style",
+                        model.rope_style == models::RopeStyle::kInterleaved ? "interleaved" : "half-split");
+  if (model.num_experts > 0)
+    settings.emplace_back(kForcedBalance, fmt::format("{}", model.force_load_balance));
   return settings;
 }
 

@@ -156,7 +156,7 @@ std::vector<Section> build() {
     builder.begin(#member, meaning, Option() __VA_ARGS__);
 #define OVERRIDES(...) TABLE(__VA_ARGS__)
 #define OPTION(type, key, value, meaning, ...) builder.add(#key, table.key, meaning) __VA_ARGS__;
-#define OVERRIDE(type, key, meaning, ...) builder.add(#key, table.key, meaning) __VA_ARGS__;
+#define OVERRIDE(type, key, part, resume, meaning, ...) builder.add(#key, table.key, meaning) __VA_ARGS__;
 #define END_OVERRIDES() END(args)
 #define END(member) \
   builder.end();    \

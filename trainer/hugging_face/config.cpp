@@ -14,7 +14,7 @@
 namespace hyperion::hugging_face {
 namespace {
 
-using models::ModelArgs;
+using models::ModelArgs, models::ModelPart;
 using nlohmann::json;
 
 constexpr double kLatentNormEps = 1e-6;  // transformers' deepseek_v3
@@ -291,24 +291,10 @@ HuggingFaceFiles hugging_face_files(const config::JobConfig::Model& model, check
   return out;
 }
 
-bool describes(const HfParts& parts, std::string_view key) {
-  constexpr std::string_view kTraining[] = {"depth_init", "load_balance_coeff"},
-                             kEither[] = {"rope_factor", "rope_original_length"},
-                             kScaling[] = {"rope_low_freq_factor", "rope_high_freq_factor"},
-                             kYarn[] = {"rope_beta_fast", "rope_beta_slow", "rope_mscale"},
-                             kLatent[] = {"kv_lora_rank",     "q_lora_rank", "qk_nope_head_dim",
-                                          "qk_rope_head_dim", "v_head_dim",  "rope_yarn"},
-                             kExperts[] = {"num_experts",          "n_dense_layers",     "moe_every",
-                                           "moe_hidden_dim",       "num_shared_experts", "top_k",
-                                           "score_func",           "route_norm",         "route_scale",
-                                           "score_before_experts", "expert_groups",      "limited_groups"};
-  const auto is_of = [&](const auto& keys) { return std::ranges::count(keys, key) > 0; };
-  if (is_of(kTraining)) return false;
-  if (is_of(kEither)) return parts.rope_scaling || parts.yarn;
-  if (is_of(kScaling)) return parts.rope_scaling && !parts.yarn;
-  if (is_of(kYarn)) return parts.yarn;
-  if (is_of(kLatent)) return parts.latent_attention;
-  return !is_of(kExperts) || parts.experts;
+bool describes(const ModelArgs& args, ModelPart part) {
+  if (part == ModelPart::kTraining || part == ModelPart::kBalance) return false;
+  if (part == ModelPart::kScaling && args.rope_yarn) return false;
+  return models::has_part(args, part);
 }
 
 std::vector<std::string> hf_differences(const ModelArgs& ours, const ModelArgs& config) {
@@ -317,19 +303,24 @@ std::vector<std::string> hf_differences(const ModelArgs& ours, const ModelArgs& 
     if (here != there) texts.push_back(fmt::format("{} is {}, but {} in config.json", name, here, there));
   };
   compare("model.name", ours.family, config.family);
-  const HfParts here = HfParts::of(ours), there = HfParts::of(config);
-  const HfParts parts{.rope_scaling = here.rope_scaling && there.rope_scaling,
-                      .yarn = here.yarn && there.yarn,
-                      .latent_attention = here.latent_attention || there.latent_attention,
-                      .experts = here.experts || there.experts};
-  const bool too_short = !here.yarn && there.yarn;
-  for_each_hf_dimension<ModelArgs>(parts, [&](const std::string& key, auto, auto member) {
-    if (key == "max_seq_len" || (too_short && (key == "rope_yarn" || key == "rope_scaling"))) return;
-    if constexpr (Chosen<std::decay_t<decltype(ours.*member)>>)
-      compare(key, text_of(ours.*member), text_of(config.*member));
-    else
-      compare(key, ours.*member, config.*member);
-  });
+  // A rescaling of one of them alone is a difference in itself, an attention or experts in all that they
+  // have.
+  ModelArgs both = ours;
+  both.rope_scaling = ours.rope_scaling && config.rope_scaling;
+  both.rope_yarn = ours.rope_yarn && config.rope_yarn;
+  both.kv_lora_rank = std::max(ours.kv_lora_rank, config.kv_lora_rank);
+  both.num_experts = std::max(ours.num_experts, config.num_experts);
+  const bool too_short = !ours.rope_yarn && config.rope_yarn;
+  models::for_each_dimension(
+      [&](const std::string& key, ModelPart part, models::ResumeCheck, auto, auto member) {
+        if (!describes(both, part) || key == "max_seq_len" ||
+            (too_short && (key == "rope_yarn" || key == "rope_scaling")))
+          return;
+        if constexpr (Chosen<std::decay_t<decltype(ours.*member)>>)
+          compare(key, text_of(ours.*member), text_of(config.*member));
+        else
+          compare(key, ours.*member, config.*member);
+      });
   return texts;
 }
 

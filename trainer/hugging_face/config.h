@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "data/tokenizer/tokenizer.h"
+#include "models/flavors/registry.h"
 #include "trainer/config/job_config.h"
 #include "trainer/hugging_face/imported_settings.h"
 
@@ -62,26 +63,8 @@ HuggingFaceFiles hugging_face_files(const config::JobConfig::Model& model, check
                                     const std::filesystem::path& tokenizer_path,
                                     const ImportedSettings& imported, int64_t trained_seq_len);
 
-// What a model has whose dimensions other models have not.
-struct HfParts {
-  bool rope_scaling = false, yarn = false, latent_attention = false, experts = false;
-
-  static HfParts of(const models::ModelArgs& args) {
-    return {args.rope_scaling, args.rope_yarn, args.kv_lora_rank > 0, args.num_experts > 0};
-  }
-};
-// Whether config.json of a model with these parts describes that key of [model.args].
-bool describes(const HfParts& parts, std::string_view key);
-
-// Calls visit(key of [model.args], its member of ModelOverrides, its member of ModelArgs) for each dimension
-// that config.json describes.
-template <typename Args, typename Visit>
-void for_each_hf_dimension(const HfParts& parts, const Visit& visit) {
-#define OVERRIDE(type, key, ...)                   \
-  if constexpr (requires(Args args) { args.key; }) \
-    if (describes(parts, #key)) visit(#key, &models::ModelOverrides::key, &Args::key);
-#include "models/flavors/overrides.def"
-}
+// Whether config.json of such a model says a dimension of that part.
+bool describes(const models::ModelArgs& args, models::ModelPart part);
 
 // One sentence for each dimension in which `ours` differs from what config.json describes, so that a flavour
 // is not filled with another model's weights: "rope_factor is 8, but 32 in config.json". max_seq_len and how

@@ -19,6 +19,8 @@ namespace hyperion::hugging_face {
 namespace fs = std::filesystem;
 namespace {
 
+using models::ModelPart;
+
 fs::path find_config(const config::JobConfig& config, const fs::path& base) {
   std::string looked_in;
   for (const std::string& folder :
@@ -51,30 +53,30 @@ void require_known_flavor(const config::ResolvedConfig& resolved) {
 }
 
 // Why a key of [model.args] changes nothing in such a model, and what to do; "" where it changes something.
-std::string why_without_effect(const models::ModelArgs& args, std::string_view key) {
-  const HfParts parts = HfParts::of(args);
-  if (parts.latent_attention && (key == "head_dim" || key == "qk_norm"))
+std::string why_without_effect(const models::ModelArgs& args, std::string_view key, ModelPart part) {
+  const bool latent = models::has_part(args, ModelPart::kLatent), yarn = args.rope_yarn;
+  if (latent && (key == "head_dim" || key == "qk_norm"))
     return fmt::format("no effect with latent attention{}; leave it out",
                        key == "qk_norm" ? ", whose queries and keys have norms of their latents"
                                         : ", whose heads have qk_nope_head_dim + qk_rope_head_dim elements");
-  if (parts.experts && key == "limited_groups" && args.expert_groups == 0)
+  if (models::has_part(args, ModelPart::kExperts) && key == "limited_groups" && args.expert_groups == 0)
     return "no effect without groups of experts; leave it out, or set expert_groups";
-  if (key == "depth_init" || key == "num_experts" || key == "kv_lora_rank") return "";
-  if (key == "rope_yarn" && !args.rope_yarn) return "";
-  if (key == "load_balance_coeff") key = "top_k";  // one of experts that no config.json describes
-  if (describes(parts, key)) return "";
-  const auto needs = [&](bool HfParts::*part) {
-    HfParts more = parts;
-    more.*part = true;
-    return describes(more, key);
-  };
-  if (needs(&HfParts::experts)) return "no effect without experts; leave it out, or set num_experts";
-  if (needs(&HfParts::latent_attention))
-    return "of latent attention alone; leave it out, or set kv_lora_rank";
-  if (needs(&HfParts::rope_scaling))
-    return "no effect without rescaled frequencies; leave it out, or set rope_scaling";
-  if (parts.yarn) return "no effect with YaRN; leave it out, or set rope_yarn = false";
-  return "no effect without YaRN; leave it out, or set rope_yarn, which latent attention has";
+  if (key == "num_experts" || key == "kv_lora_rank") return "";  // with which a model has the part
+  if (key == "rope_yarn" && !yarn) return "";
+  if (models::has_part(args, part) && !(part == ModelPart::kScaling && yarn)) return "";
+  switch (part) {
+    case ModelPart::kExperts:
+    case ModelPart::kBalance:
+      return "no effect without experts; leave it out, or set num_experts";
+    case ModelPart::kLatent:
+      return "of latent attention alone; leave it out, or set kv_lora_rank";
+    case ModelPart::kYarn:
+      return "no effect without YaRN; leave it out, or set rope_yarn, which latent attention has";
+    default:
+      break;
+  }
+  return yarn ? "no effect with YaRN; leave it out, or set rope_yarn = false"
+              : "no effect without rescaled frequencies; leave it out, or set rope_scaling";
 }
 
 // What the job sets to another value than the flavour's.
@@ -84,15 +86,16 @@ void refuse_options_without_effect(const config::ResolvedConfig& resolved,
   const config::JobConfig::Model& model = resolved.config.model;
   const models::ModelArgs args = config::model_args(model, /*any_dimensions=*/true),
                           flavor = models::model_args(model.name, model.flavor, {}, true);
-  const auto check = [&](const std::string& key, bool differs) {
+  const auto check = [&](const std::string& key, ModelPart part, bool differs) {
     if (!differs || !set.contains("model.args." + key)) return;
     if (key == "head_dim" && model.args.head_dim == args.head_dim) return;  // what it is anyway
-    const std::string why = why_without_effect(args, key);
+    const std::string why = why_without_effect(args, key, part);
     if (!why.empty()) problems.add(resolved, "model.args." + key, why);
   };
-#define OVERRIDE(type, key, ...) check(#key, model.args.key.value_or(flavor.key) != flavor.key);
-#define WIDTH_RULE(...)
-#include "models/flavors/overrides.def"
+  models::for_each_dimension(
+      [&](const char* key, ModelPart part, models::ResumeCheck, auto change, auto member) {
+        check(key, part, (model.args.*change).value_or(flavor.*member) != flavor.*member);
+      });
 }
 
 // Each problem is one of the key that the job sets (`set`: those not read from config.json), or of the
@@ -127,13 +130,12 @@ void take_hf_dimensions(config::ResolvedConfig& resolved, const fs::path& base) 
                  file.string(), args.family, args.family);
   models::ModelOverrides& to = model.args;
   const bool has_width_rule = to.multiple_of || to.ffn_dim_multiplier;
-  for_each_hf_dimension<models::ModelArgs>(HfParts::of(args),
-                                           [&](const std::string& key, auto override, auto dimension) {
-                                             if (to.*override || (has_width_rule && key == "hidden_dim"))
-                                               return;
-                                             to.*override = args.*dimension;
-                                             resolved.origins["model.args." + key] = file.string();
-                                           });
+  models::for_each_dimension(
+      [&](const std::string& key, ModelPart part, models::ResumeCheck, auto change, auto member) {
+        if (!describes(args, part) || to.*change || (has_width_rule && key == "hidden_dim")) return;
+        to.*change = args.*member;
+        resolved.origins["model.args." + key] = file.string();
+      });
 }
 
 }  // namespace
@@ -148,10 +150,10 @@ void resolve_hf_model(config::ResolvedConfig& resolved, const fs::path& base) {
 models::ModelOverrides dimensions_of(const config::JobConfig::Model& model) {
   const models::ModelArgs args = config::model_args(model, /*any_dimensions=*/true);
   models::ModelOverrides dimensions;
-#define OVERRIDE(type, key, ...) \
-  if (why_without_effect(args, #key).empty()) dimensions.key = args.key;
-#define WIDTH_RULE(...)
-#include "models/flavors/overrides.def"
+  models::for_each_dimension(
+      [&](const char* key, ModelPart part, models::ResumeCheck, auto change, auto member) {
+        if (why_without_effect(args, key, part).empty()) dimensions.*change = args.*member;
+      });
   return dimensions;
 }
 
