@@ -308,6 +308,7 @@ bool has_part(const ModelArgs& args, ModelPart part) {
       return args.num_experts > 0;
     case ModelPart::kModel:
     case ModelPart::kTraining:
+    case ModelPart::kYarnChoice:
       break;
   }
   return true;

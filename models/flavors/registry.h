@@ -20,7 +20,8 @@ enum class ModelPart {
   kRescaled,  // rescaled rotary frequencies, by either of the next two
   kScaling,   // Llama 3.1's rescaling
   kYarn,
-  kLatent,  // latent attention
+  kYarnChoice,  // every model: whether it has YaRN, which latent attention alone may set
+  kLatent,      // latent attention
   kExperts,
   kBalance,  // the balance of experts, which no config.json says
 };
@@ -32,18 +33,18 @@ enum class ResumeCheck { kSetting, kShape, kNone };
 // Changes to a flavour's dimensions; an unset field keeps the flavour's value.
 struct ModelOverrides {
 #define OVERRIDE(type, key, ...) std::optional<type> key{};
+#include "models/flavors/overrides.def"
+};
 
-  // Calls visit(key of [model.args], ModelPart, ResumeCheck, member of ModelOverrides, member of ModelArgs)
-  // for each dimension of a model; the rules for hidden_dim are none.
-  template <typename Visit>
-  void for_each_dimension(const Visit& visit) {
+// Calls visit(key of [model.args], ModelPart, ResumeCheck, member of ModelOverrides, member of ModelArgs) for
+// each dimension of a model; the rules for hidden_dim are none.
+template <typename Visit>
+void for_each_dimension(const Visit& visit) {
 #define OVERRIDE(type, key, part, resume, ...) \
   visit(#key, ModelPart::part, ResumeCheck::resume, &ModelOverrides::key, &ModelArgs::key);
 #define WIDTH_RULE(...)
 #include "models/flavors/overrides.def"
-  }
-#include "models/flavors/overrides.def"
-};
+}
 
 // The dimensions of a named flavour with overrides applied. A new dim or n_heads without head_dim keeps
 // head_dim = dim / n_heads where the flavour had it so; multiple_of or ffn_dim_multiplier recompute

@@ -294,6 +294,7 @@ HuggingFaceFiles hugging_face_files(const config::JobConfig::Model& model, check
 bool describes(const ModelArgs& args, ModelPart part) {
   if (part == ModelPart::kTraining || part == ModelPart::kBalance) return false;
   if (part == ModelPart::kScaling && args.rope_yarn) return false;
+  if (part == ModelPart::kYarnChoice) part = ModelPart::kLatent;
   return models::has_part(args, part);
 }
 

@@ -62,21 +62,23 @@ std::string why_without_effect(const models::ModelArgs& args, std::string_view k
   if (models::has_part(args, ModelPart::kExperts) && key == "limited_groups" && args.expert_groups == 0)
     return "no effect without groups of experts; leave it out, or set expert_groups";
   if (key == "num_experts" || key == "kv_lora_rank") return "";  // with which a model has the part
-  if (key == "rope_yarn" && !yarn) return "";
-  if (models::has_part(args, part) && !(part == ModelPart::kScaling && yarn)) return "";
+  const bool has_effect = part == ModelPart::kYarnChoice ? latent || !yarn
+                          : part == ModelPart::kScaling  ? args.rope_scaling && !yarn
+                                                         : models::has_part(args, part);
+  if (has_effect) return "";
   switch (part) {
     case ModelPart::kExperts:
     case ModelPart::kBalance:
       return "no effect without experts; leave it out, or set num_experts";
     case ModelPart::kLatent:
+    case ModelPart::kYarnChoice:
       return "of latent attention alone; leave it out, or set kv_lora_rank";
     case ModelPart::kYarn:
       return "no effect without YaRN; leave it out, or set rope_yarn, which latent attention has";
     default:
-      break;
+      return yarn ? "no effect with YaRN; leave it out, or set rope_yarn = false"
+                  : "no effect without rescaled frequencies; leave it out, or set rope_scaling";
   }
-  return yarn ? "no effect with YaRN; leave it out, or set rope_yarn = false"
-              : "no effect without rescaled frequencies; leave it out, or set rope_scaling";
 }
 
 // What the job sets to another value than the flavour's.

@@ -27,7 +27,7 @@ namespace {
 struct Head {
   explicit Head(int64_t chunk_bytes)
       : args(model_args("llama3", "debugmodel", {.dim = 16, .n_heads = 2, .vocab_size = 11})),
-        norm("norm.weight", 16, args.norm_eps),
+        norm(make_parameter("norm.weight", {16}, Init::ones()), args.norm_eps),
         output(make_parameter("output.weight", {11, 16}, Init::normal(1))),
         head(norm, output, chunk_bytes) {
     at::manual_seed(5);
