@@ -333,7 +333,7 @@ std::optional<Trainer::StepInput> Trainer::fetch(int64_t step) {
   return input;
 }
 
-// Adam's update by the gradient of the mean cross-entropy over the valid tokens of all ranks, clipped to
+// An update by the gradient of the mean cross-entropy over the valid tokens of all ranks, clipped to
 // training.max_norm.
 void Trainer::train_step(int64_t step, const StepInput& input) {
   const at::Tensor scale = inverse_of(input.global_valid);

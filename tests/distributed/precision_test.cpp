@@ -72,10 +72,11 @@ std::string observed_dtypes(const TinyJob& job, const Environment& environment) 
     training.step(0);
   }
   if (residual.additions != 2 * 3) throw std::runtime_error("the three blocks have two residual sums each");
-  for (const auto& parameter : training.stage().parameters())
-    state.insert({parameter->master().scalar_type(), parameter->grad().scalar_type()});
-  for (const auto& moments : {training.optimizer().exp_avg(), training.optimizer().exp_avg_sq()})
-    for (const at::Tensor& moment : moments) state.insert(moment.scalar_type());
+  const std::vector<ShardedParameterPtr> parameters = training.stage().parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    state.insert({parameters[i]->master().scalar_type(), parameters[i]->grad().scalar_type()});
+    for (const at::Tensor& moment : training.optimizer().states(i)) state.insert(moment.scalar_type());
+  }
 
   const at::Tensor tokens = at::ones({1, 4}, at::kLong);
   const models::Microbatch batch{tokens, tokens, training.model().context(4, at::kCPU)};

@@ -170,9 +170,8 @@ TEST_CASE("a router's gate whose gradient is not added up over tensor parallel r
     const std::vector<ShardedParameterPtr> parameters = training.stage().parameters();
     for (size_t i = 0; i < parameters.size(); ++i) {
       if (parameters[i]->parameter().fqn.ends_with("router.gate.weight")) continue;
-      for (const at::Tensor& tensor :
-           {parameters[i]->master(), training.optimizer().exp_avg()[i], training.optimizer().exp_avg_sq()[i]})
-        tensor.zero_();
+      parameters[i]->master().zero_();
+      for (const at::Tensor& moment : training.optimizer().states(i)) moment.zero_();
     }
     training.audit_replicas();
   });

@@ -207,7 +207,7 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
     parameter->compute_shard().copy_(master);
   }
   stage_->weights_changed();
-  optimizer_ = std::make_unique<optim::Adam>(stage_->parameters(), config::JobConfig::Optimizer{});
+  optimizer_ = optim::make_optimizer(stage_->parameters(), config::JobConfig::Optimizer{});
 }
 
 int64_t TinyTraining::gathered_bytes(const parallel::ShardGroup& unit) {

@@ -16,7 +16,7 @@
 #include "trainer/build/pipeline_setup.h"
 #include "trainer/engine/schedule.h"
 #include "trainer/engine/tied_table.h"
-#include "trainer/optim/adam.h"
+#include "trainer/optim/optimizer.h"
 
 namespace hyperion {
 
@@ -81,7 +81,7 @@ class TinyTraining {
   trainer::ScheduleRunner& schedule() { return *schedule_; }
   const models::Transformer& model() const { return model_; }
   auto model_linears() { return model_.linears(); }
-  const optim::Adam& optimizer() const { return *optimizer_; }
+  const optim::Optimizer& optimizer() const { return *optimizer_; }
   const trainer::Float8Setup& float8() const { return float8_; }
   // The gradients of step 0, not clipped: of each element that this rank holds; parameters are counted in
   // unit order, elements in the whole tensor.
@@ -123,7 +123,7 @@ class TinyTraining {
   std::unique_ptr<trainer::Stage> stage_;
   std::unique_ptr<trainer::ScheduleRunner> schedule_;
   std::unique_ptr<trainer::TiedTable> tied_;
-  std::unique_ptr<optim::Adam> optimizer_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
 };
 
 std::vector<TinyStep> train_tiny(const TinyJob& job, const parallel::Environment& environment, int64_t steps);

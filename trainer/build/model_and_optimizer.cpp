@@ -184,12 +184,12 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   }
   made.described = described_parameters(made, context, sharding.state_dtype);
   made.biases = described_biases(*made.transformer, context);
-  made.optimizer = std::make_unique<optim::Adam>(made.parameters, config.optimizer);
+  made.optimizer = optim::make_optimizer(made.parameters, config.optimizer);
   return made;
 }
 
 std::vector<parallel::ReplicatedTensor> replicated_state(
-    const std::vector<parallel::ShardedParameterPtr>& parameters, const optim::Adam& optimizer,
+    const std::vector<parallel::ShardedParameterPtr>& parameters, const optim::Optimizer& optimizer,
     const std::vector<models::ExpertBalancePtr>& balances, parallel::Communicator& shard,
     parallel::Communicator& replicate, parallel::Communicator* tensor, const TiedTable* tied) {
   std::vector<parallel::ReplicatedTensor> state;
@@ -201,8 +201,10 @@ std::vector<parallel::ReplicatedTensor> replicated_state(
     if (tied != nullptr && &tied->table() == parameters[i].get()) groups.push_back(&tied->ranks());
     if (groups.empty()) continue;
     state.push_back({parameter.fqn, parameters[i]->master(), groups});
-    state.push_back({parameter.fqn + " (exp_avg)", optimizer.exp_avg()[i], groups});
-    state.push_back({parameter.fqn + " (exp_avg_sq)", optimizer.exp_avg_sq()[i], groups});
+    const std::vector<optim::StateKind> kinds = optimizer.kinds_of(parameter);
+    for (size_t kind = 0; kind < kinds.size(); ++kind)
+      state.push_back(
+          {fmt::format("{} ({})", parameter.fqn, kinds[kind].name), optimizer.states(i)[kind], groups});
   }
   std::vector<parallel::Communicator*> all;
   for (parallel::Communicator* group : {&shard, &replicate, tensor})
@@ -218,7 +220,7 @@ void copy_tied_table(const ModelAndOptimizer& model) {
   const auto is_table = [&](const auto& parameter) { return parameter.get() == &model.tied->table(); };
   const auto index =
       static_cast<size_t>(std::ranges::find_if(model.parameters, is_table) - model.parameters.begin());
-  std::vector<at::Tensor> states = {model.optimizer->exp_avg()[index], model.optimizer->exp_avg_sq()[index]};
+  std::vector<at::Tensor> states = model.optimizer->states(index);
   if (model.ema) states.push_back(model.ema->tensors()[index]);
   model.tied->copy_from_first(states);
 }

@@ -19,8 +19,8 @@
 #include "trainer/config/job_config.h"
 #include "trainer/engine/schedule.h"
 #include "trainer/engine/tied_table.h"
-#include "trainer/optim/adam.h"
 #include "trainer/optim/ema.h"
+#include "trainer/optim/optimizer.h"
 
 namespace hyperion::trainer {
 
@@ -35,7 +35,7 @@ struct ModelAndOptimizer {
   std::vector<checkpointing::ModelParameter> described;   // all of the model
   std::vector<checkpointing::ExpertBias> biases;          // the same
   std::unique_ptr<TiedTable> tied;                        // null: nothing that two ranks have copies of
-  std::unique_ptr<optim::Adam> optimizer;
+  std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<optim::Ema> ema;  // null when off
 };
 
@@ -61,11 +61,11 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
 // it where `replicate` has several ranks, what tensor parallel ranks do not divide, a tied table of which two
 // ranks have copies, and the experts' biases, which each rank has. Empty without such ranks.
 std::vector<parallel::ReplicatedTensor> replicated_state(
-    const std::vector<parallel::ShardedParameterPtr>& parameters, const optim::Adam& optimizer,
+    const std::vector<parallel::ShardedParameterPtr>& parameters, const optim::Optimizer& optimizer,
     const std::vector<models::ExpertBalancePtr>& balances, parallel::Communicator& shard,
     parallel::Communicator& replicate, parallel::Communicator* tensor, const TiedTable* tied);
 
-// After a load: a copy of a tied table, with moments and average, becomes what the first stage has loaded.
+// After a load: a copy of a tied table, with its states and average, becomes what the first stage has loaded.
 void copy_tied_table(const ModelAndOptimizer& model);
 
 // The initial values of this rank's part. The value of an element depends on the seed, the parameter's name

@@ -41,13 +41,6 @@ TensorState tensor_state(std::string key, checkpoint::KeyPath path, at::ScalarTy
   return state;
 }
 
-// Of what is kept of a parameter: `all` has one tensor for each that this rank holds.
-TensorState tensor_state(std::string key, checkpoint::KeyPath path, const ModelParameter& parameter,
-                         const std::vector<at::Tensor>& all) {
-  return tensor_state(std::move(key), std::move(path), parameter.dtype, parameter.parameter->shape,
-                      parameter.placement, parameter.placement.here ? all[parameter.index] : at::Tensor());
-}
-
 checkpoint::ObjectState object_state(const std::string& component, const std::string& name, Object object) {
   return {component + "." + name, {component, name}, std::move(object)};
 }
@@ -127,9 +120,9 @@ void ModelState::load(const Find&) {
       held->compute_shard().copy_(held->master());
 }
 
-OptimizerState::OptimizerState(const optim::Adam& adam, std::vector<ModelParameter> parameters,
+OptimizerState::OptimizerState(const optim::Optimizer& optimizer, std::vector<ModelParameter> parameters,
                                Placement undivided, const ResumePlan& plan, const TrainState& state)
-    : adam_(adam),
+    : optimizer_(optimizer),
       parameters_(std::move(parameters)),
       undivided_(std::move(undivided)),
       plan_(plan),
@@ -138,36 +131,27 @@ OptimizerState::OptimizerState(const optim::Adam& adam, std::vector<ModelParamet
 std::vector<TensorState> OptimizerState::tensors() {
   std::vector<TensorState> states;
   for (const ModelParameter& parameter : parameters_) {
-    const auto path = [&](const char* what) {
-      return fmt::format("state.{}.{}", parameter.parameter->fqn, what);
+    const Parameter& p = *parameter.parameter;
+    const auto add = [&](const std::string& state, at::ScalarType dtype, checkpoint::Dims shape,
+                         const Placement& placement, const at::Tensor& held) {
+      const std::string path = fmt::format("state.{}.{}", p.fqn, state);
+      states.push_back(
+          tensor_state(name() + "." + path, {name(), path}, dtype, std::move(shape), placement, held));
     };
-    const auto add_moment = [&](const char* what, const std::vector<at::Tensor>& moments) {
-      states.push_back(tensor_state(name() + "." + path(what), {name(), path(what)}, parameter, moments));
-    };
-    add_moment("exp_avg", adam_.exp_avg());
-    add_moment("exp_avg_sq", adam_.exp_avg_sq());
-    const at::Tensor& step = adam_.step_count();  // one counter for all
-    states.push_back(tensor_state(name() + "." + path("step"), {name(), path("step")}, step.scalar_type(), {},
-                                  undivided_, step));
+    const std::vector<optim::StateKind> kinds = optimizer_.kinds_of(p);
+    for (size_t i = 0; i < kinds.size(); ++i)
+      add(kinds[i].name, kinds[i].dtype.value_or(parameter.dtype), p.shape, parameter.placement,
+          parameter.placement.here ? optimizer_.states(parameter.index).at(i) : at::Tensor());
+    const at::Tensor& step = optimizer_.step_count();  // one counter for all
+    add("step", step.scalar_type(), {}, undivided_, step);
   }
   return states;
 }
 
 std::vector<checkpoint::ObjectState> OptimizerState::objects() {
-  const config::JobConfig::Optimizer& configured = plan_.config.optimizer;
-  const std::vector<std::pair<const char*, Object>> options = {
-      {"lr", learning_rate(plan_, state_.step + 1)},
-      {"betas", Object::tuple({configured.beta1, configured.beta2})},
-      {"eps", configured.eps},
-      {"weight_decay", configured.weight_decay},
-      {"amsgrad", false},
-      {"maximize", false},
-      {"foreach", configured.implementation == config::OptimizerImplementation::kForeach},
-      {"capturable", false},
-      {"differentiable", false},
-      {"fused", configured.implementation == config::OptimizerImplementation::kFused},
-      {"decoupled_weight_decay", configured.name == config::OptimizerName::kAdamW},
-      {"initial_lr", configured.lr}};
+  std::vector<std::pair<const char*, Object>> options = optimizer_.settings();
+  options.emplace(options.begin(), "lr", learning_rate(plan_, state_.step + 1));
+  options.emplace_back("initial_lr", plan_.config.optimizer.lr);
   std::vector<checkpoint::ObjectState> states;
   for (const ModelParameter& parameter : parameters_)
     for (const auto& [option, object] : options)
@@ -265,7 +249,9 @@ std::vector<TensorState> EmaState::tensors() {
   const std::vector<at::Tensor>& averages = ema_.tensors();
   for (const ModelParameter& parameter : parameters_) {
     const std::string& fqn = parameter.parameter->fqn;
-    states.push_back(tensor_state(name() + "." + fqn, {name(), fqn}, parameter, averages));
+    states.push_back(tensor_state(name() + "." + fqn, {name(), fqn}, parameter.dtype,
+                                  parameter.parameter->shape, parameter.placement,
+                                  parameter.placement.here ? averages[parameter.index] : at::Tensor()));
   }
   return states;
 }

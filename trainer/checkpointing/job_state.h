@@ -14,8 +14,8 @@
 #include "data/loader.h"
 #include "models/parts/experts/moe.h"
 #include "trainer/checkpointing/resume_policy.h"
-#include "trainer/optim/adam.h"
 #include "trainer/optim/ema.h"
+#include "trainer/optim/optimizer.h"
 
 namespace hyperion::checkpointing {
 
@@ -34,7 +34,7 @@ struct TrainState {
 struct ModelParameter {
   std::shared_ptr<const Parameter> parameter;
   Placement placement;
-  at::ScalarType dtype = at::kFloat;  // of its master, moments and average
+  at::ScalarType dtype = at::kFloat;  // of its master and average
   // Where placement.here: what this rank holds of it, and its index among what this rank holds.
   parallel::ShardedParameterPtr sharded{};
   size_t index = 0;
@@ -61,21 +61,21 @@ class ModelState : public checkpoint::StateComponent {
   std::vector<ExpertBias> biases_;
 };
 
-// optimizer.state.<fqn>.{exp_avg,exp_avg_sq,step} and the options of each parameter,
+// optimizer.state.<fqn>.<name> for each state of a parameter, .step, and the settings for each parameter,
 // optimizer.param_groups.<fqn>.*.
 class OptimizerState : public checkpoint::StateComponent {
  public:
   // `undivided`: the placement of the step counter, which every rank has. `plan` and `state`: where the
-  // options and the learning rates come from, at every save.
-  OptimizerState(const optim::Adam& adam, std::vector<ModelParameter> parameters, Placement undivided,
-                 const ResumePlan& plan, const TrainState& state);
+  // learning rates come from, at every save.
+  OptimizerState(const optim::Optimizer& optimizer, std::vector<ModelParameter> parameters,
+                 Placement undivided, const ResumePlan& plan, const TrainState& state);
   std::string name() const override { return std::string(checkpoint::kOptimizerComponent); }
   std::vector<checkpoint::TensorState> tensors() override;
   std::vector<checkpoint::ObjectState> objects() override;
   std::vector<std::string> required_objects() override { return {}; }  // the configuration says the same
 
  private:
-  const optim::Adam& adam_;
+  const optim::Optimizer& optimizer_;
   std::vector<ModelParameter> parameters_;
   Placement undivided_;
   const ResumePlan& plan_;

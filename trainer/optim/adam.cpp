@@ -12,8 +12,6 @@
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/pow.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 
 #include "base/error.h"
 #include "models/kernels/kernels.h"
@@ -22,19 +20,18 @@ namespace hyperion::optim {
 
 Adam::Adam(const std::vector<parallel::ShardedParameterPtr>& parameters,
            const config::JobConfig::Optimizer& options)
-    : options_(options) {
+    : Optimizer(parameters), options_(options) {
   const bool one_by_one = options.implementation == config::OptimizerImplementation::kForLoop;
   for (const parallel::ShardedParameterPtr& parameter : parameters) {
     const at::Tensor& master = parameter->master();
-    exp_avg_.push_back(at::zeros_like(master));
-    exp_avg_sq_.push_back(at::zeros_like(master));
+    const std::vector<at::Tensor>& moments = add_states(kinds(), master);
     if (master.numel() == 0) continue;
     if (updates_.empty() || one_by_one) updates_.emplace_back();
     kernels::AdamTensors& tensors = updates_.back();
     tensors.weights.push_back(master);
     tensors.grads.push_back(parameter->grad());
-    tensors.exp_avgs.push_back(exp_avg_.back());
-    tensors.exp_avg_sqs.push_back(exp_avg_sq_.back());
+    tensors.exp_avgs.push_back(moments[0]);
+    tensors.exp_avg_sqs.push_back(moments[1]);
     tensors.copies.push_back(parameter->has_separate_compute_shard() ? parameter->compute_shard()
                                                                      : at::Tensor());
     if (tensors.copies.back().defined()) {
@@ -45,8 +42,19 @@ Adam::Adam(const std::vector<parallel::ShardedParameterPtr>& parameters,
   if (options.implementation == config::OptimizerImplementation::kFused && !updates_.empty() &&
       kernels::takes_adam_update(updates_.front()))
     one_pass_ = kernels::table().adam_update;
-  const at::TensorOptions like_state = parameters.front()->master().options();
-  step_ = at::zeros({}, like_state.dtype(at::kFloat).pinned_memory(false));
+}
+
+std::vector<std::pair<const char*, checkpoint::Object>> Adam::settings() const {
+  return {{"betas", checkpoint::Object::tuple({options_.beta1, options_.beta2})},
+          {"eps", options_.eps},
+          {"weight_decay", options_.weight_decay},
+          {"amsgrad", false},
+          {"maximize", false},
+          {"foreach", options_.implementation == config::OptimizerImplementation::kForeach},
+          {"capturable", false},
+          {"differentiable", false},
+          {"fused", options_.implementation == config::OptimizerImplementation::kFused},
+          {"decoupled_weight_decay", options_.name == config::OptimizerName::kAdamW}};
 }
 
 bool Adam::divides_gradients() const {

@@ -26,8 +26,8 @@ class Ema {
   Ema(const Ema&) = delete;
   Ema& operator=(const Ema&) = delete;
 
-  // After optimizer step `step` (from 1): updates when it is a multiple of `every`. `skip`: as of Adam::step;
-  // where it is 1 the average does not change, decided on the device.
+  // After optimizer step `step` (from 1): updates when it is a multiple of `every`. `skip`: as of
+  // Optimizer::step; where it is 1 the average does not change, decided on the device.
   void update(int64_t step, const at::Tensor& skip);
   // The average becomes the present weights.
   void restart();

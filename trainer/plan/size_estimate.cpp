@@ -14,6 +14,7 @@
 #include "trainer/config/schema.h"
 #include "trainer/config/validate.h"
 #include "trainer/config/writers_choice.h"
+#include "trainer/optim/optimizer.h"
 
 namespace hyperion::trainer {
 namespace {
@@ -210,7 +211,7 @@ class SizeOfJob {
     const double tables = model_.table.numel() + (model_.tied ? 0 : model_.output.numel());
     size_.mostly_tables = 2 * tables > models::parameter_count(model_);
     size_.weights = parameters * (state_ + copy);
-    size_.optimizer = 2 * parameters * state_;
+    size_.optimizer = parameters * optim::bytes_per_element(optim::state_kinds(config_.optimizer), state_);
     size_.gradients = parameters * state_;
     if (config_.ema.enable) size_.averages = parameters * state_;
   }

@@ -19,7 +19,7 @@ namespace hyperion::trainer {
 // in every layout: a job that needs more than this may still not fit.
 struct JobSize {
   double weights = 0;      // masters, and their copies in the compute dtype
-  double optimizer = 0;    // both moments
+  double optimizer = 0;    // its states
   double gradients = 0;    // of this rank's shards
   double sums = 0;         // of unsharded gradients over the microbatches of a step
   double gathered = 0;     // weights of pipeline stages, gathered for several microbatches, or of a block

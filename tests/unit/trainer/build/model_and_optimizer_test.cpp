@@ -17,6 +17,7 @@
 
 #include "base/files.h"
 #include "tests/support/documents.h"
+#include "tests/support/momentum.h"
 #include "tests/support/temporary_folder.h"
 #include "trainer/config/load.h"
 #include "trainer/runtime/runtime.h"
@@ -95,7 +96,7 @@ TEST_CASE("a model without memory has the shapes and states of a real one") {
   REQUIRE(real.model.parameters.size() == shapes.model.parameters.size());
   for (size_t i = 0; i < real.model.parameters.size(); ++i) {
     CHECK(shapes.model.parameters[i]->master().is_meta());
-    CHECK(shapes.model.optimizer->exp_avg()[i].is_meta());
+    CHECK(shapes.model.optimizer->states(i)[0].is_meta());
     CHECK(shapes.model.parameters[i]->master().sizes() == real.model.parameters[i]->master().sizes());
   }
 }
@@ -127,6 +128,27 @@ TEST_CASE("the state has each part once and model, optimizer and their place in 
              Contains("layers.0.attention.wq.weight") && Contains("2 shards x 1 replicas, dim 0 in 2"));
   CHECK_THAT(table, Contains("optimizer.state.norm.weight.exp_avg"));
   CHECK_THAT(table, Contains("lr_scheduler.last_epoch"));
+}
+
+TEST_CASE("what replicas compare of an optimizer is what it says that it keeps") {
+  const Rank rank(0, 2,
+                  config({{"parallelism.data_parallel_replicate_degree", "2"},
+                          {"parallelism.data_parallel_shard_degree", "1"}}));
+  const test::Momentum momentum(rank.model.parameters);
+  const auto compared = [&](const optim::Optimizer& optimizer) {
+    std::set<std::string> names;
+    for (const parallel::ReplicatedTensor& tensor :
+         replicated_state(rank.model.parameters, optimizer, {}, rank.groups.get(parallel::MeshDim::kFsdp),
+                          rank.groups.get(parallel::MeshDim::kDpReplicate), nullptr, nullptr))
+      if (tensor.name.starts_with("layers.0.attention.wq.") || tensor.name.starts_with("norm."))
+        names.insert(tensor.name);
+    return names;
+  };
+  const std::string matrix = "layers.0.attention.wq.weight", vector = "norm.weight";
+  CHECK(compared(*rank.model.optimizer) ==
+        std::set<std::string>{matrix, matrix + " (exp_avg)", matrix + " (exp_avg_sq)", vector,
+                              vector + " (exp_avg)", vector + " (exp_avg_sq)"});
+  CHECK(compared(momentum) == std::set<std::string>{matrix, matrix + " (momentum_buffer)", vector});
 }
 
 TEST_CASE("gradients are written whole for a job of one rank") {

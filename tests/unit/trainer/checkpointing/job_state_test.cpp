@@ -19,9 +19,11 @@
 #include "tests/support/documents.h"
 #include "tests/support/error_of.h"
 #include "tests/support/model_parameters.h"
+#include "tests/support/momentum.h"
 #include "tests/support/placements.h"
 #include "tests/support/temporary_folder.h"
 #include "trainer/checkpointing/job_record.h"
+#include "trainer/optim/adam.h"
 
 namespace hyperion::checkpointing {
 
@@ -130,6 +132,36 @@ TEST_CASE("an optimizer that comes back makes the same next update") {
   adam.step(1e-2, go);
   other.step(1e-2, go);
   for (size_t i = 0; i < here.size(); ++i) CHECK(there[i]->master().equal(here[i]->master()));
+}
+
+TEST_CASE(
+    "an optimizer with other states of some parameters is described, saved and loaded by the same code") {
+  const auto here = weights(1), there = weights(2);
+  test::Momentum momentum(here), other(there);
+  const Tensor go = at::zeros({});
+  for (int step = 0; step < 3; ++step) momentum.step(1e-2, go, {});
+  other.step(1e-1, go, {});
+  const ResumePlan plan = half_warm_plan();
+  const TrainState state{kHalfWarm};
+  OptimizerState from(momentum, all_held(here), {}, plan, state), to(other, all_held(there), {}, plan, state);
+  std::map<std::string, checkpoint::Dtype> described;
+  for (const checkpoint::TensorState& tensor : from.tensors()) described.emplace(tensor.key, tensor.dtype);
+  CHECK(described == std::map<std::string, checkpoint::Dtype>{
+                         {"optimizer.state.w.weight.momentum_buffer", checkpoint::Dtype::kBFloat16},
+                         {"optimizer.state.w.weight.step", checkpoint::Dtype::kFloat32},
+                         {"optimizer.state.norm.weight.step", checkpoint::Dtype::kFloat32}});
+  const Saved saved = save(from);
+  CHECK(saved.objects.at("optimizer.param_groups.w.weight.lr") == Object(0.25));
+  CHECK(saved.objects.at("optimizer.param_groups.w.weight.momentum") == Object(0.5));
+  CHECK_FALSE(saved.objects.contains("optimizer.param_groups.w.weight.betas"));
+  load(to, saved);
+  CHECK(other.step_count().item<float>() == 3);
+  CHECK(other.states(0)[0].equal(momentum.states(0)[0]));
+  CHECK(momentum.states(1).empty());
+  // The memory estimate multiplies this by the number of elements.
+  CHECK(optim::bytes_per_element(momentum.kinds_of(here[0]->parameter()), sizeof(float)) *
+            static_cast<double>(here[0]->master().numel()) ==
+        static_cast<double>(momentum.states(0)[0].nbytes()));
 }
 
 TEST_CASE("the learning rate's curve is saved as torch's scheduler counts it, with the trajectory") {

@@ -19,6 +19,7 @@
 #include "tests/support/thread_ranks.h"
 #include "trainer/checkpointing/hugging_face_weights.h"
 #include "trainer/checkpointing/job_state.h"
+#include "trainer/optim/adam.h"
 
 namespace hyperion::checkpointing {
 
@@ -90,7 +91,7 @@ struct RankState {
     for (size_t i = 0; i < parameters.size(); ++i) {
       uint64_t kind = 0;
       for (const at::Tensor& tensor :
-           {parameters[i]->master(), adam.exp_avg()[i], adam.exp_avg_sq()[i], ema.tensors()[i]})
+           {parameters[i]->master(), adam.states(i)[0], adam.states(i)[1], ema.tensors()[i]})
         visit(*parameters[i], tensor, kind++);
     }
   }

@@ -87,8 +87,8 @@ TEST_CASE("the update in one pass equals libtorch's for any number of elements a
     for (size_t i = 0; i < ours.all.size(); ++i) {
       CAPTURE(step, i);
       CHECK(at::allclose(ours.all[i]->master(), theirs.all[i]->master(), 1e-5, 1e-6));
-      CHECK(at::allclose(ours.adam->exp_avg()[i], theirs.adam->exp_avg()[i], 1e-5, 1e-7));
-      CHECK(at::allclose(ours.adam->exp_avg_sq()[i], theirs.adam->exp_avg_sq()[i], 1e-5, 1e-8));
+      CHECK(at::allclose(ours.adam->states(i)[0], theirs.adam->states(i)[0], 1e-5, 1e-7));
+      CHECK(at::allclose(ours.adam->states(i)[1], theirs.adam->states(i)[1], 1e-5, 1e-8));
       CHECK(ours.all[i]->compute_shard().equal(ours.all[i]->master().to(compute)));
       CHECK(ours.all[i]->master().equal(again.all[i]->master()));
     }
@@ -110,7 +110,7 @@ TEST_CASE("the fused update divides gradients in its own pass") {
     second.step(1e-2, kGo, at::full({}, 2.5, at::kDouble));  // a norm on a CPU is fp64
     for (size_t i = 0; i < divided.all.size(); ++i) {
       CHECK(at::allclose(divides.all[i]->master(), divided.all[i]->master(), 1e-6, 1e-7));
-      CHECK(at::allclose(second.exp_avg()[i], first.exp_avg()[i], 1e-6, 1e-7));
+      CHECK(at::allclose(second.states(i)[0], first.states(i)[0], 1e-6, 1e-7));
     }
   }
 }
@@ -163,13 +163,13 @@ TEST_CASE("a skipped update changes no weight and no state even with non-finite 
   Adam adam(shards.all, {.name = name, .implementation = implementation});
   shards.set_grads(0);
   adam.step(1e-2, kGo);
-  const Tensor weight = shards.all[0]->master().clone(), m = adam.exp_avg()[0].clone(),
-               v = adam.exp_avg_sq()[0].clone();
+  const Tensor weight = shards.all[0]->master().clone(), m = adam.states(0)[0].clone(),
+               v = adam.states(0)[1].clone();
   shards.grads[0].fill_(NAN);
   adam.step(1e-2, kSkip);
   CHECK(shards.all[0]->master().equal(weight));
-  CHECK(adam.exp_avg()[0].equal(m));
-  CHECK(adam.exp_avg_sq()[0].equal(v));
+  CHECK(adam.states(0)[0].equal(m));
+  CHECK(adam.states(0)[1].equal(v));
   CHECK(adam.step_count().item<float>() == 1);
 }
 

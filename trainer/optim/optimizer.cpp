@@ -1,0 +1,51 @@
+#include "trainer/optim/optimizer.h"
+
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "base/error.h"
+#include "trainer/optim/adam.h"
+
+namespace hyperion::optim {
+
+std::vector<StateKind> state_kinds(const config::JobConfig::Optimizer& options) {
+  switch (options.name) {
+    case config::OptimizerName::kAdamW:
+    case config::OptimizerName::kAdam:
+      return Adam::kinds();
+  }
+  throw_bug("an optimizer without a description of its states");
+}
+
+double bytes_per_element(const std::vector<StateKind>& kinds, double master_bytes) {
+  double bytes = 0;
+  for (const StateKind& kind : kinds)
+    bytes += kind.dtype ? static_cast<double>(c10::elementSize(*kind.dtype)) : master_bytes;
+  return bytes;
+}
+
+Optimizer::Optimizer(const std::vector<parallel::ShardedParameterPtr>& parameters) {
+  const at::TensorOptions like_state = parameters.front()->master().options();
+  step_ = at::zeros({}, like_state.dtype(at::kFloat).pinned_memory(false));
+}
+
+const std::vector<at::Tensor>& Optimizer::add_states(const std::vector<StateKind>& kinds,
+                                                     const at::Tensor& master) {
+  std::vector<at::Tensor>& added = states_.emplace_back();
+  for (const StateKind& kind : kinds)
+    added.push_back(
+        at::zeros_like(master, kind.dtype ? at::TensorOptions(*kind.dtype) : at::TensorOptions()));
+  return added;
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const std::vector<parallel::ShardedParameterPtr>& parameters,
+                                          const config::JobConfig::Optimizer& options) {
+  switch (options.name) {
+    case config::OptimizerName::kAdamW:
+    case config::OptimizerName::kAdam:
+      return std::make_unique<Adam>(parameters, options);
+  }
+  throw_bug("an optimizer that nothing makes");
+}
+
+}  // namespace hyperion::optim

@@ -1,0 +1,70 @@
+// What updates the weights. An optimizer describes its states as a list, which checkpoints, the audit of
+// replicas, the copy of a tied table and the memory estimate read: none of them knows a state by its name.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "checkpoint/types/object.h"
+#include "parallel/fsdp/sharded_parameter.h"
+#include "trainer/config/job_config.h"
+
+namespace hyperion::optim {
+
+// A state that an optimizer keeps of a parameter: a tensor of the parameter's shape, sharded as it is.
+struct StateKind {
+  std::string name;                       // in checkpoints, as torch.optim's: "exp_avg"
+  std::optional<at::ScalarType> dtype{};  // none: the master's
+};
+
+// The states that the optimizer of these options keeps of a parameter. Pure.
+std::vector<StateKind> state_kinds(const config::JobConfig::Optimizer& options);
+// Bytes of such states for each element of a parameter whose master takes `master_bytes` for it.
+double bytes_per_element(const std::vector<StateKind>& kinds, double master_bytes);
+
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  // One update from the sharded gradients, which writes the compute-dtype copy of every shard too. `skip`:
+  // 0-dim float tensor on the gradients' device; where it is 1 (a non-finite loss or norm) no weight and no
+  // state changes, decided on the device. `divisor`: 0-dim, what the gradients are divided by first; only
+  // where divides_gradients().
+  virtual void step(double lr, const at::Tensor& skip,
+                    const std::optional<at::Tensor>& divisor = std::nullopt) = 0;
+  // Whether the update divides gradients in its own pass over them.
+  virtual bool divides_gradients() const { return false; }
+
+  // The states of a parameter of the model, which this rank need not hold; some parameters may have none.
+  virtual std::vector<StateKind> kinds_of(const Parameter& parameter) const = 0;
+  // Its settings as torch.optim's param_groups have them, in their order, without learning rates.
+  virtual std::vector<std::pair<const char*, checkpoint::Object>> settings() const = 0;
+
+  // The states of parameter i in the order given, one tensor for each of its kinds: [local rows, ...].
+  const std::vector<at::Tensor>& states(size_t i) const { return states_.at(i); }
+  // fp32, 0-dim: updates done. One count for all parameters.
+  const at::Tensor& step_count() const { return step_; }
+
+ protected:
+  explicit Optimizer(const std::vector<parallel::ShardedParameterPtr>& parameters);
+  // Allocates the states of the next parameter as zeros: nothing is allocated at the first step.
+  const std::vector<at::Tensor>& add_states(const std::vector<StateKind>& kinds, const at::Tensor& master);
+
+  at::Tensor step_;
+
+ private:
+  std::vector<std::vector<at::Tensor>> states_;  // by parameter
+};
+
+// The optimizer of options.name. parameters: all that this rank holds, with bound gradients.
+std::unique_ptr<Optimizer> make_optimizer(const std::vector<parallel::ShardedParameterPtr>& parameters,
+                                          const config::JobConfig::Optimizer& options);
+
+}  // namespace hyperion::optim
