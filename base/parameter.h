@@ -30,6 +30,10 @@ struct Parameter {
   std::string fqn;             // the name in checkpoints; no wrapper, recipe or mesh ever changes it
   std::vector<int64_t> shape;  // global (unsharded) shape
   Init init;
+  // Whether it is trained. A frozen parameter is gathered, saved and loaded as any other, but has no
+  // gradient, no state of the optimizer and no part in reductions and clipping. Set before its owner shards
+  // it.
+  bool trainable = true;
   std::vector<std::string> aliases{};  // further names it is saved under (a tied head)
 
   // The dimension that ranks which share the work of a batch may divide; none for what each of them needs
@@ -43,7 +47,7 @@ struct Parameter {
 
   // What layers read: an autograd leaf of shape `local` in the compute dtype. Its owner (parallel/) creates
   // it once and fills and empties its storage; its .grad() collects this rank's gradient until the owner
-  // reduces it.
+  // reduces it. It requires no gradient where the parameter is frozen, and layers make none.
   at::Tensor weight{};
 
   // The dtype in which the owner adds gradients up, where it takes them in it: a layer whose product can

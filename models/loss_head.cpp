@@ -175,24 +175,27 @@ LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Ten
   at::NoGradGuard no_grad;
   const Parameter& weight = *output_.weight();
   Rows rows(normed, labels, output_);
-  rows.operand.makes_columns = true;
+  rows.operand.makes_columns = weight.trainable;
   at::Tensor grad_h = at::empty({rows.count, x.size(-1)}, x.options());
   // In fp32 when several chunks add up, so that bf16 rounds once; or the sum of microbatches before.
   at::Tensor grad_weight = weight.weight.grad();
-  const bool adds = output_.multiplies_into(grad_weight);
+  const bool adds = weight.trainable && output_.multiplies_into(grad_weight);
   if (!adds) grad_weight.reset();
   std::optional<ScatteredSum> sum;
   const at::Tensor loss = add_up_loss(rows, &scale, [&](Chunk& chunk) {
     Operand grad(chunk.logits);
     grad_h.narrow(0, chunk.first, chunk.count).copy_(output_.input_gradient(grad));
     if (chunk.first + chunk.count == rows.count) sum.emplace(grad_h, output_.ranks());
+    if (!weight.trainable) return;
     if (chunk.count == rows.count && !adds)
       grad_weight = output_.weight_gradient(grad, chunk.rows);
     else
       output_.add_weight_gradient(grad_weight, grad, chunk.rows);
   });
-  const bool takes_sum = weight.gradient_dtype == grad_weight.scalar_type();
-  if (!adds) output_.accumulate(takes_sum ? grad_weight : grad_weight.to(weight.weight.scalar_type()));
+  if (weight.trainable && !adds) {
+    const bool takes_sum = weight.gradient_dtype == grad_weight.scalar_type();
+    output_.accumulate(takes_sum ? grad_weight : grad_weight.to(weight.weight.scalar_type()));
+  }
   torch::autograd::backward({normed}, {(sum ? sum->wait() : grad_h).view(x.sizes())});
   return {loss, leaf.grad()};
 }

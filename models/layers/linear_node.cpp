@@ -64,6 +64,10 @@ struct Forward {
   bool gathered = true;
 };
 
+bool any_trainable(const Layers& layers) {
+  return std::ranges::any_of(layers, [](const Linear* layer) { return layer->weight()->trainable; });
+}
+
 Layers pointers_to(const std::vector<Linear>& layers) {
   Layers all;
   for (const Linear& layer : layers) all.push_back(&layer);
@@ -145,9 +149,10 @@ Tensor sum_of_microbatches(const Layers& layers) {
   return first.as_strided({rows, first.size(1)}, {first.size(1), 1});
 }
 
-// The weight gradient of one product, that of `layers`; undefined where the product has added it to their sum
-// of microbatches before.
+// The weight gradient of one product, that of `layers`; undefined where the weight is frozen, or the product
+// has added it to their sum of microbatches before.
 Tensor weight_gradient_of(const Linear& product, const Layers& layers, Operand& grad, Operand& x) {
+  if (!product.weight()->trainable) return {};
   Tensor sum = sum_of_microbatches(layers);
   if (!product.multiplies_into(sum)) return product.weight_gradient(grad, x);
   product.add_weight_gradient(sum, grad, x);
@@ -252,7 +257,7 @@ Forward row_forward(const Tensor& x, const Call& call) {
 }
 
 // What backward finds: of each input that was given (undefined: none of its own), and of each weight
-// (undefined: added to .grad(), or left for later).
+// (undefined: frozen, added to .grad(), or left for later).
 struct Gradients {
   variable_list of_inputs, of_weights;
 };
@@ -261,9 +266,9 @@ Gradients column_backward(SavedNode& node, const variable_list& grads) {
   const Layers layers = pointers_to(node.layers);
   const std::optional<Linear> all_layers = layer_of_all(layers);
   const Layers products = all_layers ? Layers{&*all_layers} : layers;
-  const bool defers = node.defers_weights();
+  const bool trains = any_trainable(layers), defers = trains && node.defers_weights();
   std::optional<GatheredRows> input;
-  if (!defers) input.emplace(rows_of_all(std::move(*node.input), node.gathered, layers));
+  if (trains && !defers) input.emplace(rows_of_all(std::move(*node.input), node.gathered, layers));
   std::vector<Operand> operands;
   if (all_layers)
     operands.emplace_back(side_by_side(grads));
@@ -290,7 +295,7 @@ Gradients column_backward(SavedNode& node, const variable_list& grads) {
     for (size_t i = products.size(); i-- > 0;)
       gradients.of_inputs[i] = products[i]->input_gradient(operands[i]);
   }
-  if (!defers) gradients.of_weights = weight_gradients(layers, operands, input->wait());
+  if (input) gradients.of_weights = weight_gradients(layers, operands, input->wait());
   if (sum) gradients.of_inputs[0] = sum->wait();
   if (defers) defer_weight_gradients(node, std::move(operands));
   return gradients;
@@ -302,6 +307,7 @@ Gradients row_backward(SavedNode& node, const Tensor& grad) {
   Gradients gradients{{}, variable_list(1)};
   gradients.of_inputs =
       gradient.multiply(1, [&](size_t, Operand& rows) { return layer.input_gradient(rows); });
+  if (!layer.weight()->trainable) return gradients;
   if (node.defers_weights())
     defer_weight_gradients(node, {std::move(gradient.wait())});
   else
@@ -324,7 +330,8 @@ struct LinearNode : Function<LinearNode> {
     node->adds_up_inputs = x.size() == 1 || !x.front().is_cuda() || !kernels::is_fused_dtype(x.front()) ||
                            kernels::table().add_rms_norm_backward.is_plain(x.front().device()) ||
                            call.layers.front()->ranks() != nullptr || layer_of_all(call.layers);
-    node->input = std::move(forward.input).for_weight_gradients();
+    node->input = any_trainable(call.layers) ? std::move(forward.input).for_weight_gradients()
+                                             : Operand::of_columns({}, forward.input.dtype);  // nothing
     node->gathered = forward.gathered;
     node->deferred = call.run.deferred;
     const bool exchanged =
@@ -363,6 +370,7 @@ variable_list run_node(at::TensorList x, const Layers& layers, Form form, RowRes
   const float8::LinearMatmuls* float8 = layers.front()->float8();
   const bool makes_columns =
       at::GradMode::is_enabled() && float8 != nullptr && float8->casts_input_for_backward() &&
+      any_trainable(layers) &&
       std::ranges::all_of(layers, [&](const Linear* layer) { return layer->float8() == float8; });
   return LinearNode::apply(x, at::TensorList(weights), Call{form, layers, result, run, makes_columns});
 }

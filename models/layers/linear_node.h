@@ -7,8 +7,8 @@
 // out]; a row layer takes such rows, or whole sequences [batch, seq, part of in], and gives [batch, seq / T,
 // out]. Every rank of the group must run the same nodes in the same order, backward too.
 //
-// Gradients of weights are those of this rank's part. Each sum over ranks is rounded once, to the compute
-// dtype. Of the block's run the nodes use `selective` and `deferred`.
+// Gradients of weights are those of this rank's part; frozen weights have none. Each sum over ranks is
+// rounded once, to the compute dtype. Of the block's run the nodes use `selective` and `deferred`.
 #pragma once
 
 #include <vector>

@@ -58,7 +58,7 @@ bool chunk_cat_takes(const std::vector<at::Tensor>& grads, const at::Tensor& pac
 }
 
 // For each pack of these parameters whose weights can lie side by side: a weight that is gathered with
-// padding behind it, or encoded with a scale of its own, cannot.
+// padding behind it, or encoded with a scale of its own, cannot, nor can a frozen one next to others.
 std::map<const Parameter*, PackMemory> pack_memory(const std::vector<ParameterPtr>& parameters, int world,
                                                    const ShardingOptions& options) {
   if (!options.pack_weights) return {};
@@ -66,9 +66,13 @@ std::map<const Parameter*, PackMemory> pack_memory(const std::vector<ParameterPt
   for (const ParameterPtr& parameter : parameters) {
     if (!parameter->pack) continue;
     const auto [pack, is_first] = fits.try_emplace(parameter->pack.get(), true);
-    if (is_first) pack->first->local = {0, parameter->local.at(1)};
+    if (is_first) {
+      pack->first->local = {0, parameter->local.at(1)};
+      pack->first->trainable = parameter->trainable;
+    }
     pack->first->local[0] += parameter->rows();
-    if (parameter->rows() % world != 0 || (options.codec && options.codec->applies(*parameter)))
+    if (parameter->rows() % world != 0 || (options.codec && options.codec->applies(*parameter)) ||
+        parameter->trainable != pack->first->trainable)
       pack->second = false;
   }
   std::map<const Parameter*, PackMemory> memory;
@@ -179,9 +183,13 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
       sharded = std::make_shared<ShardedParameter>(parameter, context.placement(*parameter), options,
                                                    pack == packs.end() ? nullptr : &pack->second);
       owned_.push_back(sharded);
-      owned_numel += sharded->slot_numel();
+      if (parameter->trainable) {
+        owned_trained_.push_back(sharded);
+        owned_numel += sharded->slot_numel();
+      }
     }
     parameters_.push_back(sharded);
+    if (parameter->trainable) trained_.push_back(sharded);
   }
   // Memory of a GPU is only held while a step has gradients; a CPU's would cost a page fault for each page.
   const at::TensorOptions state = options.state();
@@ -192,7 +200,7 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
   }
   grads_ = memory ? memory->tensor({owned_numel}, state) : at::zeros({owned_numel}, state);
   int64_t offset = 0;
-  for (const ShardedParameterPtr& parameter : owned_) {
+  for (const ShardedParameterPtr& parameter : owned_trained_) {
     parameter->bind_grad(grads_.narrow(0, offset, parameter->slot_numel()), memory);
     offset += parameter->slot_numel();
   }
@@ -201,7 +209,7 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
   choose_gradient_dtypes(parameters);
   plan_parts();
   int64_t most = 0;
-  for (const ShardedParameterPtr& parameter : parameters_)
+  for (const ShardedParameterPtr& parameter : trained_)
     most = std::max(most, parameter->slot_numel() - parameter->padded_numel());
   if (most > 0) zeros_ = at::zeros({context.shard().size() * most}, options.computed());
 }
@@ -227,19 +235,19 @@ void ShardGroup::choose_gradient_dtypes(const std::vector<ParameterPtr>& paramet
 void ShardGroup::plan_parts() {
   const ShardingOptions& options = context_.options();
   const auto dtype = [&](size_t i) {
-    const Parameter& parameter = parameters_[i]->parameter();
+    const Parameter& parameter = trained_[i]->parameter();
     return parameter.rounds_gradient ? options.compute_dtype
                                      : parameter.gradient_dtype.value_or(options.compute_dtype);
   };
   const auto packed = [&](size_t i) {
     return !options.device.is_cuda() || dtype(i) != options.reduce_dtype ||
-           parameters_[i]->blocks() % context_.shard().size() != 0 ||
-           parameters_[i]->slot_numel() != parameters_[i]->padded_numel();
+           trained_[i]->blocks() % context_.shard().size() != 0 ||
+           trained_[i]->slot_numel() != trained_[i]->padded_numel();
   };
-  for (size_t first = 0, last = 0; first < parameters_.size(); first = last) {
+  for (size_t first = 0, last = 0; first < trained_.size(); first = last) {
     last = first + 1;
     if (packed(first))
-      while (last < parameters_.size() && packed(last) && dtype(last) == dtype(first)) ++last;
+      while (last < trained_.size() && packed(last) && dtype(last) == dtype(first)) ++last;
     sent_parts_.push_back({first, last, packed(first)});
   }
   sums_.resize(sent_parts_.size());
@@ -247,16 +255,16 @@ void ShardGroup::plan_parts() {
 
 void ShardGroup::make_local_gradients(const std::set<const Parameter*>& copies) {
   const auto list_of = [&](size_t i) {
-    const Parameter& parameter = owned_[i]->parameter();
+    const Parameter& parameter = owned_trained_[i]->parameter();
     if (copies.contains(&parameter)) return &local_gradients_.copies;
     if (parameter.domain == Domain::kExpert) return &local_gradients_.experts;
     const bool divided = context_.tensor() == nullptr || !parameter.cuts.empty();
     return divided ? &local_gradients_.divided : &local_gradients_.replicated;
   };
   int64_t begin = 0, end = 0;
-  for (size_t i = 0; i < owned_.size(); ++i) {
-    end += owned_[i]->slot_numel();
-    if (i + 1 < owned_.size() && list_of(i + 1) == list_of(i)) continue;
+  for (size_t i = 0; i < owned_trained_.size(); ++i) {
+    end += owned_trained_[i]->slot_numel();
+    if (i + 1 < owned_trained_.size() && list_of(i + 1) == list_of(i)) continue;
     list_of(i)->push_back(grads_.narrow(0, begin, end - begin));
     begin = end;
   }
@@ -320,7 +328,7 @@ void ShardGroup::reshard() {
 }
 
 void ShardGroup::drop_grads() {
-  for (const ShardedParameterPtr& parameter : owned_) parameter->drop_grad();
+  for (const ShardedParameterPtr& parameter : owned_trained_) parameter->drop_grad();
 }
 
 void ShardGroup::reduce(bool last_microbatch) {
@@ -331,7 +339,7 @@ void ShardGroup::reduce(bool last_microbatch) {
   if (context_.shard().size() > 1) {
     start_reduce_scatter();
   } else {
-    for (const ShardedParameterPtr& parameter : parameters_) {
+    for (const ShardedParameterPtr& parameter : trained_) {
       at::Tensor& grad = parameter->parameter().weight.mutable_grad();
       if (grad.defined()) {
         parameter->add_to_grad(grad.reshape(-1));
@@ -359,7 +367,7 @@ void ShardGroup::accumulate() {
       pack_gradients(part, sums_[i], add);
       continue;
     }
-    at::Tensor& sum = parameters_[part.first]->parameter().weight.mutable_grad();
+    at::Tensor& sum = trained_[part.first]->parameter().weight.mutable_grad();
     if (sum.defined()) sum = sum.to(kSumDtype).contiguous();
   }
 }
@@ -379,7 +387,7 @@ std::vector<at::Tensor> ShardGroup::take_gradients() {
       sent.push_back(sum.to(reduced.dtype()));
       continue;
     }
-    const Parameter& parameter = parameters_[part.first]->parameter();
+    const Parameter& parameter = trained_[part.first]->parameter();
     const at::Tensor grad = std::exchange(parameter.weight.mutable_grad(), {});
     sent.push_back(grad.defined() ? grad.to(reduced.dtype()).contiguous()
                                   : at::zeros(parameter.local, reduced));
@@ -390,7 +398,7 @@ std::vector<at::Tensor> ShardGroup::take_gradients() {
 // [world, sum of slots] of a part's parameters, without values.
 at::Tensor ShardGroup::empty_pack(const SentPart& part, at::ScalarType dtype) const {
   int64_t sum = 0;
-  for (size_t i = part.first; i < part.last; ++i) sum += parameters_[i]->slot_numel();
+  for (size_t i = part.first; i < part.last; ++i) sum += trained_[i]->slot_numel();
   return at::empty({context_.shard().size(), sum}, context_.options().reduced().dtype(dtype));
 }
 
@@ -399,12 +407,12 @@ at::Tensor ShardGroup::empty_pack(const SentPart& part, at::ScalarType dtype) co
 void ShardGroup::pack_gradients(const SentPart& part, const at::Tensor& packed, bool add) {
   std::vector<at::Tensor> grads, in_slots;
   for (size_t i = part.first; i < part.last; ++i) {
-    at::Tensor grad = std::exchange(parameters_[i]->parameter().weight.mutable_grad(), {});
-    if (grad.defined() && parameters_[i]->blocks() != grad.size(0))
-      grad = grad.reshape({parameters_[i]->blocks(), -1});
+    at::Tensor grad = std::exchange(trained_[i]->parameter().weight.mutable_grad(), {});
+    if (grad.defined() && trained_[i]->blocks() != grad.size(0))
+      grad = grad.reshape({trained_[i]->blocks(), -1});
     grads.push_back(std::move(grad));
     in_slots.push_back(grads.back());
-    if (const int64_t zeros = parameters_[i]->slot_numel() - parameters_[i]->padded_numel(); zeros > 0)
+    if (const int64_t zeros = trained_[i]->slot_numel() - trained_[i]->padded_numel(); zeros > 0)
       in_slots.push_back(zeros_.narrow(0, 0, packed.size(0) * zeros).view({packed.size(0), zeros}));
   }
   if (chunk_cat_takes(in_slots, packed)) {
@@ -416,7 +424,7 @@ void ShardGroup::pack_gradients(const SentPart& part, const at::Tensor& packed, 
   in_slots.clear();
   int64_t offset = 0;
   for (size_t i = 0; i < grads.size(); ++i) {
-    const ShardedParameter& parameter = *parameters_[part.first + i];
+    const ShardedParameter& parameter = *trained_[part.first + i];
     const int64_t count = parameter.padded_numel(), slot = parameter.slot_numel();
     pack(grads[i], packed.narrow(1, offset, count), add);
     if (!add && slot > count) packed.narrow(1, offset + count, slot - count).zero_();
@@ -426,12 +434,13 @@ void ShardGroup::pack_gradients(const SentPart& part, const at::Tensor& packed, 
 }
 
 void ShardGroup::start_reduce_scatter() {
+  if (trained_.empty()) return;
   const TraceRange range("reduce-scatter", name_);
   std::vector<at::Tensor> sent = take_gradients();
   // Into memory of the compute stream, whose earlier work may still use it: the reduction waits for that.
   const bool into_gradients = reduces_into_gradients();
   int64_t sum = 0;
-  for (const ShardedParameterPtr& parameter : parameters_) {
+  for (const ShardedParameterPtr& parameter : trained_) {
     parameter->allocate_grad();
     if (into_gradients) parameter->start_grad();
     sum += parameter->slot_numel();
@@ -458,19 +467,19 @@ void ShardGroup::start_reduce_scatter() {
 // it comes.
 bool ShardGroup::reduces_into_gradients() const {
   const ShardingOptions& options = context_.options();
-  return owned_.size() == parameters_.size() && options.reduce_dtype == options.state_dtype &&
+  return owned_trained_.size() == trained_.size() && options.reduce_dtype == options.state_dtype &&
          options.device == options.state_device &&
-         std::ranges::none_of(owned_, [](const auto& parameter) { return parameter->holds_grad(); });
+         std::ranges::none_of(owned_trained_, [](const auto& parameter) { return parameter->holds_grad(); });
 }
 
 void ShardGroup::add_to_sharded_gradients(const at::Tensor& local_sum) {
-  if (owned_.size() == parameters_.size() &&
-      std::ranges::all_of(owned_, [](const auto& parameter) { return parameter->holds_grad(); })) {
+  if (owned_trained_.size() == trained_.size() &&
+      std::ranges::all_of(owned_trained_, [](const auto& parameter) { return parameter->holds_grad(); })) {
     grads_.add_(local_sum.to(grads_.device()));
     return;
   }
   int64_t offset = 0;
-  for (const ShardedParameterPtr& parameter : parameters_) {
+  for (const ShardedParameterPtr& parameter : trained_) {
     parameter->add_to_grad(local_sum.narrow(0, offset, parameter->padded_numel()));
     offset += parameter->slot_numel();
   }

@@ -1,12 +1,13 @@
 // Fully sharded data parallelism (FSDP2's behaviour), driven step by step: a ShardGroup is the parameters of
-// one unit of the model, and a schedule (trainer/engine/schedule.h) decides when to all-gather them, when to free
-// them, and when to reduce their gradients. Hybrid sharding (HSDP) and plain replication are the same with
-// another pair of communicators.
+// one unit of the model, and a schedule (trainer/engine/schedule.h) decides when to all-gather them, when to
+// free them, and when to reduce their gradients. Hybrid sharding (HSDP) and plain replication are the same
+// with another pair of communicators.
 //
 // Under tensor parallelism the weights of a unit are those that this rank's layers read (Parameter::local);
 // what every tensor parallel rank has in full has a gradient that is the sum of theirs.
 //
-// All reductions are sums: the loss is already divided by the global number of valid tokens.
+// All reductions are sums: the loss is already divided by the global number of valid tokens. Frozen
+// parameters (Parameter::trainable) are gathered and have no place in gradients and reductions.
 #pragma once
 
 #include <map>
@@ -106,7 +107,7 @@ class ShardGroup {
   const std::string& name() const { return name_; }
   const std::vector<ShardedParameterPtr>& parameters() const { return parameters_; }
   const std::vector<ShardedParameterPtr>& owned() const { return owned_; }
-  // Views of one tensor, one per run of own parameters of a kind.
+  // Views of one tensor, one per run of own trainable parameters of a kind.
   const LocalGradients& local_gradients() const { return local_gradients_; }
 
   // Starts the all-gather of the weights; does nothing when they are gathered or in flight.
@@ -132,8 +133,8 @@ class ShardGroup {
  private:
   friend class FsdpContext;
   enum class State { kSharded, kGathering, kUnsharded };
-  // What a reduce-scatter sends as one tensor: the gradients of parameters [first, last) packed, or that of
-  // one parameter as it is.
+  // What a reduce-scatter sends as one tensor: the gradients of trained_[first, last) packed, or that of one
+  // parameter as it is.
   struct SentPart {
     size_t first, last;
     bool packed;
@@ -152,9 +153,10 @@ class ShardGroup {
   std::string name_;
   FsdpContext& context_;
   std::vector<ShardedParameterPtr> parameters_, owned_;
-  at::Tensor grads_;  // 1-D, the padded rows of all own parameters
+  std::vector<ShardedParameterPtr> trained_, owned_trained_;  // the trainable ones of those
+  at::Tensor grads_;                                          // 1-D, the padded rows of owned_trained_
   LocalGradients local_gradients_;
-  std::vector<SentPart> sent_parts_;  // of all parameters, in order
+  std::vector<SentPart> sent_parts_;  // of trained_, in order
   std::vector<at::Tensor> sums_;      // that accumulate() keeps of each packed part; undefined: none
   at::Tensor zeros_;                  // in the compute dtype: what lies behind shards in a pack
   State state_ = State::kSharded;

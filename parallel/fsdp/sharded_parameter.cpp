@@ -110,7 +110,7 @@ ShardedParameter::ShardedParameter(ParameterPtr parameter, Placement placement,
   } else {
     parameter_->weight = unsharded(compute);
   }
-  parameter_->weight.requires_grad_();
+  parameter_->weight.requires_grad_(parameter_->trainable);
 }
 
 at::Tensor ShardedParameter::unpadded(const at::Tensor& padded) const {

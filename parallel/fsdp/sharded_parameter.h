@@ -81,8 +81,8 @@ class ShardedParameter {
   // What this rank has, box() of the tensor, unpadded: [local rows, ...], of one expert a stretch of its
   // rows.
   const at::Tensor& master() const { return master_; }
-  // The sum of the step so far, where holds_grad(). Bound by the owning ShardGroup: 1-D [slot_numel], and the
-  // memory that it is part of where that is freed between steps.
+  // The sum of the step so far, where holds_grad(); undefined for a frozen parameter. Bound by the owning
+  // ShardGroup: 1-D [slot_numel], and the memory that it is part of where that is freed between steps.
   const at::Tensor& grad() const { return grad_; }
   void bind_grad(const at::Tensor& padded, std::shared_ptr<TensorMemory> memory = nullptr) {
     padded_grad_ = padded;

@@ -23,6 +23,7 @@ class Momentum final : public optim::Optimizer {
     step_.add_(1 - skip);
     if (skip.item<float>() != 0) return;
     for (size_t i = 0; i < parameters_.size(); ++i) {
+      if (!parameters_[i]->parameter().trainable) continue;
       const parallel::ShardedParameter& parameter = *parameters_[i];
       at::Tensor update = parameter.grad();
       if (!states(i).empty()) update = states(i)[0].mul_(0.5).add_(update);
@@ -30,15 +31,16 @@ class Momentum final : public optim::Optimizer {
       if (parameter.has_separate_compute_shard()) parameter.compute_shard().copy_(parameter.master());
     }
   }
-  std::vector<optim::StateKind> kinds_of(const Parameter& parameter) const override {
-    if (parameter.shape.size() < 2) return {};
-    return {{"momentum_buffer", at::kBFloat16}};
-  }
   std::vector<std::pair<const char*, checkpoint::Object>> settings() const override {
     return {{"momentum", 0.5}};
   }
 
  private:
+  std::vector<optim::StateKind> kinds_of_trainable(const Parameter& parameter) const override {
+    if (parameter.shape.size() < 2) return {};
+    return {{"momentum_buffer", at::kBFloat16}};
+  }
+
   std::vector<parallel::ShardedParameterPtr> parameters_;
 };
 

@@ -185,6 +185,10 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
                                                   summing);
   if (job.mesh.ep > 1)
     experts_ = std::make_unique<parallel::FsdpContext>(*fsdp_, groups_->get(parallel::MeshDim::kEfsdp));
+  if (job.frozen_from >= 0) {
+    const std::vector<ParameterPtr> all = model_.parameters();
+    for (auto i = static_cast<size_t>(job.frozen_from); i < all.size(); i += 2) all[i]->trainable = false;
+  }
   model_.allocate_balances(job.device);
   models::ActivationCheckpointing checkpointing;
   checkpointing.blocks.assign(model_.blocks().size(), job.checkpoint);
@@ -267,6 +271,7 @@ std::vector<TinyTraining::GradientElement> TinyTraining::first_gradients() {
   std::vector<GradientElement> elements;
   const std::vector<ParameterPtr> all = model_.parameters();
   for (const parallel::ShardedParameterPtr& parameter : stage_->parameters()) {
+    if (!parameter->parameter().trainable) continue;
     const auto named = [&](const ParameterPtr& one) { return one.get() == &parameter->parameter(); };
     const int64_t index = std::ranges::find_if(all, named) - all.begin();
     const at::Tensor grad = parameter->grad().to(at::kCPU, at::kFloat).contiguous();

@@ -39,6 +39,7 @@ struct TinyJob {
   bool offload = false;             // master weights, gradients and optimizer state on the host
   bool pack_weights = false;        // products of one input as one
   bool fake = false;                // no other ranks: a dry run of this one
+  int64_t frozen_from = -1;         // every second parameter from this one on is frozen
   bool shared_memory = true;        // on a CPU; false: Gloo over sockets
   int64_t heads = 3, kv_heads = 1;  // tensor parallel ranks divide them; with FP8 there are 2 heads
   bool disable_loss_parallel = false;
@@ -83,8 +84,8 @@ class TinyTraining {
   auto model_linears() { return model_.linears(); }
   const optim::Optimizer& optimizer() const { return *optimizer_; }
   const trainer::Float8Setup& float8() const { return float8_; }
-  // The gradients of step 0, not clipped: of each element that this rank holds; parameters are counted in
-  // unit order, elements in the whole tensor.
+  // The gradients of step 0, not clipped: of each element that this rank holds and trains; parameters are
+  // counted in unit order, elements in the whole tensor.
   struct GradientElement {
     int64_t parameter, element;
     float value;

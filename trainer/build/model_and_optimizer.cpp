@@ -256,7 +256,8 @@ std::optional<std::filesystem::path> gradient_dump_folder() {
 }
 
 void dump_gradients(const std::filesystem::path& folder, int rank, int ranks,
-                    const std::vector<parallel::ShardedParameterPtr>& parameters) {
+                    std::vector<parallel::ShardedParameterPtr> parameters) {
+  std::erase_if(parameters, [](const auto& parameter) { return !parameter->parameter().trainable; });
   make_folders(folder);
   if (ranks == 1) {
     for (const parallel::ShardedParameterPtr& parameter : parameters)

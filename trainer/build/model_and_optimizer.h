@@ -72,11 +72,12 @@ void copy_tied_table(const ModelAndOptimizer& model);
 // and the element's place in the whole tensor alone, so that every mesh starts from the same weights.
 void initialise_weights(const ModelAndOptimizer& model, uint64_t seed);
 
-// HYPERION_DUMP_GRADIENTS=FOLDER: the gradients of step 1 as files, for tests against other trainers.
+// HYPERION_DUMP_GRADIENTS=FOLDER: the gradients of step 1 as files, for tests against other trainers; without
+// frozen parameters.
 std::optional<std::filesystem::path> gradient_dump_folder();
 // Writes them there in the form that docs/debugging.md describes and scripts/join_gradients.py reads. Throws
 // Error(kSaveFailed) when a file cannot be written.
 void dump_gradients(const std::filesystem::path& folder, int rank, int ranks,
-                    const std::vector<parallel::ShardedParameterPtr>& parameters);
+                    std::vector<parallel::ShardedParameterPtr> parameters);
 
 }  // namespace hyperion::trainer

@@ -69,6 +69,8 @@ std::optional<std::string> separate_products(models::Transformer& model, const p
     else if (weight.rows() % fsdp.shard().size() != 0)
       reason = fmt::format("{} rows of {} do not divide by {}", weight.rows(), name,
                            counted(fsdp.shard().size(), "shard"));
+    else if (weight.trainable != weight.pack->trainable)
+      reason = fmt::format("{} is {}, unlike others", name, weight.trainable ? "trained" : "frozen");
     // "layers.0.attention.wqkv" without the block: most blocks are alike.
     const std::string& pack = weight.pack->fqn;
     const std::string in_block = pack.substr(pack.find('.', pack.find('.') + 1) + 1);

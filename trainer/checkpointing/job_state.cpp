@@ -132,6 +132,7 @@ std::vector<TensorState> OptimizerState::tensors() {
   std::vector<TensorState> states;
   for (const ModelParameter& parameter : parameters_) {
     const Parameter& p = *parameter.parameter;
+    if (!p.trainable) continue;
     const auto add = [&](const std::string& state, at::ScalarType dtype, checkpoint::Dims shape,
                          const Placement& placement, const at::Tensor& held) {
       const std::string path = fmt::format("state.{}.{}", p.fqn, state);
@@ -153,10 +154,12 @@ std::vector<checkpoint::ObjectState> OptimizerState::objects() {
   options.emplace(options.begin(), "lr", learning_rate(plan_, state_.step + 1));
   options.emplace_back("initial_lr", plan_.config.optimizer.lr);
   std::vector<checkpoint::ObjectState> states;
-  for (const ModelParameter& parameter : parameters_)
+  for (const ModelParameter& parameter : parameters_) {
+    if (!parameter.parameter->trainable) continue;
     for (const auto& [option, object] : options)
       states.push_back(
           object_state(name(), fmt::format("param_groups.{}.{}", parameter.parameter->fqn, option), object));
+  }
   return states;
 }
 

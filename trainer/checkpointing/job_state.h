@@ -61,7 +61,7 @@ class ModelState : public checkpoint::StateComponent {
   std::vector<ExpertBias> biases_;
 };
 
-// optimizer.state.<fqn>.<name> for each state of a parameter, .step, and the settings for each parameter,
+// optimizer.state.<fqn>.<name> for each state of a trainable parameter, .step, and the settings for each one,
 // optimizer.param_groups.<fqn>.*.
 class OptimizerState : public checkpoint::StateComponent {
  public:

@@ -161,6 +161,7 @@ void Stage::input_gradient(size_t unit, Slot& slot) const {
   models::DeferredWeights& deferred = slot.weights[unit - slot.units.first];
   if (unit == 0) {
     SavedForward saved = std::exchange(slot.saved[0], {});
+    if (!saved.output.requires_grad()) return;  // of a frozen table
     deferred.add([output = std::move(saved.output), gradient = std::exchange(slot.gradient, {})] {
       torch::autograd::backward({output}, {gradient});
     });
@@ -203,7 +204,8 @@ void Stage::run_backward(size_t unit, Slot& slot) const {
       if (of != nullptr) of->start_recompute();
     saved.output = run_block(unit, slot, saved, BlockKind::kRecompute);
   }
-  torch::autograd::backward({saved.output}, {slot.gradient});
+  if (saved.output.requires_grad())  // not the embedding's, of a frozen table
+    torch::autograd::backward({saved.output}, {slot.gradient});
   slot.gradient = saved.input.defined() ? saved.input.grad() : at::Tensor();
 }
 

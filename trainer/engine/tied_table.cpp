@@ -18,6 +18,7 @@ TiedTable::TiedTable(parallel::Communicator& ranks, const Stage& stage) : ranks_
 }
 
 void TiedTable::sum_gradients(int64_t step) const {
+  if (!table_->parameter().trainable) return;
   parallel::set_phase(fmt::format("step {} sum of the tied table's gradients", step));
   const parallel::TraceRange range("all-reduce", "tied table");
   failpoint("step.tied");

@@ -24,8 +24,10 @@ Adam::Adam(const std::vector<parallel::ShardedParameterPtr>& parameters,
   const bool one_by_one = options.implementation == config::OptimizerImplementation::kForLoop;
   for (const parallel::ShardedParameterPtr& parameter : parameters) {
     const at::Tensor& master = parameter->master();
-    const std::vector<at::Tensor>& moments = add_states(kinds(), master);
-    if (master.numel() == 0) continue;
+    const bool trainable = parameter->parameter().trainable;
+    const std::vector<at::Tensor>& moments =
+        add_states(trainable ? kinds() : std::vector<StateKind>(), master);
+    if (!trainable || master.numel() == 0) continue;
     if (updates_.empty() || one_by_one) updates_.emplace_back();
     kernels::AdamTensors& tensors = updates_.back();
     tensors.weights.push_back(master);

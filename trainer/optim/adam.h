@@ -17,16 +17,16 @@ class Adam final : public Optimizer {
   Adam(const std::vector<parallel::ShardedParameterPtr>& parameters,
        const config::JobConfig::Optimizer& options);
 
-  // Both moments, of every parameter.
+  // Both moments, of every trainable parameter.
   static std::vector<StateKind> kinds() { return {{"exp_avg"}, {"exp_avg_sq"}}; }
 
   void step(double lr, const at::Tensor& skip,
             const std::optional<at::Tensor>& divisor = std::nullopt) override;
   bool divides_gradients() const override;  // the fused implementations do, libtorch's and ours
-  std::vector<StateKind> kinds_of(const Parameter&) const override { return kinds(); }
   std::vector<std::pair<const char*, checkpoint::Object>> settings() const override;
 
  private:
+  std::vector<StateKind> kinds_of_trainable(const Parameter&) const override { return kinds(); }
   void update_fused(kernels::AdamTensors& tensors, double lr, const at::Tensor& skip,
                     const std::optional<at::Tensor>& divisor) const;
   void update_by_formula(kernels::AdamTensors& tensors, double lr, const at::Tensor& skip) const;

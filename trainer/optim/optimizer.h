@@ -22,7 +22,7 @@ struct StateKind {
   std::optional<at::ScalarType> dtype{};  // none: the master's
 };
 
-// The states that the optimizer of these options keeps of a parameter. Pure.
+// The states that the optimizer of these options keeps of a trainable parameter. Pure.
 std::vector<StateKind> state_kinds(const config::JobConfig::Optimizer& options);
 // Bytes of such states for each element of a parameter whose master takes `master_bytes` for it.
 double bytes_per_element(const std::vector<StateKind>& kinds, double master_bytes);
@@ -42,8 +42,11 @@ class Optimizer {
   // Whether the update divides gradients in its own pass over them.
   virtual bool divides_gradients() const { return false; }
 
-  // The states of a parameter of the model, which this rank need not hold; some parameters may have none.
-  virtual std::vector<StateKind> kinds_of(const Parameter& parameter) const = 0;
+  // The states of a parameter of the model, which this rank need not hold; some parameters may have none, and
+  // frozen ones have none.
+  std::vector<StateKind> kinds_of(const Parameter& parameter) const {
+    return parameter.trainable ? kinds_of_trainable(parameter) : std::vector<StateKind>();
+  }
   // Its settings as torch.optim's param_groups have them, in their order, without learning rates.
   virtual std::vector<std::pair<const char*, checkpoint::Object>> settings() const = 0;
 
@@ -54,6 +57,7 @@ class Optimizer {
 
  protected:
   explicit Optimizer(const std::vector<parallel::ShardedParameterPtr>& parameters);
+  virtual std::vector<StateKind> kinds_of_trainable(const Parameter& parameter) const = 0;
   // Allocates the states of the next parameter as zeros: nothing is allocated at the first step.
   const std::vector<at::Tensor>& add_states(const std::vector<StateKind>& kinds, const at::Tensor& master);
 
@@ -63,7 +67,8 @@ class Optimizer {
   std::vector<std::vector<at::Tensor>> states_;  // by parameter
 };
 
-// The optimizer of options.name. parameters: all that this rank holds, with bound gradients.
+// The optimizer of options.name. parameters: all that this rank holds, with bound gradients but for frozen
+// ones.
 std::unique_ptr<Optimizer> make_optimizer(const std::vector<parallel::ShardedParameterPtr>& parameters,
                                           const config::JobConfig::Optimizer& options);
 

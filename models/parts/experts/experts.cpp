@@ -1,5 +1,6 @@
 #include "models/parts/experts/experts.h"
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 #include <utility>
@@ -44,12 +45,15 @@ Tensor detached(const Tensor& tensor) {
 }
 
 // The gradients of the node's stacks in their order, as `make` computes them from what it owns; undefined
-// where they are left for later.
+// where a stack is frozen, or they are left for later.
 variable_list gradients_of_stacks(const SavedExperts& saved, std::function<variable_list()> make) {
+  if (std::ranges::none_of(saved.stacks, [](const ParameterPtr& stack) { return stack->trainable; }))
+    return variable_list(saved.stacks.size());
   if (!saved.defers()) return make();
   saved.deferred->add([stacks = saved.stacks, make = std::move(make)] {
     variable_list made = make();
     for (size_t i = 0; i < stacks.size(); ++i) {
+      if (!made[i].defined()) continue;
       Tensor& sum = stacks[i]->weight.mutable_grad();
       if (sum.defined())
         sum.add_(made[i]);
@@ -102,12 +106,14 @@ struct GateUpFunction : Function<GateUpFunction> {
     grad_rows.reset();
     // Moved: not kept until the nodes before this one have run.
     const variable_list of_stacks = gradients_of_stacks(
-        *saved,
-        [products = saved->products, sent = saved->dispatch, grad_gate = gate.values, grad_up = up.values,
-         weights = detached(saved->weights), x = detached(std::exchange(saved->input, {}))] {
+        *saved, [products = saved->products, stacks = saved->stacks, sent = saved->dispatch,
+                 grad_gate = gate.values, grad_up = up.values, weights = detached(saved->weights),
+                 x = detached(std::exchange(saved->input, {}))] {
           Operand rows(gather_rows(x, *sent, weights)), of_gate(grad_gate), of_up(grad_up);
-          return variable_list{products.weight_gradient(of_gate, rows, sent->groups()),
-                               products.weight_gradient(of_up, rows, sent->groups())};
+          const auto gradient_of = [&](const ParameterPtr& stack, Operand& grad) {
+            return stack->trainable ? products.weight_gradient(grad, rows, sent->groups()) : Tensor();
+          };
+          return variable_list{gradient_of(stacks[0], of_gate), gradient_of(stacks[1], of_up)};
         });
     return {grad_x,   grad_weights, of_stacks[0], of_stacks[1], Tensor(),
             Tensor(), Tensor(),     Tensor(),     Tensor()};

@@ -106,6 +106,40 @@ TEST_CASE("a weight without a gradient adds nothing") {
   CHECK(unit.parameters()[1]->grad().equal(at::ones({2})));
 }
 
+TEST_CASE("a frozen weight is gathered with the others and has no place in their reduction and gradients") {
+  const int frozen = GENERATE(1, 2, 3);  // of the first weights
+  Parts shard;
+  const auto replicate = make_solo_communicator("dp_replicate/0", 0);
+  FsdpContext context(Mesh({}, 2), 0, shard, *replicate, {.compute_dtype = at::kFloat});
+  std::vector<ParameterPtr> parameters;
+  for (const int64_t rows : {6, 4, 2})
+    parameters.push_back(make_parameter("weight " + std::to_string(rows), {rows, 3}, Init::ones()));
+  for (int i = 0; i < frozen; ++i) parameters[static_cast<size_t>(i)]->trainable = false;
+  std::map<const Parameter*, ShardedParameterPtr> known;
+  ShardGroup unit("unit", parameters, known, context);
+  unit.finish_unshard();
+  int64_t elements = 0;
+  for (const ShardedParameterPtr& parameter : unit.parameters()) {
+    const Parameter& weight = parameter->parameter();
+    CHECK(parameter->all_gather_output().numel() == weight.numel());
+    CHECK(weight.weight.requires_grad() == weight.trainable);
+    CHECK(parameter->grad().defined() == weight.trainable);
+    if (!weight.trainable) continue;
+    elements += weight.numel();
+    weight.weight.mutable_grad() = at::ones(weight.shape);
+  }
+  if (GENERATE(false, true)) unit.accumulate();
+  unit.reduce(/*last_microbatch=*/true);
+  context.finish_reduction();
+  CHECK(std::reduce(shard.sent.begin(), shard.sent.end()) == elements);
+  int64_t held = 0;
+  for (const at::Tensor& gradients : unit.local_gradients().divided) held += gradients.numel();
+  CHECK(held == elements / 2);
+  for (const ShardedParameterPtr& parameter : unit.parameters())
+    if (parameter->parameter().trainable)
+      CHECK(parameter->grad().equal(at::ones({parameter->parameter().shape[0] / 2, 3})));
+}
+
 TEST_CASE("the first gradients of a step replace those of the step before and later ones add to them") {
   const int world = GENERATE(1, 4);
   std::vector<int> ranks(static_cast<size_t>(world));

@@ -69,17 +69,19 @@ void load(checkpoint::StateComponent& component, const Saved& saved) {
 }
 
 // Two weights, with other numbers for every seed.
-std::vector<parallel::ShardedParameterPtr> weights(int seed) {
+std::vector<parallel::ShardedParameterPtr> weights(int seed, bool frozen_norm = false) {
   at::manual_seed(seed);
   std::vector<parallel::ShardedParameterPtr> all;
   for (const auto& [name, shape] : {std::pair("w.weight", std::vector<int64_t>{7, 5}),
                                     std::pair("norm.weight", std::vector<int64_t>{5})}) {
-    all.push_back(std::make_shared<parallel::ShardedParameter>(
-        make_parameter(name, shape, Init::ones()), test::cut_by_rows(1), parallel::ShardingOptions{}));
+    const ParameterPtr parameter = make_parameter(name, shape, Init::ones());
+    parameter->trainable = shape.size() > 1 || !frozen_norm;
+    all.push_back(std::make_shared<parallel::ShardedParameter>(parameter, test::cut_by_rows(1),
+                                                               parallel::ShardingOptions{}));
     Tensor master = all.back()->master();
     master.normal_();
     all.back()->compute_shard().copy_(master);
-    all.back()->bind_grad(at::randn({master.numel()}));
+    if (parameter->trainable) all.back()->bind_grad(at::randn({master.numel()}));
   }
   return all;
 }
@@ -162,6 +164,40 @@ TEST_CASE(
   CHECK(optim::bytes_per_element(momentum.kinds_of(here[0]->parameter()), sizeof(float)) *
             static_cast<double>(here[0]->master().numel()) ==
         static_cast<double>(momentum.states(0)[0].nbytes()));
+}
+
+TEST_CASE(
+    "a frozen weight is saved and averaged as others, and no optimizer changes it or keeps a state of it") {
+  const auto here = weights(1, /*frozen_norm=*/true);
+  const Tensor before = here[1]->master().clone();
+  std::unique_ptr<optim::Optimizer> optimizer;
+  const config::OptimizerImplementation implementation =
+      GENERATE(config::OptimizerImplementation::kFused, config::OptimizerImplementation::kForLoop);
+  if (GENERATE(true, false))
+    optimizer = optim::make_optimizer(here, {.implementation = implementation});
+  else
+    optimizer = std::make_unique<test::Momentum>(here);
+  optim::Ema averages(here, {});
+  const Tensor go = at::zeros({}), trained = here[0]->master().clone();
+  for (int64_t step = 1; step <= 3; ++step) {
+    optimizer->step(1e-2, go);
+    averages.update(step, go);
+  }
+  CHECK_FALSE(here[0]->master().equal(trained));
+  CHECK(here[1]->master().equal(before));
+  CHECK(averages.tensors()[1].equal(before));
+  CHECK_FALSE(here[1]->parameter().weight.requires_grad());
+  const ResumePlan plan = half_warm_plan();
+  const TrainState state{kHalfWarm};
+  ModelState model(all_held(here));
+  EmaState ema(averages, all_held(here));
+  OptimizerState states(*optimizer, all_held(here), {}, plan, state);
+  CHECK(save(model).tensors.contains("norm.weight"));
+  CHECK(save(ema).tensors.contains("ema.norm.weight"));
+  const Saved saved = save(states);
+  for (const auto& [key, bytes] : saved.tensors) CHECK_THAT(key, !Contains("norm.weight"));
+  for (const auto& [key, value] : saved.objects) CHECK_THAT(key, !Contains("norm.weight"));
+  CHECK(saved.tensors.contains("optimizer.state.w.weight.step"));
 }
 
 TEST_CASE("the learning rate's curve is saved as torch's scheduler counts it, with the trajectory") {

@@ -52,6 +52,7 @@ std::vector<parallel::ShardedParameterPtr> parameters_of(const Mesh& mesh, int r
   add("tok_embeddings.weight", {vocab, 10}, 0);
   add(block + "attention.wq.weight", {16, 10}, 0);
   add(block + "attention.wk.weight", {16, 10}, 0);
+  all.back()->trainable = false;  // a frozen one has a weight and an average
   add(block + "attention.wo.weight", {10, 16}, 1);
   add(block + "feed_forward.w1.weight", {hidden, 10}, 0);
   add(block + "feed_forward.w2.weight", {10, hidden}, 1);
@@ -90,9 +91,9 @@ struct RankState {
   void each_tensor(const Visit& visit) {
     for (size_t i = 0; i < parameters.size(); ++i) {
       uint64_t kind = 0;
-      for (const at::Tensor& tensor :
-           {parameters[i]->master(), adam.states(i)[0], adam.states(i)[1], ema.tensors()[i]})
-        visit(*parameters[i], tensor, kind++);
+      visit(*parameters[i], parameters[i]->master(), kind++);
+      visit(*parameters[i], ema.tensors()[i], kind++);
+      for (const at::Tensor& moment : adam.states(i)) visit(*parameters[i], moment, kind++);
     }
   }
   // Element i of each tensor follows from its name, its kind and i.

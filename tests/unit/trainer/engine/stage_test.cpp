@@ -273,6 +273,47 @@ TEST_CASE("the first half of a backward makes no gradient of a matrix") {
   for (const ParameterPtr& parameter : block.parameters()) CHECK(parameter->weight.grad().defined());
 }
 
+TEST_CASE("a block makes no gradient of frozen weights and the same bits of the others and of its input") {
+  const char* name = GENERATE("llama3", "qwen3", "deepseek_v3", "llama4");
+  const size_t step = GENERATE(1, 2);  // all weights, or every second one
+  const OneRank rank(name);
+  const models::TransformerBlock& block = rank.model.blocks()[1];
+  const std::vector<ParameterPtr> parameters = block.parameters();
+  const models::Microbatch batch = rank.batch(3);
+  const Tensor input = at::randn({2, 7, 12});
+  const auto gradients = [&](bool in_halves) {
+    for (const ParameterPtr& parameter : parameters) parameter->weight.mutable_grad().reset();
+    const Tensor x = input.clone().requires_grad_();
+    models::DeferredWeights deferred;
+    const Tensor y = block.forward(x, batch.context, {.deferred = &deferred});
+    deferred.set_deferring(in_halves);
+    torch::autograd::backward({y}, {at::ones_like(y)});
+    const bool all_frozen =
+        std::ranges::none_of(parameters, [](const ParameterPtr& one) { return one->trainable; });
+    CHECK(deferred.empty() == (!in_halves || all_frozen));
+    deferred.make_all();
+    std::vector<Tensor> all = {x.grad()};
+    for (const ParameterPtr& parameter : parameters) all.push_back(parameter->weight.grad());
+    return all;
+  };
+  const std::vector<Tensor> expected = gradients(false);
+  for (size_t i = 0; i < parameters.size(); i += step) {
+    parameters[i]->trainable = false;
+    parameters[i]->weight.requires_grad_(false);
+  }
+  for (const bool in_halves : {false, true}) {
+    const std::vector<Tensor> found = gradients(in_halves);
+    CHECK(found[0].equal(expected[0]));
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      CAPTURE(name, parameters[i]->fqn);
+      if (parameters[i]->trainable)
+        CHECK(found[i + 1].equal(expected[i + 1]));
+      else
+        CHECK_FALSE(found[i + 1].defined());
+    }
+  }
+}
+
 TEST_CASE("a backward in halves has the bits of one, and between them neither graph nor weights") {
   const auto checkpoint =
       GENERATE(models::ActivationCheckpoint::kNone, models::ActivationCheckpoint::kFull,
