@@ -200,7 +200,7 @@ def summarise(runs: dict[str, list[dict]]) -> dict:
 
 
 def print_header(compile_too: bool) -> None:
-    """Of the table in docs/performance.md, whose rows print_row prints."""
+    """Of the table in docs/notes/measured_cpu.md, whose rows print_row prints."""
     columns = ["", "Hyperion", "torchtitan 0.2.2", *(["compiled"] if compile_too else []), "ratio to the faster" if compile_too else "ratio"]
     print("\n| " + " | ".join(columns) + " |\n|" + "---|" * len(columns), flush=True)
 

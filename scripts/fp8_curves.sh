@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Loss curves of FP8 recipes compared with bf16: the debug model on the default corpus, the same tokens and initial weights for all. Writes
-# docs/float8_curves.png and the table of docs/float8_curves.md; fails when a recipe's final smoothed loss is more than 1 % off.
+# docs/notes/float8_curves.png and the table of docs/notes/float8_curves.md; fails when a recipe's final smoothed loss is more than 1 % off.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -57,4 +57,4 @@ for words in "${runs[@]}"; do
   waiting+=($!)
 done
 for job in "${waiting[@]}"; do wait "$job"; done
-exec "$python" "$root/scripts/fp8_curves.py" "$out" "$root/docs" "$where"
+exec "$python" "$root/scripts/fp8_curves.py" "$out" "$root/docs/notes" "$where"

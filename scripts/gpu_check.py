@@ -235,7 +235,7 @@ def install_peer(wheels, packages, environment):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if not files or done.returncode:
         why = last_lines(done.stderr, 1) if files else "it holds no *.whl"
-        print(f"[gpu_check] the wheels of {wheels} cannot be installed ({why})\n  remedy: see docs/operations.md", file=sys.stderr)
+        print(f"[gpu_check] the wheels of {wheels} cannot be installed ({why})\n  remedy: see docs/install.md", file=sys.stderr)
         sys.exit(2)
     for place in (environment, os.environ):
         place["PYTHONPATH"] = packages + (os.pathsep + place["PYTHONPATH"] if place.get("PYTHONPATH") else "")

@@ -6,7 +6,7 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage='usage: scripts/gpu_check.sh [--part 1|2|3|all] [--only NAME] [--budget SECONDS] [--json FILE] [--peer FOLDER] [--small] [--list]
-exit code: 0 all passed, 1 something failed or was not run, 2 no GPU, 128 + signal when TERM or INT came (docs/operations.md)'
+exit code: 0 all passed, 1 something failed or was not run, 2 no GPU, 128 + signal when TERM or INT came (docs/install.md)'
 help_for "$usage" "$@"
 gpu_present || fail "there is no GPU on this host (no /dev/nvidia*, and nvidia-smi lists none)" "run it where there is one"
 if [ -e "$root/BUNDLE" ]; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes dist/hyperion-VERSION-ARCH.tar.gz, a folder that runs anywhere with any Python's torch 2.11, without root, compiler or network, or
-# with --wheel a package for pip. See docs/operations.md.
+# with --wheel a package for pip. See docs/install.md.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the files of a release from a clean clone of HEAD: wheels for x86-64 and aarch64, the archive, a list of what is linked (SBOM) and
-# checksums; the same bytes from the same commit and tools. Publishes nothing. See docs/operations.md.
+# checksums; the same bytes from the same commit and tools. Publishes nothing. See docs/notes/release.md.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Where the time of a training step goes on a given GPU, without one: launches, bytes and FLOPs of a steady step, counted on a
-simulated GPU (docs/simulated_gpu.md), and the time that a card needs for them by its roofline: a prediction, from low to high, as the
+simulated GPU (docs/notes/step_budget.md), and the time that a card needs for them by its roofline: a prediction, from low to high, as the
 constants of the card are (scripts/cards.json). The shares of a step are those of constants in the middle of their ranges.
 
 usage: step_budget.py NAME=TRACE[,SHORTER] ... [--world W] [--tensor-parallel T] [--replicas R] [--layers L] [--tokens N] [options]

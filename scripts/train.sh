@@ -7,7 +7,7 @@ trap '' USR1  # SLURM's warning ends nothing before the launcher answers it
 
 usage='usage: scripts/train.sh FILE.toml [--section.key=value ...]
   NPROC=N              ranks on this host; default: the GPUs present, else 1
-  NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT   several hosts: run it on each (docs/operations.md)
+  NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT   several hosts: run it on each (docs/cluster.md)
   LOG_RANK=0,3         the ranks whose output is shown; default 0
   HYPERION_DEVICE=cpu  train on the CPU even where there is a GPU
 The options of a training are listed by: build/hyperion train --help'

@@ -1,4 +1,4 @@
-"""Every test that docs/acceptance.md names exists, and every row names a test or says why there is none.
+"""Every test that docs/notes/acceptance.md names exists, and every row names a test or says why there is none.
 
     python3 tests/docs/acceptance_test.py SOURCE_FOLDER
 """
@@ -37,6 +37,6 @@ def problems(page: Path):
 
 
 if __name__ == "__main__":
-    found = list(problems(Path(sys.argv[1]).resolve() / "docs" / "acceptance.md"))
-    print("\n".join(found) or "every test named in docs/acceptance.md exists")
+    found = list(problems(Path(sys.argv[1]).resolve() / "docs" / "notes" / "acceptance.md"))
+    print("\n".join(found) or "every test named in docs/notes/acceptance.md exists")
     sys.exit(bool(found))

@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from include_rules import RULES  # noqa: E402
 
-CODE_PAGES = ("docs/extending.md", "docs/architecture.md", "docs/faults.md", "CONTRIBUTING.md")
+CODE_PAGES = ("docs/extending.md", "docs/architecture.md", "docs/faults.md", "docs/notes/failpoints.md", "CONTRIBUTING.md")
 EXAMPLES = {"events_per_file", "test_x"}  # names that a reader would make
 ENDINGS = {"md", "jsonl", "json", "toml", "h", "cpp"}  # of files that are called as a table is
 # Parts of checkpoints, which look like keys.
@@ -53,7 +53,7 @@ def problems(root: Path):
     source = [file for file in files if not file.startswith(("docs/", "tests/goldens/fuzz")) and not file.endswith((".md", ".png", ".lock"))]
     words = {word for file in source for word in re.findall(r"\w+", (root / file).read_text(encoding="utf-8", errors="replace"))}
     tables = configuration_keys(root)
-    for page in ["README.md", "CONTRIBUTING.md", *(file for file in files if re.fullmatch(r"docs/\w+\.md", file))]:
+    for page in ["README.md", "CONTRIBUTING.md", *(file for file in files if re.fullmatch(r"docs/(?:notes/)?\w+\.md", file))]:
         for quote in quotes((root / page).read_text(encoding="utf-8")):
             for path in paths_in(quote):
                 if re.fullmatch(r"[\w-]+(/[\w-]+)*/[\w-]+\.\w+", path) and path.split("/")[0] in top and path not in files:

@@ -1,4 +1,4 @@
-"""scripts/step_budget.py: the costs that a simulated GPU's trace tells of a step (docs/simulated_gpu.md), and the time made of them.
+"""scripts/step_budget.py: the costs that a simulated GPU's trace tells of a step (docs/notes/step_budget.md), and the time made of them.
 
     python3 tests/faults/step_budget_test.py build/hyperion [Recorded | Simulated | Peer]
 

@@ -9,7 +9,7 @@ GOLDENS = HERE.parent / "goldens" / "torchtitan"
 SHARD = GOLDENS / "tokens"  # a token shard as `hyperion tokenize` writes it (data/token_shards.h)
 TOKENS_SEED = 20261121
 # With weights of some seeds qwen3's gradient is ill-conditioned in single steps: torchtitan's norm differs from its own on another
-# mesh by 1e-2 there. With seed 11 step 17 of the small batch is the worst (docs/numerics.md, "Conditioning").
+# mesh by 1e-2 there. With seed 11 step 17 of the small batch is the worst (docs/notes/agreement.md, "Conditioning").
 WEIGHTS_SEEDS = {"llama3": 20261121, "qwen3": 11, "qwen3_moe": 11, "deepseek_v3": 11, "llama4": 11}
 # Smaller models than the debug flavours, which take minutes: by torchtitan's arguments, and by [model.args]. Of qwen3's experts biases do
 # not move in either program: here they do, as in the other two models, so that they are compared.
@@ -108,7 +108,7 @@ class Case:
 
     @property
     def peer_float64(self) -> bool:
-        """Whether the peer computes in fp64: its own fp32 rounding moves qwen3's gradient norms by up to 3e-4 (docs/numerics.md)."""
+        """Whether the peer computes in fp64: its own fp32 rounding moves qwen3's gradient norms by up to 3e-4 (docs/notes/agreement.md)."""
         return self.model == "qwen3"
 
     @property
