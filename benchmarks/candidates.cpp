@@ -1,5 +1,5 @@
 // What changes that are not made would gain on this GPU: each as it is now and as it would be, with the
-// numbers of both compared (docs/performance.md has the list):
+// numbers of both compared (docs/notes/candidates.md has the list):
 //   benchmark_candidates [--small]
 // Prints a JSON object per line; one with "wrong" says what is wrong, and the exit code is then 1. --small:
 // sizes for a rehearsal on a simulated GPU. Without a GPU: exit code 77.

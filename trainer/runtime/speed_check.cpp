@@ -128,7 +128,7 @@ std::vector<std::string> slow_groups(const std::vector<GroupSpeed>& groups) {
                     "talk plain TCP. "
                     "NCCL_DEBUG=INFO says what it uses: \"NET/Socket\" is TCP; look for the InfiniBand verbs "
                     "(libibverbs) in the "
-                    "container, NCCL's OFI plugin on EFA, and NCCL_IB_HCA (docs/operations.md, Networks)",
+                    "container, NCCL's OFI plugin on EFA, and NCCL_IB_HCA (docs/cluster.md, Networks)",
                     group.group, group.ranks, speed,
                     in_node > 0 ? fmt::format(", inside a host at {:.0f}", in_node) : ""));
   }
