@@ -77,7 +77,9 @@ std::vector<Linear*> TransformerBlock::linears() {
 namespace {
 
 ParameterPtr make_outer_parameter(const ParameterShape& shape, const ModelArgs& args) {
-  return make_parameter(shape.name, shape.dims, init_of(shape, args, 0), shape.split);
+  ParameterPtr parameter = make_parameter(shape.name, shape.dims, init_of(shape, args, 0), shape.split);
+  parameter->trainable = shape.trainable;
+  return parameter;
 }
 
 ParameterPtr make_table(const ModelArgs& args) {

@@ -43,6 +43,7 @@ struct ParameterShape {
   Draw draw = Draw::kOnes;
   std::optional<int> split{};      // the dimension that tensor parallel ranks shard; none: they replicate it
   Domain domain = Domain::kDense;  // kExpert: dims[0] counts experts, which expert parallel ranks shard
+  bool trainable = true;           // Parameter::trainable
   HuggingFaceTensor hugging_face{};
 
   double numel() const;  // as a double, which no product of dimensions overflows

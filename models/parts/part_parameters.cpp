@@ -15,6 +15,7 @@ ParameterPtr make_block_parameter(const ParameterShape& shape, const ModelArgs& 
   const bool complete = of_experts && dims.expert_group() != nullptr && !dims.divides_experts;
   ParameterPtr parameter = make_parameter(fmt::format("layers.{}.{}", layer, shape.name), shape.dims,
                                           init_of(shape, args, layer), complete ? std::nullopt : shape.split);
+  parameter->trainable = shape.trainable;
   if (const Exchange* ranks = dims.expert_group(); of_experts && ranks != nullptr)
     parameter->divide_experts(ranks->size(), ranks->rank());
   return parameter;

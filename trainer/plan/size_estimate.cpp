@@ -211,8 +211,12 @@ class SizeOfJob {
     const double tables = model_.table.numel() + (model_.tied ? 0 : model_.output.numel());
     size_.mostly_tables = 2 * tables > models::parameter_count(model_);
     size_.weights = parameters * (state_ + copy);
-    size_.optimizer = parameters * optim::bytes_per_element(optim::state_kinds(config_.optimizer), state_);
-    size_.gradients = parameters * state_;
+    const double trained = sum_over_share([&](const models::ParameterShape& shape) {
+                             return shape.trainable ? unsharded_numel(shape, tensor_) : 0;
+                           }) /
+                           static_cast<double>(shards_);
+    size_.optimizer = trained * optim::bytes_per_element(optim::state_kinds(config_.optimizer), state_);
+    size_.gradients = trained * state_;
     if (config_.ema.enable) size_.averages = parameters * state_;
   }
 
