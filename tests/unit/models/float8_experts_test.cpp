@@ -17,6 +17,7 @@
 #include "models/float8/grouped_matmuls.h"
 #include "models/layers/activation_checkpoint.h"
 #include "models/layers/deferred_weights.h"
+#include "models/parts/experts/description.h"
 #include "models/parts/experts/experts.h"
 #include "models/transformer.h"
 #include "tests/support/float8_goldens.h"
@@ -55,13 +56,14 @@ struct ExpertLayer {
   static constexpr int64_t kExperts = 6, kTopK = 2, kDim = 32, kTokens = 75;
 
   explicit ExpertLayer(at::ScalarType dtype, bool before = false)
-      : layer(model_args("qwen3", "debugmodel_moe",
-                         {.dim = kDim,
-                          .num_experts = kExperts,
-                          .moe_hidden_dim = 64,
-                          .top_k = kTopK,
-                          .score_before_experts = before}),
-              0, {}) {
+      : ExpertLayer(dtype, model_args("qwen3", "debugmodel_moe",
+                                      {.dim = kDim,
+                                       .num_experts = kExperts,
+                                       .moe_hidden_dim = 64,
+                                       .top_k = kTopK,
+                                       .score_before_experts = before})) {}
+  ExpertLayer(at::ScalarType dtype, const ModelArgs& args)
+      : layer(PartParameters(describe_experts(args), args, 0, {}), args, {}) {
     at::manual_seed(2);
     for (const ParameterPtr& stack : layer.parameters())
       stack->weight = at::randn(stack->shape).mul(0.3).to(dtype).requires_grad_();
