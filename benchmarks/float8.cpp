@@ -16,6 +16,7 @@
 #include "benchmarks/device_timing.h"
 #include "models/float8/cast.h"
 #include "models/float8/linear_matmuls.h"
+#include "models/layers/linear.h"
 
 using namespace hyperion;
 using at::Tensor;
