@@ -35,6 +35,7 @@
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
 #include "trainer/plan/sharding_advice.h"
+#include "trainer/plan/memory_needs.h"
 #include "trainer/plan/size_estimate.h"
 #include "trainer/preflight.h"
 #include "trainer/runtime/runtime.h"

@@ -7,10 +7,8 @@
 
 #include <fmt/format.h>
 
-#include "base/error.h"
 #include "models/args/attention_heads.h"
 #include "parallel/pipeline/lowering.h"
-#include "trainer/config/memory_advice.h"
 #include "trainer/config/schema.h"
 #include "trainer/config/validate.h"
 #include "trainer/config/writers_choice.h"
@@ -18,8 +16,6 @@
 
 namespace hyperion::trainer {
 namespace {
-
-constexpr double kDescriptionOfLayer = 4096;  // its parameters' names, shapes and tensors without their bytes
 
 // Elements of a parameter on one of `tensor` ranks, before FSDP shards them.
 double unsharded_numel(const models::ParameterShape& shape, double tensor) {
@@ -91,67 +87,6 @@ double repeated_keys(const models::AttentionWidths& heads, double rows, double k
   const bool repeats = compute == sizeof(float) || heads.head_dim > kernels::gpu::kLargestFlashHead;
   if (!repeats || heads.kv_heads == heads.heads) return 0;
   return 4 * rows * keys * static_cast<double>(heads.heads * heads.head_dim) / tensor * compute;
-}
-
-std::string format_bytes(double bytes) {
-  std::string_view unit = "B";
-  for (const std::string_view larger : {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}) {
-    if (bytes < 1024) break;
-    bytes /= 1024;
-    unit = larger;
-  }
-  return fmt::format("{:.{}f} {}", bytes, unit == "B" ? 0 : 1, unit);
-}
-
-constexpr std::string_view kTokens = "tokens of a step", kDescription = "names and shapes";
-
-// "3.3 PiB of memory (weights 1.1 PiB, gradients 2.2 PiB)"
-std::string sum_of(std::vector<MemoryPart> parts) {
-  double sum = 0;
-  std::string list;
-  std::ranges::sort(parts, std::ranges::greater{}, &MemoryPart::bytes);
-  for (const MemoryPart& part : parts) {
-    sum += part.bytes;
-    if (part.bytes > 0)
-      list += fmt::format("{}{} {}", list.empty() ? "" : ", ", part.name, format_bytes(part.bytes));
-  }
-  return fmt::format("{} of memory ({})", format_bytes(sum), list);
-}
-
-std::string lack(const std::vector<MemoryPart>& needed, const MemoryLimit& limit) {
-  return fmt::format("needs at least {}, but {} is {}", sum_of(needed), limit.what,
-                     format_bytes(limit.bytes));
-}
-
-// "set a key, or " where ranks keep more of the model than its shards need.
-std::string sharding_remedy(const config::JobConfig& config, const JobSize& size) {
-  const auto& degrees = config.parallelism;
-  const bool stays = degrees.pipeline_parallel_degree > 1 ||
-                     degrees.fsdp_reshard_after_forward == config::ReshardAfterForward::kNever;
-  if (size.sums + size.gathered > 0 && stays)
-    return "set parallelism.fsdp_reshard_after_forward = \"always\", or ";
-  return size.sums > 0 ? "set parallelism.fsdp_reduce_gradients = \"every_microbatch\", or " : "";
-}
-
-// "set a key, or " where a GPU has room for the rest.
-std::string offloading_remedy(config::JobConfig config, const JobSize& size, const RankMemory& memory) {
-  if (!memory.device || config.training.enable_cpu_offload) return "";
-  const double host_now = total(memory_needs(config, size, /*on_gpu=*/true).host);
-  config.training.enable_cpu_offload = true;
-  const MemoryNeeds needs = memory_needs(config, size, /*on_gpu=*/true);
-  if (total(needs.device) > memory.device->bytes || total(needs.host) > memory.host.bytes) return "";
-  return fmt::format(
-      "set training.enable_cpu_offload = true ({} of it are in the host's memory then, and steps take "
-      "longer), "
-      "or ",
-      format_bytes(total(needs.host) - host_now));
-}
-
-std::string sequence_remedy(const config::JobConfig& config) {
-  const std::string context = config::context_advice(config);
-  return fmt::format("lower training.seq_len{}{}",
-                     config.training.local_batch_size > 1 ? " or training.local_batch_size" : "",
-                     context.empty() ? "" : ", or " + context);
 }
 
 // Elements of a token that the weight gradients of a block read, on one of `tensor` ranks. A block that runs
@@ -393,27 +328,6 @@ class SizeOfJob {
   JobSize size_;
 };
 
-// The key of the largest size that the user has set of a model; else the flavour's.
-std::string key_of_size(const config::ResolvedConfig& resolved, bool mostly_tables) {
-  const auto is_set = [&](const char* key) { return resolved.origins.contains(key); };
-  if (mostly_tables) return is_set("model.args.vocab_size") ? "model.args.vocab_size" : "model.flavor";
-  const auto& args = resolved.config.model.args;
-  const std::pair<const char*, std::optional<int64_t>> sizes[] = {
-      {"model.args.dim", args.dim},
-      {"model.args.hidden_dim", args.hidden_dim},
-      {"model.args.moe_hidden_dim", args.moe_hidden_dim},
-      {"model.args.num_experts", args.num_experts},
-      {"model.args.n_layers", args.n_layers}};
-  std::string key = "model.flavor";
-  int64_t largest = 0;
-  for (const auto& [name, size] : sizes)
-    if (size && *size > largest && is_set(name)) {
-      key = name;
-      largest = *size;
-    }
-  return key;
-}
-
 }  // namespace
 
 double parameters_of(const models::ModelArgs& model, const PipelineShare::Stage& stage, double tensor) {
@@ -433,89 +347,6 @@ JobSize largest_job_size(const config::JobConfig& config, const models::ModelArg
 JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
                  int64_t microbatches, const PipelineShare* share) {
   return SizeOfJob(config, model, shards, microbatches, share).estimate();
-}
-
-bool MemoryNeeds::keeps_state_in_host() const {
-  return std::ranges::any_of(host, [](const MemoryPart& part) {
-    return part.bytes > 0 && part.name != kTokens && part.name != kDescription;
-  });
-}
-
-double total(const std::vector<MemoryPart>& parts) {
-  return std::accumulate(parts.begin(), parts.end(), 0.0,
-                         [](double sum, const MemoryPart& part) { return sum + part.bytes; });
-}
-
-MemoryNeeds memory_needs(const config::JobConfig& config, const JobSize& size, bool on_gpu, int threads) {
-  const bool offload = config.training.enable_cpu_offload;
-  const bool pipeline = config.parallelism.pipeline_parallel_degree > 1;
-  MemoryNeeds needs;
-  needs.host = {{kTokens, size.tokens},
-                {kDescription, size.description},
-                {"copy for background saves", size.save_pool}};
-  auto& device = on_gpu ? needs.device : needs.host;
-  device.insert(
-      device.end(),
-      {{pipeline ? "activations of kept microbatches" : "activations of a microbatch", size.activations},
-       {"gradients of several microbatches", size.sums},
-       {pipeline ? "gathered weights of stages" : "gathered weights", size.gathered}});
-  auto& states = offload ? needs.host : device;
-  // A GPU has room for shards' gradients only when a unit's sum becomes them, and is freed.
-  const double gradients = size.sums > 0 && on_gpu && !offload ? 0 : size.gradients;
-  states.insert(states.end(),
-                {{"weights", size.weights}, {"optimizer state", size.optimizer}, {"gradients", gradients}});
-  auto& averages = config.ema.device == config::EmaDevice::kCpu ? needs.host : states;
-  averages.push_back({"averaged weights", size.averages});
-  if (on_gpu)
-    device.push_back({"repeated keys and values", size.repeated});
-  else
-    needs.host.push_back({"scratch of attention",
-                          size.attention * std::min(static_cast<double>(threads), size.attention_threads)});
-  return needs;
-}
-
-void require_memory(const config::ResolvedConfig& resolved, const JobSize& size, const RankMemory& memory) {
-  const MemoryNeeds needs = memory_needs(resolved.config, size, memory.device.has_value(), memory.threads);
-  const std::vector<MemoryPart>&host = needs.host, &device = needs.device;
-  config::Problems problems;
-  const auto check = [&](const std::vector<MemoryPart>& needed, const MemoryLimit& limit) {
-    if (total(needed) <= limit.bytes) return;
-    if (&needed == &host && total(needed) - size.save_pool <= limit.bytes)
-      return problems.add(
-          resolved, "checkpoint.async_mode",
-          fmt::format("each rank {}; set checkpoint.async_mode = \"disabled\", with which training "
-                      "waits for each save",
-                      lack(needed, limit)));
-    const double states = size.states() + size.sums + size.gathered + size.description;
-    const double attention = memory.device ? size.repeated
-                                           : size.attention * std::min(static_cast<double>(memory.threads),
-                                                                       size.attention_threads);
-    const bool model = states > size.activations + attention + size.tokens;
-    const bool has_sums = !memory.device || &needed == &device;
-    const std::string key = model ? key_of_size(resolved, size.mostly_tables) : "training.seq_len";
-    problems.add(resolved, key,
-                 fmt::format("each rank {}; {}{}{}", lack(needed, limit),
-                             has_sums ? sharding_remedy(resolved.config, size) : "",
-                             offloading_remedy(resolved.config, size, memory),
-                             model ? "train a smaller model, or shard it over more ranks"
-                                   : sequence_remedy(resolved.config)));
-  };
-  check(host, memory.host);
-  if (memory.device) check(device, *memory.device);
-  problems.throw_if_any("The configuration cannot be run");
-}
-
-void require_memory(const models::ModelArgs& model, double bytes_per_parameter, const RankMemory& memory) {
-  const double weights = models::parameter_count(models::describe_model(model)) * bytes_per_parameter;
-  constexpr double kDescriptionOfExpert = 3 * 200;  // its matrices in Hugging Face's layout
-  std::vector<MemoryPart> host = {
-      {"names and shapes", kDescriptionOfLayer * static_cast<double>(model.n_layers) +
-                               kDescriptionOfExpert * static_cast<double>(model.num_experts) *
-                                   static_cast<double>(models::blocks_with_experts(model))}};
-  if (!memory.device) host.push_back({"weights", weights});
-  if (total(host) > memory.host.bytes) throw_config("the model {}", lack(host, memory.host));
-  if (memory.device && weights > memory.device->bytes)
-    throw_config("the model {}", lack({{"weights", weights}}, *memory.device));
 }
 
 }  // namespace hyperion::trainer

@@ -56,6 +56,9 @@ struct PipelineShare {
 // Of a stage, on one of `tensor` ranks that shard its matrices.
 double parameters_of(const models::ModelArgs& model, const PipelineShare::Stage& stage, double tensor = 1);
 
+// Bytes of a layer's names, shapes and tensors without their data.
+constexpr double kDescriptionOfLayer = 4096;
+
 // `shards`: ranks that share the parameters of one tensor parallel rank (fsdp); `microbatches`: of one step;
 // `share`: without one, a pipeline's ranks count alike, as if all of them had the same.
 JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
@@ -63,34 +66,5 @@ JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model
 // Of the rank that needs the most; `shares`: by rank of the pipeline, none without one.
 JobSize largest_job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
                          int64_t microbatches, std::span<const PipelineShare> shares);
-
-// What one rank needs, in its host's memory and in that of its GPU.
-struct MemoryPart {
-  std::string_view name;
-  double bytes;
-};
-struct MemoryNeeds {
-  std::vector<MemoryPart> host, device;  // without a GPU all is in the host's
-
-  // Of the rank's state or of a copy: without what is small, which every job has in the host's memory.
-  bool keeps_state_in_host() const;
-};
-// `threads`: that compute on a CPU.
-MemoryNeeds memory_needs(const config::JobConfig& config, const JobSize& size, bool on_gpu, int threads = 1);
-double total(const std::vector<MemoryPart>& parts);
-
-// What one rank may use.
-struct RankMemory {
-  MemoryLimit host;
-  int threads = 1;                      // that compute on a CPU
-  std::optional<MemoryLimit> device{};  // nullopt: a CPU, everything is in host memory
-};
-
-// Throws Error(kUsage) with the sizes when the job cannot fit.
-void require_memory(const config::ResolvedConfig& resolved, const JobSize& size, const RankMemory& memory);
-
-// For commands that look at a model: its names and shapes, and `bytes_per_parameter` of each weight on the
-// device. Throws Error(kUsage) when they cannot fit.
-void require_memory(const models::ModelArgs& model, double bytes_per_parameter, const RankMemory& memory);
 
 }  // namespace hyperion::trainer

@@ -12,6 +12,7 @@
 #include "parallel/comm/process_group.h"
 #include "parallel/job/environment.h"
 #include "parallel/mesh.h"
+#include "trainer/plan/memory_needs.h"
 #include "trainer/plan/size_estimate.h"
 
 namespace hyperion::trainer {

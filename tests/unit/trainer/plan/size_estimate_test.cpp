@@ -9,6 +9,7 @@
 #include "models/kernels/attention/cpu.h"
 #include "models/kernels/attention/cpu_blocks.h"
 #include "tests/support/error_of.h"
+#include "trainer/plan/memory_needs.h"
 
 namespace hyperion::trainer {
 namespace {
