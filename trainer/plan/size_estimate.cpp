@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
-#include <string_view>
-
-#include <fmt/format.h>
 
 #include "models/args/attention_heads.h"
 #include "parallel/pipeline/lowering.h"

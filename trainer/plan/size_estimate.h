@@ -1,14 +1,10 @@
-// How much memory a job needs at the very least, compared with what there is before anything is allocated.
-// Pure.
+// How much memory a job needs at the very least, before anything is allocated. Pure.
 #pragma once
 
 #include <algorithm>
-#include <optional>
 #include <span>
-#include <string_view>
 #include <vector>
 
-#include "base/resources.h"
 #include "models/args/model_args.h"
 #include "models/description.h"
 #include "trainer/config/load.h"
