@@ -31,6 +31,7 @@ TinyJob job_of(const FrozenLayout& layout, int64_t frozen_from) {
           .pack_weights = layout.pack_weights,
           .heads = 4,
           .kv_heads = 2,
+          .experts = 4,
           .frozen_from = frozen_from};
 }
 
@@ -67,7 +68,7 @@ TEST_CASE("frozen parameters stay to the bit and the others have the gradients o
     for (const ShardedParameterPtr& parameter : training.stage().parameters())
       before.push_back(parameter->master().clone());
     std::vector<TinyStep> steps;
-    for (int64_t step = 0; step < 5; ++step) steps.push_back(training.step(step));
+    for (int64_t step = 0; step < 8; ++step) steps.push_back(training.step(step));
     training.audit_replicas();
     for (size_t i = 0; i < before.size(); ++i) {
       const ShardedParameter& parameter = *training.stage().parameters()[i];

@@ -39,7 +39,6 @@ struct TinyJob {
   bool offload = false;             // master weights, gradients and optimizer state on the host
   bool pack_weights = false;        // products of one input as one
   bool fake = false;                // no other ranks: a dry run of this one
-  int64_t frozen_from = -1;         // every second parameter from this one on is frozen
   bool shared_memory = true;        // on a CPU; false: Gloo over sockets
   int64_t heads = 3, kv_heads = 1;  // tensor parallel ranks divide them; with FP8 there are 2 heads
   bool disable_loss_parallel = false;
@@ -59,6 +58,7 @@ struct TinyJob {
   // qwen3_moe with extents that are multiples of 32, the vocabulary apart, and its experts' FP8, emulated.
   bool fits_float8_experts = false;
   std::optional<float8::GroupedRecipe> float8_experts{};
+  int64_t frozen_from = -1;  // from 0: every second parameter from this one on is frozen
 };
 
 struct TinyStep {

@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -13,19 +12,9 @@
 #include "checkpoint/types/object.h"
 #include "parallel/fsdp/sharded_parameter.h"
 #include "trainer/config/job_config.h"
+#include "trainer/optim/optimizer_states.h"
 
 namespace hyperion::optim {
-
-// A state that an optimizer keeps of a parameter: a tensor of the parameter's shape, sharded as it is.
-struct StateKind {
-  std::string name;                       // in checkpoints, as torch.optim's: "exp_avg"
-  std::optional<at::ScalarType> dtype{};  // none: the master's
-};
-
-// The states that the optimizer of these options keeps of a trainable parameter. Pure.
-std::vector<StateKind> state_kinds(const config::JobConfig::Optimizer& options);
-// Bytes of such states for each element of a parameter whose master takes `master_bytes` for it.
-double bytes_per_element(const std::vector<StateKind>& kinds, double master_bytes);
 
 class Optimizer {
  public:

@@ -9,7 +9,7 @@
 #include "trainer/config/schema.h"
 #include "trainer/config/validate.h"
 #include "trainer/config/writers_choice.h"
-#include "trainer/optim/optimizer.h"
+#include "trainer/optim/optimizer_states.h"
 
 namespace hyperion::trainer {
 namespace {

@@ -148,10 +148,10 @@ TEST_CASE(
   OptimizerState from(momentum, all_held(here), {}, plan, state), to(other, all_held(there), {}, plan, state);
   std::map<std::string, checkpoint::Dtype> described;
   for (const checkpoint::TensorState& tensor : from.tensors()) described.emplace(tensor.key, tensor.dtype);
-  CHECK(described == std::map<std::string, checkpoint::Dtype>{
-                         {"optimizer.state.w.weight.momentum_buffer", checkpoint::Dtype::kBFloat16},
-                         {"optimizer.state.w.weight.step", checkpoint::Dtype::kFloat32},
-                         {"optimizer.state.norm.weight.step", checkpoint::Dtype::kFloat32}});
+  CHECK((described == std::map<std::string, checkpoint::Dtype>{
+                          {"optimizer.state.w.weight.momentum_buffer", checkpoint::Dtype::kBFloat16},
+                          {"optimizer.state.w.weight.step", checkpoint::Dtype::kFloat32},
+                          {"optimizer.state.norm.weight.step", checkpoint::Dtype::kFloat32}}));
   const Saved saved = save(from);
   CHECK(saved.objects.at("optimizer.param_groups.w.weight.lr") == Object(0.25));
   CHECK(saved.objects.at("optimizer.param_groups.w.weight.momentum") == Object(0.5));

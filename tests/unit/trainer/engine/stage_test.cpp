@@ -1,6 +1,7 @@
 // The units' steps on one rank, where nothing is gathered or reduced: against the plain model and autograd.
 #include "trainer/engine/stage.h"
 
+#include <algorithm>
 #include <limits>
 #include <set>
 
