@@ -16,7 +16,7 @@ struct Span {
   MeshDim dim;
   std::string_view name;
   int first, end;
-  bool of_experts = false;  // of Mesh::expert_degrees_
+  bool expert = false;  // the dimension is one of Mesh::expert_degrees_
 };
 constexpr std::array<Span, kMeshDims.size()> kSpans = {{{MeshDim::kPp, "pp", 0, 1},
                                                         {MeshDim::kDpReplicate, "dp_replicate", 1, 2},
@@ -72,7 +72,8 @@ Mesh::Mesh(const MeshConfig& config, int world_size)
     : degrees_{config.pp, config.dp_replicate, config.dp_shard, config.cp, config.tp},
       world_size_(world_size) {
   if (world_size < 1) throw_config("the job has {} ranks, expected at least 1", world_size);
-  int64_t others = 1;  // the product of all but dp_shard; stops growing once it exceeds any sensible world
+  int64_t other_degrees =
+      1;  // the product of all but dp_shard; stops growing once it exceeds any sensible world
   int& shard = degrees_[span_of(MeshDim::kDpShard).first];
   for (const MeshDim dim : kLayout) {
     const bool is_shard = dim == MeshDim::kDpShard;
@@ -80,24 +81,24 @@ Mesh::Mesh(const MeshConfig& config, int world_size)
       throw_config("mesh {}: {} is {}, expected a degree of at least 1{}", product_text(degrees_),
                    name_of(dim), degree(dim), is_shard ? " or -1 for the rest of the ranks" : "");
     }
-    if (!is_shard && others <= world_size) others *= degree(dim);
+    if (!is_shard && other_degrees <= world_size) other_degrees *= degree(dim);
   }
   if (shard == -1) {
-    if (others > world_size)
+    if (other_degrees > world_size)
       throw_config(
           "world size {} is less than pp x dp_replicate x cp x tp (mesh {}); change the degrees or the "
           "number "
           "of ranks",
           world_size, product_text(degrees_));
-    if (world_size % others != 0)
+    if (world_size % other_degrees != 0)
       throw_config(
           "world size {} is not divisible by pp x dp_replicate x cp x tp = {} (mesh {}); change the degrees "
           "or "
           "the number of ranks",
-          world_size, others, product_text(degrees_));
-    shard = static_cast<int>(world_size / others);
+          world_size, other_degrees, product_text(degrees_));
+    shard = static_cast<int>(world_size / other_degrees);
   }
-  if (others > world_size || others * shard != world_size) {
+  if (other_degrees > world_size || other_degrees * shard != world_size) {
     throw_config(
         "world size {} is not the product of the mesh {}; change the degrees (dp_shard = -1 takes the rest) "
         "or "
@@ -113,7 +114,7 @@ Mesh::Mesh(const MeshConfig& config, int world_size)
 }
 
 const std::array<int, 5>& Mesh::degrees_of(MeshDim dim) const {
-  return span_of(dim).of_experts ? expert_degrees_ : degrees_;
+  return span_of(dim).expert ? expert_degrees_ : degrees_;
 }
 
 int Mesh::degree(MeshDim dim) const {

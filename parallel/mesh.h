@@ -1,6 +1,6 @@
-// The mesh: how the ranks of a job are laid out over the named parallel dimensions, and which ranks form a
-// group. Pure arithmetic, no communication: rank = (((pp * R + dp_replicate) * S + dp_shard) * C + cp) * T +
-// tp. For experts the ranks of one dp_shard x cp x tp are also (efsdp * E + ep) * X + etp.
+// The mesh lays the ranks of a job out over named parallel dimensions, and says which ranks form a process
+// group. It is pure arithmetic: rank = (((pp * R + dp_replicate) * S + dp_shard) * C + cp) * T + tp. Expert
+// weights see the ranks of one dp_shard x cp x tp block as (efsdp * E + ep) * X + etp.
 #pragma once
 
 #include <array>
@@ -10,18 +10,19 @@
 
 namespace hyperion::parallel {
 
-// Degrees as the user wrote them. dp_shard = -1 takes what the others leave of the world size.
+// Degrees as the user wrote them. dp_shard = -1 takes the ranks that the other degrees leave of the world
+// size.
 struct MeshConfig {
   int pp = 1;
   int dp_replicate = 1;
   int dp_shard = -1;
   int cp = 1;
   int tp = 1;
-  int ep = 1;   // of the ranks of dp_shard x cp x tp: those that divide the experts
-  int etp = 1;  // and those that divide each of them: 1 or tp
+  int ep = 1;   // ranks of dp_shard x cp x tp that shard the experts
+  int etp = 1;  // ranks that shard each expert: 1 or tp
 };
 
-// The five dimensions of the layout (outermost first; tp is fastest) and the ones derived from them.
+// The five dimensions of the layout (outermost first; tp is fastest), and the dimensions derived from them.
 enum class MeshDim {
   kPp,
   kDpReplicate,
@@ -33,10 +34,10 @@ enum class MeshDim {
   kLoss,   // dp_replicate x dp_shard x cp (the flattened HSDP mesh): ranks whose token counts and losses add
            // up
   kWorld,  // every rank
-  // Of dp_shard x cp x tp, laid out for experts; with ep = 1 these have no use.
+  // The expert layout of dp_shard x cp x tp. With ep = 1 these are not used.
   kEfsdp,  // ranks that shard the same experts
-  kEp,     // ranks that have different experts
-  kEtp,    // ranks that divide each expert
+  kEp,     // ranks that hold different experts
+  kEtp,    // ranks that shard each expert
 };
 inline constexpr std::array kMeshDims = {
     MeshDim::kPp,   MeshDim::kDpReplicate, MeshDim::kDpShard, MeshDim::kCp,    MeshDim::kTp, MeshDim::kBatch,
@@ -59,15 +60,15 @@ class Mesh {
   int coordinate(int rank, MeshDim dim) const;
   // The global ranks of the group that `rank` belongs to, in order of their coordinate.
   std::vector<int> group(int rank, MeshDim dim) const;
-  // Which of the world_size / degree groups of `dim` the rank is in: the row-major index of its other
-  // coordinates.
+  // The index of the rank's group among the world_size / degree groups of `dim`: the row-major index of its
+  // other coordinates.
   int slice(int rank, MeshDim dim) const;
   // "fsdp/3": the dimension and the slice.
   std::string group_name(int rank, MeshDim dim) const;
 
-  // Of the ranks that have read the same batch one counts its tokens: the one for which this holds, where the
-  // counts are added up over dp_replicate, dp_shard, cp and pp (ProcessGroups::loss_groups), or over all
-  // ranks.
+  // Exactly one of the ranks that read the same batch counts its tokens. These say whether `rank` is that
+  // one: if counts are summed over dp_replicate, dp_shard, cp and pp (ProcessGroups::loss_groups), or over
+  // all ranks.
   bool counts_in_loss_groups(int rank) const;
   bool counts_among_all(int rank) const;
 

@@ -8,76 +8,76 @@ namespace hyperion::parallel {
 
 namespace {
 
-// Into how many stretches of rows each of `experts` matrices is cut for that many ranks.
-int64_t stretches_of(int64_t experts, int64_t rows, int64_t ranks) {
-  const int64_t both = std::gcd(rows, ranks);
-  int64_t stretches = both;
-  while (stretches > 1 && (both % stretches != 0 || stretches * experts > ranks)) --stretches;
-  return stretches;
+// The number of equal parts into which the rows of each of `experts` matrices are split over `ranks` ranks.
+int64_t parts_per_expert(int64_t experts, int64_t rows, int64_t ranks) {
+  const int64_t divisor = std::gcd(rows, ranks);
+  int64_t parts = divisor;
+  while (parts > 1 && (divisor % parts != 0 || parts * experts > ranks)) --parts;
+  return parts;
 }
 
-Placement placement_of_experts(std::vector<Cut> cuts, int home, const Mesh& mesh, int rank) {
-  std::span<Cut> left = cuts;
-  const auto cut_of = [&](MeshDim dim) {
-    left.front().index = mesh.coordinate(rank, dim);
-    left = left.subspan(1);
+Placement placement_of_experts(std::vector<Cut> cuts, int stage, const Mesh& mesh, int rank) {
+  std::span<Cut> remaining = cuts;
+  const auto set_index = [&](MeshDim dim) {
+    remaining.front().index = mesh.coordinate(rank, dim);
+    remaining = remaining.subspan(1);
   };
-  cut_of(MeshDim::kEp);
-  if (mesh.degree(MeshDim::kEtp) > 1) cut_of(MeshDim::kEtp);
+  set_index(MeshDim::kEp);
+  if (mesh.degree(MeshDim::kEtp) > 1) set_index(MeshDim::kEtp);
   int64_t index = mesh.coordinate(rank, MeshDim::kEfsdp);
-  for (; !left.empty(); left = left.first(left.size() - 1)) {
-    left.back().index = index % left.back().parts;
-    index /= left.back().parts;
+  for (; !remaining.empty(); remaining = remaining.first(remaining.size() - 1)) {
+    remaining.back().index = index % remaining.back().parts;
+    index /= remaining.back().parts;
   }
   return {.cuts = std::move(cuts),
           .replicas = mesh.degree(MeshDim::kDpReplicate),
           .replica = mesh.coordinate(rank, MeshDim::kDpReplicate),
-          .home = home,
-          .here = mesh.coordinate(rank, MeshDim::kPp) == home,
+          .home = stage,
+          .here = mesh.coordinate(rank, MeshDim::kPp) == stage,
           .domain = Domain::kExpert};
 }
 
 }  // namespace
 
-Placement placement_of(const Parameter& parameter, int home, const Mesh& mesh, int rank) {
+Placement placement_of(const Parameter& parameter, int stage, const Mesh& mesh, int rank) {
   std::vector<Cut> cuts = parameter.cuts;
   if (parameter.domain == Domain::kExpert) {
     const int64_t ranks = mesh.degree(MeshDim::kEfsdp),
-                  stretches = stretches_of(parameter.rows(), parameter.local.at(1), ranks);
-    cuts.push_back({.dim = 0, .parts = ranks / stretches});
-    if (stretches > 1) cuts.push_back({.dim = 1, .parts = stretches});
+                  parts = parts_per_expert(parameter.rows(), parameter.local.at(1), ranks);
+    cuts.push_back({.dim = 0, .parts = ranks / parts});
+    if (parts > 1) cuts.push_back({.dim = 1, .parts = parts});
   } else {
     cuts.push_back({.dim = 0, .parts = mesh.degree(MeshDim::kFsdp)});
   }
-  return placement_of(std::move(cuts), home, mesh, rank, parameter.domain);
+  return placement_of(std::move(cuts), stage, mesh, rank, parameter.domain);
 }
 
-Placement placement_of(std::vector<Cut> cuts, int home, const Mesh& mesh, int rank, Domain domain) {
+Placement placement_of(std::vector<Cut> cuts, int stage, const Mesh& mesh, int rank, Domain domain) {
   if (cuts.empty()) return replicated_placement(mesh, rank);
-  if (domain == Domain::kExpert) return placement_of_experts(std::move(cuts), home, mesh, rank);
-  const bool sharded = cuts.back().parts > 1, divided = cuts.size() > 1;
+  if (domain == Domain::kExpert) return placement_of_experts(std::move(cuts), stage, mesh, rank);
+  const bool fsdp_sharded = cuts.back().parts > 1, tp_sharded = cuts.size() > 1;
   int replicas = mesh.degree(MeshDim::kDpReplicate), replica = mesh.coordinate(rank, MeshDim::kDpReplicate);
   const auto add_replicas = [&](MeshDim dim) {
     replicas *= mesh.degree(dim);
     replica = replica * mesh.degree(dim) + mesh.coordinate(rank, dim);
   };
-  if (sharded)
+  if (fsdp_sharded)
     cuts.back().index = mesh.coordinate(rank, MeshDim::kFsdp);
   else
     add_replicas(MeshDim::kFsdp);
-  if (divided)
+  if (tp_sharded)
     cuts.front().index = mesh.coordinate(rank, MeshDim::kTp);
   else
     add_replicas(MeshDim::kTp);
   return {.cuts = std::move(cuts),
           .replicas = replicas,
           .replica = replica,
-          .home = home,
-          .here = mesh.coordinate(rank, MeshDim::kPp) == home};
+          .home = stage,
+          .here = mesh.coordinate(rank, MeshDim::kPp) == stage};
 }
 
-Placement replicated_in_stage(int home, const Mesh& mesh, int rank) {
-  return placement_of({{.parts = 1}}, home, mesh, rank);
+Placement replicated_in_stage(int stage, const Mesh& mesh, int rank) {
+  return placement_of({{.parts = 1}}, stage, mesh, rank);
 }
 
 Placement replicated_placement(const Mesh& mesh, int rank) {

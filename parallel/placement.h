@@ -1,4 +1,5 @@
-// Which part of a tensor each rank of a mesh holds. Pure: any rank can ask it of any other.
+// Placement says which part of a tensor each rank of a mesh holds. It is pure: any rank can compute that of
+// any other.
 #pragma once
 
 #include <vector>
@@ -9,26 +10,25 @@
 
 namespace hyperion::parallel {
 
-// Of a parameter (with its moments and its average) of pipeline stage `home`: cut as tensor parallel layers
-// divide it (Parameter::cuts, of which only the dimension and the number of parts are read here), then by
-// rows over the fsdp group. Its replicas are the ranks along dp_replicate, and for one that the layers do not
-// divide those of the tensor parallel group too.
+// The placement of a parameter, its moments and its EMA in pipeline stage `stage`. TP shards it by
+// Parameter::cuts (only dimension and number of parts are read), then the fsdp group shards the rows. The
+// ranks along dp_replicate hold replicas, and the tp group too if the layers replicate the parameter.
 //
-// A stack of experts that ep divides, and each of them etp, is cut over efsdp then: by experts, or, where
-// there are more ranks than experts, each expert's rows in equal stretches, as many of them as divide the
-// rows and the ranks and find a rank each. Both are stretches of the local stack in its order, one for each
-// rank; the last ranks' may be empty.
-Placement placement_of(const Parameter& parameter, int home, const Mesh& mesh, int rank);
+// Expert weights are sharded over ep, then etp, then efsdp. If efsdp exceeds the number of experts, the
+// rows of each expert are split too: into the largest number of equal parts that divides both rows and
+// ranks and leaves each part a rank. Each rank holds one contiguous part of the local stack; the last
+// ranks' parts may be empty.
+Placement placement_of(const Parameter& parameter, int stage, const Mesh& mesh, int rank);
 
-// The same of a tensor that is known by its cuts (as above), pipeline stage and domain alone. A last cut of
-// one part is of no rank: the fsdp group has replicas.
-Placement placement_of(std::vector<Cut> cuts, int home, const Mesh& mesh, int rank,
+// The same for a tensor of which only cuts (as above), pipeline stage and domain are known. If the last cut
+// has one part, the fsdp group holds replicas.
+Placement placement_of(std::vector<Cut> cuts, int stage, const Mesh& mesh, int rank,
                        Domain domain = Domain::kDense);
 
-// Of a tensor that every rank of that pipeline stage has in full.
-Placement replicated_in_stage(int home, const Mesh& mesh, int rank);
+// The placement of a tensor that is replicated over the ranks of one pipeline stage.
+Placement replicated_in_stage(int stage, const Mesh& mesh, int rank);
 
-// Of a tensor that every rank has in full.
+// The placement of a tensor that is replicated over all ranks.
 Placement replicated_placement(const Mesh& mesh, int rank);
 
 }  // namespace hyperion::parallel
