@@ -84,8 +84,8 @@ KnownMemory known_memory(const CommandLine& line, const config::JobConfig& confi
 std::string describe_communicators(int count) {
   return count == 0 ? ""
                     : fmt::format("; NCCL communicators, not counted: {}, of {} to {} each", count,
-                                  readable_bytes(parallel::kLeastOfCommunicator),
-                                  readable_bytes(parallel::kMostOfCommunicator));
+                                  readable_bytes(parallel::kMinCommunicatorBytes),
+                                  readable_bytes(parallel::kMaxCommunicatorBytes));
 }
 
 // "3.00 GiB: weights 2.00 GiB, gradients 1.00 GiB", with `words` behind the sum.

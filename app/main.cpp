@@ -280,7 +280,7 @@ int main(int argc, char** argv) {
   // left.
   const bool exhausted = code == static_cast<int>(hyperion::ExitCode::kResources);
   if (exhausted || hyperion::app::ends_without_destructors ||
-      hyperion::parallel::communicators_left_behind() || hyperion::metrics::gpu_sampler_left_behind()) {
+      hyperion::parallel::nccl_communicators_leaked() || hyperion::metrics::gpu_sampler_left_behind()) {
     spdlog::default_logger()->flush();
     ::_exit(code);
   }

@@ -357,7 +357,7 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   const at::Tensor own_norm =
       optim::global_grad_norm(optim::gradient_classes(gradients, model_.fsdp->shard(), model_.fsdp->tensor(),
                                                       job_.runtime.groups->get(parallel::MeshDim::kPp),
-                                                      job_.runtime.groups->of_experts()),
+                                                      job_.runtime.groups->expert_groups()),
                               model_.fsdp->options().state_device);
   std::vector<std::string> sources;
   for (size_t i = 0; i < microbatches; ++i)

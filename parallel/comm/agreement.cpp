@@ -10,15 +10,15 @@ namespace hyperion::parallel {
 
 void require_agreement(Communicator& group, const Fingerprint& fingerprint) {
   if (group.size() == 1) return;
-  const std::string own = pack(fingerprint);
-  const auto hash = static_cast<int64_t>(hash_text(own));
+  const std::string packed = pack(fingerprint);
+  const auto hash = static_cast<int64_t>(hash_text(packed));
   at::Tensor extremes = at::empty({2}, at::kLong);  // the largest hash, and the complement of the smallest
   auto* extreme = extremes.data_ptr<int64_t>();
   extreme[0] = hash;
   extreme[1] = ~hash;
   group.all_reduce_max(extremes);
   if (extreme[0] == ~extreme[1]) return;
-  const std::vector<std::string> texts = group.gather(own);
+  const std::vector<std::string> texts = group.gather(packed);
   std::vector<DifferingRank> differing;
   for (size_t r = 1; r < texts.size(); ++r) {
     Fingerprint entries = differing_entries(fingerprint, unpack<Fingerprint>(texts[r]));

@@ -1,4 +1,4 @@
-// Are all ranks of the same job?
+// Checks that all ranks run the same job.
 #pragma once
 
 #include "parallel/comm/communicator.h"
@@ -6,8 +6,9 @@
 
 namespace hyperion::parallel {
 
-// Collective. Throws Error(kUsage) on every rank when any entry differs: the keys, with the value of every
-// rank. Ranks that agree exchange one XXH3 hash of all entries; only where it differs those go to rank 0.
+// Collective. If any entry differs, every rank throws Error(kUsage) with the keys and the values of all
+// ranks. The ranks compare one XXH3 hash of all entries; only if the hashes differ, the entries are
+// gathered on rank 0.
 void require_agreement(Communicator& group, const Fingerprint& fingerprint);
 
 }  // namespace hyperion::parallel

@@ -24,7 +24,7 @@
 namespace hyperion::parallel {
 namespace {
 
-std::atomic<bool> left_behind = false;  // some communicator
+std::atomic<bool> leaked = false;  // a communicator was leaked
 
 std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>> flattened(
     const std::vector<CollectivePart>& parts) {
@@ -59,7 +59,7 @@ class BackendCommunicator : public Communicator {
   void close_connections() { backend_.reset(); }
   void leak() {
     backend_.release();
-    left_behind = true;
+    leaked = true;
   }
 
  private:
@@ -90,11 +90,11 @@ class GlooCommunicator : public BackendCommunicator {
         received_(static_cast<size_t>(size())) {}
   std::string_view backend() const override { return "gloo"; }
   void set_timeout(std::chrono::milliseconds timeout) override {
-    BackendCommunicator::set_timeout(timeout);  // of collectives alone
+    BackendCommunicator::set_timeout(timeout);  // applies to collectives only
     timeout_ = timeout;
   }
-  // Gloo closes the connections of an operation that times out to every peer, and fails what is in flight
-  // there, for which libtorch's destructor would wait: so one times out here at once.
+  // Gloo closes all connections of an operation that times out and fails the operations in flight on them,
+  // for which libtorch's destructor would otherwise wait: so one operation times out here at once.
   void abort() override {
     for (int connection = 0; connection < connections_; ++connection) {
       for (int peer = 0; peer < size(); ++peer) {
@@ -102,7 +102,7 @@ class GlooCommunicator : public BackendCommunicator {
         try {
           std::vector<at::Tensor> never_sent = {at::empty({1}, at::kByte)};
           c10d_backend().recv(never_sent, peer, kNeverSent + connection)->wait(std::chrono::milliseconds(1));
-        } catch (const std::exception&) {  // timed out; with a peer whose connection is closed: at once
+        } catch (const std::exception&) {  // timed out, or failed at once on a closed connection
         }
       }
     }
@@ -110,31 +110,31 @@ class GlooCommunicator : public BackendCommunicator {
   }
 
  private:
-  // A work holds the connections: one that has failed is released before its error is thrown.
+  // A Work holds the connections: a failed one is released before its error is thrown.
   static Finish wait_for(c10::intrusive_ptr<c10d::Work> work) {
     return [work = std::move(work)]() mutable { std::exchange(work, nullptr)->wait(); };
   }
 
-  // One message of [world, bytes of all parts], because over sockets each costs a round trip; then a copy
-  // into each part.
+  // Sends all parts as one message [world, bytes of all parts], because each message costs a round trip
+  // over sockets, then copies into each part.
   Finish do_all_gather(const std::vector<CollectivePart>& parts) override {
     auto [outputs, inputs] = flattened(parts);
     if (parts.size() == 1) return wait_for(c10d_backend()._allgather_base(outputs[0], inputs[0]));
-    at::Tensor own = at::cat(inputs);
-    at::Tensor all = at::empty({size(), own.numel()}, own.options());
-    at::Tensor to = all.view({-1});
-    auto work = c10d_backend()._allgather_base(to, own);
-    return [this, work = std::move(work), all, own, parts] {
+    at::Tensor packed = at::cat(inputs);
+    at::Tensor gathered = at::empty({size(), packed.numel()}, packed.options());
+    at::Tensor flat = gathered.view({-1});
+    auto work = c10d_backend()._allgather_base(flat, packed);
+    return [this, work = std::move(work), gathered, packed, parts] {
       work->wait();
       int64_t offset = 0;
       for (const auto& [out, in] : parts) {
-        out.view({size(), in.numel()}).copy_(all.narrow(1, offset, in.numel()));
+        out.view({size(), in.numel()}).copy_(gathered.narrow(1, offset, in.numel()));
         offset += in.numel();
       }
     };
   }
-  // Gloo's own reduce-scatter is an all-reduce and a slice: twice the bytes. Here every rank sends each peer
-  // its chunk and adds up what it receives in rank order.
+  // Gloo's own reduce-scatter is an all-reduce and a slice, which moves twice the bytes. Here every rank
+  // sends each peer its chunk and adds the received chunks in rank order.
   Finish do_reduce_scatter_sum(const std::vector<CollectivePart>& parts) override {
     return for_each_part(parts, [this](const CollectivePart& part) -> Finish {
       at::Tensor from = part.in.view({-1}), received = at::empty_like(from);
@@ -152,14 +152,15 @@ class GlooCommunicator : public BackendCommunicator {
   }
   Finish do_barrier() override { return wait_for(c10d_backend().barrier()); }
 
-  // Before each tensor goes its label, so that a size that differs is an error instead of a message that
-  // never comes (too long a message would end the process on a thread of Gloo's).
-  Finish do_transfers(const std::vector<Transfer>& transfers, bool of_all_to_all) override {
+  // Each tensor is preceded by its label, so that a wrong size is an error instead of a message that never
+  // arrives (a message that is too long would end the process on a thread of Gloo's).
+  Finish do_transfers(const std::vector<Transfer>& transfers, bool is_all_to_all) override {
     std::vector<Message> messages;
     for (const auto& [kind, tensor, peer] : transfers)
-      messages.push_back(start_message(kind, tensor, peer, of_all_to_all));
+      messages.push_back(start_message(kind, tensor, peer, is_all_to_all));
     return [this, messages = std::move(messages)]() mutable {
-      // What cannot be received is found before anything waits for its peer, which may have found the same.
+      // All labels are checked before any payload is waited for: the peer may have detected the same
+      // mismatch.
       for (const auto step : {&GlooCommunicator::wait_for_label, &GlooCommunicator::wait_for_payload}) {
         for (Message& message : messages) {
           try {
@@ -177,15 +178,15 @@ class GlooCommunicator : public BackendCommunicator {
     Transfer::Kind kind;
     int peer;
     MailboxMemory::Label expected;
-    at::Tensor label, payload;  // bytes; the payload may be empty and is then not sent
+    at::Tensor label, payload;  // bytes; an empty payload is not sent
     c10::intrusive_ptr<c10d::Work> label_work, payload_work;
   };
 
-  Message start_message(Transfer::Kind kind, const at::Tensor& tensor, int peer, bool of_all_to_all) {
+  Message start_message(Transfer::Kind kind, const at::Tensor& tensor, int peer, bool is_all_to_all) {
     const bool sends = kind == Transfer::Kind::kSend;
     Message message{kind,
                     peer,
-                    MailItem(tensor, of_all_to_all).label,
+                    MailboxTransfer(tensor, is_all_to_all).label,
                     at::empty({sizeof message.expected}, at::kByte),
                     tensor.view({-1}).view(at::kByte),
                     nullptr,
@@ -202,14 +203,14 @@ class GlooCommunicator : public BackendCommunicator {
     return message;
   }
 
-  static constexpr int kNeverSent = 1 << 29;  // no tag of a message, nor those after it
+  static constexpr int kNeverSent = 1 << 29;  // messages use no tag from here on
 
-  // Of the pair's message `number`. What both ranks expect is part of the second tag: a payload that does not
-  // fit meets no receiver.
+  // The tags of label and payload of message `number` between two ranks. The payload's tag contains a hash
+  // of the label, so a payload that does not fit meets no receiver.
   static std::pair<int, int> tags(uint32_t number, const MailboxMemory::Label& label) {
-    const auto of_number = static_cast<int>(number % (1U << 14U));
-    const auto of_label = static_cast<int>(hash_bytes(&label, sizeof label) % (1U << 16U));
-    return {of_number, (1 << 30) | (of_number << 16) | of_label};
+    const auto number_bits = static_cast<int>(number % (1U << 14U));
+    const auto label_bits = static_cast<int>(hash_bytes(&label, sizeof label) % (1U << 16U));
+    return {number_bits, (1 << 30) | (number_bits << 16) | label_bits};
   }
 
   void wait_for_label(Message& message) {
@@ -226,10 +227,10 @@ class GlooCommunicator : public BackendCommunicator {
   }
 
   Finish do_gather(const at::Tensor& out, const at::Tensor& in) override {
-    std::vector<at::Tensor> own = {in};
-    std::vector<std::vector<at::Tensor>> all;
-    if (rank() == 0) all.push_back(out.unbind(0));
-    return wait_for(c10d_backend().gather(all, own));
+    std::vector<at::Tensor> inputs = {in};
+    std::vector<std::vector<at::Tensor>> outputs;
+    if (rank() == 0) outputs.push_back(out.unbind(0));
+    return wait_for(c10d_backend().gather(outputs, inputs));
   }
   Finish do_broadcast(const at::Tensor& tensor) override {
     std::vector<at::Tensor> tensors = {tensor};
@@ -237,8 +238,8 @@ class GlooCommunicator : public BackendCommunicator {
   }
 
   std::chrono::milliseconds timeout_;
-  const int connections_;                  // with each peer: tag t uses that of number t modulo their count
-  std::vector<uint32_t> sent_, received_;  // messages so far, by peer
+  const int connections_;                  // per peer; tag t uses connection t % connections_
+  std::vector<uint32_t> sent_, received_;  // number of messages, by peer
 };
 
 // --- NCCL: asyncOp = false launches on the current stream, so there is nothing to wait for ---
@@ -249,9 +250,8 @@ class NcclCommunicator : public BackendCommunicator {
   std::string_view backend() const override { return "nccl"; }
   bool takes_host_tensors() const override { return false; }
 
-  // libtorch's destructor would do it too, but warn of it. Both wait for all queued kernels, which wait for
-  // the other ranks: on the way out after a failure, when one of them may be gone, the communicator is left
-  // to the end of the process.
+  // libtorch's destructor would abort too, but with a warning. Both wait for all queued kernels, which wait
+  // for the other ranks: after a failure, when a rank may be lost, the communicator is leaked instead.
   ~NcclCommunicator() override {
     if (std::uncaught_exceptions() > 0) {
       leak();
@@ -282,7 +282,7 @@ class NcclCommunicator : public BackendCommunicator {
                       : c10d_backend().reduce_scatter_tensor_coalesced(to, from, options);
     return nullptr;
   }
-  // Numbers of offloaded state are on the host: they travel by way of the device.
+  // Values of offloaded state are on the host and are copied through the device.
   Finish do_all_reduce(const at::Tensor& tensor, bool max) override {
     std::vector<at::Tensor> tensors = {tensor.to(*c10d_backend().getBoundDeviceId())};
     c10d_backend().allreduce(tensors, all_reduce_options(max, /*async=*/false));
@@ -292,8 +292,8 @@ class NcclCommunicator : public BackendCommunicator {
   Finish do_barrier() override {
     return [work = c10d_backend().barrier()] { work->wait(); };
   }
-  // One group call. NCCL connects two ranks when they send each other something for the first time.
-  Finish do_transfers(const std::vector<Transfer>& transfers, bool /*of_all_to_all*/) override {
+  // Runs as one group call. NCCL connects two ranks at their first transfer.
+  Finish do_transfers(const std::vector<Transfer>& transfers, bool /*is_all_to_all*/) override {
     if (std::ranges::all_of(transfers, [](const Transfer& transfer) { return transfer.tensor.numel() == 0; }))
       return nullptr;
     c10d_backend().startCoalescing();
@@ -318,8 +318,8 @@ std::unique_ptr<Communicator> make_gloo_communicator(std::string name, int rank,
   const std::vector<NetworkInterface> interfaces = gloo_interfaces(environment);
   const auto connections = static_cast<int>(interfaces.size());
   const int size = static_cast<int>(global_ranks.size());
-  // Of the group and of each device. Gloo hangs or ends the process where it gets no thread, and calls a
-  // socket that it does not get an address that it does not know.
+  // The group and each device need threads and open files: Gloo hangs or ends the process if it gets no
+  // thread, and reports a socket that it cannot open as an unknown address.
   constexpr int kFilesOfDevice = 4;
   require_threads(options->threads + connections);
   require_open_files(static_cast<size_t>(connections) * static_cast<size_t>(size - 1 + kFilesOfDevice));
@@ -334,8 +334,8 @@ std::unique_ptr<Communicator> make_gloo_communicator(std::string name, int rank,
                                             std::move(backend), timeout, connections);
 }
 
-bool communicators_left_behind() {
-  return left_behind;
+bool nccl_communicators_leaked() {
+  return leaked;
 }
 
 std::unique_ptr<Communicator> make_nccl_communicator(std::string name, int rank,

@@ -18,21 +18,21 @@ class Backend;
 
 namespace hyperion::parallel {
 
-// Connects the group over gloo_interfaces() (parallel/job/network.h): collective over its ranks, `store` must
-// be scoped to the group.
+// Connects the group over gloo_interfaces() (parallel/job/network.h). Collective over the group's ranks;
+// `store` must be scoped to the group.
 std::unique_ptr<Communicator> make_gloo_communicator(std::string name, int rank,
                                                      std::vector<int> global_ranks,
                                                      const c10::intrusive_ptr<c10d::Store>& store,
                                                      const Environment& environment,
                                                      std::chrono::milliseconds timeout);
 
-// `backend`: what DeviceLibrary::make_nccl_backend returned. Operations run on the caller's current stream.
+// `backend` comes from DeviceLibrary::make_nccl_backend. Operations run on the caller's current stream.
 std::unique_ptr<Communicator> make_nccl_communicator(std::string name, int rank,
                                                      std::vector<int> global_ranks,
                                                      c10::intrusive_ptr<c10d::Backend> backend);
 
-// Whether a failure has left communicators of NCCL to the end of the process: it must end without
-// destructors, because their threads still run.
-bool communicators_left_behind();
+// Whether a failure has leaked NCCL communicators. The process must then end without destructors, because
+// the communicators' threads still run.
+bool nccl_communicators_leaked();
 
 }  // namespace hyperion::parallel

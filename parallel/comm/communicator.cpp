@@ -44,15 +44,15 @@ void Communicator::throw_failure(const std::string& operation, int64_t number, c
                                  const std::exception& error) const {
   const std::string why = brief(error);
   record_failed_operation({operation, number, name_, phase, why});
-  const PostMortem others = find_lost_ranks_ ? find_lost_ranks_(operation, phase) : PostMortem{};
-  record_lost_ranks(others.lost);
-  std::string reason = others.cause.empty() ? why : others.cause;
-  // A message that is not the one expected: no other rank's end is why.
-  if (!others.cause.empty() && dynamic_cast<const std::invalid_argument*>(&error) != nullptr)
-    reason = why + "; " + others.cause;
+  const PostMortem post_mortem = find_lost_ranks_ ? find_lost_ranks_(operation, phase) : PostMortem{};
+  record_lost_ranks(post_mortem.lost);
+  std::string reason = post_mortem.cause.empty() ? why : post_mortem.cause;
+  // An unexpected message is the cause itself: no other rank's end explains it.
+  if (!post_mortem.cause.empty() && dynamic_cast<const std::invalid_argument*>(&error) != nullptr)
+    reason = why + "; " + post_mortem.cause;
   throw_comm("rank {}: {} (number {} of group {}, ranks {}) failed{}: {}{}", global_ranks_[rank_], operation,
              number, name_, rank_list(global_ranks_), phase.empty() ? "" : " in phase '" + phase + "'",
-             reason, others.text);
+             reason, post_mortem.text);
 }
 
 void Communicator::notify_observer(const char* operation, at::ScalarType dtype, int64_t sent_bytes) const {
@@ -96,7 +96,7 @@ Communicator::Finish Communicator::for_each_part(const std::vector<CollectivePar
 
 Pending Communicator::start_parts(bool gathers, std::vector<CollectivePart> parts) {
   const char* operation = gathers ? "all_gather" : "reduce_scatter";
-  int64_t bytes = 0;  // of this rank's shards
+  int64_t bytes = 0;  // size of this rank's shards
   for (const auto& [out, in] : parts) {
     const at::Tensor &full = gathers ? out : in, &shard = gathers ? in : out;
     require_matching_tensors(full.numel() == shard.numel() * size() && in.dtype() == parts[0].in.dtype(),
@@ -120,8 +120,8 @@ Pending Communicator::start_all_reduce(const at::Tensor& tensor, bool max) {
 
 Pending Communicator::start_all_to_all(const at::Tensor& out, const at::Tensor& in,
                                        std::span<const int64_t> out_rows, std::span<const int64_t> in_rows) {
-  const auto ranks = static_cast<size_t>(size()), own = static_cast<size_t>(rank());
-  // The elements of a row: -1 where the counts are not those of the tensor's rows.
+  const auto ranks = static_cast<size_t>(size()), self = static_cast<size_t>(rank());
+  // Returns the number of elements of a row, or -1 if the counts do not add up to the tensor's rows.
   const auto row_numel = [&](const at::Tensor& tensor, std::span<const int64_t> counts) -> int64_t {
     if (counts.size() != ranks || tensor.dim() == 0 ||
         std::ranges::any_of(counts, [](int64_t n) { return n < 0; }))
@@ -130,14 +130,14 @@ Pending Communicator::start_all_to_all(const at::Tensor& out, const at::Tensor& 
     return rows == tensor.size(0) ? c10::multiply_integers(tensor.sizes().slice(1)) : -1;
   };
   const int64_t width = row_numel(in, in_rows);
-  require_matching_tensors(width >= 0 && width == row_numel(out, out_rows) && in_rows[own] == out_rows[own],
+  require_matching_tensors(width >= 0 && width == row_numel(out, out_rows) && in_rows[self] == out_rows[self],
                            *this, "all_to_all", out, in);
   std::vector<Transfer> transfers;
   at::Tensor own_out, own_in;
   int64_t out_row = 0, in_row = 0;
   for (size_t r = 0; r < ranks; ++r) {
     const at::Tensor from = out.narrow(0, out_row, out_rows[r]), to = in.narrow(0, in_row, in_rows[r]);
-    if (r == own) {
+    if (r == self) {
       own_out = from;
       own_in = to;
     } else {
@@ -151,7 +151,7 @@ Pending Communicator::start_all_to_all(const at::Tensor& out, const at::Tensor& 
     notify_observer("all_to_all", in.scalar_type(), static_cast<int64_t>(in.nbytes() - own_in.nbytes()));
   return start_collective("all_to_all", [&]() -> Finish {
     own_out.copy_(own_in, /*non_blocking=*/true);
-    return transfers.empty() ? nullptr : do_transfers(transfers, /*of_all_to_all=*/true);
+    return transfers.empty() ? nullptr : do_transfers(transfers, /*is_all_to_all=*/true);
   });
 }
 
@@ -166,7 +166,7 @@ Pending Communicator::start_transfers(std::vector<Transfer> transfers) {
   }
   if (transfers.empty()) return {};
   return start_operation(describe(transfers), ++transfers_,
-                         [&] { return do_transfers(transfers, /*of_all_to_all=*/false); });
+                         [&] { return do_transfers(transfers, /*is_all_to_all=*/false); });
 }
 
 // "send to rank 3 and recv from rank 5"
@@ -226,7 +226,7 @@ void Communicator::broadcast_bytes(std::string& bytes) {
 
 namespace {
 
-// A text travels behind its length, and only where both together are longer than this as two messages.
+// A text is sent after its length, as two messages only if both together are longer than this.
 constexpr size_t kFirstMessage = 256;
 
 std::string with_length(const std::string& text) {
@@ -250,16 +250,16 @@ std::string text_in(const std::string& bytes) {
 }  // namespace
 
 std::vector<std::string> Communicator::gather(const std::string& text) {
-  std::string own = with_length(text);
-  std::vector<std::string> texts = gather_bytes(own.substr(0, kFirstMessage));
-  uint64_t size = 0;  // of the longest
+  std::string message = with_length(text);
+  std::vector<std::string> texts = gather_bytes(message.substr(0, kFirstMessage));
+  uint64_t size = 0;  // length of the longest text
   for (const std::string& bytes : texts) size = std::max(size, sizeof size + length_in(bytes));
   std::string longest(reinterpret_cast<const char*>(&size), sizeof size);
   broadcast_bytes(longest);
   size = length_in(longest);
   if (size > kFirstMessage) {
-    own.resize(size);
-    const std::vector<std::string> rests = gather_bytes(own.substr(kFirstMessage));
+    message.resize(size);
+    const std::vector<std::string> rests = gather_bytes(message.substr(kFirstMessage));
     for (size_t r = 0; r < rests.size(); ++r) texts[r] += rests[r];
   }
   for (std::string& bytes : texts) bytes = text_in(bytes);
@@ -326,16 +326,16 @@ class LocalCommunicator : public Communicator {
 
   size_t peers() const { return static_cast<size_t>(size()) - 1; }
 
-  // Runs `work` in a range that says what this rank of a real group would send, which scripts/step_budget.py
-  // reads: "fake all_gather 3000 bytes sent in fsdp/0 of 4 ranks".
+  // Runs `work` in a trace range that says what this rank of a real group would send, which
+  // scripts/step_budget.py reads: "fake all_gather 3000 bytes sent in fsdp/0 of 4 ranks".
   void stand_in(const char* operation, size_t bytes, const auto& work) const {
     if (size() == 1) return work();
     const TraceRange range(operation, fmt::format("{} bytes sent in {} of {} ranks", bytes, name(), size()));
     work();
   }
 
-  // Few copies on a GPU, as a group of NCCL is one launch: one for all slots of all parts where these are
-  // few, else one for each part, so that their number does not grow with that of the ranks. As wide as the
+  // Copies as few times as NCCL launches kernels: once for all chunks of all parts if these are few, else
+  // once per part, so that the number of copies does not grow with the ranks. Elements are as wide as the
   // addresses allow: a GPU copies bytes at a tenth of the speed of 16-byte elements.
   void copy_into_slots(const std::vector<CollectivePart>& parts) const {
     constexpr size_t kMaxSlots = 256;
@@ -347,24 +347,24 @@ class LocalCommunicator : public Communicator {
         continue;
       }
       const at::ScalarType width = widest_type(out, in);
-      const at::Tensor own = in.view({-1}).view(width);
+      const at::Tensor input = in.view({-1}).view(width);
       const at::Tensor slots = out.view({-1}).view(width).view({size(), -1});
       if (!few) {
-        slots.copy_(own.expand({size(), -1}), /*non_blocking=*/true);
+        slots.copy_(input.expand({size(), -1}), /*non_blocking=*/true);
         continue;
       }
       auto& [to, from] = copies[width];
       for (const at::Tensor& slot : slots.unbind()) {
-        if (slot.data_ptr() == own.data_ptr()) continue;
+        if (slot.data_ptr() == input.data_ptr()) continue;
         to.push_back(slot);
-        from.push_back(own);
+        from.push_back(input);
       }
     }
     for (const auto& [width, tensors] : copies)
       at::_foreach_copy_(tensors.first, tensors.second, /*non_blocking=*/true);
   }
 
-  // A type in which both tensors can be viewed.
+  // The widest type in which both tensors can be viewed.
   static at::ScalarType widest_type(const at::Tensor& a, const at::Tensor& b) {
     for (const at::ScalarType type : {at::kComplexDouble, at::kLong, at::kInt}) {
       const size_t width = c10::elementSize(type);

@@ -20,7 +20,7 @@ namespace hyperion::parallel {
 std::vector<HostTreeLevel> host_tree_plan(const std::string& name, int rank, int world_size,
                                           int ranks_per_node, int fan_out) {
   std::vector<HostTreeLevel> levels;
-  int64_t stride = 1;  // from one member to the next: the ranks that each of them stands for
+  int64_t stride = 1;  // number of ranks that each member represents
   while (rank % stride == 0 && stride < world_size) {
     const bool node = stride == 1 && ranks_per_node > 1;
     const int64_t members = node ? ranks_per_node : fan_out;
@@ -47,7 +47,7 @@ bool placed_node_by_node(const Environment& environment, int ranks_per_node) {
 }
 
 int agree_on_ranks_per_node(c10d::Store& store, const Environment& environment) {
-  constexpr int64_t kElsewhere = int64_t{1} << 32;  // above the count of the ranks that have answered
+  constexpr int64_t kElsewhere = int64_t{1} << 32;  // counted above the number of answers
   try {
     if (environment.rank == 0) store.set("nodes/ranks", std::to_string(environment.local_world_size));
     const int ranks = std::stoi(store.get_to_str("nodes/ranks"));
@@ -93,7 +93,7 @@ class HostTree : public Communicator {
   void set_timeout(std::chrono::milliseconds timeout) override {
     for (const auto& level : levels_) level->set_timeout(timeout);
   }
-  // It sees what the groups send.
+  // The observer sees what the groups of the tree send.
   void set_observer(CommObserver observer) override {
     for (const auto& level : levels_) level->set_observer(observer);
   }
@@ -101,7 +101,8 @@ class HostTree : public Communicator {
     for (const auto& level : levels_) level->abort();
   }
 
-  // A leader passes on the texts of all ranks that it stands for: consecutive ones, so they stay in order.
+  // A leader forwards the texts of all ranks that it represents: they are consecutive, so they stay in
+  // order.
   std::vector<std::string> gather(const std::string& text) override {
     std::vector<std::string> texts = {text};
     for (const auto& level : levels_) {

@@ -10,11 +10,11 @@
 
 namespace hyperion::parallel {
 
-MailItem::MailItem(const at::Tensor& tensor, bool of_all_to_all)
+MailboxTransfer::MailboxTransfer(const at::Tensor& tensor, bool is_all_to_all)
     : tensor(tensor),
-      label{tensor.nbytes(), static_cast<int32_t>(tensor.scalar_type()), of_all_to_all ? 1 : 0} {}
+      label{tensor.nbytes(), static_cast<int32_t>(tensor.scalar_type()), is_all_to_all ? 1 : 0} {}
 
-void Mailbox::add(std::shared_ptr<MailItem> item) {
+void Mailbox::add(std::shared_ptr<MailboxTransfer> item) {
   item->failure = failure_;
   queue_.push_back(std::move(item));
 }
@@ -28,7 +28,7 @@ bool Mailbox::advance() {
   };
   uint32_t piece = before;
   while (!idle() && ready(piece)) {
-    MailItem& item = *queue_.front();
+    MailboxTransfer& item = *queue_.front();
     const uint32_t slot = piece % pieces_;
     if (sends_) {
       memory_.labels[slot] = item.label;
@@ -52,12 +52,12 @@ bool Mailbox::advance() {
 
 std::string label_mismatch(const MailboxMemory::Label& sent, const MailboxMemory::Label& expected) {
   if (sent.bytes == expected.bytes && sent.dtype == expected.dtype &&
-      sent.of_all_to_all == expected.of_all_to_all)
+      sent.is_all_to_all == expected.is_all_to_all)
     return "";
   const auto text = [](const MailboxMemory::Label& label) {
     return fmt::format("{} bytes of {} {}", label.bytes,
                        c10::toString(static_cast<at::ScalarType>(label.dtype)),
-                       label.of_all_to_all != 0 ? "in an all-to-all" : "in a send");
+                       label.is_all_to_all != 0 ? "in an all-to-all" : "in a send");
   };
   return fmt::format("its next message is {}, and this rank expects {}", text(sent), text(expected));
 }

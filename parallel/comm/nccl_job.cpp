@@ -39,10 +39,10 @@ std::terminate_handler terminate_before = nullptr;
   if (code == ExitCode::kCommunication) {
     const std::string phase = current_phase();
     record_failed_operation({"", 0, "", phase, why});
-    const PostMortem others = FailureDetector::find_lost_ranks_of_process(phase);
-    record_lost_ranks(others.lost);
-    message =
-        "communication failed: " + why + (others.cause.empty() ? "" : "; " + others.cause) + others.text;
+    const PostMortem post_mortem = FailureDetector::find_lost_ranks_of_process(phase);
+    record_lost_ranks(post_mortem.lost);
+    message = "communication failed: " + why + (post_mortem.cause.empty() ? "" : "; " + post_mortem.cause) +
+              post_mortem.text;
   }
   spdlog::default_logger()->flush();
   ::_exit(report_failure(code, message));
@@ -61,32 +61,32 @@ std::terminate_handler terminate_before = nullptr;
   std::abort();
 }
 
-// In a handler of SIGABRT: the file name of the library that has called abort() itself; empty where the C
-// library did, which has found a corrupt heap or a failed assertion. Allocates nothing.
+// Called in a SIGABRT handler: returns the file name of the library that called abort() itself; empty if
+// the C library did, after a corrupt heap or a failed assertion. Allocates nothing.
 std::string_view library_that_aborted() {
   void* frames[32];
   bool in_abort = false;
   for (int i = 0, n = ::backtrace(frames, std::size(frames)); i < n; ++i) {
-    Dl_info found{};
-    const bool known = ::dladdr(frames[i], &found) != 0 && found.dli_fname != nullptr;
+    Dl_info library{};
+    const bool known = ::dladdr(frames[i], &library) != 0 && library.dli_fname != nullptr;
     if (in_abort) {
       if (!known) return {};
-      const std::string_view path = found.dli_fname;
+      const std::string_view path = library.dli_fname;
       return path.substr(path.rfind('/') + 1);
     }
-    in_abort = known && found.dli_sname != nullptr && std::string_view(found.dli_sname) == "abort";
+    in_abort = known && library.dli_sname != nullptr && std::string_view(library.dli_sname) == "abort";
   }
   return {};
 }
 
-// The driver and NCCL abort over a GPU or a link that they can do nothing about. Any other SIGABRT, also one
-// from outside, ends the process as without this handler.
+// The driver and NCCL abort over a GPU or link failure they cannot handle. Any other SIGABRT, also one sent
+// from outside, ends the process as if this handler did not exist.
 void end_on_abort(int, siginfo_t* info, void*) {
   ::signal(SIGABRT, SIG_DFL);
   if (info->si_code == SI_TKILL && info->si_pid == ::getpid()) {
     const std::string_view library = library_that_aborted();
     if (library.starts_with("libcuda.so") || library.starts_with("libnccl.so")) {
-      ::alarm(5);  // ends the process where what follows waits for the thread that aborts
+      ::alarm(5);  // ends the process if the calls below wait for the aborting thread
       end_process(ExitCode::kHardware, gpu_fault_message({0, fmt::format("{} ended the process", library)}));
     }
   }
@@ -98,7 +98,7 @@ void end_on_abort(int, siginfo_t* info, void*) {
 std::optional<ExitCode> code_of_thread_failure(const std::exception& error) {
   if (exhausted_resource(error)) return std::nullopt;
   if (gpu_fault(error)) return ExitCode::kHardware;
-  // The watchdog gives all that it meets the type of a communication error, and the text says what it was.
+  // The watchdog turns every error into a communication error; only the text says what it was.
   const std::string_view text = error.what();
   if (dynamic_cast<const c10::AcceleratorError*>(&error) != nullptr ||
       text.find("CUDA error: ") != std::string_view::npos)
@@ -109,7 +109,7 @@ std::optional<ExitCode> code_of_thread_failure(const std::exception& error) {
 
 void report_failures_of_threads() {
   void* frame;
-  ::backtrace(&frame, 1);  // loads what it needs, which a signal handler must not
+  ::backtrace(&frame, 1);  // loads libgcc now, which a signal handler must not do
   struct sigaction action = {};
   action.sa_sigaction = end_on_abort;
   action.sa_flags = SA_SIGINFO | SA_NODEFER;
@@ -119,7 +119,6 @@ void report_failures_of_threads() {
 
 namespace {
 
-// A variable of the environment.
 class Variable {
  public:
   Variable(const EnvironmentLookup& lookup, const char* name) : name_(name), value_(lookup(name)) {}

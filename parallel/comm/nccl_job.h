@@ -1,5 +1,5 @@
-// What is particular to a job on GPUs: how it ends when one of libtorch's threads fails or a library aborts,
-// and which variables of its environment cannot hold together.
+// Failures of jobs on GPUs: how the process ends when one of libtorch's threads fails or a library aborts,
+// and which environment variables contradict each other.
 #pragma once
 
 #include <exception>
@@ -13,26 +13,25 @@
 
 namespace hyperion::parallel {
 
-// What an exception means that leaves a thread of libtorch, as NCCL's watchdog, where no caller can catch it:
-// kCommunication when a collective timed out or a peer was lost, kHardware for a GPU that failed, kBug for
-// another error of CUDA.
-// nullopt: neither; memory that ran out (base/resources.h) and bugs of the host are left to the handler
-// before.
+// The exit code for an exception that escapes a thread of libtorch, such as NCCL's watchdog, where no
+// caller can catch it: kCommunication if a collective timed out or a peer was lost, kHardware if a GPU
+// failed, kBug for another CUDA error. nullopt for exhausted memory (base/resources.h) and host bugs, which
+// the previous terminate handler reports.
 std::optional<ExitCode> code_of_thread_failure(const std::exception& error);
 
-// From now on such an exception ends the process with its own sentence and record, which say who was lost
-// when communication has failed (FailureDetector::find_lost_ranks_of_process); a GPU that has failed
-// (base/gpu_fault.h), and an abort inside the driver or NCCL, with kHardware.
+// Installs handlers. Such an exception then ends the process with its own message and failure record, which
+// name the lost ranks if communication failed (FailureDetector::find_lost_ranks_of_process). A GPU failure
+// (base/gpu_fault.h) and an abort inside the driver or NCCL end it with kHardware.
 void report_failures_of_threads();
 
-// Variables that say two things at once, or what this program cannot do: a sentence each, with the values.
-// `interfaces`: the names of this host's network interfaces.
+// Environment variables that contradict each other, or ask for something this program cannot do: one
+// sentence each, with the values. `interfaces` are the names of this host's network interfaces.
 struct VariableProblems {
   std::vector<std::string> refused, warned;
 };
 VariableProblems contradicting_variables(const EnvironmentLookup& lookup,
                                          const std::set<std::string>& interfaces);
-// Of this process and host: logs the warnings, throws Error(kUsage) with what is refused.
+// Checks this process and host: logs the warnings, throws Error(kUsage) with the refusals.
 void require_consistent_variables();
 
 }  // namespace hyperion::parallel

@@ -30,16 +30,16 @@ namespace hyperion::parallel {
 using std::chrono::milliseconds;
 
 std::map<std::string, std::string> nccl_environment(const CommOptions& options) {
-  // 3 = on an error leave the clean-up to the end of the process: other modes abort before the recorder has
+  // 3: after an error cleanup is left to the end of the process; other modes abort before the recorder has
   // dumped.
   std::map<std::string, std::string> result = {
       {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"},
-      // All that a communicator needs is allocated when it is made, not by the first collective of a kind.
+      // A communicator allocates everything when it is created, not in the first collective of a kind.
       {"NCCL_RUNTIME_CONNECT", "0"},
       {"TORCH_FR_BUFFER_SIZE", std::to_string(options.trace_buffer_size)}};
   if (options.trace_buffer_size > 0) {
     result.emplace("TORCH_NCCL_DUMP_ON_TIMEOUT", "1");
-    // The watchdog ends the job after four times this, whether the dump was faster or not.
+    // The watchdog ends the job after four times this, even if the dump was faster.
     result.emplace("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "2500");
     if (!options.trace_prefix.empty()) result["TORCH_FR_DUMP_TEMP_FILE"] = options.trace_prefix;
   }
@@ -80,8 +80,8 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
     if (real && nccl && (dim == MeshDim::kWorld || dim == MeshDim::kLoss)) continue;
     const std::vector<int> ranks = mesh.group(environment.rank, dim);
     auto& group = groups_[dim];
-    if (const auto found = shared.find(ranks); dim == MeshDim::kLoss && found != shared.end())
-      group = found->second;
+    if (const auto existing = shared.find(ranks); dim == MeshDim::kLoss && existing != shared.end())
+      group = existing->second;
     else
       group = make_group(mesh.group_name(environment.rank, dim), mesh.coordinate(environment.rank, dim),
                          ranks, options, environment.single_host());
@@ -99,13 +99,13 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
     const std::vector<int> ranks = {stages.at(options.tied->first), stages.at(options.tied->second)};
     if (ranks == stages)
       tied_ = groups_[MeshDim::kPp];
-    else if (const auto own = std::ranges::find(ranks, environment.rank); own != ranks.end())
-      tied_ = make_group(name("tied"), static_cast<int>(own - ranks.begin()), ranks, options,
+    else if (const auto member = std::ranges::find(ranks, environment.rank); member != ranks.end())
+      tied_ = make_group(name("tied"), static_cast<int>(member - ranks.begin()), ranks, options,
                          environment.single_host());
   }
   if (!real) {
     options_.host_fan_out = 0;
-    // In a dry run nothing comes from rank 0: the rank that is played takes its part.
+    // In a dry run no messages come from rank 0: the rank that runs takes its part.
     if (environment.rank > 0)
       host_ = make_group("host/0", 0, first_ranks(environment.world_size), options_, /*one_host=*/true);
     return;
@@ -142,7 +142,7 @@ ReduceChain ProcessGroups::all_ranks() const {
   return chain({MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kPp, MeshDim::kTp});
 }
 
-std::vector<Communicator*> ProcessGroups::of_experts() const {
+std::vector<Communicator*> ProcessGroups::expert_groups() const {
   if (!groups_.contains(MeshDim::kEp)) return {};
   std::vector<Communicator*> groups = {&get(MeshDim::kEfsdp), &get(MeshDim::kEp)};
   if (groups_.contains(MeshDim::kEtp)) groups.push_back(&get(MeshDim::kEtp));
@@ -157,11 +157,11 @@ ReduceChain ProcessGroups::chain(std::initializer_list<MeshDim> dims) const {
 }
 
 std::vector<Communicator*> ProcessGroups::all_groups() const {
-  std::vector<Communicator*> all;
-  for (const auto& [dim, group] : groups_) all.push_back(group.get());
+  std::vector<Communicator*> communicators;
+  for (const auto& [dim, group] : groups_) communicators.push_back(group.get());
   for (const auto& group : {host_, pp_down_, tied_})
-    if (group) all.push_back(group.get());
-  return all;
+    if (group) communicators.push_back(group.get());
+  return communicators;
 }
 
 void ProcessGroups::leave(FailureDetector::End end) {
@@ -178,7 +178,7 @@ std::shared_ptr<Communicator> ProcessGroups::make_host_group(const std::string& 
   for (const HostTreeLevel& level : host_tree_plan(name, rank, world, ranks_per_node_, options.host_fan_out))
     groups.push_back(make_group(level.name, level.index, level.ranks, options, level.one_node));
   const std::shared_ptr<Communicator> tree = make_host_tree(name, rank, world, groups);
-  for (const auto& group : groups) find_lost_ranks_when_it_fails(*group, tree.get());
+  for (const auto& group : groups) install_post_mortem(*group, tree.get());
   return tree;
 }
 
@@ -190,14 +190,15 @@ std::shared_ptr<Communicator> ProcessGroups::new_host_group(const std::string& n
 
 namespace {
 
-// NCCL, which allocates kLeastOfCommunicator or more for a group, says "unhandled cuda error" when it gets
+// NCCL, which allocates kMinCommunicatorBytes or more for a group, says "unhandled cuda error" when it gets
 // none.
 void throw_if_gpu_is_full(const std::exception& error, int rank, int device, const std::string& group) {
   constexpr double kGiB = 1 << 30;
   const DeviceLibrary::Memory memory = device_library().memory(device);
   const bool cuda_failed =
       std::string_view(error.what()).find("unhandled cuda error") != std::string_view::npos;
-  if (!exhausted_resource(error) && !(cuda_failed && static_cast<double>(memory.free) < kMostOfCommunicator))
+  if (!exhausted_resource(error) &&
+      !(cuda_failed && static_cast<double>(memory.free) < kMaxCommunicatorBytes))
     return;
   const auto gib = [](int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / kGiB); };
   throw Error(
@@ -220,7 +221,7 @@ std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name,
   std::shared_ptr<Communicator> group;
   try {
     if (options.backend == CommBackend::kGloo) {
-      const StoreWatch watch(environment_, 2 * options.init_timeout);  // two exchanges, one after the other
+      const StoreWatch watch(environment_, 2 * options.init_timeout);  // two exchanges in sequence
       if (options.shared_memory && one_host) {
         group = make_shared_memory_communicator(name, rank, ranks, *store, options.init_timeout,
                                                 options.mailbox_pieces);
@@ -244,14 +245,14 @@ std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name,
     throw_comm("rank {} could not connect group {} (ranks {}): {}", environment_.rank, name, rank_list(ranks),
                brief(error));
   }
-  find_lost_ranks_when_it_fails(*group, group.get());
+  install_post_mortem(*group, group.get());
   return group;
 }
 
-void ProcessGroups::find_lost_ranks_when_it_fails(Communicator& group, Communicator* connections) {
+void ProcessGroups::install_post_mortem(Communicator& group, Communicator* connections) {
   group.set_post_mortem([detector = detector_.get(), ranks = group.global_ranks(), connections](
                             const std::string& operation, const std::string& phase) {
-    connections->abort();  // so that the ranks which wait for this one notice, before they are asked
+    connections->abort();  // ranks that wait for this one notice before they are asked
     return detector->find_lost_ranks(ranks, operation, phase);
   });
 }

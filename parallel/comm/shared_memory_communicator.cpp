@@ -65,11 +65,11 @@ void reduce_rows(at::ScalarType dtype, std::byte* out, const Rows& rows, int64_t
   });
 }
 
-// An operation cut into messages. Message m covers elements [m * step, min(count, (m + 1) * step)).
+// An operation is sent as messages. Message m covers elements [m * step, min(count, (m + 1) * step)).
 struct Operation {
-  int64_t count = 0;   // elements a message can cover in all; 0 = one empty message (a barrier)
+  int64_t count = 0;   // elements of all messages; 0 = one empty message (a barrier)
   int64_t step = 1;    // elements per message
-  size_t payload = 0;  // bytes of a message at most
+  size_t payload = 0;  // maximum bytes of a message
   uint32_t written = 0, read = 0;
   std::function<void(std::byte* to, int64_t begin, int64_t length)> write = [](auto...) {};
   std::function<void(const Rows& from, int64_t begin, int64_t length)> read_from = [](auto...) {};
@@ -96,13 +96,13 @@ class SharedMemoryCommunicator : public Communicator {
     }
   }
 
-  // Behind the ring of each segment a mailbox for each rank that its owner sends to.
+  // Each segment holds, behind its ring, a mailbox for each rank that its owner sends to.
   static size_t mailbox_bytes(size_t ranks) { return ranks * sizeof(MailboxMemory); }
 
   std::string_view backend() const override { return "shm"; }
-  bool moves_by_itself() const override { return false; }
+  bool makes_async_progress() const override { return false; }
   void set_timeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
-  void abort() override {  // peers see it as at the end of this rank
+  void abort() override {  // peers see it like the end of this rank
     outgoing_.clear();
     incoming_.clear();
     segments_.clear();
@@ -129,7 +129,8 @@ class SharedMemoryCommunicator : public Communicator {
     return enqueue(std::move(operation));
   }
 
-  // A message holds this rank's terms for every rank: [size, length]. Its own are read where they are.
+  // A message holds this rank's terms for every rank: [size, length]. The rank's own terms are read in
+  // place.
   Finish do_reduce_scatter_sum(const std::vector<CollectivePart>& parts) override {
     return for_each_part(parts,
                          [this](const CollectivePart& part) { return reduce_scatter(part.out, part.in); });
@@ -158,7 +159,7 @@ class SharedMemoryCommunicator : public Communicator {
     return enqueue(std::move(operation));
   }
 
-  // Everyone adds up everything: more reading than a ring, but one round, and the same bits everywhere.
+  // Every rank sums all terms: more reading than a ring, but one round, and the same bits on every rank.
   Finish do_all_reduce(const at::Tensor& tensor, bool max) override {
     auto operation = make_operation(tensor, tensor, tensor.numel(), 1);
     const size_t width = tensor.element_size();
@@ -172,13 +173,13 @@ class SharedMemoryCommunicator : public Communicator {
 
   Finish do_barrier() override { return enqueue(std::make_shared<Operation>()); }
 
-  // Rank 0 reads what all have written.
+  // Rank 0 reads every rank's message.
   Finish do_gather(const at::Tensor& out, const at::Tensor& in) override {
     if (rank() == 0) return gather_rows(out, in);
     return enqueue(make_operation(in, in, in.numel(), 1));
   }
 
-  // All read what rank 0 has written; the messages of the others are empty.
+  // All ranks read rank 0's message; the messages of the others are empty.
   Finish do_broadcast(const at::Tensor& tensor) override {
     auto operation = make_operation(tensor, tensor, tensor.numel(), 1);
     if (rank() != 0) {
@@ -192,17 +193,17 @@ class SharedMemoryCommunicator : public Communicator {
     return enqueue(std::move(operation));
   }
 
-  Finish do_transfers(const std::vector<Transfer>& transfers, bool of_all_to_all) override {
+  Finish do_transfers(const std::vector<Transfer>& transfers, bool is_all_to_all) override {
     require_segments();
-    std::vector<std::shared_ptr<MailItem>> items;
+    std::vector<std::shared_ptr<MailboxTransfer>> items;
     for (const auto& [kind, tensor, peer] : transfers) {
-      items.push_back(std::make_shared<MailItem>(tensor, of_all_to_all));
+      items.push_back(std::make_shared<MailboxTransfer>(tensor, is_all_to_all));
       (kind == Transfer::Kind::kSend ? outgoing_ : incoming_)[peer].add(items.back());
     }
     advance();
     return [this, transfers, items = std::move(items)] {
       for (size_t i = 0; i < items.size(); ++i) {
-        const MailItem& item = *items[i];
+        const MailboxTransfer& item = *items[i];
         const int peer = transfers[i].peer;
         const char* const lag =
             transfers[i].kind == Transfer::Kind::kSend ? "has not received it" : "has not sent it";
@@ -218,12 +219,11 @@ class SharedMemoryCommunicator : public Communicator {
     return reinterpret_cast<MailboxMemory*>(segment.extra())[index];
   }
 
-  // One whose messages are what this rank has in `in`, and that reads nothing.
+  // An operation that writes `in` as its messages and reads nothing.
   static std::shared_ptr<Operation> make_operation(const at::Tensor& out, const at::Tensor& in, int64_t count,
                                                    int rows) {
     auto operation = std::make_shared<Operation>();
-    const int64_t bytes =
-        static_cast<int64_t>(in.element_size()) * rows;  // that one element puts into a message
+    const int64_t bytes = static_cast<int64_t>(in.element_size()) * rows;  // per element of a message
     operation->count = count;
     operation->step = std::max<int64_t>(1, std::min<int64_t>(count, SharedSegment::kMaxMessage / bytes));
     operation->payload = static_cast<size_t>(operation->step * bytes);
@@ -252,23 +252,24 @@ class SharedMemoryCommunicator : public Communicator {
 
   // Writes the next message of the first operation that has one left, if the ring has space. Never waits.
   bool write_next_message() {
-    const auto found =
+    const auto next =
         std::find_if(queue_.begin(), queue_.end(), [](const auto& o) { return o->written < o->messages(); });
-    if (found == queue_.end()) return false;
-    Operation& operation = **found;
+    if (next == queue_.end()) return false;
+    Operation& operation = **next;
     const auto offset = allocate_in_ring(operation.payload);
     if (!offset) return false;
-    SharedSegment::Header& own = segments_[rank()].header();
+    SharedSegment::Header& header = segments_[rank()].header();
     operation.write(segments_[rank()].payload(*offset), operation.begin(operation.written),
                     operation.length(operation.written));
-    own.offsets[written_ % SharedSegment::kSlots] = *offset;
+    header.offsets[written_ % SharedSegment::kSlots] = *offset;
     ++operation.written;
-    own.posted.store(++written_, std::memory_order_release);
+    header.posted.store(++written_, std::memory_order_release);
     ring_bells();
     return true;
   }
 
-  // Where a message of so many bytes fits into the own ring, behind those that a peer has yet to read.
+  // The offset at which a message of `bytes` fits into this rank's ring, behind those that a peer has yet
+  // to read.
   std::optional<uint64_t> allocate_in_ring(size_t bytes) {
     uint32_t oldest = written_;
     for (const auto& segment : segments_) {
@@ -291,7 +292,7 @@ class SharedMemoryCommunicator : public Communicator {
     return start + size < tail ? take(start) : std::nullopt;
   }
 
-  // The next message of every rank, which all have written.
+  // Reads the next message of every rank; all must have posted it.
   void read_posted_message() {
     Operation& operation = *queue_.front();
     Rows rows;
@@ -304,8 +305,8 @@ class SharedMemoryCommunicator : public Communicator {
     if (operation.done()) queue_.pop_front();
   }
 
-  // Why this rank's next step in its collectives waits for rank r: for its message, or where the ring is full
-  // for its reading. Null: it does not.
+  // Why this rank's next collective message waits for rank r: r has not posted its message, or, if the ring
+  // is full, has not read. Null if it does not wait.
   const char* lag_of(int r) const {
     const SharedSegment::Header& header = segments_[r].header();
     if (written_ == read_)
@@ -315,7 +316,7 @@ class SharedMemoryCommunicator : public Communicator {
     return posted <= 0 ? "has not started it" : nullptr;
   }
 
-  // Does all that needs no waiting, in collectives and transfers. Whether anything was done.
+  // Does everything that needs no waiting, in collectives and transfers. Returns whether anything was done.
   bool advance() {
     bool moved = false;
     while (write_next_message()) moved = true;
@@ -336,8 +337,9 @@ class SharedMemoryCommunicator : public Communicator {
     return moved;
   }
 
-  // Advances until done(), in collectives and transfers: peers may need the ones to get to the others. Sleeps
-  // on the own bell where nothing can be done. lag_of(r): what is waited for of rank r; null: nothing.
+  // Advances collectives and transfers until done(): a peer may need one kind to reach the other. Sleeps on
+  // this rank's bell if nothing can be done. lag_of(r) says what rank r is waited for; null: not waited
+  // for.
   template <typename Done, typename LagOf>
   void advance_until(const Done& done, const LagOf& lag_of) {
     auto deadline = Clock::now() + timeout_;
@@ -349,14 +351,14 @@ class SharedMemoryCommunicator : public Communicator {
         deadline = Clock::now() + timeout_;
         continue;
       }
-      SharedSegment::Header& own = segments_[rank()].header();
-      own.listening.store(1);
-      std::atomic_thread_fence(std::memory_order_seq_cst);  // peers see it, or we what they have done
-      const uint32_t seen = own.bell.load();
+      SharedSegment::Header& header = segments_[rank()].header();
+      header.listening.store(1);
+      std::atomic_thread_fence(std::memory_order_seq_cst);  // peers see `listening`, or we see their change
+      const uint32_t seen = header.bell.load();
       moved = advance();
-      if (!moved) wait_for_change(own.bell, seen);
-      own.listening.store(0);
-      if (moved || own.bell.load() != seen) continue;
+      if (!moved) wait_for_change(header.bell, seen);
+      header.listening.store(0);
+      if (moved || header.bell.load() != seen) continue;
       for (int r = 0; r < size(); ++r) {
         const char* const lag = r == rank() ? nullptr : lag_of(r);
         if (lag == nullptr) continue;
@@ -370,7 +372,7 @@ class SharedMemoryCommunicator : public Communicator {
     }
   }
 
-  // After a change that rank `peer` may wait for.
+  // Call after a change that rank `peer` may wait for.
   void ring_bell(int peer) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     SharedSegment::Header& header = segments_[peer].header();
@@ -386,9 +388,9 @@ class SharedMemoryCommunicator : public Communicator {
   std::vector<SharedSegment> segments_;
   std::vector<Mailbox> outgoing_, incoming_;  // by peer
   std::chrono::milliseconds timeout_;
-  std::deque<std::shared_ptr<Operation>> queue_;  // not done yet, oldest first
-  uint32_t written_ = 0, read_ = 0;  // messages so far; equal on all ranks once all have caught up
-  uint64_t end_ = 0;                 // end of the last message in the own ring
+  std::deque<std::shared_ptr<Operation>> queue_;  // incomplete operations, oldest first
+  uint32_t written_ = 0, read_ = 0;  // number of messages; equal on all ranks once they are in step
+  uint64_t end_ = 0;                 // end of the last message in this rank's ring
 };
 
 }  // namespace
@@ -400,32 +402,32 @@ std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, 
                                                               uint32_t mailbox_pieces) {
   const int size = static_cast<int>(global_ranks.size());
   const size_t mailboxes = SharedMemoryCommunicator::mailbox_bytes(global_ranks.size());
-  std::optional<SharedSegment> own = SharedSegment::create(mailboxes);
-  if (!own)
+  std::optional<SharedSegment> local = SharedSegment::create(mailboxes);
+  if (!local)
     log_warning("rank {}: no shared memory between the ranks of this host ({}): they use Gloo",
                 global_ranks[rank], std::strerror(errno));
-  // What every rank has, in two requests to the store.
-  const auto of_all = [&]<typename Value>(const char* what, const Value& own_value) {
+  // Exchanges a value between all ranks in two requests to the store.
+  const auto exchange = [&]<typename Value>(const char* what, const Value& local_value) {
     std::vector<std::string> keys;
     for (int r = 0; r < size; ++r) keys.push_back(fmt::format("shm/{}/{}", what, r));
-    store.set(keys[rank], pack(own_value));
+    store.set(keys[rank], pack(local_value));
     std::vector<Value> values;
     for (const std::vector<uint8_t>& bytes : store.multiGet(keys))
       values.push_back(unpack<Value>({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
     return values;
   };
   using File = std::pair<int, int>;  // process and descriptor; none: 0
-  const std::vector<File> files = of_all("at", own ? File(getpid(), own->fd()) : File());
+  const std::vector<File> files = exchange("at", local ? File(getpid(), local->fd()) : File());
   std::vector<SharedSegment> segments;
-  bool good = own.has_value();
+  bool good = local.has_value();
   for (int r = 0; r < size && good; ++r) {
-    auto segment = r == rank             ? std::exchange(own, std::nullopt)
+    auto segment = r == rank             ? std::exchange(local, std::nullopt)
                    : files[r].first == 0 ? std::nullopt
                                          : SharedSegment::open(files[r].first, files[r].second, mailboxes);
     good = segment.has_value();
     if (good) segments.push_back(std::move(*segment));
   }
-  if (std::ranges::count(of_all("good", good), false) > 0) return nullptr;
+  if (std::ranges::count(exchange("good", good), false) > 0) return nullptr;
   return std::make_unique<SharedMemoryCommunicator>(std::move(name), rank, std::move(global_ranks),
                                                     std::move(segments), timeout, mailbox_pieces);
 }

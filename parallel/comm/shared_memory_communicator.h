@@ -1,7 +1,7 @@
-// A communicator for CPU tensors among ranks of one host: every rank writes what it sends into memory of its
-// own that the others map. One copy in and one out (or a sum straight from the peers' memory), no threads, no
-// sockets, sums in rank order. What one rank sends another goes through a mailbox of 2 MiB for each ordered
-// pair (parallel/comm/mailbox.h), which takes memory when it is first used.
+// A communicator for CPU tensors among ranks of one host. Every rank writes its messages into its own
+// memory, which the others map: one copy in and one out (or a sum straight from the peers' memory), no
+// threads, no sockets, sums in rank order. Transfers go through a mailbox of 2 MiB per ordered pair of
+// ranks (parallel/comm/mailbox.h), which takes memory when it is first used.
 #pragma once
 
 #include <chrono>
@@ -19,9 +19,9 @@ class Store;
 
 namespace hyperion::parallel {
 
-// Collective over the group; `store` must be scoped to it. `mailbox_pieces`: of each mailbox, at most
-// MailboxMemory::kPieces. Null on every rank when any rank cannot map the memory of another (separate PID
-// namespaces): then use Gloo.
+// Collective over the group; `store` must be scoped to it. `mailbox_pieces` is the ring size of each
+// mailbox, at most MailboxMemory::kPieces. Returns null on every rank if any rank cannot map the memory of
+// another (separate PID namespaces): then use Gloo.
 std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, int rank,
                                                               std::vector<int> global_ranks,
                                                               c10d::Store& store,

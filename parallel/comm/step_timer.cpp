@@ -47,9 +47,9 @@ double StepTimer::seconds(const Mark& from, const Mark& to) {
 }
 
 double StepTimer::own_seconds() const {
-  double own = seconds(begin_, *end_);
-  for (const Wait& wait : waits_) own -= seconds(wait.from, wait.to);
-  return own;
+  double work = seconds(begin_, *end_);
+  for (const Wait& wait : waits_) work -= seconds(wait.from, wait.to);
+  return work;
 }
 
 double StepTimer::schedule_seconds() const {
@@ -63,15 +63,15 @@ double StepTimer::transfer_wait_seconds() const {
   return waited;
 }
 
-// On a GPU the backward runs on a thread of libtorch's while the one that trains waits for it, so the stream
-// is what counts there.
+// On a GPU the backward runs on a thread of libtorch's while the training thread waits for it, so there the
+// stream identifies the timer.
 StepTimer* StepTimer::running(c10::DeviceType device) {
   StepTimer* timer = running_timer;
   if (timer == nullptr) return nullptr;
-  const bool own =
+  const bool matches =
       timer->device_.type() == device && (timer->stream_ ? current_stream(timer->device_) == timer->stream_
                                                          : std::this_thread::get_id() == timer->thread_);
-  return own ? timer : nullptr;
+  return matches ? timer : nullptr;
 }
 
 RankWait::RankWait(c10::DeviceType device, For what) : timer_(StepTimer::running(device)), what_(what) {

@@ -1,5 +1,6 @@
-// How long a rank itself works in a step, apart from its waits for other ranks. In synchronous training all
-// ranks take as long as the slowest one, so the duration of a step does not show which rank that is.
+// StepTimer measures how long a rank itself works in a step, without its waits for other ranks. In
+// synchronous training all ranks take as long as the slowest one, so the duration of a step does not show
+// which rank is slow.
 #pragma once
 
 #include <chrono>
@@ -14,9 +15,9 @@
 
 namespace hyperion::parallel {
 
-// From its construction to stop(), on the thread that trains; one at a time in a process. On a CPU by the
-// host's clock. On a GPU by events in the stream that is current at construction, the one that computes: time
-// in which the host gives it nothing to do counts as the rank's own work.
+// Measures from construction to stop() on the training thread; at most one exists per process. A CPU is
+// timed by the host's clock, a GPU by events in the stream that is current at construction (the compute
+// stream): time in which the host leaves that stream idle counts as the rank's own work.
 class StepTimer {
  public:
   explicit StepTimer(c10::Device device);
@@ -25,17 +26,17 @@ class StepTimer {
   StepTimer& operator=(const StepTimer&) = delete;
 
   void stop();
-  // After stop(); on a GPU when the host has waited for the stream.
-  double own_seconds() const;            // without those of RankWait
-  double schedule_seconds() const;       // of ScheduleSpan; 0 without one
-  double transfer_wait_seconds() const;  // of RankWait for transfers of a pipeline
+  // Valid after stop(); on a GPU after the host has synchronized with the stream.
+  double own_seconds() const;            // without RankWait
+  double schedule_seconds() const;       // time of the ScheduleSpan; 0 without one
+  double transfer_wait_seconds() const;  // time of RankWait for pipeline transfers
 
  private:
   friend class RankWait;
   friend class ScheduleSpan;
   struct Mark {
     std::chrono::steady_clock::time_point time;
-    std::optional<c10::Event> event;  // on a GPU
+    std::optional<c10::Event> event;  // set on a GPU
   };
   struct Wait {
     Mark from, to;
@@ -43,7 +44,7 @@ class StepTimer {
   };
   Mark mark() const;
   static double seconds(const Mark& from, const Mark& to);
-  // The timer that runs, where it is of that thread or stream; else null.
+  // The running timer, if it belongs to this thread (CPU) or the current stream (GPU); else null.
   static StepTimer* running(c10::DeviceType device);
 
   const c10::Device device_;
@@ -53,25 +54,27 @@ class StepTimer {
   std::optional<Mark> end_;
   std::vector<Wait> waits_;
   std::optional<std::pair<Mark, Mark>> schedule_;
-  int depth_ = 0;  // of RankWait in each other
+  int depth_ = 0;  // nesting depth of RankWait
 };
 
-// From its construction to done() the rank waits for others: the calling thread (a CPU) or its current stream
-// (a GPU). Measures nothing without a StepTimer of that thread or stream, for one atomic load.
+// Marks the time from construction to done() as waiting for other ranks: of the calling thread (CPU) or its
+// current stream (GPU). Without a StepTimer of that thread or stream it measures nothing and costs one
+// atomic load.
 class RankWait {
  public:
   enum class For { kAll, kTransfer };
-  // Of waits inside each other the outermost counts, with what it waits for.
+  // In nested waits only the outermost counts, with its `what`.
   explicit RankWait(c10::DeviceType device, For what = For::kAll);
-  void done();  // not called where the wait has failed
+  void done();  // not called if the wait failed
 
  private:
-  StepTimer* timer_;  // null: not measured
+  StepTimer* timer_;  // null: measures nothing
   StepTimer::Mark begin_;
   For what_;
 };
 
-// From its construction to done() the rank runs its list of a pipeline's schedule. Measured as a RankWait.
+// Marks the time from construction to done() in which the rank runs its list of a pipeline schedule. It is
+// measured as a RankWait.
 class ScheduleSpan {
  public:
   explicit ScheduleSpan(c10::DeviceType device);

@@ -16,7 +16,8 @@ Pending StreamedExchange::start_on_stream(std::vector<at::Tensor> tensors,
   };
   auto in_flight = std::make_shared<InFlight>();
   in_flight->tensors = std::move(tensors);
-  // It must not write before earlier work has read: the memory of `out` may have been freed by that work.
+  // The operation must not write before earlier work has read: that work may have freed the memory of
+  // `out`.
   stream_.wait(DeviceStream::current(device_));
   {
     const StreamScope scope(stream_);

@@ -1,12 +1,13 @@
-// An exchange on a stream of its own, so that layers overlap it with products: what an operation reads has
-// been written by the stream that is current at its start, and wait() makes the stream that is current then
-// wait for the result. The host waits for nothing. For GPUs: on a CPU, which has no streams, use the group.
+// A StreamedExchange runs collectives on its own stream, so that layers overlap them with matrix products.
+// Inputs must be written by the stream that is current at start; wait() makes the stream that is current
+// then wait for the result. The host waits for nothing. It is for GPUs; a CPU has no streams and uses the
+// group directly.
 //
 // A GPU runs the operations of several NCCL communicators at the same time (fsdp's gathers and reductions,
-// tp), and each occupies the device until the other ranks have come. That ends well as long as all ranks
-// launch them in one order: the host of each rank runs the same program over the same units, so the order of
-// its calls is the same everywhere. Nothing that decides whether or when an operation is started may depend
-// on the rank's own values or on time.
+// tp), and each occupies the device until the other ranks have joined. There is no deadlock as long as all
+// ranks launch them in one order: the host of each rank runs the same program over the same units, so the
+// order of its calls is the same on all ranks. Whether or when an operation starts must not depend on the
+// rank's own values or on time.
 #pragma once
 
 #include <functional>
@@ -22,19 +23,19 @@ namespace hyperion::parallel {
 
 class StreamedExchange : public Exchange {
  public:
-  // `group` outlives it.
+  // `group` must outlive this object.
   StreamedExchange(Exchange& group, c10::Device device)
       : group_(group), device_(device), stream_(DeviceStream::from_pool(device, /*high_priority=*/true)) {}
 
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
 
-  // The tensors are kept until wait(): later work of the stream that waits may reuse their memory.
+  // The tensors are kept alive until wait(): later work of the stream that waits may reuse their memory.
   Pending start_all_gather_into(const at::Tensor& out, const at::Tensor& in) override;
   Pending start_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) override;
   Pending start_all_reduce_sum(const at::Tensor& tensor) override;
   Pending start_all_reduce_max(const at::Tensor& tensor) override;
-  // These the group runs on a stream of its own already.
+  // The group already runs these on its own stream.
   Pending start_all_to_all(const at::Tensor& out, const at::Tensor& in, std::span<const int64_t> out_rows,
                            std::span<const int64_t> in_rows) override {
     return group_.start_all_to_all(out, in, out_rows, in_rows);

@@ -1,5 +1,5 @@
-// Ranges of the profiler's traces, named after what the program does: "forward layers.3", "all-gather
-// layers.4", "optimizer". docs/metrics.md lists them.
+// A TraceRange is a range in the profiler's traces, named after the program's work: "forward layers.3",
+// "all-gather layers.4", "optimizer". docs/metrics.md lists the names.
 #pragma once
 
 #include <optional>
@@ -10,8 +10,8 @@
 
 namespace hyperion::parallel {
 
-// A range from here to the end of the scope, on the thread that trains. Without a profiler it costs one look
-// at thread-local state: the name is put together only where somebody records it.
+// Covers the rest of the scope, on the training thread. Without a profiler it costs one look at
+// thread-local state; the name is built only if it is recorded.
 class TraceRange {
  public:
   explicit TraceRange(const char* what, const std::string* unit = nullptr) {

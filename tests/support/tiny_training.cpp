@@ -198,7 +198,7 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
                                               *fsdp_, checkpointing, experts_.get());
     schedule_ = std::make_unique<trainer::ScheduleRunner>(
         *stage_, *pipeline_, trainer::StageGroups{ranks, groups_->pp_down()}, job.device);
-    if (parallel::Communicator* tied = groups_->tied())
+    if (parallel::Communicator* tied = groups_->tied_group())
       tied_ = std::make_unique<trainer::TiedTable>(*tied, *stage_);
   } else {
     stage_ = std::make_unique<trainer::Stage>(model_, *fsdp_, checkpointing, experts_.get());
@@ -316,7 +316,7 @@ TinyStep TinyTraining::step(int64_t step) {
   const parallel::LocalGradients& gradients = stage_->gradients();
   const at::Tensor norm = optim::global_grad_norm(
       optim::gradient_classes(gradients, groups_->get(parallel::MeshDim::kFsdp), tensor_,
-                              groups_->get(parallel::MeshDim::kPp), groups_->of_experts()),
+                              groups_->get(parallel::MeshDim::kPp), groups_->expert_groups()),
       fsdp_->options().state_device);
   optim::clip_gradients(gradients, norm, 1.0);
   const at::Tensor skip = at::zeros({}, norm.options().dtype(at::kFloat));

@@ -178,7 +178,7 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   }
   made.transformer->allocate_balances(context.without_memory ? at::Device(at::kMeta) : context.device);
   made.parameters = made.stage->parameters();
-  if (parallel::Communicator* ranks = context.groups.tied()) {
+  if (parallel::Communicator* ranks = context.groups.tied_group()) {
     if (context.device.is_cuda()) connect_pairs(*ranks, context.device, {1, 1}, {1, 1});
     made.tied = std::make_unique<TiedTable>(*ranks, *made.stage);
   }

@@ -17,7 +17,7 @@ struct GradientClass {
 };
 // `shard`: the ranks that hold different rows; `tensor`: those that have divided parameters, or null;
 // `stages`: those with other layers; `experts`: those that hold different parts of a unit's experts, none
-// without expert parallelism (ProcessGroups::of_experts).
+// without expert parallelism (ProcessGroups::expert_groups).
 std::vector<GradientClass> gradient_classes(const parallel::LocalGradients& gradients,
                                             parallel::Communicator& shard, parallel::Communicator* tensor,
                                             parallel::Communicator& stages,

@@ -156,7 +156,7 @@ void check_speed(const parallel::ProcessGroups& groups, const parallel::Mesh& me
   std::vector<parallel::MeshDim> dims = {parallel::MeshDim::kTp, parallel::MeshDim::kCp,
                                          parallel::MeshDim::kFsdp, parallel::MeshDim::kDpReplicate,
                                          parallel::MeshDim::kPp};
-  if (!groups.of_experts().empty())
+  if (!groups.expert_groups().empty())
     dims.insert(dims.end(), {parallel::MeshDim::kEfsdp, parallel::MeshDim::kEp});
   for (const parallel::MeshDim dim : dims) {
     parallel::Communicator& group = groups.get(dim);

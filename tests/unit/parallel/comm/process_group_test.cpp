@@ -85,8 +85,9 @@ TEST_CASE("the ranks with a tied table have a group, which is the pipeline's whe
     environment.rank = rank;
     const ProcessGroups groups(mesh, environment, options);
     CHECK(&groups.pp_down() == &groups.get(MeshDim::kPp));  // but over NCCL
-    return groups.tied() == nullptr ? "none"
-                                    : fmt::format("{} {}", groups.tied()->name(), groups.tied()->rank());
+    return groups.tied_group() == nullptr
+               ? "none"
+               : fmt::format("{} {}", groups.tied_group()->name(), groups.tied_group()->rank());
   };
   const Mesh four({.pp = 4, .dp_shard = 2}, 8), two({.pp = 2, .dp_shard = 4}, 8);
   CHECK(tied(1, four) == "tied/1 0");
