@@ -23,7 +23,7 @@ using enum PipelineKind;
 void print_times() {
   for (const PipelineKind kind :
        {k1F1B, kLoopedBfs, kInterleaved1F1B, kInterleavedZeroBubble, kZbvZeroBubble, kDualPipeV}) {
-    const int stages = std::min(8, stages_per_rank(kind).most);
+    const int stages = std::min(8, stages_per_rank(kind).max);
     const auto begin = std::chrono::steady_clock::now();
     const PipelineSchedule schedule = make_schedule(kind, {16, stages, 256});
     const auto made = std::chrono::steady_clock::now();
@@ -62,7 +62,7 @@ void print_losses(const char* name, double transfer, bool by_action, int seeds) 
   for (const PipelineKind kind :
        {kGPipe, k1F1B, kLoopedBfs, kInterleaved1F1B, kInterleavedZeroBubble, kZbvZeroBubble, kDualPipeV}) {
     for (const auto& [ranks, microbatches] : {std::pair(4, 8), std::pair(4, 16), std::pair(8, 32)}) {
-      const int stages = stages_per_rank(kind).least;
+      const int stages = stages_per_rank(kind).min;
       const PipelineSchedule lowered = lower(make_schedule(kind, {ranks, stages, microbatches}), costs);
       fmt::print("{:22} {:2} {:2} {:3}", text_of(kind), ranks, stages, microbatches);
       for (const TransferStreams streams :

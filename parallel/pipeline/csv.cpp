@@ -30,7 +30,7 @@ std::string_view trimmed(std::string_view cell) {
 PipelineSchedule parse_csv_schedule(std::string_view text, std::string_view name, int ranks,
                                     int microbatches) {
   PipelineSchedule schedule{microbatches, {}, {}};
-  std::vector<std::vector<size_t>> columns;  // of each action, by rank
+  std::vector<std::vector<size_t>> columns;  // column of each action, by rank
   std::map<int, int> rank_of_stage;
   if (text.ends_with('\n')) text.remove_suffix(1);
   for (const std::string_view row : split(text, '\n')) {

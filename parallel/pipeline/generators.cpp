@@ -1,7 +1,7 @@
-// The order of each schedule: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019), breadth-first
+// Builds the order of each schedule: GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019), breadth-first
 // (Lamy-Poirier 2023), interleaved 1F1B (Narayanan et al. 2021), zero bubble and its V (Qi et al. 2023,
-// 2024), and DualPipeV (DeepSeek 2025). Where the papers leave a choice it is PyTorch's, whose lists these
-// equal.
+// 2024), and DualPipeV (DeepSeek 2025). Where the papers leave a choice, it follows PyTorch, whose lists
+// these equal.
 #include <algorithm>
 #include <deque>
 #include <optional>
@@ -14,15 +14,15 @@ namespace {
 
 using enum PipelineOp;
 
-// A rank's list while it is made. Each stage takes its microbatches in order; those from `microbatches` on
-// are counted but left out.
+// Builds a rank's list. Each stage takes its microbatches in order; those from `microbatches` on are
+// counted but left out.
 class RankList {
  public:
   RankList(int stages, int microbatches)
       : microbatches_(microbatches), forwards_(stages, 0), backwards_(stages, 0) {}
 
   void forward(int stage) { append({kForward, stage, forwards_[stage]++}); }
-  // `op`: kBackward or kInputGradient, after which the stage's weight gradient is pending.
+  // `op` is kBackward, or kInputGradient, after which the stage's wgrad is pending.
   void backward(int stage, PipelineOp op = kBackward) {
     if (op == kInputGradient) pending_.push_back({kWeightGradient, stage, backwards_[stage]});
     append({op, stage, backwards_[stage]++});
@@ -32,7 +32,7 @@ class RankList {
     actions_.back().overlaps_next = true;
     backward(backward_stage);
   }
-  // The oldest pending weight gradient, of any stage or of this one, if there is one.
+  // Appends the oldest pending wgrad, of any stage or of `stage`, if there is one.
   void weight_gradient(std::optional<int> stage = {}) {
     const auto oldest = std::ranges::find_if(
         pending_, [&](const PipelineAction& action) { return !stage || action.stage == *stage; });
@@ -53,12 +53,12 @@ class RankList {
   }
 
   int microbatches_;
-  std::vector<int> forwards_, backwards_;  // by stage: how many are in the list
+  std::vector<int> forwards_, backwards_;  // number in the list, by stage
   std::vector<PipelineAction> actions_;
   std::deque<PipelineAction> pending_;
 };
 
-// All forwards, then all backwards, stage after stage. LoopedBFS runs the backwards in reverse order.
+// Runs all forwards, then all backwards, stage after stage. LoopedBFS runs the backwards in reverse order.
 std::vector<PipelineAction> breadth_first(int rank, const PipelineShape& shape, bool reversed) {
   std::vector<PipelineAction> actions;
   for (int stage = rank; stage < shape.ranks * shape.stages_per_rank; stage += shape.ranks)
@@ -71,7 +71,7 @@ std::vector<PipelineAction> breadth_first(int rank, const PipelineShape& shape, 
   return actions;
 }
 
-// As many forwards first as there are ranks behind, then a forward and a backward in turn.
+// Warms up with one forward per later rank, then alternates forward and backward.
 std::vector<PipelineAction> one_forward_one_backward(int rank, int ranks, int microbatches) {
   RankList list(ranks, microbatches);
   const int warm_up = std::min(microbatches, ranks - 1 - rank);
@@ -85,8 +85,8 @@ std::vector<PipelineAction> one_forward_one_backward(int rank, int ranks, int mi
 }
 
 // A round is `round` microbatches of each local stage in turn: forwards from the first stage on, backwards
-// from the last. With `zero_bubble` a backward is its input gradient, and weight gradients follow r input
-// gradients later on rank r, where they fill what was the bubble at the end.
+// from the last. With `zero_bubble` a backward is a dgrad, and its wgrad follows r dgrads later on rank r,
+// where it fills the bubble at the end.
 std::vector<PipelineAction> interleaved(int rank, const PipelineShape& shape, int microbatches, int round,
                                         bool zero_bubble) {
   const int local_stages = shape.stages_per_rank, total = local_stages * microbatches;
@@ -108,8 +108,8 @@ std::vector<PipelineAction> interleaved(int rank, const PipelineShape& shape, in
   return list.take();
 }
 
-// Two stages a rank, `down` on the way to the last rank and `up` on the way back. The order is made for at
-// least 2 ranks - 1 microbatches, which fill the pipeline, and what is beyond `microbatches` is left out.
+// Each rank has two stages, `down` on the way to the last rank and `up` on the way back. The order is built
+// for at least 2 ranks - 1 microbatches, which fill the pipeline; those beyond `microbatches` are left out.
 std::vector<PipelineAction> zero_bubble_v(int rank, int ranks, int microbatches) {
   const int down = rank, up = 2 * ranks - 1 - rank, count = std::max(2 * ranks - 1, microbatches);
   RankList list(2 * ranks, microbatches);
@@ -142,7 +142,7 @@ std::vector<PipelineAction> zero_bubble_v(int rank, int ranks, int microbatches)
   return list.take();
 }
 
-// DeepSeek's eight steps, on two stages a rank as above.
+// Follows DeepSeek's eight steps, with two stages per rank as above.
 std::vector<PipelineAction> dual_pipe_v(int rank, int ranks, int microbatches) {
   const int down = rank, up = 2 * ranks - 1 - rank, hops = ranks - 1 - rank;
   RankList list(2 * ranks, microbatches);
@@ -169,7 +169,8 @@ std::vector<PipelineAction> dual_pipe_v(int rank, int ranks, int microbatches) {
     list.backward(up);
     list.overlapped(up, down);
   }
-  // The second half of the backwards that are left is divided, which leaves weight gradients for the end.
+  // The second half of the remaining backwards is split into dgrad and wgrad, which leaves wgrads for the
+  // end.
   for (int i = 0; i < 2 * (rank + 1); ++i)
     list.backward(i % 2 == 0 ? up : down, i > rank ? kInputGradient : kBackward);
   for (int i = 0; i < hops; ++i) {
@@ -180,9 +181,9 @@ std::vector<PipelineAction> dual_pipe_v(int rank, int ranks, int microbatches) {
   return list.take();
 }
 
-// How many microbatches an interleaved schedule takes through a stage before it turns to the next one;
-// nothing where they do not divide into such rounds. Batches are divided one by one where all together do not
-// divide.
+// The number of microbatches an interleaved schedule runs through a stage before it turns to the next one;
+// nullopt if the microbatches do not divide into such rounds. If those of all batches do not divide, each
+// batch has rounds of its own.
 std::optional<int> microbatches_per_round(const PipelineShape& shape) {
   for (const int microbatches : {shape.microbatches * shape.batches, shape.microbatches}) {
     const int rounds = std::max(1, microbatches / shape.ranks);
@@ -203,7 +204,7 @@ std::vector<int> ranks_of_stages(PipelineKind kind, int ranks, int stages_per_ra
 
 PipelineSchedule make_schedule(PipelineKind kind, const PipelineShape& shape) {
   const int ranks = shape.ranks,
-            all = microbatches_of_step(shape.microbatches, shape.batches, ranks * shape.stages_per_rank);
+            total = microbatches_of_step(shape.microbatches, shape.batches, ranks * shape.stages_per_rank);
   const StagesPerRank allowed = stages_per_rank(kind);
   if (kind == PipelineKind::kSingle || kind == PipelineKind::kMulti) {
     throw_config(
@@ -211,23 +212,23 @@ PipelineSchedule make_schedule(PipelineKind kind, const PipelineShape& shape) {
         "parallelism.pipeline_parallel_schedule_csv, or choose another schedule",
         text_of(kind));
   }
-  if (!allowed.allow(shape.stages_per_rank)) {
+  if (!allowed.allows(shape.stages_per_rank)) {
     throw_config(
         "parallelism.pipeline_parallel_schedule = \"{}\" has {} per rank, not {}: set "
         "parallelism.pipeline_parallel_layers_per_stage (or module_fqns_per_model_part) accordingly, or "
         "choose another schedule",
         text_of(kind),
-        allowed.most == 1   ? "one stage"
-        : allowed.most == 2 ? "two stages"
-                            : "at least two stages",
+        allowed.max == 1   ? "one stage"
+        : allowed.max == 2 ? "two stages"
+                           : "at least two stages",
         shape.stages_per_rank);
   }
-  if (kind == PipelineKind::kDualPipeV && all < 2 * ranks) {
+  if (kind == PipelineKind::kDualPipeV && total < 2 * ranks) {
     throw_config(
         "parallelism.pipeline_parallel_schedule = \"DualPipeV\" needs at least {} microbatches in a step, "
         "twice the {} of pipeline_parallel_degree, and has {}: raise training.local_batch_size or "
         "training.global_batch_size, lower pipeline_parallel_microbatch_size, or choose another schedule",
-        2 * ranks, ranks, all);
+        2 * ranks, ranks, total);
   }
   const bool is_interleaved =
       kind == PipelineKind::kInterleaved1F1B || kind == PipelineKind::kInterleavedZeroBubble;
@@ -241,25 +242,24 @@ PipelineSchedule make_schedule(PipelineKind kind, const PipelineShape& shape) {
   }
 
   PipelineSchedule schedule{shape.microbatches, ranks_of_stages(kind, ranks, shape.stages_per_rank), {}};
-  const auto of_every_rank = [&](const auto& list_of) {
-    for (int rank = 0; rank < ranks; ++rank) schedule.ranks.push_back(list_of(rank));
+  const auto build_ranks = [&](const auto& build_list) {
+    for (int rank = 0; rank < ranks; ++rank) schedule.ranks.push_back(build_list(rank));
     return schedule;
   };
   if (kind == PipelineKind::kGPipe || kind == PipelineKind::kLoopedBfs) {
     const bool reversed = kind == PipelineKind::kLoopedBfs;
-    return repeat(of_every_rank([&](int rank) { return breadth_first(rank, shape, reversed); }),
-                  shape.batches);
+    return repeat(build_ranks([&](int rank) { return breadth_first(rank, shape, reversed); }), shape.batches);
   }
-  schedule.microbatches = all;
+  schedule.microbatches = total;
   if (is_interleaved) {
     const bool zero_bubble = kind == PipelineKind::kInterleavedZeroBubble;
-    return of_every_rank([&](int rank) { return interleaved(rank, shape, all, *round, zero_bubble); });
+    return build_ranks([&](int rank) { return interleaved(rank, shape, total, *round, zero_bubble); });
   }
   if (kind == PipelineKind::kZbvZeroBubble)
-    return of_every_rank([&](int rank) { return zero_bubble_v(rank, ranks, all); });
+    return build_ranks([&](int rank) { return zero_bubble_v(rank, ranks, total); });
   if (kind == PipelineKind::kDualPipeV)
-    return of_every_rank([&](int rank) { return dual_pipe_v(rank, ranks, all); });
-  return of_every_rank([&](int rank) { return one_forward_one_backward(rank, ranks, all); });
+    return build_ranks([&](int rank) { return dual_pipe_v(rank, ranks, total); });
+  return build_ranks([&](int rank) { return one_forward_one_backward(rank, ranks, total); });
 }
 
 }  // namespace hyperion::parallel

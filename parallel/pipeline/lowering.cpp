@@ -13,40 +13,40 @@ namespace {
 
 using enum PipelineOp;
 
-// What another stage reads of an action's result: its send and its receive.
+// The send and the receive of an action's result.
 struct Transfer {
   PipelineAction send, receive;
 };
 
-// Nothing where no other rank reads it.
+// The transfer of an action's result; nullopt if no other rank consumes it.
 std::optional<Transfer> transfer_of(const PipelineSchedule& schedule, const PipelineAction& action) {
   if (!is_compute(action.op) || action.op == kWeightGradient) return {};
   const bool forward = action.op == kForward;
-  const int reader = forward ? action.stage + 1 : action.stage - 1;
-  if (reader < 0 || reader == schedule.stages() ||
-      schedule.rank_of_stage[reader] == schedule.rank_of_stage[action.stage])
+  const int consumer = forward ? action.stage + 1 : action.stage - 1;
+  if (consumer < 0 || consumer == schedule.stages() ||
+      schedule.rank_of_stage[consumer] == schedule.rank_of_stage[action.stage])
     return {};
   return Transfer{{forward ? kSendForward : kSendBackward, action.stage, action.microbatch},
-                  {forward ? kReceiveForward : kReceiveBackward, reader, action.microbatch}};
+                  {forward ? kReceiveForward : kReceiveBackward, consumer, action.microbatch}};
 }
 
 bool uses_weights(const PipelineAction& action) {
   return is_compute(action.op) && action.op != kWeightGradient;
 }
 
-// Appends a rank's compute actions to `list` with gathers, frees and reductions; `before(i)` comes first of
-// what belongs to the i-th.
+// Appends a rank's compute actions to `list` with unshards, reshards and reductions; `before(i)` is called
+// before anything of action i is appended.
 void append_with_weights(const std::vector<PipelineAction>& compute, const auto& before,
                          std::vector<PipelineAction>& list) {
   struct Uses {
     int stage;
-    std::deque<size_t> positions;  // that use its weights, from the current one on
+    std::deque<size_t> positions;  // actions that use its weights, from the current one on
     size_t last_gradient;
   };
   std::vector<Uses> stages;
   const auto uses_of = [&](int stage) {
-    const auto found = std::ranges::find(stages, stage, &Uses::stage);
-    return found != stages.end() ? found : stages.insert(found, {stage, {}, compute.size()});
+    const auto uses = std::ranges::find(stages, stage, &Uses::stage);
+    return uses != stages.end() ? uses : stages.insert(uses, {stage, {}, compute.size()});
   };
   for (size_t i = 0; i < compute.size(); ++i) {
     const auto uses = uses_of(compute[i].stage);
@@ -68,7 +68,7 @@ void append_with_weights(const std::vector<PipelineAction>& compute, const auto&
     before(i);
     for (const auto& [position, stage] : next) {
       if (std::ranges::count(gathered, stage) > 0) continue;
-      list.push_back({kGather, stage});
+      list.push_back({kUnshard, stage});
       gathered.push_back(stage);
     }
     list.push_back({compute[i].op, compute[i].stage, compute[i].microbatch});
@@ -78,7 +78,7 @@ void append_with_weights(const std::vector<PipelineAction>& compute, const auto&
       next = next_stages();
       std::erase_if(gathered, [&](int stage) {
         if (std::ranges::count(next, stage, &std::pair<size_t, int>::second) > 0) return false;
-        list.push_back({kFree, stage});
+        list.push_back({kReshard, stage});
         return true;
       });
     }
@@ -86,7 +86,7 @@ void append_with_weights(const std::vector<PipelineAction>& compute, const auto&
   }
 }
 
-// What find_problem knows of a stage's microbatch: a bit for each op that was met.
+// The ops of a stage's microbatch that were seen, one bit each.
 using Ops = uint32_t;
 constexpr Ops bit(PipelineOp op) {
   return Ops{1} << static_cast<int>(op);
@@ -122,9 +122,9 @@ class ProblemSearch {
     }
     const PipelineTiming timing = simulate(schedule_, uniform_costs(1, 2, 1, 1, 0),
                                            lowered_ ? TransferStreams::kOne : TransferStreams::kUnlimited);
-    if (timing.stuck)
-      return PipelineProblem{timing.stuck->rank, timing.stuck->position,
-                             "the action is never reached: " + timing.stuck->reason};
+    if (timing.deadlock)
+      return PipelineProblem{timing.deadlock->rank, timing.deadlock->position,
+                             "the action is never reached: " + timing.deadlock->reason};
     return {};
   }
 
@@ -133,7 +133,7 @@ class ProblemSearch {
     return met_[static_cast<size_t>(action.stage) * schedule_.microbatches + action.microbatch];
   }
 
-  // What is wrong with the next action of `rank`, after its name; empty: nothing.
+  // The problem of `rank`'s next action, as text after its name; empty if there is none.
   std::string problem_of(int rank, const PipelineAction& action) {
     if (action.stage >= schedule_.stages())
       return fmt::format(": there is no stage {}, the last one is {}", action.stage, schedule_.stages() - 1);
@@ -161,13 +161,13 @@ class ProblemSearch {
     if (backward && (before & bit(kForward)) == 0) return needs(kForward);
     if (!lowered_ || !is_compute(action.op)) return {};
     if (gathered_.count(action.stage) == 0)
-      return fmt::format(" comes before {}", to_text({kGather, action.stage}));
+      return fmt::format(" comes before {}", to_text({kUnshard, action.stage}));
     return reads_from_other_rank(action) ? needs(action.op == kForward ? kReceiveForward : kReceiveBackward)
                                          : std::string();
   }
 
   std::string weights_problem_of(const PipelineAction& action) {
-    if (action.op == kFree) return gathered_.erase(action.stage) == 1 ? "" : " frees what is not gathered";
+    if (action.op == kReshard) return gathered_.erase(action.stage) == 1 ? "" : " frees what is not gathered";
     if (action.op == kReduce) {
       if (reduced_[action.stage]) return " is there twice";
       reduced_[action.stage] = true;
@@ -193,14 +193,14 @@ class ProblemSearch {
            schedule_.rank_of_stage[source] != schedule_.rank_of_stage[action.stage];
   }
 
-  // A computation of a stage's microbatch that was not met; empty: all were.
+  // A compute action of a stage's microbatch that was not seen; empty if all were.
   std::string missing_of(int stage, int microbatch) {
     const PipelineAction forward{kForward, stage, microbatch};
     const Ops ops = met(forward);
     if ((ops & bit(kForward)) == 0) return to_text(forward);
     if ((ops & (bit(kBackward) | bit(kInputGradient))) == 0) return other(forward, kBackward);
-    const bool all = (ops & (bit(kBackward) | bit(kWeightGradient))) != 0;
-    return all ? std::string() : other(forward, kWeightGradient);
+    const bool has_wgrad = (ops & (bit(kBackward) | bit(kWeightGradient))) != 0;
+    return has_wgrad ? std::string() : other(forward, kWeightGradient);
   }
 
   const PipelineSchedule& schedule_;
@@ -213,7 +213,8 @@ class ProblemSearch {
 }  // namespace
 
 PipelineSchedule lower(const PipelineSchedule& schedule, const PipelineCosts& costs) {
-  // An action that costs nothing would exist at the moment that it starts, before or after a transfer then.
+  // If an action cost nothing, its data would exist when it starts, and order against transfers would be
+  // ambiguous.
   const PipelineCosts positive = [&](const PipelineAction& action) {
     return is_compute(action.op) ? std::max(costs(action), 1e-9) : costs(action);
   };
@@ -236,16 +237,17 @@ PipelineSchedule lower(const PipelineSchedule& schedule, const PipelineCosts& co
     double time;
     PipelineAction action;
   };
-  std::vector<std::deque<Timed>> of_rank(schedule.ranks.size());
+  std::vector<std::deque<Timed>> transfers_of_rank(schedule.ranks.size());
   for (const auto& [time, stage, op, microbatch, transfer] : transfers) {
-    of_rank[schedule.rank_of_stage[transfer.send.stage]].push_back({time, transfer.send});
-    of_rank[schedule.rank_of_stage[transfer.receive.stage]].push_back({time, transfer.receive});
+    transfers_of_rank[schedule.rank_of_stage[transfer.send.stage]].push_back({time, transfer.send});
+    transfers_of_rank[schedule.rank_of_stage[transfer.receive.stage]].push_back({time, transfer.receive});
   }
   PipelineSchedule lowered{schedule.microbatches, schedule.rank_of_stage, {}};
   for (size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
     std::vector<PipelineAction>& list = lowered.ranks.emplace_back();
     const auto add_until = [&](double time) {
-      for (auto& queue = of_rank[rank]; !queue.empty() && queue.front().time <= time; queue.pop_front())
+      for (auto& queue = transfers_of_rank[rank]; !queue.empty() && queue.front().time <= time;
+           queue.pop_front())
         list.push_back(queue.front().action);
     };
     append_with_weights(

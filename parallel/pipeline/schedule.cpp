@@ -47,7 +47,7 @@ std::string to_text(const PipelineAction& action) {
   return action.microbatch < 0 ? text : text + std::to_string(action.microbatch);
 }
 
-std::vector<std::string> entries_of(std::span<const PipelineAction> actions) {
+std::vector<std::string> to_entries(std::span<const PipelineAction> actions) {
   std::vector<std::string> entries;
   for (size_t i = 0; i < actions.size(); ++i) {
     entries.push_back(to_text(actions[i]));
@@ -102,22 +102,22 @@ StagesPerRank stages_per_rank(PipelineKind kind) {
 
 int microbatches_of_step(int microbatches, int batches, int stages) {
   constexpr int64_t kMost = 1'000'000;  // each rank makes the lists of all: up to 600 bytes for each
-  const int64_t in_a_step = int64_t{microbatches} * batches;
-  if (in_a_step > kMost / std::max(stages, 1))
+  const int64_t per_step = int64_t{microbatches} * batches;
+  if (per_step > kMost / std::max(stages, 1))
     throw_config(
         "a step has {} microbatches of parallelism.pipeline_parallel_microbatch_size in {} stages, expected "
         "at most "
         "{} together (microbatches x stages): raise it, or lower training.local_batch_size or "
         "training.global_batch_size",
-        in_a_step, stages, kMost);
-  return static_cast<int>(in_a_step);
+        per_step, stages, kMost);
+  return static_cast<int>(per_step);
 }
 
 PipelineSchedule repeat(const PipelineSchedule& schedule, int batches) {
-  PipelineSchedule all{
+  PipelineSchedule repeated{
       microbatches_of_step(schedule.microbatches, batches, schedule.stages()), schedule.rank_of_stage, {}};
   for (const std::vector<PipelineAction>& actions : schedule.ranks) {
-    std::vector<PipelineAction>& list = all.ranks.emplace_back();
+    std::vector<PipelineAction>& list = repeated.ranks.emplace_back();
     for (int batch = 0; batch < batches; ++batch) {
       for (PipelineAction action : actions) {
         action.microbatch += batch * schedule.microbatches;
@@ -125,37 +125,38 @@ PipelineSchedule repeat(const PipelineSchedule& schedule, int batches) {
       }
     }
   }
-  return all;
+  return repeated;
 }
 
 namespace {
 
-// The most, by rank, of what `begins` and not yet `ends`.
-std::vector<int> most_at_once(const PipelineSchedule& schedule, const std::vector<int>& weights,
-                              const auto& begins, const auto& ends) {
-  std::vector<int> most;
+// The maximum, by rank, of weighted actions that have begun and not ended.
+std::vector<int> max_at_once(const PipelineSchedule& schedule, const std::vector<int>& weights,
+                             const auto& begins, const auto& ends) {
+  std::vector<int> peaks;
   for (const std::vector<PipelineAction>& actions : schedule.ranks) {
-    int now = 0;
-    most.push_back(0);
+    int current = 0;
+    peaks.push_back(0);
     for (const PipelineAction& action : actions) {
       const int weight = weights.empty() ? 1 : weights.at(static_cast<size_t>(action.stage));
-      if (begins(action.op)) most.back() = std::max(most.back(), now += weight);
-      if (ends(action.op)) now -= weight;
+      if (begins(action.op)) peaks.back() = std::max(peaks.back(), current += weight);
+      if (ends(action.op)) current -= weight;
     }
   }
-  return most;
+  return peaks;
 }
 
 }  // namespace
 
-std::vector<int> kept_microbatches(const PipelineSchedule& schedule, const std::vector<int>& weights) {
-  return most_at_once(
+std::vector<int> max_microbatches_in_flight(const PipelineSchedule& schedule,
+                                            const std::vector<int>& weights) {
+  return max_at_once(
       schedule, weights, [](PipelineOp op) { return op == PipelineOp::kForward; },
       [](PipelineOp op) { return op == PipelineOp::kBackward || op == PipelineOp::kWeightGradient; });
 }
 
-std::vector<int> deferred_microbatches(const PipelineSchedule& schedule, const std::vector<int>& weights) {
-  return most_at_once(
+std::vector<int> max_deferred_wgrads(const PipelineSchedule& schedule, const std::vector<int>& weights) {
+  return max_at_once(
       schedule, weights, [](PipelineOp op) { return op == PipelineOp::kInputGradient; },
       [](PipelineOp op) { return op == PipelineOp::kWeightGradient; });
 }

@@ -1,5 +1,5 @@
-// Pipeline schedules as lists: which rank runs which stage on which microbatch, in which order. Made from
-// numbers alone, without tensors or communication. Lists are written and read as PyTorch's
+// Pipeline schedules are lists: which rank runs which stage on which microbatch, in which order. They are
+// built from numbers alone, without tensors or communication, and written and read as PyTorch writes them
 // (torch.distributed.pipelining.schedules): "2F0" is the forward of stage 2 on microbatch 0.
 //
 // 1F1B, 2 ranks, 4 microbatches; a backward takes two units of time, dots are the bubble:
@@ -20,16 +20,16 @@ namespace hyperion::parallel {
 
 enum class PipelineOp : uint8_t {
   kForward,
-  kBackward,        // of input and weights
-  kInputGradient,   // the half of a backward that the stage before waits for
-  kWeightGradient,  // the other half
-  kGather,          // a stage's weights, from the ranks that shard them
-  kFree,            // what kGather has gathered
-  kReduce,          // a stage's gradients, over the ranks that shard or replicate it
-  kSendForward,     // a stage's output, to the rank of the next stage
-  kReceiveForward,  // a stage's input
-  kSendBackward,    // the gradient of a stage's input, to the rank of the stage before
-  kReceiveBackward  // the gradient of a stage's output
+  kBackward,        // dgrad and wgrad
+  kInputGradient,   // dgrad: the previous stage waits for it
+  kWeightGradient,  // wgrad
+  kUnshard,         // all-gathers a stage's weights
+  kReshard,         // frees the weights that kUnshard gathered
+  kReduce,          // reduces a stage's gradients over the ranks that shard or replicate it
+  kSendForward,     // sends a stage's output to the rank of the next stage
+  kReceiveForward,  // receives a stage's input
+  kSendBackward,    // sends the gradient of a stage's input to the rank of the previous stage
+  kReceiveBackward  // receives the gradient of a stage's output
 };
 constexpr auto choices(PipelineOp) {
   using enum PipelineOp;
@@ -37,15 +37,15 @@ constexpr auto choices(PipelineOp) {
                                   {kBackward, "B"},
                                   {kInputGradient, "I"},
                                   {kWeightGradient, "W"},
-                                  {kGather, "UNSHARD"},
-                                  {kFree, "RESHARD"},
+                                  {kUnshard, "UNSHARD"},
+                                  {kReshard, "RESHARD"},
                                   {kReduce, "REDUCE_GRAD"},
                                   {kSendForward, "SEND_F"},
                                   {kReceiveForward, "RECV_F"},
                                   {kSendBackward, "SEND_B"},
                                   {kReceiveBackward, "RECV_B"}});
 }
-// Forward, backward and the halves of a backward.
+// Forward, backward, dgrad or wgrad.
 constexpr bool is_compute(PipelineOp op) {
   return op <= PipelineOp::kWeightGradient;
 }
@@ -59,28 +59,28 @@ constexpr bool is_transfer(PipelineOp op) {
 struct PipelineAction {
   PipelineOp op = PipelineOp::kForward;
   int stage = 0;
-  int microbatch = -1;  // -1 for kGather, kFree and kReduce, which are about all of them
-  // The next action forms one entry with this one, "(0F1;3B0)OVERLAP_F_B". Here they run one after the other.
+  int microbatch = -1;  // -1 for kUnshard, kReshard and kReduce, which concern all microbatches
+  // The next action forms one entry with this one, "(0F1;3B0)OVERLAP_F_B". Here they run in sequence.
   bool overlaps_next = false;
   bool operator==(const PipelineAction&) const = default;
 };
 
 // "2F0", "1UNSHARD"
 std::string to_text(const PipelineAction& action);
-// A rank's list as entries: one for each action, or for two that overlap.
-std::vector<std::string> entries_of(std::span<const PipelineAction> actions);
-// The one or two actions of an entry; nothing where it is none.
+// A rank's list as entries: one per action, or per pair that overlaps.
+std::vector<std::string> to_entries(std::span<const PipelineAction> actions);
+// The one or two actions of an entry; nullopt if it is not one.
 std::optional<std::vector<PipelineAction>> parse_entry(std::string_view entry);
 
 struct PipelineSchedule {
   int microbatches = 0;
   std::vector<int> rank_of_stage;
-  std::vector<std::vector<PipelineAction>> ranks;  // by rank of the pipeline, in order of execution
+  std::vector<std::vector<PipelineAction>> ranks;  // by pp rank, in execution order
 
   int stages() const { return static_cast<int>(rank_of_stage.size()); }
 };
 
-// The schedules of torchtitan 0.2.2. The last two have no order of their own: it comes from a CSV file.
+// The schedules of torchtitan 0.2.2. The last two take their order from a CSV file.
 enum class PipelineKind {
   kGPipe,
   k1F1B,
@@ -104,42 +104,45 @@ constexpr auto choices(PipelineKind) {
                                     {kSingle, "PipelineScheduleSingle"},
                                     {kMulti, "PipelineScheduleMulti"}});
 }
-// The schedule of this name, in upper or lower case. Throws Error(kUsage) with all names for another.
+// Returns the schedule of this name, in upper or lower case. Throws Error(kUsage) listing all names for an
+// unknown one.
 PipelineKind pipeline_kind(std::string_view name);
 
-// How many stages each rank may have. The V schedules have two, of which the second ones lie in reverse
-// order, so that the last stage is on rank 0; all others deal stages round robin.
+// The number of stages each rank may have. A V schedule has two per rank; the second ones lie in reverse
+// order, so that the last stage is on rank 0. All others assign stages round robin.
 struct StagesPerRank {
-  int least, most;
-  bool allow(int stages) const { return least <= stages && stages <= most; }
+  int min, max;
+  bool allows(int stages) const { return min <= stages && stages <= max; }
 };
 StagesPerRank stages_per_rank(PipelineKind kind);
 
-// By stage.
+// The rank of each stage.
 std::vector<int> ranks_of_stages(PipelineKind kind, int ranks, int stages_per_rank);
 
 struct PipelineShape {
   int ranks = 1;
   int stages_per_rank = 1;
-  int microbatches = 1;  // of one local batch
-  int batches = 1;       // of one optimizer step (gradient accumulation)
+  int microbatches = 1;  // per local batch
+  int batches = 1;       // per optimizer step (gradient accumulation)
 };
 
-// The compute actions of one optimizer step. Schedules whose kept microbatches do not grow with their number
-// run all batches as one, GPipe and LoopedBFS one batch after the other. Throws Error(kUsage) where the
-// schedule does not exist for these numbers, and for kSingle and kMulti.
+// Returns the compute actions of one optimizer step. Schedules whose microbatches in flight do not grow
+// with their number run all batches as one; GPipe and LoopedBFS run one batch after the other. Throws
+// Error(kUsage) if the schedule does not exist for these numbers, and for kSingle and kMulti.
 PipelineSchedule make_schedule(PipelineKind kind, const PipelineShape& shape);
 
-// The product. Throws Error(kUsage) for more, or for more forwards of `stages`, than lists can be made of.
+// Returns microbatches x batches. Throws Error(kUsage) if that product, or the number of forwards of
+// `stages`, is too large to build lists of.
 int microbatches_of_step(int microbatches, int batches, int stages);
-// `schedule`, of one batch, for `batches` of them, one after the other.
+// Repeats the schedule of one batch `batches` times in sequence.
 PipelineSchedule repeat(const PipelineSchedule& schedule, int batches);
 
-// How many microbatches each rank keeps something of at once, each stage counted (`weights[stage]` times):
-// from their forward to the end of their backward or weight gradient.
-std::vector<int> kept_microbatches(const PipelineSchedule& schedule, const std::vector<int>& weights = {});
-// The same of microbatches whose weight gradients wait: from their input gradient to the end of those.
-std::vector<int> deferred_microbatches(const PipelineSchedule& schedule,
-                                       const std::vector<int>& weights = {});
+// The peak number of microbatches in flight on each rank, each stage counted `weights[stage]` times: from
+// their forward to the end of their backward or wgrad.
+std::vector<int> max_microbatches_in_flight(const PipelineSchedule& schedule,
+                                            const std::vector<int>& weights = {});
+// The peak number of deferred wgrads on each rank, counted likewise: from the dgrad of a microbatch to the
+// end of its wgrad.
+std::vector<int> max_deferred_wgrads(const PipelineSchedule& schedule, const std::vector<int>& weights = {});
 
 }  // namespace hyperion::parallel

@@ -14,14 +14,14 @@ using enum PipelineOp;
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// The queue of its rank that a transfer belongs to.
+// The queue of its rank in which a transfer runs.
 int stream_of(const PipelineSchedule& schedule, const PipelineAction& action, TransferStreams streams) {
   const bool forward = action.op == kSendForward || action.op == kReceiveForward;
   if (streams == TransferStreams::kPerOp) return forward ? 0 : 1;
   if (streams != TransferStreams::kPerDirection) return 0;
   const int first =
       action.op == kSendForward || action.op == kReceiveBackward ? action.stage : action.stage - 1;
-  // From stage `first` to the next one for activations, the other way for gradients.
+  // Activations go from stage `first` to the next one, gradients the other way.
   const bool up = schedule.rank_of_stage[first] < schedule.rank_of_stage[first + 1];
   return up == forward ? 0 : 1;
 }
@@ -62,7 +62,7 @@ class Simulation {
         timing_.seconds = std::max(timing_.seconds, timing_.end[rank][i]);
         if (is_compute(schedule_.ranks[rank][i].op)) busy += timing_.end[rank][i] - timing_.start[rank][i];
       }
-      if (!timing_.stuck && next_[rank] < schedule_.ranks[rank].size()) set_stuck(rank);
+      if (!timing_.deadlock && next_[rank] < schedule_.ranks[rank].size()) set_deadlock(rank);
     }
     if (timing_.seconds > 0)
       timing_.bubble = 1 - busy / (timing_.seconds * static_cast<double>(schedule_.ranks.size()));
@@ -71,12 +71,13 @@ class Simulation {
 
  private:
   struct Queue {
-    std::deque<size_t> positions;  // of transfers that are not done, in the rank's list
-    double free = 0;               // when the last one was
+    std::deque<size_t> positions;  // incomplete transfers, as positions in the rank's list
+    double free = 0;               // end of the last transfer
   };
-  // What a stage's forward or backward has made of a microbatch, and when the stage that reads it has it.
+  // When a stage's forward or backward of a microbatch has finished, and when the consuming stage has its
+  // result.
   struct Result {
-    double made = kNever, there = kNever;
+    double finished = kNever, available = kNever;
   };
 
   Result& result(PipelineOp op, int stage, int microbatch) {
@@ -87,8 +88,8 @@ class Simulation {
     return queues_[2 * rank + stream_of(schedule_, action, streams_)];
   }
 
-  // The action whose result `action` needs from another stage, or nothing.
-  std::optional<PipelineAction> needed(const PipelineAction& action) const {
+  // The action of another stage whose result `action` needs, if any.
+  std::optional<PipelineAction> input_of(const PipelineAction& action) const {
     if (action.op == kForward && action.stage > 0)
       return PipelineAction{kForward, action.stage - 1, action.microbatch};
     if ((action.op == kBackward || action.op == kInputGradient) && action.stage + 1 < schedule_.stages())
@@ -96,7 +97,7 @@ class Simulation {
     return {};
   }
 
-  // Runs the rank's next action that is no transfer, if its input is there or will be.
+  // Runs the rank's next action that is not a transfer, if the time of its input is known.
   bool compute(size_t rank) {
     const auto& actions = schedule_.ranks[rank];
     size_t& next = next_[rank];
@@ -104,25 +105,25 @@ class Simulation {
     if (next == actions.size()) return false;
     const PipelineAction& action = actions[next];
     double start = free_[rank];
-    if (const auto input = needed(action)) {
-      const double there = result(input->op, input->stage, input->microbatch).there;
-      if (there == kNever) return false;
-      start = std::max(start, there);
+    if (const auto input = input_of(action)) {
+      const double available = result(input->op, input->stage, input->microbatch).available;
+      if (available == kNever) return false;
+      start = std::max(start, available);
     }
     const double end = start + (is_compute(action.op) ? costs_(action) : 0);
     timing_.start[rank][next] = start;
     timing_.end[rank][next] = free_[rank] = end;
     ++next;
     if (action.op == kForward || action.op == kBackward || action.op == kInputGradient) {
-      Result& made = result(action.op, action.stage, action.microbatch);
-      made.made = end;
-      const int reader = action.op == kForward ? action.stage + 1 : action.stage - 1;
-      if (reader < 0 || reader == schedule_.stages()) return true;
-      if (schedule_.rank_of_stage[reader] == static_cast<int>(rank)) {
-        made.there = end;
+      Result& output = result(action.op, action.stage, action.microbatch);
+      output.finished = end;
+      const int consumer = action.op == kForward ? action.stage + 1 : action.stage - 1;
+      if (consumer < 0 || consumer == schedule_.stages()) return true;
+      if (schedule_.rank_of_stage[consumer] == static_cast<int>(rank)) {
+        output.available = end;
       } else if (streams_ == TransferStreams::kUnlimited) {
-        made.there = end + costs_({action.op == kForward ? kSendForward : kSendBackward, action.stage,
-                                   action.microbatch});
+        output.available = end + costs_({action.op == kForward ? kSendForward : kSendBackward, action.stage,
+                                         action.microbatch});
       }
     }
     return true;
@@ -136,7 +137,7 @@ class Simulation {
     if (!is_send(action.op)) return false;
     const bool forward = action.op == kSendForward;
     Result& data = result(forward ? kForward : kBackward, action.stage, action.microbatch);
-    if (data.made == kNever) return false;
+    if (data.finished == kNever) return false;
     const PipelineAction receive{forward ? kReceiveForward : kReceiveBackward,
                                  forward ? action.stage + 1 : action.stage - 1, action.microbatch};
     const size_t peer = schedule_.rank_of_stage[receive.stage];
@@ -144,9 +145,9 @@ class Simulation {
     if (peer_queue.positions.empty()) return false;
     const size_t peer_position = peer_queue.positions.front();
     if (schedule_.ranks[peer][peer_position] != receive) return false;
-    const double start = std::max({data.made, queue.free, peer_queue.free});
+    const double start = std::max({data.finished, queue.free, peer_queue.free});
     const double end = start + costs_(action);
-    data.there = queue.free = peer_queue.free = end;
+    data.available = queue.free = peer_queue.free = end;
     timing_.start[rank][position] = timing_.start[peer][peer_position] = start;
     timing_.end[rank][position] = timing_.end[peer][peer_position] = end;
     queue.positions.pop_front();
@@ -154,22 +155,22 @@ class Simulation {
     return true;
   }
 
-  // Follows from rank to rank what the next action waits for, until one comes twice.
-  void set_stuck(size_t rank) {
-    timing_.stuck = {static_cast<int>(rank), next_[rank], {}};
-    std::string& reason = timing_.stuck->reason;
+  // Follows the waits from rank to rank until one repeats.
+  void set_deadlock(size_t rank) {
+    timing_.deadlock = {static_cast<int>(rank), next_[rank], {}};
+    std::string& reason = timing_.deadlock->reason;
     std::set<size_t> seen;
     while (seen.insert(rank).second && next_[rank] < schedule_.ranks[rank].size()) {
       const PipelineAction& action = schedule_.ranks[rank][next_[rank]];
-      const auto input = needed(action);
+      const auto input = input_of(action);
       if (!input) break;
       const size_t peer = schedule_.rank_of_stage[input->stage];
       const auto& actions = schedule_.ranks[peer];
-      const bool is_made = result(input->op, input->stage, input->microbatch).made != kNever;
+      const bool is_finished = result(input->op, input->stage, input->microbatch).finished != kNever;
       reason += fmt::format(
           "{}{} waits for {} of stage {} on microbatch {}", reason.empty() ? "" : ", where ", to_text(action),
           input->op == kForward ? "the forward" : "the backward", input->stage, input->microbatch);
-      if (is_made) {
+      if (is_finished) {
         reason += ", which is never sent: the transfers of both ranks have other orders";
         break;
       }
@@ -184,7 +185,7 @@ class Simulation {
   const TransferStreams streams_;
   std::vector<Result> forward_, backward_;  // by stage and microbatch
   std::vector<size_t> next_;                // by rank: position of the next action
-  std::vector<double> free_;                // by rank: when its computation before that is done
+  std::vector<double> free_;                // by rank: end of its previous computation
   std::vector<Queue> queues_;               // two for each rank
   PipelineTiming timing_;
 };

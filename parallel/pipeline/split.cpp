@@ -15,8 +15,8 @@ namespace {
 
 constexpr size_t kSuggestedValues = 8;
 
-// Blocks, embedding and head counted as the options say. What is beyond any model is not counted, so that the
-// sum is an int; split_units refuses it.
+// The number of blocks, with embedding and head counted as the options say. Weights beyond any model are
+// clamped, so that the sum fits an int; split_units refuses them.
 int64_t effective_layers(int blocks, const SplitOptions& options) {
   constexpr int64_t kMost = 1'000'000'000;
   return blocks + std::min(options.first_stage_less_layers, kMost) +
@@ -27,15 +27,16 @@ int64_t effective_layers(int blocks, const SplitOptions& options) {
 
 int number_of_stages(PipelineKind kind, int ranks, int blocks, const SplitOptions& options) {
   const StagesPerRank allowed = stages_per_rank(kind);
-  if (!options.layers_per_stage) return ranks * allowed.least;
+  if (!options.layers_per_stage) return ranks * allowed.min;
   const int64_t effective = effective_layers(blocks, options);
   const auto stages_for = [&](int64_t layers) { return (effective - 1) / layers + 1; };
   const int64_t stages = stages_for(*options.layers_per_stage);
-  if (stages % ranks == 0 && allowed.allow(static_cast<int>(stages / ranks))) return static_cast<int>(stages);
+  if (stages % ranks == 0 && allowed.allows(static_cast<int>(stages / ranks)))
+    return static_cast<int>(stages);
 
   std::vector<int64_t> fitting;
-  for (int per_rank = allowed.least;
-       per_rank <= std::min<int64_t>(allowed.most, effective / ranks) && fitting.size() < kSuggestedValues;
+  for (int per_rank = allowed.min;
+       per_rank <= std::min<int64_t>(allowed.max, effective / ranks) && fitting.size() < kSuggestedValues;
        ++per_rank) {
     const int64_t wanted = int64_t{ranks} * per_rank, layers = (effective - 1) / wanted + 1;
     if (stages_for(layers) == wanted) fitting.push_back(layers);
@@ -45,9 +46,8 @@ int number_of_stages(PipelineKind kind, int ranks, int blocks, const SplitOption
       "the head, make {} stages, and {} on {} ranks needs {}; {}",
       *options.layers_per_stage, blocks, options.first_stage_less_layers, options.last_stage_less_layers,
       stages, text_of(kind), ranks,
-      allowed.least == allowed.most
-          ? std::to_string(ranks * allowed.least)
-          : fmt::format("a multiple of {}, at least {}", ranks, ranks * allowed.least),
+      allowed.min == allowed.max ? std::to_string(ranks * allowed.min)
+                                 : fmt::format("a multiple of {}, at least {}", ranks, ranks * allowed.min),
       fitting.empty()
           ? "no value fits: choose another schedule, or fewer ranks (parallelism.pipeline_parallel_degree)"
           : fmt::format("values that fit: {}", fmt::join(fitting, ", ")));
@@ -87,8 +87,8 @@ std::vector<UnitRange> split_units(int stages, int blocks, const SplitOptions& o
   return ranges;
 }
 
-std::vector<UnitRange> units_of_parts(std::span<const std::string> units,
-                                      const std::vector<std::vector<std::string>>& parts) {
+std::vector<UnitRange> units_of_model_parts(std::span<const std::string> units,
+                                            const std::vector<std::vector<std::string>>& parts) {
   constexpr std::string_view kKey = "parallelism.module_fqns_per_model_part";
   std::vector<std::string> modules;
   std::vector<size_t> unit_of_module;

@@ -41,7 +41,7 @@ std::string answer(const std::string& question) {
     if (const auto problem = find_problem(schedule)) return "broken: " + problem->text;
   }
   for (const auto& actions : schedule.ranks)
-    parts.push_back(fmt::format("{}", fmt::join(entries_of(actions), ",")));
+    parts.push_back(fmt::format("{}", fmt::join(to_entries(actions), ",")));
   return fmt::format("{}", fmt::join(parts, "|"));
 }
 

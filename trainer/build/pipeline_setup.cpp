@@ -66,20 +66,20 @@ std::vector<UnitRange> configured_stages(const config::JobConfig& config, const 
         listed ? listed->stages() : parallel::number_of_stages(kind, ranks, blocks, split), blocks, split);
   }
   std::vector<UnitRange> stages =
-      parallel::units_of_parts(models::unit_names(model), *options.module_fqns_per_model_part);
+      parallel::units_of_model_parts(models::unit_names(model), *options.module_fqns_per_model_part);
   const int parts = static_cast<int>(stages.size());
   const parallel::StagesPerRank allowed = parallel::stages_per_rank(kind);
   if (listed && parts != listed->stages())
     throw_config("{} has {} stages, and parallelism.module_fqns_per_model_part {}",
                  options.pipeline_parallel_schedule_csv, listed->stages(), parts);
-  if (!listed && (parts % ranks != 0 || !allowed.allow(parts / ranks)))
+  if (!listed && (parts % ranks != 0 || !allowed.allows(parts / ranks)))
     throw_config(
         "parallelism.module_fqns_per_model_part has {}, and {} on {} ranks needs {}: list so many, or choose "
         "another schedule or pipeline_parallel_degree",
         counted(parts, "part"), text_of(kind), ranks,
-        allowed.least == allowed.most
-            ? std::to_string(ranks * allowed.least)
-            : fmt::format("a multiple of {}, at least {}", ranks, ranks * allowed.least));
+        allowed.min == allowed.max
+            ? std::to_string(ranks * allowed.min)
+            : fmt::format("a multiple of {}, at least {}", ranks, ranks * allowed.min));
   return stages;
 }
 
@@ -93,7 +93,7 @@ bool names_pairs(const parallel::PipelineSchedule& schedule) {
 std::string text_of_lists(const parallel::PipelineSchedule& schedule) {
   std::string text;
   for (const auto& actions : schedule.ranks)
-    text += fmt::format("{}\n", fmt::join(parallel::entries_of(actions), ","));
+    text += fmt::format("{}\n", fmt::join(parallel::to_entries(actions), ","));
   return text;
 }
 
@@ -219,9 +219,9 @@ std::optional<PipelinePlan> plan_pipeline(const config::JobConfig& config, const
     plan.shares[rank].stages.push_back(share);
   }
   plan.bubble = parallel::simulate(schedule, parallel::planned_costs(recomputes)).bubble;
-  const std::vector<int> kept = parallel::kept_microbatches(schedule),
-                         inputs = parallel::kept_microbatches(schedule, kept_inputs),
-                         deferred = parallel::deferred_microbatches(schedule, blocks);
+  const std::vector<int> kept = parallel::max_microbatches_in_flight(schedule),
+                         inputs = parallel::max_microbatches_in_flight(schedule, kept_inputs),
+                         deferred = parallel::max_deferred_wgrads(schedule, blocks);
   for (size_t rank = 0; rank < plan.ranks.size(); ++rank) {
     plan.ranks[rank].kept_microbatches = kept[rank];
     plan.shares[rank].kept_inputs = inputs[rank];

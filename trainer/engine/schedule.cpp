@@ -122,10 +122,10 @@ class Expansion {
       case Op::kReceiveBackward:
         emit(Do::kReceiveGradient);
         break;
-      case Op::kGather:
+      case Op::kUnshard:
         for_units(Do::kGather);
         break;
-      case Op::kFree:
+      case Op::kReshard:
         for_units(Do::kFree);
         break;
       case Op::kReduce:  // with the unit's last backward
@@ -240,7 +240,7 @@ ScheduleRunner::ScheduleRunner(Stage& stage, const Pipeline& pipeline, const Sta
       make_([pipeline, rank = rank_](bool training, size_t microbatches) {
         const parallel::PipelineSchedule lists = pipeline.make(training, microbatches);
         return Plan{pipeline_schedule(pipeline, rank, lists),
-                    parallel::kept_microbatches(lists)[static_cast<size_t>(rank)]};
+                    parallel::max_microbatches_in_flight(lists)[static_cast<size_t>(rank)]};
       }) {
   transfers_.emplace(groups, device);
   device_ = device.type();

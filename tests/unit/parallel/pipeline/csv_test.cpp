@@ -15,7 +15,7 @@ using Catch::Matchers::Equals;
 std::string written(const PipelineSchedule& schedule) {
   std::string text;
   for (const auto& actions : schedule.ranks)
-    text += fmt::format("{}\r\n", fmt::join(entries_of(actions), ","));
+    text += fmt::format("{}\r\n", fmt::join(to_entries(actions), ","));
   return text;
 }
 
@@ -50,7 +50,7 @@ TEST_CASE("empty cells of a CSV schedule are the bubble, and the last line may e
        {"0F0,,0F1,0B0,0B1\n,1F0,1B0,1F1,1B1\n", "0F0,0F1,0B0,0B1\r\n 1F0 ,1B0,1F1,1B1",
         "0F0,0F1,0B0,0B1,,\n,1F0,1B0,1F1,1B1,"}) {
     const PipelineSchedule schedule = parse_csv_schedule(text, "order.csv", 2, 2);
-    CHECK(entries_of(schedule.ranks[1]) == std::vector<std::string>{"1F0", "1B0", "1F1", "1B1"});
+    CHECK(to_entries(schedule.ranks[1]) == std::vector<std::string>{"1F0", "1B0", "1F1", "1B1"});
   }
 }
 

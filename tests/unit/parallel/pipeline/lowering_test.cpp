@@ -23,7 +23,7 @@ void for_every_schedule(const std::function<void(const PipelineSchedule&)>& chec
     for (const int ranks : {1, 2, 3, 4, 8}) {
       for (const int microbatches : {2 * ranks, 4 * ranks}) {
         for (int stages = 1; stages <= 5; stages += 2 - stages % 2) {
-          if (!stages_per_rank(kind).allow(stages)) continue;
+          if (!stages_per_rank(kind).allows(stages)) continue;
           CAPTURE(name, ranks, stages, microbatches);
           check(make_schedule(kind, {ranks, stages, microbatches}));
         }
@@ -95,9 +95,9 @@ TEST_CASE("transfers have one order on all ranks, that in which their data exist
 
 TEST_CASE("a lowered list has gathers, frees, one reduction per stage, sends and receives") {
   const PipelineSchedule lowered = lower(make_schedule(k1F1B, {.ranks = 2, .microbatches = 2}), kCosts);
-  CHECK(fmt::format("{}", fmt::join(entries_of(lowered.ranks[0]), " ")) ==
+  CHECK(fmt::format("{}", fmt::join(to_entries(lowered.ranks[0]), " ")) ==
         "0UNSHARD 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1 0RESHARD 0REDUCE_GRAD");
-  CHECK(fmt::format("{}", fmt::join(entries_of(lowered.ranks[1]), " ")) ==
+  CHECK(fmt::format("{}", fmt::join(to_entries(lowered.ranks[1]), " ")) ==
         "1RECV_F0 1UNSHARD 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1RESHARD 1REDUCE_GRAD 1SEND_B1");
 }
 
@@ -128,7 +128,7 @@ TEST_CASE("streams of their own for the two directions never wait for each other
     const PipelineSchedule lowered = lower(schedule, kCosts);
     const PipelineTiming one = simulate(lowered, wrong, TransferStreams::kOne),
                          two = simulate(lowered, wrong, TransferStreams::kPerDirection);
-    REQUIRE_FALSE(two.stuck);
+    REQUIRE_FALSE(two.deadlock);
     CHECK(two.seconds <= one.seconds * (1 + 1e-12));
   });
   // Gradients and activations share no stream even where stages have a rank each.
@@ -149,16 +149,16 @@ TEST_CASE("up to three stages stay gathered for the step, and of more one is fre
       return std::ranges::count(lowered.ranks[0], op, &PipelineAction::op);
     };
     CAPTURE(stages);
-    CHECK(count(kGather) == count(kFree));
+    CHECK(count(kUnshard) == count(kReshard));
     CHECK(count(kReduce) == stages);
     int gathered = 0, most = 0;
     for (const PipelineAction& action : lowered.ranks[0])
-      most = std::max(most, gathered += (action.op == kGather) - (action.op == kFree));
+      most = std::max(most, gathered += (action.op == kUnshard) - (action.op == kReshard));
     CHECK(most == std::min(stages, 3));
     if (stages <= 3) {
-      CHECK(count(kGather) == stages);
+      CHECK(count(kUnshard) == stages);
     } else {
-      CHECK(count(kGather) > stages);
+      CHECK(count(kUnshard) > stages);
     }
   }
 }
@@ -188,7 +188,7 @@ TEST_CASE("lists that cannot be a step are found with rank and position") {
     return problem_text(schedule);
   };
   const PipelineSchedule plain = make_schedule(kInterleavedZeroBubble, {2, 2, 2});
-  REQUIRE(fmt::format("{}", fmt::join(entries_of(plain.ranks[1]), " ")) ==
+  REQUIRE(fmt::format("{}", fmt::join(to_entries(plain.ranks[1]), " ")) ==
           "1F0 1F1 3F0 3I0 3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1");
   CHECK(changed([](auto&) {}) == "");
   CHECK(changed([](auto& s) { s.ranks[1].pop_back(); }) == "rank 1: 1W1 is missing");
@@ -214,7 +214,7 @@ TEST_CASE("lists that cannot be a step are found with rank and position") {
     schedule.ranks[1].erase(std::ranges::find(schedule.ranks[1], op, &PipelineAction::op));
     return problem_text(schedule);
   };
-  CHECK(without(kGather) == "rank 1 at 2: 1F0 comes before 1UNSHARD");
+  CHECK(without(kUnshard) == "rank 1 at 2: 1F0 comes before 1UNSHARD");
   CHECK(without(kReduce).find("REDUCE_GRAD is missing") != std::string::npos);
   CHECK(without(kReceiveForward) == "rank 1 at 2: 1F0 comes before 1RECV_F0");
   CHECK(without(kSendForward).find("never reached") != std::string::npos);

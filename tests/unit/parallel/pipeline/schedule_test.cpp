@@ -16,7 +16,7 @@ using Catch::Matchers::Contains;
 using enum PipelineKind;
 
 std::string row(const std::vector<PipelineAction>& actions) {
-  return fmt::format("{}", fmt::join(entries_of(actions), " "));
+  return fmt::format("{}", fmt::join(to_entries(actions), " "));
 }
 
 // A step with M microbatches where a forward costs 1 and a backward 2.
@@ -32,7 +32,7 @@ TEST_CASE("pipeline actions are printed and parsed as PyTorch's") {
         "2SEND_B0", "1RECV_B0", "(0F1;3B0)OVERLAP_F_B", "(3F0;0B12)OVERLAP_F_B"}) {
     const auto actions = parse_entry(text);
     REQUIRE(actions);
-    CHECK(entries_of(*actions) == std::vector<std::string>{text});
+    CHECK(to_entries(*actions) == std::vector<std::string>{text});
   }
   const std::vector<PipelineAction> pair = {{PipelineOp::kForward, 0, 1, true},
                                             {PipelineOp::kBackward, 3, 0}};
@@ -97,7 +97,7 @@ TEST_CASE("an interleaved step runs when the drawn example says") {
         "1B3@23");
   CHECK(timing.seconds == 27);
   CHECK(timing.bubble == Approx(1.0 / 9));
-  CHECK(kept_microbatches(schedule) == std::vector<int>{5, 3});
+  CHECK(max_microbatches_in_flight(schedule) == std::vector<int>{5, 3});
 }
 
 TEST_CASE("the last stage of a V is on the first rank") {
@@ -140,7 +140,7 @@ TEST_CASE("each rank keeps as many microbatches as its schedule's formula says")
     for (int m = 1; m <= 4 * p; ++m) {
       CAPTURE(p, m);
       const auto kept = [&](PipelineKind kind, int v) {
-        return kept_microbatches(make_schedule(kind, {p, v, m}));
+        return max_microbatches_in_flight(make_schedule(kind, {p, v, m}));
       };
       for (int r = 0; r < p; ++r) {
         CHECK(kept(kGPipe, 1)[r] == m);
@@ -160,13 +160,13 @@ TEST_CASE("each rank keeps as many microbatches as its schedule's formula says")
 
 TEST_CASE("weight gradients wait on as many microbatches as their schedule divides backwards ahead of them") {
   const auto deferred = [](PipelineKind kind, int p, int v, int m) {
-    return deferred_microbatches(make_schedule(kind, {p, v, m}));
+    return max_deferred_wgrads(make_schedule(kind, {p, v, m}));
   };
   CHECK(deferred(kInterleaved1F1B, 4, 2, 8) == std::vector{0, 0, 0, 0});
   CHECK(deferred(kInterleavedZeroBubble, 4, 2, 8) == std::vector{1, 2, 3, 4});  // r + 1
   CHECK(deferred(kZbvZeroBubble, 4, 2, 8) == std::vector{1, 3, 5, 7});          // 2r + 1
   const PipelineSchedule schedule = make_schedule(kInterleavedZeroBubble, {2, 2, 4});
-  CHECK(deferred_microbatches(schedule, {3, 3, 3, 3}) == std::vector{3, 6});
+  CHECK(max_deferred_wgrads(schedule, {3, 3, 3, 3}) == std::vector{3, 6});
 }
 
 TEST_CASE("a schedule spans gradient accumulation where it keeps no more for it") {
@@ -176,14 +176,14 @@ TEST_CASE("a schedule spans gradient accumulation where it keeps no more for it"
     const PipelineSchedule all = make_schedule(kind, {4, v, 8, 3});
     CHECK(all.ranks == make_schedule(kind, {4, v, 24}).ranks);
     CHECK(all.microbatches == 24);
-    CHECK(kept_microbatches(all) == kept_microbatches(make_schedule(kind, {4, v, 8})));
+    CHECK(max_microbatches_in_flight(all) == max_microbatches_in_flight(make_schedule(kind, {4, v, 8})));
   }
   // Four microbatches of a batch make no round of eight, but those of two batches do.
   CHECK(make_schedule(kDualPipeV, {4, 2, 4, 2}).microbatches == 8);
   for (const PipelineKind kind : {kGPipe, kLoopedBfs}) {
     const int v = kind == kGPipe ? 1 : 2;
     const PipelineSchedule one = make_schedule(kind, {2, v, 3}), all = make_schedule(kind, {2, v, 3, 2});
-    CHECK(kept_microbatches(all) == kept_microbatches(one));
+    CHECK(max_microbatches_in_flight(all) == max_microbatches_in_flight(one));
     CHECK(all.microbatches == 6);
     CHECK(row(all.ranks[1]).starts_with(row(one.ranks[1])));
   }

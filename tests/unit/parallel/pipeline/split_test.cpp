@@ -91,17 +91,17 @@ TEST_CASE("layers_per_stage gives the number of stages, or says which values fit
 }
 
 TEST_CASE("listed modules give each stage's units") {
-  CHECK(units_of_parts(kUnits,
-                       {{"tok_embeddings", "layers.0"}, {"layers.1"}, {"layers.2"}, {"norm", "output"}}) ==
+  CHECK(units_of_model_parts(
+            kUnits, {{"tok_embeddings", "layers.0"}, {"layers.1"}, {"layers.2"}, {"norm", "output"}}) ==
         std::vector<UnitRange>{{0, 2}, {2, 3}, {3, 4}, {4, 5}});
-  CHECK(
-      units_of_parts(kUnits, {{"layers.0", "tok_embeddings"}, {"output", "norm", "layers.2", "layers.1"}}) ==
-      std::vector<UnitRange>{{0, 2}, {2, 5}});
+  CHECK(units_of_model_parts(kUnits,
+                             {{"layers.0", "tok_embeddings"}, {"output", "norm", "layers.2", "layers.1"}}) ==
+        std::vector<UnitRange>{{0, 2}, {2, 5}});
 }
 
 TEST_CASE("listed modules that are unknown, missing, repeated, misplaced or none are refused by name") {
   const auto refused = [](const Parts& parts) {
-    const std::string text = refusal([&] { units_of_parts(kUnits, parts); });
+    const std::string text = refusal([&] { units_of_model_parts(kUnits, parts); });
     const std::string key = "parallelism.module_fqns_per_model_part: ";
     REQUIRE(text.starts_with(key));
     return text.substr(key.size());

@@ -157,7 +157,8 @@ TEST_CASE("every schedule of a pipeline becomes its actions of units") {
           }
           CHECK(found == expected);
           CHECK(begun.empty());
-          CHECK(static_cast<int>(kept) == parallel::kept_microbatches(lists)[static_cast<size_t>(rank)]);
+          CHECK(static_cast<int>(kept) ==
+                parallel::max_microbatches_in_flight(lists)[static_cast<size_t>(rank)]);
           size_t own = 0;
           for (const UnitRange& range : units_of_rank(pipeline, rank)) own += range.end - range.first;
           CHECK(last_reductions.size() == own);
