@@ -23,7 +23,7 @@ class Reader {
  public:
   explicit Reader(const EnvironmentLookup& lookup) : lookup_(lookup) {}
 
-  // An empty variable counts as absent, as launchers often export one they have nothing for.
+  // An empty variable counts as absent: launchers often export variables for which they have no value.
   std::optional<std::string> text(const std::string& name) const {
     auto value = lookup_(name);
     return value && !value->empty() ? value : std::nullopt;

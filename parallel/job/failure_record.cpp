@@ -22,8 +22,8 @@ namespace {
 struct ProcessState {
   std::mutex mutex;
   Environment environment;
-  std::optional<FailedOperation> operation;  // the first that failed: what follows is its consequence
-  std::string newest, newest_group;          // started last
+  std::optional<FailedOperation> operation;  // the first that failed: later failures are its consequence
+  std::string newest, newest_group;          // the operation started last
   int64_t newest_number = 0;
 };
 

@@ -20,14 +20,14 @@ std::string shorten_value(const std::string& value) {
 
 }  // namespace
 
-Fingerprint differing_entries(const Fingerprint& rank0, const Fingerprint& own) {
+Fingerprint differing_entries(const Fingerprint& rank0, const Fingerprint& local) {
   Fingerprint entries;
-  for (const auto& [key, value] : own) {
-    const auto found = rank0.find(key);
-    if (found == rank0.end() || found->second != value) entries[key] = value;
+  for (const auto& [key, value] : local) {
+    const auto entry = rank0.find(key);
+    if (entry == rank0.end() || entry->second != value) entries[key] = value;
   }
   for (const auto& [key, value] : rank0)
-    if (!own.contains(key)) entries[key] = "";
+    if (!local.contains(key)) entries[key] = "";
   return entries;
 }
 
@@ -37,9 +37,9 @@ std::string describe_differences(const Fingerprint& rank0, const std::vector<Dif
     for (const auto& [key, value] : rank.entries) by_key[key][value].push_back(rank.rank);
   std::vector<std::string> lines;
   for (const auto& [key, values] : by_key) {
-    const auto found = rank0.find(key);
+    const auto entry = rank0.find(key);
     std::string line =
-        fmt::format("\n  {}: {} on rank 0", key, shorten_value(found == rank0.end() ? "" : found->second));
+        fmt::format("\n  {}: {} on rank 0", key, shorten_value(entry == rank0.end() ? "" : entry->second));
     for (const auto& [value, which] : values)
       line += fmt::format(", {} on rank {}", shorten_value(value), rank_list(which));
     lines.push_back(std::move(line));

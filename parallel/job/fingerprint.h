@@ -1,5 +1,5 @@
-// What must be equal on all ranks of a job: of configuration, binary and mesh where they meet
-// (parallel/job/rendezvous.h), of data and seed once the groups are there (parallel/comm/agreement.h).
+// A Fingerprint must be equal on all ranks of a job: configuration, binary and mesh at the rendezvous
+// (parallel/job/rendezvous.h), data and seed once the groups exist (parallel/comm/agreement.h).
 #pragma once
 
 #include <map>
@@ -11,10 +11,10 @@ namespace hyperion::parallel {
 using Fingerprint =
     std::map<std::string, std::string>;  // "training.steps" -> "100", "binary" -> "0.1.0 3f2a..."
 
-// What `own` has otherwise than `rank0`; "" for an entry that it does not have.
-Fingerprint differing_entries(const Fingerprint& rank0, const Fingerprint& own);
+// The entries of `local` that differ from `rank0`; "" for an entry that `local` lacks.
+Fingerprint differing_entries(const Fingerprint& rank0, const Fingerprint& local);
 
-// What `ranks` (rank, its entries that differ) have otherwise than rank 0, as a sentence.
+// A sentence about how `ranks` (rank, its differing entries) differ from rank 0.
 struct DifferingRank {
   int rank = 0;
   Fingerprint entries;

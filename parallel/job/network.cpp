@@ -53,11 +53,11 @@ std::vector<LocalAddress> local_addresses() {
 
 // The local address that packets to `host` leave from; a connected UDP socket has it without sending any.
 std::string address_towards(const std::string& host) {
-  addrinfo hints{}, *found = nullptr;
+  addrinfo hints{}, *addresses = nullptr;
   hints.ai_socktype = SOCK_DGRAM;
-  if (getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return "";
+  if (getaddrinfo(host.c_str(), "9", &hints, &addresses) != 0) return "";
   std::string result;
-  for (const addrinfo* info = found; info != nullptr && result.empty(); info = info->ai_next) {
+  for (const addrinfo* info = addresses; info != nullptr && result.empty(); info = info->ai_next) {
     const Descriptor fd(socket(info->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     sockaddr_storage local{};
     socklen_t length = sizeof local;
@@ -65,7 +65,7 @@ std::string address_towards(const std::string& host) {
         getsockname(fd.get(), reinterpret_cast<sockaddr*>(&local), &length) == 0)
       result = numeric_host(reinterpret_cast<const sockaddr*>(&local));
   }
-  freeaddrinfo(found);
+  freeaddrinfo(addresses);
   return result;
 }
 
@@ -135,8 +135,8 @@ std::vector<std::pair<std::string, std::string>> network_variables() {
 
 void set_unless_user_did(const std::map<std::string, std::string>& variables) {
   for (const auto& [name, value] : variables) {
-    const auto found = std::ranges::find(kOlderNames, name, &std::pair<const char*, const char*>::first);
-    if (found == std::end(kOlderNames) || std::getenv(found->second) == nullptr)
+    const auto older = std::ranges::find(kOlderNames, name, &std::pair<const char*, const char*>::first);
+    if (older == std::end(kOlderNames) || std::getenv(older->second) == nullptr)
       setenv(name.c_str(), value.c_str(), /*overwrite=*/0);
   }
 }

@@ -1,4 +1,4 @@
-// Which network interface of this host the ranks talk over, and what the environment says about it.
+// Finds the network interface over which this host's ranks talk, and the environment variables about it.
 #pragma once
 
 #include <map>
@@ -12,22 +12,22 @@
 namespace hyperion::parallel {
 
 struct NetworkInterface {
-  std::string name;     // "eth0"; empty where no interface has the address
-  std::string address;  // "10.0.0.2"; empty when the user chose the interface by name
+  std::string name;     // "eth0"; empty if no interface has the address
+  std::string address;  // "10.0.0.2"; empty if the user chose the interface by name
   std::string why;      // "as GLOO_SOCKET_IFNAME says"
 };
 
-// What Gloo listens on: the interfaces that GLOO_SOCKET_IFNAME (`wanted`, a comma list) names; else loopback
-// where all ranks are on this host; else the interface that leads to MASTER_ADDR. Throws Error(kUsage) when
-// an interface does not exist, Error(kCommunication) when none leads to other hosts.
+// The interfaces that Gloo listens on: those that GLOO_SOCKET_IFNAME (`wanted`, a comma list) names; else
+// loopback if all ranks are on this host; else the interface that routes to MASTER_ADDR. Throws
+// Error(kUsage) if an interface does not exist, Error(kCommunication) if none leads to other hosts.
 std::vector<NetworkInterface> gloo_interfaces(const Environment& environment, std::string_view wanted);
 std::vector<NetworkInterface> gloo_interfaces(const Environment& environment);  // from the environment
 
-// The variables of this process's environment that the communication libraries read (NCCL_*, TORCH_NCCL_*,
-// TORCH_FR_*, GLOO_*), by name.
+// This process's environment variables that the communication libraries read (NCCL_*, TORCH_NCCL_*,
+// TORCH_FR_*, GLOO_*), sorted by name.
 std::vector<std::pair<std::string, std::string>> network_variables();
 
-// Variables of c10d and the older names that it reads where the newer one is not set.
+// c10d's variables and the older names that it reads if the newer one is not set.
 inline constexpr std::pair<const char*, const char*> kOlderNames[] = {
     {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"},
     {"TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"},
@@ -38,12 +38,12 @@ inline constexpr std::pair<const char*, const char*> kOlderNames[] = {
     {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"},
     {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}};
 
-// Sets variables of this process's environment that the user has not set, by this name or an older one.
+// Sets environment variables of this process that the user has not set under this or an older name.
 void set_unless_user_did(const std::map<std::string, std::string>& variables);
 
-// For the log of a start: interfaces and variables, a line each. `nccl`: the ranks exchange tensors over
-// NCCL, which chooses its interfaces itself unless they say which; `variables`: network_variables() as the
-// user set them.
+// Lines for the start of the log: interfaces and variables. `nccl` says that the ranks exchange tensors
+// over NCCL, which chooses its own interfaces unless a variable names them. `variables` are
+// network_variables() as the user set them.
 std::vector<std::string> describe_network(const std::vector<NetworkInterface>& gloo, bool nccl,
                                           const std::vector<std::pair<std::string, std::string>>& variables);
 

@@ -9,7 +9,7 @@ namespace {
 struct Phase {
   std::mutex mutex;
   std::string text;
-  std::string failed;  // the innermost scope that an exception has left since the last set_phase()
+  std::string failed;  // innermost scope that an exception has left since the last set_phase()
 };
 
 Phase& phase() {

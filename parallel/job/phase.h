@@ -1,4 +1,4 @@
-// What the process is doing right now ("step 12 backward layers.3"), for messages about what failed.
+// The phase says what the process is doing ("step 12 backward layers.3"), for messages about failures.
 #pragma once
 
 #include <string>
@@ -6,14 +6,14 @@
 
 namespace hyperion::parallel {
 
-// Sets the process-wide phase: cheap, callable from any thread. Empty = nothing to say.
+// Sets the process-wide phase. Cheap and thread-safe. An empty phase is left out of messages.
 void set_phase(std::string_view phase);
 std::string current_phase();
-// The phase in which the exception that is being reported was thrown: that of the innermost PhaseGuard it
-// left, or the current one where it left none.
+// The phase in which the exception being reported was thrown: that of the innermost PhaseGuard it left, or
+// the current phase if it left none.
 std::string phase_of_failure();
 
-// Sets a phase for a scope and restores the former one, unless an exception leaves the scope: its message
+// Sets a phase for a scope and restores the previous one, unless an exception leaves the scope: its message
 // names the phase.
 class PhaseGuard {
  public:

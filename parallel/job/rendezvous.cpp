@@ -36,11 +36,11 @@ using std::chrono::seconds;
 constexpr const char* kProcesses = "processes of the rank";
 constexpr const char* kLeft = "left";  // "RANK WHY" of a rank that has ended before all had met
 
-std::atomic<bool> met_or_left{false};  // this rank
+std::atomic<bool> met_or_left{false};  // whether this rank has
 
 // --- the store ---
 
-// Rank 0's socket for the store; -1: libtorch shall listen on every interface.
+// Rank 0's socket for the store; -1 lets libtorch listen on every interface.
 int listening_socket(const Environment& environment) {
   if (environment.master_listen_fd >= 0) return environment.master_listen_fd;
   Descriptor socket(listen_on(environment.master_addr, environment.master_port));
@@ -65,8 +65,8 @@ int listening_socket(const Environment& environment) {
       environment.master_addr, environment.master_port, why);
 }
 
-// Until rank 0 listens; returns what is left of the time, of which libtorch, were it to try, would spend the
-// whole for each family of addresses.
+// Waits until rank 0 listens, and returns the remaining time. libtorch would spend all of it on each
+// address family.
 milliseconds await_listener(const Environment& environment, milliseconds timeout) {
   constexpr milliseconds kPause{100}, kLeast{1000};
   const auto deadline = std::chrono::steady_clock::now() + timeout;
@@ -94,7 +94,7 @@ c10::intrusive_ptr<c10d::Store> connect(const Environment& environment, millisec
   options.isServer = environment.rank == 0 && !environment.agent_store;
   options.waitWorkers = false;  // we wait ourselves, to say which ranks are missing
   options.timeout = timeout;
-  constexpr size_t kOfLoop = 16;  // libuv's, the sockets that listen, and what ranks of a host connect by
+  constexpr size_t kOfLoop = 16;  // libuv's files, listening sockets, connections of this host's ranks
   require_open_files(kOfLoop + (options.isServer ? static_cast<size_t>(environment.world_size) : 0));
   if (options.isServer) {
     const int socket = listening_socket(environment);
@@ -122,7 +122,7 @@ std::string joined_key(int rank) {
 
 // --- rank 0 ---
 
-// Why the ranks do not meet; empty when all have joined, or one that differs has.
+// Why the rendezvous fails; empty once all have joined, or one that differs has.
 std::string describe_missing_ranks(c10d::Store& store, int world, milliseconds timeout, milliseconds grace) {
   if (wait_for_keys(store, {"complete"}, timeout)) return "";
   const double waited = static_cast<double>(timeout.count()) / 1000.0;
@@ -139,7 +139,7 @@ std::string describe_missing_ranks(c10d::Store& store, int world, milliseconds t
 }
 
 std::vector<DifferingRank> differing_ranks(c10d::Store& store, int world, milliseconds grace) {
-  // So that those that start a little later are named, and end with this message, as well.
+  // Ranks that start a little later are then named too, and end with this message as well.
   const auto deadline = std::chrono::steady_clock::now() + grace;
   while (store.add("agreeing", 0) + store.add("differing", 0) < world - 1 &&
          std::chrono::steady_clock::now() < deadline)
@@ -154,8 +154,8 @@ std::vector<DifferingRank> differing_ranks(c10d::Store& store, int world, millis
   return ranks;
 }
 
-// Returns when every rank has joined as the same job; else sends all the reason, and throws it. `grace`: for
-// ranks that join, or read why the job ends, a little later.
+// Returns when every rank has joined as the same job; else sends all ranks the reason, and throws it.
+// `grace` is for ranks that join, or read the reason, a little later.
 void require_all_ranks(c10d::Store& store, int world, const Fingerprint& identity, milliseconds timeout,
                        milliseconds grace) {
   store.set("identity", pack(identity));
@@ -189,7 +189,7 @@ void report_difference(c10d::Store& store, int rank, Fingerprint entries) {
   store.set("complete", "");
 }
 
-// Of what a rank of another build has packed in its own way: nothing, so that every entry differs.
+// Returns nothing for what a rank of another build has packed differently, so that every entry differs.
 Fingerprint unpack_or_nothing(const std::string& bytes) {
   try {
     return unpack<Fingerprint>(bytes);
@@ -215,7 +215,7 @@ void join_rank0(c10d::Store& store, const Environment& environment, const Finger
 
 }  // namespace
 
-// Counted in ticks, so that a process which stood still itself does not find its time over.
+// Time is counted in ticks, so that a suspended process does not find it over when it resumes.
 StoreWatch::StoreWatch(const Environment& environment, milliseconds limit) {
   if (environment.rank == 0 && !environment.agent_store) return;
   thread_ = std::jthread([&environment, limit](const std::stop_token& done) {
@@ -223,7 +223,7 @@ StoreWatch::StoreWatch(const Environment& environment, milliseconds limit) {
     std::mutex mutex;
     std::unique_lock lock(mutex);
     std::condition_variable_any changed;
-    // What fails by itself within the limit says more.
+    // An error within the limit says more.
     for (milliseconds left = limit + seconds(2); left > milliseconds(0); left -= kTick)
       if (changed.wait_for(lock, done, kTick, [] { return false; }) || done.stop_requested()) return;
     ::_exit(report_failure(ExitCode::kCommunication,

@@ -19,18 +19,19 @@ using std::chrono::milliseconds;
 using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
 Addresses addresses_of(const std::string& host, int port) {
-  addrinfo hints{}, *found = nullptr;
+  addrinfo hints{}, *addresses = nullptr;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV;
-  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
-    found = nullptr;
-    // A name server that does not answer leaves the errno of its socket, EAGAIN, which is no lack of threads.
+  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &addresses) != 0) {
+    addresses = nullptr;
+    // A name server that does not answer leaves its socket's errno, EAGAIN, which does not mean a lack of
+    // threads.
     if (errno != EMFILE && errno != ENFILE && errno != ENOMEM) errno = EADDRNOTAVAIL;
   }
-  return {found, ::freeaddrinfo};
+  return {addresses, ::freeaddrinfo};
 }
 
-// Connected within `timeout`, or none and errno.
+// Connects within `timeout`, or returns an empty descriptor and sets errno.
 Descriptor connect_to(const addrinfo& info, milliseconds timeout) {
   Descriptor socket(::socket(info.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket || ::connect(socket.get(), info.ai_addr, info.ai_addrlen) == 0) return socket;

@@ -1,4 +1,4 @@
-// Connections of TCP between the ranks of a job that its own code makes.
+// TCP connections between ranks that our own code opens.
 #pragma once
 
 #include <chrono>
@@ -8,19 +8,19 @@
 
 namespace hyperion::parallel {
 
-// Error(kUsage): rank 0 cannot listen there.
+// Throws Error(kUsage): rank 0 cannot listen on that port.
 [[noreturn]] void throw_port_in_use(const std::string& host, int port);
 
-// A socket that listens on `port` of `host`, the first of its addresses that this host has; -1 when it has
-// none of them. Throws Error(kUsage) when the port is in use, std::system_error when no more files can be
+// Opens a socket that listens on `port` of the first address of `host` that this host has; returns -1 if it
+// has none of them. Throws Error(kUsage) if the port is in use, std::system_error if no more files can be
 // opened.
 int listen_on(const std::string& host, int port);
 
-// A socket that does not block, connected to the first address of `host` that answers within `timeout`; none,
-// and errno, where none does.
+// Opens a non-blocking socket, connected to the first address of `host` that answers within `timeout`;
+// returns an empty descriptor and sets errno if none does.
 Descriptor connect_to(const std::string& host, int port, std::chrono::milliseconds timeout);
 
-// Whether the address that a socket is bound to is the loopback one.
+// Whether the socket is bound to the loopback address.
 bool is_loopback(int socket);
 
 }  // namespace hyperion::parallel
