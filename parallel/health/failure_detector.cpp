@@ -39,8 +39,8 @@ FailureDetector::FailureDetector(c10::intrusive_ptr<c10d::Store> store, const En
       environment_(environment),
       response_timeout_(response_timeout),
       ends_process_(ends_process),
-      // A rank that goes on would keep a false verdict for ever.
-      links_(*store_, environment, timeout, /*silence_is_loss=*/ends_process) {
+      // A rank that continues would keep a false verdict for ever.
+      links_(*store_, environment, timeout, /*timeout_is_loss=*/ends_process) {
   {
     const std::lock_guard lock(current_mutex);
     current = this;
@@ -77,10 +77,10 @@ std::vector<int> FailureDetector::ended_ranks(milliseconds timeout) {
 
 PostMortem FailureDetector::find_lost_ranks(const std::vector<int>& group, const std::string& operation,
                                             const std::string& phase) {
-  // The connections know it, and need no store, that a lost rank 0 would have taken along.
+  // The connections know it without the store, which a lost rank 0 would have taken along.
   std::vector<int> ended = ended_ranks(milliseconds(500));
   PostMortem answer;
-  // The ranks of other hosts read in the store who has failed, and would miss this one.
+  // Ranks of other hosts read in the store which ranks have failed, and would miss this one.
   if (ended.empty() || (!environment_.single_host() && ended.front() != 0))
     answer = exchange_failure_reports(store_, environment_.rank, group, operation, phase, response_timeout_,
                                       ended);
@@ -94,7 +94,7 @@ PostMortem FailureDetector::find_lost_ranks_of_process(const std::string& phase)
   if (current == nullptr) return {};
   {
     const std::lock_guard links_lock(current->mutex_);
-    current->links_.send(End::kFailed);  // it may take seconds until all is known
+    current->links_.send(End::kFailed);  // sent first, because the search may take seconds
   }
   return current->find_lost_ranks(first_ranks(current->environment_.world_size), "a collective", phase);
 }
@@ -111,22 +111,23 @@ void FailureDetector::watch() {
   }
 }
 
-// Of ranks that end at the same time, those that say why do so because of those that do not.
+// If ranks end at the same time, those that report a failure do so because of those that do not.
 void FailureDetector::update() {
-  const LostRanks found = links_.poll();
-  if (found.ranks.empty() || (lost_ && (found.failed || !lost_->failed))) return;
-  lost_ = found;
+  const LostRanks lost = links_.poll();
+  if (lost.ranks.empty() || (lost_ && (lost.failed || !lost_->failed))) return;
+  lost_ = lost;
   lost_at_ = Clock::now();
   changed_.notify_all();
 }
 
-// Nothing may wait for the GPU any more, and the main thread does: so no exception and no destructor.
+// Nothing may wait for the GPU any more, which the main thread does: so no exception and no destructor
+// runs.
 void FailureDetector::end_process() {
-  links_.send(End::kFailed);  // else the others would take this rank for the one that was lost
+  links_.send(End::kFailed);  // else the others would take this rank for the lost one
   const std::string why =
       fmt::format("rank {} has {}", rank_list(lost_->ranks), lost_->failed ? "failed" : "ended");
   record_failed_operation({"", 0, "", current_phase(), why, lost_->ranks});
-  if (!lost_->failed) record_lost_ranks(lost_->ranks);  // of an operation that had failed by then
+  if (!lost_->failed) record_lost_ranks(lost_->ranks);  // for an operation that has already failed
   spdlog::default_logger()->flush();
   const std::string newest = newest_operation();
   ::_exit(report_failure(

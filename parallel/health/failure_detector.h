@@ -1,12 +1,13 @@
-// Answers which ranks were lost, and ends this one where nothing else does it in time. A rank is lost when
-// its process has ended without a word, when it has said that it fails, or when it does not answer: the first
-// two come over connections (rank_links.h), the last from the store of the rendezvous (failure_reports.h),
-// where the ranks whose operation has failed look for the others. docs/architecture.md has a picture.
+// The FailureDetector says which ranks were lost, and ends this process if nothing else does in time. A
+// rank is lost if its process has ended without a message, if it has reported its own failure, or if it
+// does not answer. The first two arrive over connections (rank_links.h), the last comes from the rendezvous
+// store (failure_reports.h), where ranks whose operation has failed look for the others.
+// docs/architecture.md has a picture.
 //
-// Over Gloo and shared memory an operation fails by itself, and the detector says because of whom. Over NCCL
-// a collective that a lost rank never joins runs on the device, the host waits for it in some call, and
-// NCCL's watchdog gives up when the timeout has passed, if it knows the collective at all: the detector ends
-// the rank.
+// Over Gloo and shared memory an operation fails by itself, and the detector says because of which rank.
+// Over NCCL a collective that a lost rank never joins runs on the device, the host blocks in some call, and
+// NCCL's watchdog gives up only after the timeout, if it knows the collective at all: so the detector ends
+// the process.
 #pragma once
 
 #include <chrono>
@@ -31,30 +32,30 @@ namespace hyperion::parallel {
 
 class FailureDetector {
  public:
-  using End = RankLinks::End;  // the others go on without a rank that is done
+  using End = RankLinks::End;  // other ranks continue without a rank that is done
 
-  // Collective. `ends_process`: this rank is ended when another one has been lost, but not while it may be
-  // asking the others by whom an operation has failed, who answer within `response_timeout`. Throws
-  // Error(kCommunication) naming a rank that has not come within `timeout`.
+  // Collective. `ends_process` ends this process after another rank was lost, except while it may be asking
+  // the others, who answer within `response_timeout`, which rank made an operation fail. Throws
+  // Error(kCommunication) naming a rank that has not joined within `timeout`.
   FailureDetector(c10::intrusive_ptr<c10d::Store> store, const Environment& environment,
                   std::chrono::milliseconds timeout,
                   std::chrono::milliseconds response_timeout = kPeerResponseTimeout,
                   bool ends_process = true);
-  // Leaves: as failed while an exception is on its way.
+  // Calls leave(), with kFailed while an exception is in flight.
   ~FailureDetector();
   FailureDetector(const FailureDetector&) = delete;
   FailureDetector& operator=(const FailureDetector&) = delete;
 
-  // Sends the others how this rank ends, and stops watching them. The first call counts.
+  // Tells the others how this rank ends, and stops watching them. Only the first call counts.
   void leave(End end);
-  // The ranks that have ended without a word; looks for up to `timeout` until there is one.
+  // The ranks that have ended without a message. Polls for up to `timeout` until there is one.
   std::vector<int> ended_ranks(std::chrono::milliseconds timeout);
-  // Once `operation` over the ranks of `group` has failed: whom that is because of. Takes a few seconds more
-  // than the response timeout at most; never throws.
+  // Finds the ranks because of which `operation` over `group` has failed. Takes at most the response
+  // timeout and a few seconds more; never throws.
   PostMortem find_lost_ranks(const std::vector<int>& group, const std::string& operation,
                              const std::string& phase);
-  // The same of all ranks, for a thread that ends the process because a collective has failed; the others are
-  // notified at once that this rank fails. Says nothing where this process has no detector.
+  // The same for all ranks, for a thread that ends the process because a collective has failed; the others
+  // are notified at once that this rank fails. Returns an empty result if this process has no detector.
   static PostMortem find_lost_ranks_of_process(const std::string& phase);
 
  private:
@@ -66,11 +67,11 @@ class FailureDetector {
   const Environment environment_;
   const std::chrono::milliseconds response_timeout_;
   const bool ends_process_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   RankLinks links_;
   bool left_ = false;
-  std::optional<LostRanks> lost_;  // the first
+  std::optional<LostRanks> lost_;  // the first ones detected
   std::chrono::steady_clock::time_point lost_at_;
   std::thread thread_;
 };

@@ -29,12 +29,12 @@ constexpr const char* kReports = "failure/reports";      // "RANK\tGROUP\tREPORT
 constexpr const char* kCollector = "failure/collector";  // the rank that names the others
 constexpr const char* kSummary = "failure/summary";  // lost ranks, failed ranks, some reports; a line each
 
-constexpr int kQuoted = 3;  // reports in a message
+constexpr int kQuoted = 3;  // number of reports quoted in a message
 
 constexpr milliseconds kTick{100};
 
-// Until done(), for `timeout` at most. Counted in ticks, so that a process which stands still, as all do on a
-// host that does, does not find its time over when it goes on.
+// Polls until done(), for `timeout` at most. Time is counted in ticks, so that a suspended process does not
+// find it over when it resumes.
 bool wait_until(milliseconds timeout, const auto& done) {
   for (; !done(); timeout -= kTick) {
     if (timeout <= milliseconds(0)) return false;
@@ -67,7 +67,7 @@ std::vector<int> unpack_ranks(const std::string& text) {
 
 struct Reports {
   std::map<int, std::string> of_rank;
-  std::set<int> missing;  // of ranks of their groups
+  std::set<int> missing;  // ranks of their groups without a report
 };
 
 Reports read_reports(c10d::Store& store) {
@@ -105,7 +105,7 @@ void collect_failure_reports(c10d::Store& store, milliseconds timeout, const std
   std::vector<int> failed;
   std::string quoted;
   for (const auto& [rank, report] : reports.of_rank) {
-    // One more, which may be the reader's.
+    // One more report is published, because one may be the reader's own.
     if (failed.size() <= kQuoted) quoted += fmt::format("{}\t{}\n", rank, report);
     failed.push_back(rank);
   }
@@ -144,20 +144,20 @@ PostMortem read_summary(c10d::Store& store, int own_rank) {
 PostMortem read_failure_reports(c10d::Store& store, int own_rank, int collector, milliseconds timeout) {
   const bool answered = wait_for_keys(store, {kSummary}, timeout);
   if (!answered) {
-    // It is lost or its host is busy: the first rank that has waited so long takes its place.
+    // The collector is lost or its host is busy: the first rank that has waited this long replaces it.
     const std::string now = store.compareSet(kCollector, std::to_string(collector), std::to_string(own_rank));
     if (std::stoi(now) == own_rank) collect_failure_reports(store, milliseconds(0));
   }
-  const PostMortem found =
+  const PostMortem result =
       answered || wait_for_keys(store, {kSummary}, seconds(1)) ? read_summary(store, own_rank) : PostMortem();
-  if (!answered && found.lost.empty())
+  if (!answered && result.lost.empty())
     return {fmt::format("; rank {}, which asks the others, does not answer: see its log first", collector),
             {collector}};
-  return found;
+  return result;
 }
 
-// Where the way to the store's host is cut its calls do not return. So a thread of its own makes them, which
-// is left behind when it takes too long.
+// If the network to the store's host is down, its calls do not return. So they run on a thread of their
+// own, which is leaked when it takes too long.
 PostMortem exchange_failure_reports(const c10::intrusive_ptr<c10d::Store>& store, int own_rank,
                                     const std::vector<int>& group, const std::string& operation,
                                     const std::string& phase, milliseconds response_timeout,
@@ -177,7 +177,8 @@ PostMortem exchange_failure_reports(const c10::intrusive_ptr<c10d::Store>& store
     if (wait_until(response_timeout + seconds(3),
                    [&] { return answer.wait_for(seconds(0)) == std::future_status::ready; })) {
       if (own_rank == 0) {
-        // The store ends with rank 0: let those read it whose operation failed a little later.
+        // The store ends with rank 0: ranks whose operation fails a little later must still be able to read
+        // it.
         std::this_thread::sleep_until(begin + response_timeout);
         wait_until(response_timeout / 2, [] { return false; });
       }

@@ -1,4 +1,4 @@
-// Who was lost: the values that answer it.
+// Values that say which ranks were lost.
 #pragma once
 
 #include <string>
@@ -6,18 +6,18 @@
 
 namespace hyperion::parallel {
 
-// Ranks that this one does not count on any more.
+// Ranks that this rank considers lost.
 struct LostRanks {
   std::vector<int> ranks;  // ascending
-  bool failed = false;  // they have said that they fail; otherwise their processes have ended without a word
+  bool failed = false;     // they reported their failure; else their processes ended without a message
 };
 
-// What a rank finds out about the others once an operation has failed.
+// The result of searching for lost ranks after an operation has failed.
 struct PostMortem {
   std::string text;       // appended to the error's message
-  std::vector<int> lost;  // ranks that have ended or do not answer: for the record
-  // Why the operation failed, where that is known ("rank 3 is lost"). It takes the place of the backend's
-  // words: the connection that failed may be that of a rank which ended because of the lost one.
+  std::vector<int> lost;  // ranks that have ended or do not answer, for the record
+  // Why the operation failed, if known ("rank 3 is lost"). It replaces the backend's message: the
+  // connection that failed may belong to a rank that ended because of the lost one.
   std::string cause{};
 };
 

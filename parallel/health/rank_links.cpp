@@ -48,7 +48,7 @@ std::string random_word() {
   return fmt::format("{:08x}{:08x}", random(), random());
 }
 
-// What `request` gets from the store, where `whom` puts it.
+// Returns what `request` reads from the store; `whom` names the rank that writes it.
 auto await(int own_rank, const std::string& whom, const auto& request) {
   try {
     return request();
@@ -59,8 +59,8 @@ auto await(int own_rank, const std::string& whom, const auto& request) {
 
 // --- sockets ---
 
-// One that listens on a name of this host, or is connected to it; none where that fails. The name is in the
-// abstract namespace: nothing is left behind in a folder.
+// Opens a Unix socket that listens on, or connects to, a name of this host; returns an empty descriptor on
+// failure. The name is in the abstract namespace, so no file is left behind.
 Descriptor local_socket(const std::string& name, bool listens) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -68,14 +68,15 @@ Descriptor local_socket(const std::string& name, bool listens) {
   const auto* at = reinterpret_cast<const sockaddr*>(&address);
   Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int fd = socket.get();
-  const bool made = listens ? ::bind(fd, at, sizeof address) == 0 && ::listen(fd, SOMAXCONN) == 0
-                            : ::connect(fd, at, sizeof address) == 0;
-  return made ? std::move(socket) : Descriptor();
+  const bool succeeded = listens ? ::bind(fd, at, sizeof address) == 0 && ::listen(fd, SOMAXCONN) == 0
+                                 : ::connect(fd, at, sizeof address) == 0;
+  return succeeded ? std::move(socket) : Descriptor();
 }
 
-// Without it only a process that ends is noticed.
-void notice_silence(int socket) {
-  constexpr int kProbes = 3, kInterval = static_cast<int>(RankLinks::kSilence.count()) / (kProbes + 1);
+// Without keepalive only the end of a process is noticed, not that of a host.
+void enable_keepalive(int socket) {
+  constexpr int kProbes = 3,
+                kInterval = static_cast<int>(RankLinks::kKeepaliveTimeout.count()) / (kProbes + 1);
   const auto set = [&](int level, int option, int value) {
     ::setsockopt(socket, level, option, &value, sizeof value);
   };
@@ -83,7 +84,7 @@ void notice_silence(int socket) {
   set(IPPROTO_TCP, TCP_KEEPIDLE, kInterval);
   set(IPPROTO_TCP, TCP_KEEPINTVL, kInterval);
   set(IPPROTO_TCP, TCP_KEEPCNT, kProbes);
-  set(IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(milliseconds(RankLinks::kSilence).count()));
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(milliseconds(RankLinks::kKeepaliveTimeout).count()));
   set(IPPROTO_TCP, TCP_NODELAY, 1);
 }
 
@@ -102,9 +103,9 @@ void send_to(int socket, const std::string& line) {
 }  // namespace
 
 RankLinks::RankLinks(c10d::Store& store, const Environment& environment, milliseconds timeout,
-                     bool silence_is_loss)
+                     bool timeout_is_loss)
     : own_rank_(environment.rank),
-      silence_is_loss_(silence_is_loss),
+      timeout_is_loss_(timeout_is_loss),
       relays_(!environment.single_host() && (environment.rank == 0 || environment.local_rank == 0)),
       token_(random_word()) {
   connect_ranks_of_host(store, environment, timeout);
@@ -117,8 +118,8 @@ RankLinks::RankLinks(c10d::Store& store, const Environment& environment, millise
   connect_to_rank_0(address, environment, timeout);
 }
 
-// Launchers number the ranks of a host one after the other; where SLURM numbers them otherwise, the host's
-// name in the address does not fit, and the timeout is what ends a job that has lost a rank.
+// Launchers number the ranks of a host consecutively; where SLURM does not, the host's name in the address
+// does not match, and only the timeout ends a job that has lost a rank.
 void RankLinks::connect_ranks_of_host(c10d::Store& store, const Environment& environment,
                                       milliseconds timeout) {
   const int first = std::max(0, own_rank_ - environment.local_rank);
@@ -145,14 +146,14 @@ void RankLinks::connect_ranks_of_host(c10d::Store& store, const Environment& env
   store.set(connected_key(own_rank_), "");
   for (int rank = first; rank < end; ++rank)
     await_rank(rank, [&] { store.wait({connected_key(rank)}, timeout); });
-  poll();  // they say who they are
+  poll();  // reads the peers' ranks
   std::vector<int> unreachable;
   for (int rank = first; rank < end; ++rank)
     if (rank != own_rank_ && !ended_.contains(rank) && !failed_.contains(rank) &&
         std::ranges::find(links_, rank, &Link::rank) == links_.end())
       unreachable.push_back(rank);
   if (unreachable.empty()) host_listener_ = Descriptor();
-  if (!unreachable.empty() && silence_is_loss_)
+  if (!unreachable.empty() && timeout_is_loss_)
     log_warning(
         "rank {} cannot see whether rank {} is alive (another host, or a container of its own): if it is "
         "killed, this rank ends when comm.train_timeout_seconds have passed",
@@ -161,7 +162,7 @@ void RankLinks::connect_ranks_of_host(c10d::Store& store, const Environment& env
 
 void RankLinks::listen_for_hosts(c10d::Store& store, const Environment& environment) {
   listener_ = Descriptor(listen_on(environment.master_addr, 0));
-  // As the rendezvous: an address that other hosts cannot reach is not the one that they know.
+  // As in the rendezvous, an address that other hosts cannot reach is not the one that they know.
   if (!listener_ || is_loopback(listener_.get())) listener_ = Descriptor(listen_on("::", 0));
   if (!listener_) listener_ = Descriptor(listen_on("0.0.0.0", 0));
   if (!listener_) {
@@ -185,7 +186,7 @@ void RankLinks::connect_to_rank_0(const std::string& address, const Environment&
         "rank {} cannot connect to port {} of rank 0's host {} ({}): a rank that is lost on another host may "
         "be noticed only when comm.train_timeout_seconds have passed",
         own_rank_, port, environment.master_addr, errno_text(errno));
-  notice_silence(socket.get());
+  enable_keepalive(socket.get());
   send_to(socket.get(), fmt::format("{} {}\n", address.substr(space + 1), own_rank_));
   links_.push_back({.socket = std::move(socket), .rank = 0});
 }
@@ -196,7 +197,7 @@ void RankLinks::accept_from(const Descriptor& listener, bool same_host) {
     if (::poll(&wait, 1, 0) != 1) return;
     Descriptor socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) return;
-    if (!same_host) notice_silence(socket.get());
+    if (!same_host) enable_keepalive(socket.get());
     links_.push_back({.socket = std::move(socket), .same_host = same_host});
   }
 }
@@ -235,7 +236,8 @@ bool RankLinks::read(Link& link) {
   }
 }
 
-// "TOKEN RANK" first, then "ended RANKS", "failed RANKS" or "done". False: it is no connection of the job.
+// Handles "TOKEN RANK" first, then "ended RANKS", "failed RANKS" or "done". Returns false if the connection
+// does not belong to the job.
 bool RankLinks::take_line(Link& link, const std::string& line) {
   std::istringstream words(line);
   std::string word;
@@ -253,7 +255,7 @@ bool RankLinks::take_line(Link& link, const std::string& line) {
 }
 
 void RankLinks::note_end(Link& link) {
-  if (silence_is_loss_ || !link.broken) return note({link.rank}, /*failed=*/false, link);
+  if (timeout_is_loss_ || !link.broken) return note({link.rank}, /*failed=*/false, link);
   log_warning(
       "rank {}: the connection to rank {}'s host has broken: a rank that is lost there may be noticed only "
       "when comm.train_timeout_seconds have passed",
@@ -267,7 +269,7 @@ void RankLinks::note(const std::set<int>& ranks, bool failed, const Link& from) 
       send_to(link.socket.get(), lost_line(ranks, failed));
 }
 
-// A connection that takes no line has ended, or its host is gone: poll() sees it.
+// A connection that accepts no line has closed, or its host is gone: poll() notices it.
 void RankLinks::send(End end) {
   accept_from(listener_, /*same_host=*/false);
   for (const Link& link : links_)
