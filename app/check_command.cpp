@@ -51,7 +51,7 @@ std::string describe_batch(const config::JobConfig& config, const parallel::Mesh
   const int64_t microbatches = config::microbatches_of(training, ranks);
   const int64_t global = microbatches * training.local_batch_size * ranks;
   return fmt::format("{} sequences of {} per step: {} tokens ({} x {} sequences x {})", global,
-                     training.seq_len, human_count(static_cast<uint64_t>(global * training.seq_len)),
+                     training.seq_len, format_count(static_cast<uint64_t>(global * training.seq_len)),
                      counted(ranks, "data-parallel rank"), training.local_batch_size,
                      counted(microbatches, "microbatch", "microbatches"));
 }
@@ -243,9 +243,9 @@ std::string describe_model(const config::JobConfig::Model& named, const models::
   const auto problem = hugging_face::export_problem(model);
   const models::ParameterCounts counts = models::count_parameters(model);
   return fmt::format(
-      "{} {}, {} parameters{}{}", named.name, named.flavor, human_count(static_cast<uint64_t>(counts.total)),
+      "{} {}, {} parameters{}{}", named.name, named.flavor, format_count(static_cast<uint64_t>(counts.total)),
       model.num_experts > 0
-          ? fmt::format(", {} of them active for a token", human_count(static_cast<uint64_t>(counts.active)))
+          ? fmt::format(", {} of them active for a token", format_count(static_cast<uint64_t>(counts.active)))
           : "",
       problem ? "; it cannot be exported to Hugging Face: " + problem->text : "");
 }
@@ -332,7 +332,7 @@ class JobCheck {
           fmt::format("pp rank {}", rank), "-",
           fmt::format(
               "{}: {} parameters, at most {} kept; at least {}", one.stages,
-              human_count(static_cast<uint64_t>(one.parameters)),
+              format_count(static_cast<uint64_t>(one.parameters)),
               counted(one.kept_microbatches, "microbatch", "microbatches"),
               describe_needs(trainer::memory_needs(config(), size, known.on_gpu, threads), known.on_gpu)));
     }
@@ -354,7 +354,7 @@ class JobCheck {
       data_ = trainer::checked_tokenizer(
           *resolved_, table_.failed_or_skipped("configuration") ? config::RunContext() : facts_);
       return fmt::format("{}: {} entries", data_->tokenizer_path,
-                         human_count(static_cast<uint64_t>(data_->tokenizer->vocab_size())));
+                         format_count(static_cast<uint64_t>(data_->tokenizer->vocab_size())));
     });
     table_.check("training data", readable_keys(), [&] {
       require_input(*resolved_, "training.dataset_path");

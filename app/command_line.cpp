@@ -78,7 +78,7 @@ void take_last_values(CLI::App& command) {
 }
 
 // An option for an enumeration's texts; `texts`: those that it takes.
-template <Chosen E, typename Target>
+template <EnumWithTexts E, typename Target>
 CLI::Option* add_choice(CLI::App& command, const char* name, Target& target, const char* meaning,
                         const std::vector<std::string>& texts = texts_of<E>()) {
   const auto set = [&target](const std::string& text) { target = choice_of<E>(text).value(); };

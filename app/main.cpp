@@ -189,7 +189,7 @@ std::string exhausted_message(const ExhaustedResource& resource) {
            "cgroup, or ulimit -v, which the threads' stacks count for)";
   if (resource.kind == ExhaustedResource::Kind::kFiles) return message;
   if (!rank_of_job) return message + "; give the command more memory, or name less to work on at once";
-  const std::string& advice = resource.of_gpu ? advice_on_memory.gpu : advice_on_memory.host;
+  const std::string& advice = resource.on_gpu ? advice_on_memory.gpu : advice_on_memory.host;
   return message + "; " + (advice.empty() ? "give the job more memory" : advice);
 }
 

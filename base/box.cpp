@@ -13,7 +13,7 @@ Range chunk_of(int64_t extent, int64_t parts, int64_t index) {
 }
 
 int64_t Box::numel() const {
-  if (std::ranges::count(shape, 0) > 0) return 0;  // whatever the others multiply to
+  if (std::ranges::count(shape, 0) > 0) return 0;  // also if the product of the others overflows
   int64_t n = 1;
   for (const int64_t extent : shape) n *= extent;
   return n;
@@ -51,10 +51,11 @@ std::optional<Box> intersection(const Box& a, const Box& b) {
 void for_each_run(const std::vector<int64_t>& shape, const Box& box,
                   const std::function<void(const Run&)>& visit) {
   if (box.numel() == 0) return;
-  // Dimensions from `inner` on are complete: a run spans them and the range of the one before.
+  // The box spans dimensions from `inner` on completely: a run covers them and the range of the previous
+  // one.
   size_t inner = shape.size();
   while (inner > 0 && box.shape[inner - 1] == shape[inner - 1]) --inner;
-  const size_t outer = inner == 0 ? 0 : inner - 1;  // dimensions that are iterated over
+  const size_t outer = inner == 0 ? 0 : inner - 1;  // number of dimensions to iterate over
   int64_t count = 1;
   for (size_t d = outer; d < shape.size(); ++d) count *= box.shape[d];
   std::vector<int64_t> index(box.offset);

@@ -1,6 +1,6 @@
-// Rectangular parts of tensors: how ranks cut a tensor between them, and which box of it a rank holds. Pure
-// arithmetic; parallel/ cuts parameters with it, models/ fills boxes with initial values, and checkpoint/
-// describes and stores them.
+// Boxes are rectangular parts of tensors: how a tensor is split between ranks, and which box a rank holds.
+// Pure arithmetic; parallel/ shards parameters with it, models/ fills boxes with initial values, and
+// checkpoint/ describes and stores them.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,18 @@
 
 namespace hyperion {
 
-// `count` consecutive indices of a dimension.
+// Consecutive indices of a dimension.
 struct Range {
   int64_t begin = 0, count = 0;
   int64_t end() const { return begin + count; }
   bool operator==(const Range&) const = default;
 };
 
-// Part `index` of `extent` indices in `parts` parts by torch.chunk's rule: every part has
-// ceil(extent / parts) indices but the last ones, which may be short or empty.
+// Returns part `index` of `extent` indices split into `parts` parts by torch.chunk's rule: every part has
+// ceil(extent / parts) indices except the last ones, which may be short or empty.
 Range chunk_of(int64_t extent, int64_t parts, int64_t index);
 
-// Part `index` of `parts` of a tensor along dimension `dim`, by chunk_of.
+// A Cut keeps part `index` of `parts` of a tensor along dimension `dim`, by chunk_of.
 struct Cut {
   int dim = 0;
   int64_t parts = 1, index = 0;
@@ -39,19 +39,19 @@ struct Box {
 
 Box whole_box(std::vector<int64_t> shape);
 
-// What is left of a tensor of `shape` after `cuts`, each applied to what the one before it left; possibly no
-// element. Throws Error(kBug) for a cut of a dimension that is not there.
+// Returns the box that remains of a tensor of `shape` after `cuts`, each applied to the result of the
+// previous one; it may be empty. Throws Error(kBug) if a cut's dimension does not exist.
 Box box_of(const std::vector<int64_t>& shape, std::span<const Cut> cuts);
 
-// None when the two have no element in common.
+// Returns nullopt if the boxes have no element in common.
 std::optional<Box> intersection(const Box& a, const Box& b);
 
-// A stretch of consecutive elements of a box that are consecutive in the tensor too, row-major.
+// A run of elements that are consecutive in a box and in its tensor, row-major.
 struct Run {
-  int64_t in_tensor = 0, in_box = 0;  // the first element's index in each
+  int64_t in_tensor = 0, in_box = 0;  // index of the first element in each
   int64_t count = 0;
 };
-// Calls `visit` for the longest such stretches of `box`, a part of a tensor of `shape`, in row-major order.
+// Calls `visit` for the longest runs of `box`, a part of a tensor of `shape`, in row-major order.
 void for_each_run(const std::vector<int64_t>& shape, const Box& box,
                   const std::function<void(const Run&)>& visit);
 

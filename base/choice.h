@@ -1,4 +1,4 @@
-// Enumerations with texts. An enumeration whose values users name declares its texts once, beside itself:
+// Enumerations with texts. An enumeration whose values users write declares its texts once, next to itself:
 //
 //   enum class Shape { kRound, kSquare };
 //   constexpr auto choices(Shape) {
@@ -30,27 +30,27 @@ constexpr std::array<Choice<E>, N> choice_list(const Choice<E> (&list)[N]) {
 }
 
 template <typename E>
-concept Chosen = std::is_enum_v<E> && requires(E value) {
+concept EnumWithTexts = std::is_enum_v<E> && requires(E value) {
   choices(value);
 };
 
-template <Chosen E>
+template <EnumWithTexts E>
 constexpr std::string_view text_of(E value) {
   for (const Choice<E>& choice : choices(value))
     if (choice.value == value) return choice.text;
   return {};
 }
 
-// The texts of all its values, in the order of choices().
-template <Chosen E>
+// The texts of all values, in the order of choices().
+template <EnumWithTexts E>
 std::vector<std::string> texts_of() {
   std::vector<std::string> texts;
   for (const Choice<E>& choice : choices(E{})) texts.emplace_back(choice.text);
   return texts;
 }
 
-// The value of this text; nothing when none has it.
-template <Chosen E>
+// The value with this text; nullopt if there is none.
+template <EnumWithTexts E>
 constexpr std::optional<E> choice_of(std::string_view text) {
   for (const Choice<E>& choice : choices(E{}))
     if (choice.text == text) return choice.value;

@@ -1,11 +1,11 @@
-// Time, in seconds as a double.
+// Times are in seconds, as a double.
 #pragma once
 
 #include <chrono>
 
 namespace hyperion {
 
-// Seconds since `begin`, by the clock that never goes back.
+// Seconds since `begin`, by the monotonic clock.
 inline double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }

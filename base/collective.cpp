@@ -32,10 +32,10 @@ Failure failure_of(const Error& error) {
   return {type, error.code(), error.what()};
 }
 
-// What a rank sends: its packed result, or how it failed.
+// An Outcome is what a rank sends: its packed result, or its failure.
 using Outcome = std::variant<std::string, Failure>;
 
-// The failure that all ranks throw, and the rank that it is of.
+// The failure that all ranks throw, and the rank on which it occurred.
 struct CommonFailure {
   Failure failure;
   int rank = 0;
@@ -48,12 +48,12 @@ struct CommonFailure {
   throw Error(failure.code, failure.message);
 }
 
-// `unknown`: what was thrown where that is no Error.
+// `unknown` receives the exception if it is not an Error.
 Outcome outcome_of(const std::function<std::string()>& action, std::exception_ptr& unknown) {
   try {
     return action();
   } catch (const Error& error) {
-    if (error.code() == ExitCode::kCommunication) throw;  // nothing can be sent any more
+    if (error.code() == ExitCode::kCommunication) throw;  // the group cannot communicate any more
     return failure_of(error);
   } catch (const std::exception& error) {
     unknown = std::current_exception();
@@ -62,11 +62,11 @@ Outcome outcome_of(const std::function<std::string()>& action, std::exception_pt
   }
 }
 
-// Rank 0: moves the results out of the outcomes of all ranks; nothing when none failed.
+// Runs on rank 0: moves the results out of the outcomes of all ranks. Returns nullopt if none failed.
 std::optional<CommonFailure> common_failure(std::vector<Outcome> outcomes,
                                             std::vector<std::string>& results) {
   std::optional<CommonFailure> first;
-  int others = 0;
+  int num_others = 0;
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
     if (auto* result = std::get_if<std::string>(&outcomes[rank])) {
       results.push_back(std::move(*result));
@@ -75,15 +75,15 @@ std::optional<CommonFailure> common_failure(std::vector<Outcome> outcomes,
     auto& failure = std::get<Failure>(outcomes[rank]);
     if (!first || (first->failure.damage() && !failure.damage())) {
       first = {std::move(failure), static_cast<int>(rank)};
-      others = 0;
+      num_others = 0;
     } else if (failure.same_cause(first->failure)) {
-      ++others;
+      ++num_others;
     }
   }
   if (first && !first->failure.same_on_all_ranks()) {
     std::string& message = first->failure.message;
     message = with_rank(first->rank, message);
-    if (others > 0) message += fmt::format(" (and {})", counted(others, "more rank"));
+    if (num_others > 0) message += fmt::format(" (and {})", counted(num_others, "more rank"));
   }
   return first;
 }
@@ -109,7 +109,7 @@ void throw_encoded_error(const std::string& bytes) {
 
 namespace {
 
-// Of another rank, whose GPU is not this rank's.
+// The failure is another rank's, whose GPU is not this rank's.
 [[noreturn]] void throw_failure_of_other(Failure failure) {
   if (failure.code == ExitCode::kHardware) failure.code = ExitCode::kCommunication;
   throw_failure(failure);
@@ -117,21 +117,21 @@ namespace {
 
 }  // namespace
 
-std::vector<std::string> run_on_every_rank(Coordinator& ranks, const std::function<std::string()>& action) {
+std::vector<std::string> run_on_every_rank(Coordinator& group, const std::function<std::string()>& action) {
   std::exception_ptr unknown;
   std::vector<std::string> results;
-  const auto failure = combine_on_rank_0(ranks, outcome_of(action, unknown), [&](std::vector<Outcome> all) {
-    return common_failure(std::move(all), results);
-  });
+  const auto failure = combine_on_rank_0(
+      group, outcome_of(action, unknown),
+      [&](std::vector<Outcome> outcomes) { return common_failure(std::move(outcomes), results); });
   if (!failure) return results;
-  if (unknown && failure->rank == ranks.rank()) std::rethrow_exception(unknown);
+  if (unknown && failure->rank == group.rank()) std::rethrow_exception(unknown);
   throw_failure_of_other(failure->failure);
 }
 
-std::string run_on_rank_0(Coordinator& ranks, const std::function<std::string()>& action) {
+std::string run_on_rank_0(Coordinator& group, const std::function<std::string()>& action) {
   std::exception_ptr unknown;
-  const bool first = ranks.rank() == 0;
-  auto outcome = unpack<Outcome>(ranks.broadcast(first ? pack(outcome_of(action, unknown)) : ""));
+  const bool first = group.rank() == 0;
+  auto outcome = unpack<Outcome>(group.broadcast(first ? pack(outcome_of(action, unknown)) : ""));
   if (auto* result = std::get_if<std::string>(&outcome)) return std::move(*result);
   if (unknown) std::rethrow_exception(unknown);
   throw_failure_of_other(std::get<Failure>(outcome));

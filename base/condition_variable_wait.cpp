@@ -1,6 +1,7 @@
-// std::condition_variable::wait() for older C++ libraries. In GCC 12 it got a new symbol version,
-// GLIBCXX_3.4.30, because it is no longer noexcept: a thread can be cancelled in it. It is the only symbol
-// above GCC 11's that Hyperion would need, so the linker sends the calls here (--wrap, base/CMakeLists.txt).
+// Implements std::condition_variable::wait() for older C++ libraries. In GCC 12 it got a new symbol
+// version, GLIBCXX_3.4.30, because it is no longer noexcept: a thread can be cancelled in it. It is the
+// only symbol above GCC 11's that Hyperion would need, so the linker redirects the calls here (--wrap,
+// base/CMakeLists.txt).
 #include <condition_variable>
 #include <exception>
 #include <mutex>

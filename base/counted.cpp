@@ -4,7 +4,7 @@
 
 namespace hyperion {
 
-std::string human_count(uint64_t count) {
+std::string format_count(uint64_t count) {
   const std::string digits = fmt::format("{}", count);
   std::string grouped;
   for (size_t i = 0; i < digits.size(); ++i) {
@@ -14,7 +14,7 @@ std::string human_count(uint64_t count) {
   return grouped;
 }
 
-std::string human_bytes(uint64_t bytes) {
+std::string format_bytes(uint64_t bytes) {
   if (bytes < 1024) return fmt::format("{} B", bytes);
   auto value = static_cast<double>(bytes) / 1024;
   for (const char* unit : {"KiB", "MiB", "GiB", "TiB"}) {
@@ -26,8 +26,8 @@ std::string human_bytes(uint64_t bytes) {
 }
 
 std::string counted_text(uint64_t count, std::string_view noun, std::string_view plural) {
-  if (count != 1 && !plural.empty()) return fmt::format("{} {}", human_count(count), plural);
-  return fmt::format("{} {}{}", human_count(count), noun, count == 1 ? "" : "s");
+  if (count != 1 && !plural.empty()) return fmt::format("{} {}", format_count(count), plural);
+  return fmt::format("{} {}{}", format_count(count), noun, count == 1 ? "" : "s");
 }
 
 }  // namespace hyperion

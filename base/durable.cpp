@@ -28,7 +28,7 @@ Descriptor::~Descriptor() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-bool is_file_of(const fs::path& path, const Descriptor& open) {
+bool is_same_file(const fs::path& path, const Descriptor& open) {
   struct stat there = {};
   struct stat here = {};
   return ::stat(path.c_str(), &there) == 0 && ::fstat(open.get(), &here) == 0 &&
@@ -51,7 +51,8 @@ void sync_folder(const fs::path& folder) {
 
 namespace {
 
-// `parents`: make those that are missing, once: some folders (of /proc) exist and take no other.
+// With `parents` it creates missing parents and tries once more; some folders (of /proc) exist and accept
+// no entry.
 void make_folder(const fs::path& folder, bool parents) {
   if (::mkdir(folder.c_str(), 0777) == 0) {
     durable_step("mkdir", folder);

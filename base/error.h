@@ -1,4 +1,4 @@
-// Every failure a user can meet, with the exit code it ends the process with (documented in
+// Error is any failure a user can meet, with the exit code of the process (documented in
 // docs/exit_codes.md).
 #pragma once
 
@@ -16,8 +16,8 @@ enum class ExitCode : int {
   kBadData = 65,        // data set, tokenizer or checkpoint that cannot be used
   kBug = 70,            // internal error
   kCommunication = 71,  // a collective failed or timed out
-  kResources = 72,      // memory or threads ran out while something was done
-  kPreCheckpoint = 73,  // what is written before step 1 failed: the checkpoint, the record of the run
+  kResources = 72,      // memory, threads or open files ran out
+  kPreCheckpoint = 73,  // a write before step 1 failed: the checkpoint, the record of the run
   kSaveFailed = 74,     // input/output error in a later save, or writing in a tool
   kStoppedSaved = 75,   // stopped by TERM or USR1 with the state saved
   kHardware = 76,       // a GPU failed
@@ -26,8 +26,7 @@ enum class ExitCode : int {
   kTerminated = 143,    // TERM without checkpointing
 };
 
-// An error with the exit code it leads to. what() is one complete, user-facing message: who, where, what to
-// do.
+// An error with its exit code. what() is one complete message for the user: who, where, what to do.
 class Error : public std::runtime_error {
  public:
   Error(ExitCode code, const std::string& message) : std::runtime_error(message), code_(code) {}

@@ -1,10 +1,10 @@
-// How layers whose ranks share the work of one batch exchange tensors. parallel/'s Communicator is one; the
-// trainer hands it to the models, which know no backend.
+// An Exchange sends tensors between ranks that share the work of one batch. parallel/'s Communicator
+// implements it; the trainer passes it to the models, which know no backend.
 //
-// Every rank of the group must start the same collectives in the same order. Transfers between two ranks are
-// matched by their order on both, an all-to-all counting as one in each direction. Over NCCL the operations
-// of a group run one after the other: there collectives and transfers must be in one order as well. Tensors
-// must be contiguous, on the group's device, and must not be touched between start and wait.
+// Every rank of the group must start the same collectives in the same order. Transfers between two ranks
+// are matched by their order on both; an all-to-all counts as one in each direction. Over NCCL the
+// operations of a group run in sequence, so collectives and transfers must be in one order as well. Tensors
+// must be contiguous and on the group's device, and must not be touched between start and wait.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@
 
 namespace hyperion {
 
-// An operation in flight. Dropping it without wait() is allowed, but then the tensors must outlive the
-// group's next operation and their content is unspecified.
+// An operation in flight. It may be dropped without wait(), but then the tensors must outlive the group's
+// next operation and their content is unspecified.
 class [[nodiscard]] Pending {
  public:
   Pending() = default;  // already complete
@@ -30,7 +30,7 @@ class [[nodiscard]] Pending {
   }
 
   bool done() const { return finish_ == nullptr; }
-  // Throws Error(kCommunication) naming rank, group, operation and phase. The second call does nothing.
+  // Throws Error(kCommunication) naming rank, group, operation and phase. A second call does nothing.
   void wait() {
     if (auto finish = std::exchange(finish_, nullptr)) finish();
   }
@@ -39,12 +39,12 @@ class [[nodiscard]] Pending {
   std::function<void()> finish_;
 };
 
-// A tensor on its way from one rank of a group to another.
+// A tensor sent from one rank of a group to another.
 struct Transfer {
   enum class Kind { kSend, kReceive };
   Kind kind = Kind::kSend;
   at::Tensor tensor{};
-  int peer = 0;  // index in the group, another rank than this one
+  int peer = 0;  // the other rank's index in the group
 };
 
 class Exchange {
@@ -53,26 +53,28 @@ class Exchange {
   virtual int rank() const = 0;  // this rank's index in the group
   virtual int size() const = 0;
 
-  // out[r] = in of rank r. out has size() times the elements of in, same dtype; `in` may be out's own slot.
+  // out[r] = in of rank r. `out` has size() times the elements of `in` and its dtype; `in` may be this
+  // rank's chunk of `out`.
   virtual Pending start_all_gather_into(const at::Tensor& out, const at::Tensor& in) = 0;
 
-  // out = sum over ranks r of (chunk rank() of r's in). in has size() times the elements of out, same dtype,
-  // one of float32, float64, bfloat16, float16, int64, int32; 16-bit floats add up in float32.
+  // out = sum over ranks r of (chunk rank() of r's in). `in` has size() times the elements of `out` and its
+  // dtype: float32, float64, bfloat16, float16, int64 or int32. 16-bit floats are summed in float32.
   virtual Pending start_reduce_scatter_sum(const at::Tensor& out, const at::Tensor& in) = 0;
 
   // In place; dtypes as above. The result has the same bits on every rank.
   virtual Pending start_all_reduce_sum(const at::Tensor& tensor) = 0;
   virtual Pending start_all_reduce_max(const at::Tensor& tensor) = 0;
 
-  // Row blocks in rank order: the in_rows[r] rows of `in` go to rank r, out_rows[r] rows of `out` come from
-  // it (its in_rows[rank()]); zero is allowed. Both [sum of rows, ...] with rows of one size and one dtype.
+  // Sends row blocks in rank order: the in_rows[r] rows of `in` go to rank r, out_rows[r] rows of `out`
+  // come from it (its in_rows[rank()]); zero is allowed. Both tensors are [sum of rows, ...] with rows of
+  // one size and one dtype.
   virtual Pending start_all_to_all(const at::Tensor& out, const at::Tensor& in,
                                    std::span<const int64_t> out_rows, std::span<const int64_t> in_rows) = 0;
 
-  // Sends and receives at once, as one operation: what a rank receives has the number of elements and the
-  // dtype that its peer sends. Start what two ranks send each other before waiting for any of it, and over
-  // NCCL in one call: two ranks that both wait for their send have a deadlock, which ends by the group's
-  // timeout. (Through shared memory a send is complete once it is written; some 2 MiB need no receiver.)
+  // Runs several sends and receives as one operation. A received tensor has the number of elements and the
+  // dtype that its peer sends. Start both directions between two ranks before waiting for either, over NCCL
+  // in one call: two ranks that both wait for their send deadlock until the group's timeout. (Through
+  // shared memory a send is complete once it is written; about 2 MiB need no receiver.)
   virtual Pending start_transfers(std::vector<Transfer> transfers) = 0;
   Pending start_send(const at::Tensor& tensor, int peer) {
     return start_transfers({{Transfer::Kind::kSend, tensor, peer}});

@@ -35,7 +35,7 @@ constexpr auto kPoints = std::to_array<std::string_view>(
      "ckpt.await_commit", "ckpt.before_meta", "ckpt.after_meta",  "ckpt.before_commit", "ckpt.after_commit",
      "purge.before",      "purge.mid",        "purge.after",      "file.open",          "file.write",
      "file.fsync",        "file.close",       "file.rename",      "file.read",          "shutdown"});
-// Where errno:NAME, and where short and flip change a call.
+// Points where errno:NAME has an effect, and where short and flip have one.
 constexpr auto kErrnoPoints = std::to_array<std::string_view>(
     {"ckpt.pool", "file.open", "file.write", "file.fsync", "file.close", "file.rename", "file.read"});
 constexpr auto kDataPoints = std::to_array<std::string_view>({"file.write", "file.read"});
@@ -46,7 +46,7 @@ constexpr auto kActions = std::to_array<std::string_view>(  // in this order; in
 
 struct Fault {
   std::string point, on;
-  int rank = -1;  // -1: all
+  int rank = -1;  // -1: every rank
   uint64_t nth = 1;
   std::optional<Action> action;
   int error_number = 0;
@@ -71,7 +71,7 @@ Number require_number(std::string_view text, std::string_view what) {
   return *value;
 }
 
-// "key=value" cut at the first `separator`; nothing behind it where there is none.
+// Splits "key=value" at the first `separator`; the second part is empty without one.
 std::pair<std::string_view, std::string_view> cut_at(char separator, std::string_view text) {
   const size_t end = std::min(text.find(separator), text.size());
   return {text.substr(0, end), text.substr(std::min(end + 1, text.size()))};
@@ -87,11 +87,11 @@ int parse_errno(std::string_view name) {
 
 void parse_action(std::string_view text, Fault& fault) {
   const auto [name, value] = cut_at(':', text);
-  const auto found = std::ranges::find_if(
+  const auto match = std::ranges::find_if(
       kActions, [&, name = name](std::string_view known) { return cut_at(':', known).first == name; });
-  if (found == kActions.end() || (found->find(':') == found->npos) != value.empty() || text.ends_with(':'))
+  if (match == kActions.end() || (match->find(':') == match->npos) != value.empty() || text.ends_with(':'))
     throw_config("FAULT: action is \"{}\", expected one of: {}", text, fmt::join(kActions, ", "));
-  fault.action = static_cast<Action>(found - kActions.begin());
+  fault.action = static_cast<Action>(match - kActions.begin());
   if (fault.action == Action::kSleep) fault.seconds = require_number<double>(value, "sleep");
   if (fault.action == Action::kWait) fault.awaited = value;
   if (fault.action == Action::kErrno) fault.error_number = parse_errno(value);

@@ -1,14 +1,14 @@
-// Faults on purpose: named points in the program where a test can kill the process, stop it, or make a system
-// call fail. Always compiled; nothing happens until faults are armed, which main() refuses without
+// Failpoints are named points in the program where a test can kill the process, stop it, or make a system
+// call fail. They are always compiled; nothing happens until faults are armed, which main() refuses without
 // --allow-faults.
 //
-// A fault is "rank=1;point=ckpt.after_data;nth=2;action=kill"; several are joined by commas. rank: all when
+// A fault is "rank=1;point=ckpt.after_data;nth=2;action=kill"; several are joined by commas. rank: all if
 // left out. nth: which call of the point on that rank, counted from 1 (default); 0: every call. on=TEXT:
-// only calls about a file whose path contains TEXT are counted. Actions:
-//   kill, stop, abort        SIGKILL, SIGSTOP (and a warning), SIGABRT to the own process
+// only calls for a file whose path contains TEXT are counted. Actions:
+//   kill, stop, abort        SIGKILL, SIGSTOP (and a warning), SIGABRT to this process
 //   throw                    Error(kBug) that names the point
-//   sleep:SECONDS            and a warning, unless it is for every call
-//   wait:PATH                until this file exists, only the thread that passes (and a warning)
+//   sleep:SECONDS            sleeps, with a warning unless nth=0
+//   wait:PATH                the calling thread waits until this file exists (and a warning)
 //   errno:ENOSPC             the system call fails so        } only where a file is written or read,
 //   short                    it transfers less than asked    } or memory allocated: see kErrnoPoints
 //   flip                     one bit of its data is wrong    }
@@ -24,15 +24,15 @@ struct FaultEffect {
   bool flip = false;
 };
 
-// Replaces what is armed; an empty text disarms. Throws Error(kUsage) for a malformed one, listing the known
-// points or actions.
+// Replaces the armed faults; an empty text disarms. Throws Error(kUsage) for a malformed one, listing the
+// known points or actions.
 void arm_faults(std::string_view spec, int rank);
 
-// The same with the environment variable FAULT. Throws Error(kUsage) when it is set and not allowed.
+// Arms the faults of the environment variable FAULT. Throws Error(kUsage) if it is set and not allowed.
 void arm_faults_from_environment(bool allowed, int rank);
 
-// Passes a point. `subject`: the path it is about, if any. One relaxed load when nothing is armed; may be
-// called by any thread.
+// Passes a point. `subject` is the file's path, if any. Costs one relaxed load if nothing is armed.
+// Thread-safe.
 FaultEffect failpoint(std::string_view point, std::string_view subject = {});
 
 }  // namespace hyperion

@@ -44,7 +44,7 @@ constexpr int kReadFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
                                  : ": the link leads to itself");
 }
 
-// What is there; nullopt for nothing.
+// The file type of the entry; nullopt if there is none.
 std::optional<mode_t> mode_of(const fs::path& path, Links links, ExitCode code) {
   struct stat info {};
   const int result = links == Links::kFollow ? ::stat(path.c_str(), &info) : ::lstat(path.c_str(), &info);
@@ -59,7 +59,7 @@ struct stat stat_of(int fd, const fs::path& path) {
   return info;
 }
 
-// Reads until `bytes` are there or the file ends; returns how many came.
+// Reads until `bytes` have arrived or the file ends; returns the number read.
 size_t read_at(int fd, const fs::path& path, uint64_t offset, char* out, size_t bytes) {
   size_t done = 0;
   while (done < bytes) {
@@ -116,7 +116,7 @@ bool is_folder(const fs::path& path, ExitCode code) {
   return mode && S_ISDIR(*mode);
 }
 
-std::vector<fs::path> entries_of(const fs::path& folder, ExitCode code) {
+std::vector<fs::path> list_folder(const fs::path& folder, ExitCode code) {
   std::vector<fs::path> entries;
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
@@ -209,7 +209,7 @@ Descriptor create_new_file(const fs::path& path) {
 void write_file_atomic(const fs::path& path, std::string_view content) {
   fs::path temporary = path;
   temporary += ".tmp." + std::to_string(::getpid());
-  const auto fail = [&](std::string_view what, int error) {  // in the name that the caller knows
+  const auto fail = [&](std::string_view what, int error) {  // names the path that the caller knows
     throw_save_failed("{}: {}: {}", printable(path), what, errno_text(error));
   };
   const Descriptor file = create_new_file(temporary);

@@ -1,5 +1,4 @@
-// GPUs that fail while a job runs, recognised among exceptions of libtorch and NCCL by their text, which
-// quotes CUDA's sentence for its error.
+// Recognizes GPU failures in the text of libtorch's and NCCL's exceptions, which quote CUDA's message.
 #pragma once
 
 #include <exception>
@@ -11,20 +10,20 @@
 namespace hyperion {
 
 struct GpuFault {
-  int number;        // CUDA's (cudaError_t): 214
+  int number;        // cudaError_t: 214
   std::string what;  // "CUDA error 214: uncorrectable ECC error encountered"
 };
 
-// The errors after which no kernel of this process runs any more and for which the GPU, its links or its host
-// are to blame: 46, 214, 220, 226, 714, 719, 802, 999. Also 700, an illegal address: a faulty GPU's or a
-// bug's; which one shows when it comes on another host (scripts/failures.py).
+// Recognizes errors after which no kernel of this process runs any more and whose cause is the GPU, its
+// links or its host: 46, 214, 220, 226, 714, 719, 802, 999. Also 700, an illegal address, caused by a
+// faulty GPU or by a bug; whether it recurs on another host tells which (scripts/failures.py).
 std::optional<GpuFault> gpu_fault(const std::exception& error);
 
-// What is said of it: the fault, and what to do.
+// The message about a fault, and what to do.
 std::string gpu_fault_message(const GpuFault& fault);
 
-// What an exception ends a job with: itself, where it is an Error; Error(kResources) where memory or threads
-// ran out, Error(kHardware) where a GPU failed, else Error(kBug).
+// The Error with which an exception ends a job: itself if it is an Error; Error(kResources) if memory or
+// threads ran out, Error(kHardware) if a GPU failed, else Error(kBug).
 Error error_from(const std::exception& error);
 
 }  // namespace hyperion

@@ -1,4 +1,4 @@
-// XXH3-64 of bytes and strings: keys for Philox streams, fingerprints of configuration and data.
+// XXH3-64 of bytes and strings, for Philox keys and for fingerprints of configuration and data.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ inline uint64_t hash_text(std::string_view text, uint64_t seed = 0) {
   return hash_bytes(text.data(), text.size(), seed);
 }
 
-// The same hash of bytes that come piece by piece: what hash_bytes() gives for all of them.
+// Computes the same hash of bytes that arrive in pieces.
 class RunningHash {
  public:
   RunningHash();

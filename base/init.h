@@ -1,4 +1,4 @@
-// How a parameter's elements are drawn at first (models/init.h draws them).
+// The distribution of a parameter's initial values (models/init.h draws them).
 #pragma once
 
 namespace hyperion {

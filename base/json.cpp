@@ -13,7 +13,7 @@ using nlohmann::json;
 
 constexpr size_t kMaxValues = size_t{1} << 22;
 
-// Builds the value from the parser's events, which come without recursion.
+// Builds the value from the parser's events, without recursion.
 class Builder : public nlohmann::json_sax<json> {
  public:
   Builder(size_t max_depth, size_t max_bytes) : max_depth_(max_depth), max_bytes_(max_bytes) {}
@@ -39,7 +39,7 @@ class Builder : public nlohmann::json_sax<json> {
     for (const std::string_view begin : {"] ", "parse error at "})
       if (const size_t at = what.find(begin); at != what.npos && at < 40)
         what.remove_prefix(at + begin.size());
-    std::string text;  // it quotes bytes that may be no UTF-8
+    std::string text;  // `what` quotes bytes that may not be UTF-8
     for (const char* c = what.data(); *c != '\0' && text.size() < 300; ++c)
       text += static_cast<unsigned char>(*c) < 0x80
                   ? std::string(1, *c)
@@ -63,8 +63,8 @@ class Builder : public nlohmann::json_sax<json> {
       fail(fmt::format("more than {} values", kMaxValues));
       return nullptr;
     }
-    // Roughly what the allocator uses for it: one block per container or text, one tree node per entry of an
-    // object, and twice the size for a list, which doubles when it grows.
+    // Estimates the allocator's use: one block per container or text, one tree node per entry of an object,
+    // and twice the size for a list, which doubles when it grows.
     if (value.is_structured() || value.is_string()) bytes_ += 48;
     if (value.is_string()) bytes_ += value.get_ref<const std::string&>().size();
     if (!open_.empty() && open_.back()->is_object()) {
@@ -103,7 +103,7 @@ class Builder : public nlohmann::json_sax<json> {
 }  // namespace
 
 json parse_json(std::string_view text, const std::string& name, size_t max_depth, size_t max_multiple) {
-  // The parser takes a zero byte for the end and skips a byte order mark; neither belongs to JSON.
+  // The parser treats a zero byte as the end and skips a byte order mark; neither belongs to JSON.
   if (text.find('\0') != text.npos || text.starts_with("\xEF\xBB\xBF"))
     throw_data("{}: is not valid JSON: it has a zero byte or a byte order mark", name);
   const size_t max_bytes =

@@ -1,4 +1,4 @@
-// JSON that comes from outside, read strictly and with bounded memory.
+// Reads outside JSON strictly and with bounded memory.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,15 @@
 
 namespace hyperion {
 
-// Throws Error(kBadData) naming `name` and the place unless `text` is one JSON value in UTF-8 with no key
-// twice in one object, at most `max_depth` levels of nesting and at most 4 million values, and the values
-// take at most 1 MiB and `max_multiple` times the memory of the text (0: whatever they take; "[{},{}]" takes
-// 30 times).
+// Throws Error(kBadData) naming `name` and the place unless `text` is one JSON value in UTF-8 with unique
+// keys per object, at most `max_depth` levels of nesting, at most 4 million values, and values that take at
+// most 1 MiB plus `max_multiple` times the size of the text (0: no limit; "[{},{}]" takes 30 times).
 nlohmann::json parse_json(std::string_view text, const std::string& name, size_t max_depth = 32,
                           size_t max_multiple = 0);
 
-// A value with its place in its file, "tokenizer.json.model.vocab", or the lack of one. Reads with the type
-// checked: what is of another type, or lacking, is an Error(kBadData) that names the place and what was
-// expected. A field that is null counts as lacking, as in the files of Hugging Face.
+// A value with its place in its file, "tokenizer.json.model.vocab", or a missing value. Accessors check the
+// type: a value of another type, or a missing one, is an Error(kBadData) naming the place and the expected
+// type. A null field counts as missing, as in Hugging Face's files.
 class JsonNode {
  public:
   JsonNode(const nlohmann::json& value, std::string where) : value_(&value), where_(std::move(where)) {}
@@ -30,7 +29,7 @@ class JsonNode {
   bool is_string() const { return !is_null() && value_->is_string(); }
   bool is_object() const { return !is_null() && value_->is_object(); }
 
-  JsonNode operator[](const std::string& key) const;  // a field; of what is lacking every field is
+  JsonNode operator[](const std::string& key) const;  // a field; missing if this node is
   const nlohmann::json& object() const;
   const nlohmann::json& array() const;
   const std::string& text() const;
@@ -50,7 +49,7 @@ class JsonNode {
  private:
   JsonNode(const nlohmann::json* value, std::string where) : value_(value), where_(std::move(where)) {}
 
-  const nlohmann::json* value_;  // null: lacking
+  const nlohmann::json* value_;  // null: missing
   std::string where_;
 };
 

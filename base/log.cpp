@@ -23,7 +23,8 @@ void append(spdlog::memory_buf_t& out, std::string_view text) {
   out.append(text.data(), text.data() + text.size());
 }
 
-// Level and text. Python's logging level names: WARNING and CRITICAL where spdlog says warning and critical.
+// Formats level and text with the level names of Python's logging: WARNING and CRITICAL, where spdlog says
+// warning and critical.
 class LevelAndText : public spdlog::custom_flag_formatter {
  public:
   explicit LevelAndText(int fd) : fd_(fd) {}
@@ -35,7 +36,7 @@ class LevelAndText : public spdlog::custom_flag_formatter {
     append(out, kNames[message.level]);
     append(out, " - ");
     append(out, {message.payload.data(), message.payload.size()});
-    if (colored) append(out, "\033[39m");  // as v0.2.2 ends a colour
+    if (colored) append(out, "\033[39m");  // v0.2.2 ends a colour like this
   }
   std::unique_ptr<custom_flag_formatter> clone() const override {
     return std::make_unique<LevelAndText>(fd_);

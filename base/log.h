@@ -9,26 +9,26 @@
 
 namespace hyperion {
 
-// Where all lines go, warnings and errors too, so that one stream keeps the order.
+// The stream of all lines, including warnings and errors, so that their order is kept.
 enum class LogStream {
-  kStdout,  // of a training job, as in v0.2.2
-  kStderr,  // of commands that print results on stdout
+  kStdout,  // for training jobs, as in v0.2.2
+  kStderr,  // for commands that print results on stdout
 };
 
-// quiet: only errors pass, for the ranks that LOG_RANK leaves out. HYPERION_LOG_LEVEL (debug, info, warning
-// or error) chooses what the others show; throws Error(kUsage) for anything else. On a terminal
+// `quiet` lets only errors pass, for ranks that LOG_RANK leaves out. HYPERION_LOG_LEVEL (debug, info,
+// warning or error) sets the level of the others; throws Error(kUsage) for anything else. On a terminal
 // (base/terminal.h) warnings are yellow and errors red.
 void init_logging(bool quiet, LogStream stream = LogStream::kStdout);
 
-// Whether rank's lines are shown, by LOG_RANK of v0.2.2's launcher: a comma list of ranks ("0,3"); empty
-// means "0". Throws Error(kUsage) when the list is malformed.
+// Whether the rank's lines are shown, by LOG_RANK of v0.2.2's launcher: a comma list of ranks ("0,3");
+// empty means "0". Throws Error(kUsage) if the list is malformed.
 bool rank_prints(int rank, std::string_view log_rank);
-// The same for the environment variable LOG_RANK.
+// Reads the environment variable LOG_RANK.
 bool rank_prints(int rank);
 
-// One message. Control bytes that came with a file name, a document or the environment are written out.
+// Logs one message. Control bytes from file names, documents or the environment are escaped.
 void write_log(spdlog::level::level_enum level, std::string_view message);
-// A line of our own making, colour codes included.
+// Logs a line of our own, with its colour codes.
 void log_coloured(std::string_view line);
 
 template <typename... Args>

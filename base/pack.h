@@ -1,4 +1,4 @@
-// Values as bytes: what the processes of one job send each other. Numbers, texts, lists, maps, pairs,
+// Packs values as bytes, for messages between processes of one job: numbers, texts, lists, maps, pairs,
 // optionals, variants, and structs that list their members:
 //
 //   struct Found {
@@ -7,8 +7,8 @@
 //     static auto members(auto& self) { return std::tie(self.path, self.step); }
 //   };
 //
-// Numbers lie as in memory, sizes take 7 bits of a byte each: both sides are the same program on the same
-// kind of machine, and nothing that stays in a file is written so.
+// Numbers are stored as in memory, sizes with 7 bits per byte: both sides are the same program on the same
+// kind of machine, and files never use this format.
 #pragma once
 
 #include <cstdint>
@@ -72,13 +72,13 @@ void write(std::string& out, const T& value) {
   }
 }
 
-// Takes bytes from the front. Throws Error(kBug) for bytes that pack() has not made of such a value; what was
-// allocated until then is in proportion to them.
+// Reads from the front of `bytes`. Throws Error(kBug) for bytes that pack() has not written for the type;
+// allocations until then are proportional to their number.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : rest_(bytes) {}
   std::string_view take(uint64_t bytes);
-  uint64_t take_size();  // of what follows, of at least one byte for each element
+  uint64_t take_size();  // number of elements that follow, each of at least one byte
   void require_end() const;
   [[noreturn]] static void refuse(const char* what);
 
@@ -130,7 +130,7 @@ std::string pack(const T& value) {
   return bytes;
 }
 
-// Throws Error(kBug) for bytes that are no such value, or more than one.
+// Throws Error(kBug) unless the bytes are exactly one value.
 template <typename T>
 T unpack(std::string_view bytes) {
   packing::Reader in(bytes);

@@ -1,4 +1,5 @@
-// How the ranks of a job hold a tensor: parallel/ says it of parameters, checkpoint/ saves and loads by it.
+// A Placement says how the ranks of a job hold a tensor: parallel/ computes it for parameters, checkpoint/
+// saves and loads by it.
 #pragma once
 
 #include <cstdint>
@@ -8,20 +9,20 @@
 
 namespace hyperion {
 
-// Over which ranks a parameter is divided.
+// The ranks over which a parameter is sharded.
 enum class Domain : uint8_t {
-  kDense,   // over those of tensor parallelism, then by rows over fsdp
-  kExpert,  // by experts over ep, then over efsdp
+  kDense,   // over tp, then by rows over fsdp
+  kExpert,  // by experts over ep, then etp, then efsdp
 };
 
-// Without cuts each of the ranks has all of it.
+// Without cuts the tensor is replicated.
 struct Placement {
-  std::vector<Cut> cuts;          // that leave this rank's part, one box (base/box.h: box_of)
-  int replicas = 1, replica = 0;  // how many ranks hold that part; this rank's number among them
-  int home = 0;                   // the pipeline stage whose ranks hold the tensor
-  // Whether this rank is one of them. Else it describes the tensor without data, and the indices of the cuts
-  // and `replica` mean nothing.
-  bool here = true;
+  std::vector<Cut> cuts;          // leave this rank's part, one box (base/box.h: box_of)
+  int replicas = 1, replica = 0;  // number of ranks that hold that part; this rank's index among them
+  int pp_rank = 0;                // pipeline rank that holds the tensor
+  // Whether this rank holds the tensor. If false, the placement describes a tensor without data, and the
+  // indices of cuts and `replica` have no meaning.
+  bool is_local = true;
   Domain domain = Domain::kDense;
   bool operator==(const Placement&) const = default;
 };

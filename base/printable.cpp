@@ -25,7 +25,7 @@ std::string escape_control_bytes(std::string_view text, std::string_view kept) {
 std::string printable(std::string_view text, size_t limit) {
   if (text.size() <= limit / 4) return escape_control_bytes(text);
   std::string out = escape_control_bytes(text.substr(0, limit + 4));
-  size_t cut = limit;  // never inside a character
+  size_t cut = limit;  // moved to the boundary of a character
   while (cut < out.size() && cut < limit + 4 && (out[cut] & 0xC0) == 0x80) ++cut;
   if (out.size() > cut || text.size() > limit + 4) out = out.substr(0, cut) + "...";
   return out;

@@ -1,4 +1,4 @@
-// Where this process runs.
+// The host and environment of this process.
 #pragma once
 
 #include <cstdlib>

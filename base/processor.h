@@ -1,7 +1,6 @@
-// What depends on the kind of processor: which instructions beyond the compiler's own choice it has. On
-// others than x86-64 that is none, and plain code, which the compiler makes into vectors, serves. No other
-// file asks for the processor, but for the kernels that are compiled once per instruction set
-// (models/kernels/common/vectors.h).
+// Instruction sets of the processor beyond the compiler's baseline. Processors other than x86-64 have none,
+// and run plain code that the compiler vectorizes. No other file asks for the processor, except kernels
+// compiled once per instruction set (models/kernels/common/vectors.h).
 #pragma once
 
 #ifdef __x86_64__
@@ -9,9 +8,8 @@
 #define HYPERION_X86_64  // and so the kernels for AVX2 and AVX-512 are linked
 #endif
 
-// A function with it is compiled for AVX-512, AVX2 and any x86-64, and chosen when the program is loaded.
-// Elsewhere the baseline has vectors; a sanitizer must see the calls that load-time selection makes too
-// early.
+// Compiles a function for AVX-512, AVX2 and any x86-64; the loader chooses. On other processors the
+// baseline has vectors; sanitizers must not see the calls that load-time selection makes too early.
 #if defined(HYPERION_X86_64) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define HYPERION_VECTORISED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -33,7 +31,7 @@ inline bool has_avx512() {
 inline bool has_avx512_bf16() {
   return has_avx512() && __builtin_cpu_supports("avx512bf16");
 }
-// Whether pairs of bf16 numbers are multiplied faster than fp32 numbers. A core of an Intel Xeon (Emerald
+// Whether pairs of bf16 numbers are multiplied faster than fp32 numbers. An Intel Xeon core (Emerald
 // Rapids) was measured at 83 GFLOP/s in pairs and at 162 in fp32.
 inline bool has_fast_bf16_pairs() {
   return has_avx512_bf16() && __builtin_cpu_is("intel") == 0;
@@ -61,7 +59,7 @@ inline bool has_amx_tiles() {
 }
 #endif
 
-// In a loop that waits for another thread: leaves the core to it for a moment.
+// Yields the core for a moment, in a loop that waits for another thread.
 inline void relax() {
 #if defined(HYPERION_X86_64)
   __builtin_ia32_pause();

@@ -1,5 +1,5 @@
-// Rate and time to go of long work: a status line rewritten in place where stderr is a terminal, a log line
-// every ten seconds elsewhere. Ranks whose log lines are not shown show no progress either.
+// Shows rate and remaining time of long work: a status line rewritten in place if stderr is a terminal,
+// else a log line every ten seconds. Ranks whose log lines are hidden show no progress either.
 #pragma once
 
 #include <chrono>
@@ -8,24 +8,24 @@
 
 namespace hyperion {
 
-// "tokenize  42% 1.2G/2.8G B, 0:45 to go, 35.1M B/s"; with a total of 0, which is unknown: "eval 1.2M tokens,
-// 35.1k tokens/s". `seconds`: elapsed so far.
+// "tokenize  42% 1.2G/2.8G B, 0:45 to go, 35.1M B/s"; with a total of 0 (unknown): "eval 1.2M tokens, 35.1k
+// tokens/s". `seconds` is the elapsed time.
 std::string progress_line(const std::string& name, uint64_t done, uint64_t total, const std::string& unit,
                           double seconds);
 
-// For one thread. The destructor erases the status line, so that what is printed next starts on a clean line.
+// Not thread-safe. The destructor erases the status line, so that the next output starts on a clean line.
 class Progress {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // total: the count of `unit` that update() reaches at the end, or 0
+  // `total` is the final count of `unit`, or 0.
   Progress(std::string name, uint64_t total, std::string unit,
            std::chrono::milliseconds between_log_lines = std::chrono::seconds(10));
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
   ~Progress();
 
-  // Cheap enough for every item: prints five times a second on a terminal. Tests say what time it is.
+  // Cheap enough to call for every item: prints five times a second on a terminal. Tests pass `now`.
   void update(uint64_t done, Clock::time_point now = Clock::now());
 
  private:

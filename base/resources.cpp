@@ -23,16 +23,17 @@ namespace {
 
 using Kind = ExhaustedResource::Kind;
 
-// How much an allocator says was asked for: "tried to allocate 4096 bytes", "Tried to allocate 2.00 GiB".
+// The size that an allocator's message says was requested: "tried to allocate 4096 bytes", "Tried to
+// allocate 2.00 GiB".
 std::string asked_for(std::string_view text) {
   constexpr std::string_view kMark = "ried to allocate ";
   const size_t mark = text.find(kMark);
   if (mark == std::string_view::npos) return "";
-  const std::string_view rest = text.substr(mark + kMark.size());
-  const size_t number = rest.find_first_not_of("0123456789.");
-  if (number == 0 || number == std::string_view::npos || rest[number] != ' ') return "";
-  const size_t unit = rest.find_first_of(". ,;\n", number + 1);
-  return fmt::format(": {} were asked for at once", rest.substr(0, unit));
+  const std::string_view size_text = text.substr(mark + kMark.size());
+  const size_t number = size_text.find_first_not_of("0123456789.");
+  if (number == 0 || number == std::string_view::npos || size_text[number] != ' ') return "";
+  const size_t unit = size_text.find_first_of(". ,;\n", number + 1);
+  return fmt::format(": {} were asked for at once", size_text.substr(0, unit));
 }
 
 double number_in(const fs::path& file) {
@@ -41,7 +42,7 @@ double number_in(const fs::path& file) {
   return stream >> value ? value : std::numeric_limits<double>::infinity();  // "max": no limit
 }
 
-// Of /proc/meminfo, in bytes.
+// The value of a field of /proc/meminfo, in bytes.
 double meminfo(const fs::path& root, std::string_view name) {
   std::ifstream stream(root / "proc/meminfo");
   for (std::string line; std::getline(stream, line);)
@@ -62,7 +63,7 @@ void apply_cgroup(const fs::path& mount, const std::string& name, const char* me
   }
 }
 
-// nullopt for an errno that says something else.
+// Returns nullopt for an errno that says something else.
 std::optional<ExhaustedResource> too_many_files(int number) {
   if (number == ENFILE)
     return ExhaustedResource{Kind::kFiles,
@@ -77,7 +78,7 @@ std::optional<ExhaustedResource> too_many_files(int number) {
                   limit.rlim_cur)};
 }
 
-// The pages of this process that are mapped, in bytes, as RLIMIT_AS counts them.
+// The mapped pages of this process, in bytes, as RLIMIT_AS counts them.
 double mapped_memory() {
   return number_in("/proc/self/statm") * static_cast<double>(::sysconf(_SC_PAGESIZE));
 }
@@ -103,7 +104,7 @@ std::optional<ExhaustedResource> exhausted_resource(const std::exception& error)
       contains("Cannot allocate memory"))
     return ExhaustedResource{Kind::kMemory, "memory ran out" + asked_for(text),
                              contains("CUDA out of memory") || contains("Cuda failure")};
-  // What oneDNN says when it gets no memory for an operation that it knows (one that it does not know fails
+  // oneDNN's message if it gets no memory for an operation that it supports (an unsupported one fails
   // earlier, with a "descriptor").
   for (const std::string_view failed :
        {"could not create a primitive", "could not create a memory", "could not execute a primitive"})
@@ -141,8 +142,7 @@ std::optional<MemoryLimit> process_memory() {
 
 void require_threads(int count) {
   const std::system_error none(std::make_error_code(std::errc::resource_unavailable_try_again));
-  // A thread that gets a stack may get no arena of the allocator any more, which would be the end of the
-  // process.
+  // A thread that gets a stack may get no allocator arena any more, which would end the process.
   constexpr double kArena = 16 << 20;
   if (const auto limit = process_memory()) {
     rlimit stack{};

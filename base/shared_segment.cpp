@@ -40,10 +40,10 @@ std::optional<SharedSegment> SharedSegment::create(size_t extra) {
 }
 
 std::optional<SharedSegment> SharedSegment::open(int pid, int fd, size_t extra) {
-  Descriptor own(::open(fmt::format("/proc/{}/fd/{}", pid, fd).c_str(), O_RDWR | O_CLOEXEC));
+  Descriptor file(::open(fmt::format("/proc/{}/fd/{}", pid, fd).c_str(), O_RDWR | O_CLOEXEC));
   const size_t size = kSize + extra;
-  if (!own || lseek(own.get(), 0, SEEK_END) != static_cast<off_t>(size)) return std::nullopt;
-  return map(std::move(own), size);
+  if (!file || lseek(file.get(), 0, SEEK_END) != static_cast<off_t>(size)) return std::nullopt;
+  return map(std::move(file), size);
 }
 
 bool SharedSegment::owner_ended() const {

@@ -1,6 +1,6 @@
-// One rank's outgoing memory: a ring of messages that the rank writes and its peers read, with counters that
-// say how far everyone is. Lives in an anonymous memory file, so that nothing is left behind however the job
-// ends.
+// A SharedSegment is one rank's outgoing memory: a ring of messages that the rank writes and its peers
+// read, with counters of everyone's progress. It is an anonymous memory file, so nothing is left behind
+// however the job ends.
 #pragma once
 
 #include <array>
@@ -17,26 +17,26 @@ namespace hyperion {
 
 class SharedSegment {
  public:
-  static constexpr uint32_t kSlots = 64;                 // messages in flight at most
-  static constexpr size_t kCapacity = size_t{16} << 20;  // bytes of payload in flight at most
+  static constexpr uint32_t kSlots = 64;                 // maximum messages in flight
+  static constexpr size_t kCapacity = size_t{16} << 20;  // maximum bytes of payload in flight
   static constexpr size_t kMaxMessage = size_t{1}
                                         << 20;  // well below the capacity: sending and reading overlap
 
   struct Header {
-    alignas(64) std::atomic<uint32_t> posted;     // messages written so far (wraps around)
-    alignas(64) std::atomic<uint32_t> completed;  // messages of all peers that this rank has read
-    // For a rank that waits for several counters at once: while `listening` is not 0, peers count up `bell`
-    // and wake it after each change.
+    alignas(64) std::atomic<uint32_t> posted;     // number of messages written (wraps around)
+    alignas(64) std::atomic<uint32_t> completed;  // number of messages of all peers that this rank has read
+    // Wakes a rank that waits for several counters: while `listening` is not 0, peers increment `bell` and
+    // wake it after each change.
     alignas(64) std::atomic<uint32_t> bell;
     std::atomic<uint32_t> listening;
     std::array<uint64_t, kSlots> offsets;  // where message m starts: offsets[m % kSlots]
   };
 
-  // A new segment of this process, with `extra` bytes of zeros behind the ring, which take memory where they
-  // are written; it holds a lock that ends with the process. Nothing when the system gives none (errno says
-  // why): a limit on the size of files holds for memory files too.
+  // Creates a segment of this process, with `extra` bytes of zeros behind the ring, which take memory once
+  // written; it holds a lock that ends with the process. Returns nullopt and sets errno on failure: a limit
+  // on file size applies to memory files too.
   static std::optional<SharedSegment> create(size_t extra = 0);
-  // Another process's segment; nothing when it cannot be opened, or has another size.
+  // Opens another process's segment; nullopt if it cannot be opened or has another size.
   static std::optional<SharedSegment> open(int pid, int fd, size_t extra = 0);
 
   int fd() const { return fd_.get(); }
@@ -46,7 +46,7 @@ class SharedSegment {
   }
   std::byte* extra() const { return payload(kCapacity); }  // aligned to 64
   const std::byte* message(uint32_t index) const { return payload(header().offsets[index % kSlots]); }
-  // Whether the process that created the segment has ended (as seen by a process that opened it).
+  // Whether the creating process has ended, as seen by a process that opened the segment.
   bool owner_ended() const;
 
  private:
@@ -62,7 +62,7 @@ class SharedSegment {
   std::unique_ptr<void, Unmap> memory_;
 };
 
-// Sleeps until `counter` no longer holds `seen`, a wake-up, or 100 ms. Works between processes.
+// Sleeps until `counter` no longer holds `seen`, a wake-up, or 100 ms. Works across processes.
 void wait_for_change(const std::atomic<uint32_t>& counter, uint32_t seen);
 void wake_all(const std::atomic<uint32_t>& counter);
 

@@ -1,4 +1,4 @@
-// Commands as messages and records show them, ready to be pasted.
+// Formats commands for messages and records, ready to be pasted.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace hyperion {
 
-// The arguments joined with blanks, each quoted where a POSIX shell needs it.
+// The arguments joined by blanks, each quoted if a POSIX shell needs it.
 std::string shell_command(const std::vector<std::string>& arguments);
 
 }  // namespace hyperion

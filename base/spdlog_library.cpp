@@ -1,5 +1,5 @@
-// What Hyperion uses of spdlog, compiled from its headers. Debian has spdlog as a shared library alone, and
-// that one needs the C++ library of GCC 12, which RHEL 9 lacks.
+// Compiles the parts of spdlog that Hyperion uses from its headers. Debian has spdlog only as a shared
+// library, which needs the C++ library of GCC 12 that RHEL 9 lacks.
 #include <mutex>
 
 #include <spdlog/spdlog-inl.h>

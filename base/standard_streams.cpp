@@ -19,7 +19,7 @@
 namespace hyperion {
 namespace {
 
-// libtorch hands over a message as one piece.
+// libtorch writes a message in one piece.
 class FrameFilter : public std::streambuf {
  public:
   explicit FrameFilter(std::streambuf* target) : target_(target) {}

@@ -1,5 +1,4 @@
-// What stands in the place of a file that was to be read: tools that fetch or convert files leave these
-// behind.
+// Recognizes placeholders that tools leave in place of a file they fetch or convert.
 #pragma once
 
 #include <string>
@@ -9,12 +8,12 @@ namespace hyperion {
 
 class InputFile;
 
-// Bytes from the front of a file that substitute_of() looks at.
+// The number of leading bytes of a file that substitute_of() examines.
 inline constexpr size_t kSubstituteBytes = 64;
 
-// What a file that begins with `head` is instead of itself, and what to do: a Git LFS pointer, a page of a
-// web server and, where a text was expected, text in UTF-16. "" for everything else. read_file() and
-// read_file_or_pipe() refuse a file of text for it.
+// Says what a file that begins with `head` is instead of its real content, and what to do: a Git LFS
+// pointer, a web page and, if text was expected, UTF-16 text. "" for everything else. read_file() and
+// read_file_or_pipe() refuse such a text file.
 std::string substitute_of(std::string_view head, bool text = true);
 std::string substitute_of(const InputFile& file, bool text = true);
 

@@ -1,4 +1,4 @@
-// Lists and numbers in short texts: variables of the environment, names.
+// Splits lists and parses numbers in short texts: environment variables, names.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace hyperion {
 
-// What lies between the separators, one more than there are of them; empty ones too. Views of `text`.
+// The pieces between separators, empty ones included: one more than separators. They are views of `text`.
 inline std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> entries;
   for (size_t begin = 0, end = 0; begin <= text.size(); begin = end + 1) {
@@ -20,7 +20,7 @@ inline std::vector<std::string_view> split(std::string_view text, char separator
   return entries;
 }
 
-// The number that the complete text is, as std::from_chars reads it; nothing when it is none.
+// The number that the entire text represents, as std::from_chars reads it; nullopt if it is not one.
 template <typename Number>
 std::optional<Number> parse_number(std::string_view text) {
   Number value{};

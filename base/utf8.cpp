@@ -7,7 +7,8 @@ namespace {
 
 constexpr uint64_t kHighBits = 0x8080808080808080;
 
-// The first position from `from` on that does not start a well-formed sequence; text.size() if all is well.
+// The first position from `from` on that does not start a well-formed sequence; text.size() if there is
+// none.
 size_t first_ill_formed(std::string_view text, size_t from) {
   size_t i = from;
   while (i < text.size()) {

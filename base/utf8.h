@@ -1,4 +1,4 @@
-// UTF-8 text from outside: validate it once, then decode it without checks.
+// Handles outside UTF-8 text: validate it once, then decode it without checks.
 #pragma once
 
 #include <cstddef>

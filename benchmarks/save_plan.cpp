@@ -68,8 +68,8 @@ std::vector<TensorState> make_tensors(int64_t count, int ranks, int replicas, in
       tensor.placement.cuts = cuts_of_stack(of_stage / replicas, expert_ranks);
       tensor.placement.domain = Domain::kExpert;
     }
-    tensor.placement.home = static_cast<int>(i * stages / count);
-    tensor.placement.here = tensor.placement.home == 0;
+    tensor.placement.pp_rank = static_cast<int>(i * stages / count);
+    tensor.placement.is_local = tensor.placement.pp_rank == 0;
     tensors.push_back(std::move(tensor));
   }
   return tensors;
@@ -94,7 +94,7 @@ int main(int argc, char** argv) {
     HeldParts place;
     const int of_stage = ranks / stages, number = rank % of_stage;
     for (const SaveLayout::Kind& kind : layout.kinds)
-      place.push_back(kind.home == rank / of_stage
+      place.push_back(kind.pp_rank == rank / of_stage
                           ? std::optional(HeldPart{number % kind.parts(), number / kind.parts()})
                           : std::nullopt);
     places.push_back(place);

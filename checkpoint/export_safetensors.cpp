@@ -140,7 +140,7 @@ void export_safetensors(int64_t step, const std::string& save_id, const std::vec
         SafetensorsWriter writer(incoming, plan);
         for (const ExportedTensor& tensor : tensors) {
           const Placement& placement = tensor.tensor->placement;
-          if (placement.here && placement.replica == 0)
+          if (placement.is_local && placement.replica == 0)
             PartWriter(tensor, numbers.at(tensor.name), writer, mover, not_finite).write();
         }
         writer.sync();

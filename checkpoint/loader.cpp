@@ -182,7 +182,7 @@ bool overlaps(const Chunk& chunk, const Box& box) {
 
 // Chunks of the item that hold elements of this rank's part.
 void find_chunks(const LoadItem& item, const OpenCheckpoint& checkpoint, std::vector<ChunkRead>& reads) {
-  if (!item.tensor.placement.here) return;
+  if (!item.tensor.placement.is_local) return;
   const Box wanted = item.tensor.box();
   if (wanted.numel() == 0) return;
   if (item.row_map && item.record->chunks.size() != 1)
@@ -390,7 +390,7 @@ LoadReport load_tensors(const OpenCheckpoint& checkpoint, const std::vector<Load
   const auto begin = std::chrono::steady_clock::now();
   std::vector<ChunkRead> reads;
   for (const LoadItem& item : items) {
-    if (item.tensor.placement.here) require_equal_aliases(checkpoint, item, item.tensor.box(), options);
+    if (item.tensor.placement.is_local) require_equal_aliases(checkpoint, item, item.tensor.box(), options);
     find_chunks(item, checkpoint, reads);
   }
   // By file and offset: one pass over each file.

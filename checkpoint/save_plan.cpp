@@ -18,7 +18,7 @@ namespace {
 constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
 
 SaveLayout::Kind kind_of(const Placement& placement) {
-  SaveLayout::Kind kind{placement.cuts, placement.replicas, placement.home, placement.domain};
+  SaveLayout::Kind kind{placement.cuts, placement.replicas, placement.pp_rank, placement.domain};
   for (Cut& cut : kind.cuts) cut.index = 0;
   return kind;
 }
@@ -145,7 +145,7 @@ void visit_run(const SaveLayout& layout, const SavePlan& plan, const PartRun& ru
 }  // namespace
 
 std::optional<HeldPart> held_part(const Placement& placement) {
-  if (!placement.here) return std::nullopt;
+  if (!placement.is_local) return std::nullopt;
   int64_t part = 0;
   for (const Cut& cut : placement.cuts) part = part * cut.parts + cut.index;
   return HeldPart{static_cast<int>(part), placement.replica};
@@ -184,7 +184,7 @@ uint64_t SaveLayout::fingerprint() const {
   std::string text;
   for (const Kind& kind : kinds) {
     for (const Cut& cut : kind.cuts) text += fmt::format("{}/{},", cut.dim, cut.parts);
-    text += fmt::format("x{}@{}{};", kind.replicas, kind.home, kind.domain == Domain::kExpert ? "e" : "");
+    text += fmt::format("x{}@{}{};", kind.replicas, kind.pp_rank, kind.domain == Domain::kExpert ? "e" : "");
   }
   for (const Entry& entry : entries) {
     text += fmt::format("{}|{}|{}|", entry.key, static_cast<int>(entry.dtype), entry.kind);

@@ -30,7 +30,7 @@ struct SaveLayout {
   struct Kind {
     std::vector<Cut> cuts;  // as in Placement, each of index 0
     int replicas = 1;
-    int home = 0;
+    int pp_rank = 0;
     Domain domain = Domain::kDense;
     bool operator==(const Kind&) const = default;
 

@@ -8,7 +8,7 @@
 namespace hyperion::checkpoint {
 
 uint64_t TensorState::local_bytes() const {
-  return placement.here ? static_cast<uint64_t>(box().numel()) * size_of(dtype) : 0;
+  return placement.is_local ? static_cast<uint64_t>(box().numel()) * size_of(dtype) : 0;
 }
 
 std::vector<std::string> StateComponent::required_objects() {

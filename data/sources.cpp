@@ -78,7 +78,7 @@ void add_path(const fs::path& path, const fs::path& root, std::vector<CorpusFile
     return;
   }
   std::error_code ignored;
-  for (const fs::path& entry : entries_of(path)) {
+  for (const fs::path& entry : list_folder(path)) {
     const bool folder = fs::is_directory(fs::symlink_status(entry, ignored));
     if (is_hidden(entry)) {
       if (folder || named_like_json_lines(entry)) hidden.push_back(entry);

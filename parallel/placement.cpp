@@ -16,7 +16,7 @@ int64_t parts_per_expert(int64_t experts, int64_t rows, int64_t ranks) {
   return parts;
 }
 
-Placement placement_of_experts(std::vector<Cut> cuts, int stage, const Mesh& mesh, int rank) {
+Placement placement_of_experts(std::vector<Cut> cuts, int pp_rank, const Mesh& mesh, int rank) {
   std::span<Cut> remaining = cuts;
   const auto set_index = [&](MeshDim dim) {
     remaining.front().index = mesh.coordinate(rank, dim);
@@ -32,14 +32,14 @@ Placement placement_of_experts(std::vector<Cut> cuts, int stage, const Mesh& mes
   return {.cuts = std::move(cuts),
           .replicas = mesh.degree(MeshDim::kDpReplicate),
           .replica = mesh.coordinate(rank, MeshDim::kDpReplicate),
-          .home = stage,
-          .here = mesh.coordinate(rank, MeshDim::kPp) == stage,
+          .pp_rank = pp_rank,
+          .is_local = mesh.coordinate(rank, MeshDim::kPp) == pp_rank,
           .domain = Domain::kExpert};
 }
 
 }  // namespace
 
-Placement placement_of(const Parameter& parameter, int stage, const Mesh& mesh, int rank) {
+Placement placement_of(const Parameter& parameter, int pp_rank, const Mesh& mesh, int rank) {
   std::vector<Cut> cuts = parameter.cuts;
   if (parameter.domain == Domain::kExpert) {
     const int64_t ranks = mesh.degree(MeshDim::kEfsdp),
@@ -49,12 +49,12 @@ Placement placement_of(const Parameter& parameter, int stage, const Mesh& mesh, 
   } else {
     cuts.push_back({.dim = 0, .parts = mesh.degree(MeshDim::kFsdp)});
   }
-  return placement_of(std::move(cuts), stage, mesh, rank, parameter.domain);
+  return placement_of(std::move(cuts), pp_rank, mesh, rank, parameter.domain);
 }
 
-Placement placement_of(std::vector<Cut> cuts, int stage, const Mesh& mesh, int rank, Domain domain) {
+Placement placement_of(std::vector<Cut> cuts, int pp_rank, const Mesh& mesh, int rank, Domain domain) {
   if (cuts.empty()) return replicated_placement(mesh, rank);
-  if (domain == Domain::kExpert) return placement_of_experts(std::move(cuts), stage, mesh, rank);
+  if (domain == Domain::kExpert) return placement_of_experts(std::move(cuts), pp_rank, mesh, rank);
   const bool fsdp_sharded = cuts.back().parts > 1, tp_sharded = cuts.size() > 1;
   int replicas = mesh.degree(MeshDim::kDpReplicate), replica = mesh.coordinate(rank, MeshDim::kDpReplicate);
   const auto add_replicas = [&](MeshDim dim) {
@@ -72,12 +72,12 @@ Placement placement_of(std::vector<Cut> cuts, int stage, const Mesh& mesh, int r
   return {.cuts = std::move(cuts),
           .replicas = replicas,
           .replica = replica,
-          .home = stage,
-          .here = mesh.coordinate(rank, MeshDim::kPp) == stage};
+          .pp_rank = pp_rank,
+          .is_local = mesh.coordinate(rank, MeshDim::kPp) == pp_rank};
 }
 
-Placement replicated_in_stage(int stage, const Mesh& mesh, int rank) {
-  return placement_of({{.parts = 1}}, stage, mesh, rank);
+Placement replicated_in_pp_rank(int pp_rank, const Mesh& mesh, int rank) {
+  return placement_of({{.parts = 1}}, pp_rank, mesh, rank);
 }
 
 Placement replicated_placement(const Mesh& mesh, int rank) {

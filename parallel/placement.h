@@ -10,7 +10,7 @@
 
 namespace hyperion::parallel {
 
-// The placement of a parameter, its moments and its EMA in pipeline stage `stage`. TP shards it by
+// The placement of a parameter, its moments and its EMA in pp rank `pp_rank`. TP shards it by
 // Parameter::cuts (only dimension and number of parts are read), then the fsdp group shards the rows. The
 // ranks along dp_replicate hold replicas, and the tp group too if the layers replicate the parameter.
 //
@@ -18,15 +18,15 @@ namespace hyperion::parallel {
 // rows of each expert are split too: into the largest number of equal parts that divides both rows and
 // ranks and leaves each part a rank. Each rank holds one contiguous part of the local stack; the last
 // ranks' parts may be empty.
-Placement placement_of(const Parameter& parameter, int stage, const Mesh& mesh, int rank);
+Placement placement_of(const Parameter& parameter, int pp_rank, const Mesh& mesh, int rank);
 
-// The same for a tensor of which only cuts (as above), pipeline stage and domain are known. If the last cut
+// The same for a tensor of which only cuts (as above), pp rank and domain are known. If the last cut
 // has one part, the fsdp group holds replicas.
-Placement placement_of(std::vector<Cut> cuts, int stage, const Mesh& mesh, int rank,
+Placement placement_of(std::vector<Cut> cuts, int pp_rank, const Mesh& mesh, int rank,
                        Domain domain = Domain::kDense);
 
-// The placement of a tensor that is replicated over the ranks of one pipeline stage.
-Placement replicated_in_stage(int stage, const Mesh& mesh, int rank);
+// The placement of a tensor that is replicated over the ranks of one pp rank.
+Placement replicated_in_pp_rank(int pp_rank, const Mesh& mesh, int rank);
 
 // The placement of a tensor that is replicated over all ranks.
 Placement replicated_placement(const Mesh& mesh, int rank);

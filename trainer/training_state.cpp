@@ -69,11 +69,11 @@ std::string state_table(const StateComponents& components) {
         shards *= cut.parts;
         if (cut.parts > 1) cuts += fmt::format(", dim {} in {}", cut.dim, cut.parts);
       }
-      table +=
-          fmt::format("{:<72} {:<9} [{}]  {} shards x {} replicas{}{}\n", tensor.key,
-                      checkpoint::torch_name(tensor.dtype), fmt::join(tensor.shape, ", "), shards,
-                      tensor.placement.replicas, cuts,
-                      tensor.placement.here ? "" : fmt::format(", on pp rank {}", tensor.placement.home));
+      table += fmt::format(
+          "{:<72} {:<9} [{}]  {} shards x {} replicas{}{}\n", tensor.key,
+          checkpoint::torch_name(tensor.dtype), fmt::join(tensor.shape, ", "), shards,
+          tensor.placement.replicas, cuts,
+          tensor.placement.is_local ? "" : fmt::format(", on pp rank {}", tensor.placement.pp_rank));
     }
     for (const checkpoint::ObjectState& object : component->objects())
       table += fmt::format("{:<72} {}\n", object.key, checkpoint::repr(object.value, 60));

@@ -104,7 +104,7 @@ std::string number_text(double value) {
   if (!std::isfinite(value)) return std::isnan(value) ? "NaN" : value > 0 ? "infinity" : "-infinity";
   const bool whole = value == std::floor(value);
   if (std::abs(value) >= 1e15 || (std::abs(value) < 1e5 && !whole)) return fmt::format("{:.6g}", value);
-  return (value < 0 ? "-" : "") + human_count(static_cast<uint64_t>(std::nearbyint(std::abs(value))));
+  return (value < 0 ? "-" : "") + format_count(static_cast<uint64_t>(std::nearbyint(std::abs(value))));
 }
 
 TimeUnit time_unit(double seconds) {

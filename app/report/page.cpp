@@ -56,7 +56,7 @@ class NewestState {
                                    html_text(run_.name), description() + age() + ending() + warnings());
     html += cell("large", step());
     html += cell("large", number_of(training, "loss_metrics/global_avg_loss"));
-    html += cell("large", loss, loss == "-" ? "" : "at step " + human_count(validation->step));
+    html += cell("large", loss, loss == "-" ? "" : "at step " + format_count(validation->step));
     html += cell("", number_of(training, "grad_norm"), clipped());
     html += cell("", number_of(training, "lr"));
     html +=
@@ -116,7 +116,7 @@ class NewestState {
     const MetricRow* training = run_.history.newest(RowKind::kTraining);
     const MetricRow* row = training != nullptr ? training : run_.history.newest(RowKind::kEvent);
     if (row == nullptr) return "-";
-    std::string html = human_count(static_cast<uint64_t>(row->step));
+    std::string html = format_count(static_cast<uint64_t>(row->step));
     const auto small = [&](const std::string& text) { html += "<small>" + text + "</small>"; };
     const double steps = start_.number("training.steps").value_or(0);
     if (steps >= 1 && steps < 1e15) {
@@ -161,7 +161,7 @@ class NewestState {
     for (const MetricRow& event : run_.history.events()) failed += event.event == "checkpoint_failed";
     if (failed > 0) warn(counted(failed, "checkpoint") + " could not be saved: see the events");
     if (run_.bad_lines > 0) {
-      warn(fmt::format("{} of {} in metrics.jsonl could not be read{}", human_count(run_.bad_lines),
+      warn(fmt::format("{} of {} in metrics.jsonl could not be read{}", format_count(run_.bad_lines),
                        counted(run_.lines, "line"),
                        run_.torn_end ? "; the last one is torn or being written" : ""));
     }
@@ -283,7 +283,7 @@ std::string events_table(const std::vector<ReportRun>& runs) {
       rows +=
           fmt::format("<tr><td>{}{}</td><td>{}</td><td class=\"number\">{}</td><td><code>{}</code></td></tr>",
                       swatch(run), utc_text(event.value(kTimeTag).value_or(0)), html_text(event.event),
-                      human_count(static_cast<uint64_t>(event.step)), html_text(event.details));
+                      format_count(static_cast<uint64_t>(event.step)), html_text(event.details));
   }
   return folded_table("Events", "event", count, shown,
                       "<th>time</th><th>event</th><th>after step</th><th>details</th>", rows);

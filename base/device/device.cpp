@@ -59,7 +59,7 @@ DeviceKind choose_device(const std::optional<std::string>& wanted, const DriverP
         "HYPERION_DEVICE is cuda, but there is no GPU: {}; use HYPERION_DEVICE=cpu to train on the CPU",
         driver.reason);
   }
-  constexpr int kCuda = 13000;  // torch 2.11's and our library's
+  constexpr int kCuda = 13000;  // CUDA version of torch 2.11 and of our library
   if (driver.cuda > 0 && driver.cuda < kCuda) {
     throw_config(
         "this machine has {}, but its NVIDIA driver serves CUDA up to {}.{}, and CUDA 13.0 needs driver 580 "

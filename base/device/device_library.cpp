@@ -12,9 +12,9 @@ namespace {
 
 const DeviceLibrary* g_library = nullptr;
 
-// Segments that grow, unless the user has settings of his own: without them memory stays reserved in gaps
-// that no tensor fits (llama3 8B's head on two ranks reserved 21.0 instead of 17.8 GiB). Read when the
-// library is loaded.
+// Enables expandable segments unless the user has other settings: without them memory stays reserved in
+// gaps that no tensor fits (llama3 8B's head on two ranks reserved 21.0 instead of 17.8 GiB). libtorch
+// reads this when the library is loaded.
 void choose_allocator() {
   if (std::getenv("PYTORCH_CUDA_ALLOC_CONF") == nullptr)
     setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True", /*overwrite=*/0);

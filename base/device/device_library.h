@@ -1,6 +1,6 @@
-// Our CUDA code, reached through one table of functions in libhyperion_cuda.so: the binary itself links no
-// CUDA and starts as fast on a CPU machine as if CUDA did not exist (libtorch_cuda alone costs 0.15 s and 360
-// MB to load).
+// The DeviceLibrary is our CUDA code, reached through one table of functions in libhyperion_cuda.so. The
+// binary itself links no CUDA, so on a CPU machine it starts as fast as if CUDA did not exist
+// (libtorch_cuda alone costs 0.15 s and 360 MB to load).
 #pragma once
 
 #include <chrono>
@@ -21,7 +21,7 @@ struct Kernels;  // models/kernels/kernels.h
 }
 
 struct NcclOptions {
-  std::string name;  // of the group, for NCCL's own messages and traces
+  std::string name;  // the group's name, for NCCL's own messages and traces
   std::chrono::milliseconds timeout{};
   int device_index = 0;
   bool high_priority = true;
@@ -39,12 +39,12 @@ struct DeviceLibrary {
   int (*compute_capability)(int index);  // 90 for SM90
   int64_t (*total_memory)(int index);
   struct Memory {
-    int64_t free = 0, total = 0;  // of the device, whoever uses it
-    int64_t reserved = 0;         // by libtorch's allocator, for this process's tensors
+    int64_t free = 0, total = 0;  // device memory, including other processes'
+    int64_t reserved = 0;         // reserved by libtorch's allocator for this process
   };
   Memory (*memory)(int index);
-  // Page-locked host memory of exactly this size; nullptr when there is none. (libtorch's own pool rounds up
-  // to a power of two and never gives back.)
+  // Page-locked host memory of exactly this size; nullptr if there is none. (libtorch's own pool rounds up
+  // to a power of two and never gives memory back.)
   void* (*allocate_pinned)(uint64_t bytes);
   void (*free_pinned)(void* memory);
   std::string (*versions)();  // "CUDA 13.0, NCCL 2.28.9"
@@ -52,21 +52,20 @@ struct DeviceLibrary {
   void (*record_memory_history)(int max_entries);  // 0 stops recording
   std::string (*memory_snapshot)();                // a pickle for pytorch.org/memory_viz
 
-  void (*add_kernels)(kernels::Kernels& table);  // our forms for a GPU
+  void (*add_kernels)(kernels::Kernels& table);  // our GPU kernels
 
-  // Connected when it returns: collective over the group's ranks.
+  // Collective over the group's ranks, which are connected when it returns.
   c10::intrusive_ptr<c10d::Backend> (*make_nccl_backend)(const c10::intrusive_ptr<c10d::Store>& store,
                                                          int rank, int size, const NcclOptions& options);
 };
 
-// The name of the one symbol libhyperion_cuda.so exports for us: const DeviceLibrary*
-// hyperion_device_library().
+// The only symbol that libhyperion_cuda.so exports for us: const DeviceLibrary* hyperion_device_library().
 inline constexpr const char* kDeviceLibraryEntry = "hyperion_device_library";
 
-// Loads libhyperion_cuda.so from the folder of the running binary, once. Returns why it cannot be used; empty
-// = usable.
+// Loads libhyperion_cuda.so from the folder of the running binary, once. Returns why it cannot be used;
+// empty if it can.
 std::string load_device_library();
-// The loaded table. Throws Error(kBug) when load_device_library() was not called or failed.
+// The loaded table. Throws Error(kBug) if load_device_library() was not called or failed.
 const DeviceLibrary& device_library();
 
 }  // namespace hyperion

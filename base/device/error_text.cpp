@@ -8,7 +8,7 @@ namespace hyperion {
 
 std::string brief(const std::exception& error) {
   const auto* torch = dynamic_cast<const c10::Error*>(&error);
-  // Nested ones carry frames in their text.
+  // Nested exceptions carry frames in their text.
   std::string text = without_stack_frames(torch ? torch->what_without_backtrace() : error.what());
   while (text.ends_with('\n')) text.pop_back();
   return text;

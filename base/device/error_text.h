@@ -1,4 +1,4 @@
-// What libtorch's exceptions say.
+// Texts of libtorch's exceptions.
 #pragma once
 
 #include <exception>

@@ -18,10 +18,11 @@ struct ParallelLoop {
   std::exception_ptr error{};
 };
 
-// What the threads of a loop share; of the thread that started it, which has one loop at a time.
+// The state that the threads of a loop share. Each starting thread owns one, because it runs one loop at a
+// time.
 struct Team {
-  std::atomic<int64_t> taken = 0;  // ranges; a thread sees `loop` once it has taken one
-  std::atomic<int> done = 0;       // threads
+  std::atomic<int64_t> taken = 0;  // number of ranges taken; a thread sees `loop` once it has taken one
+  std::atomic<int> done = 0;       // number of threads that are done
   ParallelLoop* loop = nullptr;
 
   void run() {
@@ -57,7 +58,7 @@ void run_on_threads(int64_t begin, int64_t end, int64_t grain, RangeWork work) {
   own_team.loop = &loop;
   own_team.taken.store(0, std::memory_order_release);
   call_on_openmp_threads([](void* team) { static_cast<Team*>(team)->run(); }, &own_team);
-  own_team.done.load(std::memory_order_acquire);  // what they wrote is visible from here on
+  own_team.done.load(std::memory_order_acquire);  // the threads' writes are visible from here on
   if (loop.error) std::rethrow_exception(loop.error);
 }
 

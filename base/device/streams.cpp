@@ -13,8 +13,8 @@ void DeviceEvent::record(const DeviceStream& stream) {
 
 void DeviceEvent::wait_on_host() const {
   if (!event_) return;
-  // Else the runtime would make a context on the first GPU for a thread that has not chosen one: half a
-  // gigabyte of another rank's memory.
+  // Without this the runtime would create a context on the first GPU for a thread that has not chosen one:
+  // half a gigabyte of another rank's memory.
   const c10::DeviceGuard guard(event_->device());
   event_->synchronize();
 }

@@ -1,5 +1,5 @@
-// Streams and events that do nothing on CPU and are CUDA's on a GPU, through c10's generic interface alone:
-// code that includes this needs neither CUDA headers nor CUDA libraries.
+// Streams and events that do nothing on CPU and are CUDA's on a GPU. They use c10's generic interface only,
+// so code that includes this needs neither CUDA headers nor CUDA libraries.
 #pragma once
 
 #include <optional>
@@ -13,10 +13,10 @@ namespace hyperion {
 
 class DeviceStream;
 
-// A point in a stream's work. On CPU every event has already happened.
+// A point in a stream's work. On CPU every event is already complete.
 class DeviceEvent {
  public:
-  DeviceEvent() = default;  // never recorded: waiting for it returns at once
+  DeviceEvent() = default;  // not recorded: waiting for it returns at once
   // Marks the point reached by `stream`; recording again moves the mark.
   void record(const DeviceStream& stream);
   void wait_on_host() const;
@@ -29,14 +29,14 @@ class DeviceEvent {
 
 class DeviceStream {
  public:
-  // The stream the calling thread launches on now.
+  // The calling thread's current stream.
   static DeviceStream current(c10::Device device);
-  // A stream of the global pool; high-priority ones are for communication.
+  // A stream of the global pool; high-priority streams are for communication.
   static DeviceStream from_pool(c10::Device device, bool high_priority);
 
   // Later work of this stream starts after the event.
   void wait(const DeviceEvent& event) const;
-  // Later work of this stream starts after what `other` has been given so far.
+  // Later work of this stream starts after the work queued on `other` so far.
   void wait(const DeviceStream& other) const;
   void synchronize() const;  // blocks the host
 

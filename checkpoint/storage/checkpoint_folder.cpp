@@ -31,7 +31,7 @@ mode_t mode_of(const fs::path& path) {
 
 bool has_safetensors(const fs::path& folder) {
   return S_ISREG(mode_of(folder / "model.safetensors.index.json")) ||
-         std::ranges::any_of(entries_of(folder), [](const fs::path& entry) {
+         std::ranges::any_of(list_folder(folder), [](const fs::path& entry) {
            return entry.extension() == ".safetensors" && S_ISREG(mode_of(entry));
          });
 }

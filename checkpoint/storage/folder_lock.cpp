@@ -143,7 +143,7 @@ FolderLock::FolderLock(const fs::path& folder) : folder_(folder), made_(missing_
         "{}: another run writes checkpoints here: {}; stop it, or give this run another checkpoint folder",
         printable(folder), owner ? describe(*owner) : "a process that has not yet said which");
   }
-  if (locked && !is_file_of(path, file_))
+  if (locked && !is_same_file(path, file_))
     throw_config("{}: another run that wrote checkpoints here ended at this moment: start again",
                  printable(folder));
   folder_itself_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

@@ -34,7 +34,7 @@ std::vector<std::string> find_index_files(const fs::path& path) {
   if (!is_folder(path)) return {};
   std::map<uint32_t, std::string> files;  // one of each rank that has any
   bool of_ranks = false, safetensors = false;
-  for (const fs::path& entry : entries_of(path)) {
+  for (const fs::path& entry : list_folder(path)) {
     const std::string name = entry.filename().native();
     safetensors |= entry.extension() == ".safetensors";
     const std::optional<uint32_t> rank = rank_of(name);

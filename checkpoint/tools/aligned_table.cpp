@@ -26,7 +26,7 @@ size_t count_columns(std::string_view text) {
 
 }  // namespace
 
-std::string human_age(int64_t seconds) {
+std::string format_age(int64_t seconds) {
   if (seconds < -60) return "in the future";
   if (seconds < 60) return "just now";
   struct Unit {

@@ -12,8 +12,8 @@
 
 namespace hyperion::checkpoint {
 
-std::string human_age(int64_t seconds);  // "3 h ago"; "in the future" for a clock that was wrong
-std::string human_number(double value);  // "1.234e-05", "nan"
+std::string format_age(int64_t seconds);  // "3 h ago"; "in the future" for a clock that was wrong
+std::string human_number(double value);   // "1.234e-05", "nan"
 
 // `text` in at most `width` columns: printable, and with "..." in its middle when it is longer.
 std::string shorten(std::string_view text, size_t width);

@@ -351,7 +351,7 @@ ExitCode convert_checkpoint(const ConvertOptions& asked, std::FILE* out) {
     work.publish(finished, options.destination);
   }
   fmt::print(out, "{}: {}, {}\n", printable(options.destination), counted(weights.size(), "tensor"),
-             human_bytes(total));
+             format_bytes(total));
   return ExitCode::kOk;
 }
 

@@ -158,7 +158,7 @@ void print_rows(const std::vector<std::string>& headings, const List& list, cons
   for (size_t i = 0; i < std::min(list.size(), kShown); ++i) table.add(row(list[i]));
   fmt::print(out, "{}", table.text_for(out));
   if (list.size() > kShown)
-    fmt::print(out, "... and {} more (--json has all)\n", human_count(list.size() - kShown));
+    fmt::print(out, "... and {} more (--json has all)\n", format_count(list.size() - kShown));
   fmt::print(out, "\n");
 }
 
@@ -166,7 +166,7 @@ void print_rows(const std::vector<std::string>& headings, const List& list, cons
 void print_names(const std::string& label, const std::vector<std::string>& names,
                  const std::vector<std::string>& others, std::FILE* out) {
   print_rows(
-      {fmt::format("only in {} ({})", label, human_count(names.size())), "like there"}, names,
+      {fmt::format("only in {} ({})", label, format_count(names.size())), "like there"}, names,
       [&](const std::string& name) {
         const std::string nearest = nearest_name(name, others);
         return std::vector<std::string>{name, nearest.empty() ? "-" : nearest};
@@ -186,8 +186,8 @@ std::vector<Mismatch> print_groups(const Differences& found, std::FILE* out) {
     const auto& [option, a, b] = what;
     const uint64_t all = found.group_options.at(option);
     fmt::print(out, "{} differs in {} parameter groups: {} -> {}\n", option,
-               count == all ? fmt::format("all {}", human_count(all))
-                            : fmt::format("{} of {}", human_count(count), human_count(all)),
+               count == all ? fmt::format("all {}", format_count(all))
+                            : fmt::format("{} of {}", format_count(count), format_count(all)),
                a, b);
   }
   if (!alike.empty()) fmt::print(out, "\n");
@@ -210,7 +210,7 @@ void print_differences(const Differences& found, std::FILE* out) {
       {"tensor", ">different numbers", ">max |A-B|", ">|A-B|/|A|"}, found.values,
       [](const TensorDifference& one) {
         const bool figures = one.values.is_float();
-        return std::vector<std::string>{one.name, human_count(one.values.different()),
+        return std::vector<std::string>{one.name, format_count(one.values.different()),
                                         figures ? human_number(one.values.max_abs()) : "-",
                                         figures ? human_number(one.values.relative_l2()) : "-"};
       },

@@ -82,8 +82,8 @@ ExitCode list_job(const ListOptions& options, std::FILE* out) {
   for (const StepFolder& one : found) {
     const FolderSize size = folder_size(one.path);
     table.add({fmt::format("{}", one.step), kind_label(one.kind),
-               one.manifest ? fmt::format("{}", one.manifest->world_size) : "-", human_count(size.files),
-               human_bytes(size.bytes), human_age(now - time_of(one)),
+               one.manifest ? fmt::format("{}", one.manifest->world_size) : "-", format_count(size.files),
+               format_bytes(size.bytes), format_age(now - time_of(one)),
                state_of(one) + (one.step == newest_step ? ", newest" : "")});
   }
   if (found.empty())
@@ -172,13 +172,13 @@ ExitCode list_one(const ListOptions& options, std::FILE* out) {
   if (const auto& manifest = checkpoint.manifest)
     fmt::print(out, ", step {}, by {}, {}", manifest->step,
                counted(static_cast<uint64_t>(manifest->world_size), "rank"),
-               human_age(std::time(nullptr) - manifest->unix_time));
-  fmt::print(out, ", {}, {}\n\n", counted(size.files, "file"), human_bytes(size.bytes));
+               format_age(std::time(nullptr) - manifest->unix_time));
+  fmt::print(out, ", {}, {}\n\n", counted(size.files, "file"), format_bytes(size.bytes));
   AlignedTable table({"component", ">tensors", ">elements", ">size", "dtypes", ">values"});
   for (const auto& [name, component] : components_of(checkpoint.index))
-    table.add({name, human_count(component.tensors), human_count(component.elements),
-               human_bytes(component.bytes), fmt::format("{}", fmt::join(component.dtypes, " ")),
-               human_count(component.values)});
+    table.add({name, format_count(component.tensors), format_count(component.elements),
+               format_bytes(component.bytes), fmt::format("{}", fmt::join(component.dtypes, " ")),
+               format_count(component.values)});
   fmt::print(out, "{}", table.text_for(out));
   return ExitCode::kOk;
 }

@@ -62,8 +62,8 @@ ExitCode prune_checkpoints(const PruneOptions& options, std::FILE* out) {
         std::count_if(found.begin() + static_cast<ptrdiff_t>(i) + 1, found.end(), counts_for_keep);
     if (still_there) ++stuck;
     if (removed && !still_there) freed += sizes[i].bytes;
-    table.add({fmt::format("{}", one.step), kind_label(one.kind), human_bytes(sizes[i].bytes),
-               human_age(now - time_of(one)),
+    table.add({fmt::format("{}", one.step), kind_label(one.kind), format_bytes(sizes[i].bytes),
+               format_age(now - time_of(one)),
                still_there       ? "STAYS"
                : !removed        ? "stays"
                : options.dry_run ? "would go"
@@ -77,7 +77,7 @@ ExitCode prune_checkpoints(const PruneOptions& options, std::FILE* out) {
   else
     fmt::print(out, "{}\n", table.text_for(out));
   fmt::print(out, "{} {}, {}\n", counted(steps.size() - stuck, "checkpoint"),
-             options.dry_run ? "would be removed" : "removed", human_bytes(freed));
+             options.dry_run ? "would be removed" : "removed", format_bytes(freed));
   return stuck == 0 ? ExitCode::kOk : ExitCode::kSaveFailed;
 }
 

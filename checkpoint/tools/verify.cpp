@@ -281,7 +281,7 @@ std::string summarize(const Verification& one, bool quick) {
     return fmt::format("DAMAGED: {}{}", counted(one.damages.size(), "problem"),
                        not_finite > 0 ? "; NOT FINITE: " + counted(not_finite, "tensor") : "");
   if (not_finite > 0) return "NOT FINITE: " + counted(not_finite, "tensor");
-  const std::string seen = fmt::format("{}, {}", counted(one.files.size(), "file"), human_bytes(bytes));
+  const std::string seen = fmt::format("{}, {}", counted(one.files.size(), "file"), format_bytes(bytes));
   if (quick) return fmt::format("sizes agree: {}, no content was read (--quick)", seen);
   if (one.kind == CheckpointKind::kSafetensors)
     return fmt::format(
@@ -301,7 +301,7 @@ void print_one(const Verification& one, bool quick, std::FILE* out) {
   AlignedTable table({"file", ">size", "compared", "result"});
   for (const VerifiedFile& file : one.files) {
     const bool bad = std::ranges::find(one.damages, file.name, &Damage::file) != one.damages.end();
-    table.add({file.name, human_bytes(file.bytes), file.compared + (quick ? " only" : ""),
+    table.add({file.name, format_bytes(file.bytes), file.compared + (quick ? " only" : ""),
                bad            ? "DAMAGED"
                : !file.finite ? "NOT FINITE"
                : quick        ? "agrees"

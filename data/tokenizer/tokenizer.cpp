@@ -27,7 +27,7 @@ std::filesystem::path look_for_file(const std::filesystem::path& path) {
   if (!is_folder(path)) return path;
   for (const char* name : {"tokenizer.json", "tokenizer.model", "original/tokenizer.model"})
     if (name_exists(path / name)) return path / name;
-  for (const std::filesystem::path& entry : entries_of(path))
+  for (const std::filesystem::path& entry : list_folder(path))
     if (entry.extension() == ".tiktoken") return entry;
   return {};
 }

@@ -64,13 +64,13 @@ std::vector<checkpointing::ModelParameter> described_parameters(const ModelAndOp
   std::set<const Parameter*> known;  // a tied table is its first unit's
   const std::vector<models::UnitParameters>& units = made.transformer->units();
   for (size_t unit = 0; unit < units.size(); ++unit) {
-    const int home = context.pipeline != nullptr ? rank_of_unit(*context.pipeline, unit) : 0;
+    const int pp_rank = context.pipeline != nullptr ? rank_of_unit(*context.pipeline, unit) : 0;
     for (const ParameterPtr& parameter : units[unit].parameters) {
       if (!known.insert(parameter.get()).second) continue;
-      const Placement placement = parallel::placement_of(*parameter, home, context.mesh, context.rank);
+      const Placement placement = parallel::placement_of(*parameter, pp_rank, context.mesh, context.rank);
       checkpointing::ModelParameter& added =
           described.emplace_back(checkpointing::ModelParameter{parameter, placement, dtype});
-      if (!placement.here) continue;
+      if (!placement.is_local) continue;
       added.index = held.at(parameter.get());
       added.sharded = made.parameters[added.index];
     }
@@ -83,10 +83,10 @@ std::vector<checkpointing::ExpertBias> described_biases(const models::Transforme
                                                         const ModelContext& context) {
   std::vector<checkpointing::ExpertBias> described;
   for (size_t block = 0; block < model.blocks().size(); ++block) {
-    const int home = context.pipeline != nullptr ? rank_of_unit(*context.pipeline, block + 1) : 0;
+    const int pp_rank = context.pipeline != nullptr ? rank_of_unit(*context.pipeline, block + 1) : 0;
     if (models::ExpertBalancePtr balance = model.blocks()[block].balance())
       described.push_back(
-          {std::move(balance), parallel::replicated_in_stage(home, context.mesh, context.rank)});
+          {std::move(balance), parallel::replicated_in_pp_rank(pp_rank, context.mesh, context.rank)});
   }
   return described;
 }

@@ -113,7 +113,7 @@ std::vector<checkpoint::LoadItem> plan_component_load(
 void require_equal_aliases(const ChosenCheckpoint& chosen, const std::vector<checkpoint::LoadItem>& items,
                            const config::JobConfig& config) {
   for (const checkpoint::LoadItem& item : items)
-    if (item.tensor.placement.here)
+    if (item.tensor.placement.is_local)
       checkpoint::require_equal_aliases(chosen.checkpoint, item, item.tensor.box(),
                                         job_load_options(chosen, config));
 }
@@ -172,7 +172,7 @@ void Checkpointer::attach(CheckpointedState state) {
                                           .held_part =
                                               [&mesh = *runtime_.mesh](const auto& kind, int rank) {
                                                 return checkpoint::held_part(parallel::placement_of(
-                                                    kind.cuts, kind.home, mesh, rank, kind.domain));
+                                                    kind.cuts, kind.pp_rank, mesh, rank, kind.domain));
                                               }},
                  state_->components, *ranks_, state_->mover);
   saver_->on_durable = [this](const checkpoint::SaveReport& saved) {
@@ -238,7 +238,7 @@ void Checkpointer::announce_index_size() {
     if (error.code() != ExitCode::kSaveFailed) throw;
     throw_pre_checkpoint("[pre-checkpoint] nothing was trained: {}", error.what());
   }
-  log_info("The index of a checkpoint (.metadata) takes {}", human_bytes(bytes));
+  log_info("The index of a checkpoint (.metadata) takes {}", format_bytes(bytes));
   if (bytes > kLargeIndex && runtime_.rank() == 0)
     log_warning(
         "the index of a checkpoint (.metadata) takes {} MiB, because every tensor is cut into {} shards, and "
@@ -276,7 +276,7 @@ void Checkpointer::prepare_background_saves(int64_t step) {
   if (std::min(next, first ? 1 : next) >= config_->training.steps) return;
   saver_->prepare_pool();
   if (const uint64_t pool = saver_->pool_bytes(); pool > 0)
-    log_info("Background saves copy the state to a pool of {} in {}host memory", human_bytes(pool),
+    log_info("Background saves copy the state to a pool of {} in {}host memory", format_bytes(pool),
              state_->mover.allocates_pinned() ? "pinned " : "");
 }
 

@@ -72,7 +72,7 @@ void require_format(const fs::path& path, bool hugging_face) {
   bool safetensors = path.extension() == ".safetensors";
   int64_t last_step = -1;  // of the checkpoints in it
   if (is_folder(path))
-    for (const fs::path& entry : entries_of(path)) {
+    for (const fs::path& entry : list_folder(path)) {
       safetensors |= entry.extension() == ".safetensors";
       last_step = std::max(last_step, checkpoint::step_of_name(entry.filename().string()).value_or(-1));
     }

@@ -73,7 +73,7 @@ struct Option {
     return choices = {texts.begin(), texts.end()}, *this;
   }
   // Of an enumeration: these values alone.
-  template <Chosen E>
+  template <EnumWithTexts E>
   Option& only(std::initializer_list<E> values) {
     choices.clear();
     for (const E value : values) choices.emplace_back(text_of(value));

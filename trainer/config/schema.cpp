@@ -32,11 +32,11 @@ template <typename T>
 Value read_member(const T& member) {
   return member;
 }
-template <Chosen E>
+template <EnumWithTexts E>
 Value read_member(const E& member) {
   return std::string(text_of(member));
 }
-template <Chosen E>
+template <EnumWithTexts E>
 Value read_member(const std::vector<E>& member) {
   std::vector<std::string> texts;
   for (const E value : member) texts.emplace_back(text_of(value));
@@ -58,14 +58,14 @@ bool assign_member(const Value& value, double& member) {
   const auto* whole = std::get_if<int64_t>(&value);  // a whole number is a number too
   return assign_member<double>(whole != nullptr ? Value(static_cast<double>(*whole)) : value, member);
 }
-template <Chosen E>
+template <EnumWithTexts E>
 bool assign_member(const Value& value, E& member) {
   const auto* text = std::get_if<std::string>(&value);
   const std::optional<E> chosen = text != nullptr ? choice_of<E>(*text) : std::nullopt;
   member = chosen.value_or(member);
   return chosen.has_value();
 }
-template <Chosen E>
+template <EnumWithTexts E>
 bool assign_member(const Value& value, std::vector<E>& member) {
   const auto* texts = std::get_if<std::vector<std::string>>(&value);
   if (texts == nullptr) return false;
@@ -93,9 +93,9 @@ template <typename T>
 const MemberType& member_type() {
   using Set = decltype(value_when_set(T{}));
   std::vector<std::string> choices;
-  if constexpr (Chosen<Set>)
+  if constexpr (EnumWithTexts<Set>)
     choices = texts_of<Set>();
-  else if constexpr (requires { requires Chosen<typename Set::value_type>; })
+  else if constexpr (requires { requires EnumWithTexts<typename Set::value_type>; })
     choices = texts_of<typename Set::value_type>();
   static const MemberType type = {
       Kind{static_cast<int>(read_member(Set{}).index()) - 1}, !std::is_same_v<T, Set>, choices,

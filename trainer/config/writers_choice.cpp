@@ -24,7 +24,7 @@ ChosenWriters choose_writers(WritersChoice asked, int64_t ranks, int64_t replica
   const std::string who =
       writers == Writers::kAll
           ? (ranks == 1 ? "" : "all ") + counted(ranks, "rank")
-          : fmt::format("one replica, {} of {}", human_count(static_cast<uint64_t>(ranks / replicas)),
+          : fmt::format("one replica, {} of {}", format_count(static_cast<uint64_t>(ranks / replicas)),
                         counted(ranks, "rank"));
   return {writers, fmt::format("{} (checkpoint.writers = \"{}\"{})", who, text_of(asked), why)};
 }

@@ -51,7 +51,7 @@ std::optional<std::string> text_rate_advice(double thread_rate, double gpu_rate,
   const double needed = gpu_rate * static_cast<double>(ranks);
   const double given = thread_rate * static_cast<double>(threads);
   if (needed <= kDependable * given) return std::nullopt;
-  const auto readable = [](double rate) { return human_count(static_cast<uint64_t>(rate)); };
+  const auto readable = [](double rate) { return format_count(static_cast<uint64_t>(rate)); };
   return fmt::format(
       "training.dataset_path: text is tokenised by {} {}, for all {} that read different data: at most {} "
       "tokens/s here, and they would use about {} tokens/s; run `hyperion tokenize` once and train from its "

@@ -117,7 +117,7 @@ JsonlWriter::JsonlWriter(const std::filesystem::path& path, EarlierLines earlier
       if (!file)
         throw_pre_checkpoint("{}: cannot open the metrics file: {}", printable(path), errno_text(errno));
       lock_file(file, path);
-      if (is_file_of(path, file)) return file;  // else another run has renamed it meanwhile
+      if (is_same_file(path, file)) return file;  // else another run has renamed it meanwhile
     }
   };
   file_ = open_locked();

@@ -43,7 +43,7 @@ std::string advice_on_replicas(const config::JobConfig& config, const models::Mo
   const std::string cost = fmt::format(
       "parallelism.data_parallel_shard_degree: the parameters are sharded over {} ranks without replicas, so "
       "every all-gather and reduce-scatter waits for all of them, and takes more steps the more there are",
-      human_count(static_cast<uint64_t>(shards)));
+      format_count(static_cast<uint64_t>(shards)));
   const std::optional<int64_t> fewer = proposed_shards(config, model, shards);
   if (!fewer) return cost;
   return fmt::format(
@@ -99,12 +99,12 @@ std::optional<std::string> advice_on_padding(const models::ModelArgs& model, con
   std::vector<std::string> named;
   for (const Padding& one : worst)
     named.push_back(fmt::format("{} with {} rows {:.1f}", one.name,
-                                human_count(static_cast<uint64_t>(one.rows)), one.times));
+                                format_count(static_cast<uint64_t>(one.rows)), one.times));
   return fmt::format(
       "parallelism.data_parallel_shard_degree: {} shards of a parameter hold whole rows, each as many as the "
       "largest: all-gathers move {:.2f} times the model's bytes, {:.0f} % of them padding (times its size: "
       "{}); shard over fewer ranks, with replicas",
-      human_count(static_cast<uint64_t>(shards)), padded / numel, 100 * (1 - numel / padded),
+      format_count(static_cast<uint64_t>(shards)), padded / numel, 100 * (1 - numel / padded),
       fmt::join(named, ", "));
 }
 

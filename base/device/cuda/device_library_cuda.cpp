@@ -1,4 +1,4 @@
-// The functions of DeviceLibrary over libtorch's CUDA allocator, the CUDA runtime and ProcessGroupNCCL.
+// Implements DeviceLibrary with libtorch's CUDA allocator, the CUDA runtime and ProcessGroupNCCL.
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 #include <nccl.h>
@@ -15,7 +15,7 @@
 namespace hyperion {
 
 namespace kernels {
-void add_cuda_kernels(Kernels& table);  // models/kernels/common/cuda_kernels.cpp, of the same library
+void add_cuda_kernels(Kernels& table);  // models/kernels/common/cuda_kernels.cpp, in the same library
 }
 
 namespace {

@@ -204,7 +204,7 @@ CheckpointIndex read_indexed(const fs::path& folder) {
 
 std::vector<std::string> safetensors_files(const fs::path& folder) {
   std::vector<std::string> files;
-  for (const fs::path& entry : entries_of(folder))
+  for (const fs::path& entry : list_folder(folder))
     if (entry.extension() == ".safetensors" && !entry.filename().native().starts_with('.'))
       files.push_back(entry.filename().string());
   return files;

@@ -5,8 +5,8 @@
 namespace hyperion {
 
 TEST_CASE("a number is grouped by thousands and its noun is plural unless there is one") {
-  CHECK(human_count(999) == "999");
-  CHECK(human_count(1234567) == "1,234,567");
+  CHECK(format_count(999) == "999");
+  CHECK(format_count(1234567) == "1,234,567");
   CHECK(counted(0, "file") == "0 files");
   CHECK(counted(1, "file") == "1 file");
   CHECK(counted(2000, "file") == "2,000 files");

@@ -82,7 +82,7 @@ TEST_CASE("a look at a path says what the system does not tell instead of throwi
   CHECK_THROWS_WITH(path_exists(loop), leads_to_itself);
   CHECK_THROWS_WITH(is_folder(loop), leads_to_itself);
   CHECK_THROWS_WITH(name_exists(loop / "inside"), leads_to_itself);
-  CHECK_THROWS_WITH(entries_of(loop), Catch::Contains("cannot be listed"));
+  CHECK_THROWS_WITH(list_folder(loop), Catch::Contains("cannot be listed"));
   CHECK_THROWS_WITH(read_file(loop), leads_to_itself);
   CHECK_THROWS_WITH(regular_file_exists(loop), Catch::Contains("is a symbolic link, not a regular file"));
   CHECK(name_exists(loop));
@@ -91,7 +91,7 @@ TEST_CASE("a look at a path says what the system does not tell instead of throwi
   CHECK_FALSE(path_exists(file / "inside"));
   CHECK_FALSE(regular_file_exists(folder.path() / "none"));
   CHECK(regular_file_exists(file));
-  CHECK(entries_of(folder.path()) == std::vector<fs::path>{file, gone, loop});
+  CHECK(list_folder(folder.path()) == std::vector<fs::path>{file, gone, loop});
   try {
     path_exists(loop, ExitCode::kUsage);
   } catch (const Error& error) {

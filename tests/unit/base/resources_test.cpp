@@ -39,10 +39,10 @@ TEST_CASE("What libraries throw for want of memory or threads is recognised") {
             "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of")) ==
         "memory ran out: 2.50 GiB were asked for at once");
   CHECK(what(std::runtime_error("Cuda failure 2 'out of memory'")) == "memory ran out");
-  const auto of_gpu = [](const char* text) { return exhausted_resource(std::runtime_error(text))->of_gpu; };
-  CHECK(of_gpu("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of"));
-  CHECK(of_gpu("Cuda failure 2 'out of memory'"));
-  CHECK_FALSE(of_gpu("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."));
+  const auto on_gpu = [](const char* text) { return exhausted_resource(std::runtime_error(text))->on_gpu; };
+  CHECK(on_gpu("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of"));
+  CHECK(on_gpu("Cuda failure 2 'out of memory'"));
+  CHECK_FALSE(on_gpu("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."));
   CHECK(what(std::runtime_error("could not create a primitive")) ==
         "memory ran out: oneDNN could not create a primitive");
   CHECK(what(std::runtime_error("could not create a memory object")) ==

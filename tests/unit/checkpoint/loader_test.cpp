@@ -266,7 +266,7 @@ TEST_CASE("a tensor of another stage is compared by name and shape and not read"
   const OpenCheckpoint checkpoint = open_checkpoint(path);
   MeshState state({{"a", {4, 3}, 0}, {"b", {4, 3}, 0}}, {}, 0);
   std::vector<TensorState> tensors = state.tensors();
-  tensors[1].placement.here = false;
+  tensors[1].placement.is_local = false;
   tensors[1].data = nullptr;
   StoredNames names;
   names.keys = {{"a", "a"}, {"b", "b"}};

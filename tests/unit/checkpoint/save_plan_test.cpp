@@ -219,10 +219,10 @@ TEST_CASE("a plan that holds one rank's items is that of all items at once") {
     const int shards = pick(1, 5), replicas = pick(1, 3), count = pick(1, 4), stages = pick(1, 2);
     const int stage = shards * replicas * count, world = stage * stages;
     SaveLayout layout;
-    for (int home = 0; home < stages; ++home) {
-      layout.kinds.push_back({{{.parts = shards}}, replicas * count, home});
-      layout.kinds.push_back({{{.parts = count}, {.parts = shards}}, replicas, home});
-      layout.kinds.push_back({{{.dim = 1, .parts = count}, {.parts = shards}}, replicas, home});
+    for (int pp_rank = 0; pp_rank < stages; ++pp_rank) {
+      layout.kinds.push_back({{{.parts = shards}}, replicas * count, pp_rank});
+      layout.kinds.push_back({{{.parts = count}, {.parts = shards}}, replicas, pp_rank});
+      layout.kinds.push_back({{{.dim = 1, .parts = count}, {.parts = shards}}, replicas, pp_rank});
     }
     const auto whole = static_cast<uint32_t>(layout.kinds.size());
     layout.kinds.push_back({{}, world, 0});
@@ -234,7 +234,7 @@ TEST_CASE("a plan that holds one rank's items is that of all items at once") {
       HeldParts& place = places[static_cast<size_t>(ranks[static_cast<size_t>(i)])];
       place.resize(layout.kinds.size());
       for (uint32_t kind = 0; kind < whole; ++kind)
-        if (layout.kinds[kind].home == i / stage)
+        if (layout.kinds[kind].pp_rank == i / stage)
           place[kind] =
               HeldPart{i % stage % layout.kinds[kind].parts(), i % stage / layout.kinds[kind].parts()};
       place[whole] = HeldPart{0, i};
@@ -325,7 +325,7 @@ TEST_CASE("any change of names or types or shapes or placement changes the finge
   CHECK(changed([](auto& tensors) { tensors[1].dtype = Dtype::kBFloat16; }));
   CHECK(changed([](auto& tensors) { tensors[1].shape = {6, 8}; }));
   CHECK(changed([](auto& tensors) { tensors[1].placement.cuts[0].dim = 1; }));
-  CHECK(changed([](auto& tensors) { tensors[1].placement.home = 1; }));
+  CHECK(changed([](auto& tensors) { tensors[1].placement.pp_rank = 1; }));
   CHECK(changed([](auto& tensors) { tensors.pop_back(); }));
 }
 
@@ -356,8 +356,8 @@ TEST_CASE("tensors of another stage are written by its ranks, and described by a
   const auto state = [](int rank) {
     std::vector<TensorState> tensors = {tensor("first.weight", {5, 3}, test::cut_by_rows(2, rank % 2)),
                                         tensor("last.weight", {4}, test::cut_by_rows(2, rank % 2))};
-    tensors[1].placement.home = 1;
-    tensors[rank < 2 ? 1 : 0].placement.here = false;
+    tensors[1].placement.pp_rank = 1;
+    tensors[rank < 2 ? 1 : 0].placement.is_local = false;
     return tensors;
   };
   const SaveLayout layout = save_layout(state(0));

@@ -39,8 +39,8 @@ TEST_CASE(
 TEST_CASE("what all ranks of a stage have in full has as many replicas as the stage has ranks") {
   const Mesh mesh({.pp = 2, .dp_replicate = 2, .dp_shard = 3, .tp = 4}, 48);
   for (int rank = 0; rank < 48; ++rank) {
-    const Placement placement = replicated_in_stage(1, mesh, rank);
-    CHECK(placement.here == (rank >= 24));
+    const Placement placement = replicated_in_pp_rank(1, mesh, rank);
+    CHECK(placement.is_local == (rank >= 24));
     CHECK(box_of({5}, placement.cuts) == whole_box({5}));
     CHECK(placement.replicas == 24);
     CHECK(placement.replica == rank % 24);
@@ -62,16 +62,16 @@ TEST_CASE("every element of a parameter is held by as many ranks of its stage as
       const Mesh mesh(with_stages, world);
       for (const std::optional<int> split : {std::optional<int>(), std::optional(0), std::optional(1)}) {
         const Parameter parameter = divided({7, 5}, split, config.tp);
-        const int home = pp - 1;
+        const int pp_rank = pp - 1;
         std::map<std::pair<int64_t, int>, int> holders;  // of an element as a replica
         int replicas = 0;
         for (int rank = 0; rank < world; ++rank) {
-          const Placement placement = placement_of(parameter, home, mesh, rank);
-          CHECK(placement.here == (mesh.coordinate(rank, MeshDim::kPp) == home));
-          // What a rank says by its cuts and home, it is asked by them.
-          CHECK(placement_of(placement.cuts, home, mesh, rank) == placement);
+          const Placement placement = placement_of(parameter, pp_rank, mesh, rank);
+          CHECK(placement.is_local == (mesh.coordinate(rank, MeshDim::kPp) == pp_rank));
+          // What a rank says by its cuts and pp_rank, it is asked by them.
+          CHECK(placement_of(placement.cuts, pp_rank, mesh, rank) == placement);
           replicas = placement.replicas;
-          if (!placement.here) continue;
+          if (!placement.is_local) continue;
           for_each_run(parameter.shape, box_of(parameter.shape, placement.cuts), [&](const Run& run) {
             for (int64_t i = 0; i < run.count; ++i) ++holders[{run.in_tensor + i, placement.replica}];
           });
@@ -114,7 +114,7 @@ TEST_CASE("ranks that shard experts hold stretches of their stack in its order, 
       if (rank == 1)
         CHECK(std::equal(placement.cuts.begin() + 1, placement.cuts.end(), c.cuts_of_rank_1.begin(),
                          c.cuts_of_rank_1.end()));
-      if (!placement.here) continue;
+      if (!placement.is_local) continue;
       const int ep = mesh.coordinate(rank, MeshDim::kEp);
       const int64_t first = ep * stack->rows() * stack->row_numel();
       for_each_run(c.shape, box_of(c.shape, placement.cuts), [&](const Run& run) {
@@ -145,7 +145,7 @@ TEST_CASE("ranks that divide experts, and tensor parallel ones each of them, hol
       for (int rank = 0; rank < world; ++rank) {
         const Placement placement = placement_of(*stack, 0, mesh, rank);
         CHECK(placement_of(placement.cuts, 0, mesh, rank, Domain::kExpert) == placement);
-        if (!placement.here) continue;
+        if (!placement.is_local) continue;
         const Box box = box_of(stack->shape, placement.cuts);
         CHECK(box.shape[split] * config.etp ==
               stack->shape[split] / (split == 1 && config.dp_shard == 8 ? 2 : 1));

@@ -10,15 +10,15 @@
 namespace hyperion::checkpoint {
 
 TEST_CASE("numbers for people are short and have units") {
-  CHECK(human_bytes(0) == "0 B");
-  CHECK(human_bytes(1023) == "1023 B");
-  CHECK(human_bytes(1536) == "1.50 KiB");
-  CHECK(human_bytes(uint64_t{250} << 20) == "250 MiB");
-  CHECK(human_bytes(uint64_t{1023} << 20) == "1.00 GiB");
-  CHECK(human_age(59) == "just now");
-  CHECK(human_age(3 * 3600 + 100) == "3 h ago");
-  CHECK(human_age(86400 * 40) == "40 d ago");
-  CHECK(human_age(-3600) == "in the future");
+  CHECK(format_bytes(0) == "0 B");
+  CHECK(format_bytes(1023) == "1023 B");
+  CHECK(format_bytes(1536) == "1.50 KiB");
+  CHECK(format_bytes(uint64_t{250} << 20) == "250 MiB");
+  CHECK(format_bytes(uint64_t{1023} << 20) == "1.00 GiB");
+  CHECK(format_age(59) == "just now");
+  CHECK(format_age(3 * 3600 + 100) == "3 h ago");
+  CHECK(format_age(86400 * 40) == "40 d ago");
+  CHECK(format_age(-3600) == "in the future");
 }
 
 TEST_CASE("long texts lose their middle and stay printable") {

@@ -145,14 +145,14 @@ fs::path save_on(const NamedMesh& mesh, const fs::path& folder, bool narrow, che
     RankState state(mesh.config, mesh.world, ranks.rank(), narrow);
     state.fill();
     checkpoint::MemoryMover mover;
-    checkpoint::Saver saver(
-        {.folder = folder,
-         .writers = writers,
-         .held_part =
-             [&](const auto& kind, int rank) {
-               return checkpoint::held_part(parallel::placement_of(kind.cuts, kind.home, state.mesh, rank));
-             }},
-        state.components(), ranks, mover);
+    checkpoint::Saver saver({.folder = folder,
+                             .writers = writers,
+                             .held_part =
+                                 [&](const auto& kind, int rank) {
+                                   return checkpoint::held_part(
+                                       parallel::placement_of(kind.cuts, kind.pp_rank, state.mesh, rank));
+                                 }},
+                            state.components(), ranks, mover);
     saver.save(1);
   });
   return folder / "step-1";
