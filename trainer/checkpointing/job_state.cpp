@@ -109,7 +109,7 @@ std::vector<TensorState> ModelState::tensors() {
   for (const auto& [balance, placement] : biases_) {
     const Parameter& bias = *balance->bias;
     states.push_back(tensor_state(bias.fqn, {bias.fqn}, at::kFloat, bias.shape, placement,
-                                  placement.here ? bias.weight : at::Tensor()));
+                                  placement.is_local ? bias.weight : at::Tensor()));
   }
   return states;
 }
@@ -142,7 +142,7 @@ std::vector<TensorState> OptimizerState::tensors() {
     const std::vector<optim::StateKind> kinds = optimizer_.kinds_of(p);
     for (size_t i = 0; i < kinds.size(); ++i)
       add(kinds[i].name, kinds[i].dtype.value_or(parameter.dtype), p.shape, parameter.placement,
-          parameter.placement.here ? optimizer_.states(parameter.index).at(i) : at::Tensor());
+          parameter.placement.is_local ? optimizer_.states(parameter.index).at(i) : at::Tensor());
     const at::Tensor& step = optimizer_.step_count();  // one counter for all
     add("step", step.scalar_type(), {}, undivided_, step);
   }
@@ -254,7 +254,7 @@ std::vector<TensorState> EmaState::tensors() {
     const std::string& fqn = parameter.parameter->fqn;
     states.push_back(tensor_state(name() + "." + fqn, {name(), fqn}, parameter.dtype,
                                   parameter.parameter->shape, parameter.placement,
-                                  parameter.placement.here ? averages[parameter.index] : at::Tensor()));
+                                  parameter.placement.is_local ? averages[parameter.index] : at::Tensor()));
   }
   return states;
 }

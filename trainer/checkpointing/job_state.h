@@ -35,7 +35,7 @@ struct ModelParameter {
   std::shared_ptr<const Parameter> parameter;
   Placement placement;
   at::ScalarType dtype = at::kFloat;  // of its master and average
-  // Where placement.here: what this rank holds of it, and its index among what this rank holds.
+  // Where placement.is_local: what this rank holds of it, and its index among what this rank holds.
   parallel::ShardedParameterPtr sharded{};
   size_t index = 0;
 };

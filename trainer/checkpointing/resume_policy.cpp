@@ -425,7 +425,7 @@ CurveSettings model_settings(const models::ModelArgs& model) {
       [&](const char* key, models::ModelPart part, models::ResumeCheck check, auto, auto member) {
         if (check != models::ResumeCheck::kSetting || !models::has_part(model, part)) return;
         const auto& value = model.*member;
-        if constexpr (Chosen<std::decay_t<decltype(value)>>)
+        if constexpr (EnumWithTexts<std::decay_t<decltype(value)>>)
           settings.emplace_back(fmt::format("model.{}", key), text_of(value));
         else
           settings.emplace_back(fmt::format("model.{}", key), fmt::format("{}", value));

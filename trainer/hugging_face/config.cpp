@@ -317,7 +317,7 @@ std::vector<std::string> hf_differences(const ModelArgs& ours, const ModelArgs& 
         if (!describes(both, part) || key == "max_seq_len" ||
             (too_short && (key == "rope_yarn" || key == "rope_scaling")))
           return;
-        if constexpr (Chosen<std::decay_t<decltype(ours.*member)>>)
+        if constexpr (EnumWithTexts<std::decay_t<decltype(ours.*member)>>)
           compare(key, text_of(ours.*member), text_of(config.*member));
         else
           compare(key, ours.*member, config.*member);

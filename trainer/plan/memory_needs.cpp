@@ -13,7 +13,7 @@
 namespace hyperion::trainer {
 namespace {
 
-std::string format_bytes(double bytes) {
+std::string format_size(double bytes) {
   std::string_view unit = "B";
   for (const std::string_view larger : {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}) {
     if (bytes < 1024) break;
@@ -33,14 +33,14 @@ std::string describe_parts(std::vector<MemoryPart> parts) {
   for (const MemoryPart& part : parts) {
     sum += part.bytes;
     if (part.bytes > 0)
-      list += fmt::format("{}{} {}", list.empty() ? "" : ", ", part.name, format_bytes(part.bytes));
+      list += fmt::format("{}{} {}", list.empty() ? "" : ", ", part.name, format_size(part.bytes));
   }
-  return fmt::format("{} of memory ({})", format_bytes(sum), list);
+  return fmt::format("{} of memory ({})", format_size(sum), list);
 }
 
 std::string describe_lack(const std::vector<MemoryPart>& needed, const MemoryLimit& limit) {
   return fmt::format("needs at least {}, but {} is {}", describe_parts(needed), limit.what,
-                     format_bytes(limit.bytes));
+                     format_size(limit.bytes));
 }
 
 // "set a key, or " where ranks keep more of the model than its shards need.
@@ -64,7 +64,7 @@ std::string offloading_remedy(config::JobConfig config, const JobSize& size, con
       "set training.enable_cpu_offload = true ({} of it are in the host's memory then, and steps take "
       "longer), "
       "or ",
-      format_bytes(total(needs.host) - host_now));
+      format_size(total(needs.host) - host_now));
 }
 
 std::string sequence_remedy(const config::JobConfig& config) {
