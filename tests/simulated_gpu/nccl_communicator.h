@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <thread>
 
 #include <cuda_runtime_api.h>
 #include <sys/types.h>
@@ -56,6 +55,10 @@ inline size_t shared_bytes(int size) {
 
 [[noreturn]] void stop(const std::string& why);
 
+// Leaves the core to others in a loop that waits for another thread or rank since `begin`: a short wait
+// yields, a longer one sleeps for a part of the time that it has taken.
+void leave_core(std::chrono::steady_clock::time_point begin);
+
 }  // namespace simulated_gpu
 
 struct ncclComm {
@@ -67,14 +70,16 @@ struct ncclComm {
 
   // Returns when all that was enqueued has run, as NCCL does; a lost peer keeps it waiting until an abort.
   void finish() const {
-    while (turn < enqueued && !aborted) std::this_thread::yield();
+    const auto begin = std::chrono::steady_clock::now();
+    while (turn < enqueued && !aborted) simulated_gpu::leave_core(begin);
   }
 
   // Whatever their streams, a communicator's calls run in their order.
   void enqueue(cudaStream_t stream, const simulated_gpu::Work& work) {
     if (!simulated_gpu::computing()) return;
     simulated_gpu::stream_of(stream).enqueue([this, ticket = enqueued++, work] {
-      while (turn != ticket) std::this_thread::yield();
+      const auto begin = std::chrono::steady_clock::now();
+      while (turn != ticket) simulated_gpu::leave_core(begin);
       work();
       ++turn;
     });
@@ -87,7 +92,7 @@ struct ncclComm {
 
   // Ends this process, and the others at their next wait.
   [[noreturn]] void stop_all(const std::string& why) const;
-  // While this rank waits for others since `begin`; yields.
+  // While this rank waits for others since `begin`; leaves the core to them.
   void wait(std::chrono::steady_clock::time_point begin) const;
   // What NCCL cannot see: that would hang, or mix up memory.
   void require_same_call() const;
