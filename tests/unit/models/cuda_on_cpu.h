@@ -1,4 +1,4 @@
-// Runs the source of a CUDA kernel on CPU threads, block after block: its indices and its arithmetic are
+// Runs the source of a CUDA kernel on a CPU, block after block: its indices and its arithmetic are
 // tested where there is no GPU, and its synchronisation under the thread sanitizer. Include before the
 // kernel.
 #pragma once
@@ -8,7 +8,10 @@
 #include <barrier>
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <deque>
+#include <functional>
+#include <memory>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -17,6 +20,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 #include <cuda_runtime_api.h>
+#include <ucontext.h>
 
 #include "models/kernels/common/launch.h"
 
@@ -29,11 +33,89 @@
 #define __shared__ static
 #define __launch_bounds__(...)
 
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define HYPERION_GPU_THREADS_ARE_THREADS  // whose races the sanitizer sees
+#endif
+
 inline thread_local uint3 threadIdx, blockIdx, blockDim;
-inline thread_local std::barrier<>*block_barrier = nullptr, *warp_barrier = nullptr;
+
+namespace hyperion::models {
+
+#ifdef HYPERION_GPU_THREADS_ARE_THREADS
+
+using BlockBarrier = std::barrier<>;
+inline thread_local BlockBarrier *block_barrier = nullptr, *warp_barrier = nullptr;
+
+#else
+
+class BlockBarrier {
+ public:
+  explicit BlockBarrier(unsigned threads) : threads_(threads) {}
+  void arrive_and_wait();
+
+ private:
+  unsigned threads_, arrived_ = 0, round_ = 0;
+};
+inline BlockBarrier *block_barrier = nullptr, *warp_barrier = nullptr;
+
+// A block's threads are contexts of one thread of the host, one of which runs until it waits for others: as
+// threads of the host they would take most of the time to wake each other.
+struct Turns {
+  struct Context {
+    ucontext_t state;
+    std::unique_ptr<std::byte[]> stack;
+    bool ended = false;
+  };
+  std::vector<Context> threads;
+  std::deque<BlockBarrier> warps;
+  ucontext_t host;
+  std::function<void()> run;  // the life of a thread
+
+  void take(unsigned thread);
+  unsigned next() const;  // that has not ended; of one that is alone, or of none, itself
+};
+inline Turns* turns = nullptr;
+
+inline void BlockBarrier::arrive_and_wait() {
+  const unsigned round = round_;
+  if (++arrived_ == threads_) {
+    arrived_ = 0;
+    ++round_;
+  }
+  while (round_ == round) {
+    const unsigned self = threadIdx.x, other = turns->next();
+    turns->take(other);
+    swapcontext(&turns->threads[self].state, &turns->threads[other].state);
+  }
+}
+
+inline void Turns::take(unsigned thread) {
+  threadIdx.x = thread;
+  warp_barrier = &warps[thread / 32];
+}
+
+inline unsigned Turns::next() const {
+  unsigned other = threadIdx.x;
+  do other = (other + 1) % static_cast<unsigned>(threads.size());
+  while (threads[other].ended && other != threadIdx.x);
+  return other;
+}
+
+inline void live_as_thread() {
+  turns->run();
+  turns->threads[threadIdx.x].ended = true;
+  const unsigned other = turns->next();
+  if (turns->threads[other].ended) setcontext(&turns->host);
+  turns->take(other);
+  setcontext(&turns->threads[other].state);
+}
+
+#endif
+
+}  // namespace hyperion::models
 
 inline void __syncthreads() {
-  block_barrier->arrive_and_wait();
+  hyperion::models::block_barrier->arrive_and_wait();
 }
 
 // Of all 32 threads of a warp.
@@ -41,9 +123,9 @@ template <typename T>
 T __shfl_xor_sync(unsigned /*mask*/, T value, int distance) {
   static std::array<T, 1024> of_threads;
   of_threads.at(threadIdx.x) = value;
-  warp_barrier->arrive_and_wait();
+  hyperion::models::warp_barrier->arrive_and_wait();
   const T other = of_threads.at(threadIdx.x ^ static_cast<unsigned>(distance));
-  warp_barrier->arrive_and_wait();
+  hyperion::models::warp_barrier->arrive_and_wait();
   return other;
 }
 
@@ -65,9 +147,17 @@ namespace hyperion::models {
 // kernel(arguments...) with `blocks` blocks of `threads` threads.
 template <typename Kernel, typename... Arguments>
 void run_blocks(unsigned blocks, unsigned threads, Kernel kernel, const Arguments&... arguments) {
-  std::barrier<> barrier(threads);
-  std::deque<std::barrier<>> warps;
+  BlockBarrier barrier(threads);
+  std::deque<BlockBarrier> warps;
   for (unsigned first = 0; first < threads; first += 32) warps.emplace_back(std::min(threads - first, 32U));
+  const auto live = [&] {
+    for (unsigned block = 0; block < blocks; ++block) {
+      blockIdx = {block, 0, 0};
+      kernel(arguments...);
+      barrier.arrive_and_wait();  // shared memory is one block's at a time
+    }
+  };
+#ifdef HYPERION_GPU_THREADS_ARE_THREADS
   std::vector<std::jthread> running;
   for (unsigned thread = 0; thread < threads; ++thread)
     running.emplace_back([&, thread] {
@@ -75,12 +165,26 @@ void run_blocks(unsigned blocks, unsigned threads, Kernel kernel, const Argument
       blockDim = {threads, 1, 1};
       block_barrier = &barrier;
       warp_barrier = &warps.at(thread / 32);
-      for (unsigned block = 0; block < blocks; ++block) {
-        blockIdx = {block, 0, 0};
-        kernel(arguments...);
-        barrier.arrive_and_wait();  // shared memory is one block's at a time
-      }
+      live();
     });
+#else
+  constexpr size_t kStack = 128 << 10;
+  Turns all{
+      .threads = std::vector<Turns::Context>(threads), .warps = std::move(warps), .host = {}, .run = live};
+  for (Turns::Context& thread : all.threads) {
+    getcontext(&thread.state);
+    thread.stack = std::make_unique_for_overwrite<std::byte[]>(kStack);
+    thread.state.uc_stack.ss_sp = thread.stack.get();
+    thread.state.uc_stack.ss_size = kStack;
+    makecontext(&thread.state, live_as_thread, 0);
+  }
+  blockDim = {threads, 1, 1};
+  threadIdx = {0, 0, 0};
+  block_barrier = &barrier;
+  turns = &all;
+  all.take(0);
+  swapcontext(&all.host, &all.threads[0].state);
+#endif
 }
 
 // `launch` of the fused kernels: with the blocks and threads that their plan asks for.
