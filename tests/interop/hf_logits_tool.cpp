@@ -1,10 +1,11 @@
 // Our model on Hugging Face checkpoints, for hugging_face_peer.py. Weights and architecture come from a
 // folder; token ids (i64) come in on stdin, the fp32 logits of each position go out on stdout, all
-// little-endian.
-//   hf_logits_tool logits FOLDER
-//   hf_logits_tool export FOLDER OUT DTYPE [SEED]   also writes the model to OUT/step-1; with a seed its
-//   weights
-//                                                   are drawn and FOLDER need only hold config.json
+// little-endian, for one command after the other.
+//   hf_logits_tool COMMAND [then COMMAND]...
+//   logits FOLDER
+//   export FOLDER OUT DTYPE [SEED]   also writes the model to OUT/step-1; with a seed its weights are drawn
+//                                    and FOLDER need only hold config.json
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -79,10 +80,14 @@ void write_weights(const models::Transformer& model, const fs::path& out, Dtype 
                                  checkpoint::CheckpointFolder(out), alone, mover);
 }
 
-void print_logits(const models::Transformer& model) {
-  at::NoGradGuard no_grad;
+std::vector<int64_t> read_ids() {
   std::vector<int64_t> ids;
   for (int64_t id = 0; std::fread(&id, sizeof id, 1, stdin) == 1;) ids.push_back(id);
+  return ids;
+}
+
+void print_logits(const models::Transformer& model, const std::vector<int64_t>& ids) {
+  at::NoGradGuard no_grad;
   const at::Tensor tokens = at::tensor(ids, at::kLong).unsqueeze(0);
   const models::SequenceContext context = model.context(tokens.size(1), at::kCPU);
   at::Tensor x = model.embedding().forward(tokens);
@@ -91,27 +96,39 @@ void print_logits(const models::Transformer& model) {
   std::fwrite(logits.const_data_ptr(), 1, logits.nbytes(), stdout);
 }
 
-int run(const std::vector<std::string>& words) {
-  const bool exporting = words.size() >= 5 && words[1] == "export";
-  if (!exporting && (words.size() != 3 || words[1] != "logits")) {
-    std::fprintf(stderr, "usage: hf_logits_tool logits FOLDER | export FOLDER OUT DTYPE [SEED]\n");
-    return 2;
-  }
-  const fs::path folder = words[2];
+// False where the command is none.
+bool run(const std::vector<std::string>& words, const std::vector<int64_t>& ids) {
+  const bool exporting = words.size() >= 4 && words[0] == "export";
+  if (!exporting && (words.size() != 2 || words[0] != "logits")) return false;
+  const fs::path folder = words[1];
   const models::Transformer model(hugging_face::read_hf_config(folder / "config.json"));
-  const Dtype dtype = exporting ? choice_of<Dtype>(words[4]).value() : Dtype::kFloat32;
-  if (words.size() > 5)
-    draw_weights(model, std::stoull(words[5]), dtype);
+  const Dtype dtype = exporting ? choice_of<Dtype>(words[3]).value() : Dtype::kFloat32;
+  if (words.size() > 4)
+    draw_weights(model, std::stoull(words[4]), dtype);
   else
     read_weights(model, folder);
-  if (exporting) write_weights(model, words[3], dtype);
-  print_logits(model);
-  return std::fflush(stdout) == 0 ? 0 : 74;
+  if (exporting) write_weights(model, words[2], dtype);
+  print_logits(model, ids);
+  return true;
+}
+
+int run_all(const std::vector<std::string>& words) {
+  const std::vector<int64_t> ids = read_ids();
+  for (auto begin = words.begin();;) {
+    const auto end = std::find(begin, words.end(), "then");
+    if (!run({begin, end}, ids)) {
+      std::fprintf(stderr,
+                   "usage: hf_logits_tool logits FOLDER | export FOLDER OUT DTYPE [SEED] [then ...]\n");
+      return 2;
+    }
+    if (end == words.end()) return std::fflush(stdout) == 0 ? 0 : 74;
+    begin = end + 1;
+  }
 }
 
 }  // namespace
 
-int main(int argc, char** argv) try { return run({argv, argv + argc}); } catch (const Error& error) {
+int main(int argc, char** argv) try { return run_all({argv + 1, argv + argc}); } catch (const Error& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return static_cast<int>(error.code());
 }

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy
 import torch
-from ranks import run_hyperion
+from ranks import run_hyperion, warm_start
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, DeepseekV3Config, GenerationConfig,
@@ -80,10 +80,11 @@ def their_logits(model):
         return model(TOKENS.unsqueeze(0)).logits[0].numpy()
 
 
-def our_logits(tool, *words):
-    out = subprocess.run([tool, *map(str, words)], input=TOKENS.numpy().astype("<i8").tobytes(), check=True,
-                         stdout=subprocess.PIPE).stdout
-    return numpy.frombuffer(out, "<f4").reshape(len(TOKENS), -1)
+def our_logits(tool, *commands):
+    """Those of each command, by one process: to load libtorch takes longer than they do."""
+    words = [word for command in commands for word in ("then", *map(str, command))][1:]
+    out = subprocess.run([tool, *words], input=TOKENS.numpy().astype("<i8").tobytes(), check=True, stdout=subprocess.PIPE).stdout
+    return numpy.frombuffer(out, "<f4").reshape(len(commands), len(TOKENS), -1)
 
 
 def close(ours, theirs, what):
@@ -120,13 +121,15 @@ def check_model(tool, config, folder):
     model.save_pretrained(folder / "single")
     model.save_pretrained(folder / "sharded", max_shard_size="60KB")
     assert (folder / "single/model.safetensors").exists() and len(list(folder.glob("sharded/*.safetensors"))) > 2
-    close(our_logits(tool, "logits", folder / "single"), theirs, "one file, read here")
     old_style(folder / "sharded")
-    close(our_logits(tool, "logits", folder / "sharded"), theirs, "several files and an old config.json, read here")
+    dtypes = ("float32", "bfloat16")
+    single, sharded, _, *drawn = our_logits(
+        tool, ("logits", folder / "single"), ("logits", folder / "sharded"), ("export", folder / "sharded", folder / "back", "float32"),
+        *(("export", folder / "single", folder / dtype, dtype, 11) for dtype in dtypes))
+    close(single, theirs, "one file, read here")
+    close(sharded, theirs, "several files and an old config.json, read here")
 
-    back = folder / "back"  # in and out again: every tensor and setting as it was
-    our_logits(tool, "export", folder / "sharded", back, "float32")
-    back = back / "step-1"
+    back = folder / "back" / "step-1"  # in and out again: every tensor and setting as it was
     original, returned = tensors_of(folder / "single"), tensors_of(back)
     assert original.keys() == returned.keys(), original.keys() ^ returned.keys()
     for name, tensor in original.items():
@@ -135,8 +138,7 @@ def check_model(tool, config, folder):
     for key in before.keys() - {"_name_or_path", "transformers_version", "bos_token_id", "eos_token_id"}:
         assert after.get(key) == before[key], (key, before[key], after.get(key))
 
-    for dtype in ("float32", "bfloat16"):  # our own weights
-        ours = our_logits(tool, "export", folder / "single", folder / dtype, dtype, 11)
+    for dtype, ours in zip(dtypes, drawn):  # our own weights
         out = folder / dtype / "step-1"
         assert AutoConfig.from_pretrained(out).dtype == getattr(torch, dtype)
         close(ours, their_logits(load(out)), f"drawn here, {dtype}, read by transformers")
@@ -167,11 +169,9 @@ seq_len = 48
 enable = true
 """)
     last = folder / "out/checkpoint/step-2"
-    subprocess.run([hyperion, "train", job], check=True, capture_output=True)
-    subprocess.run([hyperion, "ckpt", "convert", last, folder / "converted", "--to=safetensors"], check=True,
-                   capture_output=True)
-    subprocess.run([hyperion, "train", job, "--checkpoint.last_save_in_hf", "--checkpoint.folder=hf"], check=True,
-                   capture_output=True)
+    warm_start.run([hyperion, "train", job], check=True)
+    warm_start.run([hyperion, "ckpt", "convert", last, folder / "converted", "--to=safetensors"], check=True)
+    warm_start.run([hyperion, "train", job, "--checkpoint.last_save_in_hf", "--checkpoint.folder=hf"], check=True)
     check_stop(folder / "converted")
     check_stop(folder / "out/hf/step-2")
     dcp_to_torch_save(last, folder / "last.pt")
@@ -241,7 +241,7 @@ last_save_in_hf = true
 """)
         for command in (["ckpt", "convert", original, place / "dcp", "--to=dcp"],
                         ["ckpt", "convert", place / "dcp", place / "converted", "--to=safetensors"], ["train", job]):
-            subprocess.run([hyperion, *command], check=True, capture_output=True)
+            warm_start.run([hyperion, *command], check=True)
         for back in (place / "converted", place / "checkpoint/step-1"):
             for kind in (AutoConfig, GenerationConfig):
                 before, after = (kind.from_pretrained(there).to_dict() for there in (original, back))
@@ -296,7 +296,7 @@ def check_experts(hyperion, tool, folder):
             exports.append(place / "checkpoint/step-1")
         for command in ([original, folder / f"{name}-dcp", "--to=dcp"],
                         [folder / f"{name}-dcp", folder / f"{name}-converted", "--to=safetensors"]):
-            subprocess.run([hyperion, "ckpt", "convert", *command], check=True, capture_output=True)
+            warm_start.run([hyperion, "ckpt", "convert", *command], check=True)
         before = tensors_of(original)
         for back in (*exports, folder / f"{name}-converted"):
             after = tensors_of(back)
@@ -307,8 +307,8 @@ def check_experts(hyperion, tool, folder):
         assert [file.read_bytes() for file in sorted(exports[0].iterdir())] == [
             file.read_bytes() for file in sorted(exports[1].iterdir())], f"{name}: exports of 1 and 2 ranks differ"
         check_text(hyperion, model, original)
-        subprocess.run([hyperion, "eval", original, "--data", folder / "text.jsonl", "--seq-len", "32", "--max-batches", "1"],
-                       check=True, capture_output=True)
+        warm_start.run([hyperion, "eval", original, "--data", folder / "text.jsonl", "--seq-len", "32", "--max-batches", "1"],
+                       check=True)
     check_block_scales(tool, folder)
     print("  experts go in and out, on 1 and 2 ranks")
 
@@ -318,8 +318,7 @@ def check_text(hyperion, model, folder):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompt = torch.tensor([[tokenizer.bos_token_id, *tokenizer("word 1")["input_ids"]]])
     theirs = model.generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=0)
-    ours = subprocess.run([hyperion, "generate", folder, "--prompt", "word 1", "--max-tokens", "8"], check=True, stdout=subprocess.PIPE,
-                          text=True, errors="replace").stdout
+    ours = warm_start.run([hyperion, "generate", folder, "--prompt", "word 1", "--max-tokens", "8"], check=True).stdout
     assert ours.rstrip("\n") == tokenizer.decode(theirs[0, 1:]), (ours, theirs)
     print(f"  {folder.name}: the same text")
 
@@ -345,7 +344,7 @@ def check_block_scales(tool, folder):
     path = folder / "quantized/config.json"
     quantization = {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization}))
-    close(our_logits(tool, "logits", folder / "quantized"), their_logits(load(folder / "plain")), "fp8 with block scales")
+    close(our_logits(tool, ("logits", folder / "quantized"))[0], their_logits(load(folder / "plain")), "fp8 with block scales")
 
 
 def check_training(hyperion, folder):
@@ -371,17 +370,16 @@ log_freq = 1
 """)
     shutil.copytree(TOKENIZER, folder, dirs_exist_ok=True)
     (folder / "text.jsonl").write_text("".join(json.dumps({"text": f"word {i} " * 40}) + "\n" for i in range(50)))
-    shown = subprocess.run([hyperion, "config", job], check=True, capture_output=True, text=True).stdout
+    shown = warm_start.run([hyperion, "config", job], check=True).stdout
     assert "vocab_size = 2053" in shown and "rope_factor = 5" in shown and f"{folder}/config.json" in shown, shown
-    run = subprocess.run([hyperion, "train", job], capture_output=True, text=True)
+    run = warm_start.run([hyperion, "train", job])
     assert run.returncode == 0, run.stdout + run.stderr
     log = run.stdout + run.stderr
     expected = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
     assert f"{expected:,} total parameters" in log or f"{expected} total parameters" in log, log
     assert "takes the model's shape alone" in log, log  # no weights are there, and none were asked for
     (folder / "config.json").unlink()
-    refused = subprocess.run([hyperion, "config", job, "--model.hf_assets_path", "/nowhere"], capture_output=True,
-                             text=True)
+    refused = warm_start.run([hyperion, "config", job, "--model.hf_assets_path", "/nowhere"])
     assert refused.returncode == 2 and "no config.json in" in refused.stderr, refused
     print("  odd shapes train, and a missing config.json is refused")
 

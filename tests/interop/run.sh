@@ -13,6 +13,7 @@ if ! "$venv/bin/python" -c 'import importlib.util, sys; sys.exit(not all(map(imp
   exit 77
 fi
 export HYPERION_TEST_WARM=1  # ranks.py
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # all models are small: more threads would wait for each other
 program=$1
 shift
 exec "$venv/bin/python" "$here/$program" "$@"
