@@ -18,7 +18,7 @@
 namespace hyperion::parallel {
 namespace {
 
-constexpr int64_t kTrainedSteps = 10;
+constexpr int64_t kTrainedSteps = 4;
 
 struct TrainedJob {
   std::vector<TinyStep> steps;

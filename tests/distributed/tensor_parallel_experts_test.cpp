@@ -15,7 +15,7 @@
 namespace hyperion::parallel {
 namespace {
 
-constexpr int64_t kExpertSteps = 20;
+constexpr int64_t kExpertSteps = 10;
 
 TinyJob with_experts(const char* model, int64_t experts, MeshConfig mesh = {}, int64_t accumulation = 1) {
   return {.model = model,
@@ -35,7 +35,7 @@ struct FoundNumber {
 using What = FoundNumber::What;
 using FoundNumbers = std::map<std::pair<int64_t, int64_t>, double>;  // by `of` and index
 
-// The gradients of the first step and the tokens that each expert got in it, the losses and norms of 20, and
+// The gradients of the first step and the tokens that each expert got in it, the losses and norms of 10, and
 // then the biases: of all ranks together, equal where several have a number.
 std::map<What, FoundNumbers> train_experts(int ranks, const TinyJob& job) {
   const auto all = run_ranks(ranks, [=](const Environment& environment) {

@@ -12,7 +12,7 @@
 namespace hyperion::parallel {
 namespace {
 
-constexpr int64_t kSteps = 20;
+constexpr int64_t kSteps = 10;
 
 // Four ranks can divide its heads; vocabulary 17 and hidden width 25 divide by nothing.
 TinyJob divisible(const char* model, MeshConfig mesh = {}, int64_t accumulation = 1) {
