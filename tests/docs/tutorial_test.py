@@ -21,11 +21,14 @@ def blocks(page: str) -> list[str]:
     return re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
 
 
+FIND = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"  # to import takes seconds of a processor
+
+
 def python_with(module: str) -> Path | None:
-    """The folder of a python3 that can import the module."""
+    """The folder of a python3 that has the module."""
     for folder in (ROOT / ".venv-interop" / "bin", ROOT / ".venv" / "bin", Path("/usr/bin")):
         python = folder / "python3"
-        if python.exists() and subprocess.run([python, "-c", f"import {module}"], capture_output=True).returncode == 0:
+        if python.exists() and subprocess.run([python, "-c", FIND, module]).returncode == 0:
             return folder
     return None
 
