@@ -14,7 +14,7 @@
 namespace hyperion::parallel {
 namespace {
 
-constexpr int64_t kStepsOfExperts = 20;
+constexpr int64_t kStepsOfExperts = 10;
 
 struct ExpertLayout {
   int ranks;
