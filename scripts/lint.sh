@@ -46,8 +46,7 @@ if [ -n "$clang_format" ]; then
 fi
 
 # The files of a library are read as one (CMake's unity build): libtorch's headers, which are nearly all of the work, once per library
-# instead of once per file. Names in anonymous namespaces must therefore differ within a library. Kernels and what needs flags of its own
-# are read file by file.
+# instead of once per file. Kernels, what needs flags of its own and what is compiled alone are read file by file.
 if $tidy; then clang_tidy=$(find_version 16 clang-tidy-16 clang-tidy); else clang_tidy=''; fi
 if [ -n "$clang_tidy" ]; then
   torch=$(setup_result torch) cuda_home=$(setup_result cuda_home)
