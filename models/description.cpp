@@ -118,7 +118,10 @@ double parameter_count(const ModelDescription& model) {
 }
 
 ParameterCounts count_parameters(const ModelArgs& args) {
-  const ModelDescription model = describe_model(args);
+  return count_parameters(describe_model(args));
+}
+
+ParameterCounts count_parameters(const ModelDescription& model) {
   const auto numel = [](const ParameterShape& shape) {
     int64_t product = 1;
     for (const int64_t extent : shape.dims) product *= extent;

@@ -91,6 +91,7 @@ struct ParameterCounts {
   int64_t table = 0;      // the token table
   int64_t embedding = 0;  // the same where it costs no FLOPs; 0 where the head reads it too
 };
+ParameterCounts count_parameters(const ModelDescription& model);
 ParameterCounts count_parameters(const ModelArgs& args);
 // As count_parameters().total, for any dimensions.
 double parameter_count(const ModelDescription& model);

@@ -124,7 +124,8 @@ void warn_of_slow_tokenizer(const RunDescription& run) {
   if (!runtime.device.is_cuda() || !runtime.prints) return;
   const std::vector<std::string> documents = sample_of_text(run.config);
   if (documents.empty()) return;
-  const double flops_per_token = metrics::flops_per_token_causal(run.job.model, run.config.training.seq_len);
+  const double flops_per_token =
+      metrics::flops_per_token_causal(models::describe_model(run.job.model), run.config.training.seq_len);
   const int batch_degree = runtime.mesh->degree(parallel::MeshDim::kBatch);
   const double flops =
       metrics::gpu_peak_flops(runtime.device_name).flops * runtime.world_size() / batch_degree;
@@ -162,7 +163,7 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run,
                                                      const checkpointing::Checkpointer& checkpointer,
                                                      int64_t start_step) {
   const Runtime& runtime = run.job.runtime;
-  const models::ModelArgs& model = run.job.model;
+  const models::ModelDescription model = models::describe_model(run.job.model);
   const auto memory = std::make_shared<metrics::MemoryMonitor>(
       runtime.device.is_cuda() ? runtime.device.index() : metrics::MemoryMonitor::kCpu);
   const models::ParameterCounts counts = models::count_parameters(model);

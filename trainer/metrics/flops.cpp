@@ -4,8 +4,6 @@
 #include <cctype>
 #include <string>
 
-#include "models/description.h"
-
 namespace hyperion::metrics {
 namespace {
 
@@ -14,8 +12,7 @@ double matmul_flops(int64_t parameters) {
 }
 
 // Scores and value aggregation: 2 matmuls forward, 4 backward, 2 FLOPs per multiply-add.
-double attention_flops(const models::ModelArgs& args, int64_t seq_len) {
-  const models::ModelDescription model = models::describe_model(args);
+double attention_flops(const models::ModelDescription& model, int64_t seq_len) {
   return model.sum_over_blocks(0, model.blocks(), [&](const models::BlockDescription& block) {
     const models::AttentionWidths& widths = *block.attention.attention;
     return 6.0 * static_cast<double>(widths.heads) *
@@ -42,12 +39,12 @@ constexpr double kA100 = 312e12;
 
 }  // namespace
 
-double flops_per_token_square(const models::ModelArgs& model, int64_t seq_len) {
+double flops_per_token_square(const models::ModelDescription& model, int64_t seq_len) {
   const models::ParameterCounts parameters = models::count_parameters(model);
   return matmul_flops(parameters.active - parameters.table) + attention_flops(model, seq_len);
 }
 
-double flops_per_token_causal(const models::ModelArgs& model, int64_t seq_len) {
+double flops_per_token_causal(const models::ModelDescription& model, int64_t seq_len) {
   const models::ParameterCounts parameters = models::count_parameters(model);
   return matmul_flops(parameters.active - parameters.embedding) + attention_flops(model, seq_len) / 2;
 }

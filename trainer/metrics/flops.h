@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "models/args/model_args.h"
+#include "models/description.h"
 
 namespace hyperion::metrics {
 
@@ -12,10 +12,10 @@ namespace hyperion::metrics {
 // Of experts only those of one token count (ParameterCounts::active).
 // Square: torchtitan's formula, 6 * (N - N_embed) + 6 * L * H * (2 * head_dim) * S. Attention is charged for
 // all S * S pairs, and a tied head's matmul is left out, as there. Behind `tflops` and `mfu(%)`.
-double flops_per_token_square(const models::ModelArgs& model, int64_t seq_len);
+double flops_per_token_square(const models::ModelDescription& model, int64_t seq_len);
 // Causal: what a causal model needs: half the attention pairs, and a tied head's matmul counted. Behind
 // `mfu_causal(%)`.
-double flops_per_token_causal(const models::ModelArgs& model, int64_t seq_len);
+double flops_per_token_causal(const models::ModelDescription& model, int64_t seq_len);
 
 struct PeakFlops {
   double flops = 0;   // dense bf16 FLOP/s

@@ -13,7 +13,7 @@ std::optional<std::string> slow_step_warning(const config::JobConfig& config, co
   constexpr double kLong = 60;  // seconds
   const auto& training = config.training;
   const double tokens = static_cast<double>(microbatches * training.local_batch_size * training.seq_len);
-  const double flops = tokens * flops_per_token_causal(model, training.seq_len) /
+  const double flops = tokens * flops_per_token_causal(models::describe_model(model), training.seq_len) /
                        static_cast<double>(config.parallelism.context_parallel_degree *
                                            config.parallelism.tensor_parallel_degree *
                                            config.parallelism.pipeline_parallel_degree);

@@ -101,9 +101,9 @@ double deferred_elements(const models::BlockDescription& block, double tensor, b
 // The terms of job_size(), each from what the configuration says and those before it.
 class SizeOfJob {
  public:
-  SizeOfJob(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
+  SizeOfJob(const config::JobConfig& config, const models::ModelDescription& model, int64_t shards,
             int64_t microbatches, const PipelineShare* share)
-      : config_(config), model_(models::describe_model(model)), share_(share), shards_(shards) {
+      : config_(config), model_(model), share_(share), shards_(shards) {
     rows_ = config::microbatch_rows(config, config.training.local_batch_size);
     microbatches_ = microbatches * config.training.local_batch_size / rows_;
     tokens_ = static_cast<double>(rows_) * length_ / context_;
@@ -305,7 +305,7 @@ class SizeOfJob {
   bool runs_again() const { return config_.activation_checkpoint.mode == config::RecomputeMode::kFull; }
 
   const config::JobConfig& config_;
-  const models::ModelDescription model_;
+  const models::ModelDescription& model_;
   const PipelineShare* share_;
   int64_t shards_;
   // Bytes of a number.
@@ -334,16 +334,22 @@ double parameters_of(const models::ModelArgs& model, const PipelineShare::Stage&
 
 JobSize largest_job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
                          int64_t microbatches, std::span<const PipelineShare> shares) {
-  if (shares.empty()) return job_size(config, model, shards, microbatches);
+  const models::ModelDescription description = models::describe_model(model);
+  if (shares.empty()) return job_size(config, description, shards, microbatches);
   std::vector<JobSize> sizes;
   for (const PipelineShare& share : shares)
-    sizes.push_back(job_size(config, model, shards, microbatches, &share));
+    sizes.push_back(job_size(config, description, shards, microbatches, &share));
   return std::ranges::max(sizes, {}, &JobSize::total);
+}
+
+JobSize job_size(const config::JobConfig& config, const models::ModelDescription& model, int64_t shards,
+                 int64_t microbatches, const PipelineShare* share) {
+  return SizeOfJob(config, model, shards, microbatches, share).estimate();
 }
 
 JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
                  int64_t microbatches, const PipelineShare* share) {
-  return SizeOfJob(config, model, shards, microbatches, share).estimate();
+  return job_size(config, models::describe_model(model), shards, microbatches, share);
 }
 
 }  // namespace hyperion::trainer

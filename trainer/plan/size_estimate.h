@@ -57,6 +57,8 @@ constexpr double kDescriptionOfLayer = 4096;
 
 // `shards`: ranks that share the parameters of one tensor parallel rank (fsdp); `microbatches`: of one step;
 // `share`: without one, a pipeline's ranks count alike, as if all of them had the same.
+JobSize job_size(const config::JobConfig& config, const models::ModelDescription& model, int64_t shards,
+                 int64_t microbatches, const PipelineShare* share = nullptr);
 JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
                  int64_t microbatches, const PipelineShare* share = nullptr);
 // Of the rank that needs the most; `shares`: by rank of the pipeline, none without one.

@@ -10,10 +10,10 @@ namespace hyperion::metrics {
 
 // The figures that torchtitan v0.2.2 computes for its own flavours.
 TEST_CASE("FLOPs a token of the llama3 flavours equal those of torchtitan") {
-  const models::ModelArgs debug = models::model_args("llama3", "debugmodel");
-  const models::ModelArgs b8 = models::model_args("llama3", "8B");
-  const models::ModelArgs b70 = models::model_args("llama3", "70B");
-  const models::ModelArgs b405 = models::model_args("llama3", "405B");
+  const models::ModelDescription debug = models::describe_model(models::model_args("llama3", "debugmodel"));
+  const models::ModelDescription b8 = models::describe_model(models::model_args("llama3", "8B"));
+  const models::ModelDescription b70 = models::describe_model(models::model_args("llama3", "70B"));
+  const models::ModelDescription b405 = models::describe_model(models::model_args("llama3", "405B"));
   CHECK(flops_per_token_square(debug, 2048) == 71585280.0);
   CHECK(flops_per_token_square(debug, 8192) == 184831488.0);
   CHECK(flops_per_token_square(b8, 2048) == 48250773504.0);
@@ -26,8 +26,9 @@ TEST_CASE("FLOPs a token of the llama3 flavours equal those of torchtitan") {
 }
 
 TEST_CASE("The causal count of a tied model includes the matmul of its head") {
-  models::ModelArgs tied = models::model_args("llama3", "debugmodel");
-  tied.tied = true;
+  models::ModelArgs args = models::model_args("llama3", "debugmodel");
+  args.tied = true;
+  const models::ModelDescription tied = models::describe_model(args);
   const double head = 6.0 * 2048 * 256;
   CHECK(flops_per_token_causal(tied, 0) == flops_per_token_square(tied, 0) + head);
 }
@@ -59,7 +60,7 @@ TEST_CASE("of experts only those of one token cost FLOPs, as torchtitan counts t
                                             {"deepseek_v3", "671B", 250455926784.0},
                                             {"llama4", "17bx16e", 102870251520.0}}) {
     CAPTURE(name, flavor);
-    CHECK(flops_per_token_square(models::model_args(name, flavor), 2048) == flops);
+    CHECK(flops_per_token_square(models::describe_model(models::model_args(name, flavor)), 2048) == flops);
   }
 }
 

@@ -9,6 +9,7 @@
 #include "models/kernels/attention/cpu.h"
 #include "models/kernels/attention/cpu_blocks.h"
 #include "tests/support/error_of.h"
+#include "trainer/metrics/flops.h"
 #include "trainer/plan/memory_needs.h"
 
 namespace hyperion::trainer {
@@ -423,6 +424,27 @@ TEST_CASE("Ranks that share sequences keep their part, and gather keys and value
   CHECK_THAT(said,
              Contains("activations of a microbatch 33.1 GiB") &&
                  Contains("lower training.seq_len, or raise parallelism.context_parallel_degree (1 now)"));
+}
+
+TEST_CASE("a width that changes in a part's description changes counts, FLOPs and memory by as much") {
+  models::ModelDescription model = models::describe_model(models::model_args("llama3", "8B"));
+  const config::JobConfig config = resolved("[training]\nseq_len = 8192").config;
+  const auto counts = models::count_parameters(model);
+  const JobSize size = job_size(config, model, 8, 1);
+  const double flops = metrics::flops_per_token_causal(model, 8192);
+  // Values of 64 elements a head more: rows of wv, columns of wo, elements that attention sums up.
+  models::PartDescription& attention = model.kinds.at(0).attention;
+  const int64_t more = 8 * 64, more_out = 32 * 64;
+  attention.parameters.at(2).dims[0] += more;
+  attention.parameters.at(3).dims[1] += more_out;
+  attention.attention->v_head_dim += 64;
+  const auto added = static_cast<double>(32 * 4096 * (more + more_out));
+  CHECK(static_cast<double>(models::count_parameters(model).total - counts.total) == added);
+  const JobSize wider = job_size(config, model, 8, 1);
+  CHECK(wider.optimizer - size.optimizer == Approx(8 * added / 8));
+  CHECK(wider.gathered - size.gathered == Approx(2 * added / 32));
+  CHECK(metrics::flops_per_token_causal(model, 8192) - flops ==
+        Approx(6 * added + 3.0 * 32 * 32 * 64 * 8192));
 }
 
 TEST_CASE("No size overflows") {
