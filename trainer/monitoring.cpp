@@ -163,10 +163,11 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run,
                                                      const checkpointing::Checkpointer& checkpointer,
                                                      int64_t start_step) {
   const Runtime& runtime = run.job.runtime;
-  const models::ModelDescription model = models::describe_model(run.job.model);
+  const models::ModelArgs& model = run.job.model;
+  const models::ModelDescription description = models::describe_model(model);
   const auto memory = std::make_shared<metrics::MemoryMonitor>(
       runtime.device.is_cuda() ? runtime.device.index() : metrics::MemoryMonitor::kCpu);
-  const models::ParameterCounts counts = models::count_parameters(model);
+  const models::ParameterCounts counts = models::count_parameters(description);
   config::JobConfig::Metrics options = run.config.metrics;
   const bool dry_run = config::is_dry_run(run.config);
   if (dry_run) options.enable_tensorboard = options.enable_jsonl = false;
@@ -182,8 +183,8 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run,
       .prints = runtime.prints,
       .dry_run = dry_run,
       .non_data_parallel_size = runtime.world_size() / runtime.mesh->degree(parallel::MeshDim::kBatch),
-      .flops_per_token_square = metrics::flops_per_token_square(model, run.config.training.seq_len),
-      .flops_per_token_causal = metrics::flops_per_token_causal(model, run.config.training.seq_len)};
+      .flops_per_token_square = metrics::flops_per_token_square(description, run.config.training.seq_len),
+      .flops_per_token_causal = metrics::flops_per_token_causal(description, run.config.training.seq_len)};
   metrics::MetricsSources sources;
   sources.take_peak_memory = [memory] { return memory->take_peak(); };
   if (dry_run)
