@@ -24,7 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from ranks import run_ranks
+from ranks import preloaded, run_ranks, warm_start
 
 DIM, HIDDEN = 16, 24
 MESHES = [(1, 1), (3, 1), (1, 2), (2, 2), (1, 4), (2, 3)]  # shards x tensor parallel ranks
@@ -100,20 +100,21 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         ranks = [sys.executable, str(Path(__file__).resolve()), str(options.tool), str(options.hyperion), "--rank-of", str(folder)]
-        run_ranks(ranks, 4)
+        waiting = preloaded(sys.executable, "torch.distributed.checkpoint.state_dict", "torch.distributed.tensor.parallel")
+        run_ranks(ranks, 4, waiting=waiting)
         digests = {"theirs": digest(options.hyperion, folder / "theirs")}
         for shards, tensor in MESHES:
             path = folder / "ours" / f"{shards} x {tensor}"
             subprocess.run([options.tool, folder / "theirs", path, str(shards), str(tensor)], check=True)
             digests[path.name] = digest(options.hyperion, path / "step-1")
         print("digests: " + ", ".join(f"{name} {value}" for name, value in digests.items()), flush=True)
-        run_ranks(ranks, 4)  # fails for bits that differ
+        run_ranks(ranks, 4, waiting=waiting)  # fails for bits that differ
         print(f"PyTorch's FSDP 2 x TP 2 loads what we saved on {', '.join(list(digests)[1:])} (shards x tensor parallel ranks)")
     return 0 if len(set(digests.values())) == 1 else 1
 
 
 def digest(hyperion: Path, checkpoint: Path) -> str:
-    ran = subprocess.run([hyperion, "ckpt", "digest", checkpoint], check=True, capture_output=True, text=True)
+    ran = warm_start.run([hyperion, "ckpt", "digest", checkpoint], check=True)
     return ran.stdout.splitlines()[-1].split()[0]
 
 
