@@ -40,6 +40,7 @@ class Case:
     accumulation: int = 1
     small: bool = False  # the batch of the bf16 runs: a CPU without AVX-512 computes bf16 a hundred times slower
     steps: int = 20
+    first: int = 0  # Hyperion runs so many of the steps, which are compared; 0: all
     float8: str = ""  # the recipe of the linears ("tensorwise": not named, as torchtitan wants it for its FP8 gather)
     gather: bool = False  # FP8 all-gather
     precompute: bool = False  # its scales after the optimizer step
@@ -133,6 +134,7 @@ def _meshes(model: str, judge: str = "") -> dict[str, Case]:
 # qwen3's peer is one rank in fp64, where a mesh makes no difference; its tensor parallel attention does not run on a CPU at all:
 # DTensor has no strategy for that kernel.
 CASES: dict[str, Case] = _meshes("llama3") | _meshes("qwen3", judge="qwen3-fp32-1")
+CASES["qwen3-fp32-fsdp2-accumulate-short"] = Case("qwen3", shard=2, accumulation=2, first=8, judge="qwen3-fp32-1")
 # Of qwen3 torchtitan has no pipeline; its ZBVZeroBubble does not run on Gloo.
 CASES["llama3-fp32-pp2"] = Case("llama3", pipeline=2)
 CASES["llama3-fp32-pp2-interleaved"] = Case("llama3", pipeline=2, schedule="Interleaved1F1B")
