@@ -1,17 +1,11 @@
 #include "trainer/trainer.h"
 
-#include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <span>
 
 #include <fmt/format.h>
 
 #include <ATen/Context.h>
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/full_like.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
 
 #include "base/clock.h"
 #include "base/failpoint.h"
@@ -20,13 +14,14 @@
 #include "base/progress.h"
 #include "parallel/comm/trace_range.h"
 #include "parallel/job/phase.h"
+#include "trainer/build/attention_choice.h"
+#include "trainer/build/kernel_choice.h"
 #include "trainer/build/model_options.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
 #include "trainer/engine/layer_metrics.h"
 #include "trainer/monitoring.h"
-#include "trainer/optim/grad_clip.h"
 #include "trainer/preflight.h"
 #include "trainer/runtime/batch_job.h"
 
@@ -49,18 +44,8 @@ void skip_trained_data(data::DataLoader& loader, int64_t step, int64_t microbatc
 
 }  // namespace
 
-// All microbatches of a step are fetched first, because the loss is divided by the step's global number of
-// valid tokens.
-struct Trainer::StepInput {
-  std::vector<data::Batch> batches;
-  int64_t local_valid = 0;  // tokens with a label
-  int64_t own_valid = 0;    // of these, in the parts of the sequences whose loss this rank computes
-  at::Tensor global_valid;  // of all ranks: 0-dim int64 on the device
-};
-
 Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::string>& command)
     : job_(start_job(resolved)),
-      guard_(job_.runtime.groups->all_ranks()),
       // The tokens of a dry run's rank count, since no other rank counts them.
       agreement_(*job_.runtime.groups, *job_.runtime.mesh, job_.runtime.dry_run ? 0 : job_.runtime.rank(),
                  job_.runtime.device, [this] { return checkpointer_->failed(); }),
@@ -76,19 +61,18 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
 
   // What trains.
   parallel::set_phase("construction of model and optimizer");
-  model_ = make_model_and_optimizer(
-      job_.model, config(),
-      {.mesh = *runtime.mesh,
-       .rank = runtime.rank(),
-       .groups = *runtime.groups,
-       .device = runtime.device,
-       .float8 = {runtime.device.is_cpu(), runtime.compute_capability, runtime.device_name},
-       .pipeline = job_.pipeline ? &job_.pipeline->pipeline : nullptr});
-  const auto stage_rank =
-      static_cast<size_t>(runtime.mesh->coordinate(runtime.rank(), parallel::MeshDim::kPp));
-  mover_.emplace(*model_.transformer, runtime.device,
-                 !job_.pipeline || job_.pipeline->shares[stage_rank].has_head(),
-                 sequence_split(config(), *runtime.mesh, runtime.rank()));
+  const ModelContext context{
+      .mesh = *runtime.mesh,
+      .rank = runtime.rank(),
+      .groups = *runtime.groups,
+      .device = runtime.device,
+      .float8 = {runtime.device.is_cpu(), runtime.compute_capability, runtime.device_name},
+      .pipeline = job_.pipeline ? &job_.pipeline->pipeline : nullptr};
+  choose_kernels(context.float8);
+  log_expert_products(job_.model, config(), context.float8);
+  choose_attention(job_.model, config(), runtime.device, runtime.groups->host());
+  model_ = make_model_and_optimizer(job_.model, config(), context);
+  training_step_.emplace(model_, config(), context);
   if (config().validation.enable) {
     const parallel::PhaseGuard phase("start of the validation data");
     validator_.emplace(
@@ -297,7 +281,7 @@ ExitCode Trainer::train() {
 }
 
 ExitCode Trainer::complete() {
-  guard_.raise(/*wait=*/true);
+  training_step_->guard().raise(/*wait=*/true);
   checkpointer_->finish();
   parallel::set_phase("end of training");
   job_.runtime.groups->host().barrier();
@@ -307,7 +291,7 @@ ExitCode Trainer::complete() {
 }
 
 // nullopt where a rank was asked to stop: the step is not made, and the loader goes back to before it.
-std::optional<Trainer::StepInput> Trainer::fetch(int64_t step) {
+std::optional<StepInput> Trainer::fetch(int64_t step) {
   if (agreement_.agreed().stop != StopSignal::kNone) return std::nullopt;
   parallel::set_phase(fmt::format("step {} data", step));
   failpoint("step.data");
@@ -316,10 +300,8 @@ std::optional<Trainer::StepInput> Trainer::fetch(int64_t step) {
   StepInput input;
   for (int64_t i = 0; i < microbatches_; ++i) {
     const double waited = job_.loader->wait_seconds();
-    input.batches.push_back(job_.loader->next().value());  // the training stream never ends
+    training_step_->add(job_.loader->next().value(), input);  // the training stream never ends
     const data::Batch& batch = input.batches.back();
-    input.local_valid += valid_tokens(batch);
-    input.own_valid += valid_tokens(batch, mover_->parts(batch.seq_len));
     metrics_->add_batch(batch.rows * batch.seq_len, job_.loader->wait_seconds() - waited);
   }
   const std::optional<at::Tensor> global_valid = agreement_.before_step(step, input.local_valid);
@@ -333,77 +315,33 @@ std::optional<Trainer::StepInput> Trainer::fetch(int64_t step) {
   return input;
 }
 
-// An update by the gradient of the mean cross-entropy over the valid tokens of all ranks, clipped to
-// training.max_norm.
+// The step itself is TrainingStep's; here is what the job does between its parts.
 void Trainer::train_step(int64_t step, const StepInput& input) {
-  const at::Tensor scale = inverse_of(input.global_valid);
+  const bool logs = metrics_->should_log(step);
   models::LayerMetrics reported{.activations = config().metrics.log_layer_activations};
-  const int64_t batch_rows = config().training.local_batch_size,
-                rows = config::microbatch_rows(config(), batch_rows);
-  const auto per_batch = static_cast<size_t>(batch_rows / rows);
-  const auto batch_of = [&](size_t i) -> const data::Batch& { return input.batches[i / per_batch]; };
-  const auto first_row = [&](size_t i) { return static_cast<int64_t>(i % per_batch) * rows; };
-  const size_t microbatches = input.batches.size() * per_batch;
-  const std::vector<at::Tensor> losses = model_.schedule->train_step(
-      step, microbatches, [&](size_t i) { return mover_->move(batch_of(i), first_row(i), rows); }, scale,
-      metrics_->should_log(step) ? &reported : nullptr);
-  if (model_.tied) model_.tied->sum_gradients(step);
+  models::LayerMetrics* const reports = logs ? &reported : nullptr;
+  const StepLosses losses = training_step_->make_gradients(step, input, reports);
   if (step == 1 && gradient_dump_)
     dump_gradients(*gradient_dump_, job_.runtime.rank(), job_.runtime.world_size(), model_.parameters);
-
-  failpoint("step.opt");
-  parallel::set_phase(fmt::format("step {} gradient norm", step));
-  const parallel::LocalGradients& gradients = model_.stage->gradients();
-  const at::Tensor own_norm =
-      optim::global_grad_norm(optim::gradient_classes(gradients, model_.fsdp->shard(), model_.fsdp->tensor(),
-                                                      job_.runtime.groups->get(parallel::MeshDim::kPp),
-                                                      job_.runtime.groups->expert_groups()),
-                              model_.fsdp->options().state_device);
-  std::vector<std::string> sources;
-  for (size_t i = 0; i < microbatches; ++i)
-    sources.push_back(fmt::format(
-        "{}",
-        fmt::join(std::span(batch_of(i).sources).subspan(first_row(i), static_cast<size_t>(rows)), ", ")));
-  const auto [skip, norm] = guard_.check(agreement_.flags(step), losses, own_norm, scale,
-                                         [sources](size_t i) { return sources.at(i); });
-  const double max_norm = config().training.max_norm;
-  std::optional<at::Tensor> divisor;
-  if (model_.optimizer->divides_gradients())
-    divisor = optim::clip_divisor(norm, max_norm);
-  else
-    optim::clip_gradients(gradients, norm, max_norm);
-
-  checkpointer_->wait();
-  {
-    const parallel::TraceRange range("optimizer");
-    model_.optimizer->step(checkpointing::learning_rate(plan_, step), skip, divisor);
-    if (model_.ema) model_.ema->update(step, skip);
-    if (job_.model.num_experts > 0) parallel::set_phase(fmt::format("step {} sum of expert counts", step));
-    const std::vector<models::ExpertBalancePtr> balances = model_.stage->balances();
-    if (metrics_->should_log(step))
-      record_expert_loads(balances, *model_.fsdp,
-                          job_.runtime.mesh->degree(parallel::MeshDim::kEp) > 1
-                              ? &job_.runtime.groups->get(parallel::MeshDim::kEp)
-                              : nullptr,
-                          reported);
-    update_expert_biases(balances, *model_.fsdp, skip);
-    model_.stage->weights_changed();
-  }
-  model_.stage->drop_gradients();
-  if (rank_monitor_ && metrics_->should_log(step)) rank_monitor_->stop_step();
-  read_checks(/*wait=*/metrics_->should_log(step));  // logging waits for the step's numbers anyway
+  const at::Tensor norm = training_step_->gradient_norm(step);
+  const CheckedGradients checked =
+      training_step_->check_and_clip(agreement_.flags(step), input, losses, norm);
+  checkpointer_->wait();  // a save in the background reads what the update writes
+  training_step_->update(step, checkpointing::learning_rate(plan_, step), checked, reports);
+  if (rank_monitor_ && logs) rank_monitor_->stop_step();
+  read_checks(/*wait=*/logs);  // logging waits for the step's numbers anyway
 
   state_.step = step;
   state_.tokens_seen += config().training.local_batch_size * config().training.seq_len * microbatches_ *
                         job_.runtime.mesh->degree(parallel::MeshDim::kBatch);
-  if (metrics_->should_log(step)) log_step(step, losses, input, norm, reported);
+  if (logs) log_step(step, input, losses, checked.norm, reported);
   profiler_->step(step);
 }
 
 // Ends the job where the loss of a step was not finite.
 void Trainer::read_checks(bool wait) {
-  guard_.raise(wait);
-  agreement_.read(guard_.agreed());
+  training_step_->guard().raise(wait);
+  agreement_.read(training_step_->guard().agreed());
 }
 
 // What several ranks hold must be the same on all of them: a save stores it once. Says so by Error(kBug).
@@ -418,22 +356,14 @@ void Trainer::audit_replicas(int64_t step) const {
   parallel::audit_replicas(replicated);
 }
 
-void Trainer::log_step(int64_t step, const std::vector<at::Tensor>& losses, const StepInput& input,
-                       const at::Tensor& norm, const models::LayerMetrics& reported) {
+void Trainer::log_step(int64_t step, const StepInput& input, const StepLosses& losses, const at::Tensor& norm,
+                       const models::LayerMetrics& reported) {
   parallel::set_phase(fmt::format("step {} metrics", step));
   const parallel::TraceRange range("metrics");
-  const at::Tensor local = losses.empty() ? at::zeros({}, input.global_valid.options().dtype(at::kFloat))
-                                          : at::stack(losses).sum();
-  const at::Tensor sum = local / input.global_valid.to(local.scalar_type());
-  // A rank without a label, or without the head, has no mean, and no part in the maximum.
-  const at::Tensor max = input.own_valid > 0 && !losses.empty() ? local / static_cast<double>(input.own_valid)
-                                                                : at::full_like(local, -INFINITY);
-  const parallel::ReduceChain groups = job_.runtime.groups->loss_groups();
-  groups.all_reduce_sum(sum);
-  groups.all_reduce_max(max);
+  const TrainingStep::Loss loss = training_step_->reduce_losses(input, losses);
   metrics::StepMetrics metrics{.step = step,
-                               .global_avg_loss = sum.item<double>(),
-                               .global_max_loss = max.item<double>(),
+                               .global_avg_loss = loss.mean,
+                               .global_max_loss = loss.max,
                                .grad_norm = norm.item<double>(),
                                .lr = checkpointing::learning_rate(plan_, step),
                                .n_tokens_seen = state_.tokens_seen,
@@ -470,8 +400,9 @@ void Trainer::validate(int64_t step) {
     model_.ema->swap_in();
     model_.stage->weights_changed();
   }
-  const Validator::Result result = validator_->run(
-      *model_.schedule, *mover_, config::microbatch_rows(config(), config().validation.local_batch_size));
+  const Validator::Result result =
+      validator_->run(*model_.schedule, training_step_->mover(),
+                      config::microbatch_rows(config(), config().validation.local_batch_size));
   if (averaged) {
     model_.ema->swap_out();
     model_.stage->weights_changed();
@@ -483,7 +414,7 @@ void Trainer::validate(int64_t step) {
 // The job ends after `step`, as a signal asked.
 ExitCode Trainer::stopped(int64_t step, StopSignal signal, bool trained) {
   log_info("Stopping after step {}, as a signal asked", step);
-  guard_.raise(/*wait=*/true);
+  training_step_->guard().raise(/*wait=*/true);
   const bool interrupted = signal == StopSignal::kInterrupt;
   if (!checkpointer_->enabled() || config().checkpoint.load_only) {
     log_warning("stopped by a signal after step {}; checkpointing is off, so the state is not saved", step);

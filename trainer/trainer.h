@@ -15,9 +15,8 @@
 #include "trainer/checkpointing/resume_policy.h"
 #include "trainer/config/load.h"
 #include "trainer/data/job_data.h"
-#include "trainer/engine/batch_mover.h"
 #include "trainer/engine/expert_balance.h"
-#include "trainer/engine/finite_guard.h"
+#include "trainer/engine/step_agreement.h"
 #include "trainer/engine/validator.h"
 #include "trainer/job.h"
 #include "trainer/metrics/metrics_logger.h"
@@ -25,6 +24,7 @@
 #include "trainer/runtime/rank_monitor.h"
 #include "trainer/runtime/signals.h"
 #include "trainer/training_state.h"
+#include "trainer/training_step.h"
 
 namespace hyperion::trainer {
 
@@ -42,7 +42,6 @@ class Trainer {
   bool on_gpu() const { return job_.runtime.device.is_cuda(); }
 
  private:
-  struct StepInput;  // the microbatches of one step, and what all ranks know before it
   const config::JobConfig& config() const { return plan_.config; }
   checkpointing::ResumePlan plan() const;
   void load_checkpoint();
@@ -54,8 +53,8 @@ class Trainer {
   void train_step(int64_t step, const StepInput& input);
   void read_checks(bool wait);
   void audit_replicas(int64_t step) const;
-  void log_step(int64_t step, const std::vector<at::Tensor>& losses, const StepInput& input,
-                const at::Tensor& norm, const models::LayerMetrics& reported);
+  void log_step(int64_t step, const StepInput& input, const StepLosses& losses, const at::Tensor& norm,
+                const models::LayerMetrics& reported);
   void validate(int64_t step);
   ExitCode stopped(int64_t step, StopSignal signal, bool trained);
 
@@ -66,9 +65,8 @@ class Trainer {
   int64_t microbatches_ = 1;  // per step
   int64_t resumed_step_ = 0;  // until the first logged step of a resumed run
   std::optional<std::filesystem::path> gradient_dump_;
-  std::optional<BatchMover> mover_;
+  std::optional<TrainingStep> training_step_;
   std::optional<Validator> validator_;  // none: off
-  FiniteGuard guard_;
   StepAgreement agreement_;
   StateComponents components_;
   checkpointing::DeviceMover memory_mover_;

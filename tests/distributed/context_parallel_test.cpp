@@ -23,7 +23,6 @@ struct ContextLayout {
   MeshConfig mesh;
   int64_t accumulation = 1;
   bool head_tail = true, documents = false;
-  size_t stages_per_rank = 1;
   PipelineKind schedule = PipelineKind::k1F1B;
   bool ring = false;
 };
@@ -33,7 +32,6 @@ TinyJob job_with_parts(const char* model, const ContextLayout& layout) {
           .mesh = layout.mesh,
           .accumulation = layout.accumulation,
           .schedule = layout.schedule,
-          .stages_per_rank = layout.stages_per_rank,
           .heads = 4,
           .kv_heads = 2,
           .experts = 4,

@@ -195,7 +195,7 @@ TEST_CASE("a step gathers and frees and reduces in the order of FSDP2 and holds 
         "backward tok_embeddings |\n"
         "reduce-scatter tok_embeddings |\n"
         "gradient norm |\n"
-        "gradient clipping |\n";
+        "optimizer |\n";  // which clips
     if (trace != expected) throw std::runtime_error("trace was:\n" + trace);
   });
   for (const RankOutcome& rank : outcome) {

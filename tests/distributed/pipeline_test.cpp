@@ -13,6 +13,7 @@
 
 #include "base/failpoint.h"
 #include "tests/support/ranks.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/support/tiny_training.h"
 
 namespace hyperion::parallel {
@@ -136,30 +137,25 @@ using models::ActivationCheckpoint;
 
 TEST_CASE("a pipeline has the losses and gradients of one rank bit for bit") {
   TinyJob plain{.accumulation = 6};
-  const auto with = [&](PipelineKind schedule, size_t stages_per_rank, bool shared_memory = true) {
+  const auto with = [&](PipelineKind schedule, bool shared_memory = true) {
     TinyJob job = plain;
     job.schedule = schedule;
-    job.stages_per_rank = stages_per_rank;
     job.shared_memory = shared_memory;
     return job;
   };
-  check_same_bits({.pp = 2}, with(k1F1B, 1));
-  check_same_bits({.pp = 3}, with(kGPipe, 1));
-  check_same_bits({.pp = 2}, with(kInterleaved1F1B, 2));
-  check_same_bits({.pp = 2}, with(kInterleaved1F1B, 2, /*shared_memory=*/false));
-  check_same_bits({.pp = 2, .dp_shard = 2}, with(k1F1B, 1));
-  check_same_bits({.pp = 2, .dp_shard = 1, .tp = 2}, with(k1F1B, 1));
-  check_same_bits({.pp = 2, .dp_replicate = 2, .dp_shard = 1}, with(kInterleaved1F1B, 2));
+  check_same_bits({.pp = 2}, with(k1F1B));
+  check_same_bits({.pp = 3}, with(kGPipe));
+  check_same_bits({.pp = 2}, with(kInterleaved1F1B));
+  check_same_bits({.pp = 2}, with(kInterleaved1F1B, /*shared_memory=*/false));
+  check_same_bits({.pp = 2, .dp_shard = 2}, with(k1F1B));
+  check_same_bits({.pp = 2, .dp_shard = 1, .tp = 2}, with(k1F1B));
+  check_same_bits({.pp = 2, .dp_replicate = 2, .dp_shard = 1}, with(kInterleaved1F1B));
 }
 
 namespace {
 
 TinyJob divided(PipelineKind schedule, ActivationCheckpoint checkpoint, at::ScalarType compute = at::kFloat) {
-  return {.compute = compute,
-          .checkpoint = checkpoint,
-          .accumulation = 6,
-          .schedule = schedule,
-          .stages_per_rank = 2};
+  return {.compute = compute, .checkpoint = checkpoint, .accumulation = 6, .schedule = schedule};
 }
 
 }  // namespace
@@ -188,7 +184,6 @@ TEST_CASE("a pipeline of a model with experts has the bits of one rank, and its 
                           at::ScalarType compute = at::kFloat) {
     TinyJob job = divided(schedule, checkpoint, compute);
     job.model = model;
-    job.stages_per_rank = schedule == k1F1B || schedule == kGPipe ? 1 : 2;
     return job;
   };
   check_same_bits({.pp = 2}, experts("deepseek_v3", k1F1B, kNone));
@@ -211,7 +206,6 @@ TEST_CASE("expert parallelism in a pipeline has the bits of expert parallelism a
     TinyJob job = divided(schedule, checkpoint, compute);
     job.model = "deepseek_v3";
     job.experts = 4;
-    job.stages_per_rank = schedule == k1F1B || schedule == kGPipe ? 1 : 2;
     if (schedule == kLoopedBfs)  // whose backwards run in reverse order
       check_equal_to_rounding(mesh, job);
     else
@@ -251,7 +245,6 @@ TEST_CASE("FP8 and MXFP8 experts in a pipeline have the bits of the same microba
     job.expert_hidden = 64;
     job.fits_float8_experts = true;
     job.float8_experts = recipe;
-    job.stages_per_rank = schedule == k1F1B ? 1 : 2;
     return job;
   };
   const float8::GroupedRecipe by_rows = float8::GroupedRecipe::kRowwise, blocks = float8::GroupedRecipe::kMx;
@@ -294,6 +287,7 @@ std::string v_shaped_order(int64_t microbatches) {
 }  // namespace
 
 TEST_CASE("a pipeline of a tied table has the losses and gradients of one rank to rounding") {
+  const test::TemporaryFolder folder;
   struct Layout {
     MeshConfig mesh;
     bool once = false, v_shaped = false, shared_memory = true;
@@ -310,7 +304,7 @@ TEST_CASE("a pipeline of a tied table has the losses and gradients of one rank t
     job.reduce_once = once;
     job.reshard_after_forward = !once;
     job.shared_memory = shared_memory;
-    if (v_shaped) job.listed = v_shaped_order(job.accumulation);
+    if (v_shaped) job.schedule_csv = folder.write("order.csv", v_shaped_order(job.accumulation));
     CAPTURE(mesh.pp, mesh.dp_replicate, mesh.dp_shard, mesh.tp, once, v_shaped);
     const TrainedJob pipeline =
         train_job(mesh.pp * mesh.dp_replicate * std::max(mesh.dp_shard, 1) * mesh.tp, job);
@@ -365,7 +359,6 @@ TEST_CASE("a pipeline gives the loss of each microbatch in its place, in whateve
   REQUIRE(std::set(one.begin(), one.end()).size() == 6);
   job.mesh.pp = 2;
   job.schedule = kLoopedBfs;  // the last microbatch's backward comes first
-  job.stages_per_rank = 2;
   CHECK(losses(2) == one);
 }
 
@@ -394,14 +387,12 @@ TEST_CASE("what layers of all stages report is what one rank reports") {
 TEST_CASE("with mailboxes of one tensor and gathers that are held up no schedule hangs") {
   using enum PipelineKind;
   // Zero-bubble lists use what arrives in another order than it was sent in.
-  for (const auto& [kind, stages_per_rank] :
-       {std::pair(k1F1B, 1), std::pair(kGPipe, 1), std::pair(kLoopedBfs, 2), std::pair(kInterleaved1F1B, 2),
-        std::pair(kInterleavedZeroBubble, 2), std::pair(kZbvZeroBubble, 2), std::pair(kDualPipeV, 2)}) {
+  for (const PipelineKind kind :
+       {k1F1B, kGPipe, kLoopedBfs, kInterleaved1F1B, kInterleavedZeroBubble, kZbvZeroBubble, kDualPipeV}) {
     TinyJob job{.model = "llama3",
                 .mesh = {.pp = 2, .dp_shard = 2},
                 .accumulation = 6,
                 .schedule = kind,
-                .stages_per_rank = static_cast<size_t>(stages_per_rank),
                 .heads = 4,
                 .kv_heads = 2};
     const auto train = [&](int held) {

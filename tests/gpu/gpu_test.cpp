@@ -140,7 +140,6 @@ TEST_CASE("a rank of four that talks to nobody gives the numbers of the CPU what
             if (gpu) {
               use_gpu(0);
               here.device = at::Device(at::kCUDA, 0);
-              here.shard_alignment = parallel::kGpuShardAlignment;
             }
             environment.world_size = 4;
             return train_tiny(here, environment, 20);
@@ -162,7 +161,6 @@ TEST_CASE("every shard on a GPU begins at 16 bytes") {
         TinyTraining training({.model = "qwen3",
                                .mesh = {.dp_shard = 4},
                                .compute = at::kBFloat16,
-                               .shard_alignment = parallel::kGpuShardAlignment,
                                .device = at::Device(at::kCUDA, 0),
                                .fake = true},
                               environment);

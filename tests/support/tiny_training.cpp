@@ -2,216 +2,199 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
 #include <ATen/ops/full.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 
 #include "base/device/device_library.h"
 #include "base/philox.h"
-#include "models/init.h"
 #include "parallel/fsdp/replica_audit.h"
-#include "parallel/pipeline/csv.h"
-#include "trainer/build/model_and_optimizer.h"
+#include "trainer/checkpointing/job_state.h"
 #include "trainer/engine/expert_balance.h"
 #include "trainer/engine/layer_metrics.h"
-#include "trainer/optim/grad_clip.h"
+#include "trainer/preflight.h"
 
 namespace hyperion {
 namespace {
 
-models::ModelArgs tiny_args(const TinyJob& job) {
-  if (!job.float8.empty())
-    return models::model_args(job.model, "debugmodel",
-                              {.dim = 32,
-                               .n_layers = job.layers,
-                               .n_heads = 2,
-                               .n_kv_heads = job.kv_heads,
-                               .head_dim = 16,
-                               .vocab_size = TinyTraining::kVocab,
-                               .hidden_dim = 48});
-  if (job.fits_float8_experts)
-    return models::model_args("qwen3", "debugmodel_moe",
-                              {.dim = 32,
-                               .n_layers = job.layers,
-                               .n_heads = 2,
-                               .n_kv_heads = 2,
-                               .head_dim = 16,
-                               .vocab_size = TinyTraining::kVocab,
-                               .num_experts = job.experts,
-                               .moe_hidden_dim = job.expert_hidden,
-                               .top_k = 2});
-  const std::string_view model = job.model;
-  if (model == "deepseek_v3") {  // with experts from the second block on
-    models::ModelArgs args = models::model_args(job.model, "debugmodel",
-                                                {.dim = 18,
-                                                 .n_layers = job.layers,
-                                                 .n_heads = job.heads,
-                                                 .vocab_size = TinyTraining::kVocab,
-                                                 .hidden_dim = 25,
-                                                 .kv_lora_rank = 7,
-                                                 .qk_nope_head_dim = 4,
-                                                 .qk_rope_head_dim = 2,
-                                                 .v_head_dim = 5,
-                                                 .num_experts = job.experts,
-                                                 .moe_hidden_dim = job.expert_hidden,
-                                                 .top_k = 2,
-                                                 .score_before_experts = job.score_before_experts});
-    args.force_load_balance = job.balanced;
-    return args;
+constexpr double kLearningRate = 1e-2;
+
+config::JobConfig::Model tiny_model(const TinyJob& job) {
+  const std::string_view name = job.model;
+  models::ModelOverrides dims{.dim = 18,
+                              .n_layers = job.layers,
+                              .n_heads = job.heads,
+                              .n_kv_heads = job.kv_heads,
+                              .head_dim = 6,
+                              .vocab_size = TinyTraining::kVocab,
+                              .hidden_dim = 25};
+  const bool has_experts = name == "qwen3_moe" || name == "llama4" || name == "deepseek_v3";
+  if (has_experts) {  // in every block, in every second one, or from the second one on
+    dims.num_experts = job.experts;
+    dims.moe_hidden_dim = job.expert_hidden;
+    dims.top_k = name == "llama4" ? 1 : 2;
   }
-  if (model == "qwen3_moe" || model == "llama4")  // in every block, or in every second one
-    return models::model_args(model == "llama4" ? "llama4" : "qwen3",
-                              model == "llama4" ? "debugmodel" : "debugmodel_moe",
-                              {.dim = 18,
-                               .n_layers = job.layers,
-                               .n_heads = job.heads,
-                               .n_kv_heads = job.kv_heads,
-                               .head_dim = 6,
-                               .vocab_size = TinyTraining::kVocab,
-                               .hidden_dim = 25,
-                               .num_experts = job.experts,
-                               .moe_hidden_dim = job.expert_hidden,
-                               .top_k = model == "llama4" ? 1 : 2});
-  return models::model_args(job.model, "debugmodel",
-                            {.dim = 18,
-                             .n_layers = job.layers,
-                             .n_heads = job.heads,
-                             .n_kv_heads = job.kv_heads,
-                             .head_dim = 6,
-                             .vocab_size = TinyTraining::kVocab,
-                             .hidden_dim = 25});
+  if (name == "deepseek_v3") {
+    dims.n_kv_heads = dims.head_dim = std::nullopt;
+    dims.kv_lora_rank = 7;
+    dims.qk_nope_head_dim = 4;
+    dims.qk_rope_head_dim = 2;
+    dims.v_head_dim = 5;
+    dims.score_before_experts = job.score_before_experts;
+  }
+  if (!job.float8.empty() || job.fits_float8_experts) {
+    dims.dim = 32;
+    dims.n_heads = 2;
+    dims.n_kv_heads = job.fits_float8_experts ? 2 : job.kv_heads;
+    dims.head_dim = 16;
+    dims.hidden_dim = 48;
+  }
+  config::JobConfig::Model model;
+  model.name = name == "qwen3_moe" ? "qwen3" : name;
+  model.flavor = name == "qwen3_moe" ? "debugmodel_moe" : "debugmodel";
+  model.args = dims;
+  return model;
 }
 
-// Of sequences `first` and those after it: documents of one token, across the borders of ranks, and of a
-// complete sequence.
-at::Tensor document_positions(int64_t first, int64_t rows) {
-  const at::Tensor positions = at::zeros({rows, TinyTraining::kSeqLen}, at::TensorOptions(at::kInt));
-  auto* position = positions.data_ptr<int32_t>();
-  for (int64_t row = 0; row < rows; ++row)
-    for (int64_t i = 1; i < TinyTraining::kSeqLen; ++i) {
-      const bool starts = (first + row) % 4 != 0 && philox4x32(7, (first + row) * 100 + i)[0] % 3 == 0;
-      int32_t* of_row = position + row * TinyTraining::kSeqLen;
-      of_row[i] = starts ? 0 : of_row[i - 1] + 1;
-    }
-  return positions;
-}
-
-trainer::Float8Setup convert(models::Transformer& model, const TinyJob& job) {
-  config::JobConfig config;
+void quantize(const TinyJob& job, config::JobConfig& config) {
   if (job.float8_experts) {
     const bool blocks = *job.float8_experts == float8::GroupedRecipe::kMx;
     auto& experts = config.quantize.grouped_mm;
     config.model.converters = {blocks ? config::Converter::kGroupedMx : config::Converter::kGroupedFloat8};
     experts.float8.fqns = experts.mx.fqns = {"experts"};
     experts.float8.emulate = experts.mx.emulate = true;
-    return trainer::convert_to_float8(model, config, {});
+    return;
   }
-  if (job.float8.empty()) return {};
+  if (job.float8.empty()) return;
   config.model.converters = {config::Converter::kFloat8};
   auto& float8 = config.quantize.linear.float8;
   float8.recipe_name = choice_of<float8::Recipe>(job.float8).value();
   float8.emulate = job.float8_emulate;
   float8.enable_fsdp_float8_all_gather = job.float8_gather;
   float8.precompute_float8_dynamic_scale_for_fsdp = job.float8_precompute;
-  if (job.device.is_cpu()) return trainer::convert_to_float8(model, config, {});
-  const int index = job.device.index();
-  return trainer::convert_to_float8(
-      model, config,
-      {false, device_library().compute_capability(index), device_library().device_name(index)});
 }
 
-std::optional<trainer::Pipeline> tiny_pipeline(const TinyJob& job) {
-  if (job.mesh.pp == 1) return std::nullopt;
-  trainer::PipelineSettings settings{.kind = job.schedule,
-                                     .ranks = job.mesh.pp,
-                                     .microbatches = static_cast<size_t>(job.accumulation),
-                                     .recomputes = job.checkpoint != models::ActivationCheckpoint::kNone,
-                                     .gathers_stages = !job.reshard_after_forward,
-                                     .reduces_once = job.reduce_once};
-  int stages = job.mesh.pp * static_cast<int>(job.stages_per_rank);
-  if (!job.listed.empty()) {
-    settings.listed = parallel::parse_csv_schedule(job.listed, "order.csv", job.mesh.pp,
-                                                   static_cast<int>(job.accumulation));
-    stages = settings.listed->stages();
+config::RecomputeMode recompute_mode(models::ActivationCheckpoint checkpoint) {
+  using enum models::ActivationCheckpoint;
+  return checkpoint == kNone          ? config::RecomputeMode::kNone
+         : checkpoint == kFull        ? config::RecomputeMode::kFull
+         : checkpoint == kElementwise ? config::RecomputeMode::kElementwise
+                                      : config::RecomputeMode::kSelective;
+}
+
+// `mesh`: of job.mesh.
+config::JobConfig tiny_config(const TinyJob& job, const parallel::Mesh& mesh) {
+  using parallel::MeshDim;
+  config::JobConfig config;
+  config.model = tiny_model(job);
+  quantize(job, config);
+  config.activation_checkpoint.mode = recompute_mode(job.checkpoint);
+  config.activation_checkpoint.selective_ac_option = "op";
+  config.debug.moe_force_load_balance = job.balanced;
+
+  // A pipeline's microbatches are one local batch, others one each.
+  auto& training = config.training;
+  const bool pipelined = job.mesh.pp > 1;
+  const int64_t rows = TinyTraining::kGlobalBatch / (mesh.degree(MeshDim::kBatch) * job.accumulation);
+  training.local_batch_size = pipelined ? rows * job.accumulation : rows;
+  training.global_batch_size = TinyTraining::kGlobalBatch;
+  training.seq_len = TinyTraining::kSeqLen;
+  training.mixed_precision_param = checkpointing::dtype_of(job.compute);
+  training.enable_cpu_offload = job.offload;
+  training.document_mask = job.documents;
+
+  auto& parallelism = config.parallelism;
+  parallelism.data_parallel_replicate_degree = mesh.degree(MeshDim::kDpReplicate);
+  parallelism.data_parallel_shard_degree = mesh.degree(MeshDim::kDpShard);
+  parallelism.fsdp_reshard_after_forward =
+      job.reshard_after_forward ? config::ReshardAfterForward::kAlways : config::ReshardAfterForward::kNever;
+  parallelism.fsdp_reduce_gradients =
+      job.reduce_once ? config::ReduceGradients::kOncePerStep : config::ReduceGradients::kEveryMicrobatch;
+  parallelism.tensor_parallel_degree = job.mesh.tp;
+  parallelism.disable_loss_parallel = job.disable_loss_parallel;
+  parallelism.pipeline_parallel_degree = job.mesh.pp;
+  parallelism.pipeline_parallel_schedule = text_of(job.schedule);
+  parallelism.pipeline_parallel_schedule_csv = job.schedule_csv;
+  parallelism.pipeline_parallel_microbatch_size = rows;
+  parallelism.context_parallel_degree = job.mesh.cp;
+  if (!job.head_tail) parallelism.context_parallel_load_balancer = std::nullopt;
+  if (job.ring) parallelism.context_parallel_rotate_method = "alltoall";
+  parallelism.expert_parallel_degree = job.mesh.ep;
+  parallelism.expert_tensor_parallel_degree = job.mesh.etp;
+  return config;
+}
+
+// Of one sequence: documents of one token, across the borders of ranks, and of a complete sequence.
+void append_positions(int64_t sequence, std::vector<int32_t>& positions) {
+  positions.push_back(0);
+  for (int64_t i = 1; i < TinyTraining::kSeqLen; ++i) {
+    const bool starts = sequence % 4 != 0 && philox4x32(7, sequence * 100 + i)[0] % 3 == 0;
+    positions.push_back(starts ? 0 : positions.back() + 1);
   }
-  settings.stages = parallel::split_units(stages, static_cast<int>(tiny_args(job).n_layers), {});
-  return trainer::make_pipeline(settings);
+}
+
+// Each next token is a fixed function of the last, or now and then not.
+void append_sequence(int64_t sequence, data::Batch& batch) {
+  int64_t token = sequence % TinyTraining::kVocab;
+  for (int64_t i = 0; i < TinyTraining::kSeqLen; ++i) {
+    batch.tokens.push_back(token);
+    const uint32_t dice = philox4x32(99, static_cast<uint64_t>(sequence * 100 + i))[0];
+    token = dice % 8 == 0 ? dice % TinyTraining::kVocab : (token * 5 + 3) % TinyTraining::kVocab;
+    batch.labels.push_back(token);
+  }
+  batch.sources.push_back(fmt::format("sequence {}", sequence));
+}
+
+parallel::CommOptions tiny_comm(const TinyJob& job, const std::optional<trainer::Pipeline>& pipeline,
+                                const models::ModelArgs& args) {
+  using enum parallel::CommBackend;
+  return {.backend = job.fake               ? kFake
+                     : job.device.is_cuda() ? kNccl
+                                            : kGloo,
+          .shared_memory = job.shared_memory,
+          .device_index = std::max<int>(0, job.device.index()),
+          .mailbox_pieces = job.mailbox_pieces,
+          .tied = trainer::ranks_of_tied_table(pipeline, args)};
+}
+
+trainer::Float8Device float8_device(at::Device device) {
+  if (device.is_cpu()) return {};
+  const int index = device.index();
+  return {false, device_library().compute_capability(index), device_library().device_name(index)};
 }
 
 }  // namespace
 
 TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& environment)
     : job_(job),
-      pipeline_(tiny_pipeline(job)),
       mesh_(job.mesh, environment.world_size),
       rank_(environment.rank),
+      config_(tiny_config(job, mesh_)),
+      pipeline_(trainer::configured_pipeline(config_, trainer::job_model(config_))),
       groups_(std::make_unique<parallel::ProcessGroups>(
-          mesh_, environment,
-          parallel::CommOptions{.backend = job.fake               ? parallel::CommBackend::kFake
-                                           : job.device.is_cuda() ? parallel::CommBackend::kNccl
-                                                                  : parallel::CommBackend::kGloo,
-                                .shared_memory = job.shared_memory,
-                                .device_index = std::max<int>(0, job.device.index()),
-                                .mailbox_pieces = job.mailbox_pieces,
-                                .tied = trainer::ranks_of_tied_table(pipeline_, tiny_args(job))})),
-      tensor_(job.mesh.tp > 1 ? &groups_->get(parallel::MeshDim::kTp) : nullptr),
-      model_(tiny_args(job), /*loss_chunk_bytes=*/0,
-             {.tensor = tensor_,
-              .loss_parallel = !job.disable_loss_parallel,
-              .context = &groups_->get(parallel::MeshDim::kCp),
-              .ring = job.ring,
-              .expert = job.mesh.ep > 1 ? &groups_->get(parallel::MeshDim::kEp) : nullptr,
-              .divides_experts = job.mesh.etp > 1}),
-      float8_(convert(model_, job)) {
-  const parallel::ShardingOptions sharding{.device = job.device,
-                                           .state_device = job.offload ? at::Device(at::kCPU) : job.device,
-                                           .compute_dtype = job.compute,
-                                           .shard_alignment = job.shard_alignment,
-                                           .pack_weights = job.pack_weights,
-                                           .codec = float8_.codec};
+          mesh_, environment, tiny_comm(job, pipeline_, trainer::job_model(config_)))),
+      tensor_(job.mesh.tp > 1 ? &groups_->get(parallel::MeshDim::kTp) : nullptr) {
   groups_->set_observer([this](const parallel::CommOperation& operation) {
     const std::string group(operation.group), name(operation.name);
     ledger_.add(group, name, operation.sent_bytes);
     sent_dtypes_[group + " " + name].insert(operation.dtype);
   });
-  parallel::Communicator* summing = tensor_;
-  if (job.omit_replicated_sum) {
+  if (job.omit_replicated_sum)
     tensor_without_sums_ =
         parallel::make_fake_communicator("none/0", tensor_->rank(), tensor_->global_ranks());
-    summing = tensor_without_sums_.get();
-  }
-  fsdp_ = std::make_unique<parallel::FsdpContext>(mesh_, rank_, groups_->get(parallel::MeshDim::kFsdp),
-                                                  groups_->get(parallel::MeshDim::kDpReplicate), sharding,
-                                                  summing);
-  if (job.mesh.ep > 1)
-    experts_ = std::make_unique<parallel::FsdpContext>(*fsdp_, groups_->get(parallel::MeshDim::kEfsdp));
-  if (job.frozen_from >= 0) {
-    const std::vector<ParameterPtr> all = model_.parameters();
-    for (auto i = static_cast<size_t>(job.frozen_from); i < all.size(); i += 2) all[i]->trainable = false;
-  }
-  model_.allocate_balances(job.device);
-  models::ActivationCheckpointing checkpointing;
-  checkpointing.blocks.assign(model_.blocks().size(), job.checkpoint);
-  if (pipeline_) {
-    parallel::Communicator& ranks = groups_->get(parallel::MeshDim::kPp);
-    stage_ = std::make_unique<trainer::Stage>(model_, trainer::units_of_rank(*pipeline_, ranks.rank()),
-                                              *fsdp_, checkpointing, experts_.get());
-    schedule_ = std::make_unique<trainer::ScheduleRunner>(
-        *stage_, *pipeline_, trainer::StageGroups{ranks, groups_->pp_down()}, job.device);
-    if (parallel::Communicator* tied = groups_->tied_group())
-      tied_ = std::make_unique<trainer::TiedTable>(*tied, *stage_);
-  } else {
-    stage_ = std::make_unique<trainer::Stage>(model_, *fsdp_, checkpointing, experts_.get());
-    schedule_ =
-        std::make_unique<trainer::ScheduleRunner>(*stage_, job.reshard_after_forward, job.reduce_once);
-  }
-  for (const parallel::ShardedParameterPtr& parameter : stage_->parameters()) {
-    at::Tensor master = parameter->master();
-    models::initialize(parameter->parameter(), 1, parameter->box(), master);
-    parameter->compute_shard().copy_(master);
-  }
-  stage_->weights_changed();
-  optimizer_ = optim::make_optimizer(stage_->parameters(), config::JobConfig::Optimizer{});
+  const trainer::ModelContext context{.mesh = mesh_,
+                                      .rank = rank_,
+                                      .groups = *groups_,
+                                      .device = job.device,
+                                      .float8 = float8_device(job.device),
+                                      .pipeline = pipeline_ ? &*pipeline_ : nullptr,
+                                      .variation = {.pack_weights = job.pack_weights,
+                                                    .shard_alignment = job.shard_alignment,
+                                                    .replicated_sum = tensor_without_sums_.get(),
+                                                     .frozen_from = job.frozen_from}};
+  model_ = trainer::make_model_and_optimizer(trainer::job_model(config_), config_, context);
+  step_.emplace(model_, config_, context);
+  trainer::initialise_weights(model_, /*seed=*/1);
 }
 
 int64_t TinyTraining::gathered_bytes(const parallel::ShardGroup& unit) {
@@ -221,56 +204,37 @@ int64_t TinyTraining::gathered_bytes(const parallel::ShardGroup& unit) {
   return bytes;
 }
 
-models::Microbatch TinyTraining::microbatch(int64_t step, int64_t index) const {
+// Microbatch m of rank r has the same sequences with and without a pipeline.
+data::Batch TinyTraining::batch(int64_t step, int64_t number) const {
   const int64_t ranks = mesh_.degree(parallel::MeshDim::kBatch),
+                rank = mesh_.coordinate(rank_, parallel::MeshDim::kBatch),
                 rows = kGlobalBatch / (ranks * job_.accumulation);
-  const int64_t first =
-      step * kGlobalBatch + index * ranks * rows + mesh_.coordinate(rank_, parallel::MeshDim::kBatch) * rows;
-  const at::Tensor ids = at::zeros({rows, kSeqLen + 1}, at::TensorOptions(at::kLong));
-  for (int64_t row = 0; row < rows; ++row) {
-    int64_t token =
-        (first + row) % kVocab;  // each next token is a fixed function of the last, or now and then not
-    for (int64_t i = 0; i <= kSeqLen; ++i) {
-      ids[row][i] = token;
-      const uint32_t dice = philox4x32(99, static_cast<uint64_t>((first + row) * 100 + i))[0];
-      token = dice % 8 == 0 ? dice % kVocab : (token * 5 + 3) % kVocab;
-    }
+  data::Batch batch;
+  batch.rows = config_.training.local_batch_size;
+  batch.seq_len = kSeqLen;
+  for (int64_t row = number * batch.rows; row < (number + 1) * batch.rows; ++row) {
+    const int64_t microbatch = row / rows;
+    const int64_t sequence = step * kGlobalBatch + (microbatch * ranks + rank) * rows + row % rows;
+    append_sequence(sequence, batch);
+    if (job_.documents) append_positions(sequence, batch.positions);
   }
-  const models::SequenceSplit split{mesh_.degree(parallel::MeshDim::kCp),
-                                    mesh_.coordinate(rank_, parallel::MeshDim::kCp), job_.head_tail};
-  const std::vector<models::SequenceRange> parts = models::sequence_parts(kSeqLen, split);
-  const at::Tensor positions = job_.documents ? document_positions(first, rows) : at::Tensor();
-  const auto own = [&](const at::Tensor& tokens) {
-    return models::columns_of_parts(tokens, parts).contiguous().to(job_.device);
-  };
-  models::Microbatch made{own(ids.narrow(1, 0, kSeqLen)), own(ids.narrow(1, 1, kSeqLen)),
-                          model_.context(kSeqLen, job_.device)};
-  if (split.ranks > 1)
-    made.context = models::context_of_parts(made.context, parts, positions);
-  else if (job_.documents)
-    made.context = models::inside_documents(made.context, positions.to(job_.device),
-                                            kernels::documents_from(positions, job_.device));
-  return made;
+  return batch;
 }
 
-// The summed loss of this rank's sequences; the gradients are complete afterwards.
-at::Tensor TinyTraining::forward_backward(int64_t step, models::LayerMetrics* metrics) {
-  const at::Tensor scale =
-      at::full({}, 1.0 / (kGlobalBatch * kSeqLen), at::TensorOptions(at::kFloat).device(job_.device));
-  const at::Tensor loss = at::zeros({}, at::TensorOptions(at::kFloat).device(job_.device));
-  for (const at::Tensor& sum : schedule_->train_step(
-           step, static_cast<size_t>(job_.accumulation),
-           [&](size_t i) { return microbatch(step, static_cast<int64_t>(i)); }, scale, metrics))
-    loss.add_(sum);
-  if (tied_) tied_->sum_gradients(step);
-  return loss;
+trainer::StepInput TinyTraining::input(int64_t step) const {
+  trainer::StepInput input;
+  const int64_t batches = config_.training.global_batch_size /
+                          (config_.training.local_batch_size * mesh_.degree(parallel::MeshDim::kBatch));
+  for (int64_t i = 0; i < batches; ++i) step_->add(batch(step, i), input);
+  input.global_valid = at::full({}, kGlobalBatch * kSeqLen, at::TensorOptions(at::kLong).device(job_.device));
+  return input;
 }
 
 std::vector<TinyTraining::GradientElement> TinyTraining::first_gradients() {
-  forward_backward(0);
+  step_->make_gradients(0, input(0), nullptr);
   std::vector<GradientElement> elements;
-  const std::vector<ParameterPtr> all = model_.parameters();
-  for (const parallel::ShardedParameterPtr& parameter : stage_->parameters()) {
+  const std::vector<ParameterPtr> all = model().parameters();
+  for (const parallel::ShardedParameterPtr& parameter : model_.parameters) {
     if (!parameter->parameter().trainable) continue;
     const auto named = [&](const ParameterPtr& one) { return one.get() == &parameter->parameter(); };
     const int64_t index = std::ranges::find_if(all, named) - all.begin();
@@ -285,7 +249,7 @@ std::vector<TinyTraining::GradientElement> TinyTraining::first_gradients() {
 
 std::vector<double> TinyTraining::first_layer_metrics() {
   models::LayerMetrics recorded{.activations = true};
-  forward_backward(0, &recorded);
+  step_->make_gradients(0, input(0), &recorded);
   std::vector<double> values;
   for (const auto& [tag, value] : trainer::reduce_layer_metrics(
            recorded, groups_->all_ranks(), groups_->get(parallel::MeshDim::kPp), job_.device))
@@ -297,7 +261,7 @@ std::map<std::string, double> TinyTraining::expert_loads() {
   models::LayerMetrics recorded;
   parallel::Communicator* expert_ranks =
       mesh_.degree(parallel::MeshDim::kEp) > 1 ? &groups_->get(parallel::MeshDim::kEp) : nullptr;
-  trainer::record_expert_loads(stage_->balances(), *fsdp_, expert_ranks, recorded);
+  trainer::record_expert_loads(stage().balances(), *model_.fsdp, expert_ranks, recorded);
   std::map<std::string, double> loads;
   for (const auto& [tag, value] : trainer::keep_worst_block(trainer::reduce_layer_metrics(
            recorded, groups_->all_ranks(), groups_->get(parallel::MeshDim::kPp), job_.device)))
@@ -306,26 +270,19 @@ std::map<std::string, double> TinyTraining::expert_loads() {
 }
 
 void TinyTraining::audit_replicas() {
-  parallel::audit_replicas(trainer::replicated_state(
-      stage_->parameters(), *optimizer_, stage_->balances(), groups_->get(parallel::MeshDim::kFsdp),
-      groups_->get(parallel::MeshDim::kDpReplicate), tensor_, tied_.get()));
+  parallel::audit_replicas(trainer::replicated_state(model_.parameters, *model_.optimizer, stage().balances(),
+                                                     model_.fsdp->shard(), model_.fsdp->replicate(), tensor_,
+                                                     model_.tied.get()));
 }
 
 TinyStep TinyTraining::step(int64_t step) {
-  const at::Tensor loss = forward_backward(step);
-  const parallel::LocalGradients& gradients = stage_->gradients();
-  const at::Tensor norm = optim::global_grad_norm(
-      optim::gradient_classes(gradients, groups_->get(parallel::MeshDim::kFsdp), tensor_,
-                              groups_->get(parallel::MeshDim::kPp), groups_->expert_groups()),
-      fsdp_->options().state_device);
-  optim::clip_gradients(gradients, norm, 1.0);
-  const at::Tensor skip = at::zeros({}, norm.options().dtype(at::kFloat));
-  optimizer_->step(1e-2, skip);
-  trainer::update_expert_biases(stage_->balances(), *fsdp_, skip);
-  stage_->weights_changed();
-  stage_->drop_gradients();
-  groups_->loss_groups().all_reduce_sum(loss);
-  return {loss.item<double>() / (kGlobalBatch * kSeqLen), norm.item<double>()};
+  const trainer::StepInput input = this->input(step);
+  const trainer::StepLosses losses = step_->make_gradients(step, input, nullptr);
+  const trainer::CheckedGradients checked =
+      step_->check_and_clip({.step = step}, input, losses, step_->gradient_norm(step));
+  step_->update(step, kLearningRate, checked, nullptr);
+  step_->guard().raise(/*wait=*/true);
+  return {step_->reduce_losses(input, losses).mean, checked.norm.item<double>()};
 }
 
 std::vector<TinyStep> train_tiny(const TinyJob& job, const parallel::Environment& environment,

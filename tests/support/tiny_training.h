@@ -1,4 +1,5 @@
-// A small training job for tests: the real FSDP model and optimizer, with dimensions that divide by nothing.
+// A small training job for tests: the trainer's own model, optimizer and step, of a configuration that is
+// made from a few options, on batches of numbers instead of text. Its dimensions divide by nothing.
 #pragma once
 
 #include <map>
@@ -12,11 +13,9 @@
 #include "models/flavors/registry.h"
 #include "parallel/comm/process_group.h"
 #include "tests/support/comm_ledger.h"
-#include "trainer/build/float8_conversion.h"
+#include "trainer/build/model_and_optimizer.h"
 #include "trainer/build/pipeline_setup.h"
-#include "trainer/engine/schedule.h"
-#include "trainer/engine/tied_table.h"
-#include "trainer/optim/optimizer.h"
+#include "trainer/training_step.h"
 
 namespace hyperion {
 
@@ -30,11 +29,10 @@ struct TinyJob {
   int64_t accumulation = 1;
   // With mesh.pp > 1.
   parallel::PipelineKind schedule = parallel::PipelineKind::k1F1B;
-  size_t stages_per_rank = 1;
-  std::string listed{};  // a CSV file's text, instead of the schedule
+  std::string schedule_csv{};  // a file, instead of the schedule
   uint32_t mailbox_pieces = parallel::MailboxMemory::kPieces;
   bool reduce_once = false;  // per step, whatever the accumulation
-  int64_t shard_alignment = 1;
+  std::optional<int64_t> shard_alignment{};
   at::Device device = at::kCPU;
   bool offload = false;             // master weights, gradients and optimizer state on the host
   bool pack_weights = false;        // products of one input as one
@@ -49,7 +47,7 @@ struct TinyJob {
   // With mesh.cp > 1 two chunks per rank, or one.
   bool head_tail = true;
   bool documents = false;  // several in a sequence
-  bool ring = false;       // ParallelDims::ring
+  bool ring = false;       // of keys and values; with documents they are gathered
   // On purpose wrong: gradients of what tensor parallel ranks all have are not added up over them.
   bool omit_replicated_sum = false;
   // FP8 linears: a recipe's name. The model's extents then are multiples of 16, the vocabulary apart.
@@ -78,12 +76,12 @@ class TinyTraining {
   TinyStep step(int64_t step);
 
   parallel::ProcessGroups& groups() { return *groups_; }
-  trainer::Stage& stage() { return *stage_; }
-  trainer::ScheduleRunner& schedule() { return *schedule_; }
-  const models::Transformer& model() const { return model_; }
-  auto model_linears() { return model_.linears(); }
-  const optim::Optimizer& optimizer() const { return *optimizer_; }
-  const trainer::Float8Setup& float8() const { return float8_; }
+  trainer::Stage& stage() { return *model_.stage; }
+  trainer::ScheduleRunner& schedule() { return *model_.schedule; }
+  const models::Transformer& model() const { return *model_.transformer; }
+  auto model_linears() { return model_.transformer->linears(); }
+  const optim::Optimizer& optimizer() const { return *model_.optimizer; }
+  const trainer::Float8Setup& float8() const { return model_.float8; }
   // The gradients of step 0, not clipped: of each element that this rank holds and trains; parameters are
   // counted in unit order, elements in the whole tensor.
   struct GradientElement {
@@ -106,25 +104,21 @@ class TinyTraining {
   static int64_t gathered_bytes(const parallel::ShardGroup& unit);
 
  private:
-  models::Microbatch microbatch(int64_t step, int64_t index) const;
-  at::Tensor forward_backward(int64_t step, models::LayerMetrics* metrics = nullptr);
+  data::Batch batch(int64_t step, int64_t number) const;
+  trainer::StepInput input(int64_t step) const;
 
   TinyJob job_;
-  std::optional<trainer::Pipeline> pipeline_;
   parallel::Mesh mesh_;
   int rank_;
+  config::JobConfig config_;
+  std::optional<trainer::Pipeline> pipeline_;
   std::unique_ptr<parallel::ProcessGroups> groups_;
   parallel::Communicator* tensor_;  // null: one rank
   std::unique_ptr<parallel::Communicator> tensor_without_sums_;
-  models::Transformer model_;
-  trainer::Float8Setup float8_;
   CommLedger ledger_;
   std::map<std::string, std::set<at::ScalarType>> sent_dtypes_;
-  std::unique_ptr<parallel::FsdpContext> fsdp_, experts_;
-  std::unique_ptr<trainer::Stage> stage_;
-  std::unique_ptr<trainer::ScheduleRunner> schedule_;
-  std::unique_ptr<trainer::TiedTable> tied_;
-  std::unique_ptr<optim::Optimizer> optimizer_;
+  trainer::ModelAndOptimizer model_;
+  std::optional<trainer::TrainingStep> step_;
 };
 
 std::vector<TinyStep> train_tiny(const TinyJob& job, const parallel::Environment& environment, int64_t steps);

@@ -15,6 +15,7 @@
 #include "models/kernels/matmul/grouped.h"
 #include "models/parts/experts/description.h"
 #include "trainer/checkpointing/job_state.h"
+#include "trainer/config/schema.h"
 #include "trainer/config/validate.h"
 
 namespace hyperion::trainer {

@@ -19,8 +19,6 @@
 #include "models/init.h"
 #include "parallel/job/phase.h"
 #include "parallel/placement.h"
-#include "trainer/build/attention_choice.h"
-#include "trainer/build/kernel_choice.h"
 #include "trainer/build/model_options.h"
 #include "trainer/build/pipeline_setup.h"
 #include "trainer/config/validate.h"
@@ -108,11 +106,6 @@ void write_gradients(const std::filesystem::path& path, const std::string& head,
 
 ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const config::JobConfig& config,
                                            const ModelContext& context) {
-  if (!context.without_memory) {
-    choose_kernels(context.float8);
-    log_expert_products(args, config, context.float8);
-    choose_attention(args, config, context.device, context.groups.host());
-  }
   ModelAndOptimizer made;
   parallel::Communicator& tensor_ranks = context.groups.get(parallel::MeshDim::kTp);
   parallel::Communicator* tensor = tensor_ranks.size() > 1 ? &tensor_ranks : nullptr;
@@ -152,12 +145,19 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
     if (context.device.is_cuda()) connect_pairs(*dims.expert, context.device, all, all);
   }
   made.transformer = std::make_unique<models::Transformer>(args, config.training.loss_chunk_bytes, dims);
+  if (const int64_t first = context.variation.frozen_from; first >= 0) {
+    const std::vector<ParameterPtr> parameters = made.transformer->parameters();
+    for (auto i = static_cast<size_t>(first); i < parameters.size(); i += 2) parameters[i]->trainable = false;
+  }
   made.float8 = convert_to_float8(*made.transformer, config, context.float8);
   parallel::ShardingOptions sharding = sharding_options(config.training, context.device, made.float8.codec);
   if (context.without_memory) sharding.state_device = at::kMeta;
+  sharding.pack_weights = context.variation.pack_weights;
+  sharding.shard_alignment = context.variation.shard_alignment.value_or(sharding.shard_alignment);
   made.fsdp = std::make_unique<parallel::FsdpContext>(
       context.mesh, context.rank, context.groups.get(parallel::MeshDim::kFsdp),
-      context.groups.get(parallel::MeshDim::kDpReplicate), sharding, tensor);
+      context.groups.get(parallel::MeshDim::kDpReplicate), sharding,
+      context.variation.replicated_sum != nullptr ? context.variation.replicated_sum : tensor);
   if (expert_parallel)
     made.experts =
         std::make_unique<parallel::FsdpContext>(*made.fsdp, context.groups.get(parallel::MeshDim::kEfsdp));

@@ -39,6 +39,14 @@ struct ModelAndOptimizer {
   std::unique_ptr<optim::Ema> ema;  // null when off
 };
 
+// What tests of sharding have otherwise than a job.
+struct ShardingVariation {
+  bool pack_weights = true;
+  std::optional<int64_t> shard_alignment{};          // none: the device's
+  parallel::Communicator* replicated_sum = nullptr;  // in place of the tensor parallel ranks' sum
+  int64_t frozen_from = -1;  // every second parameter from this one on is frozen; -1: none
+};
+
 struct ModelContext {
   const parallel::Mesh& mesh;
   int rank;
@@ -47,13 +55,14 @@ struct ModelContext {
   Float8Device float8{};
   const Pipeline* pipeline = nullptr;  // null: this rank runs all layers
   bool without_memory = false;         // masters, gradients and states have shapes only (the meta device)
+  ShardingVariation variation{};
 };
 
 // Divides the model's layers over the tensor parallel ranks, converts the linears to FP8 and shards what is
 // left of them, as `config` says, and allocates this rank's part, without values: initialise_weights() or a
-// load gives them. Makes no moving average, which starts from them. Collective where the device is a GPU
-// (choose_attention). Throws Error(kUsage) for an FP8 recipe, or an attention kernel, that the device cannot
-// run.
+// load gives them. Makes no moving average, which starts from them. Collective where the device is a GPU,
+// whose ranks it connects. The process's kernels are chosen before it (choose_kernels, choose_attention).
+// Throws Error(kUsage) for an FP8 recipe that the device cannot run.
 ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const config::JobConfig& config,
                                            const ModelContext& context);
 
