@@ -3,9 +3,9 @@
 // through Parameter::weight and does not know which ranks shard them, or when they are gathered and freed.
 // What a run of a block does for activation checkpointing is in its BlockRun.
 //
-// With a tensor parallel group (models/layers/parallel_dims.h), [batch, seq, dim] of activations means this rank's
-// part of every sequence, [batch, seq / T, dim]; tokens, labels and the context are those of whole sequences.
-// Every rank of the group must call the same functions in the same order.
+// With a tensor parallel group (models/layers/parallel_dims.h), [batch, seq, dim] of activations means this
+// rank's part of every sequence, [batch, seq / T, dim]; tokens, labels and the context are those of whole
+// sequences. Every rank of the group must call the same functions in the same order.
 #pragma once
 
 #include <memory>

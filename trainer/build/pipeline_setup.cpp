@@ -51,36 +51,48 @@ std::optional<parallel::PipelineSchedule> listed_schedule(const config::JobConfi
                                       static_cast<int>(microbatches));
 }
 
-std::vector<UnitRange> configured_stages(const config::JobConfig& config, const models::ModelArgs& model,
-                                         PipelineKind kind,
-                                         const std::optional<parallel::PipelineSchedule>& listed) {
+// The stages whose modules the user lists.
+std::vector<UnitRange> stages_of_parts(const config::JobConfig& config, const models::ModelArgs& model,
+                                       PipelineKind kind,
+                                       const std::optional<parallel::PipelineSchedule>& listed) {
   const auto& options = config.parallelism;
-  const int ranks = static_cast<int>(options.pipeline_parallel_degree),
-            blocks = static_cast<int>(model.n_layers);
-  if (!options.module_fqns_per_model_part) {
-    const parallel::SplitOptions split{
-        .first_stage_less_layers = options.pipeline_parallel_first_stage_less_layers,
-        .last_stage_less_layers = options.pipeline_parallel_last_stage_less_layers,
-        .layers_per_stage = options.pipeline_parallel_layers_per_stage};
-    return parallel::split_units(
-        listed ? listed->stages() : parallel::number_of_stages(kind, ranks, blocks, split), blocks, split);
-  }
+  const int64_t ranks = options.pipeline_parallel_degree;
   std::vector<UnitRange> stages =
       parallel::units_of_model_parts(models::unit_names(model), *options.module_fqns_per_model_part);
-  const int parts = static_cast<int>(stages.size());
+  const auto parts = static_cast<int64_t>(stages.size());
   const parallel::StagesPerRank allowed = parallel::stages_per_rank(kind);
   if (listed && parts != listed->stages())
     throw_config("{} has {} stages, and parallelism.module_fqns_per_model_part {}",
                  options.pipeline_parallel_schedule_csv, listed->stages(), parts);
-  if (!listed && (parts % ranks != 0 || !allowed.allows(parts / ranks)))
+  if (!listed && (parts % ranks != 0 || !allowed.allows(static_cast<int>(parts / ranks))))
     throw_config(
         "parallelism.module_fqns_per_model_part has {}, and {} on {} ranks needs {}: list so many, or choose "
         "another schedule or pipeline_parallel_degree",
         counted(parts, "part"), text_of(kind), ranks,
-        allowed.min == allowed.max
-            ? std::to_string(ranks * allowed.min)
-            : fmt::format("a multiple of {}, at least {}", ranks, ranks * allowed.min));
+        allowed.least == allowed.most
+            ? std::to_string(ranks * allowed.least)
+            : fmt::format("a multiple of {}, at least {}", ranks, ranks * allowed.least));
   return stages;
+}
+
+// Of the user's file, else of the schedule's name, by the number of blocks.
+std::vector<UnitRange> stages_by_number(const config::JobConfig& config, const models::ModelArgs& model,
+                                        PipelineKind kind,
+                                        const std::optional<parallel::PipelineSchedule>& listed) {
+  const auto& options = config.parallelism;
+  const int blocks = static_cast<int>(model.n_layers);
+  const parallel::SplitOptions split{
+      .first_stage_less_layers = options.pipeline_parallel_first_stage_less_layers,
+      .last_stage_less_layers = options.pipeline_parallel_last_stage_less_layers,
+      .layers_per_stage = options.pipeline_parallel_layers_per_stage};
+  const int stages = listed ? listed->stages()
+                            : parallel::number_of_stages(
+                                  kind, static_cast<int>(options.pipeline_parallel_degree), blocks, split);
+  return parallel::split_units(stages, blocks, split);
+}
+
+bool recomputes_all_blocks(const config::JobConfig& config) {
+  return config.activation_checkpoint.mode == config::RecomputeMode::kFull;
 }
 
 bool names_pairs(const parallel::PipelineSchedule& schedule) {
@@ -89,11 +101,20 @@ bool names_pairs(const parallel::PipelineSchedule& schedule) {
   });
 }
 
+// Unit 0 is the embedding, and the last one the head.
+PipelineShare::Stage share_of_stage(const UnitRange& units, const models::ModelArgs& model) {
+  const auto head = static_cast<size_t>(model.n_layers) + 1;
+  return {.first_block = static_cast<int64_t>(std::max<size_t>(units.first, 1)) - 1,
+          .end_block = static_cast<int64_t>(std::min(units.end, head)) - 1,
+          .embedding = units.first == 0,
+          .head = units.end > head};
+}
+
 // Of all ranks; equal for equal lists.
 std::string text_of_lists(const parallel::PipelineSchedule& schedule) {
   std::string text;
   for (const auto& actions : schedule.ranks)
-    text += fmt::format("{}\n", fmt::join(parallel::to_entries(actions), ","));
+    text += fmt::format("{}\n", fmt::join(parallel::entries_of(actions), ","));
   return text;
 }
 
@@ -169,88 +190,115 @@ std::optional<Pipeline> configured_pipeline(const config::JobConfig& config, con
         "parallelism.pipeline_parallel_schedule = \"{}\" takes its order from a file: set "
         "parallelism.pipeline_parallel_schedule_csv",
         text_of(kind));
-  std::vector<UnitRange> stages = configured_stages(config, model, kind, listed);
+  std::vector<UnitRange> stages = options.module_fqns_per_model_part
+                                      ? stages_of_parts(config, model, kind, listed)
+                                      : stages_by_number(config, model, kind, listed);
   return make_pipeline(
       {.kind = kind,
        .listed = std::move(listed),
        .ranks = static_cast<int>(options.pipeline_parallel_degree),
        .stages = std::move(stages),
        .microbatches = microbatches,
-       .recomputes = config.activation_checkpoint.mode == config::RecomputeMode::kFull,
+       .recomputes = recomputes_all_blocks(config),
        .gathers_stages = options.fsdp_reshard_after_forward != config::ReshardAfterForward::kAlways,
        .reduces_once = config::reduces_gradients_once(config)});
 }
 
-std::optional<PipelinePlan> plan_pipeline(const config::JobConfig& config, const models::ModelArgs& model,
-                                          int64_t batches) {
-  const std::optional<Pipeline> pipeline = configured_pipeline(config, model);
-  if (!pipeline) return std::nullopt;
-  const auto& options = config.parallelism;
-  const int64_t microbatches =
-      batches * config.training.local_batch_size / options.pipeline_parallel_microbatch_size;
-  const parallel::PipelineSchedule schedule =
-      pipeline->make(/*training=*/true, static_cast<size_t>(microbatches));
-  const bool recomputes = config.activation_checkpoint.mode == config::RecomputeMode::kFull;
-  const std::vector<std::string> names = models::unit_names(model);
-  const size_t head = names.size() - 1;
+namespace {
 
-  PipelinePlan plan{.pipeline = *pipeline};
-  plan.ranks.resize(schedule.ranks.size());
-  plan.shares.resize(schedule.ranks.size());
-  plan.tied_ranks = ranks_of_tied_table(pipeline, model);
-  std::vector<std::string> stages;
-  std::vector<int> kept_inputs, blocks;  // by stage, of one microbatch
-  for (size_t stage = 0; stage < pipeline->stages.size(); ++stage) {
-    const auto [first, end] = pipeline->stages[stage];
-    const PipelineShare::Stage share{
-        .first_block = static_cast<int64_t>(first == 0 ? 0 : first - 1),  // unit 0 is the embedding
-        .end_block = static_cast<int64_t>(std::min(end, head)) - 1,
-        .embedding = first == 0,
-        .head = end > head};
+// "layers.0 to layers.3"
+std::string text_of_units(const UnitRange& units, const std::vector<std::string>& names) {
+  const std::string &first = names[units.first], &last = names[units.end - 1];
+  return first == last ? first : first + " to " + last;
+}
+
+// What each rank has of the model.
+void plan_stages(PipelinePlan& plan, const models::ModelArgs& model) {
+  const std::vector<std::string> names = models::unit_names(model);
+  for (size_t stage = 0; stage < plan.pipeline.stages.size(); ++stage) {
+    const UnitRange& units = plan.pipeline.stages[stage];
+    const auto rank = static_cast<size_t>(plan.pipeline.rank_of_stage[stage]);
+    const PipelineShare::Stage& share = plan.shares[rank].stages.emplace_back(share_of_stage(units, model));
+    PipelinePlan::Rank& described = plan.ranks[rank];
+    described.stages += fmt::format("{}stage {} ({})", described.stages.empty() ? "" : ", ", stage,
+                                    text_of_units(units, names));
+    described.parameters += parameters_of(model, share);
+  }
+}
+
+// What each rank keeps of microbatches at once, where it runs `lists`.
+void plan_kept_microbatches(PipelinePlan& plan, const models::ModelArgs& model,
+                            const parallel::PipelineSchedule& lists) {
+  std::vector<int> blocks, kept_inputs;  // by stage, of one microbatch
+  for (const UnitRange& units : plan.pipeline.stages) {
+    const PipelineShare::Stage share = share_of_stage(units, model);
     blocks.push_back(static_cast<int>(share.end_block - share.first_block));
     kept_inputs.push_back(blocks.back() + share.head);
-    const auto rank = static_cast<size_t>(pipeline->rank_of_stage[stage]);
-    const std::string &begin = names[first], &last = names[end - 1];
-    const std::string units = begin == last ? begin : begin + " to " + last;
-    stages.push_back(fmt::format("{} on pp rank {}", units, rank));
-    PipelinePlan::Rank& named = plan.ranks[rank];
-    named.stages += fmt::format("{}stage {} ({})", named.stages.empty() ? "" : ", ", stage, units);
-    named.parameters += parameters_of(model, share);
-    plan.shares[rank].stages.push_back(share);
   }
-  plan.bubble = parallel::simulate(schedule, parallel::planned_costs(recomputes)).bubble;
-  const std::vector<int> kept = parallel::max_microbatches_in_flight(schedule),
-                         inputs = parallel::max_microbatches_in_flight(schedule, kept_inputs),
-                         deferred = parallel::max_deferred_wgrads(schedule, blocks);
+  const std::vector<int> kept = parallel::max_microbatches_in_flight(lists),
+                         inputs = parallel::max_microbatches_in_flight(lists, kept_inputs),
+                         deferred = parallel::max_deferred_wgrads(lists, blocks);
   for (size_t rank = 0; rank < plan.ranks.size(); ++rank) {
     plan.ranks[rank].kept_microbatches = kept[rank];
     plan.shares[rank].kept_inputs = inputs[rank];
     plan.shares[rank].deferred_blocks = deferred[rank];
-    plan.shares[rank].gathers_stages = pipeline->gathers_stages;
+    plan.shares[rank].gathers_stages = plan.pipeline.gathers_stages;
   }
+}
+
+// For the log.
+std::string text_of_plan(const PipelinePlan& plan, const config::JobConfig& config,
+                         const models::ModelArgs& model, const std::string& microbatches) {
+  const auto& options = config.parallelism;
+  const std::vector<std::string> names = models::unit_names(model);
+  std::vector<std::string> stages;
+  for (size_t stage = 0; stage < plan.pipeline.stages.size(); ++stage)
+    stages.push_back(fmt::format("{} on pp rank {}", text_of_units(plan.pipeline.stages[stage], names),
+                                 plan.pipeline.rank_of_stage[stage]));
+  const std::string number = counted(static_cast<int64_t>(stages.size()), "stage");
   constexpr size_t kShownStages = 6;  // `hyperion check` has a row for each rank
   if (stages.size() > kShownStages) {
     stages.erase(stages.begin() + kShownStages / 2, stages.end() - kShownStages / 2);
     stages.insert(stages.begin() + kShownStages / 2, "...");
   }
-  const std::string& name = options.pipeline_parallel_schedule_csv.empty()
-                                ? options.pipeline_parallel_schedule
-                                : options.pipeline_parallel_schedule_csv;
-  const std::string counted_microbatches = counted(microbatches, "microbatch", "microbatches");
-  plan.text = fmt::format(
+  const int kept = std::ranges::max(plan.ranks, {}, &PipelinePlan::Rank::kept_microbatches).kept_microbatches;
+  return fmt::format(
       "{} ({}); {}, {} per step: planned bubble {:.1f} %, a rank keeps activations of at most {}, each stage "
       "counted; {}{}",
-      counted(static_cast<int64_t>(pipeline->stages.size()), "stage"), fmt::join(stages, "; "), name,
-      counted_microbatches, 100 * plan.bubble, counted(std::ranges::max(kept), "microbatch", "microbatches"),
-      pipeline->gathers_stages ? "weights are gathered for several microbatches, gradients reduced once"
-                               : "each microbatch gathers weights and reduces gradients",
-      pipeline->names_pairs ? "; the forward and the backward of a pair run one after the other" : "");
-  if (microbatches < options.pipeline_parallel_degree)
+      number, fmt::join(stages, "; "),
+      options.pipeline_parallel_schedule_csv.empty() ? options.pipeline_parallel_schedule
+                                                     : options.pipeline_parallel_schedule_csv,
+      microbatches, 100 * plan.bubble, counted(kept, "microbatch", "microbatches"),
+      plan.pipeline.gathers_stages ? "weights are gathered for several microbatches, gradients reduced once"
+                                   : "each microbatch gathers weights and reduces gradients",
+      plan.pipeline.names_pairs ? "; the forward and the backward of a pair run one after the other" : "");
+}
+
+}  // namespace
+
+std::optional<PipelinePlan> plan_pipeline(const config::JobConfig& config, const models::ModelArgs& model,
+                                          int64_t batches) {
+  const std::optional<Pipeline> pipeline = configured_pipeline(config, model);
+  if (!pipeline) return std::nullopt;
+  const int64_t microbatches =
+      batches * config.training.local_batch_size / config.parallelism.pipeline_parallel_microbatch_size;
+  const parallel::PipelineSchedule lists =
+      pipeline->make(/*training=*/true, static_cast<size_t>(microbatches));
+  PipelinePlan plan{.pipeline = *pipeline, .tied_ranks = ranks_of_tied_table(pipeline, model)};
+  plan.ranks.resize(lists.ranks.size());
+  plan.shares.resize(lists.ranks.size());
+  plan_stages(plan, model);
+  plan_kept_microbatches(plan, model, lists);
+  plan.bubble = parallel::simulate(lists, parallel::planned_costs(recomputes_all_blocks(config))).bubble;
+  const std::string counted_microbatches = counted(microbatches, "microbatch", "microbatches");
+  plan.text = text_of_plan(plan, config, model, counted_microbatches);
+  const int64_t ranks = config.parallelism.pipeline_parallel_degree;
+  if (microbatches < ranks)
     plan.warnings.push_back(fmt::format(
         "parallelism.pipeline_parallel_degree = {}: a step has {}, fewer than ranks: the planned bubble is "
         "{:.0f} % of the time; raise training.local_batch_size or training.global_batch_size, or choose "
         "fewer ranks",
-        options.pipeline_parallel_degree, counted_microbatches, 100 * plan.bubble));
+        ranks, counted_microbatches, 100 * plan.bubble));
   return plan;
 }
 
