@@ -114,7 +114,7 @@ PipelineShare::Stage share_of_stage(const UnitRange& units, const models::ModelA
 std::string text_of_lists(const parallel::PipelineSchedule& schedule) {
   std::string text;
   for (const auto& actions : schedule.ranks)
-    text += fmt::format("{}\n", fmt::join(parallel::entries_of(actions), ","));
+    text += fmt::format("{}\n", fmt::join(parallel::to_entries(actions), ","));
   return text;
 }
 
