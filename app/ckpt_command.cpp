@@ -117,7 +117,7 @@ std::vector<checkpoint::ConvertedTensor> tensors_for_hugging_face(const models::
   return tensors;
 }
 
-// Of which of Hugging Face's weights ours are made.
+// The tensors to convert, with the Hugging Face tensors that they are read from.
 std::vector<checkpoint::ConvertedTensor> tensors_of_hugging_face(const models::ModelArgs& args,
                                                                  const checkpoint::OpenCheckpoint& source) {
   const checkpoint::StoredNames names = checkpointing::hugging_face_names(args, keys_of(source), source);
@@ -127,7 +127,7 @@ std::vector<checkpoint::ConvertedTensor> tensors_of_hugging_face(const models::M
   for (const ParameterPtr& parameter : checkpointing::saved_parameters(models::Transformer(args))) {
     const std::string& fqn = parameter->fqn;
     const auto key = names.keys.find(fqn);
-    const auto made = names.made.find(fqn);
+    const auto replacement = names.records.find(fqn);
     std::vector<std::string> all = parameter->aliases;
     all.insert(all.begin(), fqn);
     for (const std::string& name : all)
@@ -135,7 +135,7 @@ std::vector<checkpoint::ConvertedTensor> tensors_of_hugging_face(const models::M
           {.from = key != names.keys.end() ? key->second : hugging_face::hf_tensors(args, fqn).front().name,
            .to = name,
            .row_map = names.row_map(fqn),
-           .made = made != names.made.end() ? made->second : nullptr,
+           .record = replacement != names.records.end() ? replacement->second : nullptr,
            .keeps_dtype = hugging_face::hf_keeps_float32(fqn),
            .shape = parameter->shape});
   }

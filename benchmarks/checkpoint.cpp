@@ -261,7 +261,7 @@ class SavePart {
 
   void measure_raw_write(Json& figures) {
     const fs::path path = folder_ / fmt::format("raw{}", ranks_.rank());
-    const uint64_t bytes = sync_.report.own_bytes / kDirectAlignment * kDirectAlignment;
+    const uint64_t bytes = sync_.report.local_bytes / kDirectAlignment * kDirectAlignment;
     for (const auto& [name, way] :
          {std::pair("raw_write_buffered", Way::kBuffered), {"raw_write_direct", Way::kDirect}}) {
       flush_disk(ranks_);

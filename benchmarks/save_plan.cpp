@@ -117,7 +117,7 @@ int main(int argc, char** argv) {
       "\"layout\": {:.4f}, \"fingerprint\": {:.4f}, \"plan\": {:.4f}, "
       "\"planning\": {:.4f}, \"peak_mib_planning\": {}, \"encode_metadata\": {:.3f}, "
       "\"metadata_mib\": {}, \"peak_mib\": {}}}\n",
-      count, ranks, replicas, stages, expert_ranks, items, plan.own.size(), layout_seconds,
+      count, ranks, replicas, stages, expert_ranks, items, plan.local_items.size(), layout_seconds,
       fingerprint_seconds, plan_seconds, layout_seconds + fingerprint_seconds + plan_seconds, plan_mib,
       encode_seconds, metadata_bytes >> 20, peak_mib());
 }

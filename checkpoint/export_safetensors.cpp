@@ -30,17 +30,17 @@ class PartWriter {
     const Box held = tensor_.tensor->box();
     const std::optional<Box> part = box_in_part(tensor_.part, tensor_.tensor->shape, held);
     if (!part) return;
-    const Box& own = *part;
-    const int64_t rows = own.shape.empty() ? 1 : own.shape.front();
-    const auto row_elements = static_cast<uint64_t>(own.numel() / rows);
+    const Box& part_box = *part;
+    const int64_t rows = part_box.shape.empty() ? 1 : part_box.shape.front();
+    const auto row_elements = static_cast<uint64_t>(part_box.numel() / rows);
     const uint64_t row_bytes = row_elements * size_of(tensor_.dtype);
     const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(kConvertedAtATime / row_bytes));
     uint64_t fetched = 0;  // bytes of the tensor's memory
-    if (!own.shape.empty())
-      fetched = static_cast<uint64_t>(own.offset.front() - held.offset.front()) * row_elements *
+    if (!part_box.shape.empty())
+      fetched = static_cast<uint64_t>(part_box.offset.front() - held.offset.front()) * row_elements *
                 size_of(tensor_.tensor->dtype);
     for (int64_t row = 0; row < rows; row += step) {
-      Box piece = own;
+      Box piece = part_box;
       if (!piece.shape.empty()) {
         piece.offset.front() += row;
         piece.shape.front() = std::min(step, rows - row);
@@ -114,9 +114,9 @@ class PartWriter {
 void export_safetensors(int64_t step, const std::string& save_id, const std::vector<ExportedTensor>& tensors,
                         const std::map<std::string, std::string>& more_files,
                         const std::map<std::string, std::string>& notes, const CheckpointFolder& folder,
-                        Coordinator& ranks, MemoryMover& mover) {
+                        Coordinator& group, MemoryMover& mover) {
   mover.prepare();
-  const bool lead = ranks.rank() == 0;
+  const bool lead = group.rank() == 0;
   const fs::path incoming = folder.incoming(save_id);
   std::vector<NamedTensor> planned;
   std::map<std::string, size_t> numbers;  // of the files' tensors, in the plan
@@ -125,7 +125,7 @@ void export_safetensors(int64_t step, const std::string& save_id, const std::vec
       planned.push_back({tensor.name, tensor.dtype, stored_shape(tensor.part, tensor.tensor->shape)});
   const SafetensorsPlan plan = plan_safetensors(planned, kSafetensorsFileBytes, notes);
   const auto on_rank_0 = [&](const auto& part) {
-    collectively(ranks, [&] {
+    collectively(group, [&] {
       if (lead) run_save_part(part);
     });
   };
@@ -134,7 +134,7 @@ void export_safetensors(int64_t step, const std::string& save_id, const std::vec
       folder.begin(save_id, /*coordinator=*/true);
       create_safetensors(incoming, plan);
     });
-    collectively(ranks, [&] {
+    collectively(group, [&] {
       NotFinite not_finite;
       run_save_part([&] {
         SafetensorsWriter writer(incoming, plan);
@@ -155,7 +155,7 @@ void export_safetensors(int64_t step, const std::string& save_id, const std::vec
     if (error.code() == ExitCode::kCommunication) throw;
     if (lead) folder.abandon(incoming);
     if (error.code() != ExitCode::kNonFinite) throw;
-    throw Error(error.code(), from_rank_0(ranks, [&] {
+    throw Error(error.code(), from_rank_0(group, [&] {
                   return explain_not_finite(step, error.what(), tensors.front().dtype, folder);
                 }));
   }

@@ -92,12 +92,12 @@ class BoxLoader {
   template <typename Fetch>
   void each_piece(const LoadItem& item, const Box& box, const Fetch& fetch) {
     const TensorState& tensor = item.tensor;
-    const Box own = tensor.box();
+    const Box local = tensor.box();
     const Dtype stored = item.record->dtype;
     const uint64_t from_size = size_of(stored), to_size = size_of(tensor.dtype);
     const int64_t rows = box.shape.empty() ? 1 : box.shape.front(), width = box.numel() / rows;
     const bool complete_rows =
-        own.shape.empty() || std::equal(own.shape.begin() + 1, own.shape.end(), box.shape.begin() + 1);
+        local.shape.empty() || std::equal(local.shape.begin() + 1, local.shape.end(), box.shape.begin() + 1);
     const bool in_place = complete_rows && !tensor.on_device;
     const bool direct = in_place && stored == tensor.dtype;
     const int64_t step =
@@ -111,7 +111,7 @@ class BoxLoader {
         piece.shape.front() = std::min(step, rows - row);
       }
       const auto elements = static_cast<uint64_t>(piece.numel());
-      const Box place = relative_to(own.offset, piece);
+      const Box place = relative_to(local.offset, piece);
       std::byte* const to =
           in_place
               ? static_cast<std::byte*>(tensor.data) +
@@ -128,7 +128,7 @@ class BoxLoader {
       }
       if (options_.verify_finite) scan(tensor, piece, out, elements * to_size);
       if (!in_place) {
-        for_each_run(own.shape, place, [&](const Run& run) {
+        for_each_run(local.shape, place, [&](const Run& run) {
           mover_.from_host(tensor, static_cast<uint64_t>(run.in_tensor) * to_size,
                            out + static_cast<uint64_t>(run.in_box) * to_size,
                            static_cast<uint64_t>(run.count) * to_size);
@@ -269,25 +269,25 @@ std::optional<IndexFiles> read_index_files(const fs::path& folder) {
 namespace {
 
 // Rank 0's text on every rank, in pieces: what is under way takes no second copy of a long one.
-std::string broadcast_text(std::string text, Coordinator& ranks) {
+std::string broadcast_text(std::string text, Coordinator& group) {
   constexpr size_t kBroadcastPiece = size_t{16} << 20;
-  const auto size = unpack<uint64_t>(ranks.broadcast(pack(uint64_t{text.size()})));
-  if (ranks.rank() == 0) {
-    for (size_t at = 0; at < size; at += kBroadcastPiece) ranks.broadcast(text.substr(at, kBroadcastPiece));
+  const auto size = unpack<uint64_t>(group.broadcast(pack(uint64_t{text.size()})));
+  if (group.rank() == 0) {
+    for (size_t at = 0; at < size; at += kBroadcastPiece) group.broadcast(text.substr(at, kBroadcastPiece));
   } else {
     text.clear();
     text.reserve(size);
-    while (text.size() < size) text += ranks.broadcast("");
+    while (text.size() < size) text += group.broadcast("");
   }
   return text;
 }
 
 }  // namespace
 
-std::optional<IndexFiles> broadcast_index_files(std::optional<IndexFiles> files, Coordinator& ranks) {
-  if (ranks.size() == 1) return files;
-  const bool first = ranks.rank() == 0;
-  const std::string packed = broadcast_text(first ? pack(files) : "", ranks);
+std::optional<IndexFiles> broadcast_index_files(std::optional<IndexFiles> files, Coordinator& group) {
+  if (group.size() == 1) return files;
+  const bool first = group.rank() == 0;
+  const std::string packed = broadcast_text(first ? pack(files) : "", group);
   return first ? std::move(files) : unpack<std::optional<IndexFiles>>(packed);
 }
 
@@ -349,11 +349,12 @@ std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vec
   for (const TensorState& tensor : tensors) {
     const auto stored = names.keys.find(tensor.key);
     if (stored == names.keys.end()) continue;
-    const auto made = names.made.find(tensor.key);
+    const auto replacement = names.records.find(tensor.key);
     const std::shared_ptr<const TensorRecord> found =
-        made != names.made.end() ? made->second
-                                 : std::shared_ptr<const TensorRecord>(
-                                       std::shared_ptr<void>(), &checkpoint.index.tensors.at(stored->second));
+        replacement != names.records.end()
+            ? replacement->second
+            : std::shared_ptr<const TensorRecord>(std::shared_ptr<void>(),
+                                                  &checkpoint.index.tensors.at(stored->second));
     const TensorRecord& record = *found;
     const bool type_fits =
         record.dtype == tensor.dtype || (options.allow_dtype_cast && can_cast(record.dtype, tensor.dtype));

@@ -1,5 +1,5 @@
-// Reads a checkpoint into the state of a job, whatever mesh wrote it: names are matched first, all of them;
-// then every rank reads its part of every tensor and verifies what it reads.
+// Reads a checkpoint into the state of a job, whichever mesh wrote it. All names are matched first; then
+// every rank reads its part of every tensor and verifies it.
 #pragma once
 
 #include <filesystem>
@@ -22,49 +22,50 @@
 
 namespace hyperion::checkpoint {
 
-// A checkpoint folder that was opened: its index, and the manifest when Hyperion wrote it.
+// An opened checkpoint folder: its index, and the manifest if Hyperion wrote it.
 struct OpenCheckpoint {
   std::filesystem::path folder;
   CheckpointIndex index;
   std::optional<Manifest> manifest;
 
-  // The manifest's record of a file; null without a manifest. Throws Error(kBadData) when the manifest does
-  // not know the file.
+  // The manifest's record of a file; null without a manifest. Throws Error(kBadData) if the manifest does
+  // not list the file.
   const FileRecord* record(const std::string& file) const;
 };
 
-// Reads the index (.metadata, or that of every rank; without one the headers of safetensors files) and
-// hyperion.json; compares them with each other and with the sizes of the files. Throws Error(kBadData) naming
-// what does not fit.
+// Reads the index (.metadata, or every rank's; without one the headers of safetensors files) and
+// hyperion.json, and compares them with each other and with the file sizes. Throws Error(kBadData) naming
+// the mismatch.
 OpenCheckpoint open_checkpoint(const std::filesystem::path& folder);
 
-// All files of the index (find_index_files()) of a checkpoint whose manifest was read. Throws Error(kBadData)
-// when they are larger than an index may be.
+// Reads all index files (find_index_files()) of a checkpoint whose manifest was read. Throws
+// Error(kBadData) if they are larger than an index may be.
 std::vector<IndexFile> read_index(const OpenCheckpoint& checkpoint);
 
-// open_checkpoint() in two steps, so that one rank reads for many. The files of a checkpoint in DCP format
-// that describe it; of other checkpoints nothing. Compares hyperion.json with the sizes of the files.
+// open_checkpoint() in two steps, so that one rank reads for all. read_index_files() reads the files that
+// describe a checkpoint in DCP format and compares hyperion.json with the file sizes; nullopt for other
+// checkpoints.
 struct IndexFiles {
   std::vector<IndexFile> index;
-  std::optional<std::string> manifest;  // hyperion.json, where there is one
+  std::optional<std::string> manifest;  // hyperion.json, if there is one
   static auto members(auto& self) { return std::tie(self.index, self.manifest); }
 };
 std::optional<IndexFiles> read_index_files(const std::filesystem::path& folder);
-// Rank 0's files on every rank. Collective.
-std::optional<IndexFiles> broadcast_index_files(std::optional<IndexFiles> files, Coordinator& ranks);
+// Returns rank 0's files on every rank. Collective.
+std::optional<IndexFiles> broadcast_index_files(std::optional<IndexFiles> files, Coordinator& group);
 OpenCheckpoint decode_index_files(const std::filesystem::path& folder, const IndexFiles& files);
 
-// Throws Error(kBadData) when they are of two saves.
+// Throws Error(kBadData) if manifest and index belong to different saves.
 void require_same_save(const std::filesystem::path& folder, const Manifest& manifest,
                        const CheckpointIndex& index);
 
-// A chunk of tensor `key` in its file, which outlives the reader. `check_crcs`: what it holds is compared
-// with its CRC (safetensors have none). Throws Error(kBadData).
+// Reads a chunk of tensor `key` from its file, which must outlive the reader. `check_crcs` compares the
+// content with its CRC (safetensors have none). Throws Error(kBadData).
 class ChunkReader {
  public:
   ChunkReader(ShardReader& file, const OpenCheckpoint& checkpoint, const std::string& key,
               const TensorRecord& record, const Chunk& chunk, bool check_crcs);
-  // The elements of `box`, a box of the tensor inside the chunk, row-major and in the record's type.
+  // Reads the elements of `box`, a box of the tensor inside the chunk, row-major and in the record's type.
   void read(const Box& box, std::byte* out);
 
  private:
@@ -73,77 +74,77 @@ class ChunkReader {
   const Chunk& chunk_;
   SliceSource entry_;
   TensorArchive archive_;
-  std::vector<float> scales_;         // of blocks, where the chunk has some
-  std::vector<std::byte> quantized_;  // what they are for
+  std::vector<float> scales_;         // block scales, if the chunk has any
+  std::vector<std::byte> quantized_;  // elements to be multiplied by scales_
 };
 
-// `box` as counted from `origin`, such as a chunk's offset.
+// `box` relative to `origin`, such as a chunk's offset.
 inline Box relative_to(const Dims& origin, Box box) {
   for (size_t d = 0; d < origin.size(); ++d) box.offset[d] -= origin[d];
   return box;
 }
 
-// From a row of a tensor of this job to the row of the stored one; empty: rows are the same.
+// Maps a row of this job's tensor to the stored row; empty: identity.
 using RowMap = std::function<int64_t(int64_t)>;
 
 // Reads rows [first, first + count) of a tensor of this job, `width` bytes each, whose stored rows are
-// scattered in a short stretch (one attention head): fetch(first stored row, rows, where to) is called once
-// for the stretch.
+// scattered within a short range (one attention head): fetch(first stored row, count, out) is called once
+// for that range.
 void read_mapped_rows(const RowMap& row_map, int64_t first, int64_t count, uint64_t width, std::byte* out,
                       const std::function<void(int64_t first, int64_t count, std::byte* out)>& fetch);
 
-// Which tensors of a checkpoint to load, by the names they have in this job.
+// The tensors of a checkpoint to load, by their names in this job.
 struct StoredNames {
   std::map<std::string, std::string> keys;  // name in this job -> key in the index
-  // Those, by name, that have a record of their own in place of the index's: made of several tensors, or in
-  // another form. One without chunks is not stored, and a load leaves its memory as it is.
-  std::map<std::string, std::shared_ptr<const TensorRecord>> made{};
-  // For Hugging Face's order of rotary rows. Empty: all rows are the same.
+  // Records, by name, that replace the index's: combined from several tensors, or in another form. A record
+  // without chunks is not stored, and a load leaves its memory unchanged.
+  std::map<std::string, std::shared_ptr<const TensorRecord>> records{};
+  // For Hugging Face's order of rotary rows. Empty: identity for all tensors.
   std::function<RowMap(const std::string& name)> row_map{};
-  std::vector<std::string> left_out{};  // tensors of the source for which no model here has a place
+  std::vector<std::string> left_out{};  // tensors of the source that no model here uses
 };
 
 struct LoadOptions {
-  // For messages: what the checkpoint is to fit; how that has a head of its own beside the embedding; the
-  // last sentence about names that differ (empty: the keys of [checkpoint] for such).
+  // For messages: what the checkpoint must fit; how to give it an untied head; the last sentence about
+  // names that differ (empty: the keys of [checkpoint] for that).
   std::string subject = "this job";
   std::string untie{};
   std::function<std::string(const NameDifferences& differences)> advice{};
-  // Of plan_load:
-  bool allow_dtype_cast = false;               // else a stored type that differs is an error
+  // Used by plan_load():
+  bool allow_dtype_cast = false;               // false: another stored type is an error
   std::string remedy{};                        // how to allow a cast, for the message
-  std::vector<std::string> missing_objects{};  // missing too: reported with the tensors
-  // Of load_tensors:
-  bool full_verify = false;    // CRCs of archives too, where the manifest's checksums have been compared
-  bool verify_finite = false;  // NaN or infinite numbers are an error, after all was read
-  std::function<void(uint64_t bytes)> on_progress{};  // with the bytes of the state that have been filled
+  std::vector<std::string> missing_objects{};  // reported with the missing tensors
+  // Used by load_tensors():
+  bool full_verify = false;    // verify CRCs of archives even if the manifest has checksums
+  bool verify_finite = false;  // throw for NaN or infinite numbers, after reading everything
+  std::function<void(uint64_t bytes)> on_progress{};  // called with the bytes of state filled so far
 };
 
 // One tensor of a load, compared by name, shape and type.
 struct LoadItem {
-  TensorState tensor;                          // to be filled
-  std::shared_ptr<const TensorRecord> record;  // owned by the checkpoint's index, or made for this load
+  TensorState tensor;                          // the tensor to fill
+  std::shared_ptr<const TensorRecord> record;  // owned by the checkpoint's index, or built for this load
   RowMap row_map{};
-  std::string key{};  // of the record in the index
-  // Further names of the tensor that the checkpoint has, in another place: of the same shape and type. They
-  // have to be equal in bytes.
+  std::string key{};  // the record's key in the index
+  // Another name of the tensor in the checkpoint, with its own storage of the same shape and type. The
+  // bytes must be equal.
   struct Alias {
     std::string key;
-    const TensorRecord* record;  // of the checkpoint's index
+    const TensorRecord* record;  // owned by the checkpoint's index
   };
   std::vector<Alias> aliases{};
 };
-// No I/O, no collectives. Throws IncompatibleCheckpoint with ONE message that lists every missing name (with
-// the nearest ones that exist), every shape and type that differs; further names of a tensor may be missing,
-// and are unexpected where their shape or type is another one than the tensor's.
+// No I/O, no collectives. Throws IncompatibleCheckpoint with ONE message that lists every missing name
+// (with the nearest existing ones) and every shape and type that differs. Aliases of a tensor may be
+// missing; an alias whose shape or type is not the tensor's counts as unexpected.
 std::vector<LoadItem> plan_load(const OpenCheckpoint& checkpoint, const std::vector<TensorState>& tensors,
                                 const StoredNames& names, const LoadOptions& options);
 
-// Fills this rank's part of every tensor that is here, however the stored one is cut. Where that is wider
-// than the part, only runs of its rows are read (see read_box()); blocks that a manifest has checksums of are
-// read completely, each once. Memory: two pieces of 64 MiB of a tensor, and what a mapped order of rows adds
-// to one. Throws Error(kBadData) naming file, byte range and tensor; IncompatibleCheckpoint for rows in
-// another order in a tensor of several pieces, and for an alias that differs from its tensor in this rank's
+// Fills this rank's part of every local tensor, however the stored one is sharded. If the stored tensor is
+// wider than the part, only runs of its rows are read (see read_box()); blocks with a checksum in the
+// manifest are read completely, each once. Memory: two pieces of 64 MiB of a tensor, and one piece's extra
+// rows for a row map. Throws Error(kBadData) naming file, byte range and tensor; IncompatibleCheckpoint for
+// a row map on a tensor of several chunks, and for an alias that differs from its tensor in this rank's
 // part.
 struct LoadReport {
   uint64_t bytes = 0;
@@ -152,7 +153,7 @@ struct LoadReport {
 LoadReport load_tensors(const OpenCheckpoint& checkpoint, const std::vector<LoadItem>& items,
                         MemoryMover& mover, const LoadOptions& options);
 
-// The objects under the keys asked for; keys without an object are left out.
+// Loads the objects whose keys are `wanted`; keys without an object are left out.
 std::map<std::string, Object> load_objects(const OpenCheckpoint& checkpoint,
                                            const std::function<bool(const std::string& key)>& wanted);
 

@@ -1,5 +1,5 @@
-// Names in checkpoints: one canonical form for all of them, the user's rename table, and the message about
-// names that do not fit. Nothing else in the program changes a name.
+// Names in checkpoints: their canonical form, the user's rename table, and the message about mismatches.
+// Nothing else in the program changes a name.
 #pragma once
 
 #include <cstdint>
@@ -13,34 +13,32 @@
 
 namespace hyperion::checkpoint {
 
-// `key` without the segments that wrappers add (torch.compile's _orig_mod, _checkpoint_wrapped_module,
-// _fsdp_wrapped_module, DistributedDataParallel's module), at any depth, also inside optimizer and EMA keys:
-// "optimizer.state.layers.0._orig_mod.norm.weight.exp_avg". Keys of the loader and the other components stay
-// as they are.
+// Removes from `key` the segments that wrappers add (torch.compile's _orig_mod, _checkpoint_wrapped_module,
+// _fsdp_wrapped_module, DistributedDataParallel's module), at any depth, also inside optimizer and EMA
+// keys: "optimizer.state.layers.0._orig_mod.norm.weight.exp_avg". Keys of the loader and the other
+// components are not changed.
 std::string canonical_name(std::string_view key);
 
-// Whether a weight of the model has an average where averages are kept: the experts' biases, which are no
-// parameters, have none, and serve both.
+// Whether a model weight has an EMA if EMAs are kept. The experts' biases are not parameters and have none.
 inline bool is_averaged(std::string_view name) {
   return !name.ends_with(".moe.expert_bias");
 }
 
-// checkpoint.rename: old -> new, applied on load after canonical_name.
+// checkpoint.rename: old -> new, applied on load after canonical_name().
 using RenameTable = std::vector<std::pair<std::string, std::string>>;
 
 class NameMap {
  public:
-  // An old name is a regular expression (PCRE2) that must match the whole name; the new one may use its
-  // groups as $1. The first pattern that matches decides. Optimizer and EMA keys are renamed by the
-  // parameter's name inside them. Throws Error(kUsage) for a pattern that cannot be used.
+  // An old name is a regular expression (PCRE2) that must match the entire name; the new one may use its
+  // groups as $1. The first match wins. Optimizer and EMA keys are renamed by the parameter's name inside
+  // them. Throws Error(kUsage) for an invalid pattern.
   explicit NameMap(const RenameTable& table = {});
 
-  // The name that `key` of a checkpoint has in this job. Throws Error(kUsage) when a pattern needs too long
-  // for it.
+  // The name in this job of a checkpoint's `key`. Throws Error(kUsage) if a pattern takes too long on it.
   std::string apply(const std::string& key) const;
 
-  // Name in this job -> key in the checkpoint, for all `keys`. Throws Error(kBadData) naming both when two
-  // keys get the same name. Logs the names at level debug.
+  // Name in this job -> key in the checkpoint, for all `keys`. Throws Error(kBadData) naming both keys if
+  // two get the same name. Logs the names at level debug.
   std::map<std::string, std::string> apply(const std::vector<std::string>& keys) const;
 
  private:
@@ -49,30 +47,30 @@ class NameMap {
   std::vector<std::shared_ptr<const Rule>> rules_;
 };
 
-// XXH3 over the sorted names: equal exactly when the names are.
+// XXH3 over the sorted names: equal exactly if the names are.
 uint64_t names_hash(std::vector<std::string> names);
-// Logs at level debug the names after `stage` ("saving", "canonical names") with their hash, and says when it
+// Logs at level debug the names after `stage` ("saving", "canonical names") with their hash, and whether it
 // differs from `expected`. Returns the hash.
 uint64_t trace_names(std::string_view stage, const std::vector<std::string>& names,
                      std::optional<uint64_t> expected = std::nullopt);
 
-// A name on both sides whose shape or dtype differs, in words: "float32 [8, 4]".
+// A name on both sides whose shape or dtype differs, as text: "float32 [8, 4]".
 struct Mismatch {
   std::string name, wanted, found;
 };
 
 struct NameDifferences {
-  std::vector<std::string> missing;     // wanted, not found
-  std::vector<std::string> unexpected;  // found, not wanted
+  std::vector<std::string> missing;     // wanted but not found
+  std::vector<std::string> unexpected;  // found but not wanted
   std::vector<Mismatch> mismatched{};   // filled by the caller
   bool empty() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
 };
-// Both sorted.
+// Both results are sorted.
 NameDifferences compare_names(std::vector<std::string> wanted, std::vector<std::string> found);
 
 // All differences in one message of bounded length, each missing name with the nearest unexpected one; ""
-// when there are none. `where`: the checkpoint's folder; `subject`: what it is to fit; `advice`: what to do,
-// the last sentence.
+// if there are none. `where` is the checkpoint's folder, `subject` what it must fit, `advice` the last
+// sentence: what to do.
 inline constexpr std::string_view kRenameAdvice =
     "Give names that only differ in spelling in [checkpoint.rename], and leave out whole parts with "
     "checkpoint.exclude_from_loading.";

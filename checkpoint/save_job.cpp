@@ -63,12 +63,12 @@ void write_item(const SaveLayout& layout, const SaveItem& item, ItemReader& item
 // The save of one rank, phase by phase.
 class RankSave {
  public:
-  RankSave(const SaveJob& job, ItemReader& items, const CheckpointFolder& folder, Coordinator& ranks)
+  RankSave(const SaveJob& job, ItemReader& items, const CheckpointFolder& folder, Coordinator& group)
       : job_(job),
         items_(items),
         folder_(folder),
-        ranks_(ranks),
-        rank_(ranks.rank()),
+        group_(group),
+        rank_(group.rank()),
         incoming_(folder.incoming(job.save_id)) {
     report_.step = job.step;
     report_.kind = job.kind;
@@ -79,7 +79,7 @@ class RankSave {
   void write_files() {
     Clock::time_point begin;
     try {
-      results_ = collectively(ranks_, [&] {
+      results_ = collectively(group_, [&] {
         items_.stage();
         begin = Clock::now();
         write_own_file();
@@ -91,19 +91,19 @@ class RankSave {
       if (lead()) folder_.abandon(incoming_);
       const auto* known = dynamic_cast<const Error*>(&error);
       if (known == nullptr || known->code() != ExitCode::kNonFinite) throw;
-      throw Error(ExitCode::kNonFinite, from_rank_0(ranks_, [&] {
+      throw Error(ExitCode::kNonFinite, from_rank_0(group_, [&] {
                     return explain_not_finite(job_.step, error.what(), job_.model_dtype, folder_);
                   }));
     }
     report_.write_seconds = seconds_since(begin);
-    if (own_.file) report_.own_bytes = own_.file->bytes;
+    if (own_.file) report_.local_bytes = own_.file->bytes;
   }
 
   // Rank 0 makes a checkpoint of the files.
   void commit() {
     const Clock::time_point begin = Clock::now();
     if (!lead()) failpoint("ckpt.await_commit");
-    std::tie(report_.files, report_.total_bytes) = from_rank_0(ranks_, [&] {
+    std::tie(report_.files, report_.total_bytes) = from_rank_0(group_, [&] {
       try {
         run_save_part([&] {
           finish_first_file();
@@ -129,7 +129,7 @@ class RankSave {
   void read_back() {
     const Clock::time_point begin = Clock::now();
     try {
-      collectively(ranks_, [&] { run_save_part([&] { verify_share(); }); });
+      collectively(group_, [&] { run_save_part([&] { verify_share(); }); });
     } catch (const Error& error) {
       if (lead() && error.code() == ExitCode::kSaveFailed) folder_.discard(report_.path);
       throw;
@@ -168,7 +168,7 @@ class RankSave {
 
   // No file is made where there is nothing to write.
   void write_items_and_objects(NotFinite& not_finite) {
-    const std::vector<SaveItem>& items = job_.plan->own;
+    const std::vector<SaveItem>& items = job_.plan->local_items;
     if (items.empty() && job_.few_files && !lead()) {
       own_.objects = job_.objects;
       return;
@@ -198,7 +198,7 @@ class RankSave {
         if (!result.file)
           for (EncodedObject& object : std::exchange(result.objects, {})) append_object(std::move(object));
       own_.file = file_->close();
-      report_.own_bytes = own_.file->bytes;
+      report_.local_bytes = own_.file->bytes;
     }
     results_[0] = std::move(own_);
   }
@@ -211,7 +211,7 @@ class RankSave {
     Manifest manifest;
     manifest.save_id = job_.save_id;
     manifest.step = job_.step;
-    manifest.world_size = ranks_.size();
+    manifest.world_size = group_.size();
     manifest.kind = job_.kind;
     manifest.unix_time = static_cast<int64_t>(std::time(nullptr));
     manifest.facts = job_.facts;
@@ -242,7 +242,7 @@ class RankSave {
   // Of what the manifest on disk lists, the file of the same rank on the next node, or of the next rank on
   // one node, so that no rank reads from its own page cache; rank 0 also the index.
   void verify_share() const {
-    const int size = ranks_.size(), distance = size > job_.ranks_per_node ? job_.ranks_per_node : 1;
+    const int size = group_.size(), distance = size > job_.ranks_per_node ? job_.ranks_per_node : 1;
     const std::string name = shard_file_name((rank_ + distance) % size);
     for (const FileRecord& file : read_manifest(report_.path).files)
       if (file.name == name || (lead() && file.name == ".metadata")) verify_file(report_.path, file);
@@ -251,7 +251,7 @@ class RankSave {
   const SaveJob& job_;
   ItemReader& items_;
   const CheckpointFolder& folder_;
-  Coordinator& ranks_;
+  Coordinator& group_;
   const int rank_;
   const fs::path incoming_;
   std::unique_ptr<ShardWriter> file_;  // this rank's; null when it has nothing to write
@@ -307,8 +307,8 @@ std::string explain_not_finite(int64_t step, const std::string& found, std::opti
 }
 
 SaveReport write_checkpoint(const SaveJob& job, ItemReader& items, CheckpointFolder& folder,
-                            Coordinator& ranks) {
-  RankSave save(job, items, folder, ranks);
+                            Coordinator& group) {
+  RankSave save(job, items, folder, group);
   save.write_files();
   save.commit();
   if (job.read_back) save.read_back();

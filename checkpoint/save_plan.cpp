@@ -216,7 +216,7 @@ HeldParts held_parts(const SaveLayout& layout, const std::vector<TensorState>& t
 }
 
 SavePlan make_save_plan(const SaveLayout& layout, const std::vector<HeldParts>& by_rank, Writers writers,
-                        int own) {
+                        int rank) {
   SavePlan plan;
   for (size_t k = 0; k < layout.kinds.size(); ++k)
     plan.holders.push_back(holders_of(layout.kinds[k], k, by_rank));
@@ -240,7 +240,7 @@ SavePlan make_save_plan(const SaveLayout& layout, const std::vector<HeldParts>& 
   share_parts(layout, plan);
   for (const PartRun& run : plan.runs)
     visit_run(layout, plan, run, plan.file_bytes, [&](const SaveItem& item) {
-      if (item.writer == static_cast<uint32_t>(own)) plan.own.push_back(item);
+      if (item.writer == static_cast<uint32_t>(rank)) plan.local_items.push_back(item);
     });
   return plan;
 }

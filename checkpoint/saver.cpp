@@ -24,7 +24,7 @@ namespace hyperion::checkpoint {
 class Saver::Items : public ItemReader {
  public:
   Items(const CachedPlan& planned, MemoryMover& mover) : planned_(planned), mover_(mover) {
-    for (const SaveItem& item : planned.plan.own) {
+    for (const SaveItem& item : planned.plan.local_items) {
       offsets_.emplace(item.entry, pool_bytes_);
       pool_bytes_ += (tensor(item).local_bytes() + 63) / 64 * 64;
     }
@@ -102,11 +102,11 @@ struct Saver::InFlightSave {
   std::future<void> done;
 };
 
-Saver::Saver(SaverOptions options, std::vector<StateComponent*> components, Coordinator& ranks,
+Saver::Saver(SaverOptions options, std::vector<StateComponent*> components, Coordinator& group,
              MemoryMover& mover)
     : options_(std::move(options)),
       components_(std::move(components)),
-      ranks_(ranks),
+      group_(group),
       mover_(mover),
       folder_(options_.folder),
       pool_(mover) {
@@ -145,25 +145,25 @@ Saver::CachedPlan Saver::make_plan(const SaveContent& content) {
           can_cast(entry.dtype, *content.model_dtype))
         entry.dtype = *content.model_dtype;
   }
-  std::vector<HeldParts> held(static_cast<size_t>(ranks_.size()));
+  std::vector<HeldParts> held(static_cast<size_t>(group_.size()));
   for (size_t rank = 0; rank < held.size(); ++rank)
     for (const SaveLayout::Kind& kind : planned.layout.kinds)
       held[rank].push_back(options_.held_part(kind, static_cast<int>(rank)));
   require_same_plan(planned, held);
-  planned.plan = make_save_plan(planned.layout, held, options_.writers, ranks_.rank());
+  planned.plan = make_save_plan(planned.layout, held, options_.writers, group_.rank());
   return planned;
 }
 
 void Saver::require_same_plan(const CachedPlan& planned, const std::vector<HeldParts>& held) {
-  const HeldParts own = held_parts(planned.layout, planned.tensors);
-  const HeldParts& expected = held[static_cast<size_t>(ranks_.rank())];
-  const std::vector<uint64_t> layouts = collectively(ranks_, [&] {
-    if (expected != own)
+  const HeldParts actual = held_parts(planned.layout, planned.tensors);
+  const HeldParts& expected = held[static_cast<size_t>(group_.rank())];
+  const std::vector<uint64_t> layouts = collectively(group_, [&] {
+    if (expected != actual)
       throw_bug("save plan: a rank of this place holds {}, this one holds {}", describe(expected),
-                describe(own));
+                describe(actual));
     return planned.layout.fingerprint();
   });
-  run_id_ = from_rank_0(ranks_, [&] {
+  run_id_ = from_rank_0(group_, [&] {
     for (size_t r = 0; r < layouts.size(); ++r)
       if (layouts[r] != layouts[0])
         throw_bug("checkpoint: rank {} and rank 0 plan different saves ({:016x} and {:016x})", r, layouts[r],
@@ -195,7 +195,7 @@ SaveJob Saver::make_job(int64_t step, const SaveContent& content, const CachedPl
   for (StateComponent* component : components_)
     for (ObjectState& object : component->objects())
       if (!content.wanted || content.wanted(object.key)) objects.push_back(std::move(object));
-  job.objects = encode_objects(objects, ranks_.rank());
+  job.objects = encode_objects(objects, group_.rank());
   return job;
 }
 
@@ -209,17 +209,17 @@ std::shared_ptr<Saver::Items> Saver::make_items(const CachedPlan& planned, bool 
 }
 
 SaveReport Saver::write_and_purge(const SaveJob& job, Items& items) {
-  const SaveReport report = write_checkpoint(job, items, folder_, ranks_);
+  const SaveReport report = write_checkpoint(job, items, folder_, group_);
   const bool supersedes = job.kind != CheckpointKind::kPreCheckpoint && job.kind != CheckpointKind::kSeed;
-  if (ranks_.rank() == 0 && job.commit && supersedes)
+  if (group_.rank() == 0 && job.commit && supersedes)
     folder_.purge({.keep = options_.keep_latest, .newest = report.step});
   if (on_durable && job.commit) on_durable(report);
   return report;
 }
 
 uint64_t Saver::index_bytes() {
-  const CachedPlan& all = plan_for({});
-  return from_rank_0(ranks_, [&] { return save_index_bytes(all.layout, all.plan); });
+  const CachedPlan& full = plan_for({});
+  return from_rank_0(group_, [&] { return save_index_bytes(full.layout, full.plan); });
 }
 
 SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {
@@ -231,11 +231,11 @@ SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {
       const std::string smallest = std::ranges::min(tensors(), {}, size).key;
       content.wanted = [smallest](const std::string& key) { return key == smallest; };
     }
-    const CachedPlan& all = plan_for(content);
-    SaveJob job = make_job(step, content, all);
+    const CachedPlan& planned = plan_for(content);
+    SaveJob job = make_job(step, content, planned);
     job.commit = keep;
     job.read_back = true;
-    const auto items = make_items(all, pooled_ && !probe);
+    const auto items = make_items(planned, pooled_ && !probe);
     mover_.prepare();
     return write_and_purge(job, *items);
   } catch (const Error& error) {
@@ -258,7 +258,7 @@ void Saver::prepare_pool() {
   } catch (const std::bad_alloc&) {
     allocated = false;
   }
-  const std::vector<int> without = combine_on_rank_0(ranks_, allocated, [](const std::vector<bool>& by_rank) {
+  const std::vector<int> without = combine_on_rank_0(group_, allocated, [](const std::vector<bool>& by_rank) {
     std::vector<int> found;
     for (size_t rank = 0; rank < by_rank.size(); ++rank)
       if (!by_rank[rank]) found.push_back(static_cast<int>(rank));
@@ -266,7 +266,7 @@ void Saver::prepare_pool() {
   });
   pooled_ = without.empty();
   if (pooled_) return pool_.touch_in_background();
-  if (ranks_.rank() == 0)
+  if (group_.rank() == 0)
     log_warning(
         "checkpoint.async_mode = \"{}\": {} {} {} no {}host memory for a copy of the state ({:.1f} MiB on "
         "rank 0), so checkpoints are written while training waits: give the job more host memory, or set "

@@ -1,4 +1,4 @@
-// Host memory that a background save copies the state to: one for all saves of a job.
+// Host memory to which background saves copy the state: one pool for all saves of a job.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@
 
 namespace hyperion::checkpoint {
 
-// For one thread at a time.
+// Not thread-safe.
 class StagingPool {
  public:
   explicit StagingPool(MemoryMover& mover) : mover_(mover) {}
@@ -19,17 +19,17 @@ class StagingPool {
   StagingPool(const StagingPool&) = delete;
   StagingPool& operator=(const StagingPool&) = delete;
 
-  // Allocates `bytes` bytes unless it has as many, and ends what touch_in_background() began. Throws
-  // std::bad_alloc, and has none then.
+  // Allocates `bytes` bytes unless it has that many, and ends touch_in_background(). Throws std::bad_alloc;
+  // the pool is then empty.
   void reserve(uint64_t bytes);
-  // Gives the memory back. Not while touch_in_background() is under way.
+  // Frees the memory. Do not call while touch_in_background() runs.
   void release();
   uint64_t bytes() const { return bytes_; }
   const std::shared_ptr<std::byte>& memory() const { return memory_; }
 
-  // Writes to each page from a thread that runs when a processor has nothing else to do: until a page is
-  // written the system has no memory for it, and finding and clearing that takes longer than the copy of the
-  // state. Does nothing where the memory is complete once it is allocated.
+  // Writes to each page from an idle-priority thread: the system has no memory for a page until it is
+  // written, and populating pages takes longer than copying the state. Does nothing if allocation already
+  // populates memory.
   void touch_in_background();
 
  private:

@@ -1,5 +1,5 @@
-// Memory for blocks of a file or for a copy of the state, aligned as direct input and output want it, in huge
-// pages where the system has them.
+// Memory for blocks of a file or for a copy of the state, aligned for direct I/O, in huge pages if the
+// system has them.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace hyperion::checkpoint {
 
-// Of file offsets, lengths and addresses in direct transfers; the largest that common devices ask for.
+// The alignment of file offsets, lengths and addresses in direct I/O; no common device needs more.
 constexpr uint64_t kDirectAlignment = 4096;
 
 class BlockBuffer {
@@ -23,7 +23,7 @@ class BlockBuffer {
       : bytes_((bytes + kDirectAlignment - 1) / kDirectAlignment * kDirectAlignment),
         data_(::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
     if (data_ == MAP_FAILED) throw std::bad_alloc();
-    ::madvise(data_, bytes_, MADV_HUGEPAGE);  // few page faults; few, long pieces for the device
+    ::madvise(data_, bytes_, MADV_HUGEPAGE);  // fewer page faults; fewer, longer pieces for the device
   }
   ~BlockBuffer() { ::munmap(data_, bytes_); }
   BlockBuffer(const BlockBuffer&) = delete;
@@ -36,9 +36,8 @@ class BlockBuffer {
   void* data_;
 };
 
-// Memory for kBlockBytes. Two that are not used are kept for the next files of this process, because the
-// first write to new memory costs more than hashing it where a virtual machine gives unused memory back to
-// its host.
+// Memory for kBlockBytes. Two unused blocks are kept for the next files of this process: if a virtual
+// machine returns unused memory to its host, the first write to new memory costs more than hashing it.
 class FileBlock {
  public:
   FileBlock();  // Throws std::bad_alloc.

@@ -1,5 +1,5 @@
-// Reads blocks of a file in a given order, ahead of the consumer, and compares each with its checksum: while
-// the consumer copies one block, threads wait for the disk and hash the next ones.
+// A BlockStream reads blocks of a file in a given order, ahead of the consumer, and compares each with its
+// checksum: while the consumer copies one block, threads read and hash the next ones.
 #pragma once
 
 #include <condition_variable>
@@ -16,33 +16,33 @@
 
 namespace hyperion::checkpoint {
 
-// An open file and the record of its blocks. Both outlive their readers.
+// An open file and the record of its blocks. Both must outlive their readers.
 struct BlockFile {
   int fd;
   const std::string& path;  // for messages
   const FileRecord& record;
 };
 
-// Reads [offset, offset + bytes) from `fd` into `out`, which has `capacity` bytes: direct input reads up to
-// that many, beyond the end of the file. Throws Error(kBadData) naming path and byte.
+// Reads [offset, offset + bytes) from `fd` into `out`. Direct I/O may read up to `capacity` bytes into
+// `out`, beyond the end of the file. Throws Error(kBadData) naming path and byte.
 void read_exactly(int fd, const std::string& path, uint64_t offset, std::byte* out, uint64_t bytes,
                   uint64_t capacity);
 
-// One block into `out`, whose capacity is that of the block rounded up to kDirectAlignment. Returns its
-// bytes. Throws Error(kBadData) naming the path and the byte range when the checksum differs.
+// Reads one block into `out`, whose capacity is the block's size rounded up to kDirectAlignment. Returns
+// its size. Throws Error(kBadData) naming the path and the byte range if the checksum differs.
 uint64_t read_block(const BlockFile& file, uint64_t block, std::byte* out);
 
-// For one consumer.
+// Serves one consumer thread.
 class BlockStream {
  public:
   BlockStream(const BlockFile& file, std::vector<uint64_t> blocks);
-  ~BlockStream();  // does not wait for blocks that were not taken
+  ~BlockStream();  // does not wait for blocks not yet taken
   BlockStream(const BlockStream&) = delete;
   BlockStream& operator=(const BlockStream&) = delete;
 
   bool done() const { return taken_ == blocks_.size(); }
-  uint64_t next_block() const { return blocks_[taken_]; }  // not when done()
-  // The next block, verified; it stays where it is until the next call. Throws what reading it threw.
+  uint64_t next_block() const { return blocks_[taken_]; }  // requires !done()
+  // Returns the next block, verified; it is valid until the next call. Rethrows the error of reading it.
   std::span<const std::byte> take();
 
  private:
@@ -57,12 +57,12 @@ class BlockStream {
 
   BlockFile file_;
   std::vector<uint64_t> blocks_;
-  std::vector<Slot> slots_;  // place p of blocks_ is read into slot p mod their number
+  std::vector<Slot> slots_;  // a ring: blocks_[p] is read into slots_[p % slots_.size()]
 
-  std::mutex mutex_;  // guards the slots' `ready` and what follows
+  std::mutex mutex_;  // guards the slots' `ready` and the members below
   std::condition_variable changed_;
-  size_t claimed_ = 0;   // places that a thread has begun to read
-  size_t released_ = 0;  // places whose slots may be filled again
+  size_t claimed_ = 0;   // number of blocks that a thread has begun to read
+  size_t released_ = 0;  // number of blocks whose slots may be refilled
   bool stop_ = false;
 
   size_t taken_ = 0;  // used by the consumer only

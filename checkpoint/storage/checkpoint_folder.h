@@ -1,10 +1,10 @@
-// The folder that holds a run's checkpoints, each in a folder step-N. A checkpoint is visible or absent,
-// never partial: it is written under a temporary name, flushed, and renamed.
+// The folder of a run's checkpoints, each in a folder step-N. A checkpoint is visible or absent, never
+// partial: it is written under a temporary name, flushed, and renamed.
 //
 //   step-<N>         a committed checkpoint
-//   .incoming-<id>   one that is being written
-//   .trash-<id>      one that is being removed
-//   .lock            of the run that writes here
+//   .incoming-<id>   a checkpoint being written
+//   .trash-<id>      a checkpoint being removed
+//   .lock            the lock of the run that writes here
 //
 // Nothing else in the folder is ever touched.
 #pragma once
@@ -21,7 +21,8 @@
 
 namespace hyperion::checkpoint {
 
-// Of a folder that a save moved aside where names cannot be exchanged: this, the step, "-", anything.
+// The prefix of a folder that a save moved aside because names cannot be exchanged; the step, "-" and any
+// text follow.
 constexpr std::string_view kReplacedPrefix = ".trash-replaced-";
 
 // N of "step-N": digits without a leading zero, nothing before or after them.
@@ -31,35 +32,35 @@ std::optional<int64_t> step_of_name(std::string_view name);
 struct StepFolder {
   int64_t step = 0;
   std::filesystem::path path;
-  std::optional<Manifest> manifest{};              // nothing for checkpoints of other programs
-  CheckpointKind kind = CheckpointKind::kDamaged;  // the manifest's, where there is one
-  std::string why_not{};                           // why it cannot be used; empty when the cheap check passed
+  std::optional<Manifest> manifest{};              // nullopt for checkpoints of other programs
+  CheckpointKind kind = CheckpointKind::kDamaged;  // the manifest's, if there is one
+  std::string why_not{};                           // why it is unusable; empty if the cheap check passed
   bool complete() const { return why_not.empty(); }
   bool unreadable() const { return kind == CheckpointKind::kUnreadable; }
-  // Not complete, although it says that it once was: it has a manifest or an index, of one rank at least.
-  // What has neither was never finished, by another program.
+  // Whether it is incomplete, although a manifest or an index (of at least one rank) says that it was once
+  // complete. A folder with neither was never finished, by another program.
   bool damaged() const;
-  // Complete, and a job can resume from it: it holds the full state, or the initial weights.
+  // Whether it is complete and a job can resume from it: it holds the full state, or the initial weights.
   bool resumable() const { return complete() && manifest && kind != CheckpointKind::kModel; }
 };
 
-// Manifest, its step, the names and sizes of all files; no content is read.
+// Checks the manifest, its step, and the names and sizes of all files; reads no content.
 StepFolder cheap_check(const std::filesystem::path& folder, int64_t step);
-// Files in the folder that its manifest does not list: they are ignored, and named in a note.
+// Files in the folder that its manifest does not list. They are ignored, and named in a note.
 std::vector<std::string> extra_files(const std::filesystem::path& folder, const Manifest& manifest);
 
-// Which checkpoints are kept. Those of other programs and those that are not complete are neither counted nor
-// removed; a seed is kept. Of the others, the newest `keep` are kept (all for 0), the newest one with the
-// full state, and `newest`, which counts as the newest one whatever its number. A pre-checkpoint does not
-// count, and is removed when a full one with a higher step exists.
+// The checkpoints to keep. Checkpoints of other programs and incomplete ones are neither counted nor
+// removed; a seed is kept. Of the remaining ones, the newest `keep` are kept (all for 0), the newest one
+// with the full state, and `newest`, which counts as the newest whatever its step. A pre-checkpoint does
+// not count, and is removed once a full checkpoint with a higher step exists.
 struct PurgeRule {
   int64_t keep = 0;
-  int64_t newest = -1;  // the step that was just saved, or -1
+  int64_t newest = -1;  // the step just saved, or -1
 };
 // The steps to remove, ascending. No I/O, no collectives.
 std::vector<int64_t> steps_to_purge(const std::vector<StepFolder>& found, const PurgeRule& rule);
 
-// Failures of a save are Error(kSaveFailed) with path and errno. One thread at a time.
+// Failures of a save throw Error(kSaveFailed) with path and errno. Not thread-safe.
 class CheckpointFolder {
  public:
   explicit CheckpointFolder(std::filesystem::path folder) : folder_(std::move(folder)) {}
@@ -67,26 +68,26 @@ class CheckpointFolder {
   std::filesystem::path step_path(int64_t step) const;
   std::filesystem::path incoming(const std::string& save_id) const;
 
-  // All folders named step-N, by step; symbolic links and files are passed over. Empty when the folder does
-  // not exist. Needs no lock.
+  // All folders named step-N, by step, without symbolic links and files. Empty if the folder does not
+  // exist. Needs no lock.
   std::vector<StepFolder> scan() const;
 
-  // Makes incoming(save_id), by every rank of the save; the coordinator makes its name durable.
+  // Creates incoming(save_id); every rank of the save calls it. The coordinator makes its name durable.
   std::filesystem::path begin(const std::string& save_id, bool coordinator) const;
-  // By the coordinator, when every file in `incoming` is on disk: flushes the folder, gives it the name
-  // step-N and flushes that. A folder that had the name is exchanged and removed; on failure it keeps it.
+  // Called by the coordinator once every file in `incoming` is on disk: flushes the folder, renames it to
+  // step-N and flushes that. An existing step-N is exchanged and removed; on failure it is kept.
   void commit(const std::filesystem::path& incoming, int64_t step) const;
-  // Removes what a failed save left behind. Failures are warnings.
+  // Removes the files of a failed save. Failures are warnings.
   void abandon(const std::filesystem::path& incoming) const noexcept;
   // Removes a checkpoint: renames it to a temporary name, then deletes its files. Failures are warnings.
   void discard(const std::filesystem::path& checkpoint) const noexcept;
-  // Before a run that may save any step from `first` to `last`: throws Error(kPreCheckpoint) when one of
+  // Call before a run that may save any step from `first` to `last`: throws Error(kPreCheckpoint) if one of
   // those names belongs to a file or a link.
   void require_free_names(int64_t first, int64_t last) const;
-  // Removes what `rule` does not keep and returns those steps. Failures are warnings.
+  // Removes checkpoints that `rule` does not keep and returns their steps. Failures are warnings.
   std::vector<int64_t> purge(const PurgeRule& rule) const;
-  // At the start of a run: removes what runs that died left under temporary names. A checkpoint that was
-  // moved aside and whose successor was never committed is renamed back. Returns how many were removed.
+  // Called at the start of a run: removes temporary folders of runs that died. A checkpoint that was moved
+  // aside and whose successor was never committed is renamed back. Returns the number of removed folders.
   int clean_leftovers(const FolderLock& lock) const;
 
  private:

@@ -124,11 +124,11 @@ std::string why_not_stale(const LockOwner& owner, const LockOwner& self, bool ow
   return "this file system does not tell whether a process on another host holds a lock";
 }
 
-FolderLock::FolderLock(const fs::path& folder) : folder_(folder), made_(missing_folders(folder)) {
+FolderLock::FolderLock(const fs::path& folder) : folder_(folder), created_folders_(missing_folders(folder)) {
   make_folders(folder);
   const fs::path path = folder / kLockFile;
   std::error_code ignored;
-  made_file_ = !fs::exists(fs::symlink_status(path, ignored));
+  created_file_ = !fs::exists(fs::symlink_status(path, ignored));
   file_ = Descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
   if (!file_)
     throw_save_failed("{}: the folder's lock cannot be made: {}", printable(path), errno_text(errno));
@@ -146,8 +146,8 @@ FolderLock::FolderLock(const fs::path& folder) : folder_(folder), made_(missing_
   if (locked && !is_same_file(path, file_))
     throw_config("{}: another run that wrote checkpoints here ended at this moment: start again",
                  printable(folder));
-  folder_itself_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder_itself_ && ::flock(folder_itself_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+  folder_descriptor_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder_descriptor_ && ::flock(folder_descriptor_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
     throw_config(
         "{}: another run writes checkpoints here: it holds the folder, and the {} that named it was removed; "
         "stop "
@@ -169,10 +169,10 @@ FolderLock::FolderLock(const fs::path& folder) : folder_(folder), made_(missing_
 }
 
 FolderLock::~FolderLock() {
-  if (file_ && made_file_ && holds_nothing_else(folder_, folder_ / kLockFile)) {
+  if (file_ && created_file_ && holds_nothing_else(folder_, folder_ / kLockFile)) {
     ::unlink((folder_ / kLockFile).c_str());
     file_ = Descriptor();
-    for (const fs::path& folder : made_)
+    for (const fs::path& folder : created_folders_)
       if (::rmdir(folder.c_str()) != 0) break;  // something else is in it
     return;
   }

@@ -1,4 +1,4 @@
-// Which files of a folder are the index of a checkpoint in DCP format.
+// Finds the index files of a checkpoint in DCP format.
 #pragma once
 
 #include <filesystem>
@@ -7,14 +7,14 @@
 
 namespace hyperion::checkpoint {
 
-// {".metadata"}, or, of a save without collectives (use_collectives=False of PyTorch's DCP), the file of
-// every rank: {"__0.metadata", "__1.metadata", ...}. Nothing where `path` is no folder, or none of such a
-// checkpoint. Throws Error(kBadData) that names the index where a checkpoint's other files are there without
-// it, and without safetensors.
+// Returns {".metadata"}, or for a save without collectives (use_collectives=False of PyTorch's DCP) every
+// rank's file: {"__0.metadata", "__1.metadata", ...}. Empty if `path` is not a folder or holds no such
+// checkpoint. Throws Error(kBadData) naming the index if a checkpoint's other files are there without it,
+// and without safetensors.
 std::vector<std::string> find_index_files(const std::filesystem::path& path);
 
-// Whether the folder holds .metadata or the file of any rank, even where those of others are missing. One
-// that cannot be listed does not.
+// Whether the folder holds .metadata or any rank's file, even if other ranks' are missing. False for a
+// folder that cannot be listed.
 bool has_index_file(const std::filesystem::path& folder);
 
 }  // namespace hyperion::checkpoint

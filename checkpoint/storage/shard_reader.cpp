@@ -147,8 +147,8 @@ std::span<const std::byte> ShardReader::held_block(uint64_t block) {
   if (is_expected(block)) {
     held_ = expected_->take();
   } else {
-    if (!own_) own_ = std::make_unique<FileBlock>();
-    held_ = {own_->data(), read_block(file(), block, own_->data())};
+    if (!buffer_) buffer_ = std::make_unique<FileBlock>();
+    held_ = {buffer_->data(), read_block(file(), block, buffer_->data())};
   }
   held_block_ = block;
   return held_;

@@ -1,11 +1,10 @@
-// Writes one file of a checkpoint, durably and with the checksums of its blocks.
+// A ShardWriter writes one file of a checkpoint, durably and with the checksums of its blocks.
 //
 // Bytes are copied into one of two aligned blocks and hashed there, while they are in the cache; a thread
-// writes the other block past the page cache (O_DIRECT). A block that is full is queued while the other is
-// still written, so that the thread goes on without waiting for anybody. So the disk writes from the first
-// block on, fsync has nothing left to do, the page cache stays untouched, and a byte that changes after the
-// hash is found when the file is read. If O_DIRECT is unavailable, writes are buffered and their write-back
-// is started at once.
+// writes the other block past the page cache (O_DIRECT). A full block is queued while the other is still
+// written, so the thread never waits. The disk therefore writes from the first block on, fsync has nothing
+// left to do, the page cache stays untouched, and a byte that changes after the hash is detected when the
+// file is read. If O_DIRECT is unavailable, writes are buffered and their write-back starts at once.
 #pragma once
 
 #include <condition_variable>
@@ -23,27 +22,27 @@
 
 namespace hyperion::checkpoint {
 
-// For one thread at a time. Every failure is an Error(kSaveFailed) that names the rank, the path, the byte
-// and the errno; the file is of no use after it.
+// Not thread-safe. Every failure throws Error(kSaveFailed) naming the rank, the path, the byte and the
+// errno; the file is unusable after it.
 class ShardWriter {
  public:
-  // Creates the file, which must not exist. For messages: `rank`, and `expected_total`, the bytes of all
-  // files of the checkpoint (0: not known), for ENOSPC.
+  // Creates the file, which must not exist. `rank` and `expected_total`, the bytes of all files of the
+  // checkpoint (0: unknown), are for messages about ENOSPC.
   ShardWriter(const std::filesystem::path& folder, const std::string& name, int rank,
               uint64_t expected_total = 0);
-  ~ShardWriter();  // without close(): what was written stays, unfinished
+  ~ShardWriter();  // without close() the file stays, unfinished
   ShardWriter(const ShardWriter&) = delete;
   ShardWriter& operator=(const ShardWriter&) = delete;
 
   void append(const void* data, uint64_t bytes);
   uint64_t position() const { return record_.bytes; }
-  // All bytes are on disk when it returns; the folder's entry is not, see sync_folder().
+  // Returns when all bytes are on disk; the folder's entry is not, see sync_folder().
   FileRecord close();
 
  private:
   void hash_block();
   void hand_block_to_thread();
-  void wait_for_block(const std::byte* block);  // until the thread is done with it
+  void wait_for_block(const std::byte* block);  // waits until the thread has written it
   void stop_thread();
   void write_loop();
   void write_block(std::byte* data, uint64_t bytes, uint64_t offset);
@@ -54,18 +53,18 @@ class ShardWriter {
   int rank_;
   uint64_t expected_total_;
   Descriptor file_;
-  bool direct_ = true;  // touched by the thread only, while there is one
+  bool direct_ = true;  // used by the thread only, while it runs
   FileRecord record_;
   std::unique_ptr<FileBlock> blocks_[2];
   int current_ = 0;    // the block that append() fills
-  uint64_t used_ = 0;  // bytes in it
+  uint64_t used_ = 0;  // bytes in the current block
 
   std::thread thread_;  // started by the first full block
-  std::mutex mutex_;    // guards what follows
+  std::mutex mutex_;    // guards the members below
   std::condition_variable changed_;
-  std::byte* queued_ = nullptr;  // a full block, which the thread takes when it has written the other
+  std::byte* queued_ = nullptr;  // a full block, which the thread writes after the other
   uint64_t queued_offset_ = 0;
-  std::byte* written_ = nullptr;  // what the thread is writing
+  std::byte* written_ = nullptr;  // the block that the thread is writing
   bool stop_ = false;
   std::exception_ptr error_;
 };

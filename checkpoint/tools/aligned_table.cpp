@@ -40,7 +40,7 @@ std::string format_age(int64_t seconds) {
   return {};
 }
 
-std::string human_number(double value) {
+std::string format_number(double value) {
   return fmt::format("{:.4g}", value);
 }
 

@@ -1,4 +1,4 @@
-// Which tensors of a checkpoint digest, diff and convert read, and the order in which they are streamed.
+// Selects the tensors of a checkpoint that digest, diff and convert read, and their order.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace hyperion::checkpoint {
 
-// Which keys are included.
+// Selects keys.
 struct Selection {
-  std::string prefix{};     // keys that begin so
+  std::string prefix{};     // keys that begin with it
   std::string component{};  // "model", "optimizer", ... (component_of in checkpoint/state.h); empty: all
-  bool all = false;         // also what describes the run, not the state (describes_run)
+  bool all = false;         // include keys that describe the run, not the state (describes_run)
   bool has(const std::string& key) const;
 };
 
@@ -21,7 +21,7 @@ struct Selection {
 // same step differ in them.
 bool describes_run(const std::string& key);
 
-// The keys of tensors in the order of their data in the files: for one pass over each.
+// The keys of tensors in the order of their data in the files, for one pass over each file.
 std::vector<std::string> keys_in_file_order(const CheckpointIndex& index, const Selection& only);
 
 }  // namespace hyperion::checkpoint

@@ -74,10 +74,10 @@ std::vector<Weight> plan_weights(const OpenCheckpoint& source, const ConvertOpti
   std::map<std::string, size_t> numbers;  // by name
   for (ConvertedTensor& one : wanted) {
     const auto found = keys.find(one.from);
-    if (found == keys.end() && !one.made)
+    if (found == keys.end() && !one.record)
       throw_data("{}: has no tensor {}, which {} is made of", source.folder.string(), one.from, one.to);
     const std::string& key = found == keys.end() ? one.from : found->second;
-    std::shared_ptr<const TensorRecord> record = one.made;
+    std::shared_ptr<const TensorRecord> record = one.record;
     if (!record)
       record = std::shared_ptr<const TensorRecord>(std::shared_ptr<void>(), &source.index.tensors.at(key));
     if (!one.shape.empty() && record->shape != one.shape)
@@ -194,12 +194,12 @@ class WeightReader : public ItemReader {
     Box columns = box;
     columns.offset[2] = part.first;
     columns.shape[2] = shape[1];
-    const Box own = own_box(part, columns);
+    const Box source_box = job_box(part, columns);
     const size_t element = size_of(record->dtype);
-    part_.resize(static_cast<size_t>(own.numel()) * element);
+    part_.resize(static_cast<size_t>(source_box.numel()) * element);
     turned_.resize(part_.size());
-    contents_.read(key, *record, own, part_.data());
-    transpose_matrices(own.shape, element, part_.data(), turned_.data());
+    contents_.read(key, *record, source_box, part_.data());
+    transpose_matrices(source_box.shape, element, part_.data(), turned_.data());
     const auto run = static_cast<size_t>(shape[1]) * element;
     const auto width = static_cast<size_t>(part.width) * element;
     std::byte* to = rows_.data() + static_cast<size_t>(part.first) * element;
@@ -218,7 +218,7 @@ class WeightReader : public ItemReader {
       return;
     }
     if (!weight.row_map || box.shape.empty())
-      return contents_.read(key, *record, own_box(part, std::move(box)), rows_.data());
+      return contents_.read(key, *record, job_box(part, std::move(box)), rows_.data());
     const int64_t count = box.shape[0];
     read_mapped_rows(weight.row_map, box.offset[0], count, rows_.size() / static_cast<uint64_t>(count),
                      rows_.data(), [&](int64_t first, int64_t stored, std::byte* out) {
@@ -308,7 +308,7 @@ fs::path write_dcp(const std::vector<Weight>& weights, const OpenCheckpoint& sou
     tensor.shape = weight.shape;
   }
   const SaveLayout layout = save_layout(tensors);
-  const SavePlan plan = make_save_plan(layout, {held_parts(layout, tensors)}, Writers::kAll, /*own=*/0);
+  const SavePlan plan = make_save_plan(layout, {held_parts(layout, tensors)}, Writers::kAll, /*rank=*/0);
   SaveJob job;
   job.step = step_of_name(options.destination.filename().native())
                  .value_or(source.manifest ? source.manifest->step : 0);

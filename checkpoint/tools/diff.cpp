@@ -86,9 +86,9 @@ void compare_values(const OpenCheckpoint& a, const OpenCheckpoint& b, const Sele
   std::vector<std::string> keys = keys_in_file_order(a.index, only);
   std::erase_if(keys, [&](const std::string& key) {
     const auto other = tensors_b.find(key);
-    const TensorRecord& own = tensors_a.at(key);
-    return other == tensors_b.end() || other->second.shape != own.shape ||
-           (other->second.dtype != own.dtype && !can_cast(own.dtype, other->second.dtype));
+    const TensorRecord& record_a = tensors_a.at(key);
+    return other == tensors_b.end() || other->second.shape != record_a.shape ||
+           (other->second.dtype != record_a.dtype && !can_cast(record_a.dtype, other->second.dtype));
   });
   uint64_t total = 0, done = 0;
   for (const std::string& key : keys)
@@ -127,7 +127,7 @@ void compare_objects(const OpenCheckpoint& a, const OpenCheckpoint& b, const Sel
 // --- printing ---
 
 Json number_json(double value) {
-  return std::isfinite(value) ? Json(value) : Json(human_number(value));  // JSON has no NaN
+  return std::isfinite(value) ? Json(value) : Json(format_number(value));  // JSON has no NaN
 }
 
 void print_differences_json(const Differences& found, std::FILE* out) {
@@ -211,8 +211,8 @@ void print_differences(const Differences& found, std::FILE* out) {
       [](const TensorDifference& one) {
         const bool figures = one.values.is_float();
         return std::vector<std::string>{one.name, format_count(one.values.different()),
-                                        figures ? human_number(one.values.max_abs()) : "-",
-                                        figures ? human_number(one.values.relative_l2()) : "-"};
+                                        figures ? format_number(one.values.max_abs()) : "-",
+                                        figures ? format_number(one.values.relative_l2()) : "-"};
       },
       out);
   print_rows({"value", "A", "B"}, print_groups(found, out), sides, out);

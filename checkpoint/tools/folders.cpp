@@ -80,10 +80,10 @@ FolderSize folder_size(const fs::path& path) {
   return size;
 }
 
-int64_t time_of(const StepFolder& found) {
-  if (found.manifest) return found.manifest->unix_time;
+int64_t time_of(const StepFolder& checkpoint) {
+  if (checkpoint.manifest) return checkpoint.manifest->unix_time;
   struct stat info {};
-  if (::stat((found.path / ".metadata").c_str(), &info) != 0) ::stat(found.path.c_str(), &info);
+  if (::stat((checkpoint.path / ".metadata").c_str(), &info) != 0) ::stat(checkpoint.path.c_str(), &info);
   return info.st_mtim.tv_sec;
 }
 

@@ -315,12 +315,12 @@ void print_one(const Verification& one, bool quick, std::FILE* out) {
   fmt::print(out, "{}\n", summarize(one, quick));
 }
 
-void print_all(const std::vector<Verification>& all, bool quick, std::FILE* out) {
+void print_all(const std::vector<Verification>& results, bool quick, std::FILE* out) {
   AlignedTable table({"checkpoint", "kind", "result"});
-  for (const Verification& one : all)
+  for (const Verification& one : results)
     table.add({one.folder.filename().string(), kind_label(one.kind), summarize(one, quick)});
   fmt::print(out, "{}", table.text_for(out));
-  for (const Verification& one : all) print_damages(one, out);
+  for (const Verification& one : results) print_damages(one, out);
 }
 
 }  // namespace
@@ -330,26 +330,26 @@ Verification verify_checkpoint(const fs::path& folder, bool quick) {
 }
 
 ExitCode verify_checkpoints(const VerifyOptions& options, std::FILE* out) {
-  std::vector<Verification> all;
+  std::vector<Verification> results;
   const bool one = is_checkpoint(options.path);
   if (one) {
-    all.push_back(verify_checkpoint(options.path, options.quick));
+    results.push_back(verify_checkpoint(options.path, options.quick));
   } else {
     for (const StepFolder& found : CheckpointFolder(options.path).scan())
-      all.push_back(verify_checkpoint(found.path, options.quick));
+      results.push_back(verify_checkpoint(found.path, options.quick));
   }
   // Nothing was verified: that must not look like success to a script.
-  if (all.empty()) throw_config("{}", no_checkpoints(options.path));
+  if (results.empty()) throw_config("{}", no_checkpoints(options.path));
   if (options.json) {
     Json list = Json::array();
-    for (const Verification& each : all) list.push_back(to_json(each));
+    for (const Verification& each : results) list.push_back(to_json(each));
     print_json(one ? list[0] : list, out);
   } else if (one) {
-    print_one(all.front(), options.quick, out);
+    print_one(results.front(), options.quick, out);
   } else {
-    print_all(all, options.quick, out);
+    print_all(results, options.quick, out);
   }
-  return std::ranges::all_of(all, &Verification::intact) ? ExitCode::kOk : ExitCode::kBadData;
+  return std::ranges::all_of(results, &Verification::intact) ? ExitCode::kOk : ExitCode::kBadData;
 }
 
 }  // namespace hyperion::checkpoint

@@ -1,4 +1,4 @@
-// A run of bytes that a format reader takes apart: a file, or the part of one that an archive fills.
+// A ByteSource is a byte sequence that a format reader parses: a file, or an archive's part of one.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@ class ByteSource {
   virtual ~ByteSource() = default;
   virtual const std::string& name() const = 0;  // for messages: the file's path
   virtual uint64_t size() const = 0;
-  // Throws Error(kBadData) naming the file when the range is not inside it or cannot be read.
+  // Throws Error(kBadData) naming the file if the range is outside or cannot be read.
   virtual void read(uint64_t offset, void* out, uint64_t bytes) = 0;
-  // Says that the range is going to be read soon: what can fetch it meanwhile does.
+  // Announces that the range will be read soon, so that it may be prefetched.
   virtual void will_read(uint64_t /*offset*/, uint64_t /*bytes*/) {}
 
   std::string read_text(uint64_t offset, uint64_t bytes) {
@@ -30,7 +30,7 @@ class ByteSource {
   }
 };
 
-// A part of another source; offsets count from its begin.
+// A part of another source; offsets count from its start.
 class SliceSource : public ByteSource {
  public:
   SliceSource(ByteSource& whole, uint64_t begin, uint64_t bytes)

@@ -1,4 +1,4 @@
-// How a save is made: the configuration and the saver share these.
+// Choices about saves that the configuration and the saver share.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@ namespace hyperion::checkpoint {
 
 enum class AsyncMode {
   kDisabled,    // a save returns when the checkpoint is durable
-  kAsync,       // ... when its data have been copied
+  kAsync,       // ... when its data has been copied
   kOverlapped,  // ... at once; the copy must be joined before anything changes the state
 };
 constexpr auto choices(AsyncMode) {
@@ -21,7 +21,7 @@ constexpr auto choices(AsyncMode) {
 
 enum class Writers {
   kAll,         // replicas share the work: every rank writes, in parallel
-  kOneReplica,  // the first replica alone writes: fewer and larger files
+  kOneReplica,  // only the first replica writes: fewer and larger files
 };
 
 // The format of a model's weights.
@@ -31,8 +31,8 @@ constexpr auto choices(WeightFormat) {
       {{WeightFormat::kDcp, "dcp"}, {WeightFormat::kSafetensors, "safetensors"}});
 }
 
-// The components of a job's state, each of which can be saved and loaded alone. On disk, a name begins with
-// that of its component; the model's stand at the root.
+// The components of a job's state, each of which can be saved and loaded alone. On disk a name begins with
+// its component; the model's names are at the root.
 inline constexpr std::string_view kModelComponent = "model";
 inline constexpr std::string_view kOptimizerComponent = "optimizer";
 inline constexpr std::string_view kSchedulerComponent = "lr_scheduler";

@@ -1,4 +1,4 @@
-// Element types that checkpoints hold, with their names in torch and in safetensors.
+// Element types of checkpoints, with their names in torch and in safetensors.
 #pragma once
 
 #include <array>
@@ -36,8 +36,8 @@ enum class Dtype : uint8_t {
 struct DtypeTraits {
   Dtype dtype;
   std::string_view torch;                 // torch.<name>
-  size_t bytes;                           // of one element
-  std::string_view safetensors, storage;  // torch.<class>; each empty where there is none
+  size_t bytes;                           // size of one element
+  std::string_view safetensors, storage;  // storage: torch.<class>; each empty if there is none
 };
 inline constexpr std::array kDtypes = {
     DtypeTraits{Dtype::kFloat32, "float32", 4, "F32", "FloatStorage"},
@@ -78,7 +78,7 @@ constexpr size_t size_of(Dtype dtype) {
   return traits_of(dtype).bytes;
 }
 
-// The type of this name: find_dtype("BF16", &DtypeTraits::safetensors). None for "".
+// The type with this name: find_dtype("BF16", &DtypeTraits::safetensors). nullopt for "".
 constexpr std::optional<Dtype> find_dtype(std::string_view name, std::string_view DtypeTraits::*naming) {
   for (const DtypeTraits& traits : kDtypes)
     if (!name.empty() && traits.*naming == name) return traits.dtype;

@@ -1,6 +1,6 @@
-// What a checkpoint folder holds, as data: every tensor with its chunks, every object, and where their bytes
-// lie. The .metadata file of PyTorch's DCP is one encoding of it (format/metadata.h), a folder of safetensors
-// another.
+// The content of a checkpoint folder, as data: every tensor with its chunks, every object, and the location
+// of their bytes. The .metadata file of PyTorch's DCP is one encoding of it (format/metadata.h), a folder
+// of safetensors another.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct NamedTensor {
   Dims shape;
 };
 
-// A name that stays in its folder: one path component, at most 255 bytes.
+// Whether the name stays in its folder: one path component of at most 255 bytes.
 inline bool is_plain_name(std::string_view name) {
   return !name.empty() && name.size() <= 255 && name != "." && name != ".." && name.find('/') == name.npos &&
          name.find('\0') == name.npos;
@@ -44,26 +44,26 @@ struct Span {
   bool operator==(const Span&) const = default;
 };
 
-// What another program's bare bytes hold where they are not the piece's elements one by one, row-major.
+// Describes another program's bare bytes if they are not the piece's elements in row-major order.
 struct ForeignForm {
-  // Where the piece's elements lie among those in the bytes: the first, and the distances along each of its
-  // dimensions. Empty: row-major.
+  // The position of the piece's elements among those in the bytes: the first one, and the strides of each
+  // dimension. Empty: row-major.
   Dims strides;
   int64_t first = 0;
-  // Where `scales` names a file: the bytes are float8_e4m3fn, of a matrix that is the piece's last two
-  // dimensions, and each square of `block` rows and columns is multiplied by the float32 for it there,
-  // row-major. The record's type is float32.
+  // If `scales` names a file, the bytes are float8_e4m3fn: a matrix of the piece's last two dimensions, in
+  // which each square of `block` rows and columns is multiplied by its float32 scale, row-major. The
+  // record's type is float32.
   Span scales;
   int64_t block = 0;
 };
 
-// A rectangular piece of a tensor. `where` is a complete archive in DCP files, and the bare bytes in
+// A rectangular piece of a tensor. `where` is a complete archive in DCP files, or the bare bytes in
 // safetensors files.
 struct Chunk {
-  Dims offset;  // of the piece in the tensor
-  Dims shape;   // of the piece; may have extents of 0
+  Dims offset;  // position of the piece in the tensor
+  Dims shape;   // shape of the piece; may have extents of 0
   Span where;
-  std::shared_ptr<const ForeignForm> form{};  // of bare bytes; null: the elements, row-major
+  std::shared_ptr<const ForeignForm> form{};  // for bare bytes; null: the elements, row-major
 };
 
 struct TensorRecord {
@@ -76,8 +76,8 @@ struct ObjectRecord {
   Span where;
 };
 
-// A key's path in the nested state it was flattened from ("optimizer", "state.norm.weight.step"); lists have
-// whole numbers as parts. A model's key at the root is a path of one part.
+// The path of a key in the nested state from which it was flattened ("optimizer",
+// "state.norm.weight.step"); lists have integers as parts. A model's key at the root is a path of one part.
 using KeyPath = std::vector<std::variant<std::string, int64_t>>;
 
 struct CheckpointIndex {
@@ -88,8 +88,8 @@ struct CheckpointIndex {
   Layout layout = Layout::kArchives;
   std::map<std::string, TensorRecord> tensors;
   std::map<std::string, ObjectRecord> objects;
-  std::map<std::string, KeyPath> paths;      // keys without an entry stay flat
-  std::string save_id;                       // unique for each save; empty when the writer gave none
+  std::map<std::string, KeyPath> paths;      // keys without an entry are flat
+  std::string save_id;                       // unique per save; empty if the writer set none
   std::map<std::string, std::string> notes;  // __metadata__ of safetensors files
 };
 

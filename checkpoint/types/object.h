@@ -1,6 +1,5 @@
-// The plain values that a checkpoint holds in addition to tensors (counters, options, the loader's position):
-// what Python would call None, bool, int, float, str, bytes, list, tuple, dict and set. Nothing here can
-// refer to code.
+// Plain values that a checkpoint holds in addition to tensors (counters, options, the loader's position):
+// Python's None, bool, int, float, str, bytes, list, tuple, dict and set. No value can refer to code.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +27,8 @@ struct Dict {
   bool operator==(const Dict&) const;
 };
 
-// Numbers keep their kind: 1, 1.0 and true are three different values. Whole numbers outside 64 bits do not
-// exist here.
+// Numbers keep their kind: 1, 1.0 and true are three different values. Integers outside 64 bits cannot be
+// represented.
 struct Object {
   std::variant<std::monostate, bool, int64_t, double, std::string, Bytes, Sequence, Dict> value;
 
@@ -56,7 +55,7 @@ struct Object {
   bool operator==(const Object&) const = default;
 };
 
-// Human-readable, as Python's repr() prints it: "(0.9, 0.95)". At most about `limit` characters.
+// Formats a value like Python's repr(): "(0.9, 0.95)". At most about `limit` characters.
 std::string repr(const Object& object, size_t limit = 120);
 
 }  // namespace hyperion::checkpoint

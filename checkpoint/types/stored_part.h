@@ -1,5 +1,4 @@
-// Where a tensor of a job lies in one that another program reads, when that has another shape. Pure
-// arithmetic.
+// The position of a job's tensor within another program's tensor of another shape. Pure arithmetic.
 #pragma once
 
 #include <optional>
@@ -10,34 +9,34 @@
 namespace hyperion::checkpoint {
 
 struct StoredPart {
-  // From 0: the stored tensor is this matrix of the job's stack [matrices, rows, columns].
+  // If 0 or above, the stored tensor is this matrix of the job's stack [matrices, rows, columns].
   int64_t matrix = -1;
-  // Above 0: the stored tensor is a stack [matrices, columns, width], in which the rows of the job's matrices
-  // are columns, from `first` on; other tensors have the rest of `width`.
+  // If above 0, the stored tensor is a stack [matrices, columns, width] in which the rows of the job's
+  // matrices are columns, from `first` on; other tensors fill the rest of `width`.
   int64_t width = 0, first = 0;
 
   bool transposes() const { return width > 0; }
   bool operator==(const StoredPart&) const = default;
 };
 
-// Of the stored tensor, for one of `shape` in the job.
+// The shape of the stored tensor, for a job's tensor of `shape`.
 inline Dims stored_shape(const StoredPart& part, const Dims& shape) {
   if (part.matrix >= 0) return {shape.begin() + 1, shape.end()};
   if (part.transposes()) return {shape[0], shape[2], part.width};
   return shape;
 }
 
-// The part of a box of the job's tensor that the stored tensor has; none where that is empty.
+// The part of a box of the job's tensor that the stored tensor has; nullopt if it is empty.
 inline std::optional<Box> box_in_part(const StoredPart& part, const Dims& shape, const Box& box) {
-  Box all = whole_box(shape);
+  Box stored = whole_box(shape);
   if (part.matrix >= 0) {
-    all.offset[0] = part.matrix;
-    all.shape[0] = 1;
+    stored.offset[0] = part.matrix;
+    stored.shape[0] = 1;
   }
-  return intersection(all, box);
+  return intersection(stored, box);
 }
 
-// Such a box of the job's tensor, inside the part, as one of the stored tensor.
+// Converts a box of the job's tensor, inside the part, to the box of the stored tensor.
 inline Box stored_box(const StoredPart& part, const Box& box) {
   if (part.matrix >= 0)
     return {{box.offset.begin() + 1, box.offset.end()}, {box.shape.begin() + 1, box.shape.end()}};
@@ -47,8 +46,8 @@ inline Box stored_box(const StoredPart& part, const Box& box) {
   return box;
 }
 
-// The reverse.
-inline Box own_box(const StoredPart& part, Box stored) {
+// Converts a box of the stored tensor to the box of the job's tensor.
+inline Box job_box(const StoredPart& part, Box stored) {
   if (part.matrix >= 0) {
     stored.offset.insert(stored.offset.begin(), part.matrix);
     stored.shape.insert(stored.shape.begin(), 1);

@@ -128,8 +128,8 @@ checkpoint::StoredNames hugging_face_names(const models::ModelArgs& args,
     const std::vector<HfTensor> tensors = hugging_face::hf_tensors(args, parameter->fqn);
     if (tensors.empty()) {
       stored.keys.emplace(parameter->fqn, "");
-      stored.made.emplace(parameter->fqn, std::make_shared<const TensorRecord>(TensorRecord{
-                                              checkpoint::Dtype::kFloat32, parameter->shape, {}}));
+      stored.records.emplace(parameter->fqn, std::make_shared<const TensorRecord>(TensorRecord{
+                                                 checkpoint::Dtype::kFloat32, parameter->shape, {}}));
       continue;
     }
     std::vector<std::string> missing;
@@ -145,7 +145,7 @@ checkpoint::StoredNames hugging_face_names(const models::ModelArgs& args,
                          fmt::join(missing, ", "));
     stored.keys.emplace(parameter->fqn, names.at(tensors.front().name));
     if (auto made = RecordMaker(checkpoint, names, *parameter).make(tensors))
-      stored.made.emplace(parameter->fqn, std::move(made));
+      stored.records.emplace(parameter->fqn, std::move(made));
   }
   for (const auto& [name, key] : left) {
     if (args.tied && name == "lm_head.weight")
@@ -172,7 +172,7 @@ void log_left_out(const checkpoint::StoredNames& names, const std::filesystem::p
 }
 
 bool has_block_scales(const checkpoint::StoredNames& names) {
-  return std::ranges::any_of(names.made, [](const auto& made) {
+  return std::ranges::any_of(names.records, [](const auto& made) {
     const std::vector<Chunk>& chunks = made.second->chunks;
     return !chunks.empty() && chunks.front().form && !chunks.front().form->scales.file.empty();
   });

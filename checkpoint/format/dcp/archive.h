@@ -1,5 +1,5 @@
-// The entries of .distcp files: each one complete torch.save archive (a zip file) of one tensor or one plain
-// value, which torch.load reads when it is cut out.
+// Reads and writes the entries of .distcp files. Each is a complete torch.save archive (a zip file) of one
+// tensor or one plain value, which torch.load reads if it is cut out.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@ namespace hyperion::checkpoint {
 
 // --- writing ---
 
-// An archive of a contiguous row-major tensor is head + its elements' bytes + tail; the elements begin at a
-// multiple of 64 from the archive's begin.
+// An archive of a contiguous row-major tensor is head + elements + tail. The elements begin at a multiple
+// of 64 from the archive's start.
 std::string tensor_archive_head(Dtype dtype, const Dims& shape);
 std::string tensor_archive_tail(Dtype dtype, const Dims& shape, uint32_t crc);  // crc32() of the elements
-uint64_t tensor_archive_bytes(Dtype dtype, const Dims& shape);                  // of all three
+uint64_t tensor_archive_bytes(Dtype dtype, const Dims& shape);                  // head, elements and tail
 
 std::string object_archive(const Object& object);
 
@@ -29,29 +29,29 @@ std::string object_archive(const Object& object);
 struct TensorArchive {
   Dtype dtype = Dtype::kFloat32;
   Dims shape, strides;  // strides in elements, none negative
-  int64_t first = 0;    // element of the record where the tensor begins
+  int64_t first = 0;    // index in the record of the tensor's first element
   ZipRecord data;       // its storage
 };
 
 // Reads and checks everything but the elements: the tensor is inside its record. Throws Error(kBadData)
-// naming the file for what is not an archive of one plain tensor.
+// naming the file if it is not an archive of one plain tensor.
 TensorArchive open_tensor_archive(ByteSource& entry);
-// The same for the chunk of tensor `key` that the index says is there: also of its type and shape.
+// The same for a chunk of tensor `key`. It must also have the type and shape that the index records.
 TensorArchive open_tensor_archive(ByteSource& entry, const std::string& key, const TensorRecord& record,
                                   const Chunk& chunk);
 
-// The value in an archive of a plain value; checksums verified. Pickles inside its bytes are not decoded.
-// Throws Error(kBadData).
+// Reads the value in an archive of a plain value and verifies its checksums. Pickles inside bytes values
+// are not decoded. Throws Error(kBadData).
 Object read_object_archive(ByteSource& entry);
 
 // What open_tensor_archive() returns for a row-major tensor whose elements begin at byte `data_offset`,
-// without a checksum. For bytes whose layout is known.
+// without a checksum. For bytes of known layout.
 TensorArchive row_major_archive(Dtype dtype, const Dims& shape, uint64_t data_offset);
 
 // Copies a box of the tensor to `out`, contiguous and row-major. The box must be inside the tensor (else
-// Error(kBug)). One read when the box is contiguous in the file. Of columns each run is read for itself, and
-// the bytes between two runs only where they are fewer than a page (which comes from the disk either way) or
-// where the runs are very short; at most 16 MiB are held for that.
+// Error(kBug)). A box that is contiguous in the file is one read. For columns each run is read separately;
+// the bytes between two runs are read too only if they are fewer than a page (which comes from the disk
+// either way) or the runs are very short. That holds at most 16 MiB.
 void read_box(ByteSource& entry, const TensorArchive& archive, const Box& box, void* out);
 
 }  // namespace hyperion::checkpoint

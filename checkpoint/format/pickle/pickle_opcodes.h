@@ -1,4 +1,4 @@
-// The instructions of Python's pickle machine that checkpoints consist of.
+// The opcodes of Python's pickle machine that occur in checkpoints.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What a pickle holds, as data. Classes and functions a pickle names are members of a fixed list and are
-// never looked up or called: an instance is a record of (class, arguments, state).
+// The content of a pickle, as data. The classes and functions that a pickle names are members of a fixed
+// list and are never looked up or called: an instance is a record of (class, arguments, state).
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace hyperion::checkpoint {
 
 inline constexpr uint8_t kMaxPickleDepth = 64;  // levels of nested values
 
-// Everything a checkpoint's pickles may name.
+// All classes and functions that a checkpoint's pickles may name.
 enum class PickleClass : uint8_t {
   kMetadata,
   kTensorStorageMetadata,
@@ -33,25 +33,25 @@ enum class PickleClass : uint8_t {
   kRebuildTensorV2,
   kRebuildTensorV3,
   kDtype,           // torch.<dtype>
-  kStorage,         // torch.<Kind>Storage, of elements of one dtype
-  kUntypedStorage,  // of bytes
+  kStorage,         // torch.<Kind>Storage, whose elements have one dtype
+  kUntypedStorage,  // a storage of bytes
   kEncode,          // _codecs.encode: how protocol 2 writes bytes
   kBytes,
   kSet,
-  kGetAttribute,  // getattr, for a member of an enum: so Python 3.11.2 (Debian 12) writes one
+  kGetAttribute,  // getattr, with which Python 3.11.2 (Debian 12) writes a member of an enum
 };
 
 struct PickleGlobal {
   PickleClass which = PickleClass::kMetadata;
-  Dtype dtype = Dtype::kFloat32;  // of kDtype and kStorage
+  Dtype dtype = Dtype::kFloat32;  // for kDtype and kStorage
 };
 
-// The member of the list under this name, if it is on it.
+// The member of PickleClass with this name, if there is one.
 std::optional<PickleGlobal> find_pickle_global(std::string_view module, std::string_view name);
 
 class PickleTree;
 
-// A handle on one value of a tree, valid as long as the tree and the bytes it was read from.
+// A handle to one value of a tree. It is valid as long as the tree and its input.
 class PickleValue {
  public:
   enum class Kind : uint8_t {
@@ -81,14 +81,14 @@ class PickleValue {
   std::optional<std::string_view> text() const;  // valid UTF-8
   std::optional<std::string_view> bytes() const;
   std::optional<PickleGlobal> global() const;
-  std::optional<PickleGlobal> instance() const;       // its class
+  std::optional<PickleGlobal> instance() const;       // the class of an instance
   std::optional<PickleValue> instance_args() const;   // a tuple
-  std::optional<PickleValue> instance_state() const;  // empty also when it was built without one
-  std::optional<PickleValue> persistent_id() const;   // what it holds
+  std::optional<PickleValue> instance_state() const;  // empty also for an instance without state
+  std::optional<PickleValue> persistent_id() const;   // the id's value
   std::optional<std::vector<PickleValue>> tuple() const;
   bool is_instance_of(PickleClass which) const;
 
-  size_t size() const;  // values in a list, tuple or set; keys and values in a dict
+  size_t size() const;  // number of values in a list, tuple or set; of keys and values in a dict
   // Calls f(PickleValue) for each value of a list, tuple or set; nothing for other kinds.
   template <typename F>
   void for_each(F f) const;
@@ -104,7 +104,7 @@ class PickleValue {
   uint32_t ref_;
 };
 
-// 16 bytes per value; small integers take none, they are stored in the reference itself.
+// A node takes 16 bytes per value. Small integers take none: they are stored in the reference itself.
 struct PickleNode {
   struct Links {
     uint32_t first, second;
@@ -118,8 +118,8 @@ struct PickleNode {
   union {
     int64_t integer = 0;
     double number;
-    // text, bytes: begin in the input. tuple: begin in links(). list, set, dict: first and last segment in
-    // links(). instance: arguments and state. persistent id: what it holds.
+    // text, bytes: start in the input. tuple: start in links(). list, set, dict: first and last segment in
+    // links(). instance: arguments and state. persistent id: its value.
     Links at;
   };
 };

@@ -1,4 +1,5 @@
-// Emits pickles of protocol 2, which every reader of PyTorch's files takes, the restricted one included.
+// Writes pickles of protocol 2, which every reader of PyTorch's files accepts, including the restricted
+// one.
 #pragma once
 
 #include <cstdint>
@@ -23,18 +24,18 @@ class PickleWriter {
   void bytes(std::string_view value);  // as _codecs.encode(text, "latin1")
   void global(std::string_view module, std::string_view name);
 
-  // Containers, instances and calls: op() after their parts, as pickle_opcodes.h lists them.
+  // Writes a container, an instance or a call: op() follows its parts, as pickle_opcodes.h lists them.
   void op(PickleOp code) { out_.push_back(static_cast<char>(code)); }
-  // Makes a tuple of `count` values; more than three need an op(kMark) before the first.
+  // Combines the last `count` values into a tuple; more than three need an op(kMark) before the first.
   void tuple(size_t count);
   static bool tuple_needs_mark(size_t count) { return count > 3; }
 
-  // Remembers the value just written, and writes it again.
+  // put() memoizes the last value; get() writes it again.
   uint32_t put();
   void get(uint32_t slot);
 
   void reserve(size_t bytes) { out_.reserve(bytes); }
-  // What was written since the last take(): a long pickle need not be held at once.
+  // Bytes written since the last take(): a long pickle need not be held at once.
   size_t size() const { return out_.size(); }
   void take(const std::function<void(std::string_view bytes)>& take_bytes) {
     take_bytes(out_);

@@ -1,4 +1,4 @@
-// The CRC-32 of zip archives: the one checksum PyTorch's files carry.
+// CRC-32 of zip archives, the only checksum in PyTorch's files.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace hyperion::checkpoint {
 
-// Continues `crc` (0 at the begin) over `bytes` more bytes.
+// Continues `crc` (0 at the start) over `bytes` more bytes.
 uint32_t crc32(uint32_t crc, const void* data, size_t bytes);
 
 }  // namespace hyperion::checkpoint

@@ -1,5 +1,5 @@
-// Writes zip archives as PyTorch reads them: records stored plainly in the folder "archive", ZIP64 only where
-// sizes ask for it.
+// Writes zip archives as PyTorch reads them: records stored uncompressed in the folder "archive", ZIP64
+// only if sizes require it.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@ class ZipWriter {
  public:
   void add(std::string_view name, std::string_view content);
 
-  // A record whose `bytes` bytes are not here. After begin_elsewhere, text() ends where they begin, a
-  // multiple of `alignment` from the start of the archive; end_elsewhere() continues after them.
+  // Adds a record whose `bytes` bytes are stored elsewhere. After begin_elsewhere, text() ends where they
+  // begin, a multiple of `alignment` from the start of the archive; end_elsewhere() continues after them.
   void begin_elsewhere(std::string_view name, uint64_t bytes, uint64_t alignment);
   void end_elsewhere(uint32_t crc);
 
   void finish();            // writes the directory; nothing may follow
-  std::string take_text();  // what was written since the last call
+  std::string take_text();  // text written since the last call
 
  private:
   struct Record {

@@ -115,8 +115,8 @@ TEST_CASE(
   transposed.chunks[0].form =
       std::make_shared<const ForeignForm>(ForeignForm{.strides = {24, 1, 6}, .first = 3, .scales = {}});
   StoredNames names{.keys = {{"w1", ""}, {"w3", ""}}};
-  names.made = {{"w1", std::make_shared<const TensorRecord>(by_matrix)},
-                {"w3", std::make_shared<const TensorRecord>(transposed)}};
+  names.records = {{"w1", std::make_shared<const TensorRecord>(by_matrix)},
+                   {"w3", std::make_shared<const TensorRecord>(transposed)}};
   for (const RankMesh& mesh : meshes)
     for (int rank = 0; rank < mesh.ranks(); ++rank) {
       MeshState loaded(kStacks, mesh, rank);
@@ -146,7 +146,7 @@ TEST_CASE("fp8 with a scale for each block is read as the numbers that it stands
   record.chunks[0].form = std::make_shared<const ForeignForm>(ForeignForm{
       .strides = {}, .scales = stored.index.tensors.at("scales").chunks.at(0).where, .block = kBlock});
   StoredNames names{.keys = {{"w", "w"}}};
-  names.made = {{"w", std::make_shared<const TensorRecord>(record)}};
+  names.records = {{"w", std::make_shared<const TensorRecord>(record)}};
   std::vector<float> loaded(kRows * kColumns);
   TensorState state;
   state.key = "w";

@@ -254,11 +254,11 @@ TEST_CASE("a plan that holds one rank's items is that of all items at once") {
       for (const SaveItem& item : expected) bytes[item.writer] += item.length;
       for (int rank = 0; rank < world; ++rank) {
         const SavePlan plan = make_save_plan(layout, places, writers, rank);
-        std::vector<SaveItem> own;
-        std::ranges::copy_if(expected, std::back_inserter(own), [&](const SaveItem& item) {
+        std::vector<SaveItem> local_items;
+        std::ranges::copy_if(expected, std::back_inserter(local_items), [&](const SaveItem& item) {
           return item.writer == static_cast<uint32_t>(rank);
         });
-        REQUIRE(plan.own == own);
+        REQUIRE(plan.local_items == local_items);
         REQUIRE(plan.file_bytes == bytes);
         if (rank == 0) REQUIRE(items_of(layout, plan) == expected);
       }
@@ -288,8 +288,9 @@ TEST_CASE(
       for (const SaveLayout::Kind& kind : layout.kinds)
         places[static_cast<size_t>(rank)].push_back(HeldPart{rank % kind.parts(), rank / kind.parts()});
     const SavePlan plan = make_save_plan(layout, places, Writers::kAll, 1);
-    size_t bytes = plan.own.capacity() * sizeof(SaveItem) + plan.file_bytes.capacity() * sizeof(uint64_t) +
-                   plan.runs.capacity() * sizeof(PartRun) + plan.shared_writers.capacity() * sizeof(uint32_t);
+    size_t bytes = plan.local_items.capacity() * sizeof(SaveItem) +
+                   plan.file_bytes.capacity() * sizeof(uint64_t) + plan.runs.capacity() * sizeof(PartRun) +
+                   plan.shared_writers.capacity() * sizeof(uint32_t);
     for (const auto& holders : plan.holders) bytes += holders.capacity() * sizeof(uint32_t);
     size_t shared = 0;  // parts of which the plan says who of their replicas writes them
     for (const SaveLayout::Entry& entry : layout.entries)
@@ -371,7 +372,7 @@ TEST_CASE("tensors of another stage are written by its ranks, and described by a
   std::map<uint32_t, std::set<uint32_t>> writers;
   for (const SaveItem& item : items_of(layout, plan)) writers[item.entry].insert(item.writer);
   CHECK(writers == std::map<uint32_t, std::set<uint32_t>>{{0, {0, 1}}, {1, {2, 3}}});
-  CHECK(plan.own.size() == 1);
+  CHECK(plan.local_items.size() == 1);
 }
 
 TEST_CASE("keys belong to the component that their first word names") {

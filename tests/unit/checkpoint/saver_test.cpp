@@ -226,8 +226,8 @@ TEST_CASE("every rank reports the files and bytes of the whole save") {
     const SaveReport& report = reports[static_cast<size_t>(rank)];
     CHECK(report.files == 4);
     CHECK(report.total_bytes == reports[0].total_bytes);
-    CHECK(report.own_bytes == fs::file_size(folder.path() / "step-1" / shard_file_name(rank)));
-    bytes += report.own_bytes;
+    CHECK(report.local_bytes == fs::file_size(folder.path() / "step-1" / shard_file_name(rank)));
+    bytes += report.local_bytes;
   }
   CHECK(bytes == reports[0].total_bytes);
 }

@@ -168,7 +168,7 @@ TEST_CASE("convert names the matrix of a stack whose numbers are not finite") {
                                stack.chunks.push_back(chunk);
                              }
                              ConvertedTensor one{"expert.0", "experts"};
-                             one.made = std::make_shared<const TensorRecord>(stack);
+                             one.record = std::make_shared<const TensorRecord>(stack);
                              return std::vector<ConvertedTensor>{one};
                            }});
   CHECK(ran.code == ExitCode::kBadData);
