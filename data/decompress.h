@@ -1,4 +1,4 @@
-// Decompression of .gz and .zst, recognised by their first bytes and not by the file's name.
+// Decompresses .gz and .zst files, recognized by their first bytes and not by the file's name.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@ namespace hyperion::data {
 
 bool is_compressed(const InputFile& file);
 
-// What a file of `compressed` bytes may inflate to: 64 times its size, but at least 256 MiB and at most 64
-// GiB.
+// The maximum size to which a file of `compressed` bytes may inflate: 64 times its size, but at least 256
+// MiB and at most 64 GiB.
 uint64_t inflation_limit(uint64_t compressed);
 
-// Text in pages of its own, which grow without being copied and are returned to the system at once.
+// Text in its own pages, which grow without being copied and are returned to the system at once.
 class InflatedText {
  public:
   InflatedText() = default;
@@ -30,23 +30,23 @@ class InflatedText {
 
   std::string_view view() const { return {data_, size_}; }
   uint64_t capacity() const { return capacity_; }
-  void reserve(uint64_t bytes);  // more than capacity(); throws std::bad_alloc
+  void reserve(uint64_t bytes);  // `bytes` must exceed capacity(); throws std::bad_alloc
   char* end() { return data_ + size_; }
   uint64_t free_bytes() const { return capacity_ - size_; }
-  void advance(uint64_t bytes) { size_ += bytes; }  // as many were written at end()
+  void advance(uint64_t bytes) { size_ += bytes; }  // call after writing `bytes` at end()
 
  private:
   char* data_ = nullptr;
   uint64_t capacity_ = 0, size_ = 0;
 };
 
-// Everything in a compressed file, which may be several gzip members or zstd frames in a row, or its first
-// `wanted` bytes, perhaps with some that follow. Throws Error(kBadData) that names the file when the data is
-// damaged, ends early, or decompresses to more than `limit` bytes.
+// Decompresses a file, which may be several gzip members or zstd frames in a row, entirely or up to at
+// least its first `wanted` bytes. Throws Error(kBadData) naming the file if the data is damaged, ends
+// early, or decompresses to more than `limit` bytes.
 InflatedText decompress(const InputFile& file, uint64_t limit, uint64_t wanted = UINT64_MAX);
 
-// The first `size` bytes of a file's text, compressed or not, or all when there are fewer; what follows is
-// not read.
+// Reads the first `size` bytes of a file's text, compressed or not, or all of it if it is shorter; reads no
+// further.
 InflatedText read_begin(const InputFile& file, uint64_t size);
 
 }  // namespace hyperion::data

@@ -1,5 +1,5 @@
-// The order of files and documents in an epoch: functions of (seed, epoch) alone, the same on every mesh,
-// with no array in memory however many documents there are.
+// The order of files and documents in an epoch: a function of (seed, epoch) only, the same on every mesh,
+// with no array in memory whatever the number of documents.
 #pragma once
 
 #include <cstdint>

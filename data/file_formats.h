@@ -1,5 +1,5 @@
-// How files of documents are named and recognised, a row for each format. Token shards are folders with names
-// of their own (token_shards.h).
+// The names and first bytes of document files, one row per format. Token shards are folders with their own
+// names (token_shards.h).
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@ namespace hyperion::data {
 
 enum class FormatUse {
   kText,        // read as JSON lines, whatever its first bytes are
-  kCompressed,  // of text
-  kRefused,     // `remedy` makes it readable
+  kCompressed,  // compressed text
+  kRefused,     // refused; `remedy` makes it readable
 };
 struct FileFormat {
   FormatUse use;
@@ -46,19 +46,19 @@ inline constexpr std::array kFileFormats = {
     FileFormat{FormatUse::kRefused, "zip", ".zip", "PK\x03\x04", kDecompress},
 };
 
-// Whether the name ends like one of a format with that use.
+// Whether the name has the suffix of a format with that use.
 inline bool is_named(const std::filesystem::path& path, FormatUse use) {
   return std::ranges::any_of(kFileFormats, [&, suffix = path.extension().native()](const FileFormat& format) {
     return format.use == use && format.suffix == suffix;
   });
 }
 
-// Of zstd and lz4: a frame that holds no text is these bytes, the first one's low half left open, its length
-// in 4 bytes, and the content.
+// A skippable frame of zstd and lz4 holds no text: these bytes (with any low half of the first one), a
+// 4-byte length, and the content.
 inline constexpr std::string_view kSkippableMagic = "\x50\x2A\x4D\x18";
-inline constexpr int kMaxSkippedFrames = 1000;  // before the first other one
+inline constexpr int kMaxSkippedFrames = 1000;  // before the first frame with text
 
-// The format that the first bytes tell, behind skippable frames, zstd where these are all; null for text.
+// The format by the first bytes after skippable frames (zstd if there are only such frames); null for text.
 inline const FileFormat* format_of(const InputFile& file) {
   char head[8] = {};
   uint64_t begin = 0;

@@ -107,7 +107,7 @@ void DataLoader::restart_from(const LoaderState& state) {
   error_ = nullptr;
   recent_.clear();
   stream_.seek(state.position, state.seed);
-  made_ = state.sequence;
+  prepared_ = state.sequence;
   state_ = state;
 }
 
@@ -140,30 +140,30 @@ void DataLoader::load_state(const LoaderState& state) {
 }
 
 DataLoader::PreparedBatch DataLoader::prepare_batch() {
-  const size_t own = static_cast<size_t>(options_.rows * options_.seq_len);
-  const size_t before = own * static_cast<size_t>(options_.dp_rank);
-  const size_t after = own * static_cast<size_t>(options_.dp_degree - 1 - options_.dp_rank);
-  PreparedBatch ready{.first = made_};
+  const size_t local_tokens = static_cast<size_t>(options_.rows * options_.seq_len);
+  const size_t before = local_tokens * static_cast<size_t>(options_.dp_rank);
+  const size_t after = local_tokens * static_cast<size_t>(options_.dp_degree - 1 - options_.dp_rank);
+  PreparedBatch ready{.first = prepared_};
   stream_.position();
   const std::string begin = stream_.describe_position();
-  std::vector<int64_t> tokens(own + 1);
+  std::vector<int64_t> tokens(local_tokens + 1);
   std::vector<DocumentSpan> spans;
   const size_t skipped = stream_.skip(before);
   tokens.resize(stream_.read_window(tokens, spans));
   if (skipped + tokens.size() >=
       2) {  // an input and its label: else every rank would get nothing but padding
     ready.batch = pack(tokens, spans, options_.rows, options_.seq_len, options_.document_mask);
-    ready.batch->first_sequence = made_ + static_cast<uint64_t>(options_.dp_rank * options_.rows);
+    ready.batch->first_sequence = prepared_ + static_cast<uint64_t>(options_.dp_rank * options_.rows);
     stream_.skip(after);
-    made_ += static_cast<uint64_t>(options_.dp_degree * options_.rows);
+    prepared_ += static_cast<uint64_t>(options_.dp_degree * options_.rows);
     ready.range = begin + ".." + stream_.describe_position();
-  } else if (made_ == 0) {
+  } else if (prepared_ == 0) {
     throw_data("dataset {}: holds fewer than 2 tokens, too few for one prediction", options_.dataset_path);
   }
   ready.after = initial_;
   ready.after.seed = stream_.options().seed;
   ready.after.position = stream_.position();
-  ready.after.sequence = made_;
+  ready.after.sequence = prepared_;
   return ready;
 }
 

@@ -1,11 +1,11 @@
-// The data loader: microbatches of one data-parallel rank, cut from the global token stream, prepared by a
-// thread.
+// The DataLoader cuts the microbatches of one data-parallel rank from the global token stream and
+// prefetches them on a thread.
 //
-// The rule that makes every mesh see the same data: microbatch k of the job is the next D * L sequences of
-// the stream (D data-parallel ranks, L rows each), and rank d gets those from d * L. With A microbatches per
-// step and a global batch of G = A * D * L, batch n is sequences [n * G, (n + 1) * G), and microbatch a, rank
-// d, row l holds number a * D * L + d * L + l of it. Every rank reads the whole stream and keeps its own
-// rows: text is tokenised by every rank, shards (token_shards.h) are skipped over.
+// Every mesh sees the same data by this rule: microbatch k of the job is the next D * L sequences of the
+// stream (D data-parallel ranks, L rows each), and rank d gets those from d * L. With A microbatches per
+// step and a global batch of G = A * D * L, batch n is sequences [n * G, (n + 1) * G), and microbatch a,
+// rank d, row l holds number a * D * L + d * L + l of it. Every rank reads the entire stream and keeps its
+// own rows: text is tokenized by every rank, shards (token_shards.h) are skipped over.
 #pragma once
 
 #include <condition_variable>
@@ -28,30 +28,30 @@ namespace hyperion::data {
 struct LoaderOptions {
   std::string dataset_path;                           // see find_corpus
   std::string dataset_key = "training.dataset_path";  // the option that set it, for messages
-  TextField text_field;                               // of JSON lines
-  Encode encode;                                      // not needed when the path holds token shards only
+  TextField text_field;                               // for JSON lines
+  Encode encode;                                      // not needed if the path holds token shards only
   std::string tokenizer_fingerprint;                  // see token_shards.h; compared with the shards'
   std::string tokenizer_path;                         // for messages
-  int64_t vocab_size = 0;  // of the model; a shard's must not be larger (0: not compared)
+  int64_t vocab_size = 0;  // the model's; a shard's must not be larger (0: not compared)
   int64_t seq_len = 0;     // S
   int64_t rows = 0;        // L, the local batch size
   int64_t dp_degree = 1;   // D
   int64_t dp_rank = 0;
   StreamOptions order;         // training repeats; validation is {.shuffle = false, .repeat = false}
   bool document_mask = false;  // see packing.h
-  int prefetch = 4;            // microbatches kept ready
-  // The ranks of this node tokenise together. Used where all files are text and the order repeats.
+  int prefetch = 4;            // number of microbatches kept ready
+  // If set, the ranks of this node share tokenization. Used if all files are text and the order repeats.
   std::shared_ptr<NodeDocuments> node{};
 };
 
-// The position in the data, as a checkpoint holds it. It counts what was consumed, not what was prefetched,
-// and holds no rank or mesh, so it is valid at any data-parallel degree, batch size and sequence length.
+// The position in the data, as stored in a checkpoint. It counts consumed data, not prefetched data, and
+// holds no rank or mesh, so it is valid at any data-parallel degree, batch size and sequence length.
 struct LoaderState {
-  StreamPosition position;  // of the next token
-  uint64_t sequence = 0;    // sequences consumed so far
-  uint64_t seed = 0;        // of the order of documents
+  StreamPosition position;  // position of the next token
+  uint64_t sequence = 0;    // number of sequences consumed
+  uint64_t seed = 0;        // seed of the document order
   bool shuffle = true;
-  uint64_t fingerprint = 0;  // of the data and its tokenizer
+  uint64_t fingerprint = 0;  // fingerprint of the data and its tokenizer
 
   bool operator==(const LoaderState&) const = default;
 
@@ -62,7 +62,7 @@ struct LoaderState {
   static LoaderState from_json(std::string_view text);
 };
 
-// next(), state() and the like are for one thread; the loader's own thread starts with the first next().
+// All calls are for one thread. The loader's own thread starts with the first next().
 class DataLoader {
  public:
   // Lists the files and compares shard headers. Throws Error(kBadData).
@@ -71,37 +71,37 @@ class DataLoader {
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
-  // The next microbatch; nothing at the end of a one-pass loader, at the same call on every rank: the last
-  // microbatch is filled with padding (label -100), perhaps all of it on this rank. Throws what the thread
-  // threw.
+  // Returns the next microbatch. A one-pass loader returns nullopt at its end, at the same call on every
+  // rank: the last microbatch is filled with padding (label -100), on some ranks entirely. Rethrows the
+  // thread's exception.
   std::optional<Batch> next();
 
-  // What was consumed by next() so far.
+  // The state after the microbatches that next() has returned.
   const LoaderState& state() const { return state_; }
-  // Continues after `state`, with the seed it was saved with. Throws Error(kBadData) when the data, the
-  // tokenizer or training.shuffle differ from those it was saved with.
+  // Continues after `state`, with its seed. Throws Error(kBadData) if the data, the tokenizer or
+  // training.shuffle differ from those of `state`.
   void load_state(const LoaderState& state);
-  // Back to the first sequence.
+  // Returns to the first sequence.
   void reset();
-  // Back to the first sequence of the order of another seed.
+  // Returns to the first sequence of another seed's order.
   void reset(uint64_t seed);
 
-  // "file:line..file:line" of a sequence of one of the last microbatches; for a sequence of another rank, the
-  // range of the microbatch that held it. For the message about a non-finite loss.
+  // "file:line..file:line" of a sequence of one of the last microbatches; for another rank's sequence, the
+  // range of its microbatch. For the message about a non-finite loss.
   std::string where(uint64_t sequence) const;
 
   uint64_t fingerprint() const { return initial_.fingerprint; }
-  // Seconds that next() waited for data since the loader was made.
+  // Seconds that next() has waited for data since construction.
   double wait_seconds() const { return wait_seconds_; }
-  // That tokenise the stream together: 1, or the ranks of this node.
+  // The number of ranks that tokenize the stream together: 1, or the ranks of this node.
   int tokenising_ranks() const { return options_.node ? options_.node->ranks_of_node() : 1; }
 
  private:
   struct PreparedBatch {
-    uint64_t first = 0;  // of all ranks' sequences
+    uint64_t first = 0;  // first sequence over all ranks
     std::optional<Batch> batch{};
     LoaderState after{};
-    std::string range{};  // of all ranks' rows
+    std::string range{};  // file:line range over all ranks' rows
   };
   void prefetch(const std::stop_token& stop);
   PreparedBatch prepare_batch();
@@ -109,8 +109,8 @@ class DataLoader {
   void restart_from(const LoaderState& state);
 
   LoaderOptions options_;
-  TokenStream stream_;  // the thread's while it runs
-  uint64_t made_ = 0;   // sequences; the thread's, too
+  TokenStream stream_;     // used by the thread while it runs
+  uint64_t prepared_ = 0;  // number of sequences prepared; used by the thread while it runs
   LoaderState initial_;
   LoaderState state_;
   std::deque<PreparedBatch> recent_;  // returned by next(), without tokens
@@ -120,7 +120,7 @@ class DataLoader {
   std::condition_variable_any changed_;
   std::deque<PreparedBatch> ready_;
   std::exception_ptr error_;
-  std::jthread thread_;  // last: ends before what it uses
+  std::jthread thread_;  // declared last: ends before the members it uses
 };
 
 }  // namespace hyperion::data

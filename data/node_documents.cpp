@@ -75,7 +75,7 @@ struct SegmentAddress {
 
 }  // namespace
 
-std::unique_ptr<NodeDocuments> NodeDocuments::make(Coordinator& ranks) {
+std::unique_ptr<NodeDocuments> NodeDocuments::make(Coordinator& group) {
   static_assert(sizeof(Ring) <= Ring::kHead && std::atomic<Ring::Counter>::is_always_lock_free);
   std::optional<SharedSegment> segment = SharedSegment::create();
   SegmentAddress own_address;
@@ -87,16 +87,16 @@ std::unique_ptr<NodeDocuments> NodeDocuments::make(Coordinator& ranks) {
     std::ifstream("/proc/sys/kernel/random/boot_id") >> own_address.host;
   }
   const auto addresses =
-      combine_on_rank_0(ranks, own_address, [](std::vector<SegmentAddress> all) { return all; });
+      combine_on_rank_0(group, own_address, [](std::vector<SegmentAddress> addresses) { return addresses; });
   bool good = std::ranges::count(addresses, "", &SegmentAddress::host) == 0;
   std::vector<SharedSegment> segments;
   std::vector<int> members;
-  int own = 0;
-  for (int rank = 0; good && rank < ranks.size(); ++rank) {
+  int local_rank = 0;
+  for (int rank = 0; good && rank < group.size(); ++rank) {
     const SegmentAddress& address = addresses[static_cast<size_t>(rank)];
     if (address.host != own_address.host) continue;
-    if (rank == ranks.rank()) {
-      own = static_cast<int>(members.size());
+    if (rank == group.rank()) {
+      local_rank = static_cast<int>(members.size());
       segments.push_back(std::move(*segment));
     } else {
       auto peer = SharedSegment::open(address.process, address.descriptor);
@@ -108,16 +108,20 @@ std::unique_ptr<NodeDocuments> NodeDocuments::make(Coordinator& ranks) {
   good = good && members.size() <= kMaxRanks;
   enum class Answer : char { kImpossible, kAlone, kShared };  // with other ranks of its host
   const Answer answer = !good ? Answer::kImpossible : members.size() > 1 ? Answer::kShared : Answer::kAlone;
-  const bool shared = combine_on_rank_0(ranks, answer, [](const std::vector<Answer>& answers) {
+  const bool shared = combine_on_rank_0(group, answer, [](const std::vector<Answer>& answers) {
     return std::ranges::count(answers, Answer::kImpossible) == 0 &&
            std::ranges::count(answers, Answer::kShared) > 0;
   });
   if (!shared) return nullptr;
-  return std::unique_ptr<NodeDocuments>(new NodeDocuments(std::move(segments), std::move(members), own));
+  return std::unique_ptr<NodeDocuments>(
+      new NodeDocuments(std::move(segments), std::move(members), local_rank));
 }
 
-NodeDocuments::NodeDocuments(std::vector<SharedSegment> segments, std::vector<int> ranks, int own)
-    : segments_(std::move(segments)), ranks_(std::move(ranks)), own_(own), words_read_(ranks_.size()) {
+NodeDocuments::NodeDocuments(std::vector<SharedSegment> segments, std::vector<int> ranks, int local_rank)
+    : segments_(std::move(segments)),
+      ranks_(std::move(ranks)),
+      local_rank_(local_rank),
+      words_read_(ranks_.size()) {
   for (const SharedSegment& segment : segments_)
     rings_.push_back(reinterpret_cast<Ring*>(segment.payload(0)));
 }
@@ -134,14 +138,14 @@ void NodeDocuments::start(CorpusReader& reader, const StreamPosition& position, 
   next_document_ = 0;
   max_words_ = std::clamp(words_of(tokens_ahead * sizeof(int32_t) / rings_.size()), kMinWords, Ring::kWords);
   std::ranges::fill(words_read_, 0);
-  rings_[own_]->written.store({0, generation_}, std::memory_order_release);
+  rings_[local_rank_]->written.store({0, generation_}, std::memory_order_release);
   thread_ = std::jthread([this, &reader, position, seed] { tokenise(reader, position, seed); });
 }
 
 void NodeDocuments::interrupt() {
   interrupted_ = true;
   for (Ring* ring : rings_) wake_all(ring->writes);
-  wake_all(rings_[own_]->reads);
+  wake_all(rings_[local_rank_]->reads);
 }
 
 void NodeDocuments::stop() {
@@ -159,7 +163,7 @@ void NodeDocuments::tokenise(CorpusReader& reader, StreamPosition position, uint
   try {
     for (uint64_t number = 0; !interrupted_; ++number) {
       try {
-        if (number % count == static_cast<uint64_t>(own_)) {
+        if (number % count == static_cast<uint64_t>(local_rank_)) {
           const DocumentInfo info = reader.open(position, seed);
           widened_.resize(info.length);
           reader.copy(0, widened_);
@@ -183,14 +187,14 @@ void NodeDocuments::publish(const StreamPosition& position, uint64_t kind, const
   const Head head{kind, position, info};
   write(&head, sizeof head);
   write(data, bytes);
-  Ring& ring = *rings_[own_];
+  Ring& ring = *rings_[local_rank_];
   ring.writes.fetch_add(1, std::memory_order_release);
   wake_all(ring.writes);
 }
 
 // Into the own ring, as the ranks of the node make room.
 void NodeDocuments::write(const void* data, uint64_t bytes) {
-  Ring& ring = *rings_[own_];
+  Ring& ring = *rings_[local_rank_];
   uint64_t at = ring.written.load(std::memory_order_relaxed).words;
   const auto* from = static_cast<const std::byte*>(data);
   while (bytes > 0) {
@@ -242,7 +246,7 @@ void NodeDocuments::read(int owner, void* data, uint64_t bytes) {
             "rank {} has sent no document for {} minutes, which tokenises a share of the text for the ranks "
             "of its host",
             ranks_[owner], kTimeout.count());
-      if (ring.writes.load(std::memory_order_acquire) != seen || owner == own_ ||
+      if (ring.writes.load(std::memory_order_acquire) != seen || owner == local_rank_ ||
           !segments_[owner].owner_ended() || ring.written.load(std::memory_order_acquire) != written)
         continue;
       throw_comm("rank {} has ended, which tokenises a share of the text for the ranks of its host",
@@ -257,7 +261,7 @@ void NodeDocuments::read(int owner, void* data, uint64_t bytes) {
     bytes -= part;
     at += words;
     deadline = std::chrono::steady_clock::now() + kTimeout;
-    ring.readers[own_].read.store({at, generation_}, std::memory_order_release);
+    ring.readers[local_rank_].read.store({at, generation_}, std::memory_order_release);
     ring.reads.fetch_add(1, std::memory_order_release);
     wake_all(ring.reads);
   }
@@ -272,12 +276,12 @@ TokenisedDocument NodeDocuments::next(const StreamPosition& position) {
     read(owner, text.data(), text.size());
     throw_encoded_error(text);
   }
-  const StreamPosition& made = head.position;
-  if (std::tie(made.epoch, made.file, made.document) !=
+  const StreamPosition& sent = head.position;
+  if (std::tie(sent.epoch, sent.file, sent.document) !=
       std::tie(position.epoch, position.file, position.document))
     throw_bug(
         "data loader: rank {} has tokenised document {} of file {} of epoch {}, awaited is {} of {} of {}",
-        ranks_[owner], made.document, made.file, made.epoch, position.document, position.file,
+        ranks_[owner], sent.document, sent.file, sent.epoch, position.document, position.file,
         position.epoch);
   TokenisedDocument document{head.info, std::vector<int32_t>(head.info.length)};
   read(owner, document.tokens.data(), document.tokens.size() * sizeof(int32_t));

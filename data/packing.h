@@ -1,9 +1,9 @@
-// Cutting the token stream into sequences. No I/O.
+// Packs the token stream into sequences. No I/O.
 //
 // Sequence i is tokens [i*S, i*S + S] of the stream: S inputs and, shifted by one, S labels, so that
-// neighbours share one token and every transition is trained on once. (torchtitan v0.2.2 cuts S + 1 tokens
-// off and loses one transition per sequence.) Labels cross document boundaries as in v0.2.2, unless document
-// masking is on.
+// neighbours share one token and every transition is trained on once. (torchtitan v0.2.2 cuts off S + 1
+// tokens and loses one transition per sequence.) Labels cross document boundaries as in v0.2.2, unless
+// document masking is on.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace hyperion::data {
 
-// A label that is not trained on and does not count as a valid token.
+// A label that is ignored by the loss and does not count as a valid token.
 inline constexpr int64_t kIgnoreLabel = -100;
 
 // The part of a document in a window of tokens.
@@ -30,19 +30,19 @@ struct Batch {
   uint64_t first_sequence = 0;  // index in the stream of row 0's sequence; row r holds first_sequence + r
   std::vector<int64_t> tokens;
   std::vector<int64_t> labels;
-  // With document masking, else empty: the position inside the document's part of this row (0 at the row's
-  // begin, also where a document continues from the row before).
+  // Positions inside the document's part of this row (0 at the row's start, even if a document continues
+  // from the previous row). Empty without document masking.
   std::vector<int32_t> positions;
   std::vector<std::string> sources;  // [rows]: "file:line" or "file:line..file:line" of the row's documents
 };
 
-// Packs `tokens`, rows * seq_len + 1 of the stream, or fewer at its end: what is missing becomes token 0 with
+// Packs `tokens`: rows * seq_len + 1 tokens of the stream, or fewer at its end, padded by token 0 with
 // label -100. `spans` begin in ascending order, the first at 0. With `document_mask`, the label at a
-// document's last token, which is the next document's first token, is -100 and positions are filled.
+// document's last token, which is the next document's first token, is -100, and positions are filled.
 Batch pack(std::span<const int64_t> tokens, std::span<const DocumentSpan> spans, int64_t rows,
            int64_t seq_len, bool document_mask);
 
-// Labels of the rows whose sequence is `end` or a later one become -100.
+// Sets the labels of rows whose sequence is `end` or later to -100.
 void ignore_sequences_from(uint64_t end, Batch& batch);
 
 }  // namespace hyperion::data

@@ -96,15 +96,15 @@ std::string fixed_part(const std::string& pattern) {
 }
 
 std::vector<fs::path> expand_glob(const std::string& pattern) {
-  glob_t found{};
-  const int status = ::glob(pattern.c_str(), GLOB_BRACE, nullptr, &found);
-  const std::unique_ptr<glob_t, void (*)(glob_t*)> guard(&found, globfree);
+  glob_t matches{};
+  const int status = ::glob(pattern.c_str(), GLOB_BRACE, nullptr, &matches);
+  const std::unique_ptr<glob_t, void (*)(glob_t*)> guard(&matches, globfree);
   if (status != 0 && status != GLOB_NOMATCH) throw_data("dataset pattern {}: cannot be expanded", pattern);
   // ".*" also matches "." and "..", which the pattern does not mean unless it writes them out.
   const size_t fixed = fixed_part(pattern).size();
   const bool writes_dots = pattern.find("./", fixed) != pattern.npos;
   std::vector<fs::path> paths;
-  for (const char* text : std::span(found.gl_pathv, found.gl_pathc)) {
+  for (const char* text : std::span(matches.gl_pathv, matches.gl_pathc)) {
     const std::string_view path = text;
     const fs::path matched = path.substr(std::min(path.rfind('/', fixed) + 1, path.size()));
     if (writes_dots ||

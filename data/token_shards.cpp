@@ -214,12 +214,12 @@ TokenShardWriter::TokenShardWriter(const fs::path& folder, uint64_t vocab_size, 
   temporary_ += fmt::format(".tmp.{}", ::getpid());
   fs::remove_all(temporary_, error);  // left by a process with this number that was killed
   if (temporary_.has_parent_path()) fs::create_directories(temporary_.parent_path(), error);
-  const bool made = ::mkdir(temporary_.c_str(), 0777) == 0;
-  if (made) tokens_.reset(std::fopen((temporary_ / "tokens.bin").c_str(), "wbxe"));
+  const bool created = ::mkdir(temporary_.c_str(), 0777) == 0;
+  if (created) tokens_.reset(std::fopen((temporary_ / "tokens.bin").c_str(), "wbxe"));
   if (tokens_) ends_.reset(std::fopen((temporary_ / "documents.bin").c_str(), "wbxe"));
   if (!ends_) {
     const int reason = errno;
-    if (made) fs::remove_all(temporary_, error);
+    if (created) fs::remove_all(temporary_, error);
     throw_save_failed("token shard {}: cannot be created: {}", temporary_.string(), std::strerror(reason));
   }
 }

@@ -34,7 +34,7 @@
 
 namespace hyperion::data {
 
-// True when `folder` is a folder whose index.json says that it is a token shard.
+// Whether `folder` is a folder whose index.json declares a token shard.
 bool is_token_shard(const std::filesystem::path& folder);
 
 // XXH3-64 (16 hex digits) of the tokenizer file at `path`, or of tokenizer.json (else tokenizer.model) in it.
@@ -77,9 +77,9 @@ class ShardSource : public DocumentSource {
   ShardHeader header_;
   InputFile tokens_;
   InputFile ends_;
-  uint64_t document_ = 0;                  // the open one
+  uint64_t document_ = 0;                  // the open document
   uint64_t begin_ = 0;                     // its first token
-  mutable std::vector<std::byte> stored_;  // tokens as the file has them
+  mutable std::vector<std::byte> stored_;  // tokens in the file's type
 };
 
 // Writes a shard under a temporary name next to `folder`; finish() checksums it and renames it into place.
@@ -94,7 +94,7 @@ class TokenShardWriter {
 
   // Appends one document. Every token must be in [0, vocab_size).
   void add(std::span<const int64_t> tokens);
-  // Returns the header that was written.
+  // Returns the written header.
   ShardHeader finish();
 
  private:

@@ -44,31 +44,31 @@ void AddedTokenFinder::add(const AddedToken& token) {
 }
 
 const AddedToken* AddedTokenFinder::longest_at(std::string_view sentence, size_t position) const {
-  const AddedToken* found = nullptr;
+  const AddedToken* match = nullptr;
   const Node* node = &nodes_[0];
   for (size_t i = position; i < sentence.size(); ++i) {
     const auto next = node->next.find(sentence[i]);
     if (next == node->next.end()) break;
     node = &nodes_[next->second];
-    if (node->token >= 0) found = &tokens_[static_cast<size_t>(node->token)];
+    if (node->token >= 0) match = &tokens_[static_cast<size_t>(node->token)];
   }
-  return found;
+  return match;
 }
 
 void AddedTokenFinder::split(std::string_view sentence, const std::function<void(std::string_view)>& text,
                              const std::function<void(int32_t)>& token) const {
   size_t done = 0;  // everything before it has been passed on
   for (size_t i = 0; i < sentence.size();) {
-    const AddedToken* found = starts_[static_cast<uint8_t>(sentence[i])] ? longest_at(sentence, i) : nullptr;
-    if (found == nullptr) {
+    const AddedToken* match = starts_[static_cast<uint8_t>(sentence[i])] ? longest_at(sentence, i) : nullptr;
+    if (match == nullptr) {
       ++i;
       continue;
     }
-    size_t begin = i, end = i += found->content.size();
-    if (found->lstrip) begin = done < begin ? space_begin(sentence, done, begin) : done;
-    if (found->rstrip) end = space_end(sentence, end);
+    size_t begin = i, end = i += match->content.size();
+    if (match->lstrip) begin = done < begin ? space_begin(sentence, done, begin) : done;
+    if (match->rstrip) end = space_end(sentence, end);
     if (done < begin) text(sentence.substr(done, begin - done));
-    token(found->id);
+    token(match->id);
     done = end;
   }
   if (done < sentence.size()) text(sentence.substr(done));

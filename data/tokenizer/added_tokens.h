@@ -1,5 +1,5 @@
-// Tokens that are found in the text as they are written, before it is split into words: special tokens and
-// others that were added to a vocabulary.
+// Added tokens are matched in the text literally, before it is split into words: special tokens and others
+// that were added to a vocabulary.
 #pragma once
 
 #include <array>
@@ -15,22 +15,22 @@ namespace hyperion::data {
 struct AddedToken {
   std::string content;
   int32_t id;
-  bool lstrip = false;      // takes the white space before it
-  bool rstrip = false;      // takes the white space behind it
-  bool normalized = false;  // is looked for in the normalised text
+  bool lstrip = false;      // includes the white space before it
+  bool rstrip = false;      // includes the white space after it
+  bool normalized = false;  // is matched in the normalized text
 };
 
-// Finds the leftmost, of those the longest token, over and over.
+// Finds the leftmost longest token, repeatedly.
 class AddedTokenFinder {
  public:
   void add(const AddedToken& token);
 
-  // Calls text(view) for what lies between tokens (not empty) and token(id) for each token, in order.
+  // Calls text(view) for each non-empty gap between tokens and token(id) for each token, in order.
   void split(std::string_view sentence, const std::function<void(std::string_view)>& text,
              const std::function<void(int32_t)>& token) const;
 
  private:
-  struct Node {  // of a trie over bytes
+  struct Node {  // a node of a trie over bytes
     std::map<char, uint32_t> next;
     int32_t token = -1;  // index into tokens_
   };
@@ -38,7 +38,7 @@ class AddedTokenFinder {
 
   std::vector<AddedToken> tokens_;
   std::vector<Node> nodes_{1};
-  std::array<bool, 256> starts_{};  // bytes that some token starts with
+  std::array<bool, 256> starts_{};  // first bytes of tokens
 };
 
 }  // namespace hyperion::data

@@ -1,4 +1,4 @@
-// Byte-pair encoding of one word: repeatedly merge the pair of neighbours with the lowest rank, the leftmost
+// Byte-pair encodes one word: repeatedly merges the pair of neighbours with the lowest rank, the leftmost
 // first.
 #pragma once
 
@@ -17,7 +17,7 @@ class MergeTable {
   static constexpr Merge kNone = {UINT32_MAX, -1};
 
   explicit MergeTable(size_t expected_pairs = 0);
-  // Pairs beyond the expected number are allowed; a pair given twice keeps the later values. Ids are >= 0.
+  // Pairs beyond the expected number are allowed; the last value of a pair wins. Ids are >= 0.
   void insert(int32_t left, int32_t right, Merge merge);
 
   Merge find(int32_t left, int32_t right) const {

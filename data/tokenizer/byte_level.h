@@ -27,7 +27,7 @@ constexpr std::array<int16_t, 0x144> kByteOfCharacter = [] {
   return table;
 }();
 
-// The bytes that `token` (valid UTF-8) spells; none when a character is outside the alphabet.
+// The bytes that `token` (valid UTF-8) spells; nullopt if a character is outside the alphabet.
 inline std::optional<std::string> bytes_of_token(std::string_view token) {
   std::string bytes;
   bytes.reserve(token.size());

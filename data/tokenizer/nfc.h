@@ -1,5 +1,5 @@
-// Unicode normalization form C, which Qwen's tokenizer applies to text, as Hugging Face `tokenizers` does it:
-// by an older Unicode, in which marks of a later date are ordinary characters.
+// Unicode normalization form C, which Qwen's tokenizer applies to text. Like Hugging Face `tokenizers`, it
+// uses an older Unicode version, in which later combining marks are ordinary characters.
 #pragma once
 
 #include <string>
@@ -11,7 +11,8 @@ namespace hyperion::data {
 // Korean; other scripts may answer true for text that is in NFC already.
 bool may_change_under_nfc(std::string_view text);
 
-// NFC of valid UTF-8, in time linear in its length (times log of its longest run of combining marks).
+// Converts valid UTF-8 to NFC, in time linear in its length (times log of its longest run of combining
+// marks).
 std::string to_nfc(std::string_view text);
 
 }  // namespace hyperion::data

@@ -1,5 +1,5 @@
-// Cuts text into words, inside which tokens are merged: a chain of steps, each working on the pieces of the
-// one before.
+// Splits text into words, within which tokens are merged: a chain of steps, each applied to the pieces of
+// the previous one.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,7 @@ namespace hyperion::data {
 
 class Pretokenizer {
  public:
-  // Cuts at the matches of `pattern`; matches and the text between them are kept or dropped.
+  // Splits at the matches of `pattern`. Matches and the gaps between them are kept or dropped.
   void add_split(std::string_view pattern, bool keep_matches, bool keep_gaps, const std::string& where);
   // Puts a space before a piece that does not start with one.
   void add_prefix_space();

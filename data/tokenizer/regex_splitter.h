@@ -1,7 +1,7 @@
-// Splits text at the matches of any other regular expression, by PCRE2. The pattern is translated from the
-// dialect of Hugging Face `tokenizers` (Oniguruma): \p{L}, \p{N} and \s become the ranges of
-// unicode_classes.h, and what means something else in PCRE2 (\h, \w, (?m), nested classes ...) is refused
-// explicitly. Other properties, \p{Lu} say, follow PCRE2's own Unicode version.
+// Splits text at the matches of any other regular expression, with PCRE2. The pattern is translated from
+// the dialect of Hugging Face `tokenizers` (Oniguruma): \p{L}, \p{N} and \s become the ranges of
+// unicode_classes.h, and constructs with another meaning in PCRE2 (\h, \w, (?m), nested classes ...) are
+// refused explicitly. Other properties, such as \p{Lu}, follow PCRE2's own Unicode version.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,11 @@ namespace hyperion::data {
 
 class RegexSplitter {
  public:
-  // `where` begins the message of the Error(kBadData) for a pattern that cannot be used.
+  // `where` begins the message of the Error(kBadData) for an unusable pattern.
   RegexSplitter(std::string_view pattern, const std::string& where);
 
-  // [begin, end) of the first match at or behind `from` in valid UTF-8; never empty. Thread-safe. Throws
-  // Error(kBadData) when a match takes more than ten million steps (a hostile pattern).
+  // [begin, end) of the first match at or after `from` in valid UTF-8; never empty. Thread-safe. Throws
+  // Error(kBadData) if a match takes more than ten million steps (a hostile pattern).
   std::optional<std::pair<size_t, size_t>> next(std::string_view text, size_t from) const;
 
  private:
@@ -27,7 +27,7 @@ class RegexSplitter {
   std::shared_ptr<void> code_;
 };
 
-// A pattern that matches `text` itself.
+// A pattern that matches `text` literally.
 std::string quoted_pattern(std::string_view text);
 
 }  // namespace hyperion::data

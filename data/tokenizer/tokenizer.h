@@ -1,6 +1,6 @@
-// Text to token ids and back, equal id for id to Hugging Face `tokenizers` for byte-level BPE (GPT-2, Llama
-// 3, Qwen), read from a tokenizer.json or from a tiktoken rank file. What is supported and what is refused is
-// listed in docs/tokenizer.md.
+// A Tokenizer converts text to token ids and back, equal id for id to Hugging Face `tokenizers` for
+// byte-level BPE (GPT-2, Llama 3, Qwen), read from a tokenizer.json or from a tiktoken rank file.
+// docs/tokenizer.md lists what is supported and what is refused.
 #pragma once
 
 #include <array>
@@ -21,41 +21,40 @@ namespace hyperion::data {
 
 class Tokenizer {
  public:
-  // `path`: a folder that holds tokenizer.json (or a tokenizer.model / *.tiktoken rank file), or one such
-  // file. tokenizer_config.json in the same folder, if any, names BOS and EOS. Throws Error(kBadData) naming
-  // file and cause.
+  // `path` is a folder that holds tokenizer.json (or a tokenizer.model / *.tiktoken rank file), or one such
+  // file. tokenizer_config.json in the same folder, if any, names BOS and EOS. Throws Error(kBadData)
+  // naming file and cause.
   static std::unique_ptr<Tokenizer> load(const std::filesystem::path& path);
 
   ~Tokenizer();
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  // Ids of `text`, special tokens written in it recognised. With add_bos / add_eos the id of BOS / EOS goes
-  // before / behind them, unless the file's own post-processor adds that token already (as v0.2.2's wrapper:
-  // never doubled) or the vocabulary has none (Qwen has no BOS). Bytes that are not UTF-8 are read as U+FFFD,
-  // one for each maximal ill-formed part, as Python's decode(errors="replace") does. Thread-safe: each call
-  // borrows a word cache of its own. Linear in the length of the text, times the log of its longest word.
+  // Returns the ids of `text`; special tokens in the text are recognized. add_bos / add_eos prepend /
+  // append BOS / EOS, unless the file's own post-processor already adds that token (as in v0.2.2's wrapper:
+  // never doubled) or the vocabulary has none (Qwen has no BOS). Bytes that are not UTF-8 are read as
+  // U+FFFD, one per maximal ill-formed part, like Python's decode(errors="replace"). Thread-safe: each call
+  // borrows its own word cache. Linear in the length of the text, times the log of its longest word.
   std::vector<int32_t> encode(std::string_view text, bool add_bos, bool add_eos) const;
 
-  // The text of `ids`, special tokens included (what HF calls skip_special_tokens=False). Ids without a token
-  // are skipped, as HF does; bytes that are not UTF-8 become U+FFFD. Thread-safe.
+  // Returns the text of `ids`, special tokens included (HF's skip_special_tokens=False). Ids without a
+  // token are skipped, as in HF; bytes that are not UTF-8 become U+FFFD. Thread-safe.
   std::string decode(std::span<const int32_t> ids) const;
 
-  // One more than the largest id in use, added tokens included: what the model's embedding must have rows
-  // for.
+  // One more than the largest id in use, including added tokens: the rows that the model's embedding needs.
   int64_t vocab_size() const { return static_cast<int64_t>(spec_.bytes_by_id.size()); }
 
   std::optional<int32_t> bos_id() const { return bos_; }
   std::optional<int32_t> eos_id() const { return eos_; }
-  // Whether encode() with add_bos and add_eos puts a token before and behind a text: BOS and EOS, or what the
-  // file's post-processor adds.
+  // Whether encode() with add_bos and add_eos adds a token before or after a text: BOS or EOS, or a token
+  // of the file's post-processor.
   bool begins_texts() const { return bos_ || !spec_.prefix.empty(); }
   bool ends_texts() const { return eos_ || !spec_.suffix.empty(); }
-  // The vocabulary has no BOS and says so: "bos_token": null, or a tiktoken family without one.
+  // Whether the vocabulary explicitly has no BOS: "bos_token": null, or a tiktoken family without one.
   bool without_bos() const { return spec_.without_bos; }
 
-  // 16 hex digits of what defines the ids: the tokenizer file's bytes and what tokenizer_config.json adds to
-  // them (BOS, EOS, further tokens). Equal for copies, whatever their paths.
+  // 16 hex digits, a hash of what defines the ids: the tokenizer file's bytes and the additions of
+  // tokenizer_config.json (BOS, EOS, further tokens). Equal for copies, whatever their paths.
   const std::string& hash() const { return hash_; }
 
  private:
@@ -68,20 +67,20 @@ class Tokenizer {
   TokenizerSpec spec_;
   std::string hash_;
   std::array<int32_t, 256> byte_ids_;  // -1: no token
-  size_t max_word_bytes_ = 0;          // of the vocabulary
+  size_t max_word_bytes_ = 0;          // the longest word of the vocabulary
   AddedTokenFinder raw_tokens_, normalized_tokens_;
   std::optional<int32_t> bos_, eos_;
-  bool adds_bos_ = false, adds_eos_ = false;  // the file's post-processor does
+  bool adds_bos_ = false, adds_eos_ = false;  // whether the file's post-processor adds them
   mutable std::mutex mutex_;                  // guards pool_
   mutable std::vector<std::unique_ptr<Scratch>> pool_;
 };
 
-// The files of the tokenizer at `path` (as load() takes it), name -> content, to export with a model's
-// weights: those that exist. Empty when there is no tokenizer.
+// The existing files of the tokenizer at `path` (as for load()), name -> content, to export with a model's
+// weights. Empty if there is no tokenizer.
 std::map<std::string, std::string> tokenizer_files(const std::filesystem::path& path);
 
-// A warning for each of BOS and EOS that texts get none of, with the file to add and what it means for
-// packing. `path`: where the tokenizer was loaded from.
+// Warns about BOS and EOS if texts get none, naming the file to add and the effect on packing. `path` is
+// where the tokenizer was loaded from.
 void warn_of_missing_tokens(const Tokenizer& tokenizer, const std::filesystem::path& path);
 
 }  // namespace hyperion::data

@@ -1,4 +1,4 @@
-// Letters, numbers and white space as Hugging Face `tokenizers` sees them (Unicode 16), for splitting text
+// Letters, numbers and white space as defined by Hugging Face `tokenizers` (Unicode 16), for splitting text
 // into words.
 #pragma once
 
@@ -14,14 +14,14 @@ namespace hyperion::data {
 
 enum class CharClass : uint8_t { kOther, kLetter, kNumber, kSpace };
 
-// The ascending ranges of a class; none for kOther.
+// The ascending ranges of a class; empty for kOther.
 inline std::span<const CodePointRange> ranges_of(CharClass char_class) {
   static constexpr std::span<const CodePointRange> kRanges[] = {
       {}, kLetterRanges, kNumberRanges, kSpaceRanges};
   return kRanges[static_cast<size_t>(char_class)];
 }
 
-// The class of every code point, indexed by code point: kMaxCodePoint + 1 entries, made once.
+// The class of every code point, indexed by code point: kMaxCodePoint + 1 entries, built once.
 inline const CharClass* char_classes() {
   static const std::vector<CharClass> table = [] {
     std::vector<CharClass> classes(kMaxCodePoint + 1, CharClass::kOther);

@@ -1,5 +1,5 @@
-// The token ids of short words seen before: a fixed-size, direct-mapped table, one per thread. A word hashes
-// to one slot, and a new word replaces the old one, so no text can make it grow or slow.
+// Caches the token ids of short words: a fixed-size, direct-mapped table, one per thread. A word hashes to
+// one slot, and a new word replaces the old one, so no text can make it grow or slow down.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace hyperion::data {
 class WordCache {
  public:
   static constexpr size_t kMaxBytes = 16;
-  static constexpr size_t kMaxIds = 11;  // what fits a cache line
+  static constexpr size_t kMaxIds = 11;  // makes a slot one cache line
 
   struct Slot {
     uint64_t low = 0, high = 0;
@@ -27,7 +27,7 @@ class WordCache {
   };
   static_assert(sizeof(Slot) == 64);
 
-  // A word of 1 to kMaxBytes bytes as two integers; together with its length they tell words apart.
+  // A word of 1 to kMaxBytes bytes as two integers, which with its length identify it.
   struct Key {
     explicit Key(std::string_view word) : bytes(static_cast<uint16_t>(word.size())) {
       const char* data = word.data();
@@ -55,7 +55,7 @@ class WordCache {
     }
   };
 
-  // The slot of a word; the word's own ids are in it when holds() says so.
+  // The slot of a word. It holds that word's ids only if holds() is true.
   Slot& slot(const Key& key) {
     uint64_t hash = (key.low ^ (key.high << 29 | key.high >> 35) ^ key.bytes) * 0x9E3779B97F4A7C15;
     return slots_[(hash ^ hash >> 29) * 0xBF58476D1CE4E5B9 >> (64 - kBits)];

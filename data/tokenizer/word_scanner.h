@@ -1,5 +1,5 @@
-// Splits text into words by hand for the three patterns in common use: exact and fast, where a regex library
-// would be neither (its Unicode tables are of another version).
+// Splits text into words without a regex library for the three common patterns: exact and fast, while a
+// regex library is slower and has Unicode tables of another version.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ extern const std::string_view kQwenPattern;
 
 class WordScanner {
  public:
-  // A scanner for exactly this regular expression; none when it is not one of the known ones.
+  // Returns a scanner for exactly this regular expression; nullopt if it is not one of the known ones.
   static std::optional<WordScanner> for_pattern(std::string_view regex);
 
   // The end of the word that starts at `begin` < text.size(). `text` is valid UTF-8. Every character belongs
@@ -32,7 +32,7 @@ class WordScanner {
   struct Char {
     char32_t value;
     CharClass char_class;
-    size_t end;  // the position behind it
+    size_t end;  // the position after it
   };
   Char char_at(std::string_view text, size_t position) const;
   bool class_at(std::string_view text, size_t position, CharClass char_class) const;
@@ -42,7 +42,7 @@ class WordScanner {
   size_t llama_end(std::string_view text, size_t begin) const;
 
   const CharClass* classes_;
-  size_t max_digits_;  // digits in a word, Llama 3: 3, Qwen: 1; 0: GPT-2's pattern
+  size_t max_digits_;  // maximum digits in a word: 3 for Llama 3, 1 for Qwen; 0 selects GPT-2's pattern
 };
 
 }  // namespace hyperion::data
