@@ -131,7 +131,7 @@ at::Tensor LossHead::finish_chunk(Chunk& chunk, const at::Tensor* scale) const {
     return losses.sum;
   }
   // Only the last parts are short, so the padding is all behind the vocabulary.
-  const at::Tensor whole = chunk.all.transpose(0, 1).flatten(1).narrow(1, 0, part.whole).contiguous();
+  const at::Tensor whole = chunk.all.transpose(0, 1).flatten(1).narrow(1, 0, part.vocab).contiguous();
   chunk.own.reset();
   chunk.all.reset();
   const at::Tensor loss = kernels::table().cross_entropy(whole, chunk.labels, scale);

@@ -1,4 +1,4 @@
-// A kernel's forms, and the call of the one that was chosen.
+// Kernel<F> has the forms of one kernel and calls the form that was chosen.
 #pragma once
 
 #include <string>
@@ -12,8 +12,8 @@
 
 namespace hyperion::kernels {
 
-// Tensors and numbers of a call, for profiles and traces: a structure of a kernel has an overload in
-// its own header.
+// The tensors and numbers of a call, for profiles and traces. append() of a kernel's structs is in the
+// kernel's header.
 using Values = std::vector<c10::IValue>;
 inline void append(Values& values, const at::Tensor& t) {
   values.emplace_back(t);
@@ -40,9 +40,9 @@ inline void append(Values& values, const std::pair<at::Tensor, at::Tensor>& two)
   append(values, two.second);
 }
 template <typename... T>
-Values values_of(const T&... all) {
+Values values_of(const T&... arguments) {
   Values values;
-  (append(values, all), ...);
+  (append(values, arguments), ...);
   return values;
 }
 
@@ -50,21 +50,21 @@ inline const at::Tensor& first_tensor(const at::Tensor& t) {
   return t;
 }
 
-// Logs, each text once for a process, why the plain form of a kernel runs.
+// Logs why the plain form of a kernel runs; each text once per process.
 void log_plain(const char* title, const std::string& reason);
 
-// One row of the table (kernels.h). A form that is not plain runs as a range of its name in profiles.
+// One row of the table (kernels.h). Profiles show a form that is not plain as a range with the kernel's name.
 template <typename Function>
 struct Kernel;
 template <typename Result, typename... Arguments>
 struct Kernel<Result(Arguments...)> {
   using Form = Result (*)(Arguments...);
-  const char* name;   // "hyperion::rope_heads"; in place with a _ behind it
-  const char* title;  // in log lines
-  // Why only the plain form takes these arguments; "" where the others do.
+  const char* name;   // "hyperion::rope_heads"; an in-place kernel's ends with _
+  const char* title;  // the name in log lines
+  // Returns why only the plain form takes these arguments; "" if all forms do.
   std::string (*why_plain)(const Arguments&...);
   Form plain;                      // the specification, for every device and dtype
-  Form cpu = plain, cuda = plain;  // fp32 and bf16 alone
+  Form cpu = plain, cuda = plain;  // fp32 and bf16 only
 
   Result operator()(Arguments... arguments) const {
     const Form form = chosen(arguments...);
@@ -86,7 +86,7 @@ struct Kernel<Result(Arguments...)> {
 
   bool is_plain(at::Device device) const { return (device.is_cuda() ? cuda : cpu) == plain; }
 
-  // The form for these arguments.
+  // Returns the form for these arguments.
   Form chosen(const Arguments&... arguments) const {
     const at::Tensor& first = first_tensor(std::get<0>(std::tie(arguments...)));
     const Form form = first.is_cuda() ? cuda : cpu;

@@ -1,5 +1,5 @@
-// The kernels of a step but attention's (models/kernels/attention/attention.h): one table, of which each row
-// has the forms of one kernel and runs the one that was chosen before the model was made.
+// The table of all kernels except attention (models/kernels/attention/attention.h). Each row has the forms of
+// one kernel; the form is chosen before the model is made.
 #pragma once
 
 #include "models/kernels/adam/adam.h"
@@ -41,22 +41,22 @@ struct Kernels {
   Kernel<VocabStatistics> vocab_statistics;
   Kernel<VocabGradient> vocab_gradient;
   Kernel<SumOfSquares> sum_of_squares;
-  // No rows: on a CPU; null: libtorch's.
+  // These two have a CPU form only; null: libtorch's is used.
   AdamUpdate* adam_update = nullptr;
   cpu::Matmul* cpu_matmul = nullptr;
 };
 
-// The table of the process. Before choose_kernels() is called it has no GPU kernels of ours.
+// Returns the table of the process. It has none of our GPU kernels before choose_kernels().
 const Kernels& table();
 
-// kAuto: the fused form of each kernel where there is one for the device. kPlain: the plain forms.
+// kAuto: the fused form of each kernel if the device has one. kPlain: the plain forms.
 enum class KernelChoice { kAuto, kPlain };
-// Titles of the kernels whose form on a device is libtorch's fused one, ours, or the plain one.
+// The titles of the kernels whose form on a device is libtorch's fused one, ours, or the plain one.
 struct KernelForms {
   std::vector<std::string> libtorchs, ours, plain;
 };
-// Makes the table of a process that computes on CPUs or, for kCUDA, on GPUs too, whose library is loaded
-// then; says which forms the device has. Not while kernels run.
+// Makes the table of the process and returns the forms for `device`. kCUDA loads the library of GPU kernels.
+// Must not be called while kernels run.
 KernelForms choose_kernels(KernelChoice choice, at::DeviceType device = at::kCPU);
 
 }  // namespace hyperion::kernels

@@ -185,10 +185,11 @@ Results run_expert_kernels(const ExpertCase& c, at::ScalarType dtype) {
                weights = plain::routing_weights(scores, choices, options), grad = at::randn(weights.sizes());
   const auto order = plain::order_rows(choices, options.experts, c.unit),
              ordered = fused.order_rows(routed.choices, options.experts, c.unit);
-  Results all{.numbers = {routed.choices, ordered.slots, ordered.tokens, ordered.rows, ordered.expert_rows},
-              .wanted_numbers = {plain::choose_experts(scores, bias, options), order.slots, order.tokens,
-                                 order.rows, order.expert_rows}};
-  int64_t last = order.slots.numel();
+  Results all{
+      .numbers = {routed.choices, ordered.assignments, ordered.tokens, ordered.rows, ordered.expert_rows},
+      .wanted_numbers = {plain::choose_experts(scores, bias, options), order.assignments, order.tokens,
+                         order.rows, order.expert_rows}};
+  int64_t last = order.assignments.numel();
   if (c.unit > 0) {
     all.numbers.insert(all.numbers.end(), {ordered.ends, ordered.padding});
     all.wanted_numbers.insert(all.wanted_numbers.end(), {order.ends, order.padding});

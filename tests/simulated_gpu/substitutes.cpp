@@ -421,7 +421,7 @@ hyperion::kernels::RowOrder row_order(const Values& a, size_t first) {
 }
 Values order_rows(const Values& a) {
   const auto order = plain::order_rows(a[0].toTensor(), a[1].toInt(), a[2].toInt());
-  return {order.slots, order.tokens, order.rows, order.expert_rows, order.ends, order.padding};
+  return {order.assignments, order.tokens, order.rows, order.expert_rows, order.ends, order.padding};
 }
 Values gather_rows(const Values& a) {
   return {plain::gather_rows(a[0].toTensor(), row_order(a, 1), a[7].toTensor())};

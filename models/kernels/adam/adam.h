@@ -1,5 +1,5 @@
-// Adam's and AdamW's update of many parameters on a CPU, in one pass: gradients are divided, weights and
-// moments updated and the weights' copies in another dtype written while they are in the cache.
+// The Adam and AdamW update of many parameters on a CPU, in one pass: while they are in the cache, gradients
+// are divided, weights and moments are updated, and copies of the weights in another dtype are written.
 #pragma once
 
 #include <vector>
@@ -8,20 +8,20 @@
 
 namespace hyperion::kernels {
 
-// Tensors that are updated together; entry i of each list belongs to the same parameter, has as many elements
-// and is contiguous. fp32 but for `copies`, which are fp32 or bf16, or undefined where there is none.
+// The tensors of one update. Entries i of all lists belong to one parameter; they are contiguous and have the
+// same number of elements. They are fp32, except that `copies` are fp32, bf16 or undefined.
 struct AdamTensors {
   std::vector<at::Tensor> weights, grads, exp_avgs, exp_avg_sqs, copies;
 };
 
 struct AdamStep {
   double lr, beta1, beta2, eps, weight_decay;
-  bool decoupled;        // AdamW: decay shrinks the weight; else it is added to the gradient
-  double updates;        // this one included: 1, 2, ...
-  double divisor = 1.0;  // of the gradients
+  bool decoupled;        // AdamW: decay shrinks the weight; Adam: it is added to the gradient
+  double updates;        // the number of updates, with this one: 1, 2, ...
+  double divisor = 1.0;  // divides the gradients
 };
 
-// Whether all of them are such tensors, on a CPU.
+// Returns whether the CPU form takes these tensors.
 bool takes_adam_update(const AdamTensors& tensors);
 using AdamUpdate = void(const AdamTensors& tensors, const AdamStep& step);
 namespace cpu {

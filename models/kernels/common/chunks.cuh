@@ -1,4 +1,4 @@
-// What the fused kernels share: accesses of up to 16 bytes, conversions, and sums over a block.
+// Helpers of the fused kernels: accesses of up to 16 bytes, conversions, and sums over a block.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 namespace hyperion::kernels {
 
 constexpr int kWarp = 32;
-// How many chunks of a row a thread keeps in registers between two passes over it; others are read again.
+// How many chunks of a row a thread keeps in registers between two passes; it reads other chunks again.
 constexpr int kHeld = 2;
 
-// Moves as loads and stores of 16 bytes, or of the chunk's size where that is smaller.
+// A chunk is loaded and stored with one access of 16 bytes, or of the chunk's size if that is smaller.
 template <typename T, int kCount>
 struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Chunk {
   T values[kCount];
@@ -44,13 +44,13 @@ __device__ inline __nv_bfloat16 rounded<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-// The sum of a number of each thread of the block, on every thread; in an order that depends on the block's
-// size alone. All threads call it.
+// Returns the sum of a number of each thread of the block, on every thread. Its order depends only on the
+// block's size. All threads must call it.
 __device__ inline float block_sum(float value) {
   __shared__ float of_warps[kWarp];
   for (int distance = kWarp / 2; distance > 0; distance /= 2)
     value += __shfl_xor_sync(0xffffffffU, value, distance);
-  __syncthreads();  // until the sum before this one has been read
+  __syncthreads();  // waits until the previous sum has been read
   if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = value;
   __syncthreads();
   float sum = 0;
@@ -58,7 +58,8 @@ __device__ inline float block_sum(float value) {
   return sum;
 }
 
-// Threads of a block that shares `chunks` chunks of a row, each thread `per_thread` where they are enough.
+// Returns the number of threads of a block that shares `chunks` chunks of a row, `per_thread` for each thread
+// if there are enough.
 inline unsigned threads_for(int64_t chunks, int64_t per_thread, unsigned most) {
   const int64_t wanted = (chunks + per_thread - 1) / per_thread;
   const int64_t whole_warps = (wanted + kWarp - 1) / kWarp * kWarp;

@@ -1,4 +1,4 @@
-// The dtypes that kernels store and compute in.
+// The dtypes in which kernels store and compute.
 #pragma once
 
 #include <utility>
@@ -7,12 +7,12 @@
 
 namespace hyperion::kernels {
 
-// The dtype of arithmetic and sums: fp64 stays, everything else is widened to fp32.
+// Returns the dtype of arithmetic and sums: fp64 for fp64, else fp32.
 inline at::ScalarType opmath_dtype(const at::Tensor& t) {
   return t.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// What all forms but the plain ones take: fp32 and bf16.
+// Returns whether fused forms take the dtype: fp32 and bf16.
 inline bool is_fused_dtype(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kBFloat16;
 }

@@ -1,7 +1,7 @@
-// What every CUDA kernel of ours is launched with. Each has a task: raw pointers, so that nvcc sees no
-// libtorch. Every tensor is fp32 or bf16, all of a task in one dtype where nothing else is said. Strides and
-// extents count elements. launch() returns how the launch went. Rows are read 16 bytes at a time where
-// addresses, strides and extents allow it, and element by element otherwise.
+// The conventions of launching our CUDA kernels. Each kernel takes a task with raw pointers, so that nvcc
+// sees no libtorch. Tensors are fp32 or bf16, and all tensors of a task have one dtype unless its comments
+// say otherwise. Strides and extents count elements. Rows are read 16 bytes at a time if addresses, strides
+// and extents allow it, else element by element. launch() returns the launch error.
 #pragma once
 
 #include <cstdint>

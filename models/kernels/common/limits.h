@@ -3,7 +3,7 @@
 
 namespace hyperion::kernels {
 
-inline constexpr int kMaxFusedExperts = 1024;  // of a layer
-inline constexpr double kLeastSum = 1e-20;     // is added to the sum that weights of experts are divided by
+inline constexpr int kMaxFusedExperts = 1024;  // experts of a layer
+inline constexpr double kLeastSum = 1e-20;     // added to the sum that normalises the weights of experts
 
 }  // namespace hyperion::kernels

@@ -1,4 +1,4 @@
-// Tensors to and from the layouts that products take. Only for files that are compiled once per instruction
+// Packing of tensors into the layouts of CPU products. Only for files that are compiled once per instruction
 // set.
 #pragma once
 
@@ -7,7 +7,7 @@
 namespace hyperion::kernels::cpu {
 namespace {
 
-// A bf16 number by its bits.
+// The bits of a bf16 number.
 struct Bf16 {
   uint16_t bits;
 };
@@ -31,11 +31,11 @@ HYPERION_INLINE void set(Bf16& to, float x) {  // to nearest, ties to even; NaN 
   to.bits = static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
 }
 
-// bf16 numbers that become fp32.
+// Whether packing widens bf16 numbers to fp32.
 template <typename U, typename Element>
 constexpr bool kWidens = U::kPerUnit == 1 && sizeof(Element) == 2;
 
-// Numbers of a unit as they lie in memory: fp32, or bf16 as it is.
+// The numbers of a unit in memory: fp32, or the bits of bf16.
 template <typename U, typename Element>
 struct Packed {
   using Number = float;
@@ -49,14 +49,14 @@ struct Packed<Bf16Pairs, Element> {
 };
 #endif
 
-// Rows of `size` numbers, `stride` apart.
+// A matrix of `count` rows of `size` numbers, `stride` apart.
 template <typename Element>
 struct Rows {
   const Element* data;
   int64_t stride, count, size;
 };
 
-// Each row as it is, filled with zeros to `width`; rows from rows.count to `height` are zeros.
+// Copies rows, padded with zeros to [height, width].
 template <typename U, typename Element>
 void pack_rows(const Rows<Element>& rows, int64_t height, int64_t width, typename U::Unit* units) {
   using Number = typename Packed<U, Element>::Number;
@@ -68,8 +68,8 @@ void pack_rows(const Rows<Element>& rows, int64_t height, int64_t width, typenam
   }
 }
 
-// As pack_rows(), with the numbers of a unit from neighbouring rows: [height / kPerUnit][width] units. width:
-// a multiple of 16.
+// Copies rows like pack_rows(), but the numbers of a unit come from neighbouring rows: [height /
+// kPerUnit][width] units. width: a multiple of 16.
 template <typename U, typename Element>
 void pack_row_pairs(const Rows<Element>& rows, int64_t height, int64_t width, typename U::Unit* units) {
   if constexpr (U::kPerUnit == 1) {
@@ -95,7 +95,7 @@ void pack_row_pairs(const Rows<Element>& rows, int64_t height, int64_t width, ty
 }
 
 #ifdef __AVX512F__
-// Up to 16 units of a row.
+// Loads up to 16 units of a row.
 template <typename U, typename Element>
 HYPERION_INLINE __m512i units_of_row(const Element* row, __mmask16 used) {
   if constexpr (kWidens<U, Element>)
@@ -104,7 +104,7 @@ HYPERION_INLINE __m512i units_of_row(const Element* row, __mmask16 used) {
     return _mm512_maskz_loadu_epi32(used, row);
 }
 
-// 16 rows of up to 16 units, `stride` apart, become `units` rows of 16 lanes, `lanes` units apart.
+// Transposes 16 rows of up to 16 units, `stride` apart, to `units` rows of 16 lanes, `lanes` units apart.
 template <typename U, typename Element>
 HYPERION_INLINE void transpose_units(const Element* rows, int64_t stride, int64_t units, void* to,
                                      int64_t lanes) {
@@ -145,7 +145,8 @@ HYPERION_INLINE void transpose_units(const Element* rows, int64_t stride, int64_
 }
 #endif
 
-// Rows become lanes: [width / kPerUnit][lanes] units, the numbers of a unit neighbours in a row.
+// Transposes rows to lanes: [width / kPerUnit][lanes] units, where the numbers of a unit are neighbours in a
+// row.
 template <typename U, typename Element>
 void pack_lanes(const Rows<Element>& rows, int64_t lanes, int64_t width, typename U::Unit* units) {
   using Number = typename Packed<U, Element>::Number;
@@ -173,7 +174,7 @@ void pack_lanes(const Rows<Element>& rows, int64_t lanes, int64_t width, typenam
   }
 }
 
-// to = from * factor, rounded.
+// Writes to = from * factor, rounded.
 template <typename Element>
 void put_row(const float* from, float factor, int64_t size, Element* to) {
   for (int64_t i = 0; i < size; ++i) set(to[i], from[i] * factor);

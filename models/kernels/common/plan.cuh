@@ -1,5 +1,5 @@
-// How a task is run: which variant of its kernel, with how many blocks and threads. The plan() of a task
-// calls `run(kernel, task, blocks, threads)`, which launches it, or in tests runs it on CPU threads.
+// Launch plans. The plan() of a task chooses the variant of the kernel and the numbers of blocks and threads,
+// and calls `run(kernel, task, blocks, threads)`, which launches it, or in tests runs it on CPU threads.
 #pragma once
 
 #include <initializer_list>
@@ -10,7 +10,7 @@
 
 namespace hyperion::kernels {
 
-// Elements of 16 bytes.
+// Returns the number of elements in 16 bytes.
 constexpr int chunk_of(Element element) {
   return element == Element::kFloat ? 4 : 8;
 }
@@ -27,7 +27,7 @@ inline bool aligned(std::initializer_list<const void*> addresses) {
   return true;
 }
 
-// A kernel for each element type, in chunks of 16 bytes and element by element.
+// The variants of a kernel: for each element type with chunks of 16 bytes, and element by element.
 template <typename Task>
 struct Variants {
   using Kernel = void (*)(Task);
@@ -38,7 +38,8 @@ struct Variants {
     return chunk > 1 ? bf16_chunks : bf16_single;
   }
 };
-// kernel(x, chunk): that of the type of x with chunks of decltype(chunk)::value elements.
+// Makes the variants. kernel(x, chunk) returns the one for the type of x with chunks of
+// decltype(chunk)::value elements.
 template <typename Task, typename F>
 Variants<Task> variants_of(const F& kernel) {
   const std::integral_constant<int, 1> single;

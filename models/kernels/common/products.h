@@ -1,4 +1,4 @@
-// Products of blocks that lie in the caches. Only for files that are compiled once per instruction set.
+// Matrix products of blocks in the caches. Only for files that are compiled once per instruction set.
 #pragma once
 
 #include "models/kernels/common/vectors.h"
@@ -6,13 +6,14 @@
 namespace hyperion::kernels::cpu {
 namespace {
 
-// How the units of the operand whose numbers are broadcast lie: those of one row of the result one behind the
-// other, or those of neighbouring rows.
+// The memory layout of the broadcast operand b: contiguous along the depth, or along the rows of the result.
 enum class Layout { kAlongDepth, kAlongRows };
+// The initial value of c: zero, c, or c times a factor for each row.
 enum class Start { kZero, kAdd, kAddScaled };
 
-// The operands of c[row][lane] = sum over depth of a[depth][lane] * b(row, depth), which are units except c.
-// kLdb: the distance between rows of b's layout, 0 where it is not known when this is compiled.
+// The operands of c[row][lane] = sum over depth of a[depth][lane] * b(row, depth). a and b consist of units,
+// c of floats. The template argument kLdb of the functions below is ldb if it is known at compile time, else
+// 0.
 template <typename U>
 struct Operands {
   const typename U::Unit* a;
@@ -22,10 +23,10 @@ struct Operands {
   int64_t depth;
   float* c;
   int64_t ldc;
-  const float* factors = nullptr;  // of each row of c: what is there is multiplied by it first (kAddScaled)
+  const float* factors = nullptr;  // for kAddScaled: one for each row of c
 };
 
-// kVectors vectors of lanes for kRows rows, whose sums stay in registers.
+// Computes a tile of kRows rows and kVectors vectors of lanes, with the sums in registers.
 template <typename U, Layout kLayout, Start kStart, int64_t kLdb, int kVectors, int kRows>
 HYPERION_INLINE void tile(const Operands<U>& in, int64_t lane, int64_t row) {
   const int64_t ldb = kLdb == 0 ? in.ldb : kLdb;
@@ -65,7 +66,7 @@ HYPERION_INLINE void tiles(const Operands<U>& in, int64_t lane, int64_t rows) {
     tile<U, kLayout, kStart, kLdb, kVectors, kRows>(in, lane, row);
 }
 
-// All of it; lanes and rows are multiples of 16.
+// Computes the product. lanes and rows are multiples of 16.
 template <typename U, Layout kLayout, Start kStart, int64_t kLdb = 0>
 void product(const Operands<U>& in, int64_t lanes, int64_t rows) {
   // 16 sums in flight hide the latency of one; half as many where there are only 16 registers.

@@ -1,6 +1,6 @@
-// Vectorised loops over one row of floats, compiled for several instruction sets and chosen at load time. The
-// fused CPU kernels are made of them: a row is widened into scratch that stays in the cache, worked on, and
-// rounded back once.
+// Vectorised loops over one row of floats, compiled for several instruction sets, of which one is chosen at
+// load time. A fused CPU kernel widens a row into scratch in the cache, calls these loops on it, and rounds
+// it once.
 #pragma once
 
 #include <cstdint>
@@ -24,38 +24,39 @@ inline void narrow(const float* in, float* out, int64_t n) {
 float sum_of_squares(const float* x, int64_t n);
 // y = x * factor * w
 void scale(const float* x, float factor, const float* w, float* y, int64_t n);
-// RMSNorm's backward for one row: normed = x * rstd; dx = rstd * (g * w - normed * mean(g * w * normed)); dw
-// += g * normed.
+// The backward of RMSNorm for one row: normed = x * rstd; dx = rstd * (g * w - normed * mean(g * w *
+// normed)); dw += g * normed.
 void rms_backward(const float* x, const float* w, const float* g, float rstd, float* dx, float* dw,
                   int64_t n);
 
-// Rotates `heads` vectors of 2 * half elements by the angles of one position; `sign` -1 turns back.
+// Rotates `heads` vectors of 2 * half elements by the angles of one position. sign = -1 is the inverse
+// rotation.
 void rotate_interleaved(const float* x, const float* cos, const float* sin, float sign, float* y,
                         int64_t heads, int64_t half);
 void rotate_halves(const float* x, const float* cos, const float* sin, float sign, float* y, int64_t heads,
                    int64_t half);
 
-// sum = a + b, and the rounded sum in `row`
+// sum = a + b, rounded; row = sum in fp32
 void add(const c10::BFloat16* a, const c10::BFloat16* b, c10::BFloat16* sum, float* row, int64_t n);
 void add(const float* a, const float* b, float* sum, float* row, int64_t n);
-// out = x, rounded, + b
+// out = round(x) + b
 void narrow_and_add(const float* x, const c10::BFloat16* b, c10::BFloat16* out, int64_t n);
 void narrow_and_add(const float* x, const float* b, float* out, int64_t n);
 
-// y = activation(gate), rounded, * up
+// y = round(activation(gate)) * up
 void gated_activation(models::Activation activation, const c10::BFloat16* gate, const c10::BFloat16* up,
                       c10::BFloat16* y, int64_t n);
 void gated_activation(models::Activation activation, const float* gate, const float* up, float* y, int64_t n);
-// Its gradients. The products grad * up and activation(gate) are rounded, as those of the two operations that
-// this is.
+// The backward of gated_activation(). The products grad * up and activation(gate) are rounded, like those of
+// two separate operations.
 void gated_activation_backward(models::Activation activation, const c10::BFloat16* grad,
                                const c10::BFloat16* gate, const c10::BFloat16* up, c10::BFloat16* dgate,
                                c10::BFloat16* dup, int64_t n);
 void gated_activation_backward(models::Activation activation, const float* grad, const float* gate,
                                const float* up, float* dgate, float* dup, int64_t n);
 
-// most = max(x), -infinity for n = 0; x = exp(x - most); sum = sum(x)
-void exponentials(float* x, int64_t n, float& most, float& sum);
+// max = max(x), -infinity for n = 0; x = exp(x - max); sum = sum(x)
+void exponentials(float* x, int64_t n, float& max, float& sum);
 // out = x * factor
 void narrow_scaled(const float* x, float factor, c10::BFloat16* out, int64_t n);
 void narrow_scaled(const float* x, float factor, float* out, int64_t n);
@@ -63,14 +64,14 @@ void narrow_scaled(const c10::BFloat16* x, float factor, c10::BFloat16* out, int
 // sum += x * factor
 void add_scaled(const c10::BFloat16* x, float factor, float* sum, int64_t n);
 void add_scaled(const float* x, float factor, float* sum, int64_t n);
-// The sum of a * b, in an order that depends on n and on the processor's instructions alone.
+// Returns the sum of a * b, in an order that depends only on n and on the instruction set.
 float dot(const c10::BFloat16* a, const c10::BFloat16* b, int64_t n);
 float dot(const float* a, const float* b, int64_t n);
 // x = factor * exp(x - lse)
 void softmax(float* x, float lse, float factor, int64_t n);
 
-// Numbers of one update by Adam: the gradient is divided and `added_decay` times the weight added to it, the
-// weight is multiplied by `shrink`, rest = 1 - beta, and root_of_correction2 = sqrt(1 - beta2^t).
+// The coefficients of an Adam update: the gradient is divided by `divisor`, and added_decay * weight is added
+// to it; the weight is multiplied by `shrink`; rest = 1 - beta; root_of_correction2 = sqrt(1 - beta2^t).
 struct AdamNumbers {
   float divisor, shrink, added_decay, beta1, rest1, beta2, rest2, root_of_correction2, eps, step_size;
 };

@@ -1,5 +1,5 @@
-// The CUDA kernels on tensors: each cuda.h checks them, makes the memory of the results and the task.
-// `launch(task, element)` runs it; in tests on CPU threads.
+// Helpers of the cuda.h headers, which call CUDA kernels with tensors: each checks the tensors, allocates the
+// results and fills the task. `launch(task, element)` runs the kernel; tests run it on CPU threads.
 #pragma once
 
 #include <ATen/core/Tensor.h>

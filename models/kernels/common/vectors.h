@@ -1,5 +1,5 @@
-// Vectors of floats in the width of the instruction set that the including file is compiled for, and the two
-// kinds of operands that products are made of. Only for files that are compiled once per instruction set;
+// Vectors of floats in the width of the instruction set for which the including file is compiled, and the two
+// kinds of units that products multiply. Only for files that are compiled once per instruction set:
 // everything is local to them.
 #pragma once
 
@@ -41,17 +41,17 @@ HYPERION_INLINE Ints load_ints(const int32_t* from) {
   __builtin_memcpy(&value, from, sizeof(value));
   return value;
 }
-// b where one of them is NaN.
+// Returns b if one of them is NaN.
 HYPERION_INLINE Floats larger(Floats a, Floats b) {
   return a > b ? a : b;
 }
 
 constexpr float kInfinity = __builtin_inff();
 
-// 2^x = 2^round(x) * 2^r with |r| <= 1/2, the latter by a polynomial that is exact at 0, interpolated between
-// Chebyshev nodes. Largest relative error: 7e-6 for degree 4, 5e-9 for degree 6, and the rounding of fp32,
-// 1e-7. Below 2^-126 the result is anything less than that, 0 below 2^-150; above 2^128 infinity; NaN stays
-// NaN.
+// Returns 2^x = 2^round(x) * 2^r with |r| <= 1/2. 2^r is a polynomial that is exact at 0, interpolated at
+// Chebyshev nodes. The largest relative error is 7e-6 for degree 4 and 5e-9 for degree 6, plus the rounding
+// of fp32, 1e-7. A result below 2^-126 may be any smaller number, and is 0 below 2^-150. A result above 2^128
+// is infinity. NaN stays NaN.
 template <int kDegree>
 HYPERION_INLINE Floats exp2_of(Floats x) {
   static_assert(kDegree == 4 || kDegree == 6);
@@ -86,14 +86,14 @@ HYPERION_INLINE Floats exp2_of(Floats x) {
 #endif
 }
 
-// What products are made of. A unit is what one lane multiplies at once.
+// A unit is the operand that one lane multiplies with one instruction.
 
-// One fp32 number.
+// A unit of one fp32 number.
 struct SingleFloats {
   using Unit = float;
   using Units = Floats;
   static constexpr int64_t kPerUnit = 1;
-  static constexpr int kDegree = 6;  // of exp2_of()
+  static constexpr int kDegree = 6;  // for exp2_of()
 
   static HYPERION_INLINE Units load_units(const Unit* from) { return load(from); }
   static HYPERION_INLINE Units all_lanes(Unit unit) { return all(unit); }
@@ -101,7 +101,7 @@ struct SingleFloats {
 };
 
 #ifdef __AVX512F__
-// 16 numbers to nearest, ties to even; NaN stays NaN.
+// Rounds 16 numbers to nearest, ties to even; NaN stays NaN.
 HYPERION_INLINE __m256i to_bf16(Floats x) {
   const __m512i bits = _mm512_castps_si512(x),
                 odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1)),
@@ -113,7 +113,7 @@ HYPERION_INLINE __m256i to_bf16(Floats x) {
 #endif
 
 #ifdef __AVX512BF16__
-// Two neighbouring bf16 numbers, which one instruction multiplies and adds to a sum in fp32.
+// A unit of two neighbouring bf16 numbers, which one instruction multiplies and adds to an fp32 sum.
 struct Bf16Pairs {
   using Unit = uint32_t;
   using Units = __m512i;
@@ -127,12 +127,12 @@ struct Bf16Pairs {
   }
 };
 
-// 32 numbers, `low` first.
+// Rounds 32 numbers, `low` first.
 HYPERION_INLINE __m512i to_bf16(Floats low, Floats high) {
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 }
 
-// The numbers of two rows by turns, as pairs: of the first 16 columns, and of the last 16.
+// Interleaves the numbers of two rows to pairs: of the first 16 columns, and of the last 16.
 struct RowPairs {
   __m512i first, last;
 };

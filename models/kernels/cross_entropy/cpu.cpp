@@ -58,7 +58,7 @@ at::Tensor vocab_statistics(const at::Tensor& logits, const at::Tensor& labels, 
   const auto* label = labels.const_data_ptr<int64_t>();
   float* out = statistics.mutable_data_ptr<float>();
   for_rows(logits, [&](int64_t r, const auto* elements, float* row) {
-    if (label[r] != kIgnoredLabel) require_label(label[r], part.whole);
+    if (label[r] != kIgnoredLabel) require_label(label[r], part.vocab);
     rows::widen(elements, row, columns);
     const int64_t column = label[r] - part.first;
     out[3 * r + 2] = column >= 0 && column < columns ? row[column] : 0.0F;

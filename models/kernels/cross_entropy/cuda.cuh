@@ -1,5 +1,6 @@
-// Cross-entropy of a row of logits by one block: largest logit and sum of exponentials in one pass, and in a
-// second one, which runs from the row's end because that is still in the cache, the gradient over the logits.
+// Cross-entropy of rows of logits, one block per row. The first pass computes the largest logit and the sum
+// of exponentials. The second pass overwrites the logits with the gradient; it starts at the row's end, which
+// is still in the cache.
 #pragma once
 
 #include <cmath>
@@ -9,8 +10,8 @@
 
 namespace hyperion::kernels {
 
-// Two such blocks fill a multiprocessor of Hopper. With more rows at once, of 256 KB with llama3, they would
-// not stay in the L2 cache until their second pass.
+// Two such blocks fill a multiprocessor of Hopper. With more rows at once (256 KB each with llama3) rows
+// would not stay in the L2 cache until their second pass.
 constexpr unsigned kCrossEntropyThreads = 1024;
 constexpr int64_t kIgnored = -100;
 
@@ -40,10 +41,10 @@ struct ExpSum {
   }
 };
 
-// Of the whole row, on every thread; all of it has been read by then.
+// Returns the sum over the row, on every thread. All of the row has been read when it returns.
 template <typename T, int kChunk>
 __device__ inline ExpSum exp_sum_of_row(const T* logits, int64_t columns) {
-  constexpr int kAtOnce = 2;  // chunks on their way
+  constexpr int kAtOnce = 2;  // chunks in flight
   const int64_t stride = static_cast<int64_t>(blockDim.x) * kChunk;
   ExpSum own;
   for (int64_t at = static_cast<int64_t>(threadIdx.x) * kChunk; at < columns; at += kAtOnce * stride) {
@@ -71,7 +72,7 @@ __device__ inline ExpSum exp_sum_of_row(const T* logits, int64_t columns) {
   return all;
 }
 
-// scale * (softmax - onehot) over the logits; 0 where `counted` is not true.
+// Overwrites the logits with scale * (softmax - onehot), or with 0 unless `counted`.
 template <typename T, int kChunk>
 __device__ inline void write_gradient(T* logits, int64_t columns, float log_sum_exp, float scale,
                                       int64_t label_column, bool counted) {
@@ -111,8 +112,8 @@ __global__ void __launch_bounds__(kCrossEntropyThreads) cross_entropy_row(const 
                             true);
 }
 
-// For each row the largest logit, the sum of exp(logit - largest), and the label's logit, 0 where the label
-// is not among these columns, NaN where it is outside the vocabulary.
+// Computes for each row the largest logit, the sum of exp(logit - largest), and the label's logit: 0 if the
+// label is not among these columns, NaN if it is outside the vocabulary.
 template <typename T, int kChunk>
 __global__ void __launch_bounds__(kCrossEntropyThreads) vocab_statistics_row(const CrossEntropyTask task) {
   const T* const logits =

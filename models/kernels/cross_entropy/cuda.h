@@ -1,4 +1,4 @@
-// cross_entropy/cuda.cuh on tensors.
+// Calls cross_entropy/cuda.cuh with tensors.
 #pragma once
 
 #include <ATen/ops/empty.h>
@@ -46,7 +46,7 @@ Tensor vocab_statistics(const Launch& launch, const Tensor& logits, const Tensor
                         const VocabPart& part) {
   CrossEntropyTask task = rows_of(logits, labels, "vocab_statistics");
   task.first = part.first;
-  task.vocabulary = part.whole;
+  task.vocabulary = part.vocab;
   Tensor statistics = at::empty({task.rows, 3}, logits.options().dtype(at::kFloat));
   task.statistics = statistics.mutable_data_ptr<float>();
   launch(task, element_of(logits, "vocab_statistics"));
@@ -58,7 +58,7 @@ void vocab_gradient(const Launch& launch, const Tensor& logits, const Tensor& la
                     const Tensor& log_sum_exp, const Tensor& scale) {
   CrossEntropyTask task = rows_of(logits, labels, "vocab_gradient_");
   task.first = part.first;
-  task.vocabulary = part.whole;
+  task.vocabulary = part.vocab;
   task.log_sum_exp = fp32_of(log_sum_exp, task.rows, logits, "vocab_gradient_: log_sum_exp");
   task.scale = fp32_of(scale, 1, logits, "vocab_gradient_: scale");
   launch(task, element_of(logits, "vocab_gradient_"));

@@ -74,7 +74,7 @@ at::Tensor vocab_statistics(const at::Tensor& logits, const at::Tensor& labels, 
   if (labels.is_cpu()) {
     const at::Tensor counted = labels.masked_select(labels.ne(kIgnoredLabel));
     for (int64_t i = 0; i < counted.numel(); ++i)
-      require_label(counted.const_data_ptr<int64_t>()[i], part.whole);
+      require_label(counted.const_data_ptr<int64_t>()[i], part.vocab);
   }
   at::Tensor statistics = at::zeros({logits.size(0), 3}, options);
   if (logits.size(1) == 0) {

@@ -1,19 +1,18 @@
-// What the CUDA kernels of the cross-entropy are given.
+// The arguments of the cross-entropy CUDA kernels.
 #pragma once
 
 #include "models/kernels/common/launch.h"
 
 namespace hyperion::kernels {
 
-// Rows of logits, of which a part of the vocabulary is here.
-// With losses they are computed, and with a scale the gradient too; else statistics, or the gradient from
-// log_sum_exp.
+// Rows of logits over a shard of the vocabulary. If `losses` is not null, the kernel computes losses, and
+// with `scale` the gradient too. Otherwise it computes statistics, or the gradient from log_sum_exp.
 struct CrossEntropyTask {
-  void* logits = nullptr;           // [rows, columns]; where a gradient is wanted it replaces them
+  void* logits = nullptr;           // [rows, columns]; the gradient overwrites them
   const int64_t* labels = nullptr;  // [rows]
   int64_t rows = 0, columns = 0;
-  int64_t first = 0, vocabulary = 0;   // of the columns in the vocabulary; its size
-  const float* scale = nullptr;        // of the gradient; null: none is wanted
+  int64_t first = 0, vocabulary = 0;   // the first column's index in the vocabulary, and its size
+  const float* scale = nullptr;        // scales the gradient; null: no gradient
   float* losses = nullptr;             // [rows]
   float* statistics = nullptr;         // [rows, 3]
   const float* log_sum_exp = nullptr;  // [rows]

@@ -1,8 +1,8 @@
-// The order of rows: a counting sort, of which each block counts and places kSlotsOfBlock slots, a thread
-// each. No atomics, so that it is the same every time. Each block reads the counts of all blocks, blocks^2 x
-// experts numbers in all: 17 MB for 65,536 slots and 256 experts, which L2 holds, 268 MB for 262,144. With
-// many more slots than that a prefix sum of the counts, a launch more, is the better way. Rows: a block per
-// row, token or slot.
+// Rows are sorted by a counting sort, in which each block counts and places kAssignmentsPerBlock assignments,
+// one per thread. It uses no atomics and is deterministic. Each block reads the counts of all blocks,
+// blocks^2 x experts numbers in all: 17 MB for 65,536 assignments and 256 experts, which fit in L2, and 268
+// MB for 262,144. For many more assignments a prefix sum of the counts, with one more launch, would be
+// faster. The other kernels have a block per row, token or assignment.
 #pragma once
 
 #include "models/kernels/common/plan.cuh"
@@ -12,43 +12,43 @@ namespace hyperion::kernels {
 
 constexpr unsigned kRowThreads = 256;
 
-// The block's choices, -1 behind the last one.
+// Reads the block's choices; entries behind the last choice are -1.
 __device__ inline void read_choices(const OrderRowsTask& task, int* choices) {
-  const int64_t slot = static_cast<int64_t>(blockIdx.x) * kSlotsOfBlock + threadIdx.x;
-  choices[threadIdx.x] = slot < task.slot_count ? static_cast<int>(task.choices[slot]) : -1;
+  const int64_t assignment = static_cast<int64_t>(blockIdx.x) * kAssignmentsPerBlock + threadIdx.x;
+  choices[threadIdx.x] = assignment < task.assignment_count ? static_cast<int>(task.choices[assignment]) : -1;
   __syncthreads();
 }
 
 // A template, as place_slots is, so that a header can define it.
-template <int kSlots>
-__global__ void __launch_bounds__(kSlots) count_choices(const OrderRowsTask task) {
-  __shared__ int choices[kSlots];
+template <int kAssignments>
+__global__ void __launch_bounds__(kAssignments) count_choices(const OrderRowsTask task) {
+  __shared__ int choices[kAssignments];
   read_choices(task, choices);
-  for (int e = static_cast<int>(threadIdx.x); e < task.experts; e += kSlots) {
+  for (int e = static_cast<int>(threadIdx.x); e < task.experts; e += kAssignments) {
     int count = 0;
-    for (int i = 0; i < kSlots; ++i) count += choices[i] == e ? 1 : 0;
+    for (int i = 0; i < kAssignments; ++i) count += choices[i] == e ? 1 : 0;
     task.counts[static_cast<int64_t>(blockIdx.x) * task.experts + e] = count;
   }
-  // Rows that get no slot keep these.
-  const int64_t stride = static_cast<int64_t>(task.blocks) * kSlots;
-  for (int64_t row = static_cast<int64_t>(blockIdx.x) * kSlots + threadIdx.x; row < task.row_count;
+  // Rows without an assignment keep these values.
+  const int64_t stride = static_cast<int64_t>(task.blocks) * kAssignments;
+  for (int64_t row = static_cast<int64_t>(blockIdx.x) * kAssignments + threadIdx.x; row < task.row_count;
        row += stride)
-    task.slots[row] = task.tokens[row] = 0;
+    task.assignments[row] = task.tokens[row] = 0;
 }
 
-// Of a group of so many slots.
-__device__ inline int rows_of_group(const OrderRowsTask& task, int slots) {
-  if (task.unit == 0) return slots;
-  return (slots < 1 ? 1 : (slots + task.unit - 1) / task.unit) * task.unit;
+// Returns the number of rows of a group with so many assignments.
+__device__ inline int rows_of_group(const OrderRowsTask& task, int assignments) {
+  if (task.unit == 0) return assignments;
+  return (assignments < 1 ? 1 : (assignments + task.unit - 1) / task.unit) * task.unit;
 }
 
-template <int kSlots>
-__global__ void __launch_bounds__(kSlots) place_slots(const OrderRowsTask task) {
-  __shared__ int choices[kSlots], all[kMaxFusedExperts], next[kMaxFusedExperts];
+template <int kAssignments>
+__global__ void __launch_bounds__(kAssignments) place_slots(const OrderRowsTask task) {
+  __shared__ int choices[kAssignments], all[kMaxFusedExperts], next[kMaxFusedExperts];
   read_choices(task, choices);
   const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
-  for (int e = thread; e < task.experts; e += kSlots) {
-    int total = 0, earlier = 0;  // slots of all blocks, and of those before this one
+  for (int e = thread; e < task.experts; e += kAssignments) {
+    int total = 0, earlier = 0;  // assignments of all blocks, and of earlier blocks
     for (int other = 0; other < task.blocks; ++other) {
       const int count = task.counts[static_cast<int64_t>(other) * task.experts + e];
       total += count;
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kSlots) place_slots(const OrderRowsTask task) 
     next[e] = earlier;
   }
   __syncthreads();
-  for (int e = thread; e < task.experts; e += kSlots) {
+  for (int e = thread; e < task.experts; e += kAssignments) {
     int first = 0;
     for (int before = 0; before < e; ++before) first += rows_of_group(task, all[before]);
     next[e] += first;
@@ -76,13 +76,13 @@ __global__ void __launch_bounds__(kSlots) place_slots(const OrderRowsTask task) 
   if (expert < 0) return;
   int64_t row = next[expert];
   for (int i = 0; i < thread; ++i) row += choices[i] == expert ? 1 : 0;
-  const int64_t slot = static_cast<int64_t>(block) * kSlots + thread;
-  task.slots[row] = slot;
-  task.tokens[row] = slot / task.top_k;
-  task.rows[slot] = row;
+  const int64_t assignment = static_cast<int64_t>(block) * kAssignments + thread;
+  task.assignments[row] = assignment;
+  task.tokens[row] = assignment / task.top_k;
+  task.rows[assignment] = row;
 }
 
-// x times a weight, rounded; x itself without one.
+// Returns x times the weight, rounded; x if `weight` is null.
 template <typename T, int kChunk>
 __device__ inline Chunk<T, kChunk> weighted(Chunk<T, kChunk> x, const float* weight) {
   if (weight != nullptr)
@@ -92,11 +92,11 @@ __device__ inline Chunk<T, kChunk> weighted(Chunk<T, kChunk> x, const float* wei
 
 template <typename T, int kChunk>
 __global__ void __launch_bounds__(kRowThreads) gather_row(const GatherRowsTask task) {
-  const int64_t row = blockIdx.x, slot = task.slots[row];
-  const bool taken = task.rows[slot] == row;
+  const int64_t row = blockIdx.x, assignment = task.assignments[row];
+  const bool taken = task.rows[assignment] == row;
   const T* const from = static_cast<const T*>(task.x) + task.tokens[row] * task.n;
   T* const to = static_cast<T*>(task.out) + row * task.n;
-  const float* const weight = task.weights == nullptr ? nullptr : task.weights + slot;
+  const float* const weight = task.weights == nullptr ? nullptr : task.weights + assignment;
   const int64_t stride = static_cast<int64_t>(blockDim.x) * kChunk;
   for (int64_t at = static_cast<int64_t>(threadIdx.x) * kChunk; at < task.n; at += stride) {
     Chunk<T, kChunk> x = {};
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kRowThreads) gather_row(const GatherRowsTask t
   }
 }
 
-// A token's slots in their order, as on a CPU.
+// Sums a token's rows in the order of its assignments, as on a CPU.
 template <typename T, int kChunk>
 __global__ void __launch_bounds__(kRowThreads) sum_rows_of_token(const SumRowsTask task) {
   const int64_t token = blockIdx.x;
@@ -133,9 +133,9 @@ template <typename T, int kChunk>
 __global__ void __launch_bounds__(kRowThreads) row_products(const RowProductsTask task) {
   const bool weights_rows = task.weights != nullptr;
   const int64_t row = weights_rows ? static_cast<int64_t>(blockIdx.x) : task.rows[blockIdx.x];
-  const int64_t slot = weights_rows ? task.slots[row] : static_cast<int64_t>(blockIdx.x);
-  const bool taken = task.rows[slot] == row;
-  const float* const weight = weights_rows ? task.weights + slot : nullptr;
+  const int64_t assignment = weights_rows ? task.assignments[row] : static_cast<int64_t>(blockIdx.x);
+  const bool taken = task.rows[assignment] == row;
+  const float* const weight = weights_rows ? task.weights + assignment : nullptr;
   const int64_t stride = static_cast<int64_t>(blockDim.x) * kChunk;
   float product = 0;
   for (int64_t at = row * task.n + static_cast<int64_t>(threadIdx.x) * kChunk; at < (row + 1) * task.n;
@@ -153,17 +153,18 @@ __global__ void __launch_bounds__(kRowThreads) row_products(const RowProductsTas
     store<kChunk>(static_cast<T*>(task.weighted_b) + at, b);
   }
   product = block_sum(product);
-  if (taken && threadIdx.x == 0) task.products[slot] = product;
+  if (taken && threadIdx.x == 0) task.products[assignment] = product;
 }
 
 template <typename Run>
 cudaError_t plan(const OrderRowsTask& task, Element /*of nothing*/, const Run& run) {
-  const cudaError_t counted = run(count_choices<kSlotsOfBlock>, task, task.blocks, unsigned{kSlotsOfBlock});
+  const cudaError_t counted =
+      run(count_choices<kAssignmentsPerBlock>, task, task.blocks, unsigned{kAssignmentsPerBlock});
   if (counted != cudaSuccess) return counted;
-  return run(place_slots<kSlotsOfBlock>, task, task.blocks, unsigned{kSlotsOfBlock});
+  return run(place_slots<kAssignmentsPerBlock>, task, task.blocks, unsigned{kAssignmentsPerBlock});
 }
 
-// A block of threads for each of `blocks` rows of n elements.
+// Runs a kernel with one block for each of `blocks` rows of n elements.
 template <typename Task, typename Run>
 cudaError_t run_rows(const Variants<Task>& variants, const Task& task, Element element, bool alignment,
                      int64_t blocks, const Run& run) {
@@ -190,7 +191,7 @@ cudaError_t plan(const RowProductsTask& task, Element element, const Run& run) {
   const auto variants = variants_of<RowProductsTask>(
       [](auto x, auto chunk) { return row_products<decltype(x), decltype(chunk)::value>; });
   return run_rows(variants, task, element, aligned({task.a, task.b, task.weighted_a, task.weighted_b}),
-                  task.weights != nullptr ? task.row_count : task.slot_count, run);
+                  task.weights != nullptr ? task.row_count : task.assignment_count, run);
 }
 
 }  // namespace hyperion::kernels

@@ -1,4 +1,4 @@
-// expert_rows/cuda.cuh on tensors.
+// Calls expert_rows/cuda.cuh with tensors.
 #pragma once
 
 #include <algorithm>
@@ -16,28 +16,30 @@ namespace hyperion::kernels::cuda {
 template <typename Launch>
 RowOrder order_rows(const Launch& launch, const Tensor& given, int64_t experts, int64_t unit) {
   const Tensor choices = given.contiguous();
-  const int64_t slots = choices.numel(), rows = unit == 0 ? slots : padded_rows(slots, experts, unit);
+  const int64_t assignments = choices.numel(),
+                rows = unit == 0 ? assignments : padded_rows(assignments, experts, unit);
   TORCH_CHECK(rows <= std::numeric_limits<int>::max() && experts <= kMaxFusedExperts, "order_rows: ", rows,
               " rows of ", experts, " experts, expected at most ", std::numeric_limits<int>::max(), " of ",
               kMaxFusedExperts);
-  const int64_t blocks = std::max<int64_t>((slots + kSlotsOfBlock - 1) / kSlotsOfBlock, 1);
+  const int64_t blocks =
+      std::max<int64_t>((assignments + kAssignmentsPerBlock - 1) / kAssignmentsPerBlock, 1);
   const auto integers = choices.options(), small = integers.dtype(at::kInt);
   const Tensor counts = at::empty({blocks, experts}, small);
   RowOrder order = {at::empty({rows}, integers),
                     at::empty({rows}, integers),
-                    at::empty({slots}, integers),
+                    at::empty({assignments}, integers),
                     at::empty({experts}, integers),
                     {},
                     {}};
   OrderRowsTask task{.choices = choices.const_data_ptr<int64_t>(),
-                     .slot_count = slots,
+                     .assignment_count = assignments,
                      .row_count = rows,
                      .blocks = static_cast<int>(blocks),
                      .experts = static_cast<int>(experts),
                      .top_k = static_cast<int>(choices.size(1)),
                      .unit = static_cast<int>(unit),
                      .counts = counts.mutable_data_ptr<int>(),
-                     .slots = order.slots.mutable_data_ptr<int64_t>(),
+                     .assignments = order.assignments.mutable_data_ptr<int64_t>(),
                      .tokens = order.tokens.mutable_data_ptr<int64_t>(),
                      .rows = order.rows.mutable_data_ptr<int64_t>(),
                      .expert_rows = order.expert_rows.mutable_data_ptr<int64_t>()};
@@ -51,7 +53,7 @@ RowOrder order_rows(const Launch& launch, const Tensor& given, int64_t experts, 
   return order;
 }
 
-// Of `many` numbers, or null.
+// Returns the data of `many` weights, or null if `weights` is undefined.
 inline const float* weights_of(const Tensor& weights, int64_t many, const char* what) {
   if (!weights.defined()) return nullptr;
   require_numbers(weights, many, what);
@@ -67,7 +69,7 @@ Tensor gather_rows(const Launch& launch, const Tensor& given_x, const RowOrder& 
   Tensor out = at::empty({rows, x.size(1)}, x.options());
   const GatherRowsTask task{.x = x.const_data_ptr(),
                             .out = out.mutable_data_ptr(),
-                            .slots = order.slots.const_data_ptr<int64_t>(),
+                            .assignments = order.assignments.const_data_ptr<int64_t>(),
                             .tokens = order.tokens.const_data_ptr<int64_t>(),
                             .rows = order.rows.const_data_ptr<int64_t>(),
                             .weights = weights_of(weights, order.rows.numel(), "gather_rows: weights"),
@@ -78,11 +80,11 @@ Tensor gather_rows(const Launch& launch, const Tensor& given_x, const RowOrder& 
 }
 
 template <typename Launch>
-Tensor sum_rows(const Launch& launch, const Tensor& given_rows, const Tensor& row_of_slot,
+Tensor sum_rows(const Launch& launch, const Tensor& given_rows, const Tensor& row_of_assignment,
                 const Tensor& given_weights, const Tensor& given_added, int64_t top_k) {
   const auto dense = [](const Tensor& t) { return t.defined() ? t.contiguous() : t; };
   const Tensor rows = given_rows.contiguous(), weights = dense(given_weights), added = dense(given_added);
-  const int64_t tokens = row_of_slot.numel() / top_k;
+  const int64_t tokens = row_of_assignment.numel() / top_k;
   if (added.defined()) {
     require_alike(added, rows, "sum_rows");
     require_numbers(added, tokens * rows.size(1), "sum_rows: added");
@@ -91,8 +93,8 @@ Tensor sum_rows(const Launch& launch, const Tensor& given_rows, const Tensor& ro
   const SumRowsTask task{.in = rows.const_data_ptr(),
                          .added = added.defined() ? added.const_data_ptr() : nullptr,
                          .out = out.mutable_data_ptr(),
-                         .rows = row_of_slot.const_data_ptr<int64_t>(),
-                         .weights = weights_of(weights, row_of_slot.numel(), "sum_rows: weights"),
+                         .rows = row_of_assignment.const_data_ptr<int64_t>(),
+                         .weights = weights_of(weights, row_of_assignment.numel(), "sum_rows: weights"),
                          .tokens = tokens,
                          .n = rows.size(1),
                          .top_k = static_cast<int>(top_k)};
@@ -102,16 +104,16 @@ Tensor sum_rows(const Launch& launch, const Tensor& given_rows, const Tensor& ro
 
 template <typename Launch>
 Tensor products_of_rows(const Launch& launch, const Tensor& given_a, const Tensor& given_b,
-                        const Tensor& row_of_slot) {
+                        const Tensor& row_of_assignment) {
   require_alike(given_b, given_a, "products_of_rows");
   const Tensor a = given_a.contiguous(), b = given_b.contiguous();
   require_numbers(b, a.numel(), "products_of_rows: b");
-  Tensor products = at::empty(row_of_slot.sizes(), a.options().dtype(at::kFloat));
+  Tensor products = at::empty(row_of_assignment.sizes(), a.options().dtype(at::kFloat));
   const RowProductsTask task{.a = a.const_data_ptr(),
                              .b = b.const_data_ptr(),
                              .products = products.mutable_data_ptr<float>(),
-                             .rows = row_of_slot.const_data_ptr<int64_t>(),
-                             .slot_count = row_of_slot.numel(),
+                             .rows = row_of_assignment.const_data_ptr<int64_t>(),
+                             .assignment_count = row_of_assignment.numel(),
                              .row_count = a.size(0),
                              .n = a.size(1)};
   launch(task, element_of(a, "products_of_rows"));
@@ -131,10 +133,10 @@ WeightedRows weight_rows(const Launch& launch, const Tensor& given_a, const Tens
                              .weighted_a = out.a.mutable_data_ptr(),
                              .weighted_b = out.b.mutable_data_ptr(),
                              .products = out.products.mutable_data_ptr<float>(),
-                             .slots = order.slots.const_data_ptr<int64_t>(),
+                             .assignments = order.assignments.const_data_ptr<int64_t>(),
                              .rows = order.rows.const_data_ptr<int64_t>(),
                              .weights = weights_of(weights, order.rows.numel(), "weight_rows: weights"),
-                             .slot_count = order.rows.numel(),
+                             .assignment_count = order.rows.numel(),
                              .row_count = a.size(0),
                              .n = a.size(1)};
   launch(task, element_of(a, "weight_rows"));

@@ -1,5 +1,4 @@
-// Rows of tokens in the order of their experts, and what is gathered and summed in that order:
-// models/parts/experts/dispatch.h.
+// Sorts rows of tokens by expert, and gathers and sums rows in that order (models/parts/experts/dispatch.h).
 #pragma once
 
 #include "models/kernels/kernel.h"
@@ -7,26 +6,28 @@
 namespace hyperion::kernels {
 
 struct RowOrder {
-  at::Tensor slots, tokens;  // int64 [rows]: the slot of each row, and its token
-  at::Tensor rows;           // int64 [slots]: the row of each slot
-  at::Tensor expert_rows;    // int64 [experts]: slots of each expert
-  at::Tensor ends, padding;  // of padded groups (matmul/grouped.h), or undefined; slots of padding are any
+  at::Tensor assignments, tokens;  // int64 [rows]: the assignment and the token of each row
+  at::Tensor rows;                 // int64 [assignments]: the row of each assignment
+  at::Tensor expert_rows;          // int64 [experts]: the number of assignments of each expert
+  at::Tensor ends,
+      padding;  // see PaddedGroups; undefined without padding. Padding rows have arbitrary assignments.
 };
-// choices: int64 [tokens, top_k], the experts of each token's slots. The slots of one expert stay in their
-// order. unit: what groups are padded to multiples of; 0: they are not.
+// Sorts the assignments of choices, int64 [tokens, top_k], by expert; the sort is stable. unit: groups are
+// padded to multiples of it; 0: no padding.
 using OrderRows = RowOrder(const at::Tensor& choices, int64_t experts, int64_t unit);
 
-// rows[r] = x[token of r], times the weight of its slot where `weights`, [slots], are defined; rounded once.
-// Rows of the padding are zeros. Of `order` no counts are needed.
+// Gathers rows[r] = x[token of row r], multiplied by the weight of its assignment if `weights` [assignments]
+// is defined, and rounded once. Padding rows are zeros. It does not read order.expert_rows.
 using GatherRows = at::Tensor(const at::Tensor& x, const RowOrder& order, const at::Tensor& weights);
-// For each token the sum of its slots' rows, times `weights`, [tokens, top_k], where they are defined, and of
-// `added` where that is, last: in opmath_dtype(), rounded once.
-using SumRows = at::Tensor(const at::Tensor& rows, const at::Tensor& row_of_slot, const at::Tensor& weights,
-                           const at::Tensor& added, int64_t top_k);
-// Of each slot the sum over its row of a times b, in opmath_dtype(): [slots].
-using ProductsOfRows = at::Tensor(const at::Tensor& a, const at::Tensor& b, const at::Tensor& row_of_slot);
-// Rows a and b times the weights of their slots, [slots], rounded once, zeros in the padding whatever a, b
-// and the weights are, and ProductsOfRows.
+// Sums for each token the rows of its assignments, multiplied by `weights` [tokens, top_k] if defined, and
+// adds `added` last if defined. The sum is in opmath_dtype(), rounded once.
+using SumRows = at::Tensor(const at::Tensor& rows, const at::Tensor& row_of_assignment,
+                           const at::Tensor& weights, const at::Tensor& added, int64_t top_k);
+// Returns for each assignment the dot product of its rows in a and b, in opmath_dtype(): [assignments].
+using ProductsOfRows = at::Tensor(const at::Tensor& a, const at::Tensor& b,
+                                  const at::Tensor& row_of_assignment);
+// Returns the rows of a and of b multiplied by the weights [assignments] of their assignments, rounded once,
+// and the result of ProductsOfRows. Padding rows are zeros, even if a, b or the weights are not finite there.
 struct WeightedRows {
   at::Tensor a, b, products;
 };
@@ -34,7 +35,7 @@ using WeightRows = WeightedRows(const at::Tensor& a, const at::Tensor& b, const 
                                 const at::Tensor& weights);
 
 inline void append(Values& values, const RowOrder& x) {
-  for (const at::Tensor* t : {&x.slots, &x.tokens, &x.rows, &x.expert_rows, &x.ends, &x.padding})
+  for (const at::Tensor* t : {&x.assignments, &x.tokens, &x.rows, &x.expert_rows, &x.ends, &x.padding})
     append(values, *t);
 }
 inline void append(Values& values, const WeightedRows& x) {

@@ -1,5 +1,5 @@
-// What the CUDA kernels of experts' rows are given. Indices are int64, weights and products fp32; rows lie
-// without gaps.
+// The arguments of the CUDA kernels of experts' rows. Indices are int64, weights and products are fp32, and
+// rows are contiguous.
 #pragma once
 
 #include "models/kernels/common/launch.h"
@@ -7,25 +7,26 @@
 
 namespace hyperion::kernels {
 
-constexpr int kSlotsOfBlock = 512;
+constexpr int kAssignmentsPerBlock = 512;
 
-// Two launches: the slots of each expert among those of each block, then the rows.
+// Takes two launches: the first counts the assignments of each expert in each block, the second places the
+// rows.
 struct OrderRowsTask {
-  const int64_t* choices = nullptr;  // [slots]
-  int64_t slot_count = 0, row_count = 0;
+  const int64_t* choices = nullptr;  // [assignments]
+  int64_t assignment_count = 0, row_count = 0;
   int blocks = 0, experts = 0, top_k = 0, unit = 0;
   int* counts = nullptr;  // [blocks, experts]
-  int64_t *slots = nullptr, *tokens = nullptr, *rows = nullptr, *expert_rows = nullptr;
+  int64_t *assignments = nullptr, *tokens = nullptr, *rows = nullptr, *expert_rows = nullptr;
   int* ends = nullptr;         // null: groups are not padded
   int64_t* padding = nullptr;  // [experts, unit]
 };
 
-// Where a row's slot is another row's, the row is one of the padding.
+// A row is padding if its assignment belongs to another row.
 struct GatherRowsTask {
   const void* x = nullptr;  // [tokens, n]
   void* out = nullptr;      // [row_count, n]
-  const int64_t *slots = nullptr, *tokens = nullptr, *rows = nullptr;
-  const float* weights = nullptr;  // [slots]; null: none
+  const int64_t *assignments = nullptr, *tokens = nullptr, *rows = nullptr;
+  const float* weights = nullptr;  // [assignments]; null: none
   int64_t row_count = 0, n = 0;
 };
 
@@ -38,14 +39,15 @@ struct SumRowsTask {
   int top_k = 0;
 };
 
-// With weights [slots] also a and b times them, [row_count, n]; without, a block is a slot's.
+// With weights [assignments] the kernel also writes a and b times their weights, [row_count, n], and has a
+// block per row; without, a block per assignment.
 struct RowProductsTask {
   const void *a = nullptr, *b = nullptr;  // [row_count, n]
   void *weighted_a = nullptr, *weighted_b = nullptr;
-  float* products = nullptr;  // [slots]
-  const int64_t *slots = nullptr, *rows = nullptr;
+  float* products = nullptr;  // [assignments]
+  const int64_t *assignments = nullptr, *rows = nullptr;
   const float* weights = nullptr;
-  int64_t slot_count = 0, row_count = 0, n = 0;
+  int64_t assignment_count = 0, row_count = 0, n = 0;
 };
 
 cudaError_t launch(const OrderRowsTask& task, Element element, cudaStream_t stream);

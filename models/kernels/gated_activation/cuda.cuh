@@ -1,5 +1,5 @@
-// act(gate) * up and its gradients: one pass, a thread per chunk of a row. Rounded where the plain form
-// stores a tensor.
+// act(gate) * up and its gradients, in one pass with a thread per chunk of a row. It rounds wherever the
+// plain form stores a tensor.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@ namespace hyperion::kernels {
 
 constexpr unsigned kActivationThreads = 256;
 
-// Activation functions: value(x), and the gradient of x from that of the value.
+// Activation functions: value(x), and the gradient of x from the gradient of the value.
 template <models::Activation>
 struct Function;
 template <>
@@ -68,20 +68,20 @@ __global__ void __launch_bounds__(kActivationThreads)
   const auto gate = load<kChunk>(static_cast<const T*>(task.gate) + at.row * task.gate_stride + at.column);
   const auto up = load<kChunk>(static_cast<const T*>(task.up) + at.row * task.up_stride + at.column);
   const auto grad = load<kChunk>(static_cast<const T*>(task.grad) + at.row * task.grad_stride + at.column);
-  Chunk<T, kChunk> of_gate, of_up;
+  Chunk<T, kChunk> grad_gate, grad_up;
   for (int i = 0; i < kChunk; ++i) {
     const float g = widened(gate.values[i]), d = widened(grad.values[i]);
     const float of_activated = widened(rounded<T>(d * widened(up.values[i])));
     const float activated = widened(rounded<T>(Function<kActivation>::value(g)));
-    of_gate.values[i] = rounded<T>(Function<kActivation>::gradient(of_activated, g));
-    of_up.values[i] = rounded<T>(activated * d);
+    grad_gate.values[i] = rounded<T>(Function<kActivation>::gradient(of_activated, g));
+    grad_up.values[i] = rounded<T>(activated * d);
   }
   T* const row = static_cast<T*>(task.packed) + at.row * 2 * task.n;
-  store<kChunk>(row + at.column, of_gate);
-  store<kChunk>(row + task.n + at.column, of_up);
+  store<kChunk>(row + at.column, grad_gate);
+  store<kChunk>(row + task.n + at.column, grad_up);
 }
 
-// Forward, or backward where the task has a gradient.
+// Runs backward if the task has a gradient, else forward.
 template <models::Activation kActivation>
 Variants<GatedActivationTask> kernels_of(const GatedActivationTask& task) {
   return variants_of<GatedActivationTask>([&](auto x, auto chunk) {

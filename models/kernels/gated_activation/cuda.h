@@ -1,4 +1,4 @@
-// gated_activation/cuda.cuh on tensors.
+// Calls gated_activation/cuda.cuh with tensors.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,7 @@
 
 namespace hyperion::kernels::cuda {
 
-// x as rows with a distance between them that is the same everywhere.
+// A tensor as rows with a constant stride; copies it if it has none.
 struct Rows {
   explicit Rows(const Tensor& given) : x(given) {
     bool even = x.stride(-1) == 1;
@@ -45,7 +45,7 @@ Tensor gated_activation(const Launch& launch, const Tensor& given_gate, const Te
   return output;
 }
 
-// The halves of one tensor.
+// Returns the halves of one tensor.
 template <typename Launch>
 std::pair<Tensor, Tensor> gated_activation_backward(const Launch& launch, const Tensor& given_grad,
                                                     const Tensor& given_gate, const Tensor& given_up,

@@ -1,5 +1,5 @@
-// The pointwise part of a gated feed-forward, act(gate) * up (Shazeer, arXiv 2002.05202). Two roundings to
-// the input's dtype, as the two operations of the peer have: after act and after the product.
+// The elementwise part of a gated feed-forward, act(gate) * up (Shazeer, arXiv 2002.05202). It rounds to the
+// input's dtype after act and after the product, like the two operations of torchtitan.
 #pragma once
 
 #include "models/args/activation.h"
@@ -7,11 +7,11 @@
 
 namespace hyperion::kernels {
 
-// gate, up [..., n]: same shape and dtype; both may be halves of one tensor [..., 2 n].
+// gate and up are [..., n] of one dtype. They may be the halves of one tensor [..., 2 n].
 using GatedActivation = at::Tensor(const at::Tensor& gate, const at::Tensor& up,
                                    models::Activation activation);
-// Gradients of gate and up; the halves of one tensor [..., 2 n] where those are, and from a GPU's fused
-// kernel.
+// Returns the gradients of gate and up. They are the halves of one tensor [..., 2 n] if gate and up are, and
+// always from the fused GPU kernel.
 using GatedActivationBackward = std::pair<at::Tensor, at::Tensor>(const at::Tensor& grad,
                                                                   const at::Tensor& gate,
                                                                   const at::Tensor& up,

@@ -1,4 +1,4 @@
-// What the CUDA kernels of gated activations are given.
+// The arguments of the gated activation CUDA kernels.
 #pragma once
 
 #include "models/args/activation.h"
@@ -6,7 +6,7 @@
 
 namespace hyperion::kernels {
 
-// With a gradient it is a backward.
+// The kernel runs backward if `grad` is not null.
 struct GatedActivationTask {
   models::Activation activation = {};
   const void *gate = nullptr, *up = nullptr;  // [rows, n]

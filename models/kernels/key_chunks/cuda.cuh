@@ -1,5 +1,5 @@
-// A block moves keys and values of neighbouring tokens of one chunk, a thread up to 16 bytes of a head at a
-// time (of the wider dtype), the key and then the value of each token.
+// A block moves keys and values of neighbouring tokens of one chunk. A thread moves up to 16 bytes (of the
+// wider dtype) of a head at a time, first the key and then the value of each token.
 #pragma once
 
 #include "models/kernels/common/plan.cuh"

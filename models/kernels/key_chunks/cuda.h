@@ -1,4 +1,4 @@
-// key_chunks/cuda.cuh on tensors.
+// Calls key_chunks/cuda.cuh with tensors.
 #pragma once
 
 #include "models/kernels/common/tensors.h"

@@ -1,25 +1,27 @@
-// Keys and values as context parallel ranks exchange them, and as attention reads them.
+// Conversions between the layout in which context parallel ranks exchange keys and values and the layout that
+// attention reads.
 //
-// Chunks of sequences, [parts, ranks, 2, batch, tokens, kv_heads, head_dim], have the keys and the values of
-// each rank's parts (models/args/sequence_parts.h). In the order of the sequence those of part 0 are the
-// ranks' from the first to the last, those of part 1 behind them from the last to the first, and so on by
-// turns. k, v [batch, kv_heads, length, head_dim] and keys [2, batch, length, kv_heads, head_dim] are the
-// first chunks of the sequence, as many as length is of. They are of one dtype, and chunks of that or of fp32
-// (fp64). The elements of a head lie side by side.
+// Chunks [parts, ranks, 2, batch, tokens, kv_heads, head_dim] have the keys and values of each rank's parts
+// (models/args/sequence_parts.h). Part 0 of all ranks, from the first rank to the last, is the beginning of
+// the sequence; part 1 follows from the last rank to the first, and so on alternately. k, v [batch, kv_heads,
+// length, head_dim] and keys [2, batch, length, kv_heads, head_dim] are the first `length` tokens of the
+// sequence, a number of complete chunks. They have one dtype; chunks have the same, or fp32 (fp64). The
+// elements of a head are contiguous.
 #pragma once
 
 #include "models/kernels/kernel.h"
 
 namespace hyperion::kernels {
 
-// Into chunks of parts from the first on. pack_keys: those that k and v have none of become zeros; add_keys:
-// they stay as they are.
+// Copies (pack_keys) or adds (add_keys) k and v to the chunks. Of chunks beyond `length` pack_keys makes
+// zeros, and add_keys leaves them.
 using PackKeys = void(const at::Tensor& chunks, const at::Tensor& k, const at::Tensor& v);
-// Out of chunks of parts from first_part on, as far as `keys` have their tokens; others stay as they are.
+// Copies chunks, which are those of parts from first_part on, to `keys`, as far as `keys` has their tokens.
+// Other tokens of `keys` stay.
 using UnpackKeys = void(const at::Tensor& keys, const at::Tensor& chunks, int64_t first_part);
 
-// For the forms that reach memory by strides. all_of_keys: whether k and v must have no token that is in none
-// of the chunks.
+// Checks the tensors for the forms that use strides. all_of_keys: whether the chunks must have all tokens of
+// k and v.
 inline void require_key_chunks(const at::Tensor& chunks, const at::Tensor& k, const at::Tensor& v,
                                bool all_of_keys) {
   const auto side_by_side = [](const at::Tensor& t) { return t.size(-1) == 1 || t.stride(-1) == 1; };

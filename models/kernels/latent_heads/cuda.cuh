@@ -1,5 +1,6 @@
-// A block per token, a thread per chunk of a head. Rounded where the plain form stores a tensor; the gradient
-// of the key elements that heads share is a sum in fp32, by groups of heads and then over the groups.
+// The kernels have a block per token and a thread per chunk of a head. They round wherever the plain form
+// stores a tensor. The gradient of the shared key elements is summed in fp32, inside groups of heads and then
+// over the groups.
 #pragma once
 
 #include "models/kernels/common/plan.cuh"
@@ -10,7 +11,7 @@ namespace hyperion::kernels {
 
 constexpr unsigned kLatentThreads = 256;
 
-// Elements of one token.
+// The elements of one token.
 template <typename T>
 struct LatentToken {
   __device__ explicit LatentToken(const LatentLayouts& given)
@@ -48,7 +49,7 @@ __device__ inline Chunk<T, kChunk> rounded_chunk(const float* x) {
   return chunk;
 }
 
-// Elements [at, at + kChunk) of a query, or of its gradient: rotated, and times the factor.
+// Rotates elements [at, at + kChunk) of a query, or of its gradient, and multiplies them by the factor.
 template <typename T, int kChunk>
 __device__ inline void move_query(const LatentToken<T>& token, const T* from, T* to, int at, bool back) {
   float x[kChunk];
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kLatentThreads) latent_heads_token(const Laten
   }
 }
 
-// The gradient of the shared elements. All threads call it.
+// Computes the gradient of the shared elements. All threads must call it.
 template <typename T, int kChunk>
 __device__ inline void sum_over_heads(const LatentToken<T>& token) {
   __shared__ float sums[kLatentThreads][kChunk];

@@ -1,4 +1,4 @@
-// latent_heads/cuda.cuh on tensors.
+// Calls latent_heads/cuda.cuh with tensors.
 #pragma once
 
 #include <ATen/ops/empty.h>
@@ -9,7 +9,7 @@
 
 namespace hyperion::kernels::cuda {
 
-// x as its pairs of elements are read: at even distances from an address that is one of a pair.
+// Returns x, or a copy if its offset or its strides are odd: kernels read pairs of elements.
 inline Tensor with_pairs(const Tensor& x) {
   bool even = x.stride(-1) == 1 && x.storage_offset() % 2 == 0;
   for (int64_t d = 0; d + 1 < x.dim(); ++d) even = even && (x.size(d) == 1 || x.stride(d) % 2 == 0);
@@ -20,7 +20,7 @@ inline HeadsLayout latent_layout(const Tensor& x) {
   return {.data = x.data_ptr(), .sequence = x.stride(0), .position = x.stride(1), .head = x.stride(2)};
 }
 
-// The extents of a task whose queries are `q` [batch, seq, heads, width].
+// Makes a task with the extents of queries `q` [batch, seq, heads, width].
 template <typename Task>
 Task latent_task(const Tensor& q, const Tensor& cos, const Tensor& sin, double factor, int64_t values) {
   Task task;

@@ -1,19 +1,20 @@
-// Heads of multi-head latent attention (models/parts/latent_attention/latent_attention.h) as attention reads them.
+// Assembles the heads of multi-head latent attention (models/parts/latent_attention/latent_attention.h) for
+// attention.
 #pragma once
 
 #include "models/kernels/rope/rope.h"
 
 namespace hyperion::kernels {
 
-// q [batch, seq, heads, plain + rotated]; kv [batch, seq, heads, plain + values]; shared [batch, seq,
-// rotated] of all heads' keys; cos, sin: fp32 [seq, rotated / 2] or [batch, seq, rotated / 2] -> queries and
-// keys with their rotated elements behind the others, and values with zeros behind them as wide as those:
-// [batch, seq, heads, plain + rotated] each. Neighbouring elements are rotated. Queries are multiplied by
-// `factor`. Every result is rounded once.
+// Inputs: q [batch, seq, heads, plain + rotated]; kv [batch, seq, heads, plain + values]; shared [batch, seq,
+// rotated], the part of keys that all heads share; cos, sin fp32 [seq, rotated / 2] or [batch, seq, rotated /
+// 2]. Returns queries and keys, whose last `rotated` elements are rotated in pairs of neighbours, and values
+// padded with zeros: [batch, seq, heads, plain + rotated] each. Queries are multiplied by `factor`. Every
+// result is rounded once.
 using LatentHeads = Heads(const at::Tensor& q, const at::Tensor& kv, const at::Tensor& shared,
                           const at::Tensor& cos, const at::Tensor& sin, double factor);
 
-// The gradients of its inputs from those of its results; `values`: how wide values are.
+// The backward of LatentHeads. `values` is the width of values.
 struct LatentGradients {
   at::Tensor q, kv, shared;
 };

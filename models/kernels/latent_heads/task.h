@@ -1,19 +1,19 @@
-// What the CUDA kernels of latent attention's heads are given.
+// The arguments of the CUDA kernels of latent attention's heads.
 #pragma once
 
 #include "models/kernels/rope/task.h"
 
 namespace hyperion::kernels {
 
-// Layouts of [batch, seq, heads, width]; `shared` has one head. Widths are even, and so are strides.
+// Tensors are [batch, seq, heads, width]; `shared` has one head. Widths and strides are even.
 struct LatentLayouts {
-  HeadsLayout q, kv, shared;                          // what is read, or in a backward written
-  HeadsLayout queries, keys, v;                       // what is written, or in a backward read
-  int heads = 0, plain = 0, rotated = 0, values = 0;  // widths of parts of a head
+  HeadsLayout q, kv, shared;                          // inputs; in backward their gradients, the outputs
+  HeadsLayout queries, keys, v;                       // outputs; in backward their gradients, the inputs
+  int heads = 0, plain = 0, rotated = 0, values = 0;  // the number of heads, and widths
   int64_t sequences = 0, length = 0;                  // tokens: sequences * length
   const float *cos = nullptr, *sin = nullptr;         // [positions, rotated / 2]
   int64_t positions = 0;                              // length, or sequences * length
-  float factor = 1;                                   // of queries
+  float factor = 1;                                   // multiplies queries
 };
 struct LatentHeadsTask : LatentLayouts {};
 struct LatentHeadsBackwardTask : LatentLayouts {};

@@ -1,6 +1,6 @@
-// The sum of a residual stream with its norm, and the backward of both. Forward: a block per row, which the
-// threads keep in registers as far as it fits. Backward: each block takes every so-many-th row and adds up
-// its part of the weight's gradient in registers; a second launch adds the parts.
+// The residual sum with its RMSNorm, and the backward of both. Forward has a block per row, which keeps the
+// row in registers as far as it fits. In backward block b takes rows b, b + blocks, ... and sums its part of
+// the weight's gradient in registers; a second launch adds the parts.
 #pragma once
 
 #include "models/kernels/common/plan.cuh"
@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kNormThreads) add_rms_norm_row(const AddRmsNor
     store<kChunk>(output + at, normalised(load<kChunk>(sum + at), rstd, load<kChunk>(weight + at)));
 }
 
-// What a thread needs of a chunk of a row, of the row's mean of weighted gradient times normed input, and of
-// the gradient of the weight.
+// A thread's terms of a chunk of a row: for the row's mean of weighted gradient times normed input, and for
+// the gradients of the sum and of the weight.
 template <typename T, int kChunk>
 struct NormGradient {
   Chunk<T, kChunk> grad, x;
@@ -84,11 +84,12 @@ struct NormGradient {
       sum += widened(grad.values[i]) * widened(weight.values[i]) * (widened(x.values[i]) * rstd);
     return sum;
   }
-  __device__ inline void add_to(float* of_weight, float rstd) const {
-    for (int i = 0; i < kChunk; ++i) of_weight[i] += widened(grad.values[i]) * (widened(x.values[i]) * rstd);
+  __device__ inline void add_to(float* grad_weight, float rstd) const {
+    for (int i = 0; i < kChunk; ++i)
+      grad_weight[i] += widened(grad.values[i]) * (widened(x.values[i]) * rstd);
   }
-  __device__ inline Chunk<T, kChunk> of_sum(float rstd, float mean, const Chunk<T, kChunk>& weight,
-                                            const Chunk<T, kChunk>& others) const {
+  __device__ inline Chunk<T, kChunk> sum_gradient(float rstd, float mean, const Chunk<T, kChunk>& weight,
+                                                  const Chunk<T, kChunk>& others) const {
     Chunk<T, kChunk> result;
     for (int i = 0; i < kChunk; ++i) {
       const float normed = widened(x.values[i]) * rstd;
@@ -99,7 +100,7 @@ struct NormGradient {
   }
 };
 
-// The sum of the gradient's terms, a chunk of it at `at`.
+// Returns the sum of the gradient's terms, for the chunk at `at`.
 template <typename T, int kChunk>
 __device__ inline Chunk<T, kChunk> summed_terms(const AddRmsNormBackwardTask& task, int64_t at) {
   const auto term = [&](const void* of) { return load<kChunk>(static_cast<const T*>(of) + at); };
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(kNormBackwardThreads)
   float* const partial = task.partial + static_cast<int64_t>(blockIdx.x) * task.n;
   const int64_t stride = static_cast<int64_t>(blockDim.x) * kChunk;
   const int64_t own = static_cast<int64_t>(threadIdx.x) * kChunk;
-  float of_weight[kHeld][kChunk] = {};
+  float grad_weight[kHeld][kChunk] = {};
   for (int64_t r = blockIdx.x; r < task.rows; r += task.blocks) {
     const int64_t row = r * task.n;
     const T* const others = static_cast<const T*>(task.grad_sum) + row;
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(kNormBackwardThreads)
     const float rstd = task.rstd[r];
 
     NormGradient<T, kChunk> held[kHeld];
-    Chunk<T, kChunk> held_others[kHeld];  // read here, so that its way overlaps the sum's
+    Chunk<T, kChunk> held_others[kHeld];  // read here, so that the load overlaps the sum
     float product = 0;
     for (int k = 0; k < kHeld; ++k) {
       const int64_t at = own + k * stride;
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(kNormBackwardThreads)
       held[k] = {summed_terms<T, kChunk>(task, row + at), load<kChunk>(sum + at)};
       held_others[k] = load<kChunk>(others + at);
       product += held[k].product(rstd, load<kChunk>(weight + at));
-      held[k].add_to(of_weight[k], rstd);
+      held[k].add_to(grad_weight[k], rstd);
     }
     for (int64_t at = own + kHeld * stride; at < task.n; at += stride) {
       const NormGradient<T, kChunk> chunk = {summed_terms<T, kChunk>(task, row + at), load<kChunk>(sum + at)};
@@ -151,24 +152,25 @@ __global__ void __launch_bounds__(kNormBackwardThreads)
     for (int k = 0; k < kHeld; ++k) {
       const int64_t at = own + k * stride;
       if (at >= task.n) continue;
-      store<kChunk>(result + at, held[k].of_sum(rstd, mean, load<kChunk>(weight + at), held_others[k]));
+      store<kChunk>(result + at, held[k].sum_gradient(rstd, mean, load<kChunk>(weight + at), held_others[k]));
     }
     for (int64_t at = own + kHeld * stride; at < task.n; at += stride) {
       const NormGradient<T, kChunk> chunk = {summed_terms<T, kChunk>(task, row + at), load<kChunk>(sum + at)};
       store<kChunk>(result + at,
-                    chunk.of_sum(rstd, mean, load<kChunk>(weight + at), load<kChunk>(others + at)));
+                    chunk.sum_gradient(rstd, mean, load<kChunk>(weight + at), load<kChunk>(others + at)));
     }
   }
   for (int k = 0; k < kHeld; ++k) {
     const int64_t at = own + k * stride;
     if (at >= task.n) continue;
     Chunk<float, kChunk> parts;
-    for (int i = 0; i < kChunk; ++i) parts.values[i] = of_weight[k][i];
+    for (int i = 0; i < kChunk; ++i) parts.values[i] = grad_weight[k][i];
     store<kChunk>(partial + at, parts);
   }
 }
 
-// A block adds up kWarp columns of the parts: each of its warps every kSumWarps-th row, then one warp theirs.
+// A block sums kWarp columns of the parts: each warp sums every kSumWarps-th row, then one warp sums the
+// warps' results.
 constexpr int kSumWarps = 8;
 
 template <typename T>

@@ -1,4 +1,4 @@
-// rms_norm/cuda.cuh on tensors.
+// Calls rms_norm/cuda.cuh with tensors.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// What the CUDA kernels of norms are given.
+// The arguments of the RMSNorm CUDA kernels.
 #pragma once
 
 #include "models/kernels/common/launch.h"
@@ -14,13 +14,13 @@ struct AddRmsNormTask {
   float* rstd = nullptr;                   // [rows]
 };
 
-// Further terms of a gradient.
+// The largest number of further terms of a gradient.
 constexpr int kMoreTerms = 2;
 
 struct AddRmsNormBackwardTask {
   const void *grad = nullptr, *grad_sum = nullptr, *sum = nullptr;  // [rows, n]
-  // Further terms of grad, [rows, n] each, from the first on; null: no more. They are added up from the last
-  // to grad itself, rounded after each sum.
+  // Further terms of grad, [rows, n] each; null after the last. The sum goes from the last term to grad and
+  // is rounded after each addition.
   const void* more[kMoreTerms] = {};
   const void* weight = nullptr;  // [n]
   const float* rstd = nullptr;   // [rows]
@@ -30,7 +30,8 @@ struct AddRmsNormBackwardTask {
   float* partial = nullptr;     // [blocks, n], work space
   void* grad_weight = nullptr;  // [n]
 };
-// How many blocks share the rows of a backward. The same on every GPU, as the order of a sum depends on it.
+// Returns how many blocks share the rows of a backward. It is the same on every GPU, because the order of a
+// sum depends on it.
 inline int64_t rms_norm_blocks(int64_t rows) {
   constexpr int64_t kMost = 512;
   return rows < kMost ? rows : kMost;

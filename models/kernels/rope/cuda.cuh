@@ -1,6 +1,6 @@
-// A block turns the query and key heads of one token by its position's angles, and copies its values. A
-// thread takes kChunk pairs at a time, in two chunks: side by side where pairs are neighbours, from the two
-// halves of a head otherwise.
+// A block rotates the query and key heads of one token by its position's angles, and copies its values. A
+// thread rotates kChunk pairs at a time, which are two chunks: adjacent ones if pairs are neighbours, else
+// one from each half of a head.
 #pragma once
 
 #include "models/kernels/common/plan.cuh"

@@ -1,4 +1,4 @@
-// rope/cuda.cuh on tensors.
+// Calls rope/cuda.cuh with tensors.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,7 @@
 
 namespace hyperion::kernels::cuda {
 
-// x [batch, seq, heads, head_dim], or [parts, batch, seq / parts, heads, head_dim].
+// Returns the layout of x [batch, seq, heads, head_dim] or [parts, batch, seq / parts, heads, head_dim].
 inline HeadsLayout layout_of(const Tensor& x, int64_t each) {
   HeadsLayout layout{.data = x.data_ptr(), .head = x.stride(-2)};
   layout.position = x.stride(-3);
@@ -24,7 +24,7 @@ inline Tensor with_whole_heads(const Tensor& x) {
   return x.stride(-1) == 1 ? x : x.contiguous();
 }
 
-// Extents of whole sequences.
+// Fills in the extents of full sequences.
 struct Extents {
   int64_t batch, length, heads, kv_heads, head_dim;
 };
@@ -83,7 +83,7 @@ Heads rope_heads(const Launch& launch, const Heads& x, const Tensor& cos, const 
   return {q_out, k_out, v_out};
 }
 
-// The three results are views of one tensor [.., (heads + 2 kv_heads) * head_dim].
+// Returns three views of one tensor [.., (heads + 2 kv_heads) * head_dim].
 template <typename Launch>
 Heads rope_heads_backward(const Launch& launch, const Heads& grads, const Tensor& cos, const Tensor& sin,
                           models::RopeStyle style, int64_t parts) {

@@ -1,4 +1,5 @@
-// Rotation of query and key heads by their position (RoFormer, arXiv 2104.09864), fp32 inside, one rounding.
+// RoPE: rotates query and key heads by their position (RoFormer, arXiv 2104.09864), in fp32 with one
+// rounding.
 #pragma once
 
 #include "models/args/model_args.h"
@@ -10,15 +11,15 @@ namespace hyperion::kernels {
 struct Heads {
   at::Tensor q, k, v;
 };
-// Forward: q and k rotated, and a copy of v, or none where that is undefined; backward: the gradients of
-// forward's inputs from those of its results. cos, sin: fp32 [seq, head_dim/2] or [batch, seq, head_dim/2].
-// With parts > 1 what is not rotated lies part by part of the sequences: [parts, batch, seq / parts, heads,
-// head_dim]. Inputs may be views of one packed product.
+// Forward returns rotated q and k, and a copy of v if it is defined. Backward returns the gradients of
+// forward's inputs from those of its outputs. cos, sin: fp32 [seq, head_dim/2] or [batch, seq, head_dim/2].
+// With parts > 1 the tensors before rotation (forward's inputs, backward's outputs) are [parts, batch, seq /
+// parts, heads, head_dim]. Inputs may be views of one packed product.
 using RopeHeads = Heads(const Heads& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
                         int64_t parts);
 
-// For the forms: a tensor of whole sequences as it lies part by part of them, and a copy of values, which may
-// lie so, as whole sequences.
+// Helpers of the forms. in_parts() reorders full sequences to [parts, ...]; copy_of_values() copies values,
+// which may be in parts, to full sequences.
 at::Tensor in_parts(const at::Tensor& x, int64_t parts);
 at::Tensor copy_of_values(const at::Tensor& v, int64_t parts);
 
@@ -31,7 +32,7 @@ inline const at::Tensor& first_tensor(const Heads& x) {
 
 namespace plain {
 RopeHeads rope_heads, rope_heads_backward;
-// Of one tensor; `inverse` rotates back, which is also the gradient.
+// Rotates one tensor. `inverse` rotates back, which is also the gradient.
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, models::RopeStyle style,
                 bool inverse, int64_t parts = 1);
 }  // namespace plain

@@ -81,11 +81,11 @@ Tensor routing_weights(const Tensor& given_scores, const Tensor& given_choices,
   parallel_for(0, choices.size(0), kTokens, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
       float sum = 0;
-      for (int64_t slot = token * k; slot < (token + 1) * k; ++slot)
-        sum += out[slot] = score[token * experts + choice[slot]];
+      for (int64_t assignment = token * k; assignment < (token + 1) * k; ++assignment)
+        sum += out[assignment] = score[token * experts + choice[assignment]];
       sum += kLeast;
-      for (int64_t slot = token * k; slot < (token + 1) * k; ++slot)
-        out[slot] = (options.normalise ? out[slot] / sum : out[slot]) * factor;
+      for (int64_t assignment = token * k; assignment < (token + 1) * k; ++assignment)
+        out[assignment] = (options.normalise ? out[assignment] / sum : out[assignment]) * factor;
     }
   });
   return weights;
@@ -96,10 +96,10 @@ Tensor routing_weights_backward(const Tensor& given_grad, const Tensor& given_sc
                                 at::ScalarType dtype) {
   const Tensor grads = given_grad.contiguous(), scores = given_scores.contiguous(),
                choices = given_choices.contiguous();
-  const Tensor of_logits = at::empty(scores.sizes(), scores.options());
+  const Tensor grad_logits = at::empty(scores.sizes(), scores.options());
   const auto *grad = grads.const_data_ptr<float>(), *score = scores.const_data_ptr<float>();
   const auto* choice = choices.const_data_ptr<int64_t>();
-  auto* out = of_logits.mutable_data_ptr<float>();
+  auto* out = grad_logits.mutable_data_ptr<float>();
   const int64_t k = options.top_k, experts = options.experts;
   const auto factor = static_cast<float>(options.scale);
   const bool softmax = options.score == models::ScoreFunction::kSoftmax;
@@ -108,22 +108,22 @@ Tensor routing_weights_backward(const Tensor& given_grad, const Tensor& given_sc
       const float* of = score + token * experts;
       float* to = out + token * experts;
       float sum = 0, dot = 0, of_softmax = 0;
-      for (int64_t slot = token * k; slot < (token + 1) * k; ++slot) {
-        sum += of[choice[slot]];
-        dot += grad[slot] * factor * of[choice[slot]];
+      for (int64_t assignment = token * k; assignment < (token + 1) * k; ++assignment) {
+        sum += of[choice[assignment]];
+        dot += grad[assignment] * factor * of[choice[assignment]];
       }
       sum += kLeast;
       std::fill_n(to, experts, 0.0F);
-      for (int64_t slot = token * k; slot < (token + 1) * k; ++slot) {
-        const float scaled = grad[slot] * factor;
-        to[choice[slot]] = options.normalise ? (scaled - dot / sum) / sum : scaled;
-        of_softmax += to[choice[slot]] * of[choice[slot]];
+      for (int64_t assignment = token * k; assignment < (token + 1) * k; ++assignment) {
+        const float scaled = grad[assignment] * factor;
+        to[choice[assignment]] = options.normalise ? (scaled - dot / sum) / sum : scaled;
+        of_softmax += to[choice[assignment]] * of[choice[assignment]];
       }
       for (int64_t e = 0; e < experts; ++e)
         to[e] = softmax ? of[e] * (to[e] - of_softmax) : to[e] * of[e] * (1 - of[e]);
     }
   });
-  return of_logits.to(dtype);
+  return grad_logits.to(dtype);
 }
 
 }  // namespace hyperion::kernels::cpu

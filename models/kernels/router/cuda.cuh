@@ -1,4 +1,4 @@
-// A warp per token, whose lanes have every 32nd expert each.
+// Routing has a warp per token; lane l has experts l, l + 32, ...
 #pragma once
 
 #include <cmath>
@@ -21,7 +21,7 @@ __device__ inline float warp_max(float value) {
   return value;
 }
 
-// Whether number i is before number j in a stable order of descending values, with NaN first, as libtorch's.
+// Returns whether number i comes before number j in a stable descending order with NaN first, as in libtorch.
 __device__ inline bool before(float value_i, int i, float value_j, int j) {
   if (value_i > value_j || (value_i != value_i && value_j == value_j)) return true;
   if (value_j > value_i || (value_j != value_j && value_i == value_i)) return false;
@@ -47,7 +47,7 @@ __device__ inline void write_scores(const RouteTokensTask& task, const T* logits
   for (int e = lane; e < task.experts; e += kWarp) scores[e] = expf(widened(logits[e]) - largest) / sum;
 }
 
-// Leaves -infinity for the experts of groups that are not among the best. All threads call it.
+// Writes -infinity for the experts of groups that are not among the best. All threads must call it.
 __device__ inline void leave_best_groups(const RouteTokensTask& task, float* biased, float* of_groups) {
   const int lane = static_cast<int>(threadIdx.x), in_group = task.experts / task.groups;
   for (int group = lane; group < task.groups; group += kWarp) {
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kWarp) routing_weights_backward_token(const Ro
     for (int k = lane; k < task.top_k; k += kWarp) of_softmax += of_choice(k) * scores[choices[k]];
     of_softmax = warp_sum(of_softmax);
   }
-  T* const out = static_cast<T*>(task.of_logits) + token * task.experts;
+  T* const out = static_cast<T*>(task.grad_logits) + token * task.experts;
   for (int e = lane; e < task.experts; e += kWarp) {
     const float score = scores[e], grad = of_expert(e);
     out[e] = rounded<T>(task.softmax ? score * (grad - of_softmax) : grad * score * (1.0f - score));

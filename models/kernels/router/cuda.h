@@ -1,4 +1,4 @@
-// router/cuda.cuh on tensors.
+// Calls router/cuda.cuh with tensors.
 #pragma once
 
 #include <ATen/ops/empty.h>
@@ -67,12 +67,12 @@ Tensor routing_weights_backward(const Launch& launch, const Tensor& given_grad, 
   const Tensor grad = given_grad.contiguous(), scores = given_scores.contiguous(),
                choices = given_choices.contiguous();
   require_numbers(grad, choices.numel(), "routing_weights_backward: grad");
-  Tensor of_logits = at::empty(scores.sizes(), scores.options().dtype(dtype));
+  Tensor grad_logits = at::empty(scores.sizes(), scores.options().dtype(dtype));
   RoutingWeightsTask task = routing_task(scores, choices, options);
   task.grad = grad.const_data_ptr<float>();
-  task.of_logits = of_logits.mutable_data_ptr();
-  launch(task, element_of(of_logits, "routing_weights_backward"));
-  return of_logits;
+  task.grad_logits = grad_logits.mutable_data_ptr();
+  launch(task, element_of(grad_logits, "routing_weights_backward"));
+  return grad_logits;
 }
 
 }  // namespace hyperion::kernels::cuda

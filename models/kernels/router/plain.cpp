@@ -72,10 +72,10 @@ Tensor routing_weights_backward(const Tensor& grad_weights, const Tensor& scores
     grad = (grad - (grad * chosen).sum(1, true) / sum) / sum;
   }
   const Tensor of_scores = at::zeros_like(scores).scatter_(1, choices, grad);
-  const Tensor of_logits = options.score == models::ScoreFunction::kSoftmax
-                               ? scores * (of_scores - (of_scores * scores).sum(1, true))
-                               : of_scores * scores * (1 - scores);
-  return of_logits.to(dtype);
+  const Tensor grad_logits = options.score == models::ScoreFunction::kSoftmax
+                                 ? scores * (of_scores - (of_scores * scores).sum(1, true))
+                                 : of_scores * scores * (1 - scores);
+  return grad_logits.to(dtype);
 }
 
 }  // namespace plain

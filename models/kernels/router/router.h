@@ -1,4 +1,4 @@
-// Which experts a token goes to, and with what weights: models/parts/experts/router.h.
+// Chooses experts and their weights for each token (models/parts/experts/router.h).
 #pragma once
 
 #include "models/args/model_args.h"
@@ -13,10 +13,10 @@ struct RoutingOptions {
 
   int64_t experts = 0, top_k = 0;
   models::ScoreFunction score = {};
-  bool normalise = false;  // the weights of a token are divided by their sum + kLeastSum
-  double scale = 1;        // and multiplied by this
-  int64_t groups = 0;      // of neighbouring experts; 0: none
-  // A token's experts are of so many groups, those with the best sums of two scores.
+  bool normalise = false;  // whether the weights of a token are divided by their sum + kLeastSum
+  double scale = 1;        // multiplies the weights after that
+  int64_t groups = 0;      // the number of groups of neighbouring experts; 0: no groups
+  // A token chooses experts only from so many groups: those with the largest sum of their two best scores.
   int64_t limited_groups = 0;
 };
 
@@ -29,19 +29,20 @@ inline void append(Values& values, const RoutingOptions& options) {
   append(values, options.limited_groups);
 }
 
-// logits [tokens, experts]; bias [experts] -> scores [tokens, experts] in (0, 1), of opmath_dtype(); choices
-// int64 [tokens, top_k]: those with the largest score plus bias, the best first, and of equal ones the lower.
-// NaN is before all numbers, in groups' sums too, as in libtorch's order.
+// Routes tokens: logits [tokens, experts], bias [experts] -> scores [tokens, experts] in (0, 1), of
+// opmath_dtype(), and choices int64 [tokens, top_k]. Choices are the experts with the largest score plus
+// bias, best first; of equal ones the lower index. NaN is larger than all numbers, in sums of groups too, as
+// in libtorch.
 struct RoutedTokens {
   at::Tensor scores, choices;
 };
 using RouteTokens = RoutedTokens(const at::Tensor& logits, const at::Tensor& bias,
                                  const RoutingOptions& options);
-// The weights of the chosen experts, [tokens, top_k] of the scores' dtype: their scores without the bias,
-// normalised and scaled.
+// Returns the weights of the chosen experts, [tokens, top_k] of the scores' dtype: their scores without the
+// bias, normalised and scaled.
 using RoutingWeights = at::Tensor(const at::Tensor& scores, const at::Tensor& choices,
                                   const RoutingOptions& options);
-// grad: of the weights -> the gradient of the logits, in `dtype`.
+// Returns the gradient of the logits, in `dtype`, from `grad` of the weights.
 using RoutingWeightsBackward = at::Tensor(const at::Tensor& grad, const at::Tensor& scores,
                                           const at::Tensor& choices, const RoutingOptions& options,
                                           at::ScalarType dtype);

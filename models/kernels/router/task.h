@@ -1,4 +1,4 @@
-// What the CUDA kernels of the router are given. Scores, weights and their gradients are fp32, choices int64.
+// The arguments of the router CUDA kernels. Scores, weights and their gradients are fp32, choices are int64.
 #pragma once
 
 #include "models/kernels/common/launch.h"
@@ -16,7 +16,7 @@ struct RouteTokensTask {
   bool softmax = false;
 };
 
-// With a gradient it is a backward.
+// The kernel runs backward if `grad` is not null.
 struct RoutingWeightsTask {
   const float* scores = nullptr;     // [tokens, experts]
   const int64_t* choices = nullptr;  // [tokens, top_k]
@@ -27,11 +27,11 @@ struct RoutingWeightsTask {
   float scale = 1;
   // Backward:
   const float* grad = nullptr;  // [tokens, top_k]
-  void* of_logits = nullptr;    // [tokens, experts]
+  void* grad_logits = nullptr;  // [tokens, experts]
   bool softmax = false;
 };
 
-// element: of the logits.
+// `element` is the type of the logits.
 cudaError_t launch(const RouteTokensTask& task, Element element, cudaStream_t stream);
 cudaError_t launch(const RoutingWeightsTask& task, Element element, cudaStream_t stream);
 

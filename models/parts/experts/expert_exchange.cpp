@@ -121,7 +121,7 @@ std::vector<int64_t> on_host(const Tensor& counts) {
 
 // All in one copy.
 void copy_to(at::Device device, Dispatch& dispatch) {
-  std::vector all = {&dispatch.choices, &dispatch.slots, &dispatch.tokens, &dispatch.rows,
+  std::vector all = {&dispatch.choices, &dispatch.assignments, &dispatch.tokens, &dispatch.rows,
                      &dispatch.expert_rows};
   const bool padded = dispatch.ends.defined();
   if (padded) all.insert(all.end(), {&dispatch.ends, &dispatch.padding});

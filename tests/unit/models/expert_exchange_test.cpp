@@ -40,7 +40,7 @@ std::vector<Tensor> all_to_all(const std::vector<Tensor>& sent, const std::vecto
   return received;
 }
 
-// Sends every slot of every rank's choices to its expert and back, and checks where it arrives.
+// Sends every assignment of every rank's choices to its expert and back, and checks where it arrives.
 void check_journey(const std::vector<Tensor>& choices, int64_t experts) {
   const int ranks = static_cast<int>(choices.size());
   const int64_t here = experts / ranks;
@@ -48,7 +48,7 @@ void check_journey(const std::vector<Tensor>& choices, int64_t experts) {
   for (const Tensor& of_rank : choices) dispatches.push_back(dispatch_tokens(of_rank, experts));
   std::vector<ExpertExchange> plans;
   std::vector<Counts> sent, received;
-  std::vector<Tensor> rows;  // [slot, source, expert] of each
+  std::vector<Tensor> rows;  // [assignment, source, expert] of each
   for (int rank = 0; rank < ranks; ++rank) {
     Counts of_sources;
     for (const Dispatch& source : dispatches)
@@ -58,21 +58,23 @@ void check_journey(const std::vector<Tensor>& choices, int64_t experts) {
     sent.push_back(plans.back().sent);
     received.push_back(plans.back().received);
     CHECK(total(sent.back()) == choices[rank].numel());
-    const Tensor& slots = dispatches[rank].slots;
-    rows.push_back(
-        at::stack({slots, at::full_like(slots, rank), choices[rank].flatten().index_select(0, slots)}, 1));
+    const Tensor& assignments = dispatches[rank].assignments;
+    rows.push_back(at::stack(
+        {assignments, at::full_like(assignments, rank), choices[rank].flatten().index_select(0, assignments)},
+        1));
   }
   std::vector<Tensor> arrived = all_to_all(rows, sent, received), made;
   for (int rank = 0; rank < ranks; ++rank) {
     const Dispatch& local = *plans[rank].experts;
-    const Tensor in_order = arrived[rank].index_select(0, local.slots);
+    const Tensor in_order = arrived[rank].index_select(0, local.assignments);
     int64_t row = 0, before = -1;
     for (int64_t expert = 0; expert < here; ++expert)
       for (int64_t i = 0; i < local.counts[expert]; ++i, ++row) {
-        const int64_t slot = in_order[row][0].item<int64_t>(), source = in_order[row][1].item<int64_t>();
+        const int64_t assignment = in_order[row][0].item<int64_t>(),
+                      source = in_order[row][1].item<int64_t>();
         CHECK(in_order[row][2].item<int64_t>() == rank * here + expert);
-        const int64_t key = (expert * ranks + source) * 1'000'000 + slot;
-        CHECK(key > before);  // by expert, then by rank, then in the order of its slots
+        const int64_t key = (expert * ranks + source) * 1'000'000 + assignment;
+        CHECK(key > before);  // by expert, then by rank, then in the order of its assignments
         before = key;
       }
     CHECK(row == arrived[rank].size(0));
@@ -85,7 +87,7 @@ void check_journey(const std::vector<Tensor>& choices, int64_t experts) {
 
 }  // namespace
 
-TEST_CASE("every slot reaches its expert in the order of the ranks, and comes back") {
+TEST_CASE("every assignment reaches its expert in the order of the ranks, and comes back") {
   at::manual_seed(5);
   struct Case {
     int ranks;
@@ -120,7 +122,7 @@ TEST_CASE("eight experts on four ranks: rows to send and to receive by hand") {
   CHECK(plan.sent == Counts{1, 1, 2, 0});
   CHECK(plan.received == Counts{1, 2, 3, 0});
   CHECK(plan.experts->counts == Counts{4, 2});
-  CHECK(plan.experts->slots.equal(at::cat({at::arange(0, 1), at::arange(3, 6), at::arange(1, 3)})));
+  CHECK(plan.experts->assignments.equal(at::cat({at::arange(0, 1), at::arange(3, 6), at::arange(1, 3)})));
 }
 
 TEST_CASE("received rows are padded where experts multiply in FP8, also where there are none") {

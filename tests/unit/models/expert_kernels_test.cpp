@@ -199,7 +199,7 @@ TEST_CASE("the source of the CUDA order of experts' rows has the plain form's nu
     const kernels::RowOrder wanted = plain::order_rows(choices, c.experts, c.unit);
     for (const kernels::RowOrder& made : {own::order_rows(kOnThreads, choices, c.experts, c.unit),
                                           kernels::cpu::order_rows(choices, c.experts, c.unit)}) {
-      CHECK(made.slots.equal(wanted.slots));
+      CHECK(made.assignments.equal(wanted.assignments));
       CHECK(made.tokens.equal(wanted.tokens));
       CHECK(made.rows.equal(wanted.rows));
       CHECK(made.expert_rows.equal(wanted.expert_rows));
@@ -223,7 +223,8 @@ TEST_CASE("the source of the CUDA gathers and sums of experts' rows follows the 
     CAPTURE(dtype, c.tokens, c.experts, c.top_k, c.unit, c.width);
     const kernels::RowOrder order =
         plain::order_rows(random_choices(c.tokens, c.experts, c.top_k), c.experts, c.unit);
-    const int64_t rows = c.unit > 0 ? order.ends[-1].item<int64_t>() : order.slots.numel();  // of groups
+    const int64_t rows =
+        c.unit > 0 ? order.ends[-1].item<int64_t>() : order.assignments.numel();  // of groups
     const auto of_groups = [&](const Tensor& all) { return all.narrow(0, 0, rows); };
     const Tensor x = random_of({c.tokens, c.width}, dtype), weights = at::rand({c.tokens, c.top_k});
     const Tensor flat = weights.flatten(), gathered = plain::gather_rows(x, order, {}),
@@ -261,7 +262,7 @@ TEST_CASE("the source of the CUDA gathers and sums of experts' rows follows the 
       CHECK(near_products(made.products));
     }
   }
-  // Nor are its rows in the result, whatever the weight of slot 0 is, which is the slot they have.
+  // Nor are its rows in the result, whatever the weight of assignment 0 is, which is the one they have.
   const kernels::RowOrder order = plain::order_rows(random_choices(4, 3, 2), 3, 8);
   const Tensor rows = random_of({4, 16}, dtype), a = plain::gather_rows(rows, order, {}),
                weights = at::rand({8});

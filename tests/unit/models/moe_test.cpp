@@ -195,7 +195,7 @@ TEST_CASE("weights of experts have the gradients of finite differences") {
     }
 }
 
-TEST_CASE("rows are the slots in a stable order by expert, and back") {
+TEST_CASE("rows are the assignments in a stable order by expert, and back") {
   at::manual_seed(4);
   struct Case {
     int64_t tokens, experts, top_k;
@@ -208,9 +208,9 @@ TEST_CASE("rows are the slots in a stable order by expert, and back") {
     const Tensor choices = at::cat(rows);
     const Dispatch dispatch = dispatch_tokens(choices, c.experts);
     const Tensor flat = choices.flatten();
-    CHECK(dispatch.slots.equal(flat.argsort(/*stable=*/true, 0, false)));
-    CHECK(dispatch.tokens.equal(dispatch.slots.floor_divide(c.top_k)));
-    CHECK(dispatch.rows.index_select(0, dispatch.slots).equal(at::arange(flat.numel())));
+    CHECK(dispatch.assignments.equal(flat.argsort(/*stable=*/true, 0, false)));
+    CHECK(dispatch.tokens.equal(dispatch.assignments.floor_divide(c.top_k)));
+    CHECK(dispatch.rows.index_select(0, dispatch.assignments).equal(at::arange(flat.numel())));
     CHECK(dispatch.expert_rows.equal(flat.bincount({}, c.experts)));
     for (int64_t e = 0; e < c.experts; ++e)
       CHECK(dispatch.counts[e] == dispatch.expert_rows[e].item<int64_t>());
@@ -228,13 +228,13 @@ TEST_CASE("rows are the slots in a stable order by expert, and back") {
 TEST_CASE("rows of experts that get no token are zeros") {
   const Dispatch dispatch = dispatch_tokens(at::zeros({0, 2}, at::kLong), 3, RowCounts::kPadded);
   const Tensor rows = gather_rows(at::zeros({0, 4}), dispatch, Tensor());
-  CHECK(rows.equal(at::zeros({dispatch.slots.size(0), 4})));
+  CHECK(rows.equal(at::zeros({dispatch.assignments.size(0), 4})));
   const auto [a, b, products] = weight_rows(rows + 1, rows + 2, dispatch, at::zeros({0, 2}));
   CHECK((a.equal(rows) && b.equal(rows)));
   CHECK(products.sizes() == at::IntArrayRef({0, 2}));
 }
 
-TEST_CASE("sums over experts are in fp32, in the order of the slots, and rounded once") {
+TEST_CASE("sums over experts are in fp32, in the order of the assignments, and rounded once") {
   const Dispatch dispatch = dispatch_tokens(at::arange(3).view({1, 3}), 3);
   const Tensor rows = at::zeros({3, 1}, at::kBFloat16), weights = at::ones({1, 3}, at::kFloat);
   rows[0] = 256.0;  // bf16 has 8 bits: 256 + 1 is 256 there
