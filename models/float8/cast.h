@@ -1,4 +1,4 @@
-// A matrix as operands of FP8 products: cast into the layouts that they want, from one read.
+// Casts of a matrix to the operands of FP8 products, in the layouts that the products read.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,8 @@
 
 namespace hyperion::float8 {
 
-// What the hardware wants of the extent that a product sums over; columns are filled up to it with zeros.
+// The hardware needs a multiple of this as the extent that a product sums over; columns are padded with
+// zeros.
 inline constexpr int64_t kRowMultiple = 16;
 
 struct Copies {
@@ -17,23 +18,22 @@ struct Copies {
   at::Tensor columns;  // [m rounded up to kRowMultiple, n], column-major
 };
 
-// Copies of x [m, n] in an FP8 dtype, with the bits of saturating_cast. row_scale: 0-dim or [m, 1];
-// column_scale: 0-dim or [1, n]; a copy whose scale is undefined is not made. x may also be in `dtype`
-// already: then only columns are made, of its very bits. On a GPU, where n must be a multiple of 16, one
-// kernel reads x once (models/float8/cuda); rows with gaps between them need no copy of x where they begin at
-// multiples of 16 bytes.
+// Casts x [m, n] to an FP8 dtype, with the bits of saturating_cast(). row_scale: 0-dim or [m, 1];
+// column_scale: 0-dim or [1, n]. No copy is made for an undefined scale. If x has `dtype` already, only
+// columns are made, with its bits. On a GPU n must be a multiple of 16, and one kernel reads x once
+// (models/float8/cuda); rows may have gaps between them if they begin at multiples of 16 bytes.
 Copies cast(const at::Tensor& x, const at::Tensor& row_scale, const at::Tensor& column_scale,
             at::ScalarType dtype);
 
-// x to `out` [m, n], as the row-major copy of cast(). scale: 0-dim.
+// Casts x to `out` [m, n], with the bits of cast()'s row-major copy. scale: 0-dim.
 void cast_into(const at::Tensor& out, const at::Tensor& x, const at::Tensor& scale);
 
 struct Operands {
-  Quantized rows, columns;  // laid out as Copies
+  Quantized rows, columns;  // in the layouts of Copies
 };
 
-// The copies of cast(), by scales_of() their amaxes, which are made on the way: of one tensor for both where
-// row_amax and column_amax are one. An undefined amax: no such copy. On a GPU one kernel makes all of it.
+// Computes scales_of() the amaxes and the copies of cast() with them. If row_amax and column_amax are one
+// tensor, so are the scales. No copy is made for an undefined amax. On a GPU one kernel does all of it.
 Operands cast_by_amax(const at::Tensor& x, const at::Tensor& row_amax, const at::Tensor& column_amax,
                       at::ScalarType dtype, bool power_of_two);
 
@@ -44,8 +44,8 @@ Operands cast_by_amax(const at::Tensor& x, const at::Tensor& row_amax, const at:
                       at::ScalarType dtype, bool power_of_two);
 }  // namespace plain
 
-// Dynamic scales, then the copies that have a scaling; both in one dtype and both or neither of powers of
-// two, with one scale where the scalings are equal. x may be a part of a matrix.
+// Computes dynamic scales, then a copy for each scaling that is given. Both scalings have the same dtype and
+// power_of_two; equal scalings share one scale. x may be a shard of a matrix.
 Operands quantize_operands(const at::Tensor& x, const std::optional<Scaling>& rows,
                            const std::optional<Scaling>& columns, const PartOf& part = {});
 

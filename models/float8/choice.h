@@ -1,4 +1,4 @@
-// Which linear layers are converted to FP8, and why the others are not.
+// Chooses the linear layers that are converted to FP8, and says why other layers are not.
 #pragma once
 
 #include <cstdint>
@@ -11,35 +11,35 @@
 namespace hyperion::float8 {
 
 struct LinearShape {
-  std::string name;  // of the module: "layers.0.attention.wq"
+  std::string name;  // the module's name, "layers.0.attention.wq"
   int64_t out = 0, in = 0;
-  // The ranks that divide it, and along which dimension of [out, in].
-  int64_t parts = 1;
-  int split = 0;
+  int64_t parts = 1;  // the number of ranks that shard it
+  int split = 0;      // the sharded dimension of [out, in]
 };
 
 struct Choice {
   std::string name;
-  std::string why_not;   // empty: converted
-  bool by_part = false;  // left out for the part of one rank alone
+  std::string why_not;   // empty if the layer is converted
+  bool by_part = false;  // whether only the shape of a rank's shard prevents the conversion
 };
 
-// The pseudo-name in a filter that leaves out layers too small to gain, by torchao's rules.
+// An entry of a filter that excludes layers too small to gain, by torchao's rules.
 inline constexpr const char* kAutoFilter = "auto_filter_small_kn";
 
-// One choice per layer, in their order. A layer is left out when an entry of `filter` is part of its name,
-// when an extent of the layer is no multiple of 16, or one of a rank's part where the hardware multiplies it
-// (kNative), and by kAutoFilter (which kRowwiseWithGwHp does not know: Error(kUsage)).
+// Returns one choice per layer, in order. It excludes a layer if an entry of `filter` is part of its name, if
+// an extent of the layer is not a multiple of 16, if an extent of a rank's shard is not and the hardware
+// multiplies it (kNative), or by kAutoFilter. kRowwiseWithGwHp does not support kAutoFilter and throws
+// Error(kUsage).
 std::vector<Choice> choose_layers(const std::vector<LinearShape>& layers,
                                   const std::vector<std::string>& filter, Recipe recipe, Gemm gemm);
 
-// The same for MXFP8, whose blocks want extents that are multiples of 32, also of a rank's part and in
-// emulation; kAutoFilter is a name like any other.
+// Returns the choices for MXFP8. Its blocks need extents that are multiples of 32, also of a rank's shard and
+// in emulation. kAutoFilter has no special meaning.
 std::vector<Choice> choose_mx_layers(const std::vector<LinearShape>& layers,
                                      const std::vector<std::string>& filter);
 
-// A sentence for each entry of `filter`, the list of the table `table`, that matches no layer, with the
-// nearest part of a name that there is.
+// Returns a sentence for each entry of `filter` that matches no layer, with the most similar part of a
+// layer's name. `table` is the config table of the filter.
 std::vector<std::string> unmatched_filters(const std::vector<LinearShape>& layers,
                                            const std::vector<std::string>& filter,
                                            const std::string& table = "quantize.linear.float8");

@@ -30,17 +30,17 @@ GroupedMatmuls::GroupedMatmuls(GroupedRecipe recipe, Gemm gemm, std::shared_ptr<
       gemm_(gemm),
       counters_(std::move(counters)) {}
 
-Tensor GroupedMatmuls::output(Operand& x, const Parameter& stack, const Tensor& ends, Exchange* ranks) const {
+Tensor GroupedMatmuls::output(Operand& x, const Parameter& stack, const Tensor& ends, Exchange* group) const {
   add_rows(x);
   ++counters_->products;
-  return scaled_grouped_matmul(x.rows, stack_copies(stack, ranks).out, ends, x.dtype, gemm_);
+  return scaled_grouped_matmul(x.rows, stack_copies(stack, group).out, ends, x.dtype, gemm_);
 }
 
 Tensor GroupedMatmuls::input_gradient(Operand& grad, const Parameter& stack, const Tensor& ends,
-                                      Exchange* ranks) const {
+                                      Exchange* group) const {
   add_rows(grad);
   ++counters_->products;
-  return scaled_grouped_matmul(grad.rows, stack_copies(stack, ranks).grad_x, ends, grad.dtype, gemm_);
+  return scaled_grouped_matmul(grad.rows, stack_copies(stack, group).grad_x, ends, grad.dtype, gemm_);
 }
 
 Tensor GroupedMatmuls::weight_gradient(Operand& grad, Operand& x, const Tensor& ends) const {
@@ -80,13 +80,13 @@ Quantized GroupedMatmuls::cast_stack(const Tensor& matrices, const PartOf& part)
 }
 
 const GroupedMatmuls::StackCopies& GroupedMatmuls::stack_copies(const Parameter& stack,
-                                                                Exchange* ranks) const {
+                                                                Exchange* group) const {
   if (!stack.derived) {
     auto copies = std::make_shared<StackCopies>();
     const Tensor weight = stack.weight.detach();
-    const int divided = stack.split.value_or(1);  // where `ranks` have a part each
-    copies->out = cast_stack(weight, {divided == 2 ? ranks : nullptr, 1});
-    copies->grad_x = cast_stack(weight.transpose(1, 2).contiguous(), {divided == 1 ? ranks : nullptr, 1});
+    const int sharded_dim = stack.split.value_or(1);  // where `group` shards the stack
+    copies->out = cast_stack(weight, {sharded_dim == 2 ? group : nullptr, 1});
+    copies->grad_x = cast_stack(weight.transpose(1, 2).contiguous(), {sharded_dim == 1 ? group : nullptr, 1});
     counters_->weight_casts += 2;
     stack.derived = std::move(copies);
   }

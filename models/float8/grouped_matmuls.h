@@ -1,5 +1,5 @@
-// The three grouped products of a stack of experts' matrices in FP8: which operand is cast how. torchao's
-// (prototype/moe_training): e4m3 throughout, forward and both gradients.
+// GroupedMatmuls has the three grouped products of a stack of experts' matrices in FP8 (forward, dgrad,
+// wgrad) and casts their operands. All operands are e4m3, as in torchao's prototype/moe_training.
 #pragma once
 
 #include <memory>
@@ -10,28 +10,28 @@
 
 namespace hyperion::float8 {
 
-// Rows are cast once for all products that read them (models::Operand), and a stack once as long as its
-// contents stay. One object serves all layers: what is cast of a stack hangs on its Parameter.
+// Rows are cast once for all products that read them (models::Operand). A stack is cast once until its
+// contents change; the Parameter holds the copies, so one object serves all layers.
 class GroupedMatmuls {
  public:
   GroupedMatmuls(GroupedRecipe recipe, Gemm gemm, std::shared_ptr<Counters> counters);
 
   int64_t unit() const { return unit_of(recipe_); }
 
-  // x [rows, in], grad [rows, out], stack [groups, out, in], of which `ranks` (may be null) have a part of
-  // one of the widths each: scales of a stack are those of the whole, so that its bits do not depend on their
-  // number. Its first product after a change of its contents may be collective over the ranks. `ends` as in
+  // x [rows, in], grad [rows, out], stack [groups, out, in]. `group`, which may be null, shards one of the
+  // stack's widths. Scales cover the unsharded stack, so its bits do not depend on the number of ranks: the
+  // first product after a change of the contents may be collective over the group. `ends`: see
   // models/float8/groups.h.
   at::Tensor output(models::Operand& x, const Parameter& stack, const at::Tensor& ends,
-                    Exchange* ranks) const;
+                    Exchange* group) const;
   at::Tensor input_gradient(models::Operand& grad, const Parameter& stack, const at::Tensor& ends,
-                            Exchange* ranks) const;
-  // [groups, out, in] in the compute dtype
+                            Exchange* group) const;
+  // Returns the wgrad, [groups, out, in] in the compute dtype.
   at::Tensor weight_gradient(models::Operand& grad, models::Operand& x, const at::Tensor& ends) const;
 
  private:
   struct StackCopies;
-  const StackCopies& stack_copies(const Parameter& stack, Exchange* ranks) const;
+  const StackCopies& stack_copies(const Parameter& stack, Exchange* group) const;
   Quantized cast_stack(const at::Tensor& matrices, const PartOf& part) const;
   Quantized cast_rows(const at::Tensor& x, const PartOf& part = {}) const;
   void add_rows(models::Operand& x) const;

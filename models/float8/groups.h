@@ -1,7 +1,7 @@
-// Products of groups of rows with the matrices of a stack in FP8, as those of experts: which numbers share a
-// scale, and libtorch's scaled grouped product or its exact definition. Groups of rows are padded with zeros
+// Grouped FP8 products, as those of experts: each group of rows is multiplied by its matrix of a stack. They
+// run as libtorch's scaled grouped product or as its exact definition. Groups of rows are padded with zeros
 // (models/kernels/matmul/grouped.h, pad_groups()) to multiples of kRowMultiple, or of kBlock for MXFP8.
-// Scalings and their rounding are torchao 0.18's (prototype/moe_training), with its bits.
+// Scalings and rounding have the bits of torchao 0.18 (prototype/moe_training).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,34 +10,38 @@
 
 namespace hyperion::float8 {
 
-// `ends`: int32 [groups], where each group of rows ends, as PaddedGroups::ends.
+// `ends` is int32 [groups]: the end of each group of rows, as PaddedGroups::ends. Elements behind the last
+// group are undefined in every result.
 
-// x [rows, n] by columns, to be summed over the rows of each group: values [n, rows] in e4m3, row-major.
-//   kColumn       a column of a group shares a scale, a power of two: scale and inverse [groups, n]
-//   kColumnBlock  32 rows of a column do: scale [n, rows / 32] in E8M0
-// What lies behind the last group is undefined.
+// Casts x [rows, n] by columns, for products that sum over the rows of each group: values [n, rows] in e4m3,
+// row-major.
+//   kColumn       each column of a group has one scale, a power of two: scale and inverse [groups, n]
+//   kColumnBlock  each 32 rows of a column have one scale: scale [n, rows / 32] in E8M0
 Quantized cast_columns_of_groups(const at::Tensor& x, const at::Tensor& ends, const Scaling& scaling);
 
-// For each group: its rows of a times the transpose of its matrix of `stack` -> [rows, n] in `out`. What lies
-// behind the last group is undefined.
-//   a      values [rows, k], scale [rows, 1] or, of blocks, [rows, k / 32]
+// Multiplies the rows of each group by the transpose of its matrix -> [rows, n] in `out`.
+//   a      values [rows, k], scale [rows, 1] or [rows, k / 32]
 //   stack  values [groups, n, k], scale [groups, n] or [groups, n, k / 32]
 at::Tensor scaled_grouped_matmul(const Quantized& a, const Quantized& stack, const at::Tensor& ends,
                                  at::ScalarType out, Gemm gemm);
-// For each group: a times the transpose of b, both by columns as cast_columns_of_groups() makes them,
-// [m, rows] and [n, rows], summed over its rows -> [groups, m, n] in `out`.
+// Multiplies a [m, rows] by the transpose of b [n, rows], summed over the rows of each group -> [groups, m,
+// n] in `out`. Both come from cast_columns_of_groups().
 at::Tensor scaled_grouped_outer_matmul(const Quantized& a, const Quantized& b, const at::Tensor& ends,
                                        at::ScalarType out, Gemm gemm);
 
-// Why libtorch has no scaled grouped product on a GPU of that compute capability (90 for 9.0); null: it has.
+// Returns why libtorch has no scaled grouped product on a GPU of that compute capability (90 for 9.0); null
+// if it has.
 const char* why_not_grouped(bool blocks, int compute_capability);
 
-// The layouts in which that product reads the scales of MXFP8, each in tiles of 128 x 4 (scales_for_cublas).
-// Each group of rows begins with a tile of its own: [rows, blocks] -> [rows or more, blocks or more].
+// These convert MXFP8 scales to the layouts of that product, in tiles of 128 x 4 (scales_for_cublas()).
+
+// Scales of groups of rows: each group begins with a new tile. [rows, blocks] -> [rows or more, blocks or
+// more].
 at::Tensor scales_of_row_groups(const at::Tensor& scale, const at::Tensor& ends);
-// Where blocks are of rows, the tiles of each group lie together: [m, rows / 32] -> [m or more, more].
+// Scales of blocks along the rows: the tiles of each group are contiguous. [m, rows / 32] -> [m or more,
+// more].
 at::Tensor scales_of_block_groups(const at::Tensor& scale, const at::Tensor& ends);
-// Of a stack, each matrix by itself: [groups, n, blocks] -> [groups, numbers].
+// Scales of a stack: each matrix has its own tiles. [groups, n, blocks] -> [groups, numbers].
 at::Tensor scales_of_stack(const at::Tensor& scale);
 
 }  // namespace hyperion::float8

@@ -44,20 +44,20 @@ LinearMatmuls::LinearMatmuls(Recipe recipe, Gemm gemm, std::shared_ptr<Counters>
 LinearMatmuls::LinearMatmuls(MxRecipe recipe, Gemm gemm, std::shared_ptr<Counters> counters)
     : scalings_(scalings_of(recipe)), gemm_(gemm), counters_(std::move(counters)) {}
 
-Quantized LinearMatmuls::cast_shard(const Tensor& rows, const Scaling& scaling, Exchange& ranks) const {
+Quantized LinearMatmuls::cast_shard(const Tensor& rows, const Scaling& scaling, Exchange& group) const {
   ++counters_->operand_casts;
-  return quantize_operands(rows.contiguous(), scaling, std::nullopt, {&ranks, 0}).rows;
+  return quantize_operands(rows.contiguous(), scaling, std::nullopt, {&group, 0}).rows;
 }
 
-Tensor LinearMatmuls::output(Operand& x, const Parameter& weight, Exchange* ranks) const {
+Tensor LinearMatmuls::output(Operand& x, const Parameter& weight, Exchange* group) const {
   cast_input(x);
-  return multiply(x.rows, transpose(weight_copies(weight, ranks).out), x.dtype, /*fast_accumulate=*/true,
+  return multiply(x.rows, transpose(weight_copies(weight, group).out), x.dtype, /*fast_accumulate=*/true,
                   x.is_first);
 }
 
-Tensor LinearMatmuls::input_gradient(Operand& grad, const Parameter& weight, Exchange* ranks) const {
+Tensor LinearMatmuls::input_gradient(Operand& grad, const Parameter& weight, Exchange* group) const {
   cast_gradient(grad);
-  WeightCopies& copies = weight_copies(weight, ranks);
+  WeightCopies& copies = weight_copies(weight, group);
   // A weight that was gathered in FP8 is laid out for grad_x only now: it may be freed before.
   if (!copies.grad_x.values.defined()) add_column_copy(copies.grad_x, copies.out);
   return multiply(grad.rows, copies.grad_x, grad.dtype, /*fast_accumulate=*/false, grad.is_first);
@@ -114,13 +114,13 @@ void LinearMatmuls::add_column_copy(Quantized& columns, const Quantized& rows) c
 }
 
 // The copies that hang on the parameter, made where there are none since its contents changed.
-LinearMatmuls::WeightCopies& LinearMatmuls::weight_copies(const Parameter& weight, Exchange* ranks) const {
+LinearMatmuls::WeightCopies& LinearMatmuls::weight_copies(const Parameter& weight, Exchange* group) const {
   if (!weight.derived) {
     auto copies = std::make_shared<WeightCopies>();
     if (weight.encoded.defined()) {
       copies->out = {weight.encoded, weight.encoded_scale, weight.encoded_inverse};
     } else {
-      const PartOf part = {ranks, weight.split.value_or(0)};
+      const PartOf part = {group, weight.split.value_or(0)};
       const Operands both = cast_operands(weight.weight, scalings_.w_out, scalings_.w_x, part);
       copies->out = both.rows;
       copies->grad_x = both.columns;

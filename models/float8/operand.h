@@ -1,4 +1,4 @@
-// A matrix that several products read.
+// Operand is a matrix that several products read, with its FP8 copies.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +10,22 @@
 
 namespace hyperion::models {
 
-// Each FP8 copy is made when the first product needs it (models/float8/linear_matmuls.h), and read by all.
+// The first product that needs an FP8 copy makes it (models/float8/linear_matmuls.h); later products share
+// it.
 struct Operand {
   explicit Operand(at::Tensor matrix) : values(std::move(matrix)), dtype(values.scalar_type()) {}
-  // One that was gathered in FP8, with one scale for all of it.
+  // An operand that was all-gathered in FP8 with one scale.
   Operand(float8::Quantized gathered, at::ScalarType dtype) : dtype(dtype), rows(std::move(gathered)) {}
-  // One of which only the column-major copy was kept.
-  static Operand of_columns(float8::Quantized columns, at::ScalarType dtype) {
+  // An operand of which only the column-major copy exists.
+  static Operand from_columns(float8::Quantized columns, at::ScalarType dtype) {
     Operand operand(at::Tensor(), dtype);
     operand.columns = std::move(columns);
     return operand;
   }
 
-  // Rows first to first + count of it as an operand of its own, which shares what is there.
+  // Returns rows [first, first + count) as an operand that shares the memory of this one.
   Operand part(int64_t first, int64_t count) const {
-    const auto cut = [&](const at::Tensor& all) { return all.narrow(0, first, count); };
+    const auto cut = [&](const at::Tensor& x) { return x.narrow(0, first, count); };
     Operand part(values.defined() ? cut(values) : values, dtype);
     part.rows = rows;
     if (rows.values.defined()) part.rows.values = cut(rows.values);
@@ -39,22 +40,22 @@ struct Operand {
 
   int64_t row_count() const { return (values.defined() ? values : rows.values).size(0); }
 
-  // Of this operand what is kept for the weight gradients that read it: the column-major copy where it was
-  // made, else the values, else the copy that was gathered.
+  // Returns the operand reduced to what wgrad reads: the column-major copy if it exists, else the values,
+  // else the copy that was all-gathered.
   Operand for_weight_gradients() && {
-    if (columns.values.defined()) return of_columns(std::move(columns), dtype);
+    if (columns.values.defined()) return from_columns(std::move(columns), dtype);
     if (values.defined()) return Operand(std::move(values));
     return Operand(std::move(rows), dtype);
   }
 
-  at::Tensor values;     // [m, n] in the compute dtype; undefined for one that was gathered in FP8
+  at::Tensor values;     // [m, n] in the compute dtype; undefined if it was all-gathered in FP8
   at::ScalarType dtype;  // the compute dtype
-  float8::Quantized rows{}, columns{};  // laid out as float8::Copies; without values: not made yet
-  // Whether its column-major copy, which only backward reads, is made with the row-major one, to be kept
-  // instead of `values`.
+  float8::Quantized rows{}, columns{};  // in the layouts of float8::Copies; undefined until they are made
+  // Whether the cast of `rows` also makes `columns`, which only wgrad reads and which is kept instead of
+  // `values`.
   bool makes_columns = false;
-  // Of a matrix that is multiplied in parts: no copy by columns is made of a part, and FP8 products of all
-  // parts count once, with the first rows.
+  // Set for the parts of an operand that is multiplied in parts. A part has no column-major copy. Counters
+  // count FP8 products of all parts once, with the first.
   bool is_part = false, is_first = true;
 
  private:

@@ -46,9 +46,9 @@ std::tuple<at::Tensor, at::Tensor> plain_scales(const at::Tensor& amax, double l
 at::Tensor amax(const at::Tensor& x, Granularity granularity, const PartOf& part) {
   const at::Tensor own = amax_of(x, granularity);
   const bool divided = granularity == Granularity::kTensor || granularity == scaled_along(1 - part.dim);
-  if (part.ranks == nullptr || !divided) return own;
+  if (part.group == nullptr || !divided) return own;
   const at::Tensor largest = own.to(at::kFloat).contiguous();
-  part.ranks->start_all_reduce_max(largest).wait();
+  part.group->start_all_reduce_max(largest).wait();
   return largest;
 }
 

@@ -331,7 +331,7 @@ struct LinearNode : Function<LinearNode> {
                            kernels::table().add_rms_norm_backward.is_plain(x.front().device()) ||
                            call.layers.front()->ranks() != nullptr || layer_of_all(call.layers);
     node->input = any_trainable(call.layers) ? std::move(forward.input).for_weight_gradients()
-                                             : Operand::of_columns({}, forward.input.dtype);  // nothing
+                                             : Operand::from_columns({}, forward.input.dtype);  // nothing
     node->gathered = forward.gathered;
     node->deferred = call.run.deferred;
     const bool exchanged =

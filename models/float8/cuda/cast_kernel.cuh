@@ -1,7 +1,7 @@
-// One block casts a tile of 64 x 64 numbers: each of its 256 threads reads 16 of a row, writes them as 16
-// bytes of the row-major copy and leaves those of the column-major copy in shared memory; from there it takes
-// 16 of a column. Scales that are made of amaxes are made by every block for its tile; the blocks of the
-// first column of tiles write down those of rows, the blocks of the first row those of columns.
+// A block casts a tile of 64 x 64 numbers. Each of its 256 threads reads 16 numbers of a row, writes 16 bytes
+// of the row-major copy, and stores the numbers of the column-major copy in shared memory, from which it then
+// writes 16 of a column. Every block computes the scales of its tile from amaxes. The blocks of the first
+// column of tiles write the scales of rows, those of the first row the scales of columns.
 #pragma once
 
 #include <type_traits>
@@ -16,7 +16,7 @@ namespace hyperion::float8 {
 
 constexpr int kTile = 64, kChunk = 16, kChunks = kTile / kChunk, kThreads = kTile * kChunks;
 
-// Moves as loads and stores of 16 bytes.
+// Loaded and stored with one access of 16 bytes.
 template <typename T>
 struct alignas(16) Chunk {
   T values[kChunk];
@@ -32,14 +32,14 @@ __device__ inline const Chunk<T>& chunk_at(const T* first) {
   return *reinterpret_cast<const Chunk<T>*>(first);
 }
 
-// Where an element of the tile lies in shared memory. The chunks of a row change places every 16 rows, so
-// that the threads of a warp meet in no bank: neither when they write along rows nor when they read down
+// Returns the offset of an element of the tile in shared memory. The chunks of a row are permuted every 16
+// rows, so that the threads of a warp have no bank conflicts, whether they write along rows or read along
 // columns.
 __device__ inline int place(int row, int column) {
   return row * kTile + ((column / kChunk) ^ (row / kChunk)) * kChunk + column % kChunk;
 }
 
-// Scale `index` of a copy. writes: whether this block writes down what it makes.
+// Returns scale `index` of a copy. writes: whether this block stores a scale that it computes.
 __device__ inline float scale_at(const CastTask& task, const CastScales& scales, int64_t index, bool writes) {
   if (scales.scale != nullptr) return scales.scale[index];
   const float amax = scales.amax_is_bf16
@@ -53,14 +53,14 @@ __device__ inline float scale_at(const CastTask& task, const CastScales& scales,
   return scale;
 }
 
-// Scales of a tile, [kTile] of each copy or the first alone, by its first threads.
+// Reads the scales of a tile with its first threads: [kTile] for each copy, or the first only.
 __device__ inline void read_scales(const CastTask& task, int64_t first_row, int64_t first_column, float* rows,
                                    float* columns) {
   const int line = static_cast<int>(threadIdx.x) % kTile;
   const bool of_columns = threadIdx.x >= kTile;
   if (threadIdx.x >= 2 * kTile || (of_columns ? task.columns : task.rows) == nullptr) return;
   if (of_columns && task.groups != nullptr) return;  // read where they are
-  const CastScales& scales = of_columns ? task.of_columns : task.of_rows;
+  const CastScales& scales = of_columns ? task.column_scales : task.row_scales;
   const int64_t index = scales.each ? (of_columns ? first_column : first_row) + line : 0;
   if (scales.each ? index >= (of_columns ? task.n : task.m) : line != 0) return;
   const bool first_tiles = of_columns ? first_row == 0 : first_column == 0;
@@ -109,13 +109,13 @@ __global__ void __launch_bounds__(kThreads) cast_tile(const CastTask task) {
     __syncthreads();
     if (inside && task.rows != nullptr)
       chunk_at(task.rows + offset) =
-          converted<T, kFormat>(x, row_scales + (task.of_rows.each ? line : 0), /*step=*/0);
+          converted<T, kFormat>(x, row_scales + (task.row_scales.each ? line : 0), /*step=*/0);
     if (inside && task.columns != nullptr && task.groups != nullptr)
       for_columns =
-          converted<T, kFormat>(x, task.of_columns.scale + task.groups[row] * task.n + column, /*step=*/1);
+          converted<T, kFormat>(x, task.column_scales.scale + task.groups[row] * task.n + column, /*step=*/1);
     else if (inside && task.columns != nullptr)
-      for_columns = task.of_columns.each ? converted<T, kFormat>(x, column_scales + along, /*step=*/1)
-                                         : converted<T, kFormat>(x, column_scales, /*step=*/0);
+      for_columns = task.column_scales.each ? converted<T, kFormat>(x, column_scales + along, /*step=*/1)
+                                            : converted<T, kFormat>(x, column_scales, /*step=*/0);
   }
   if (task.columns == nullptr) return;
   chunk_at(bytes + place(line, along)) = for_columns;
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kThreads) cast_tile(const CastTask task) {
   chunk_at(task.columns + own_column * task.padded_m + own_row) = down;
 }
 
-// How many tiles, each a block, x has.
+// Returns the number of tiles of x; each is a block.
 inline int64_t tiles_of(const CastTask& task) {
   return (task.m + kTile - 1) / kTile * ((task.n + kTile - 1) / kTile);
 }

@@ -1,5 +1,5 @@
-// One block casts a tile of 64 x 64 numbers into blocks of 32, along rows and along columns: it reads the
-// tile into shared memory, where each of 128 threads takes a block of a row and then one of a column.
+// A thread block casts a tile of 64 x 64 numbers in blocks of 32, along rows and along columns. It reads the
+// tile into shared memory; each of 128 threads then casts a block of a row and a block of a column.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 namespace hyperion::float8 {
 
 constexpr int kMxBlock = 32, kMxThreads = 2 * kTile;
-// Rows of the tile are apart so that threads that read down columns, or along rows, meet in few banks.
+// The rows of the tile have a stride with few bank conflicts, for reads along rows and along columns.
 constexpr int kMxPitch = kTile + 1;
 
 // The bits of a block's scale (a power of two and 127; 255: NaN), and what its numbers are multiplied by.
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kMxThreads) cast_mx_tile(const MxTask task) {
   }
 }
 
-// How many tiles, each a block, x has.
+// Returns the number of tiles of x; each is a thread block.
 inline int64_t tiles_of(const MxTask& task) {
   return (task.m + kTile - 1) / kTile * ((task.n + kTile - 1) / kTile);
 }

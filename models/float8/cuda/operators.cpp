@@ -100,21 +100,21 @@ class Cast {
     return made.t();
   }
 
-  void scale_rows_by(const Tensor& scale) { task_.of_rows = given(scale, task_.m); }
-  void scale_columns_by(const Tensor& scale) { task_.of_columns = given(scale, task_.n); }
+  void scale_rows_by(const Tensor& scale) { task_.row_scales = given(scale, task_.m); }
+  void scale_columns_by(const Tensor& scale) { task_.column_scales = given(scale, task_.n); }
   // scale [groups, n], group int64 [m]
   void scale_columns_by_group(const Tensor& scale, const Tensor& group) {
     TORCH_CHECK(scale.dim() == 2 && scale.size(1) == task_.n && group.scalar_type() == at::kLong &&
                     group.numel() == task_.m && group.device() == x_.device(),
                 "float8_cast_groups: scales of ", scale.sizes(), " and groups of ", group.sizes(), " for ",
                 x_.sizes());
-    task_.of_columns = given(scale, scale.numel());
+    task_.column_scales = given(scale, scale.numel());
     task_.groups = inputs_.emplace_back(group.contiguous()).const_data_ptr<int64_t>();
   }
-  Scales scale_rows_of(const Tensor& amax) { return made_of(amax, task_.m, task_.of_rows); }
-  Scales scale_columns_of(const Tensor& amax) { return made_of(amax, task_.n, task_.of_columns); }
+  Scales scale_rows_of(const Tensor& amax) { return made_of(amax, task_.m, task_.row_scales); }
+  Scales scale_columns_of(const Tensor& amax) { return made_of(amax, task_.n, task_.column_scales); }
   // As the rows are: with one scale for the tensor.
-  void scale_columns_as_rows() { task_.of_columns = task_.of_rows; }
+  void scale_columns_as_rows() { task_.column_scales = task_.row_scales; }
 
   void launch() {
     task_.largest = largest_of(dtype_);

@@ -1,4 +1,4 @@
-// One thread multiplies 8 numbers of a row by their row's and their columns' factors, in one pass over them.
+// A thread multiplies 8 numbers of a row by the factors of their row and of their columns, in one pass.
 #pragma once
 
 #include <cuda_bf16.h>

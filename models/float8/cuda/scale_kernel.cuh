@@ -1,4 +1,4 @@
-// One thread turns one amax into its scale and the inverse of that.
+// A thread computes the scale of one amax, and its inverse.
 #pragma once
 
 #include <cmath>

@@ -71,11 +71,11 @@ void check_kernel(const Tensor& x, const Tensor& row_scale, const Tensor& column
   Output rows(m * n), columns(n * padded);
   CastTask task{.x = x.const_data_ptr(), .stride = x.stride(0), .m = m, .n = n};
   if (row_scale.defined()) {
-    task.of_rows = {.each = row_scale.numel() > 1, .scale = row_scale.const_data_ptr<float>()};
+    task.row_scales = {.each = row_scale.numel() > 1, .scale = row_scale.const_data_ptr<float>()};
     task.rows = rows.data();
   }
   if (column_scale.defined()) {
-    task.of_columns = {.each = column_scale.numel() > 1, .scale = column_scale.const_data_ptr<float>()};
+    task.column_scales = {.each = column_scale.numel() > 1, .scale = column_scale.const_data_ptr<float>()};
     task.columns = columns.data();
     task.padded_m = padded;
   }
@@ -112,11 +112,11 @@ void check_kernel_by_amax(const Tensor& x, const Tensor& row_amax, const Tensor&
                       .made_inverse = inverse.mutable_data_ptr<float>()};
   };
   if (row_amax.defined()) {
-    task.of_rows = of(row_amax);
+    task.row_scales = of(row_amax);
     task.rows = rows.data();
   }
   if (column_amax.defined()) {
-    task.of_columns = of(column_amax);
+    task.column_scales = of(column_amax);
     task.columns = columns.data();
   }
   run_kernel(task, x, dtype);
@@ -181,7 +181,7 @@ TEST_CASE("the source of the CUDA cast takes scales of columns by group of rows"
                    group = at::randint(3, {m}, at::kLong);
       Output columns(n * m);
       CastTask task{.x = x.const_data_ptr(), .stride = n, .m = m, .n = n};
-      task.of_columns = {.each = true, .scale = scale.const_data_ptr<float>()};
+      task.column_scales = {.each = true, .scale = scale.const_data_ptr<float>()};
       task.groups = group.const_data_ptr<int64_t>();
       task.columns = columns.data();
       task.padded_m = m;
