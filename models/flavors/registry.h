@@ -1,4 +1,5 @@
-// The flavours a TOML file can name (model.name, model.flavor), and how [model.args] changes one.
+// The registry of flavours, which a TOML file names by model.name and model.flavor. [model.args] overrides
+// their dimensions.
 #pragma once
 
 #include <optional>
@@ -10,34 +11,34 @@
 
 namespace hyperion::models {
 
-// The flavour that has no dimensions but those that overrides give it (trainer/hugging_face/hf_model.h).
+// The flavour whose dimensions all come from overrides (trainer/hugging_face/hf_model.h).
 constexpr const char* kFlavorFromHf = "from_hf";
 
-// A part of a model that has dimensions of its own.
+// The part of a model to which a dimension belongs.
 enum class ModelPart {
-  kModel,     // every model
-  kTraining,  // every model: how it is trained, which no config.json says
-  kRescaled,  // rescaled rotary frequencies, by either of the next two
-  kScaling,   // Llama 3.1's rescaling
-  kYarn,
-  kYarnChoice,  // every model: whether it has YaRN, which latent attention alone may set
+  kModel,       // every model
+  kTraining,    // every model: how it is trained, which config.json does not say
+  kRescaled,    // rotary frequencies with Llama 3.1's scaling or with YaRN
+  kScaling,     // rotary frequencies with Llama 3.1's scaling
+  kYarn,        // rotary frequencies with YaRN
+  kYarnChoice,  // every model: whether it has YaRN; only latent attention may set it
   kLatent,      // latent attention
-  kExperts,
-  kBalance,  // the balance of experts, which no config.json says
+  kExperts,     // a mixture of experts
+  kBalance,     // the balance of experts, which config.json does not say
 };
 bool has_part(const ModelArgs& args, ModelPart part);
 
-// How a resume notices another value of a dimension (overrides.def).
+// How a resume detects that a dimension has changed (overrides.def).
 enum class ResumeCheck { kSetting, kShape, kNone };
 
-// Changes to a flavour's dimensions; an unset field keeps the flavour's value.
+// The overrides of a flavour's dimensions. An unset field keeps the flavour's value.
 struct ModelOverrides {
 #define OVERRIDE(type, key, ...) std::optional<type> key{};
 #include "models/flavors/overrides.def"
 };
 
 // Calls visit(key of [model.args], ModelPart, ResumeCheck, member of ModelOverrides, member of ModelArgs) for
-// each dimension of a model; the rules for hidden_dim are none.
+// each dimension of a model. The rules for hidden_dim are not dimensions.
 template <typename Visit>
 void for_each_dimension(const Visit& visit) {
 #define OVERRIDE(type, key, part, resume, ...) \
@@ -46,15 +47,15 @@ void for_each_dimension(const Visit& visit) {
 #include "models/flavors/overrides.def"
 }
 
-// The dimensions of a named flavour with overrides applied. A new dim or n_heads without head_dim keeps
-// head_dim = dim / n_heads where the flavour had it so; multiple_of or ffn_dim_multiplier recompute
-// hidden_dim by Llama's rule. Throws Error(kUsage) for an unknown name (listing the known ones) and, unless
-// `any_dimensions`, for dimensions that do not fit together.
+// Returns the dimensions of a flavour with overrides applied. If dim or n_heads is overridden without
+// head_dim, head_dim stays dim / n_heads if it is so in the flavour. multiple_of and ffn_dim_multiplier
+// recompute hidden_dim by Llama's rule. Throws Error(kUsage) for an unknown name, with the known names, and
+// for inconsistent dimensions unless `any_dimensions`.
 ModelArgs model_args(std::string_view name, std::string_view flavor, const ModelOverrides& overrides = {},
                      bool any_dimensions = false);
 
-// Why dimensions are none of a model. `keys`: the fields of ModelOverrides that decide it, the likeliest
-// culprit first.
+// An inconsistency of dimensions. `keys` are the fields of ModelOverrides that decide it, the most likely
+// cause first.
 struct DimensionProblem {
   std::vector<std::string> keys;
   std::string text;  // "n_heads is 5, expected a multiple of n_kv_heads = 2"
@@ -62,10 +63,10 @@ struct DimensionProblem {
 std::vector<DimensionProblem> dimension_problems(const ModelArgs& args);
 
 std::vector<std::string> model_names();
-// From the smallest to the largest; kFlavorFromHf, which has no size, is the last.
+// Returns the flavours from the smallest to the largest; kFlavorFromHf, which has no size, is the last.
 std::vector<std::string> model_flavors(std::string_view name);
-// The flavour that was meant by an unknown one: the nearest size ("7B": 8B), else the nearest name; "" for
-// none.
+// Suggests a flavour for an unknown one: the nearest size (8B for "7B"), else the nearest name; "" if there
+// is none.
 std::string nearest_flavor(std::string_view name, std::string_view flavor);
 
 }  // namespace hyperion::models
