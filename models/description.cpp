@@ -130,9 +130,9 @@ ParameterCounts count_parameters(const ModelDescription& model) {
   const int64_t table = numel(model.table);
   ParameterCounts counts{.table = table, .embedding = model.tied ? 0 : table};
   counts.total = counts.active = table + numel(model.final_norm) + (model.tied ? 0 : numel(model.output));
-  std::vector<ParameterCounts> of_kinds;
+  std::vector<ParameterCounts> by_kind;
   for (const BlockDescription& kind : model.kinds) {
-    ParameterCounts& block = of_kinds.emplace_back();
+    ParameterCounts& block = by_kind.emplace_back();
     kind.for_each_parameter([&](const ParameterShape& shape) {
       const int64_t all = numel(shape);
       block.total += all;
@@ -141,8 +141,8 @@ ParameterCounts count_parameters(const ModelDescription& model) {
     });
   }
   for (const int kind : model.kind_of_layer) {
-    counts.total += of_kinds[static_cast<size_t>(kind)].total;
-    counts.active += of_kinds[static_cast<size_t>(kind)].active;
+    counts.total += by_kind[static_cast<size_t>(kind)].total;
+    counts.active += by_kind[static_cast<size_t>(kind)].active;
   }
   return counts;
 }

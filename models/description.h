@@ -1,5 +1,5 @@
-// A model as plain data: the parameters outside its blocks, and each block as two parts and their norms. No
-// libtorch.
+// ModelDescription describes a model as plain data: the parameters outside its blocks, and each block as two
+// parts and their norms. This header includes no libtorch.
 #pragma once
 
 #include <array>
@@ -16,84 +16,84 @@ namespace hyperion::models {
 
 struct BlockDescription {
   PartDescription attention, feed_forward;
-  std::array<ParameterShape, 2> norms;  // stream_norms()
+  std::array<ParameterShape, 2> norms;  // see stream_norms()
 
-  // Calls f(const ParameterShape&) with each parameter, in the order in which they are gathered.
+  // Calls f(const ParameterShape&) for each parameter in all-gather order.
   template <typename F>
   void for_each_parameter(F&& f) const {
     for (const ParameterShape& shape : attention.parameters) f(shape);
     for (const ParameterShape& shape : feed_forward.parameters) f(shape);
     for (const ParameterShape& shape : norms) f(shape);
   }
-  // The sum of f over the parameters.
+  // Returns the sum of f(const ParameterShape&) over all parameters.
   template <typename F>
   double sum(F&& f) const {
-    double all = 0;
-    for_each_parameter([&](const ParameterShape& shape) { all += f(shape); });
-    return all;
+    double total = 0;
+    for_each_parameter([&](const ParameterShape& shape) { total += f(shape); });
+    return total;
   }
 };
 
 struct ModelDescription {
-  ParameterShape table;       // the embedding's [vocabulary, dim]
-  ParameterShape final_norm;  // before the head
-  ParameterShape output;      // the head's [vocabulary, dim]; the table itself where `tied`
+  ParameterShape table;       // the embedding, [vocabulary, dim]
+  ParameterShape final_norm;  // the norm before the head
+  ParameterShape output;      // the head, [vocabulary, dim]; equals `table` if `tied`
   bool tied = false;
-  std::vector<BlockDescription> kinds{};  // each kind of block once
-  std::vector<int> kind_of_layer{};       // index of `kinds`, by layer
+  std::vector<BlockDescription> kinds{};  // the distinct blocks
+  std::vector<int> kind_of_layer{};       // index into `kinds` for each layer
 
   const BlockDescription& block(int64_t layer) const {
     return kinds[static_cast<size_t>(kind_of_layer[static_cast<size_t>(layer)])];
   }
   int64_t blocks() const { return static_cast<int64_t>(kind_of_layer.size()); }
 
-  // The sum of f(const BlockDescription&) over blocks [first, end).
+  // Returns the sum of f(const BlockDescription&) over blocks [first, end).
   template <typename F>
   double sum_over_blocks(int64_t first, int64_t end, F&& f) const {
-    std::vector<double> of_kinds;
-    for (const BlockDescription& kind : kinds) of_kinds.push_back(f(kind));
-    double all = 0;
+    std::vector<double> values;  // one for each kind
+    for (const BlockDescription& kind : kinds) values.push_back(f(kind));
+    double total = 0;
     for (int64_t layer = first; layer < end; ++layer)
-      all += of_kinds[static_cast<size_t>(kind_of_layer[static_cast<size_t>(layer)])];
-    return all;
+      total += values[static_cast<size_t>(kind_of_layer[static_cast<size_t>(layer)])];
+    return total;
   }
 };
 
-// The parameters outside the parts. A tied table takes the head's distribution, as v0.2.2's tied models do:
-// the head needs its scale.
+// These four return the parameters outside the parts. A tied table takes the head's initial distribution, as
+// in v0.2.2, because the head needs its scale.
 ParameterShape table_shape(const ModelArgs& args);
 ParameterShape final_norm_shape(const ModelArgs& args);
 ParameterShape output_shape(const ModelArgs& args);
 std::array<ParameterShape, 2> stream_norms(
-    const ModelArgs& args);  // before attention, before the feed-forward
+    const ModelArgs& args);  // {before attention, before the feed-forward}
 
-// The parts of one block.
 bool has_latent_attention(const ModelArgs& args);
 PartDescription describe_attention_of(const ModelArgs& args, int64_t layer);
 PartDescription describe_feed_forward_of(const ModelArgs& args, int64_t layer);
 
 ModelDescription describe_model(const ModelArgs& args);
 
-// The units that a stage of a pipeline is a range of: the embedding, each block, and the head with its norm.
+// Names the units of the model in order: the embedding, each block, and the head with its norm. A pipeline
+// stage is a range of units.
 std::vector<std::string> unit_names(const ModelArgs& args);
 
-// A parameter or a buffer by its name in checkpoints, "layers.3.attention.wq.weight".
 struct NamedShape {
   ParameterShape shape;
   std::string layer;  // "3"; "" outside blocks
 };
-// None where the model has no parameter of that name; a tied head's is the table's.
+// Finds a parameter or buffer by its name in checkpoints, such as "layers.3.attention.wq.weight". A tied
+// head's name finds the table. Returns nullopt if the model has no such parameter.
 std::optional<NamedShape> find_shape(const ModelArgs& args, std::string_view fqn);
 
 struct ParameterCounts {
-  int64_t total = 0;      // every parameter once
-  int64_t active = 0;     // parameters that one token is multiplied by: of the experts, top_k
+  int64_t total = 0;      // a tied table counts once
+  int64_t active = 0;     // parameters that one token uses: top_k of the experts, and all others
   int64_t table = 0;      // the token table
-  int64_t embedding = 0;  // the same where it costs no FLOPs; 0 where the head reads it too
+  int64_t embedding = 0;  // the table if only the embedding reads it (no FLOPs); 0 if it is tied
 };
 ParameterCounts count_parameters(const ModelDescription& model);
 ParameterCounts count_parameters(const ModelArgs& args);
-// As count_parameters().total, for any dimensions.
+// Returns count_parameters().total as a double, which no dimensions overflow.
 double parameter_count(const ModelDescription& model);
 
 }  // namespace hyperion::models

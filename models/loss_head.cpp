@@ -18,7 +18,7 @@
 namespace hyperion::models {
 namespace {
 
-// The columns of this rank's logits.
+// Returns this rank's shard of the vocabulary.
 kernels::VocabPart vocab_part(const Parameter& weight) {
   return {box_of(weight.shape, weight.cuts).offset[0], weight.shape[0]};
 }
@@ -28,17 +28,18 @@ struct RowLosses {
   at::Tensor log_sum_exp;  // [rows]
 };
 
-// From every rank's vocab_statistics, [ranks, rows, 3], in rank order: the same bits on every rank.
+// Combines the vocab_statistics of all ranks, [ranks, rows, 3], in rank order, so that every rank gets the
+// same bits.
 RowLosses combine_statistics(const at::Tensor& statistics, const at::Tensor& labels) {
-  const at::Tensor most = statistics.select(2, 0).amax(0);
-  at::Tensor sum = at::zeros_like(most), picked = at::zeros_like(most);
+  const at::Tensor max = statistics.select(2, 0).amax(0);
+  at::Tensor sum = at::zeros_like(max), label_logit = at::zeros_like(max);
   for (int64_t rank = 0; rank < statistics.size(0); ++rank) {
-    const at::Tensor own = statistics.select(0, rank);
-    sum.add_(own.select(1, 1) * (own.select(1, 0) - most).exp_());
-    picked.add_(own.select(1, 2));
+    const at::Tensor shard = statistics.select(0, rank);
+    sum.add_(shard.select(1, 1) * (shard.select(1, 0) - max).exp_());
+    label_logit.add_(shard.select(1, 2));
   }
-  const at::Tensor log_sum_exp = sum.log_().add_(most);
-  const at::Tensor losses = log_sum_exp.to(at::kDouble) - picked.to(at::kDouble);
+  const at::Tensor log_sum_exp = sum.log_().add_(max);
+  const at::Tensor losses = log_sum_exp.to(at::kDouble) - label_logit.to(at::kDouble);
   const at::Tensor counted =
       at::where(labels.ne(kernels::kIgnoredLabel), losses, at::zeros({}, losses.options()));
   return {kernels::sum_of_losses(counted).to(statistics.scalar_type()), log_sum_exp};
@@ -46,13 +47,14 @@ RowLosses combine_statistics(const at::Tensor& statistics, const at::Tensor& lab
 
 }  // namespace
 
-// What the chunks are cut from.
+// The rows of all chunks: the normed input and the labels.
 struct LossHead::Rows {
   Rows(const at::Tensor& normed, const at::Tensor& labels, const Linear& output)
       : count(labels.numel()),
-        labels(output.ranks() == nullptr ? labels.flatten() : in_rank_order(labels, output.ranks()->size())),
+        labels(output.tp_group() == nullptr ? labels.flatten()
+                                            : in_rank_order(labels, output.tp_group()->size())),
         options(normed.options()),
-        gathered(normed.detach(), {&output}, Role::kInput, gather_of({&output}, Role::kInput)),
+        gathered(normed.detach(), {&output}, OperandKind::kInput, gather_of({&output}, OperandKind::kInput)),
         operand(gathered.wait()) {}
   Rows(const Rows&) = delete;
   Rows& operator=(const Rows&) = delete;
@@ -68,30 +70,30 @@ struct LossHead::Chunk {
   int64_t first = 0, count = 0;
   Operand rows;
   at::Tensor labels;
-  at::Tensor logits{};  // of this rank's part of the vocabulary; then the gradient
-  // With a tensor parallel group, of all ranks: statistics [ranks, count, 3], or their logits, padded to
-  // equal parts.
-  at::Tensor own{}, all{};
+  at::Tensor logits{};  // over this rank's shard of the vocabulary; then their gradient
+  // The all-gather over a tensor parallel group: statistics [ranks, count, 3], or logits padded to equal
+  // shards.
+  at::Tensor local{}, gathered{};
   Pending exchange{};
 };
 
 LossHead::LossHead(Norm norm, ParameterPtr output, int64_t chunk_bytes, const ParallelDims& dims)
     : chunk_bytes_(chunk_bytes),
       norm_(std::move(norm)),
-      output_(std::move(output), nullptr, dims.tensor_group()),
+      output_(std::move(output), nullptr, dims.active_tp_group()),
       loss_parallel_(dims.loss_parallel) {}
 
-// The same on every rank of the group, whose parts of the vocabulary may differ.
+// Returns the same number on every rank of the group, whose shards of the vocabulary may differ in size.
 int64_t LossHead::rows_per_chunk(const Rows& rows) const {
   if (output_.couples_rows()) return rows.count;
-  const int64_t parts = output_.ranks() == nullptr || !loss_parallel_ ? 1 : output_.ranks()->size();
+  const int64_t parts = output_.tp_group() == nullptr || !loss_parallel_ ? 1 : output_.tp_group()->size();
   const int64_t columns = chunk_of(output_.weight()->shape[0], parts, 0).count;
   const int64_t row_bytes = columns * static_cast<int64_t>(rows.options.dtype().itemsize());
   const int64_t automatic = rows.options.device().is_cpu() ? int64_t{64} << 20 : int64_t{1} << 30;
   const int64_t at_once = parts > 1 ? 2 : 1;  // chunks
   const int64_t bytes = chunk_bytes_ > 0 ? chunk_bytes_ : automatic;
   const int64_t fit = std::max<int64_t>(1, bytes / (at_once * row_bytes));
-  constexpr int64_t kTileRows = 256;  // a GPU's products work on tiles of up to so many
+  constexpr int64_t kTileRows = 256;  // the largest tile of a GPU's products
   return rows.options.device().is_cpu() || fit < kTileRows ? fit : fit / kTileRows * kTileRows;
 }
 
@@ -102,48 +104,48 @@ LossHead::Chunk LossHead::start_chunk(Rows& rows, int64_t first, int64_t count) 
       .rows = count == rows.count ? rows.operand : Operand(rows.operand.values.narrow(0, first, count)),
       .labels = rows.labels.narrow(0, first, count)};
   chunk.logits = output_.output(chunk.rows);
-  Exchange* ranks = output_.ranks();
-  if (ranks == nullptr) return chunk;
+  Exchange* tp_group = output_.tp_group();
+  if (tp_group == nullptr) return chunk;
   const Parameter& weight = *output_.weight();
   if (loss_parallel_) {
-    chunk.own = kernels::table().vocab_statistics(chunk.logits, chunk.labels, vocab_part(weight));
+    chunk.local = kernels::table().vocab_statistics(chunk.logits, chunk.labels, vocab_part(weight));
   } else {
-    const int64_t columns = chunk_of(weight.shape[0], ranks->size(), 0).count;
-    chunk.own = at::zeros({count, columns}, chunk.logits.options());
-    chunk.own.narrow(1, 0, weight.rows()).copy_(chunk.logits);
+    const int64_t columns = chunk_of(weight.shape[0], tp_group->size(), 0).count;
+    chunk.local = at::zeros({count, columns}, chunk.logits.options());
+    chunk.local.narrow(1, 0, weight.rows()).copy_(chunk.logits);
     chunk.logits.reset();
   }
-  chunk.all = at::empty({ranks->size(), count, chunk.own.size(1)}, chunk.own.options());
-  chunk.exchange = ranks->start_all_gather_into(chunk.all, chunk.own);
+  chunk.gathered = at::empty({tp_group->size(), count, chunk.local.size(1)}, chunk.local.options());
+  chunk.exchange = tp_group->start_all_gather_into(chunk.gathered, chunk.local);
   return chunk;
 }
 
-// The chunk's loss; with `scale` its logits become their gradient.
+// Returns the chunk's loss. With `scale` its logits become their gradient.
 at::Tensor LossHead::finish_chunk(Chunk& chunk, const at::Tensor* scale) const {
-  if (output_.ranks() == nullptr) return kernels::table().cross_entropy(chunk.logits, chunk.labels, scale);
+  if (output_.tp_group() == nullptr) return kernels::table().cross_entropy(chunk.logits, chunk.labels, scale);
   chunk.exchange.wait();
   const Parameter& weight = *output_.weight();
   const kernels::VocabPart part = vocab_part(weight);
   if (loss_parallel_) {
-    const RowLosses losses = combine_statistics(chunk.all, chunk.labels);
+    const RowLosses losses = combine_statistics(chunk.gathered, chunk.labels);
     if (scale != nullptr)
       kernels::table().vocab_gradient(chunk.logits, chunk.labels, part, losses.log_sum_exp, *scale);
     return losses.sum;
   }
-  // Only the last parts are short, so the padding is all behind the vocabulary.
-  const at::Tensor whole = chunk.all.transpose(0, 1).flatten(1).narrow(1, 0, part.vocab).contiguous();
-  chunk.own.reset();
-  chunk.all.reset();
-  const at::Tensor loss = kernels::table().cross_entropy(whole, chunk.labels, scale);
-  if (scale != nullptr) chunk.logits = whole.narrow(1, part.first, weight.rows()).contiguous();
+  // Only the last shards are short, so all padding is behind the vocabulary.
+  const at::Tensor logits = chunk.gathered.transpose(0, 1).flatten(1).narrow(1, 0, part.vocab).contiguous();
+  chunk.local.reset();
+  chunk.gathered.reset();
+  const at::Tensor loss = kernels::table().cross_entropy(logits, chunk.labels, scale);
+  if (scale != nullptr) chunk.logits = logits.narrow(1, part.first, weight.rows()).contiguous();
   return loss;
 }
 
-// The sum of the chunks' losses; calls each(chunk), after its finish_chunk, in order.
+// Returns the sum of the chunks' losses. Calls each(chunk) after finish_chunk(), in order.
 template <typename EachChunk>
 at::Tensor LossHead::add_up_loss(Rows& rows, const at::Tensor* scale, const EachChunk& each) const {
   const bool ahead =
-      output_.ranks() != nullptr && loss_parallel_;  // a chunk's exchange overlaps the next product
+      output_.tp_group() != nullptr && loss_parallel_;  // a chunk's exchange overlaps the next product
   const int64_t step = rows_per_chunk(rows);
   const at::ScalarType dtype = rows.operand.dtype == at::kDouble ? at::kDouble : at::kFloat;
   at::Tensor total = at::zeros({}, rows.options.dtype(dtype));
@@ -177,7 +179,8 @@ LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Ten
   Rows rows(normed, labels, output_);
   rows.operand.makes_columns = weight.trainable;
   at::Tensor grad_h = at::empty({rows.count, x.size(-1)}, x.options());
-  // In fp32 when several chunks add up, so that bf16 rounds once; or the sum of microbatches before.
+  // The sum of earlier microbatches if the product adds to it. Otherwise fp32 if there are several chunks, so
+  // that bf16 is rounded once.
   at::Tensor grad_weight = weight.weight.grad();
   const bool adds = weight.trainable && output_.multiplies_into(grad_weight);
   if (!adds) grad_weight.reset();
@@ -185,7 +188,7 @@ LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Ten
   const at::Tensor loss = add_up_loss(rows, &scale, [&](Chunk& chunk) {
     Operand grad(chunk.logits);
     grad_h.narrow(0, chunk.first, chunk.count).copy_(output_.input_gradient(grad));
-    if (chunk.first + chunk.count == rows.count) sum.emplace(grad_h, output_.ranks());
+    if (chunk.first + chunk.count == rows.count) sum.emplace(grad_h, output_.tp_group());
     if (!weight.trainable) return;
     if (chunk.count == rows.count && !adds)
       grad_weight = output_.weight_gradient(grad, chunk.rows);
@@ -201,7 +204,8 @@ LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Ten
 }
 
 at::Tensor LossHead::logits(const at::Tensor& x) const {
-  if (output_.ranks() != nullptr) throw_bug("logits of a model that is divided over a tensor parallel group");
+  if (output_.tp_group() != nullptr)
+    throw_bug("logits of a model that is divided over a tensor parallel group");
   at::NoGradGuard no_grad;
   const at::Tensor normed = norm_.forward(x);
   Operand rows(normed.flatten(0, 1));

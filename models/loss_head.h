@@ -1,4 +1,4 @@
-// The last unit of a model: final norm, head and cross-entropy.
+// LossHead is the last unit of a model: final norm, head and cross-entropy.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,30 +11,31 @@ namespace hyperion::models {
 
 class LossHead {
  public:
-  // chunk_bytes bounds the logits held at once in the compute dtype, a chunk; 0 = 64 MiB on a CPU, 1 GiB on a
-  // GPU, which adds each chunk's gradient to the head's; there 256 divides its rows. (A head that couples
-  // rows takes all at once.) With a tensor parallel group logits are those of this rank's part of the
-  // vocabulary, and two chunks of half the size are alive: one's statistics are exchanged while the next
-  // one's are computed. Without loss parallel they are of the whole vocabulary, and there are up to two
-  // copies of them.
+  // The head computes logits in chunks of rows. chunk_bytes bounds the logits in memory, in the compute
+  // dtype; 0 means 64 MiB on a CPU and 1 GiB on a GPU. A GPU's chunk has a multiple of 256 rows, unless fewer
+  // fit. A head that couples rows (Linear::couples_rows()) takes all rows as one chunk.
+  //
+  // With loss parallel each tensor parallel rank computes the logits of its shard of the vocabulary, in
+  // chunks of half the size: while the statistics of one chunk are exchanged, the next chunk is computed.
+  // Without loss parallel logits are all-gathered over the vocabulary, and up to two copies exist.
   LossHead(Norm norm, ParameterPtr output, int64_t chunk_bytes, const ParallelDims& dims = {});
 
-  // Cross-entropy of x [batch, seq, dim] against labels int64 [batch, seq] (-100 = ignored), summed: fp32
-  // scalar (fp64 for an fp64 model), of all tokens and with the same bits on every rank of a tensor parallel
-  // group. No gradients.
+  // Returns the summed cross-entropy of x [batch, seq, dim] against labels int64 [batch, seq] (-100 =
+  // ignored): an fp32 scalar (fp64 for an fp64 model). It covers all tokens and has the same bits on every
+  // tensor parallel rank. Computes no gradients.
   at::Tensor loss_sum(const at::Tensor& x, const at::Tensor& labels) const;
 
   struct LossAndGrad {
     at::Tensor loss_sum;  // unscaled
-    at::Tensor grad_x;    // gradient of scale * loss_sum
+    at::Tensor grad_x;    // the gradient of scale * loss_sum
   };
-  // Loss and gradient in one go, chunk by chunk: each chunk's logits turn into their own gradient in place,
-  // so logits never exist whole in fp32. Adds the gradients of scale * loss_sum to the weights' .grad().
-  // `scale`: 0-dim tensor.
+  // Computes loss and gradients chunk by chunk. Each chunk's gradient overwrites its logits, so the logits of
+  // all rows never exist in fp32. Adds the gradients of scale * loss_sum to the weights' .grad(). `scale` is
+  // 0-dim.
   LossAndGrad loss_and_grad(const at::Tensor& x, const at::Tensor& labels, const at::Tensor& scale) const;
 
-  // x [batch, seq, dim] -> logits [batch, seq, vocab] in the compute dtype. No gradients. Not with a tensor
-  // parallel group: Error(kBug).
+  // Returns the logits [batch, seq, vocab] of x [batch, seq, dim] in the compute dtype. Computes no
+  // gradients. Throws Error(kBug) with a tensor parallel group.
   at::Tensor logits(const at::Tensor& x) const;
 
   Linear& output() { return output_; }

@@ -24,7 +24,8 @@
 namespace hyperion::models {
 namespace {
 
-// A stream that grows from step to step comes before a loss that diverges.
+// Records the RMS and the largest magnitude of a block's output: a stream that grows from step to step
+// announces a diverging loss.
 void record_activations(const at::Tensor& out, int64_t layer, LayerMetrics& metrics) {
   const auto norm = [&](double order) {
     return at::linalg_vector_norm(out.detach(), order, std::nullopt, /*keepdim=*/false,
@@ -51,27 +52,27 @@ TransformerBlock::TransformerBlock(const ModelArgs& args, int64_t layer, const P
 
 at::Tensor TransformerBlock::forward(const at::Tensor& input, const SequenceContext& context,
                                      const BlockRun& run) const {
-  const auto [x, norm_of_x] = attention_norm_.of_residual(input);
-  // Kept until the block ends: freed here, its memory would be given to tensors that outlive the block, and a
-  // GPU's pool would fragment.
+  const auto [x, norm_of_x] = attention_norm_.norm_of_stream(input);
+  // `attended` lives until the block ends. If it were freed here, tensors that outlive the block would take
+  // its memory, and the GPU's pool would fragment.
   const at::Tensor attended = attention_->forward(norm_of_x, context, run);
-  const ops::SumAndNorm h = ffn_norm_.of_sum(x, attended);  // x + attention(norm(x)), and its norm
-  const at::Tensor out = feed_forward_->forward(h, run);    // h + feed_forward(norm(h))
+  const ops::SumAndNorm h = ffn_norm_.add_and_norm(x, attended);  // x + attention(norm(x)), and its norm
+  const at::Tensor out = feed_forward_->forward(h, run);          // h + feed_forward(norm(h))
   if (run.metrics != nullptr && run.metrics->activations) record_activations(out, layer_, *run.metrics);
   return out;
 }
 
 std::vector<ParameterPtr> TransformerBlock::parameters() const {
-  std::vector<ParameterPtr> all = attention_->parameters();
-  for (const ParameterPtr& parameter : feed_forward_->parameters()) all.push_back(parameter);
-  all.insert(all.end(), {attention_norm_.weight(), ffn_norm_.weight()});
-  return all;
+  std::vector<ParameterPtr> parameters = attention_->parameters();
+  for (const ParameterPtr& parameter : feed_forward_->parameters()) parameters.push_back(parameter);
+  parameters.insert(parameters.end(), {attention_norm_.weight(), ffn_norm_.weight()});
+  return parameters;
 }
 
 std::vector<Linear*> TransformerBlock::linears() {
-  std::vector<Linear*> all = attention_->linears();
-  for (Linear* linear : feed_forward_->linears()) all.push_back(linear);
-  return all;
+  std::vector<Linear*> linears = attention_->linears();
+  for (Linear* linear : feed_forward_->linears()) linears.push_back(linear);
+  return linears;
 }
 
 namespace {
@@ -101,7 +102,7 @@ Transformer::Transformer(const ModelArgs& args, int64_t loss_chunk_bytes, const 
       table_(make_table(args)),
       output_(args.tied ? table_ : make_outer_parameter(output_shape(args), args)),
       norm_(make_outer_parameter(final_norm_shape(args), args), args.norm_eps),
-      embedding_(table_, dims.tensor_group()),
+      embedding_(table_, dims.active_tp_group()),
       blocks_(make_blocks(args, dims)),
       head_(norm_, output_, loss_chunk_bytes, dims) {
   for (std::string& name : unit_names(args)) units_.push_back({std::move(name), {}});
@@ -110,8 +111,8 @@ Transformer::Transformer(const ModelArgs& args, int64_t loss_chunk_bytes, const 
     units_[layer + 1].parameters = blocks_[layer].parameters();
   units_.back().parameters = {norm_.weight(), output_};
   allocate_balances(at::kCPU);
-  if (const Exchange* ranks = dims.tensor_group())
-    for (const ParameterPtr& parameter : parameters()) parameter->divide(ranks->size(), ranks->rank());
+  if (const Exchange* tp_group = dims.active_tp_group())
+    for (const ParameterPtr& parameter : parameters()) parameter->divide(tp_group->size(), tp_group->rank());
 }
 
 std::vector<ParameterPtr> Transformer::parameters() const {
@@ -161,11 +162,11 @@ std::vector<std::pair<std::string, Experts*>> Transformer::experts() {
 
 namespace {
 
-// Frequencies that make many rotations within the original length are kept, those that make few are divided
-// by the factor, and those between are blended linearly in their index.
+// YaRN keeps frequencies that make many rotations within the original length, divides those that make few by
+// the factor, and blends the ones between linearly in their index.
 at::Tensor yarn_frequencies(const ModelArgs& args, const at::Tensor& frequencies) {
   const auto pairs = static_cast<double>(frequencies.numel());
-  const auto index_of = [&](double rotations) {  // of the frequency that makes so many
+  const auto index_of = [&](double rotations) {  // the index of the frequency that makes them
     return pairs *
            std::log(static_cast<double>(args.rope_original_length) / (rotations * 2 * std::numbers::pi)) /
            std::log(args.rope_theta);
@@ -226,9 +227,9 @@ SequenceContext context_of_parts(const SequenceContext& plain, const std::vector
   const at::Device device = plain.cos.device();
   SequenceContext context;
   if (positions.defined()) {
-    const at::Tensor own = columns_of_parts(positions, parts);
+    const at::Tensor local = columns_of_parts(positions, parts);
     context = inside_documents(
-        plain, device.is_cpu() ? own : own.pin_memory().to(device, /*non_blocking=*/true), {});
+        plain, device.is_cpu() ? local : local.pin_memory().to(device, /*non_blocking=*/true), {});
   } else {
     context = plain;
     context.cos = columns_of_parts(plain.cos, parts, 0);

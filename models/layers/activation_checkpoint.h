@@ -1,16 +1,16 @@
-// Activation checkpointing of a block, and its selective form by operation: the results of chosen operations
-// of one forward are saved, so that running the block again in backward reads them instead of computing them.
-// Linear layers and attention consult the SelectiveCheckpoint of their run (models/layers/block_run.h).
+// Activation checkpointing (AC) of a block, and selective AC (SAC), which saves the outputs of chosen
+// operations in forward so that the recomputation in backward reads them. Linear layers and attention consult
+// the SelectiveCheckpoint of their run (models/layers/block_run.h).
 //
-// The rule of kSelectiveOp is v0.2.2's: attention is saved, and every second matrix product, starting with
-// the first (in a Llama block: wq, wv and w1 are saved; wk, wo and w3 are recomputed). Products with weights
-// of chosen shapes are always recomputed and do not count. The block's last product, w2, counts but is
-// neither saved nor repeated: the result of a block that is run again is not read. With a tensor parallel
-// group what wo's ranks have added up is saved too, 1/T of a product, so that the exchange is not repeated.
+// kSelectiveOp follows v0.2.2: it saves attention and every second matrix product, starting with the first.
+// In a Llama block wq, wv and w1 are saved; wk, wo and w3 are recomputed. Products with weights of chosen
+// shapes are always recomputed and do not count. The block's last product, w2, counts but is neither saved
+// nor recomputed, because nothing reads the output of a recomputed block. With a tensor parallel group the
+// reduce-scattered output of wo is saved too (1/T of the product), so that it is not communicated twice.
 //
-// Where weights lie side by side (Parameter::pack) and at most a quarter of their results would be recomputed
-// (with grouped queries: wk's), their one product is saved whole; otherwise each is multiplied alone, and
-// saved by the rule (w1, not w3).
+// Packed weights (Parameter::pack) are one product. If at most a quarter of its output would be recomputed
+// (wk of grouped queries), all of it is saved; otherwise each layer is multiplied alone and follows the rule
+// (w1 is saved, w3 is not).
 #pragma once
 
 #include <deque>
@@ -22,11 +22,11 @@
 namespace hyperion::models {
 
 enum class ActivationCheckpoint {
-  kNone,         // autograd keeps what the block's operations saved
-  kFull,         // only the block's input is kept; the block is run again in backward
-  kSelectiveOp,  // as kFull, with a SelectiveCheckpoint of attention and every second product
-  kElementwise,  // as kFull, with a SelectiveCheckpoint of attention and all products: only what lies between
-                 // them is computed again (norms, RoPE, SwiGLU, sums)
+  kNone,         // no recomputation: autograd keeps the saved tensors of all operations
+  kFull,         // only the block's input is kept; backward recomputes the block
+  kSelectiveOp,  // SAC of attention and every second product
+  kElementwise,  // SAC of attention and all products: only the operations between them are recomputed (norms,
+                 // RoPE, SwiGLU, sums)
 };
 
 class SelectiveCheckpoint {
@@ -36,25 +36,25 @@ class SelectiveCheckpoint {
 
   enum class Products { kEverySecond, kAll };
 
-  // `always_recompute`: global shapes [out, in] of weights; it must outlive the checkpoint. Of kEverySecond.
+  // `always_recompute`: global shapes [out, in] of weights, for kEverySecond. It must outlive the checkpoint.
   explicit SelectiveCheckpoint(const Shapes& always_recompute, Products saved = Products::kEverySecond)
       : always_recompute_(always_recompute), saved_products_(saved) {}
 
-  // Whether the next matrix product, with a weight of this shape, is one of the saved ones. Call once for
-  // each, in order.
+  // Returns whether the next matrix product, with a weight of this shape, is saved. Each product calls it
+  // once, in order.
   bool saves_next_matmul(at::IntArrayRef weight_shape);
 
   bool saves_all_products() const { return saved_products_ == Products::kAll; }
 
   void save(Results results) { saved_.push_back(std::move(results)); }
 
-  // From now on the block runs again: saved results are taken in the order in which they were saved.
+  // Starts the recomputation: take_saved() then returns the saved results in the order of save().
   void start_recompute() {
     recomputing_ = true;
     matmuls_ = 0;
   }
   bool recomputing() const { return recomputing_; }
-  Results take_saved();  // Error(kBug) when the second run asks for more than the first one saved
+  Results take_saved();  // throws Error(kBug) if no saved result is left
 
  private:
   const Shapes& always_recompute_;
@@ -64,19 +64,19 @@ class SelectiveCheckpoint {
   bool recomputing_ = false;
 };
 
-// What saves results of a block's forward for running it again; null where a mode saves none.
+// Makes the SelectiveCheckpoint of a block; null if the mode saves no outputs.
 std::unique_ptr<SelectiveCheckpoint> selective_checkpoint(
     ActivationCheckpoint mode, const SelectiveCheckpoint::Shapes& always_recompute);
 
-// What backward runs again of a whole model.
+// The activation checkpointing of a model.
 struct ActivationCheckpointing {
   std::vector<ActivationCheckpoint> blocks{};  // one per block
-  // Under kSelectiveOp: shapes of weights whose products are never saved.
+  // For kSelectiveOp: shapes of weights whose products are never saved.
   SelectiveCheckpoint::Shapes always_recompute{};
 };
 
-// compute(), or what the checkpoint saved of it when the block is being run again. checkpoint: may be null;
-// save: whether this result is one of those that are saved.
+// Returns compute(), or in a recomputation the results that the checkpoint saved. checkpoint may be null.
+// `save` says whether these results are saved.
 template <typename Compute>
 SelectiveCheckpoint::Results saved_or_computed(SelectiveCheckpoint* checkpoint, bool save, Compute compute) {
   if (checkpoint == nullptr || !save) return compute();

@@ -1,4 +1,4 @@
-// What one run of a block within a step is given.
+// BlockRun has the arguments of one run of a block within a step: a forward or its recomputation.
 #pragma once
 
 namespace hyperion::models {
@@ -10,27 +10,26 @@ struct KeptRouting;
 
 struct BlockRun {
   enum class Kind {
-    kForward,  // its result goes to the next block
-    // For the graph of its backward: its result is not read, so its last product, exchange and sum are left
-    // out and its elements are undefined.
+    kForward,  // the next block reads the output
+    // Activation checkpointing runs the block again for its autograd graph. Nothing reads the output: the
+    // last product, its reduce-scatter and the residual sum are skipped, and the elements are undefined.
     kRecompute,
   };
   Kind kind = Kind::kForward;
-  // Saves chosen results of the forward run and gives them to the second one; null: all are computed.
+  // SAC: saves outputs of the forward for the recomputation; null: nothing is saved.
   SelectiveCheckpoint* selective = nullptr;
-  // The same for attention alone, where `selective` is null: with context parallelism the second run of any
-  // checkpointed block exchanges nothing for it.
+  // SAC of attention alone, for modes whose `selective` is null: with context parallelism a recomputation
+  // never exchanges keys and values again.
   SelectiveCheckpoint* attention = nullptr;
-  // Takes weight gradients where the backward of this run leaves them for later; null: it makes all. Outlives
-  // the graph.
+  // Collects the weight gradients that a split backward defers; null: backward computes them. Outlives the
+  // autograd graph.
   DeferredWeights* deferred = nullptr;
-  // Takes what layers report of the step; null in a recomputation, in validation and in steps that are not
-  // logged: nothing is reported, and nothing should be computed for it.
+  // Collects metrics of layers. Null in a recomputation, in validation and in steps that are not logged:
+  // layers then compute nothing for metrics.
   LayerMetrics* metrics = nullptr;
-  // Takes the forward run's choice of experts and gives it to the second one; null where no second one
-  // follows.
+  // Keeps the routing of the forward for the recomputation; null if there is none.
   KeptRouting* routing = nullptr;
-  // Whether the tokens of each expert are counted: in forwards of training, not in validation.
+  // Whether MoE layers count the tokens of each expert: true in training forwards, false in validation.
   bool counts_tokens = false;
 
   SelectiveCheckpoint* attention_checkpoint() const { return selective != nullptr ? selective : attention; }

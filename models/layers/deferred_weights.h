@@ -1,5 +1,5 @@
-// Weight gradients that a backward leaves for later: a pipeline may divide it, so that the gradient of a
-// block's input, which the stage before waits for, is there first.
+// Deferred weight gradients: a pipeline schedule may split backward into dgrad and wgrad, because the
+// previous stage waits for dgrad only.
 #pragma once
 
 #include <functional>
@@ -8,17 +8,18 @@
 
 namespace hyperion::models {
 
-// Of one run of a block (models/layers/block_run.h).
+// The wgrads of one run of a block (models/layers/block_run.h).
 class DeferredWeights {
  public:
-  // Before a backward: whether nodes add what they leave for later, instead of making it.
+  // Sets, before a backward, whether nodes defer their wgrad instead of computing it.
   void set_deferring(bool deferring) { deferring_ = deferring; }
   bool deferring() const { return deferring_; }
 
-  // make: adds a gradient to a weight's .grad(). It owns what it reads, without a graph, and reads no weight:
-  // weights may have been freed. Under tensor parallelism it may be collective, as the node is.
+  // Adds a closure that adds a gradient to a weight's .grad(). The closure owns the tensors that it reads,
+  // detached from the graph, and must not read a weight, which may have been freed. Under tensor parallelism
+  // it may be collective, like its node.
   void add(std::function<void()> make) { entries_.push_back(std::move(make)); }
-  // In the order in which they were added; frees what each has read.
+  // Runs the closures in the order of add() and frees the tensors of each after it.
   void make_all() {
     for (std::function<void()>& make : std::exchange(entries_, {})) std::exchange(make, nullptr)();
   }

@@ -1,4 +1,5 @@
-// Numbers that layers report of one training step: the step's metrics have them by their tags.
+// LayerMetrics collects scalars that layers record in one training step. Each becomes a metric of the step
+// under its tag.
 #pragma once
 
 #include <map>
@@ -10,9 +11,9 @@
 namespace hyperion::models {
 
 struct LayerMetrics {
-  // How the values of a tag become one number: over all calls of record() with it, in every microbatch and in
-  // every layer that uses the tag, and over all ranks. A value is of what this rank computes: between the
-  // layers of a tensor parallel group of its part of each sequence, inside them of its heads.
+  // How the values of a tag are reduced to one number: over all record() calls, that is all microbatches and
+  // all layers that use the tag, and over all ranks. A value describes the local shard: between tensor
+  // parallel layers this rank's part of each sequence, inside them its heads.
   enum class Reduction { kSum, kMean, kRootMeanSquare, kMax };
 
   struct Metric {
@@ -20,10 +21,11 @@ struct LayerMetrics {
     std::vector<at::Tensor> values;
   };
 
-  bool activations = false;                // whether blocks report their results
-  std::map<std::string, Metric> by_tag{};  // the same tags, equally often, on every rank
+  bool activations = false;                // whether blocks record their outputs
+  std::map<std::string, Metric> by_tag{};  // every rank has the same tags and as many values of each
 
-  // value: 0-dim, of any device. It is read after the step: nothing is launched or waited for here.
+  // Records a 0-dim tensor of any device. Launches nothing and does not wait: the value is read after the
+  // step.
   void record(const std::string& tag, Reduction reduction, const at::Tensor& value) {
     by_tag.try_emplace(tag, Metric{reduction, {}}).first->second.values.push_back(value.detach());
   }

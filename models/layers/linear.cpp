@@ -7,11 +7,11 @@
 namespace hyperion::models {
 
 at::Tensor Linear::output(Operand& x) const {
-  return float8_ ? float8_->output(x, *weight_, ranks_) : kernels::matmul(x.values, weight_->weight.t());
+  return float8_ ? float8_->output(x, *weight_, tp_group_) : kernels::matmul(x.values, weight_->weight.t());
 }
 
 at::Tensor Linear::input_gradient(Operand& grad) const {
-  return float8_ ? float8_->input_gradient(grad, *weight_, ranks_)
+  return float8_ ? float8_->input_gradient(grad, *weight_, tp_group_)
                  : kernels::matmul(grad.values, weight_->weight);
 }
 
@@ -48,11 +48,11 @@ void Linear::add_weight_gradient(at::Tensor& sum, const Operand& grad, const Ope
 }
 
 void Linear::accumulate(const at::Tensor& weight_gradient) const {
-  at::Tensor& slot = weight_->weight.mutable_grad();
-  if (slot.defined())
-    slot.add_(weight_gradient);
+  at::Tensor& grad = weight_->weight.mutable_grad();
+  if (grad.defined())
+    grad.add_(weight_gradient);
   else
-    slot = weight_gradient;
+    grad = weight_gradient;
 }
 
 }  // namespace hyperion::models

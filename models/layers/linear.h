@@ -1,6 +1,6 @@
-// A linear layer without bias. Its three matrix products run in the operands' dtype or in FP8; its weight
-// keeps name, shape and dtype either way, so that checkpoints and sharding do not depend on it.
-// models/layers/linear_node.h makes a differentiable node of them.
+// Linear is a linear layer without bias. Its three matrix products (forward, dgrad, wgrad) run in the
+// operands' dtype or in FP8. The weight keeps name, shape and dtype either way, so checkpoints and sharding
+// do not depend on it. models/layers/linear_node.h makes layers differentiable.
 #pragma once
 
 #include <memory>
@@ -20,46 +20,45 @@ namespace hyperion::models {
 
 class Linear {
  public:
-  // `float8` null: products in the operands' dtype. `ranks`: those that divide the weight (Parameter::split)
-  // and the sequence between matrices; null: this rank has it whole. `chunked`: whether what they exchange
-  // travels in as many chunks as there are ranks, under the products (ParallelDims::chunked).
+  // float8: null for products in the operands' dtype. tp_group: shards the weight (Parameter::split); null:
+  // the weight is replicated. chunked: see ParallelDims::chunked.
   explicit Linear(ParameterPtr weight, std::shared_ptr<const float8::LinearMatmuls> float8 = nullptr,
-                  Exchange* ranks = nullptr, bool chunked = false)
-      : weight_(std::move(weight)), float8_(std::move(float8)), ranks_(ranks), chunked_(chunked) {}
+                  Exchange* tp_group = nullptr, bool chunked = false)
+      : weight_(std::move(weight)), float8_(std::move(float8)), tp_group_(tp_group), chunked_(chunked) {}
 
   const ParameterPtr& weight() const { return weight_; }  // [out, in]
   void set_float8(std::shared_ptr<const float8::LinearMatmuls> float8);
   const float8::LinearMatmuls* float8() const { return float8_.get(); }
-  Exchange* ranks() const { return ranks_; }
-  bool chunked() const { return chunked_ && ranks_ != nullptr; }
+  Exchange* tp_group() const { return tp_group_; }
+  bool chunked() const { return chunked_ && tp_group_ != nullptr; }
 
-  // The products of forward and backward with this rank's part of the weight, without autograd: x [m, in],
-  // grad [m, out].
-  at::Tensor output(Operand& x) const;             // x times weight transposed -> [m, out]
-  at::Tensor input_gradient(Operand& grad) const;  // grad times weight -> [m, in]
-  // grad transposed times x -> [out, in], in Parameter::gradient_dtype where the product can leave it so,
-  // else in the compute dtype
+  // The products with the local shard of the weight, without autograd. x [m, in], grad [m, out].
+  at::Tensor output(Operand& x) const;             // x weight^T -> [m, out]
+  at::Tensor input_gradient(Operand& grad) const;  // dgrad: grad weight -> [m, in]
+  // wgrad: grad^T x -> [out, in], in Parameter::gradient_dtype if the product supports it, else in the
+  // compute dtype.
   at::Tensor weight_gradient(Operand& grad, Operand& x) const;
-  // Adds the gradient of some rows of a product to `sum`, [out, in] in fp32 (fp64 for fp64), which the first
-  // call makes. Not where rows are coupled.
+  // Adds the wgrad of these rows to `sum`, [out, in] in fp32 (fp64 for fp64). The first call creates `sum`.
+  // Not for layers that couple rows.
   void add_weight_gradient(at::Tensor& sum, const Operand& grad, const Operand& x) const;
-  // Whether add_weight_gradient() adds within the product itself, on a GPU: `sum` may be undefined.
+  // Returns whether the product of add_weight_gradient() accumulates into `sum` itself, on a GPU. `sum` may
+  // be undefined.
   bool multiplies_into(const at::Tensor& sum) const;
-  // Adds it to the weight's .grad(), in whatever dtype it is.
+  // Adds a wgrad of any dtype to the weight's .grad().
   void accumulate(const at::Tensor& weight_gradient) const;
 
-  // Before output() or input_gradient() of parts of an operand: casts what they read of it.
+  // Cast the operand for output() or input_gradient(), before these are called with parts of it.
   void prepare_input(Operand& x) const;
   void prepare_gradient(Operand& grad) const;
 
-  // Whether a row's results depend on the other rows of the call (in FP8 rows share scales), so that the
-  // layer must not be run in chunks.
+  // Returns whether a row's result depends on the other rows of the call, because FP8 rows share scales. Such
+  // a layer must not run in chunks.
   bool couples_rows() const { return float8_ != nullptr; }
 
  private:
   ParameterPtr weight_;
   std::shared_ptr<const float8::LinearMatmuls> float8_;
-  Exchange* ranks_;
+  Exchange* tp_group_;
   bool chunked_;
 };
 

@@ -1,14 +1,18 @@
-// The differentiable node of linear layers, whole on one rank or divided over the ranks of a tensor parallel
-// group (Linear::ranks, T of them), in its two forms: column layers read one input, which is gathered; a row
-// layer's result is added up over the ranks and scattered. models/layers/row_exchange.h exchanges the rows.
+// The autograd node of linear layers, with or without a tensor parallel group of T ranks
+// (Linear::tp_group()). There are two kinds, as in Megatron: a column layer all-gathers its input, a row
+// layer reduce-scatters its output. models/layers/row_exchange.h has the collectives.
 //
-// Without a group x is [..., in] and a result [..., out]. With one, a column layer takes this rank's part of
-// every sequence, [batch, seq / T, in], and gives rows that lie rank by rank, [T, batch, seq / T, part of
-// out]; a row layer takes such rows, or whole sequences [batch, seq, part of in], and gives [batch, seq / T,
-// out]. Every rank of the group must run the same nodes in the same order, backward too.
+// Shapes:
+//              without a group                with a group
+//   column     [..., in] -> [..., out]        [batch, seq / T, in] -> [T, batch, seq / T, out / T]
+//   row        [..., in] -> [..., out]        [T, batch, seq / T, in / T] or [batch, seq, in / T]
+//                                             -> [batch, seq / T, out]
+// A gathered tensor [T, batch, seq / T, n] has the rows of rank 0 first. T need not divide `out` or `in`: a
+// rank's width is that of its shard of the weight.
 //
-// Gradients of weights are those of this rank's part; frozen weights have none. Each sum over ranks is
-// rounded once, to the compute dtype. Of the block's run the nodes use `selective` and `deferred`.
+// All ranks of the group must run the same nodes in the same order, in backward too. A weight's gradient is
+// that of this rank's shard; a frozen weight has none. Each sum over ranks is rounded once, to the compute
+// dtype. The nodes use `selective` and `deferred` of the BlockRun.
 #pragma once
 
 #include <vector>
@@ -20,29 +24,30 @@
 
 namespace hyperion::models {
 
-// x times the transposed weight of each layer: one result per layer. One gather serves all of them, and in
-// FP8 one cast. Where their weights lie side by side (Parameter::pack) they are one product, of which the
-// results are views; and backward is two, without a copy where the gradients are views of one tensor of that
-// layout. The run that backward follows keeps the gathered rows that it needs. Only where `selective` has
-// saved the results of all layers, so that this run gathered nothing, does backward gather them, while it
-// computes the input gradient (with weight gradients, where these are deferred); checkpointing by operation
-// saves those of no such node.
+// Multiplies x by the transposed weight of each layer and returns one output per layer. The layers share one
+// all-gather and, in FP8, one cast. Packed weights (Parameter::pack) are multiplied as one: forward is one
+// product, whose views are the outputs, and backward is two products, without a copy if the gradients are
+// views of one tensor of the same layout.
 //
-// x: one tensor, or the same once for each layer (ops::SumAndNorm::normed). Of several the first gets the
-// gradient and the others none; but on a GPU, where the norm's kernel adds them up, each gets its layer's.
+// x: one tensor, or the same tensor once for each layer (ops::SumAndNorm::normed). If it is given several
+// times, the first gets the sum of the input gradients and the others none. On a GPU each may get its own
+// layer's gradient instead, and the norm's backward kernel adds them.
+//
+// Forward keeps the gathered rows for wgrad. If SAC saved every output, the recomputation skips the
+// all-gather, and backward does it, overlapped with dgrad (with wgrad, if that is deferred).
 std::vector<at::Tensor> column_linear(at::TensorList x, const std::vector<const Linear*>& layers,
                                       const BlockRun& run = {});
 
-// When the values of a row layer's result are read.
-enum class RowResult {
-  kNeededAgain,  // in the recomputation, too: `selective` may save it
-  kNeededOnce,   // only in this run
-  kNotNeeded,    // never: neither product nor exchange is run, and the result's elements are undefined
+// Who reads the output of a row layer.
+enum class OutputUse {
+  kRecomputed,   // forward and recomputation: SAC may save it
+  kForwardOnly,  // this run only
+  kUnused,       // nobody: the product and the reduce-scatter are skipped, and the elements are undefined
 };
-// x times the layer's transposed weight, added up over the ranks. With several ranks `selective` always saves
-// the sum, also of a product that it would recompute: it is 1/T of the product, and the exchange is not
-// repeated.
-at::Tensor row_linear(const at::Tensor& x, const Linear& layer, RowResult result = RowResult::kNeededAgain,
+// Multiplies x by the layer's transposed weight and reduce-scatters the product over the group. With a group,
+// SAC always saves the output, even of a product that it recomputes otherwise: it is 1/T of the product, and
+// is not communicated twice.
+at::Tensor row_linear(const at::Tensor& x, const Linear& layer, OutputUse use = OutputUse::kRecomputed,
                       const BlockRun& run = {});
 
 }  // namespace hyperion::models

@@ -1,4 +1,5 @@
-// Linear layers that read one input, of a block: one product where their weights lie side by side.
+// MergedLinear is a set of linear layers that read the same input, such as wq, wk and wv. They are one matrix
+// product if their weights are packed (Parameter::pack).
 #pragma once
 
 #include <string>
@@ -11,15 +12,15 @@ namespace hyperion::models {
 
 class MergedLinear {
  public:
-  // name: of all their weights together, for messages.
+  // name: names the packed weight in messages.
   MergedLinear(const std::string& name, std::vector<Linear> layers) : layers_(std::move(layers)) {
     int64_t rows = 0;
     for (const Linear& layer : layers_) rows += layer.weight()->shape[0];
-    const ParameterPtr all = make_parameter(name, {rows, layers_[0].weight()->shape[1]}, Init::ones());
-    for (const Linear& layer : layers_) layer.weight()->pack = all;
+    const ParameterPtr pack = make_parameter(name, {rows, layers_[0].weight()->shape[1]}, Init::ones());
+    for (const Linear& layer : layers_) layer.weight()->pack = pack;
   }
 
-  // x: the input once for each layer, or once. The results of the layers, as column_linear().
+  // Returns one output per layer, as column_linear() does. x: the input once, or once for each layer.
   std::vector<at::Tensor> forward(at::TensorList x, const BlockRun& run) const {
     std::vector<const Linear*> layers;
     for (const Linear& layer : layers_) layers.push_back(&layer);

@@ -1,4 +1,4 @@
-// What a model is run on.
+// The input of a model: tokens, labels and the context of their sequences.
 #pragma once
 
 #include <vector>
@@ -10,37 +10,38 @@
 
 namespace hyperion::models {
 
-// Queries of a context parallel rank, which attend to the keys of the sequence up to the last of them.
+// A range of the sequence that a context parallel rank has. Its queries attend to keys [0, range.end).
 struct SequencePart {
   SequenceRange range;
-  kernels::Documents documents{};  // of these queries, and keys [0, range.end)
+  kernels::Documents documents{};  // the documents of these queries and keys
 };
 
-// What every block of one microbatch shares.
+// SequenceContext has the inputs that all blocks of a microbatch share.
 struct SequenceContext {
-  at::Tensor cos, sin;  // RoPE angles, fp32 [seq, pairs] or [batch, seq, pairs] of each head
+  at::Tensor cos, sin;  // RoPE angles, fp32 [seq, pairs] or [batch, seq, pairs]
   kernels::Documents documents;
-  double attention_factor = 1;  // of the scores, in addition to 1/sqrt(head_dim)
-  // With context parallelism: which tokens of the sequences this rank has, in the order of its tensors.
-  // `documents` has no use then, and the angles are those of these tokens.
+  double attention_factor = 1;  // scales attention scores, in addition to 1/sqrt(head_dim)
+  // With context parallelism: the parts of the sequences that this rank has, in the order of its tokens. The
+  // angles then belong to these tokens, and `documents` is unused.
   std::vector<SequencePart> parts{};
 };
 
-// The context of packed documents from that of plain sequences of the same length. positions: int32 or int64
-// [batch, seq] on the context's device, counted inside each document, which are `documents`.
+// Returns the context of packed documents, made from the context of plain sequences of the same length.
+// positions: int32 or int64 [batch, seq] on the context's device; each of `documents` starts at 0.
 SequenceContext inside_documents(const SequenceContext& plain, const at::Tensor& positions,
                                  const kernels::Documents& documents);
 
-// The columns of a rank's parts, one behind the other: of tokens, labels or positions [batch, seq], or along
-// dimension 0 of angles [seq, pairs].
+// Returns the columns of `parts`, concatenated: tokens, labels or positions [batch, seq], or RoPE angles
+// [seq, pairs] with dim = 0.
 at::Tensor columns_of_parts(const at::Tensor& t, const std::vector<SequenceRange>& parts, int64_t dim = 1);
 
-// The context of this rank's parts of sequences from that of complete ones. positions: int32 [batch, seq] on
-// the CPU, of complete sequences, counted inside each document; undefined: a sequence is one document.
+// Returns the context of a context parallel rank, made from the context of the full sequences. positions:
+// int32 [batch, seq] of the full sequences on the CPU, where each document starts at 0; undefined: a sequence
+// is one document.
 SequenceContext context_of_parts(const SequenceContext& plain, const std::vector<SequenceRange>& parts,
                                  const at::Tensor& positions);
 
-// One microbatch on the compute device; with context parallelism this rank's tokens of it.
+// A microbatch on the compute device. With context parallelism it has the tokens of this rank.
 struct Microbatch {
   at::Tensor tokens;  // int64 [batch, seq]
   at::Tensor labels;  // int64 [batch, seq], -100 = ignored; undefined on a rank without the head

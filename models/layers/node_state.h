@@ -1,4 +1,4 @@
-// What an autograd node keeps for its backward that is no tensor of save_for_backward().
+// State that an autograd node keeps for its backward beside the tensors of save_for_backward().
 #pragma once
 
 #include <utility>
@@ -10,7 +10,8 @@
 
 namespace hyperion::models {
 
-// State: a torch::CustomClassHolder.
+// keep_state() stores the state in forward, kept_state() returns it in backward. State derives from
+// torch::CustomClassHolder.
 template <typename State>
 void keep_state(torch::autograd::AutogradContext* context, State state) {
   context->saved_data["state"] = c10::IValue::make_capsule(c10::make_intrusive<State>(std::move(state)));
@@ -20,10 +21,10 @@ c10::intrusive_ptr<State> kept_state(torch::autograd::AutogradContext* context) 
   return c10::static_intrusive_pointer_cast<State>(context->saved_data["state"].toCapsule());
 }
 
-// The state of a node that keeps the ranks it exchanges with alone. They outlive it.
+// The state of a node that keeps its process group only. The group outlives the node.
 struct ExchangeOfNode : torch::CustomClassHolder {
-  explicit ExchangeOfNode(Exchange* ranks) : ranks(ranks) {}
-  Exchange* ranks;
+  explicit ExchangeOfNode(Exchange* group) : group(group) {}
+  Exchange* group;
 };
 
 }  // namespace hyperion::models

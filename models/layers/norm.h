@@ -1,4 +1,4 @@
-// RMSNorm as a layer: of the residual stream, together with the sum that makes it, or of anything else.
+// Norm is the RMSNorm layer. On the residual stream it is fused with the residual sum before it.
 #pragma once
 
 #include <string>
@@ -11,18 +11,18 @@ namespace hyperion::models {
 
 class Norm {
  public:
-  // weight: [width]. consumers: layers that read the norm of the stream, each of which is given it as a
-  // tensor of its own.
+  // weight: [width]. consumers: the number of layers that read the norm of the stream; each gets a tensor of
+  // its own (see ops::SumAndNorm).
   Norm(ParameterPtr weight, double eps, int64_t consumers = 1)
       : weight_(std::move(weight)), eps_(eps), consumers_(consumers) {}
 
   at::Tensor forward(const at::Tensor& x) const { return ops::rms_norm(x, weight_->weight, eps_); }
-  // The stream and its norm.
-  ops::SumAndNorm of_residual(const at::Tensor& residual) const {
-    return ops::rms_norm_of_residual(residual, weight_->weight, eps_, consumers_);
+  // Returns the stream and its norm.
+  ops::SumAndNorm norm_of_stream(const at::Tensor& stream) const {
+    return ops::rms_norm_of_residual(stream, weight_->weight, eps_, consumers_);
   }
-  // stream + added and the norm of that sum, by one kernel.
-  ops::SumAndNorm of_sum(const at::Tensor& stream, const at::Tensor& added) const {
+  // Returns stream + added and the norm of the sum, from one kernel.
+  ops::SumAndNorm add_and_norm(const at::Tensor& stream, const at::Tensor& added) const {
     return ops::add_rms_norm(added, stream, weight_->weight, eps_, consumers_);
   }
 

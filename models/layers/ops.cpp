@@ -32,11 +32,11 @@ struct EmbeddingFunction : Function<EmbeddingFunction> {
   }
 };
 
-// Without a residual the sum is x itself. Results: the sum, then the norm once for each branch.
+// Returns the sum, then the norm once for each consumer. Without a residual the sum is x.
 struct AddRmsNormFunction : Function<AddRmsNormFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& x,
                                const std::optional<Tensor>& residual, const Tensor& weight, double eps,
-                               int64_t branches) {
+                               int64_t consumers) {
     context->set_materialize_grads(false);
     context->saved_data["adds"] = residual.has_value();
     variable_list results;
@@ -50,15 +50,15 @@ struct AddRmsNormFunction : Function<AddRmsNormFunction> {
       context->save_for_backward({sum, weight, rstd});
       results = {sum, output};
     }
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;  // each branch's is a result of its own
-    for (int64_t branch = 1; branch < branches; ++branch) results.push_back(at::alias(results[1]));
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;  // each alias is an output of its own
+    for (int64_t consumer = 1; consumer < consumers; ++consumer) results.push_back(at::alias(results[1]));
     return results;
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const Tensor& grad_sum = grads[0];
-    variable_list terms;  // of the norm's gradient
-    for (size_t branch = 1; branch < grads.size(); ++branch)
-      if (grads[branch].defined()) terms.push_back(grads[branch]);
+    variable_list terms;  // the terms of the norm's gradient
+    for (size_t consumer = 1; consumer < grads.size(); ++consumer)
+      if (grads[consumer].defined()) terms.push_back(grads[consumer]);
     Tensor grad_x = grad_sum, grad_weight;
     if (!terms.empty()) {
       const auto saved = context->get_saved_variables();
@@ -76,8 +76,8 @@ struct AddRmsNormFunction : Function<AddRmsNormFunction> {
 };
 
 SumAndNorm sum_and_norm(const Tensor& x, const std::optional<Tensor>& residual, const Tensor& weight,
-                        double eps, int64_t branches) {
-  const variable_list all = AddRmsNormFunction::apply(x, residual, weight, eps, branches);
+                        double eps, int64_t consumers) {
+  const variable_list all = AddRmsNormFunction::apply(x, residual, weight, eps, consumers);
   return {all[0], {all.begin() + 1, all.end()}};
 }
 
@@ -87,7 +87,7 @@ struct RopeQkvFunction : Function<RopeQkvFunction> {
     context->save_for_backward({cos, sin});
     context->saved_data["style"] = style;
     context->saved_data["parts"] = parts;
-    // Values that are a tensor of their own stay where they are; a view would keep the product of all three.
+    // Values are copied unless they own their memory: a view would keep the packed product alive.
     const bool keeps = parts == 1 && v.is_contiguous() &&
                        v.numel() * v.element_size() == static_cast<int64_t>(v.storage().nbytes());
     kernels::Heads rotated = kernels::table().rope_heads({q, k, keeps ? Tensor() : v}, cos, sin,
@@ -163,11 +163,11 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   return rms_norm_of_residual(x, weight, eps).normed[0];
 }
 SumAndNorm add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
-                        int64_t branches) {
-  return sum_and_norm(x, residual, weight, eps, branches);
+                        int64_t consumers) {
+  return sum_and_norm(x, residual, weight, eps, consumers);
 }
-SumAndNorm rms_norm_of_residual(const Tensor& x, const Tensor& weight, double eps, int64_t branches) {
-  return sum_and_norm(x, std::nullopt, weight, eps, branches);
+SumAndNorm rms_norm_of_residual(const Tensor& x, const Tensor& weight, double eps, int64_t consumers) {
+  return sum_and_norm(x, std::nullopt, weight, eps, consumers);
 }
 RotatedHeads rope_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos, const Tensor& sin,
                       RopeStyle style) {

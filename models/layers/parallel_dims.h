@@ -1,60 +1,65 @@
-// The ranks that share the work of one batch with this one. Without any (the default) every layer is whole on
-// this rank.
+// ParallelDims has the process groups whose ranks share the work of a batch with this rank. By default there
+// are none, and every layer is replicated.
 //
-// With a tensor parallel group of T ranks each of them is given the same whole microbatch, [batch, seq] with
-// seq a multiple of T, and has its part of every sequence, [batch, seq / T, dim], between blocks. Gradients
-// of parameters that all T ranks have (Parameter::split is unset: norms, those of queries and keys, a gate of
-// experts) are of this rank's tokens and heads alone: whoever runs the model adds them up over the group. All
-// others are complete for this rank's part, and so are those of experts that the ranks of `expert` divide.
-// The loss is that of all tokens on every rank.
+// A tensor parallel group of T ranks shares microbatches: each rank gets the full [batch, seq], where T
+// divides seq, and between blocks has its part of every sequence, [batch, seq / T, dim]. The loss covers all
+// tokens, on every rank.
+//
+// The gradient of a replicated parameter (Parameter::split is unset: norms, also of queries and keys, and the
+// router's gate) covers only the tokens and heads of this rank: the caller must all-reduce it over the group.
+// The gradient of a sharded parameter is complete for its shard, as is the gradient of experts that ep_group
+// shards.
 #pragma once
 
 #include "base/exchange.h"
 
 namespace hyperion::models {
 
-// `context` and `ring` of ParallelDims; ranks null: one rank.
+// The context parallel group of attention, see ParallelDims.
 struct ContextGroup {
-  Exchange* ranks = nullptr;
+  Exchange* group = nullptr;  // null: no context parallelism
   bool ring = false;
 };
 
+// Groups outlive the model. A null group means one rank.
 struct ParallelDims {
-  // Tensor parallelism: its ranks divide every matrix (Parameter::split) and, between matrices, the sequence.
-  // Outlives the model; null: one rank.
-  Exchange* tensor = nullptr;
-  // Whether each rank computes the logits and the loss of its own part of the vocabulary; else logits are
-  // gathered.
+  // Tensor parallelism (TP): shards the matrices (Parameter::split) and, between matrices, the sequence.
+  Exchange* tp_group = nullptr;
+  // Whether each TP rank computes logits and loss of its shard of the vocabulary; otherwise logits are
+  // all-gathered.
   bool loss_parallel = true;
-  // Whether what the blocks exchange travels in as many chunks as there are ranks, each under the product of
-  // another chunk, instead of before or after one product (models/layers/chunked_exchange.h): for GPUs. The
-  // bytes are the same; results differ by the order of sums inside products and over ranks alone.
+  // Async TP, for GPUs: blocks exchange one chunk per rank while the product of another chunk runs, instead
+  // of all rows before or after one product (models/layers/chunked_exchange.h). The bytes are the same.
+  // Results differ only by the order of sums, inside products and over ranks.
   bool chunked = false;
 
-  // Context parallelism: each of its ranks has its parts of every sequence (models/args/sequence_parts.h),
-  // which tensor parallel ranks then share as if they were complete ones. Outlives the model; null: one rank.
-  Exchange* context = nullptr;
-  // Whether keys and values go round them, one hop under each step of attention, and not to all at once;
-  // where documents are kept apart they do not.
+  // Context parallelism (CP): shards the sequence (models/args/sequence_parts.h). TP ranks then share a CP
+  // rank's parts as if they were full sequences.
+  Exchange* cp_group = nullptr;
+  // Whether keys and values travel around a ring of the CP ranks, one hop during each step of attention,
+  // instead of being all-gathered. Attention with documents always all-gathers.
   bool ring = false;
 
-  // Expert parallelism: its ranks, which have other tokens, hold equally many of the experts each. Outlives
-  // the model; null: every expert is here.
-  Exchange* expert = nullptr;
-  // Of expert and tensor parallelism together: whether tensor parallel ranks divide each expert too, of which
-  // all of them have the rows (without expert parallelism they always do). Else an expert is complete on its
-  // rank, and each rank sends the tokens of its part of the sequences.
-  bool divides_experts = false;
+  // Expert parallelism (EP): its ranks have different tokens, and each holds the same number of experts.
+  Exchange* ep_group = nullptr;
+  // Expert tensor parallelism (ETP), with both EP and TP: TP ranks also shard each expert, whose input rows
+  // are gathered on all of them. Otherwise an expert is replicated over TP, and each TP rank sends the tokens
+  // of its part of the sequences. Without EP, TP always shards each expert.
+  bool shards_experts = false;
 
-  // `tensor` where it has more ranks than this one, else null.
-  Exchange* tensor_group() const { return tensor != nullptr && tensor->size() > 1 ? tensor : nullptr; }
-  ContextGroup context_group() const {
-    return {context != nullptr && context->size() > 1 ? context : nullptr, ring};
+  // These return a group of several ranks, or null.
+  Exchange* active_tp_group() const {
+    return tp_group != nullptr && tp_group->size() > 1 ? tp_group : nullptr;
   }
-  Exchange* expert_group() const { return expert != nullptr && expert->size() > 1 ? expert : nullptr; }
-  // The ranks that divide each expert; null: none do.
-  Exchange* expert_tensor_group() const {
-    return expert_group() == nullptr || divides_experts ? tensor_group() : nullptr;
+  ContextGroup active_cp_group() const {
+    return {cp_group != nullptr && cp_group->size() > 1 ? cp_group : nullptr, ring};
+  }
+  Exchange* active_ep_group() const {
+    return ep_group != nullptr && ep_group->size() > 1 ? ep_group : nullptr;
+  }
+  // The TP ranks that shard each expert; null: none do.
+  Exchange* etp_group() const {
+    return active_ep_group() == nullptr || shards_experts ? active_tp_group() : nullptr;
   }
 };
 

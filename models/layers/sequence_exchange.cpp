@@ -12,47 +12,47 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-Tensor gathered(const Tensor& x, Exchange& ranks) {
-  const Tensor own = x.contiguous(), all = at::empty({ranks.size() * x.size(0), x.size(1)}, x.options());
-  ranks.start_all_gather_into(all, own).wait();
-  return all;
+Tensor gathered(const Tensor& x, Exchange& group) {
+  const Tensor shard = x.contiguous(), out = at::empty({group.size() * x.size(0), x.size(1)}, x.options());
+  group.start_all_gather_into(out, shard).wait();
+  return out;
 }
 
-Tensor summed(const Tensor& x, Exchange& ranks) {
-  const Tensor terms = x.contiguous(), own = at::empty({x.size(0) / ranks.size(), x.size(1)}, x.options());
-  ranks.start_reduce_scatter_sum(own, terms).wait();
-  return own;
+Tensor summed(const Tensor& x, Exchange& group) {
+  const Tensor terms = x.contiguous(), sum = at::empty({x.size(0) / group.size(), x.size(1)}, x.options());
+  group.start_reduce_scatter_sum(sum, terms).wait();
+  return sum;
 }
 
 struct GatherOverRanksFunction : Function<GatherOverRanksFunction> {
-  static Tensor forward(AutogradContext* context, const Tensor& x, Exchange* ranks) {
-    keep_state(context, ExchangeOfNode(ranks));
-    return gathered(x, *ranks);
+  static Tensor forward(AutogradContext* context, const Tensor& x, Exchange* group) {
+    keep_state(context, ExchangeOfNode(group));
+    return gathered(x, *group);
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    return {summed(grads[0], *kept_state<ExchangeOfNode>(context)->ranks), Tensor()};
+    return {summed(grads[0], *kept_state<ExchangeOfNode>(context)->group), Tensor()};
   }
 };
 
 struct SumOverRanksFunction : Function<SumOverRanksFunction> {
-  static Tensor forward(AutogradContext* context, const Tensor& x, Exchange* ranks, bool computes) {
-    keep_state(context, ExchangeOfNode(ranks));
-    if (!computes) return at::empty({x.size(0) / ranks->size(), x.size(1)}, x.options());
-    return summed(x, *ranks);
+  static Tensor forward(AutogradContext* context, const Tensor& x, Exchange* group, bool computes) {
+    keep_state(context, ExchangeOfNode(group));
+    if (!computes) return at::empty({x.size(0) / group->size(), x.size(1)}, x.options());
+    return summed(x, *group);
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    return {gathered(grads[0], *kept_state<ExchangeOfNode>(context)->ranks), Tensor(), Tensor()};
+    return {gathered(grads[0], *kept_state<ExchangeOfNode>(context)->group), Tensor(), Tensor()};
   }
 };
 
 }  // namespace
 
-Tensor gather_over_ranks(const Tensor& x, Exchange* ranks) {
-  return ranks == nullptr ? x : GatherOverRanksFunction::apply(x, ranks);
+Tensor gather_over_ranks(const Tensor& x, Exchange* group) {
+  return group == nullptr ? x : GatherOverRanksFunction::apply(x, group);
 }
 
-Tensor sum_over_ranks(const Tensor& x, Exchange* ranks, bool computes) {
-  return ranks == nullptr ? x : SumOverRanksFunction::apply(x, ranks, computes);
+Tensor sum_over_ranks(const Tensor& x, Exchange* group, bool computes) {
+  return group == nullptr ? x : SumOverRanksFunction::apply(x, group, computes);
 }
 
 }  // namespace hyperion::models

@@ -1,7 +1,6 @@
-// Exchanges of rows over tensor parallel ranks that belong to no linear layer: what several layers read, or
-// what several have made. Each is a differentiable node whose backward is the other one. `ranks` null: one
-// rank has all rows, and they are returned as they are. Every rank of the group must run the same nodes in
-// the same order, backward too.
+// Differentiable collectives over tensor parallel ranks for tensors that several layers read or write,
+// outside linear layers: an all-gather and a reduce-scatter. The backward of each is the other. With a null
+// group they return x. All ranks of the group must run the same nodes in the same order, in backward too.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,11 +9,11 @@
 
 namespace hyperion::models {
 
-// x [rows, n] of this rank -> [T * rows, n], rank by rank.
-at::Tensor gather_over_ranks(const at::Tensor& x, Exchange* ranks);
+// All-gathers x [rows, n] -> [T * rows, n], in rank order.
+at::Tensor gather_over_ranks(const at::Tensor& x, Exchange* group);
 
-// The sum over the ranks of x [T * rows, n], of which each has its part of the terms: this rank's [rows, n],
-// rounded once. Not `computes`: its elements are undefined, and nothing is exchanged.
-at::Tensor sum_over_ranks(const at::Tensor& x, Exchange* ranks, bool computes = true);
+// Reduce-scatters x [T * rows, n] -> [rows, n], rounded once. Unless `computes`, forward communicates nothing
+// and the elements are undefined.
+at::Tensor sum_over_ranks(const at::Tensor& x, Exchange* group, bool computes = true);
 
 }  // namespace hyperion::models

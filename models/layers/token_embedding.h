@@ -1,4 +1,4 @@
-// The embedding of tokens, whole on one rank or its vocabulary divided over a tensor parallel group.
+// TokenEmbedding is the embedding of tokens. A tensor parallel group shards its vocabulary.
 #pragma once
 
 #include <utility>
@@ -12,16 +12,16 @@ namespace hyperion::models {
 
 class TokenEmbedding {
  public:
-  // table [vocab, dim]; ranks: those that divide its rows, or null.
-  explicit TokenEmbedding(ParameterPtr table, Exchange* ranks = nullptr)
-      : table_(std::move(table)), ranks_(ranks) {}
-  // tokens int64 [batch, seq], the same on all ranks -> [batch, seq, dim], of T ranks this one's part of
-  // every sequence, [batch, seq / T, dim]
+  // table: [vocab, dim]. tp_group: shards the rows of the table; null: the table is replicated.
+  explicit TokenEmbedding(ParameterPtr table, Exchange* tp_group = nullptr)
+      : table_(std::move(table)), tp_group_(tp_group) {}
+  // Looks up tokens int64 [batch, seq], the same on all ranks -> [batch, seq, dim]. With a group of T ranks
+  // it returns this rank's part of every sequence, [batch, seq / T, dim].
   at::Tensor forward(const at::Tensor& tokens) const;
 
  private:
   ParameterPtr table_;
-  Exchange* ranks_;
+  Exchange* tp_group_;
 };
 
 }  // namespace hyperion::models

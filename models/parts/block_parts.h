@@ -1,5 +1,4 @@
-// The two parts that a block is put together of: attention, and a feed-forward. Which ones a layer has is a
-// matter of its ModelArgs.
+// A block has two parts: attention and a feed-forward. ModelArgs choose them for each layer.
 #pragma once
 
 #include <memory>
@@ -26,8 +25,8 @@ class BlockPart {
   explicit BlockPart(const PartParameters& parameters) : parameters_(parameters.all()) {}
   virtual ~BlockPart() = default;
   const std::vector<ParameterPtr>& parameters() const { return parameters_; }  // in the description's order
-  virtual std::vector<Linear*> linears() = 0;  // in the order in which forward runs them
-  virtual int64_t consumers() const = 0;  // layers that read the norm, each given it as a tensor of its own
+  virtual std::vector<Linear*> linears() = 0;                                  // in forward order
+  virtual int64_t consumers() const = 0;  // the number of layers that read the norm, see ops::SumAndNorm
 
  private:
   std::vector<ParameterPtr> parameters_;
@@ -36,18 +35,18 @@ class BlockPart {
 class AttentionPart : public BlockPart {
  public:
   using BlockPart::BlockPart;
-  // x [batch, seq, dim], once for each consumer -> [batch, seq, dim]
+  // x: the norm [batch, seq, dim], once for each consumer. Returns [batch, seq, dim].
   virtual at::Tensor forward(at::TensorList x, const SequenceContext& context, const BlockRun& run) const = 0;
 };
 
 class FeedForwardPart : public BlockPart {
  public:
   using BlockPart::BlockPart;
-  // The stream h [batch, seq, dim] and its norm, once for each consumer -> h + what the part makes of the
-  // norm: the block's result. Under BlockRun::Kind::kRecompute its elements are undefined.
+  // h: the stream [batch, seq, dim] and its norm, once for each consumer. Returns h.sum + feed_forward(norm),
+  // the output of the block. A recomputation leaves its elements undefined.
   virtual at::Tensor forward(const ops::SumAndNorm& h, const BlockRun& run) const = 0;
-  virtual std::shared_ptr<ExpertBalance> balance() const { return nullptr; }  // of its experts
-  virtual Experts* experts() { return nullptr; }                              // null: it has none
+  virtual std::shared_ptr<ExpertBalance> balance() const { return nullptr; }  // null without experts
+  virtual Experts* experts() { return nullptr; }                              // null without experts
 };
 
 std::unique_ptr<AttentionPart> make_attention(const ModelArgs& args, int64_t layer, const ParallelDims& dims);

@@ -1,5 +1,6 @@
-// A part of a model as plain data: its parameters and its widths. Layers make their parameters from it, and
-// counts, FLOPs, memory, checks and names in other formats are sums and tables over it. No libtorch.
+// PartDescription describes a part of a model as plain data: its parameters and its widths. Layers make their
+// parameters from it. Counts, FLOPs, memory, checks and names in other formats are sums and tables over it.
+// This header includes no libtorch.
 #pragma once
 
 #include <cstdint>
@@ -14,85 +15,86 @@
 
 namespace hyperion::models {
 
-// The dimension of a linear weight [out, in] that tensor parallel ranks shard: of a column or a row layer.
+// The dimension of a linear weight [out, in] that tensor parallel ranks shard: rows for a column layer,
+// columns for a row layer.
 inline constexpr int kSplitByRows = 0, kSplitByColumns = 1;
 
-// The distribution of initial elements, by what a parameter is for.
+// The purpose of a parameter, which decides its initial distribution.
 enum class Draw {
   kOnes,      // norms
   kZeros,     // biases
   kInput,     // layers that read the stream
-  kResidual,  // layers whose results are added to the stream: smaller the deeper they or the model are
-  kTable,     // an embedding of its own
-  kHead,      // the head, and an embedding that the head shares
+  kResidual,  // layers that add to the stream: smaller with the depth of the layer or of the model
+  kTable,     // an untied embedding
+  kHead,      // the head, and a tied embedding
 };
 
-// Where Hugging Face's files have a parameter.
+// The tensor that has a parameter in Hugging Face's files.
 struct HuggingFaceTensor {
-  // * stands for the number of the block, # for that of an expert, whose matrix is a tensor of its own; "":
-  // such files have none.
+  // * stands for the number of the block. # stands for the number of an expert, if each expert's matrix is
+  // its own tensor. "" means that such files do not have the parameter.
   std::string name;
-  bool rotated = false;     // its rows are those of heads that RoPE rotates
-  int64_t fused_width = 0;  // above 0: a stack of transposed matrices that many columns wide,
-  int64_t fused_first = 0;  // of which this parameter's begin here
+  bool rotated = false;     // whether RoPE rotates its rows, which are those of heads
+  int64_t fused_width = 0;  // if not 0, the tensor is a stack of transposed matrices of so many columns,
+  int64_t fused_first = 0;  // and this is the parameter's first column
 };
 
 struct ParameterShape {
   std::string name;           // "attention.wq.weight" in a block, "norm.weight" outside
-  std::vector<int64_t> dims;  // global
+  std::vector<int64_t> dims;  // global shape
   Draw draw = Draw::kOnes;
-  std::optional<int> split{};      // the dimension that tensor parallel ranks shard; none: they replicate it
+  std::optional<int> split{};      // the dimension that tensor parallel ranks shard; nullopt: replicated
   Domain domain = Domain::kDense;  // kExpert: dims[0] counts experts, which expert parallel ranks shard
   bool trainable = true;           // Parameter::trainable
   HuggingFaceTensor hugging_face{};
 
-  double numel() const;  // as a double, which no product of dimensions overflows
+  double numel() const;  // a double, which no dimensions overflow
 };
 
 struct AttentionWidths {
   int64_t heads = 0, kv_heads = 0;
-  int64_t head_dim = 0, v_head_dim = 0;  // elements of a head's queries and keys, and of its values
-  int64_t rotated = 0;                   // of head_dim, the elements that RoPE rotates
+  int64_t head_dim = 0, v_head_dim = 0;  // the widths of a head: of queries and keys, and of values
+  int64_t rotated = 0;                   // how many elements of head_dim RoPE rotates
 };
 
 struct ExpertWidths {
   int64_t experts = 0, top_k = 0;
-  int64_t dim = 0, hidden = 0;  // of one expert
+  int64_t dim = 0, hidden = 0;  // the widths of one expert
 
-  // Elements that the backward of one (token, expert) pair holds at once where `parts` ranks shard the hidden
-  // width: the row and both products, or both products and their activation.
+  // Returns how many elements the backward of one (token, expert) pair holds at once if `parts` ranks shard
+  // the hidden width: the row and both products, or both products and their activation.
   double elements_per_row(double parts) const;
 };
 
-// Elements of one token that the weight gradients of a part read, for the least that a deferred backward
-// keeps.
+// How many elements per token wgrad of a part reads: the least that a deferred wgrad keeps.
 struct WeightGradientInputs {
   int64_t gathered =
-      0;  // inputs of column layers, whole on every tensor parallel rank where it has gathered them
-  int64_t sharded = 0;    // results of column and inputs of row layers, which tensor parallel ranks shard
-  int64_t scattered = 0;  // gradients of row layers' results, whole on every rank
+      0;  // inputs of column layers; every tensor parallel rank has all of them after the gather
+  int64_t sharded = 0;  // outputs of column layers and inputs of row layers, sharded by tensor parallel ranks
+  int64_t scattered = 0;  // gradients of row layers' outputs; every rank has all of them
 };
 
 // An extent that tensor parallel ranks shard.
 struct ShardedExtent {
   std::string what;  // "query heads"
   int64_t extent = 0;
-  bool evenly = false;  // each rank must have the same number; else each must have at least one
+  bool evenly = false;  // whether the number of ranks must divide the extent; otherwise it must not exceed it
 };
 
 struct PartDescription {
-  std::vector<ParameterShape> parameters;  // in the order in which they are gathered
-  std::vector<ParameterShape> buffers{};   // saved with them, not trained by gradients
+  std::vector<ParameterShape> parameters;  // in all-gather order
+  std::vector<ParameterShape> buffers{};   // saved with the parameters, but without gradients
   std::optional<AttentionWidths> attention{};
   std::optional<ExpertWidths> experts{};
   WeightGradientInputs weight_gradient_inputs{};
   std::vector<ShardedExtent> extents{};
 };
 
-// Throws Error(kBug) for a name that the part does not have.
+// Finds a parameter or buffer by name. Throws Error(kBug) if the part has none of that name.
 const ParameterShape& shape_of(const PartDescription& part, std::string_view name);
 
-// The initial distribution of a parameter of that block; of one outside blocks `layer` has no meaning.
+// Returns the initial distribution of a parameter of block `layer`. For a parameter outside blocks `layer` is
+// ignored.
 Init init_of(const ParameterShape& shape, const ModelArgs& args, int64_t layer);
 
 }  // namespace hyperion::models

@@ -11,13 +11,14 @@ namespace hyperion::models {
 
 ParameterPtr make_block_parameter(const ParameterShape& shape, const ModelArgs& args, int64_t layer,
                                   const ParallelDims& dims) {
-  const bool of_experts = shape.domain == Domain::kExpert;
-  const bool complete = of_experts && dims.expert_group() != nullptr && !dims.divides_experts;
-  ParameterPtr parameter = make_parameter(fmt::format("layers.{}.{}", layer, shape.name), shape.dims,
-                                          init_of(shape, args, layer), complete ? std::nullopt : shape.split);
+  const bool is_expert = shape.domain == Domain::kExpert;
+  const bool replicated = is_expert && dims.active_ep_group() != nullptr && !dims.shards_experts;
+  ParameterPtr parameter =
+      make_parameter(fmt::format("layers.{}.{}", layer, shape.name), shape.dims, init_of(shape, args, layer),
+                     replicated ? std::nullopt : shape.split);
   parameter->trainable = shape.trainable;
-  if (const Exchange* ranks = dims.expert_group(); of_experts && ranks != nullptr)
-    parameter->divide_experts(ranks->size(), ranks->rank());
+  if (const Exchange* ep_group = dims.active_ep_group(); is_expert && ep_group != nullptr)
+    parameter->divide_experts(ep_group->size(), ep_group->rank());
   return parameter;
 }
 
@@ -40,7 +41,7 @@ const ParameterPtr& PartParameters::at(std::string_view name) const {
 Linear PartParameters::linear(std::string_view name, const ParallelDims& dims) const {
   const ParameterPtr& weight = at(fmt::format("{}.weight", name));
   if (!weight->split) return Linear(weight);
-  return Linear(weight, nullptr, dims.tensor_group(), dims.chunked);
+  return Linear(weight, nullptr, dims.active_tp_group(), dims.chunked);
 }
 
 Norm PartParameters::norm(std::string_view name, int64_t consumers) const {

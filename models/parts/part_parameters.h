@@ -1,4 +1,4 @@
-// The parameters of one part of a block, made from its description.
+// PartParameters makes the parameters of one part of a block from its description.
 #pragma once
 
 #include <string_view>
@@ -12,8 +12,9 @@
 
 namespace hyperion::models {
 
-// "layers.LAYER.NAME" with the shape's dimensions, initial distribution and split. Experts are this rank's of
-// the expert parallel group, and complete where tensor parallel ranks do not shard each of them.
+// Makes parameter "layers.LAYER.NAME" with the dimensions, initial distribution and split of `shape`. Expert
+// parameters are sharded over the expert parallel group. With such a group they are replicated over tensor
+// parallel ranks, unless ParallelDims::shards_experts.
 ParameterPtr make_block_parameter(const ParameterShape& shape, const ModelArgs& args, int64_t layer,
                                   const ParallelDims& dims);
 
@@ -22,14 +23,15 @@ class PartParameters {
   PartParameters(const PartDescription& part, const ModelArgs& args, int64_t layer, const ParallelDims& dims);
 
   const std::vector<ParameterPtr>& all() const { return parameters_; }  // in the description's order
-  // By its name in the block, "attention.wq.weight". Throws Error(kBug) where the part has none of that name.
+  // Finds a parameter or buffer by its name in the block, "attention.wq.weight". Throws Error(kBug) if the
+  // part has none of that name.
   const ParameterPtr& at(std::string_view name) const;
 
-  // The layer of weight "NAME.weight". Where tensor parallel ranks shard it they exchange its input or its
-  // result; a replicated one reads the rows of this rank's part of every sequence.
+  // Makes the layer of weight "NAME.weight". A sharded layer communicates its input or its output over the
+  // tensor parallel group. A replicated layer reads this rank's part of every sequence.
   Linear linear(std::string_view name) const { return linear(name, dims_); }
   Linear linear(std::string_view name, const ParallelDims& dims) const;
-  // consumers: layers that read the norm of the stream, each of which is given it as a tensor of its own.
+  // Makes the norm of weight "NAME.weight". consumers: see Norm.
   Norm norm(std::string_view name, int64_t consumers = 1) const;
 
   const std::string& prefix() const { return prefix_; }  // "layers.LAYER."

@@ -77,7 +77,7 @@ double difference_of_attention(Exchange& ranks, const AttentionCase& of) {
 double difference_of_model(const DividedJob& job, bool head_tail, bool ring, const ProcessGroups& groups) {
   parallel::Communicator &context = groups.get(MeshDim::kCp), &tensor = groups.get(MeshDim::kTp);
   const Transformer one(args_of(job)),
-      shared(args_of(job), 0, {.tensor = &tensor, .context = &context, .ring = ring});
+      shared(args_of(job), 0, {.tp_group = &tensor, .cp_group = &context, .ring = ring});
   materialise(one, job.dtype);
   materialise(shared, job.dtype);
   const Microbatch complete = batch_of(job, one);

@@ -168,7 +168,7 @@ struct TensorGroup {
     });
   }
   ParallelDims dims(const DividedJob& job) const {
-    return {.tensor = &ranks, .loss_parallel = job.loss_parallel, .chunked = job.chunked};
+    return {.tp_group = &ranks, .loss_parallel = job.loss_parallel, .chunked = job.chunked};
   }
   CommLedger ledger;
   parallel::ProcessGroups groups;

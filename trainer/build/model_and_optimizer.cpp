@@ -109,18 +109,18 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   ModelAndOptimizer made;
   parallel::Communicator& tensor_ranks = context.groups.get(parallel::MeshDim::kTp);
   parallel::Communicator* tensor = tensor_ranks.size() > 1 ? &tensor_ranks : nullptr;
-  models::ParallelDims dims{.tensor = tensor, .loss_parallel = !config.parallelism.disable_loss_parallel};
+  models::ParallelDims dims{.tp_group = tensor, .loss_parallel = !config.parallelism.disable_loss_parallel};
   if (tensor != nullptr && context.device.is_cuda()) {
     made.tensor_exchange = std::make_unique<parallel::StreamedExchange>(*tensor, context.device);
-    dims.tensor = made.tensor_exchange.get();
+    dims.tp_group = made.tensor_exchange.get();
     dims.chunked = config.parallelism.enable_async_tensor_parallel;
     if (dims.chunked) {
-      const std::vector<int64_t> all(dims.tensor->size(), 1);
-      connect_pairs(*dims.tensor, context.device, all, all);
+      const std::vector<int64_t> all(dims.tp_group->size(), 1);
+      connect_pairs(*dims.tp_group, context.device, all, all);
     }
   }
   parallel::Communicator& context_ranks = context.groups.get(parallel::MeshDim::kCp);
-  dims.context = &context_ranks;
+  dims.cp_group = &context_ranks;
   dims.ring = config::passes_keys_in_ring(config);
   if (context_ranks.size() > 1 && config.parallelism.context_parallel_rotate_method == "alltoall" &&
       !dims.ring)
@@ -129,20 +129,20 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
         "values are gathered, as by \"allgather\"");
   if (context_ranks.size() > 1 && context.device.is_cuda()) {
     made.context_exchange = std::make_unique<parallel::StreamedExchange>(context_ranks, context.device);
-    dims.context = made.context_exchange.get();
+    dims.cp_group = made.context_exchange.get();
     if (dims.ring) {  // to the next rank, from the one before
       const int ranks = context_ranks.size(), rank = context_ranks.rank();
       std::vector<int64_t> to(static_cast<size_t>(ranks), 0), from = to;
       to[static_cast<size_t>((rank + 1) % ranks)] = from[static_cast<size_t>((rank + ranks - 1) % ranks)] = 1;
-      connect_pairs(*dims.context, context.device, to, from);
+      connect_pairs(*dims.cp_group, context.device, to, from);
     }
   }
   const bool expert_parallel = context.mesh.degree(parallel::MeshDim::kEp) > 1;
   if (expert_parallel) {
-    dims.expert = &context.groups.get(parallel::MeshDim::kEp);
-    dims.divides_experts = context.mesh.degree(parallel::MeshDim::kEtp) > 1;
-    const std::vector<int64_t> all(dims.expert->size(), 1);
-    if (context.device.is_cuda()) connect_pairs(*dims.expert, context.device, all, all);
+    dims.ep_group = &context.groups.get(parallel::MeshDim::kEp);
+    dims.shards_experts = context.mesh.degree(parallel::MeshDim::kEtp) > 1;
+    const std::vector<int64_t> all(dims.ep_group->size(), 1);
+    if (context.device.is_cuda()) connect_pairs(*dims.ep_group, context.device, all, all);
   }
   made.transformer = std::make_unique<models::Transformer>(args, config.training.loss_chunk_bytes, dims);
   if (const int64_t first = context.variation.frozen_from; first >= 0) {

@@ -7,7 +7,7 @@ namespace hyperion::models {
 Attention::Attention(const PartParameters& parameters, const ModelArgs& args, const ParallelDims& dims)
     : AttentionPart(parameters),
       head_dim_(args.head_dim),
-      context_group_(dims.context_group()),
+      context_group_(dims.active_cp_group()),
       rope_style_(args.rope_style),
       qkv_(parameters.prefix() + "attention.wq, wk and wv",
            {parameters.linear("attention.wq"), parameters.linear("attention.wk"),
@@ -28,10 +28,10 @@ at::Tensor Attention::forward(at::TensorList x, const SequenceContext& context, 
   const at::Tensor attended = attention_over_ranks(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
                                                    context, context_group_, run)
                                   .transpose(1, 2);  // [batch, seq, heads, head_dim]
-  return row_linear(attended.flatten(-2), wo_, RowResult::kNeededAgain, run);
+  return row_linear(attended.flatten(-2), wo_, OutputUse::kRecomputed, run);
 }
 
-// The products of wq, wk and wv are gone before attention runs.
+// A function of its own, so that the outputs of wq, wk and wv are freed before attention runs.
 ops::RotatedHeads Attention::rotated_heads(at::TensorList x, const SequenceContext& context,
                                            const BlockRun& run) const {
   std::vector<at::Tensor> heads = qkv_.forward(x, run);

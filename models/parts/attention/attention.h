@@ -1,4 +1,4 @@
-// Self-attention of a block: causal inside documents, with grouped queries and rotated queries and keys.
+// Attention is the self-attention of a block: causal inside documents, with grouped queries and RoPE.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@ namespace hyperion::models {
 
 class Attention final : public AttentionPart {
  public:
-  // parameters: of describe_attention().
+  // parameters: made from describe_attention().
   Attention(const PartParameters& parameters, const ModelArgs& args, const ParallelDims& dims);
   at::Tensor forward(at::TensorList x, const SequenceContext& context, const BlockRun& run) const override;
 

@@ -1,4 +1,4 @@
-// The parameters of plain attention: queries, keys, values and output, and norms of heads.
+// Describes the parameters of plain attention: queries, keys, values, output, and the norms of heads.
 #pragma once
 
 #include "models/parts/description.h"

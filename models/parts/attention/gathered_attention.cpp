@@ -24,16 +24,16 @@ using torch::autograd::Function;
 using torch::autograd::variable_list;
 using Parts = std::vector<SequencePart>;
 
-// Keys and values travel part by part of the ranks, both in one tensor, as chunks of the sequences
-// (models/kernels/key_chunks/key_chunks.h): those of one rank are [parts, 1, 2, batch, tokens, ...].
+// Keys and values are all-gathered together, one collective per part, as chunks
+// (models/kernels/key_chunks/key_chunks.h). The chunks of one rank are [parts, 1, 2, batch, tokens, ...].
 
-Tensor empty_chunks(const Tensor& own, int64_t ranks, at::ScalarType dtype) {
-  std::vector<int64_t> shape = own.sizes().vec();
+Tensor empty_chunks(const Tensor& local, int64_t ranks, at::ScalarType dtype) {
+  std::vector<int64_t> shape = local.sizes().vec();
   shape[1] = ranks;
-  return at::empty(shape, own.options().dtype(dtype));
+  return at::empty(shape, local.options().dtype(dtype));
 }
 
-// k, v [batch, kv_heads, seq, head_dim] of this rank's parts, as its chunks.
+// Packs this rank's k, v [batch, kv_heads, seq, head_dim] into chunks.
 Tensor packed_by_part(const Tensor& k, const Tensor& v, int64_t parts) {
   const Tensor packed =
       at::empty({parts, 1, 2, k.size(0), k.size(2) / parts, k.size(1), k.size(3)}, k.options());
@@ -48,17 +48,19 @@ std::pair<Tensor, Tensor> by_heads(const Tensor& keys) {
 
 class GatheredKeys {
  public:
-  // own: packed_by_part(). Starts the gathers of all parts. What no query of this rank sees is not kept.
-  GatheredKeys(const Tensor& own, const Parts& parts, Exchange& ranks)
-      : exchanged_(empty_chunks(own, ranks.size(), own.scalar_type())),
-        in_order_(
-            at::empty({2, own.size(3), parts.back().range.end, own.size(5), own.size(6)}, own.options())) {
+  // local: see packed_by_part(). Starts the all-gathers of all parts. Keys that no query of this rank sees
+  // are not kept.
+  GatheredKeys(const Tensor& local, const Parts& parts, Exchange& cp_group)
+      : exchanged_(empty_chunks(local, cp_group.size(), local.scalar_type())),
+        in_order_(at::empty({2, local.size(3), parts.back().range.end, local.size(5), local.size(6)},
+                            local.options())) {
     failpoint("step.keys");
-    for (int64_t i = 0; i < own.size(0); ++i)
-      pending_.push_back(ranks.start_all_gather_into(exchanged_.select(0, i), own.select(0, i)));
+    for (int64_t i = 0; i < local.size(0); ++i)
+      pending_.push_back(cp_group.start_all_gather_into(exchanged_.select(0, i), local.select(0, i)));
   }
 
-  // Keys and values [batch, kv_heads, end, head_dim] of the sequence up to the end of a rank's part i.
+  // Returns keys and values [batch, kv_heads, end, head_dim] of the sequence, where `end` is the end of part
+  // i.
   std::pair<Tensor, Tensor> before(int64_t end, int64_t i) {
     if (i >= taken_) {
       for (int64_t part = taken_; part <= i; ++part) pending_[part].wait();
@@ -76,41 +78,42 @@ class GatheredKeys {
   int64_t taken_ = 0;  // parts
 };
 
-// The sums over the ranks of the gradients of all keys and values.
+// Reduce-scatters the gradients of keys and values over the ranks.
 class KeyGradients {
  public:
-  // own: as above
-  KeyGradients(const Tensor& own, Exchange& ranks)
-      : ranks_(ranks), sums_(empty_chunks(own, 1, kernels::opmath_dtype(own))) {}
+  // local: see packed_by_part().
+  KeyGradients(const Tensor& local, Exchange& cp_group)
+      : cp_group_(cp_group), sums_(empty_chunks(local, 1, kernels::opmath_dtype(local))) {}
 
-  // Of queries of this rank's part i, which comes after those of part i + 1: k, v [batch, kv_heads, end,
-  // head_dim]. Then no more come for keys of that part of any rank, and their sums are being exchanged.
+  // Adds the gradients k, v [batch, kv_heads, end, head_dim] from the queries of this rank's part i. Parts
+  // are added from the last to the first, so the gradients of part i of all ranks are then complete: starts
+  // their reduce-scatter.
   void add(const Tensor& k, const Tensor& v, int64_t i) {
-    const bool first = !of_queries_.defined();  // has the most keys
-    if (first) of_queries_ = empty_chunks(sums_, ranks_.size(), sums_.scalar_type());
-    (first ? kernels::table().pack_keys : kernels::table().add_keys)(of_queries_.narrow(0, 0, i + 1), k, v);
+    const bool first = !partial_.defined();  // the last part sees the most keys
+    if (first) partial_ = empty_chunks(sums_, cp_group_.size(), sums_.scalar_type());
+    (first ? kernels::table().pack_keys : kernels::table().add_keys)(partial_.narrow(0, 0, i + 1), k, v);
     failpoint("step.keys");
-    pending_.push_back(ranks_.start_reduce_scatter_sum(sums_.select(0, i), of_queries_.select(0, i)));
+    pending_.push_back(cp_group_.start_reduce_scatter_sum(sums_.select(0, i), partial_.select(0, i)));
   }
 
-  // Of this rank's keys and values, [batch, kv_heads, seq, head_dim] of `dtype`.
+  // Returns the gradients of this rank's keys and values, [batch, kv_heads, seq, head_dim] of `dtype`.
   std::pair<Tensor, Tensor> take(at::ScalarType dtype) {
     for (Pending& pending : pending_) pending.wait();
-    const Tensor own =
+    const Tensor local =
         at::empty({2, sums_.size(3), sums_.size(0) * sums_.size(4), sums_.size(5), sums_.size(6)},
                   sums_.options().dtype(dtype));
-    kernels::table().unpack_keys(own, sums_, /*first_part=*/0);
-    return by_heads(own);
+    kernels::table().unpack_keys(local, sums_, /*first_part=*/0);
+    return by_heads(local);
   }
 
  private:
-  Exchange& ranks_;
-  Tensor sums_;        // of own keys, [parts, 1, 2, batch, ...]
-  Tensor of_queries_;  // of this rank's queries, chunks of all ranks
+  Exchange& cp_group_;
+  Tensor sums_;     // the gradients of this rank's keys, [parts, 1, 2, batch, ...]
+  Tensor partial_;  // the gradients from this rank's queries, chunks of all ranks
   std::vector<Pending> pending_;
 };
 
-// Parts of [batch, heads, seq, head_dim] as one, which lies as [batch, seq, heads, head_dim].
+// Joins parts of [batch, heads, seq, head_dim] to a tensor whose memory is [batch, seq, heads, head_dim].
 Tensor joined(const variable_list& parts) {
   if (parts.size() == 1) return parts[0];
   variable_list rows;
@@ -118,9 +121,9 @@ Tensor joined(const variable_list& parts) {
   return at::cat(rows, 1).transpose(1, 2);
 }
 
-// The output, and then of each part the log-sum-exp and what else its kernel leaves.
-variable_list attend(const Tensor& q, const Tensor& own, const Parts& parts, Exchange& ranks) {
-  GatheredKeys keys(own, parts, ranks);
+// Returns the output, then the log-sum-exp and the extras of the kernel for each part.
+variable_list attend(const Tensor& q, const Tensor& local, const Parts& parts, Exchange& cp_group) {
+  GatheredKeys keys(local, parts, cp_group);
   variable_list outputs, others;
   for (size_t i = 0; i < parts.size(); ++i) {
     const auto [k, v] = keys.before(parts[i].range.end, i);
@@ -136,21 +139,21 @@ variable_list attend(const Tensor& q, const Tensor& own, const Parts& parts, Exc
 }
 
 struct GatheredAttentionState : torch::CustomClassHolder {
-  GatheredAttentionState(Parts parts, Exchange* ranks) : parts(std::move(parts)), ranks(ranks) {}
+  GatheredAttentionState(Parts parts, Exchange* cp_group) : parts(std::move(parts)), cp_group(cp_group) {}
   Parts parts;
-  Exchange* ranks;
+  Exchange* cp_group;
 };
 
 struct GatheredAttentionFunction : Function<GatheredAttentionFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const Parts& parts, Exchange* ranks, SelectiveCheckpoint* checkpoint) {
-    const Tensor own = packed_by_part(k, v, static_cast<int64_t>(parts.size()));
+                        const Parts& parts, Exchange* cp_group, SelectiveCheckpoint* checkpoint) {
+    const Tensor local = packed_by_part(k, v, static_cast<int64_t>(parts.size()));
     const variable_list results =
-        saved_or_computed(checkpoint, /*save=*/true, [&] { return attend(q, own, parts, *ranks); });
-    variable_list saved = {q, own};
+        saved_or_computed(checkpoint, /*save=*/true, [&] { return attend(q, local, parts, *cp_group); });
+    variable_list saved = {q, local};
     saved.insert(saved.end(), results.begin(), results.end());
     context->save_for_backward(saved);
-    keep_state(context, GatheredAttentionState(parts, ranks));
+    keep_state(context, GatheredAttentionState(parts, cp_group));
     return results[0];
   }
 
@@ -158,11 +161,11 @@ struct GatheredAttentionFunction : Function<GatheredAttentionFunction> {
     const auto state = kept_state<GatheredAttentionState>(context);
     const Parts& parts = state->parts;
     const auto saved = context->get_saved_variables();
-    const Tensor &q = saved[0], &own = saved[1], &output = saved[2];
+    const Tensor &q = saved[0], &local = saved[1], &output = saved[2];
     const auto others = static_cast<int64_t>((saved.size() - 3) / parts.size());  // of each part
-    GatheredKeys keys(own, parts, *state->ranks);
-    KeyGradients sums(own, *state->ranks);
-    variable_list of_q(parts.size());
+    GatheredKeys keys(local, parts, *state->cp_group);
+    KeyGradients sums(local, *state->cp_group);
+    variable_list grad_q(parts.size());
     for (size_t i = parts.size(); i-- > 0;) {
       const auto [k, v] = keys.before(parts[i].range.end, i);
       const auto queries = [&, tokens = parts[i].range.size()](const Tensor& t) {
@@ -170,26 +173,26 @@ struct GatheredAttentionFunction : Function<GatheredAttentionFunction> {
       };
       const auto first = saved.begin() + 3 + static_cast<int64_t>(i) * others;
       const kernels::AttentionResult result{queries(output), *first, {first + 1, first + others}};
-      kernels::AttentionGradients found =
+      kernels::AttentionGradients gradients =
           kernels::attention_backward(queries(grads[0]), queries(q), k, v, parts[i].documents, result);
-      of_q[i] = std::move(found.q);
-      sums.add(found.k, found.v, i);
+      grad_q[i] = std::move(gradients.q);
+      sums.add(gradients.k, gradients.v, i);
     }
-    const auto [of_k, of_v] = sums.take(own.scalar_type());
-    return {joined(of_q), of_k, of_v, Tensor(), Tensor(), Tensor()};
+    const auto [grad_k, grad_v] = sums.take(local.scalar_type());
+    return {joined(grad_q), grad_k, grad_v, Tensor(), Tensor(), Tensor()};
   }
 };
 
 }  // namespace
 
 Tensor attention_over_ranks(const Tensor& q, const Tensor& k, const Tensor& v, const SequenceContext& context,
-                            const ContextGroup& group, const BlockRun& run) {
+                            const ContextGroup& cp, const BlockRun& run) {
   SelectiveCheckpoint* checkpoint = run.attention_checkpoint();
-  if (group.ranks == nullptr) return ops::attention(q, k, v, context.documents, checkpoint);
+  if (cp.group == nullptr) return ops::attention(q, k, v, context.documents, checkpoint);
   const Parts& parts = context.parts;
-  if (group.ring && !parts.front().documents.defined())
-    return ring_attention(q, k, v, *group.ranks, /*head_tail=*/parts.size() == 2, checkpoint);
-  return GatheredAttentionFunction::apply(q, k, v, parts, group.ranks, checkpoint);
+  if (cp.ring && !parts.front().documents.defined())
+    return ring_attention(q, k, v, *cp.group, /*head_tail=*/parts.size() == 2, checkpoint);
+  return GatheredAttentionFunction::apply(q, k, v, parts, cp.group, checkpoint);
 }
 
 }  // namespace hyperion::models

@@ -1,14 +1,14 @@
-// Attention of a sequence that context parallel ranks share: each has the queries of its parts, and the keys
-// and values of all ranks are gathered for them.
+// Attention over a sequence that context parallel ranks shard: each rank has the queries of its parts of the
+// sequence and all-gathers the keys and values of all ranks.
 //
-// With two parts per rank (SequenceSplit::head_tail) the first parts of all ranks make the first half of the
-// sequence, and the queries of a first part need no more than that: the second parts travel under their
-// attention. The backward takes the second part first, and the gradients of second parts travel under the
-// first part's. Nothing gathered is kept: the backward gathers once more. Gradients of keys and values, which
-// each rank has of its queries, are added up in fp32 in the order of the ranks.
+// With two parts per rank (SequenceSplit::head_tail) the first parts of all ranks are the first half of the
+// sequence, which is all that their queries see: the keys of the second parts are in flight during this
+// attention. Backward runs the second parts first, and the gradients of their keys are in flight during the
+// first parts. Gathered keys are not kept: backward gathers them again. The gradients of keys and values, of
+// which each rank has those of its queries, are reduce-scattered in fp32 in rank order.
 //
-// With k = 2 * batch * seq * kv_heads * head_dim elements, of complete sequences and of this rank's heads, a
-// rank receives k (C - 1) / C elements in forward and the same in backward, and as many sums in fp32.
+// With k = 2 * batch * seq * kv_heads * head_dim elements (full sequences, this rank's heads) and C ranks, a
+// rank receives k (C - 1) / C elements in forward, as many in backward, and as many fp32 gradients.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,12 +20,11 @@
 
 namespace hyperion::models {
 
-// q [batch, heads, seq, head_dim] and k, v [batch, kv_heads, seq, head_dim] of this rank's tokens -> as q.
-// Every rank of the group calls this in the same order, forward and backward; of one rank: the sequences are
-// complete here (ops::attention). A checkpoint of the run saves the result, and the second run exchanges
-// nothing. In a ring without documents: ring_attention() (models/parts/attention/ring_attention.h).
+// Computes the attention of q [batch, heads, seq, head_dim] and k, v [batch, kv_heads, seq, head_dim], this
+// rank's tokens -> the shape of q. It calls ops::attention() without a group, ring_attention() with a ring
+// and without documents. All ranks of the group must call it in the same order, in backward too. A checkpoint
+// of the run saves the output, so that the recomputation communicates nothing.
 at::Tensor attention_over_ranks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                const SequenceContext& context, const ContextGroup& group,
-                                const BlockRun& run);
+                                const SequenceContext& context, const ContextGroup& cp, const BlockRun& run);
 
 }  // namespace hyperion::models

@@ -24,46 +24,47 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-// Of [batch, heads, seq] or [batch, heads, seq, head_dim].
+// Selects rows of t [batch, heads, seq] or [batch, heads, seq, head_dim].
 Tensor ring_rows(const Tensor& t, RingRows rows) {
   if (rows == RingRows::kAll) return t;
   const int64_t half = t.size(2) / 2;
   return t.narrow(2, rows == RingRows::kFirstHalf ? 0 : half, half);
 }
 
-// Keys and values of a rank, or their gradients, that go round the ranks: as many hops as there are other
-// ranks, one at a time.
+// A buffer of keys and values, or of their gradients, that travels around the ring, one hop at a time.
 class RingBuffer {
  public:
   // own: [2, batch, seq, kv_heads, head_dim]
-  RingBuffer(Tensor own, Exchange& ranks) : ranks_(ranks), hops_(ranks.size() - 1), here_(std::move(own)) {}
+  RingBuffer(Tensor own, Exchange& cp_group)
+      : cp_group_(cp_group), hops_(cp_group.size() - 1), here_(std::move(own)) {}
 
-  // What is here goes to the next rank, and must not be changed before finish().
+  // Starts a hop: here() travels to the next rank, and must not be written before finish(). Does nothing
+  // after the last hop.
   void start() {
     if (hops_ == 0) return;
     failpoint("step.keys");
     --hops_;
-    if (!coming_.defined()) coming_ = at::empty_like(here_);
-    const int size = ranks_.size(), rank = ranks_.rank();
-    pending_ = ranks_.start_transfers({{Transfer::Kind::kSend, here_, (rank + 1) % size},
-                                       {Transfer::Kind::kReceive, coming_, (rank + size - 1) % size}});
+    if (!incoming_.defined()) incoming_ = at::empty_like(here_);
+    const int size = cp_group_.size(), rank = cp_group_.rank();
+    pending_ = cp_group_.start_transfers({{Transfer::Kind::kSend, here_, (rank + 1) % size},
+                                          {Transfer::Kind::kReceive, incoming_, (rank + size - 1) % size}});
   }
-  // Then what the rank before has sent is here, where a hop had been started.
+  // Waits for the hop, if one was started. here() is then the buffer of the previous rank.
   void finish() {
     if (pending_.done()) return;
     pending_.wait();
-    std::swap(here_, coming_);
+    std::swap(here_, incoming_);
   }
 
   const Tensor& here() const { return here_; }
   // [batch, kv_heads, seq, head_dim]
-  Tensor of_keys() const { return here_.select(0, 0).transpose(1, 2); }
-  Tensor of_values() const { return here_.select(0, 1).transpose(1, 2); }
+  Tensor k() const { return here_.select(0, 0).transpose(1, 2); }
+  Tensor v() const { return here_.select(0, 1).transpose(1, 2); }
 
  private:
-  Exchange& ranks_;
-  int hops_;  // that are left
-  Tensor here_, coming_;
+  Exchange& cp_group_;
+  int hops_;  // how many are left
+  Tensor here_, incoming_;
   Pending pending_;
 };
 
@@ -71,22 +72,21 @@ Tensor packed_keys(const Tensor& k, const Tensor& v) {
   return at::stack({k.transpose(1, 2), v.transpose(1, 2)});
 }
 
-// The output, the log-sum-exp of all keys, and what else a kernel leaves.
-variable_list attend_round(const Tensor& q, const Tensor& k, const Tensor& v, Exchange& ranks,
+// Returns the output, the log-sum-exp of all keys, and the extras of the kernel of the first step.
+variable_list attend_round(const Tensor& q, const Tensor& k, const Tensor& v, Exchange& cp_group,
                            bool head_tail) {
-  RingBuffer keys(packed_keys(k, v), ranks);
+  RingBuffer keys(packed_keys(k, v), cp_group);
   keys.start();
   kernels::AttentionResult own = kernels::attention_forward(q, k, v, {});
   const Tensor output = own.output.to(kernels::opmath_dtype(q));
-  for (const RingStep& step : ring_steps(ranks.size(), ranks.rank(), head_tail)) {
-    if (step.source == ranks.rank()) continue;
+  for (const RingStep& step : ring_steps(cp_group.size(), cp_group.rank(), head_tail)) {
+    if (step.source == cp_group.rank()) continue;
     keys.finish();
     keys.start();
     if (!step.attends) continue;
-    merge_attention(
-        ring_rows(output, step.queries), ring_rows(own.lse, step.queries),
-        kernels::attention_forward(ring_rows(q, step.queries), ring_rows(keys.of_keys(), step.keys),
-                                   ring_rows(keys.of_values(), step.keys), {}, step.causality));
+    merge_attention(ring_rows(output, step.queries), ring_rows(own.lse, step.queries),
+                    kernels::attention_forward(ring_rows(q, step.queries), ring_rows(keys.k(), step.keys),
+                                               ring_rows(keys.v(), step.keys), {}, step.causality));
   }
   variable_list results = {output.to(q.scalar_type()), own.lse};
   results.insert(results.end(), own.extras.begin(), own.extras.end());
@@ -95,69 +95,69 @@ variable_list attend_round(const Tensor& q, const Tensor& k, const Tensor& v, Ex
 
 kernels::AttentionGradients gradients_round(const Tensor& grad, const Tensor& q, const Tensor& k,
                                             const Tensor& v, const kernels::AttentionResult& result,
-                                            Exchange& ranks, bool head_tail) {
-  RingBuffer keys(packed_keys(k, v), ranks);
+                                            Exchange& cp_group, bool head_tail) {
+  RingBuffer keys(packed_keys(k, v), cp_group);
   keys.start();
   const kernels::AttentionGradients own = kernels::attention_backward(grad, q, k, v, {}, result);
   const auto wide = kernels::opmath_dtype(q);
-  const Tensor of_q = own.q.to(wide);
-  // Of the keys and values that are here in each step.
+  const Tensor grad_q = own.q.to(wide);
+  // The gradients of the keys and values of each step.
   RingBuffer gradients(at::empty({2, k.size(0), k.size(2), k.size(1), k.size(3)}, k.options().dtype(wide)),
-                       ranks);
+                       cp_group);
   bool begun = false;
   const Tensor lse = result.lse.contiguous();
   Tensor lse_of_second_half;
-  // Of all of them, or of the first half.
-  const auto add = [&](const Tensor& of_k, const Tensor& of_v) {
+  // Adds the gradients of all of a rank's keys, or of the first half.
+  const auto add = [&](const Tensor& grad_k, const Tensor& grad_v) {
     const Tensor halves = gradients.here().unflatten(2, {head_tail ? 2 : 1, -1}).permute({2, 0, 1, 3, 4, 5});
-    (begun ? kernels::table().add_keys : kernels::table().pack_keys)(halves.unsqueeze(1), of_k, of_v);
+    (begun ? kernels::table().add_keys : kernels::table().pack_keys)(halves.unsqueeze(1), grad_k, grad_v);
   };
-  for (const RingStep& step : ring_steps(ranks.size(), ranks.rank(), head_tail)) {
-    if (step.source == ranks.rank()) continue;
+  for (const RingStep& step : ring_steps(cp_group.size(), cp_group.rank(), head_tail)) {
+    if (step.source == cp_group.rank()) continue;
     keys.finish();
     keys.start();
-    kernels::AttentionGradients found;
+    kernels::AttentionGradients step_gradients;
     if (step.attends) {
       const bool all = step.queries == RingRows::kAll;
       if (!all && !lse_of_second_half.defined())
         lse_of_second_half = ring_rows(lse, RingRows::kSecondHalf).contiguous();
-      const kernels::AttentionResult of_queries = {ring_rows(result.output, step.queries),
-                                                   all ? lse : lse_of_second_half, result.extras};
-      found = kernels::attention_backward(
-          ring_rows(grad, step.queries), ring_rows(q, step.queries), ring_rows(keys.of_keys(), step.keys),
-          ring_rows(keys.of_values(), step.keys), {}, of_queries, step.causality);
-      ring_rows(of_q, step.queries).add_(found.q);
+      const kernels::AttentionResult step_result = {ring_rows(result.output, step.queries),
+                                                    all ? lse : lse_of_second_half, result.extras};
+      step_gradients = kernels::attention_backward(
+          ring_rows(grad, step.queries), ring_rows(q, step.queries), ring_rows(keys.k(), step.keys),
+          ring_rows(keys.v(), step.keys), {}, step_result, step.causality);
+      ring_rows(grad_q, step.queries).add_(step_gradients.q);
     }
-    gradients.finish();  // from the rank before, which had these keys in the step before
+    gradients.finish();  // from the previous rank, which had these keys in the previous step
     if (step.attends)
-      add(found.k, found.v);
+      add(step_gradients.k, step_gradients.v);
     else if (!begun)
       gradients.here().zero_();
     begun = true;
     gradients.start();
   }
-  gradients.finish();  // of the own keys, by the queries of all other ranks
+  gradients.finish();  // the gradients of this rank's keys, from the queries of all other ranks
   add(own.k, own.v);
-  const Tensor of_keys = gradients.here().to(k.scalar_type());
-  return {of_q.to(q.scalar_type()), of_keys.select(0, 0).transpose(1, 2),
-          of_keys.select(0, 1).transpose(1, 2)};
+  const Tensor grad_keys = gradients.here().to(k.scalar_type());
+  return {grad_q.to(q.scalar_type()), grad_keys.select(0, 0).transpose(1, 2),
+          grad_keys.select(0, 1).transpose(1, 2)};
 }
 
 struct RingState : torch::CustomClassHolder {
-  RingState(Exchange* ranks, bool head_tail) : ranks(ranks), head_tail(head_tail) {}
-  Exchange* ranks;
+  RingState(Exchange* cp_group, bool head_tail) : cp_group(cp_group), head_tail(head_tail) {}
+  Exchange* cp_group;
   bool head_tail;
 };
 
 struct RingAttentionFunction : Function<RingAttentionFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
-                        Exchange* ranks, bool head_tail, SelectiveCheckpoint* checkpoint) {
-    const variable_list results = saved_or_computed(checkpoint, /*save=*/true,
-                                                    [&] { return attend_round(q, k, v, *ranks, head_tail); });
+                        Exchange* cp_group, bool head_tail, SelectiveCheckpoint* checkpoint) {
+    const variable_list results = saved_or_computed(
+        checkpoint, /*save=*/true, [&] { return attend_round(q, k, v, *cp_group, head_tail); });
     variable_list saved = {q, k, v};
     saved.insert(saved.end(), results.begin(), results.end());
     context->save_for_backward(saved);
-    keep_state(context, RingState(ranks, head_tail));
+    keep_state(context, RingState(cp_group, head_tail));
     return results[0];
   }
 
@@ -166,7 +166,7 @@ struct RingAttentionFunction : Function<RingAttentionFunction> {
     const auto saved = context->get_saved_variables();
     const kernels::AttentionResult result{saved[3], saved[4], {saved.begin() + 5, saved.end()}};
     const auto [q, k, v] =
-        gradients_round(grads[0], saved[0], saved[1], saved[2], result, *state->ranks, state->head_tail);
+        gradients_round(grads[0], saved[0], saved[1], saved[2], result, *state->cp_group, state->head_tail);
     return {q, k, v, Tensor(), Tensor(), Tensor()};
   }
 };
@@ -179,8 +179,8 @@ std::vector<RingStep> ring_steps(int ranks, int rank, bool head_tail) {
     const int source = (rank - step + ranks) % ranks;
     const bool before = source < rank;
     RingStep next = {.source = source, .attends = head_tail || before};
-    // The second half of a rank before this one comes after all queries here. Both halves of a rank after it
-    // come between the halves here.
+    // The second half of an earlier rank comes after all queries of this rank. Both halves of a later rank
+    // come between the halves of this rank.
     if (head_tail && before) next.keys = RingRows::kFirstHalf;
     if (head_tail && !before) next.queries = RingRows::kSecondHalf;
     steps.push_back(next);
@@ -188,9 +188,9 @@ std::vector<RingStep> ring_steps(int ranks, int rank, bool head_tail) {
   return steps;
 }
 
-Tensor ring_attention(const Tensor& q, const Tensor& k, const Tensor& v, Exchange& ranks, bool head_tail,
+Tensor ring_attention(const Tensor& q, const Tensor& k, const Tensor& v, Exchange& cp_group, bool head_tail,
                       SelectiveCheckpoint* checkpoint) {
-  return RingAttentionFunction::apply(q, k, v, &ranks, head_tail, checkpoint);
+  return RingAttentionFunction::apply(q, k, v, &cp_group, head_tail, checkpoint);
 }
 
 }  // namespace hyperion::models

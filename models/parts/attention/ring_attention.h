@@ -1,16 +1,17 @@
-// Attention of a sequence that context parallel ranks share, whose keys and values go round the ranks
+// Ring attention over a sequence that context parallel ranks shard
 // (parallelism.context_parallel_rotate_method = "alltoall").
 //
-// Each rank has the queries, keys and values of its part of the sequence. In every step it passes keys and
-// values on to the next rank and receives those of the rank before, under the attention of its queries to the
-// ones that it has, and merges what each step gives by its log-sum-exp. In backward they go round once more,
-// and the gradients of a rank's keys and values behind them, one hop a step, added up in fp32: they begin
-// with the first rank that is not their own and reach their own rank after all others, where those of its
-// queries are added. So a rank holds the keys and values of two ranks at most, besides its own as they came
-// in.
+// Each rank has the queries, keys and values of its part of the sequence. In each step its queries attend to
+// the keys and values that it holds, while these travel to the next rank and those of the previous rank
+// arrive. The outputs of the steps are merged by their log-sum-exp.
 //
-// With k = 2 * batch * seq * kv_heads * head_dim elements, of complete sequences and of this rank's heads, a
-// rank sends k (C - 1) / C elements in forward and the same in backward, and as many sums in fp32.
+// In backward keys and values travel around the ring again. The gradients of a rank's keys and values follow
+// them, one hop per step, summed in fp32: they start at the next rank and reach their own rank last, which
+// adds the gradients of its queries. So a rank holds the keys and values of at most two ranks, besides its
+// own input.
+//
+// With k = 2 * batch * seq * kv_heads * head_dim elements (full sequences, this rank's heads) and C ranks, a
+// rank sends k (C - 1) / C elements in forward, as many in backward, and as many fp32 gradients.
 #pragma once
 
 #include <vector>
@@ -24,25 +25,27 @@ namespace hyperion::models {
 
 class SelectiveCheckpoint;
 
-// Tokens of a rank's part of the sequence.
+// A selection of a rank's tokens.
 enum class RingRows { kAll, kFirstHalf, kSecondHalf };
 
-// What a rank's queries do with the keys of one rank.
+// One step of the ring: this rank's queries attend to the keys of rank `source`.
 struct RingStep {
-  int source = 0;       // whose keys
-  bool attends = true;  // else all of its queries come before these keys
+  int source = 0;
+  bool attends = true;  // false: all of this rank's queries come before these keys
   RingRows queries = RingRows::kAll, keys = RingRows::kAll;
-  kernels::Causality causality = kernels::Causality::kNone;  // every query sees every key, but the own ones
+  kernels::Causality causality = kernels::Causality::kNone;  // only a rank's own keys need a causal mask
 };
 
-// The steps of a rank, in which the keys of the other ranks come from the nearest before it to the nearest
-// after it. head_tail: SequenceSplit::head_tail; a rank's chunks are then the halves of its part.
+// Returns the steps of a rank: its own keys first, then those of ranks rank - 1, rank - 2, ... with
+// wrap-around. head_tail: SequenceSplit::head_tail; the two chunks of a rank are then the halves of its
+// tokens.
 std::vector<RingStep> ring_steps(int ranks, int rank, bool head_tail);
 
-// q [batch, heads, seq, head_dim] and k, v [batch, kv_heads, seq, head_dim] of this rank's tokens -> as q.
-// All of `ranks` call it in the same order, forward and backward. `checkpoint` saves the result, and the
-// second run exchanges nothing; null: there is none. Documents are not kept apart.
-at::Tensor ring_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Exchange& ranks,
+// Computes the attention of q [batch, heads, seq, head_dim] and k, v [batch, kv_heads, seq, head_dim], this
+// rank's tokens -> the shape of q. It does not support documents. All ranks of the group must call it in the
+// same order, in backward too. `checkpoint`, which may be null, saves the output, so that the recomputation
+// communicates nothing.
+at::Tensor ring_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Exchange& cp_group,
                           bool head_tail, SelectiveCheckpoint* checkpoint);
 
 }  // namespace hyperion::models

@@ -1,4 +1,4 @@
-// The parameters of a gated feed-forward, in a block of its own or as the shared experts of one.
+// Describes the parameters of a gated feed-forward, which is a dense feed-forward part or the shared experts.
 #pragma once
 
 #include "models/parts/description.h"
@@ -7,8 +7,8 @@ namespace hyperion::models {
 
 PartDescription describe_feed_forward(const ModelArgs& args);
 
-// w1, w2 and w3 of a gated feed-forward `hidden` wide. `name`: of the module in its block; `theirs`: of
-// Hugging Face's in its block.
+// Describes w1, w2 and w3 of a gated feed-forward of width `hidden`. `name` is the module's name in its
+// block, `theirs` is Hugging Face's name of it.
 std::vector<ParameterShape> gated_matrices(const ModelArgs& args, const std::string& name, int64_t hidden,
                                            const std::string& theirs);
 

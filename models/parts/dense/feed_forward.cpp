@@ -18,8 +18,8 @@ std::vector<Linear*> GatedFeedForward::linears() {
 
 at::Tensor GatedFeedForward::forward(at::TensorList x, const BlockRun& run) const {
   const std::vector<at::Tensor> gate_up = gate_up_.forward(x, run);
-  const RowResult needed = run.recomputes() ? RowResult::kNotNeeded : RowResult::kNeededOnce;
-  return row_linear(ops::gated_activation(gate_up[0], gate_up[1], activation_), w2_, needed, run);
+  const OutputUse use = run.recomputes() ? OutputUse::kUnused : OutputUse::kForwardOnly;
+  return row_linear(ops::gated_activation(gate_up[0], gate_up[1], activation_), w2_, use, run);
 }
 
 }  // namespace hyperion::models

@@ -1,4 +1,4 @@
-// The feed-forward part of a block: w2(activation(w1 x) * w3 x).
+// The dense feed-forward part of a block: w2(activation(w1 x) * w3 x).
 #pragma once
 
 #include <string>
@@ -11,14 +11,14 @@
 
 namespace hyperion::models {
 
-// The layers alone, which a block with experts has as its shared experts too.
+// The layers of the feed-forward. The shared experts of an MoE block are such layers too.
 class GatedFeedForward {
  public:
-  // parameters: have NAME.w1, w2 and w3, those of gated_matrices().
+  // parameters: contain NAME.w1, NAME.w2 and NAME.w3 (see gated_matrices()).
   GatedFeedForward(const PartParameters& parameters, const std::string& name, Activation activation,
                    const ParallelDims& dims);
-  // x: the norm [batch, seq, dim], once for each of w1 and w3, or once -> what is added to the stream,
-  // [batch, seq, dim]. Not computed under BlockRun::Kind::kRecompute: its elements are undefined.
+  // x: the norm [batch, seq, dim], once, or once for each of w1 and w3. Returns [batch, seq, dim], without
+  // the residual. A recomputation leaves its elements undefined.
   at::Tensor forward(at::TensorList x, const BlockRun& run) const;
   std::vector<Linear*> linears();
   static int64_t consumers() { return 2; }  // w1, w3
@@ -31,7 +31,7 @@ class GatedFeedForward {
 
 class FeedForward final : public FeedForwardPart {
  public:
-  // parameters: of describe_feed_forward().
+  // parameters: made from describe_feed_forward().
   FeedForward(const PartParameters& parameters, const ModelArgs& args, const ParallelDims& dims)
       : FeedForwardPart(parameters), layers_(parameters, "feed_forward", args.activation, dims) {}
   at::Tensor forward(const ops::SumAndNorm& h, const BlockRun& run) const override {

@@ -5,8 +5,8 @@
 namespace hyperion::models {
 namespace {
 
-// Hugging Face's qwen3_moe and deepseek_v3 store each expert's matrix as a tensor of its own; llama4 stores
-// stacks of the transposed matrices, those of w1 and w3 next to each other.
+// Hugging Face's qwen3_moe and deepseek_v3 store each expert's matrix as its own tensor; llama4 stores stacks
+// of transposed matrices, with w1 and w3 side by side.
 HuggingFaceTensor stack_in_hugging_face(const ModelArgs& args, std::string_view stack) {
   if (args.family != "llama4") {
     const char* name = stack == "w1" ? "gate_proj" : stack == "w2" ? "down_proj" : "up_proj";

@@ -1,4 +1,5 @@
-// The parameters of a mixture of experts: the router's gate, the stacks of the experts, and the shared ones.
+// Describes the parameters of a mixture of experts: the router's gate, the stacks of experts, and the shared
+// experts.
 #pragma once
 
 #include "models/parts/description.h"

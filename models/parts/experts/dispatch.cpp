@@ -44,9 +44,9 @@ kernels::WeightedRows weight_rows(const Tensor& a, const Tensor& b, const Dispat
                                   const Tensor& weights) {
   if (weights.numel() == 0)  // padding alone
     return {at::zeros_like(a), at::zeros_like(b), at::empty_like(weights)};
-  kernels::WeightedRows made = kernels::table().weight_rows(a, b, dispatch, weights.flatten());
-  made.products = made.products.view(dispatch.choices.sizes());
-  return made;
+  kernels::WeightedRows weighted = kernels::table().weight_rows(a, b, dispatch, weights.flatten());
+  weighted.products = weighted.products.view(dispatch.choices.sizes());
+  return weighted;
 }
 
 }  // namespace hyperion::models

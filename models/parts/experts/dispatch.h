@@ -1,6 +1,6 @@
-// How tokens reach the experts that were chosen for them, and come back. Each token has k slots, one for each
-// of its choices; the rows that experts multiply are the slots in the order of their experts, those of one
-// expert in the order of the slots. Numbers alone: no weights, no ranks.
+// Dispatch maps tokens to the rows that experts multiply, and back. The router chooses k experts for each
+// token; assignment token * k + j is the j-th choice of a token. Rows are the assignments sorted by expert;
+// the sort is stable.
 #pragma once
 
 #include <memory>
@@ -16,50 +16,49 @@ namespace hyperion::models {
 
 struct ExpertExchange;
 
-// Slot token * k + j is choice j of a token.
 struct Dispatch : kernels::RowOrder {
-  at::Tensor choices{};           // int64 [tokens, k]: the experts of each token, no two alike
-  std::vector<int64_t> counts{};  // expert_rows on the host; empty where the groups of rows are padded
+  at::Tensor choices{};           // int64 [tokens, k]: the experts of each token, all different
+  std::vector<int64_t> counts{};  // expert_rows on the host; empty if the groups of rows are padded
 
   int64_t top_k() const { return choices.size(1); }
   kernels::RowGroups groups() const { return {counts, ends}; }
 };
 
-// Who knows how many rows each expert gets.
+// Where the number of rows of each expert is known.
 enum class RowCounts {
-  kOnHost,    // on a GPU the host waits for the counts
-  kOnDevice,  // on a GPU the host does not wait, and its counts are zeros
-  kPadded,    // the device, and groups of rows are padded
+  kOnHost,    // on the host, which waits for a GPU's counts
+  kOnDevice,  // on the device: with a GPU the host does not wait, and Dispatch::counts are zeros
+  kPadded,    // on the device, and groups of rows are padded
 };
-// choices: as Dispatch::choices.
-// unit: what padded groups are multiples of.
+// Sorts the assignments of `choices` (see Dispatch) by expert. unit: padded groups are multiples of it.
 Dispatch dispatch_tokens(const at::Tensor& choices, int64_t experts, RowCounts counts = RowCounts::kOnHost,
                          int64_t unit = kernels::kGroupUnit);
 
-// How the tokens of a microbatch reach their experts. A run of a block keeps it for the run that is repeated
-// for its backward: experts that are nearly equal for a token could change places, and rows with them.
+// The routing of a microbatch in one MoE layer. Forward keeps it for the recomputation, which must not route
+// again: experts with nearly equal scores could change places.
 struct KeptRouting {
   std::shared_ptr<const Dispatch> dispatch{};
-  std::shared_ptr<const ExpertExchange> exchange{};  // null: every expert is here
+  std::shared_ptr<const ExpertExchange> exchange{};  // null without expert parallelism
 };
 
-// rows[r] = x[token of r], times the weight of its slot where `weights`, [tokens, k] of
-// kernels::opmath_dtype, are defined; rounded once. Rows of the padding are zeros.
-// x [tokens, width] -> [rows, width] in x's dtype.
+// Gathers x [tokens, width] -> [rows, width] in x's dtype: rows[r] = x[token of row r]. If `weights`
+// ([tokens, k] of kernels::opmath_dtype) is defined, each row is multiplied by the weight of its assignment
+// and rounded once. Padding rows are zeros.
 at::Tensor gather_rows(const at::Tensor& x, const Dispatch& dispatch, const at::Tensor& weights);
-// For each token the sum of its slots' rows, times their weights where these are defined, and of `added`,
-// [tokens, width], last: in fp32 (fp64), rounded once; slot by slot, or by the plain form as libtorch sums.
-// rows [rows, width] -> [tokens, width] in their dtype.
+// Sums rows [rows, width] -> [tokens, width] in their dtype: each token gets the sum of the rows of its
+// assignments, multiplied by `weights` if defined, then adds `added` [tokens, width] if defined. The sum is
+// in fp32 (fp64), rounded once, in the order of the assignments; the plain form sums in libtorch's order.
 at::Tensor sum_rows(const at::Tensor& rows, const Dispatch& dispatch, const at::Tensor& weights,
                     const at::Tensor& added = {});
-// The gradient of the weights, [tokens, k] of kernels::opmath_dtype: of each slot the sum over its row of a
-// times b, both [rows, width].
+// Returns the gradient of the weights, [tokens, k] of kernels::opmath_dtype: for each assignment the dot
+// product of its rows in a and b, both [rows, width].
 at::Tensor gradient_of_weights(const at::Tensor& a, const at::Tensor& b, const Dispatch& dispatch);
-// a and b times the weights, [tokens, k], of their rows' slots, rounded once, and gradient_of_weights().
+// Returns the rows of a and of b multiplied by the weights [tokens, k] of their assignments, rounded once,
+// and gradient_of_weights().
 kernels::WeightedRows weight_rows(const at::Tensor& a, const at::Tensor& b, const Dispatch& dispatch,
                                   const at::Tensor& weights);
 
-// A node's input that may not be there: autograd takes no undefined tensors.
+// Wraps an input of an autograd node that may be undefined, because autograd takes no undefined tensors.
 inline std::optional<at::Tensor> optional_of(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }

@@ -1,4 +1,5 @@
-// The three products of a stack of experts' matrices with groups of rows: in the rows' dtype, or in FP8.
+// The three grouped products of a stack of experts' matrices (forward, dgrad, wgrad), in the rows' dtype or
+// in FP8.
 #pragma once
 
 #include <memory>
@@ -17,14 +18,14 @@ class GroupedMatmuls;
 namespace hyperion::models {
 
 struct ExpertProducts {
-  std::shared_ptr<const float8::GroupedMatmuls> float8{};  // null: in the rows' dtype
-  Exchange* ranks = nullptr;  // that have a part of each expert's hidden width each; null: it is here in full
+  std::shared_ptr<const float8::GroupedMatmuls> float8{};  // null: products in the rows' dtype
+  Exchange* etp_group = nullptr;  // shards the hidden width of each expert; null: not sharded
 
-  // x [rows, in], stack [experts, out, in] -> [rows, out]. Groups of rows are padded for FP8.
+  // x [rows, in], stack [experts, out, in] -> [rows, out]. FP8 needs padded groups.
   at::Tensor output(Operand& x, const Parameter& stack, const kernels::RowGroups& groups) const;
-  // grad [rows, out] -> [rows, in]
+  // dgrad: grad [rows, out] -> [rows, in]
   at::Tensor input_gradient(Operand& grad, const Parameter& stack, const kernels::RowGroups& groups) const;
-  // -> [experts, out, in]
+  // wgrad: -> [experts, out, in]
   at::Tensor weight_gradient(Operand& grad, Operand& x, const kernels::RowGroups& groups) const;
 };
 

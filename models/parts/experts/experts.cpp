@@ -25,40 +25,40 @@ using torch::autograd::Function;
 using torch::autograd::variable_list;
 using DispatchPtr = std::shared_ptr<const Dispatch>;
 
-// What a node keeps for its backward. Weights are read through their parameters: what lies behind them may be
-// freed and gathered a second time meanwhile.
+// The state of a node between forward and backward. It reads weights through their parameters, because their
+// storage may be freed and gathered again meanwhile.
 struct SavedExperts : torch::CustomClassHolder {
   std::vector<ParameterPtr> stacks;
   ExpertProducts products;
   DispatchPtr dispatch;
-  Tensor input;    // of the node: they must not be written until backward
-  Tensor weights;  // of slots, where this node multiplies by them
-  Tensor made;     // rows of the result, where the gradient of weights is made of them
+  Tensor input;    // the node's input, which must not be written until backward
+  Tensor weights;  // of assignments; undefined if this node does not multiply by them
+  Tensor outputs;  // the experts' output rows; undefined unless the gradient of weights reads them
   DeferredWeights* deferred = nullptr;
 
   bool defers() const { return deferred != nullptr && deferred->deferring(); }
 };
 
-// Without the graph that made it, which it would keep.
+// Detaches a tensor that may be undefined, so that it does not keep its graph.
 Tensor detached(const Tensor& tensor) {
   return tensor.defined() ? tensor.detach() : tensor;
 }
 
-// The gradients of the node's stacks in their order, as `make` computes them from what it owns; undefined
-// where a stack is frozen, or they are left for later.
-variable_list gradients_of_stacks(const SavedExperts& saved, std::function<variable_list()> make) {
+// Returns the wgrads of the node's stacks, in order. `make` computes them from tensors that it owns. They are
+// undefined if the stacks are frozen, or if wgrad is deferred.
+variable_list stack_gradients(const SavedExperts& saved, std::function<variable_list()> make) {
   if (std::ranges::none_of(saved.stacks, [](const ParameterPtr& stack) { return stack->trainable; }))
     return variable_list(saved.stacks.size());
   if (!saved.defers()) return make();
   saved.deferred->add([stacks = saved.stacks, make = std::move(make)] {
-    variable_list made = make();
+    variable_list gradients = make();
     for (size_t i = 0; i < stacks.size(); ++i) {
-      if (!made[i].defined()) continue;
-      Tensor& sum = stacks[i]->weight.mutable_grad();
-      if (sum.defined())
-        sum.add_(made[i]);
+      if (!gradients[i].defined()) continue;
+      Tensor& grad = stacks[i]->weight.mutable_grad();
+      if (grad.defined())
+        grad.add_(gradients[i]);
       else
-        sum = std::move(made[i]);
+        grad = std::move(gradients[i]);
     }
   });
   return variable_list(saved.stacks.size());
@@ -66,7 +66,8 @@ variable_list gradients_of_stacks(const SavedExperts& saved, std::function<varia
 
 using OptionalTensor = std::optional<Tensor>;
 
-// x [tokens, dim], weights [tokens, k] or undefined -> rows of gate and up, [rows, hidden].
+// Gathers rows and multiplies them by w1 and w3: x [tokens, dim], weights [tokens, k] or undefined -> gate
+// and up, [rows, hidden].
 struct GateUpFunction : Function<GateUpFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& x, const OptionalTensor& given_weights,
                                const Tensor& /*w1*/, const Tensor& /*w3*/,
@@ -74,7 +75,7 @@ struct GateUpFunction : Function<GateUpFunction> {
                                const DispatchPtr& dispatch, SelectiveCheckpoint* selective,
                                DeferredWeights* deferred) {
     const Tensor weights = given_weights.value_or(Tensor());
-    // As v0.2.2's grouped product, which its checkpointing by operation neither saves nor counts.
+    // SAC by operation neither saves nor counts grouped products, as in v0.2.2.
     const bool saves = selective != nullptr && selective->saves_all_products();
     variable_list results = saved_or_computed(selective, saves, [&] {
       Operand rows(gather_rows(x, *dispatch, weights));
@@ -104,24 +105,24 @@ struct GateUpFunction : Function<GateUpFunction> {
     if (saved->weights.defined())
       grad_weights = gradient_of_weights(grad_rows, gather_rows(saved->input, dispatch, Tensor()), dispatch);
     grad_rows.reset();
-    // Moved: not kept until the nodes before this one have run.
-    const variable_list of_stacks = gradients_of_stacks(
+    // The input is moved: this frees it before autograd runs the next node.
+    const variable_list grad_stacks = stack_gradients(
         *saved, [products = saved->products, stacks = saved->stacks, sent = saved->dispatch,
-                 grad_gate = gate.values, grad_up = up.values, weights = detached(saved->weights),
+                 gate_values = gate.values, up_values = up.values, weights = detached(saved->weights),
                  x = detached(std::exchange(saved->input, {}))] {
-          Operand rows(gather_rows(x, *sent, weights)), of_gate(grad_gate), of_up(grad_up);
+          Operand rows(gather_rows(x, *sent, weights)), grad_gate(gate_values), grad_up(up_values);
           const auto gradient_of = [&](const ParameterPtr& stack, Operand& grad) {
             return stack->trainable ? products.weight_gradient(grad, rows, sent->groups()) : Tensor();
           };
-          return variable_list{gradient_of(stacks[0], of_gate), gradient_of(stacks[1], of_up)};
+          return variable_list{gradient_of(stacks[0], grad_gate), gradient_of(stacks[1], grad_up)};
         });
-    return {grad_x,   grad_weights, of_stacks[0], of_stacks[1], Tensor(),
-            Tensor(), Tensor(),     Tensor(),     Tensor()};
+    return {grad_x,   grad_weights, grad_stacks[0], grad_stacks[1], Tensor(),
+            Tensor(), Tensor(),     Tensor(),       Tensor()};
   }
 };
 
-// hidden rows h [rows, hidden], weights [tokens, k] or undefined, shared [tokens, dim] or undefined ->
-// [tokens, dim].
+// Multiplies hidden rows by w2 and sums them: h [rows, hidden], weights [tokens, k] or undefined, shared
+// [tokens, dim] or undefined -> [tokens, dim].
 struct DownFunction : Function<DownFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& h, const OptionalTensor& given_weights,
                         const OptionalTensor& given_shared, const Tensor& w2, const ParameterPtr& stack,
@@ -130,10 +131,10 @@ struct DownFunction : Function<DownFunction> {
     const Tensor weights = given_weights.value_or(Tensor()), shared = given_shared.value_or(Tensor());
     const bool casts_weighted = weights.defined() && products.float8 != nullptr;
     Operand rows(h);
-    Tensor made;
-    if (computes || casts_weighted) made = products.output(rows, *stack, dispatch->groups());
+    Tensor outputs;
+    if (computes || casts_weighted) outputs = products.output(rows, *stack, dispatch->groups());
     SavedExperts saved;
-    if (casts_weighted) saved.made = made;
+    if (casts_weighted) saved.outputs = outputs;
     saved.stacks = {stack};
     saved.products = products;
     saved.dispatch = dispatch;
@@ -143,47 +144,47 @@ struct DownFunction : Function<DownFunction> {
     keep_state(context, std::move(saved));
     context->saved_data["adds"] = shared.defined();
     if (!computes) return at::empty({dispatch->choices.size(0), w2.size(1)}, h.options());
-    return sum_rows(made, *dispatch, weights, shared);
+    return sum_rows(outputs, *dispatch, weights, shared);
   }
 
-  // With t = (gradient of a row) w2, the gradient of the row's weight is t h: the row itself, w2 h, is not
-  // needed, and neither kept nor computed for it. But FP8 casts, as torchao's and as with expert parallelism,
-  // the gradient of a row times its weight, of which there is no such t.
+  // With t = (gradient of a row) w2, the gradient of the row's weight is t h, so the row itself, w2 h, is
+  // neither kept nor recomputed. FP8 differs: like torchao, and as with expert parallelism, it casts the
+  // gradient of a row times its weight, which gives no such t.
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = kept_state<SavedExperts>(context);
     const Dispatch& dispatch = *saved->dispatch;
     const Tensor grad = grads[0].contiguous();
-    const Tensor made = std::exchange(saved->made, {});
-    const Tensor before_cast = made.defined() ? detached(saved->weights) : Tensor();
+    const Tensor outputs = std::exchange(saved->outputs, {});
+    const Tensor before_cast = outputs.defined() ? detached(saved->weights) : Tensor();
     Operand grad_rows(gather_rows(grad, dispatch, before_cast));
     const Tensor t = saved->products.input_gradient(grad_rows, *saved->stacks[0], dispatch.groups());
     Tensor grad_h = t, grad_weights, h = detached(std::exchange(saved->input, {})).contiguous();
-    if (made.defined()) {
-      grad_weights = gradient_of_weights(gather_rows(grad, dispatch, Tensor()), made, dispatch);
+    if (outputs.defined()) {
+      grad_weights = gradient_of_weights(gather_rows(grad, dispatch, Tensor()), outputs, dispatch);
     } else if (saved->weights.defined()) {
       const kernels::WeightedRows weighted = weight_rows(t, h, dispatch, saved->weights);
       grad_h = weighted.a;
       h = weighted.b;
       grad_weights = weighted.products;
     }
-    // Later they are gathered a second time, as the input's are: they are top_k copies of it.
-    const variable_list of_stacks =
-        gradients_of_stacks(*saved, [=, products = saved->products, sent = saved->dispatch,
-                                     kept = saved->defers() ? Tensor() : grad_rows.values] {
+    // A deferred wgrad gathers the rows again instead of keeping top_k copies of a token's gradient.
+    const variable_list grad_stacks =
+        stack_gradients(*saved, [=, products = saved->products, sent = saved->dispatch,
+                                 kept = saved->defers() ? Tensor() : grad_rows.values] {
           Operand rows(kept.defined() ? kept : gather_rows(grad, *sent, before_cast)), input(h);
           return variable_list{products.weight_gradient(rows, input, sent->groups())};
         });
-    return {grad_h,       grad_weights, context->saved_data["adds"].toBool() ? grads[0] : Tensor(),
-            of_stacks[0], Tensor(),     Tensor(),
-            Tensor(),     Tensor(),     Tensor()};
+    return {grad_h,         grad_weights, context->saved_data["adds"].toBool() ? grads[0] : Tensor(),
+            grad_stacks[0], Tensor(),     Tensor(),
+            Tensor(),       Tensor(),     Tensor()};
   }
 };
 
 }  // namespace
 
 Experts::Experts(const PartParameters& parameters, const ModelArgs& args, const ParallelDims& dims)
-    : ranks_(dims.expert_group()),
-      width_ranks_(dims.expert_tensor_group()),
+    : ep_group_(dims.active_ep_group()),
+      etp_group_(dims.etp_group()),
       activation_(args.activation),
       score_before_(args.score_before_experts),
       w1_(parameters.at("moe.experts.w1")),
@@ -197,22 +198,23 @@ std::optional<int64_t> Experts::unit_of_rows(const Tensor& x) const {
 }
 
 void Experts::set_float8(std::shared_ptr<const float8::GroupedMatmuls> float8) {
-  products_ = {std::move(float8), w1_->local[1] < w1_->shape[1] ? width_ranks_ : nullptr};
+  products_ = {std::move(float8), w1_->local[1] < w1_->shape[1] ? etp_group_ : nullptr};
 }
 
 Tensor Experts::forward(const Tensor& x, const Tensor& weights, const Tensor& shared,
                         const KeptRouting& routing, const BlockRun& run) const {
-  if (ranks_ == nullptr) return of_all(x, weights, shared, routing.dispatch, run, !run.recomputes());
+  if (ep_group_ == nullptr)
+    return forward_local(x, weights, shared, routing.dispatch, run, !run.recomputes());
   const Tensor none, before = score_before_ ? weights : none, after = score_before_ ? none : weights;
-  const Tensor rows = rows_for_experts(x, before, routing, *ranks_, run);
-  // What comes back is read by the gradient of weights, and kept where a SelectiveCheckpoint is.
+  const Tensor rows = rows_for_experts(x, before, routing, *ep_group_, run);
+  // The gradient of weights reads the rows that come back; SAC saves them.
   const bool computes = !run.recomputes() || (after.defined() && run.selective == nullptr);
-  const Tensor made = of_all(rows, none, none, routing.exchange->experts, run, computes);
-  return sum_of_experts(made, after, shared, routing, *ranks_, run);
+  const Tensor outputs = forward_local(rows, none, none, routing.exchange->experts, run, computes);
+  return sum_of_experts(outputs, after, shared, routing, *ep_group_, run);
 }
 
-Tensor Experts::of_all(const Tensor& x, const Tensor& weights, const Tensor& shared,
-                       const DispatchPtr& dispatch, const BlockRun& run, bool computes) const {
+Tensor Experts::forward_local(const Tensor& x, const Tensor& weights, const Tensor& shared,
+                              const DispatchPtr& dispatch, const BlockRun& run, bool computes) const {
   const std::vector<ParameterPtr> stacks = {w1_, w3_};
   const variable_list gate_up =
       GateUpFunction::apply(x, score_before_ ? optional_of(weights) : std::nullopt, w1_->weight, w3_->weight,

@@ -1,10 +1,10 @@
-// The experts of a block: for each one w2(activation(w1 x) * w3 x) of the rows that were sent to it. Their
-// matrices are stacks, one parameter each for w1, w2 and w3. Two nodes, between which the activation is: each
-// of them gathers rows of tokens or adds them up itself and keeps none of [rows, dim]: backward gathers them
-// a second time, which is cheaper than holding top_k copies of a token.
+// Experts are the routed experts of a block. Each computes w2(activation(w1 x) * w3 x) for the rows that are
+// routed to it. The matrices of all experts are stacks: w1, w2 and w3 are one parameter each.
 //
-// Tensor parallel ranks that divide experts divide their hidden width: each is given all tokens and has its
-// part of the sum's terms.
+// Two autograd nodes surround the activation. They gather and sum rows of tokens themselves and keep no
+// tensor of [rows, dim]: backward gathers again, which is cheaper than keeping top_k copies of a token.
+//
+// Expert tensor parallel (ETP) ranks shard the hidden width: each gets all tokens and computes a partial sum.
 #pragma once
 
 #include <memory>
@@ -25,36 +25,37 @@ namespace hyperion::models {
 
 class Experts {
  public:
-  // With an expert parallel group this rank has its part of them.
+  // An expert parallel group shards the experts.
   Experts(const PartParameters& parameters, const ModelArgs& args, const ParallelDims& dims);
 
-  // x [tokens, dim]; weights [tokens, k] of each slot, in fp32 (fp64) -> the sum of each token's experts by
-  // their weights, in fp32 in the order of the slots, plus `shared` [tokens, dim] where that is defined;
-  // rounded once: [tokens, dim]. In a run that recomputes its elements are undefined. An expert without rows
-  // has a gradient of zeros.
+  // Returns for each token of x [tokens, dim] the weighted sum of its experts' outputs, plus `shared`
+  // [tokens, dim] if defined: [tokens, dim]. weights: [tokens, k], fp32 (fp64). The sum is in fp32 in the
+  // order of the assignments, rounded once. A recomputation leaves its elements undefined. The gradient of an
+  // expert without rows is zero.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& shared,
                      const KeptRouting& routing, const BlockRun& run) const;
 
-  // What groups of rows like those of `x` are padded to multiples of: where experts are multiplied in one
-  // launch, or in FP8. None: they are not padded.
+  // Returns the multiple to which groups of rows like those of `x` are padded: for experts that are
+  // multiplied in one launch, or in FP8. nullopt: groups are not padded.
   std::optional<int64_t> unit_of_rows(const at::Tensor& x) const;
 
-  // Multiplies in FP8 from now on. Before the first forward.
+  // Switches to FP8. Call it before the first forward.
   void set_float8(std::shared_ptr<const float8::GroupedMatmuls> float8);
 
   std::vector<ParameterPtr> parameters() const { return {w1_, w2_, w3_}; }
 
  private:
-  // The same of experts that are all here.
-  at::Tensor of_all(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& shared,
-                    const std::shared_ptr<const Dispatch>& dispatch, const BlockRun& run,
-                    bool computes) const;
+  // The part of forward() on local experts. x has the rows of these experts, or all tokens without an EP
+  // group.
+  at::Tensor forward_local(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& shared,
+                           const std::shared_ptr<const Dispatch>& dispatch, const BlockRun& run,
+                           bool computes) const;
 
-  Exchange* ranks_;        // null: every expert is here
-  Exchange* width_ranks_;  // that divide the hidden width, where it is divided
+  Exchange* ep_group_;   // shards the experts; null: all are local
+  Exchange* etp_group_;  // shards the hidden width of each expert; null: not sharded
   ExpertProducts products_{};
   Activation activation_;
-  bool score_before_;          // rows are multiplied by their weights before the experts, else after
+  bool score_before_;          // whether rows are multiplied by their weights before the experts, or after
   ParameterPtr w1_, w2_, w3_;  // [experts, hidden, dim], [experts, dim, hidden], [experts, hidden, dim]
 };
 

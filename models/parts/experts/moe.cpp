@@ -9,11 +9,12 @@
 namespace hyperion::models {
 namespace {
 
-// How many rows each expert gets of balanced_choices(), from each of `deals` ranks: known without a device.
+// Returns how many rows each expert gets if each of `deals` ranks uses balanced_choices(), without asking a
+// device.
 std::vector<int64_t> balanced_counts(int64_t tokens, int64_t deals, const RoutingOptions& options) {
-  const int64_t slots = tokens * options.top_k, least = slots / options.experts;
+  const int64_t assignments = tokens * options.top_k, least = assignments / options.experts;
   std::vector<int64_t> counts(static_cast<size_t>(options.experts), deals * least);
-  std::fill_n(counts.begin(), slots % options.experts, deals * (least + 1));
+  std::fill_n(counts.begin(), assignments % options.experts, deals * (least + 1));
   return counts;
 }
 
@@ -21,18 +22,18 @@ std::vector<int64_t> balanced_counts(int64_t tokens, int64_t deals, const Routin
 
 MoE::MoE(const PartParameters& parameters, const ModelArgs& args, const ParallelDims& dims)
     : FeedForwardPart(parameters),
-      tensor_(dims.expert_tensor_group()),
-      ranks_(dims.expert_group()),
+      etp_group_(dims.etp_group()),
+      ep_group_(dims.active_ep_group()),
       routing_(args),
       forces_balance_(args.force_load_balance),
       gate_(parameters.linear("moe.router.gate")),
       experts_(parameters, args, dims),
       balance_(std::make_shared<ExpertBalance>()) {
-  if (args.num_shared_experts > 0)  // without dims what it reads and makes is exchanged here
+  if (args.num_shared_experts > 0)  // with ETP, MoE communicates for the shared experts, which get no dims
     shared_.emplace(parameters, "moe.shared_experts", args.activation,
-                    tensor_ != nullptr ? ParallelDims{} : dims);
+                    etp_group_ != nullptr ? ParallelDims{} : dims);
   balance_->bias = parameters.at("moe.expert_bias");
-  balance_->counts_own_part = tensor_ == nullptr;
+  balance_->counts_own_part = etp_group_ == nullptr;
   balance_->coefficient = args.load_balance_coeff;
 }
 
@@ -41,34 +42,33 @@ std::vector<Linear*> MoE::linears() {
 }
 
 int64_t MoE::consumers() const {
-  // Gate, experts, shared experts; the gathered norm is one tensor.
-  return 2 + (shared_ && tensor_ == nullptr ? shared_->consumers() : 0);
+  // The gate, the experts, the shared experts. With ETP the shared experts read the experts' gathered tensor.
+  return 2 + (shared_ && etp_group_ == nullptr ? shared_->consumers() : 0);
 }
 
-// Kept for a run that is repeated: experts whose scores are nearly equal could change places.
-MoE::Sending MoE::start_dispatch(const kernels::RoutedTokens& routed, std::optional<int64_t> unit,
-                                 const BlockRun& run) const {
+MoE::PendingDispatch MoE::start_dispatch(const kernels::RoutedTokens& routed, std::optional<int64_t> unit,
+                                         const BlockRun& run) const {
   if (run.recomputes()) return {*run.routing};
   const int64_t tokens = routed.scores.size(0);
-  const at::Tensor choices = gather_over_ranks(routed.choices, tensor_);
-  const bool known = forces_balance_ && (ranks_ != nullptr || !unit);
-  const RowCounts counts = ranks_ != nullptr || known ? RowCounts::kOnDevice  // until they are exchanged
-                           : unit                     ? RowCounts::kPadded
-                                                      : RowCounts::kOnHost;
-  auto made = std::make_shared<Dispatch>(
+  const at::Tensor choices = gather_over_ranks(routed.choices, etp_group_);
+  const bool known = forces_balance_ && (ep_group_ != nullptr || !unit);
+  const RowCounts counts = ep_group_ != nullptr || known ? RowCounts::kOnDevice  // until finish_dispatch()
+                           : unit                        ? RowCounts::kPadded
+                                                         : RowCounts::kOnHost;
+  auto dispatch = std::make_shared<Dispatch>(
       dispatch_tokens(choices, routing_.experts, counts, unit.value_or(kernels::kGroupUnit)));
-  if (known) made->counts = balanced_counts(tokens, choices.size(0) / tokens, routing_);
+  if (known) dispatch->counts = balanced_counts(tokens, choices.size(0) / tokens, routing_);
   if (run.counts_tokens && (balance_->coefficient > 0 || run.metrics != nullptr))
-    balance_->counts.add_(made->expert_rows);
-  Sending sending{{made, {}}};
-  if (ranks_ != nullptr) sending.counts.emplace(std::move(made), *ranks_, forces_balance_, unit);
-  return sending;
+    balance_->counts.add_(dispatch->expert_rows);
+  PendingDispatch pending{{dispatch, {}}};
+  if (ep_group_ != nullptr) pending.counts.emplace(std::move(dispatch), *ep_group_, forces_balance_, unit);
+  return pending;
 }
 
-KeptRouting MoE::finish(Sending sending, const BlockRun& run) {
-  if (sending.counts) sending.routing.exchange = sending.counts->wait();
-  if (run.routing != nullptr && !run.recomputes()) *run.routing = sending.routing;
-  return sending.routing;
+KeptRouting MoE::finish_dispatch(PendingDispatch pending, const BlockRun& run) {
+  if (pending.counts) pending.routing.exchange = pending.counts->wait();
+  if (run.routing != nullptr && !run.recomputes()) *run.routing = pending.routing;
+  return pending.routing;
 }
 
 kernels::RoutedTokens MoE::route(const at::Tensor& logits, const BlockRun& run) const {
@@ -86,21 +86,21 @@ at::Tensor MoE::forward(const ops::SumAndNorm& h, const BlockRun& run) const {
   const at::Tensor logits = rows_of(column_linear(h.normed[0], {&gate_}, run)[0]);
   const kernels::RoutedTokens routed = route(logits.detach(), run);
   const at::Tensor& scores = routed.scores;
-  Sending sending = start_dispatch(routed, experts_.unit_of_rows(h.normed[1]), run);
-  const int64_t tokens = scores.size(0), first = tensor_ == nullptr ? 0 : tensor_->rank() * tokens;
-  const at::Tensor own_choices = sending.routing.dispatch->choices.narrow(0, first, tokens);
+  PendingDispatch pending = start_dispatch(routed, experts_.unit_of_rows(h.normed[1]), run);
+  const int64_t tokens = scores.size(0), first = etp_group_ == nullptr ? 0 : etp_group_->rank() * tokens;
+  const at::Tensor local_choices = pending.routing.dispatch->choices.narrow(0, first, tokens);
   const at::Tensor weights =
-      gather_over_ranks(routing_weights(logits, scores, own_choices, routing_), tensor_);
-  const at::Tensor x = gather_over_ranks(rows_of(h.normed[1]), tensor_);
+      gather_over_ranks(routing_weights(logits, scores, local_choices, routing_), etp_group_);
+  const at::Tensor x = gather_over_ranks(rows_of(h.normed[1]), etp_group_);
   at::Tensor shared;
   if (shared_)
     shared = rows_of(
-        shared_->forward(tensor_ == nullptr ? at::TensorList(h.normed).slice(2) : at::TensorList(x), run));
-  // After all work that needs no counts: the host waits for them.
-  const KeptRouting routing = finish(std::move(sending), run);
+        shared_->forward(etp_group_ == nullptr ? at::TensorList(h.normed).slice(2) : at::TensorList(x), run));
+  // The host waits here, after all work that needs no counts.
+  const KeptRouting routing = finish_dispatch(std::move(pending), run);
   const at::Tensor terms = experts_.forward(x, weights, shared, routing, run);
-  const at::Tensor all = sum_over_ranks(terms, tensor_, /*computes=*/!run.recomputes());
-  return ops::residual_sum(h.sum, all.view(h.sum.sizes()), run);
+  const at::Tensor sum = sum_over_ranks(terms, etp_group_, /*computes=*/!run.recomputes());
+  return ops::residual_sum(h.sum, sum.view(h.sum.sizes()), run);
 }
 
 }  // namespace hyperion::models

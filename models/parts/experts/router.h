@@ -1,5 +1,5 @@
-// Which experts a token goes to, and with what weights. Arithmetic in fp32 (fp64 of fp64) whatever the gate's
-// product is in.
+// The router chooses experts and their weights for each token. Its arithmetic is in fp32 (fp64 for fp64)
+// whatever the dtype of the gate's product is.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,17 +10,17 @@ namespace hyperion::models {
 
 using kernels::RoutingOptions;
 
-// logits [tokens, experts] -> scores in (0, 1).
+// Returns the scores, in (0, 1), of logits [tokens, experts].
 using kernels::plain::expert_scores;
 
-// Scores and each token's experts at once, which is one launch on a GPU.
+// Returns the scores and each token's experts, in one launch on a GPU.
 kernels::RoutedTokens route_tokens(const at::Tensor& logits, const at::Tensor& bias,
                                    const RoutingOptions& options);
-// Round robin over the experts, whatever the scores are (debug.moe_force_load_balance).
+// Chooses experts round robin, ignoring the scores (debug.moe_force_load_balance).
 at::Tensor balanced_choices(const at::Tensor& scores, const RoutingOptions& options);
 
-// The weights of the chosen experts, [tokens, top_k] of the scores' dtype: their scores without the bias,
-// normalised and scaled. Differentiable in `logits`, of which `scores` are.
+// Returns the weights of the chosen experts, [tokens, top_k] of the scores' dtype: their scores without the
+// bias, normalised and scaled. Differentiable in `logits`, from which `scores` were computed.
 at::Tensor routing_weights(const at::Tensor& logits, const at::Tensor& scores, const at::Tensor& choices,
                            const RoutingOptions& options);
 

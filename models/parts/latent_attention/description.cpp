@@ -3,8 +3,8 @@
 namespace hyperion::models {
 namespace {
 
-// A linear layer that reads the stream or a latent. `split` none: each tensor parallel rank has it whole, for
-// its part of every sequence.
+// Describes a linear layer that reads the stream or a latent. split = nullopt: it is replicated, and each
+// tensor parallel rank applies it to its part of every sequence.
 ParameterShape latent_projection(const char* name, const char* theirs, int64_t out, int64_t in,
                                  std::optional<int> split) {
   return {.name = std::string("attention.") + name + ".weight",

@@ -1,4 +1,4 @@
-// The parameters of multi-head latent attention.
+// Describes the parameters of multi-head latent attention.
 #pragma once
 
 #include "models/parts/description.h"

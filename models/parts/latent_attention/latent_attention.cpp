@@ -27,10 +27,10 @@ struct LatentHeadsFunction : Function<LatentHeadsFunction> {
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = context->get_saved_variables();
-    const kernels::LatentGradients of = kernels::table().latent_heads_backward(
+    const kernels::LatentGradients gradients = kernels::table().latent_heads_backward(
         {grads[0], grads[1], grads[2]}, saved[0], saved[1], context->saved_data["factor"].toDouble(),
         context->saved_data["values"].toInt());
-    return {of.q, of.kv, of.shared, Tensor(), Tensor(), Tensor()};
+    return {gradients.q, gradients.kv, gradients.shared, Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -39,9 +39,9 @@ struct LatentHeadsFunction : Function<LatentHeadsFunction> {
 LatentAttention::LatentAttention(const PartParameters& parameters, const ModelArgs& args,
                                  const ParallelDims& dims)
     : AttentionPart(parameters),
-      ranks_(dims.tensor_group()),
-      context_group_(dims.context_group()),
-      heads_(args.n_heads / (ranks_ != nullptr ? ranks_->size() : 1)),
+      tp_group_(dims.active_tp_group()),
+      context_group_(dims.active_cp_group()),
+      heads_(args.n_heads / (tp_group_ != nullptr ? tp_group_->size() : 1)),
       kv_rank_(args.kv_lora_rank),
       rotated_width_(args.qk_rope_head_dim),
       value_width_(args.v_head_dim),
@@ -56,16 +56,16 @@ LatentAttention::LatentAttention(const PartParameters& parameters, const ModelAr
 }
 
 std::vector<Linear*> LatentAttention::linears() {
-  std::vector<Linear*> all = {&q_in_, &wkv_a_};
-  if (wq_b_) all.push_back(&*wq_b_);
-  all.insert(all.end(), {&wkv_b_, &wo_});
-  return all;
+  std::vector<Linear*> linears = {&q_in_, &wkv_a_};
+  if (wq_b_) linears.push_back(&*wq_b_);
+  linears.insert(linears.end(), {&wkv_b_, &wo_});
+  return linears;
 }
 
-// Layers that both have no ranks are one node. Where queries have no latent, wq gathers the stream.
+// If neither layer is sharded, they are one node. wq of queries without a latent gathers the stream.
 LatentAttention::Projections LatentAttention::project(at::TensorList x, const BlockRun& run) const {
   std::vector<Tensor> in;
-  if (q_in_.ranks() == nullptr)
+  if (q_in_.tp_group() == nullptr)
     in = column_linear(x, {&q_in_, &wkv_a_}, run);
   else
     in = {column_linear(x.slice(0, 1), {&q_in_}, run)[0], column_linear(x.slice(1), {&wkv_a_}, run)[0]};
@@ -73,11 +73,11 @@ LatentAttention::Projections LatentAttention::project(at::TensorList x, const Bl
   const Tensor latent = in[1].narrow(-1, 0, kv_rank_).contiguous(),
                shared = in[1].narrow(-1, kv_rank_, rotated_width_);
   const Tensor kv = column_linear(kv_norm_.forward(latent), {&wkv_b_}, run)[0];
-  if (ranks_ == nullptr) return {q, kv, shared};
+  if (tp_group_ == nullptr) return {q, kv, shared};
   const auto sequences = [](const Tensor& parts) { return parts.transpose(0, 1).flatten(1, 2); };
-  const Tensor of_all = gather_over_ranks(shared.flatten(0, 1), ranks_);  // rank by rank, as q and kv
+  const Tensor gathered = gather_over_ranks(shared.flatten(0, 1), tp_group_);  // in rank order, as q and kv
   return {sequences(q), sequences(kv),
-          sequences(of_all.view({ranks_->size(), shared.size(0), shared.size(1), rotated_width_}))};
+          sequences(gathered.view({tp_group_->size(), shared.size(0), shared.size(1), rotated_width_}))};
 }
 
 Tensor LatentAttention::forward(at::TensorList x, const SequenceContext& context, const BlockRun& run) const {
@@ -89,7 +89,7 @@ Tensor LatentAttention::forward(at::TensorList x, const SequenceContext& context
                                                heads[2].transpose(1, 2), context, context_group_, run)
                               .narrow(-1, 0, value_width_)
                               .transpose(1, 2);  // [batch, seq, heads, value width]
-  return row_linear(attended.flatten(-2), wo_, RowResult::kNeededAgain, run);
+  return row_linear(attended.flatten(-2), wo_, OutputUse::kRecomputed, run);
 }
 
 }  // namespace hyperion::models

@@ -179,7 +179,7 @@ TEST_CASE("a residual stream whose sum or whose norm nobody reads has the gradie
   CHECK(normed[2].equal(expected[1]));
 }
 
-TEST_CASE("the gradients of a norm's branches are added up in its node from the last branch to the first") {
+TEST_CASE("the gradients of a norm's consumers are added up in its node from the last to the first") {
   at::manual_seed(23);
   const auto dtype = GENERATE(at::kFloat, at::kBFloat16, at::kDouble);
   const auto adds = GENERATE(true, false);
@@ -187,15 +187,15 @@ TEST_CASE("the gradients of a norm's branches are added up in its node from the 
                weight = at::randn({33}).to(dtype);
   const std::vector<Tensor> seeds = {at::randn({2, 3, 33}).to(dtype), at::randn({2, 3, 33}).to(dtype),
                                      at::randn({2, 3, 33}).to(dtype)};
-  const auto gradients = [&](int64_t branches) {
+  const auto gradients = [&](int64_t consumers) {
     const Tensor of_x = x.detach().requires_grad_(), of_residual = residual.detach().requires_grad_(),
                  of_weight = weight.detach().requires_grad_();
-    const ops::SumAndNorm both = adds ? ops::add_rms_norm(of_x, of_residual, of_weight, 1e-5, branches)
-                                      : ops::rms_norm_of_residual(of_residual, of_weight, 1e-5, branches);
+    const ops::SumAndNorm both = adds ? ops::add_rms_norm(of_x, of_residual, of_weight, 1e-5, consumers)
+                                      : ops::rms_norm_of_residual(of_residual, of_weight, 1e-5, consumers);
     for (const Tensor& branch : both.normed)
       CHECK(branch.const_data_ptr() == both.normed[0].const_data_ptr());
     std::vector<Tensor> results = both.normed, given = {(seeds[2] + seeds[1]) + seeds[0]};
-    if (branches > 1) given = seeds;
+    if (consumers > 1) given = seeds;
     results.push_back(both.sum);
     given.push_back(at::ones_like(residual));
     std::vector<Tensor> leaves = {of_residual, of_weight};
