@@ -1,4 +1,4 @@
-// From batches of the loader to tensors of the model.
+// BatchMover turns batches of the loader into the model's tensors on the device.
 #pragma once
 
 #include <vector>
@@ -8,25 +8,25 @@
 
 namespace hyperion::trainer {
 
-// Labels that count (not -100).
+// Counts the labels that are not -100.
 int64_t valid_tokens(const data::Batch& batch);
-// The same of the parts of each sequence that are given.
+// Counts them in the given parts of each sequence only.
 int64_t valid_tokens(const data::Batch& batch, const std::vector<models::SequenceRange>& parts);
 
-// Rows with such a label.
+// Counts the rows that have a valid label.
 int64_t sequences_with_labels(const data::Batch& batch);
 
-// Moves batches to the device, with context parallelism this rank's parts of their sequences; keeps the RoPE
-// tables, which are the same for every batch without document masks.
+// Moves batches to the device; with context parallelism it moves only this rank's parts of each sequence. It
+// caches the RoPE tables, which are equal for all batches without document masks.
 class BatchMover {
  public:
-  // Without `labels` none are moved, for a rank without the head.
+  // `labels` is false on a rank without the head, which needs none.
   BatchMover(const models::Transformer& model, at::Device device, bool labels = true,
              models::SequenceSplit split = {})
       : model_(model), device_(device), labels_(labels), split_(split) {}
-  // Rows `first` to `first` + `rows` - 1.
+  // Moves rows `first` to `first` + `rows` - 1.
   models::Microbatch move(const data::Batch& batch, int64_t first, int64_t rows);
-  // Of a sequence of so many tokens.
+  // Returns this rank's parts of a sequence of `seq_len` tokens.
   std::vector<models::SequenceRange> parts(int64_t seq_len) const { return sequence_parts(seq_len, split_); }
 
  private:
@@ -34,8 +34,8 @@ class BatchMover {
   at::Device device_;
   bool labels_;
   models::SequenceSplit split_;
-  models::SequenceContext plain_;  // of complete sequences
-  models::SequenceContext parts_;  // of this rank's, without document masks
+  models::SequenceContext plain_;  // for complete sequences
+  models::SequenceContext parts_;  // for this rank's parts, without document masks
   int64_t plain_seq_len_ = 0;
 };
 

@@ -22,14 +22,14 @@ constexpr std::string_view kExperts = "experts/", kBusiest = "experts/busiest_ov
                            kIdlestExpert = "experts/idlest", kMostRows = "experts/most_rows_of_a_rank",
                            kWorstLayer = "experts/worst_layer";
 
-// int64 [blocks, experts], of this rank's tokens.
+// Stacks this rank's token counts: int64 [blocks, experts].
 at::Tensor own_counts(const std::vector<models::ExpertBalancePtr>& balances) {
   std::vector<at::Tensor> counts;
   for (const models::ExpertBalancePtr& balance : balances) counts.push_back(balance->counts);
   return at::stack(counts);
 }
 
-// The rows of each block, fp32, that the ranks of `sharing`, an expert parallel group, have sent to this one.
+// Returns, for each block, the rows (fp32) that the expert parallel group `sharing` has sent to this rank.
 at::Tensor rows_received(const std::vector<models::ExpertBalancePtr>& balances,
                          parallel::Communicator& sharing) {
   const at::Tensor counts = own_counts(balances);
@@ -38,7 +38,7 @@ at::Tensor rows_received(const std::vector<models::ExpertBalancePtr>& balances,
   return counts.narrow(1, sharing.rank() * experts, experts).sum(1).to(at::kFloat);
 }
 
-// Tokens of each expert on all ranks of the stage, int64 [blocks, experts].
+// Sums the tokens of each expert over all ranks of the stage: int64 [blocks, experts].
 at::Tensor global_counts(const std::vector<models::ExpertBalancePtr>& balances,
                          const parallel::FsdpContext& ranks) {
   const at::Tensor all = own_counts(balances);
@@ -60,7 +60,7 @@ void update_expert_biases(const std::vector<models::ExpertBalancePtr>& balances,
   const parallel::TraceRange range("update of expert biases");
   at::NoGradGuard no_grad;
   const at::Tensor all = global_counts(updated, ranks);
-  // The sign of mean - count, in integers.
+  // The sign of mean - count is computed in integers.
   const at::Tensor sign = (all.sum(1, /*keepdim=*/true) - all * all.size(1)).sign().to(at::kFloat);
   const at::Tensor made = 1 - skip.to(sign.device());
   for (size_t i = 0; i < updated.size(); ++i) {

@@ -1,6 +1,6 @@
-// Evens out how many tokens each expert is sent, without a loss of its own (arXiv 2408.15664): once a step
-// the bias of an expert that got fewer than the mean rises by a constant, and that of one that got more
-// falls.
+// Expert biases balance the tokens over the experts without an auxiliary loss (arXiv 2408.15664). Once per
+// step the bias of an expert below the mean token count rises by a constant, and the bias of an expert above
+// it falls.
 #pragma once
 
 #include <vector>
@@ -14,39 +14,40 @@
 
 namespace hyperion::trainer {
 
-// bias += coefficient * sign(mean - count), minus the mean of that, for each block of this rank's stage whose
-// coefficient is not 0. Its counts begin at 0 after it; they are added up as integers over the ranks of the
-// stage that have counted other tokens: those that shard its parameters, their replicas, and tensor parallel
-// ranks where each counts its own (ExpertBalance::counts_own_part). `skip`: 0-dim, 1 where the step is not
-// made: the bias stays. Collective over these; nothing waits for the device.
+// Adds coefficient * sign(mean - count), minus the mean of that term, to the biases of each block of this
+// rank's stage whose coefficient is not 0, and resets the counts. The counts are all-reduced as integers over
+// the ranks of the stage that have counted different tokens: the shard and replicate groups, and the tensor
+// parallel group if each of its ranks counts its own part (ExpertBalance::counts_own_part). If `skip` (0-dim)
+// is 1, the step is skipped and the biases stay. Collective over these groups; nothing waits for the device.
 void update_expert_biases(const std::vector<models::ExpertBalancePtr>& balances,
                           const parallel::FsdpContext& ranks, const at::Tensor& skip);
 
-// Reports of each block, in a step that is logged and before the update, the tokens of its busiest and of its
-// idlest expert over the mean, and which these are; and, with expert parallelism, the rows that the rank with
-// the most was sent, those of its own tokens among them. expert_ranks: those that divide the experts; null:
-// no expert parallelism. Where nothing is updated, counts begin at 0 after it. Collective; nothing waits for
-// the device.
+// Reports, for each block, the token counts of the busiest and the idlest expert divided by the mean, and the
+// numbers of both experts. With expert parallelism it also reports the most rows that a rank received, its
+// own tokens included. Call it in a logged step, before the update. It resets the counts of blocks that have
+// no update. `expert_ranks` is the expert parallel group, or null. Collective; nothing waits for the device.
 void record_expert_loads(const std::vector<models::ExpertBalancePtr>& balances,
                          const parallel::FsdpContext& ranks, parallel::Communicator* expert_ranks,
                          models::LayerMetrics& reported);
-// Of what all blocks reported leaves the block whose busiest expert is furthest from the mean, with its
+// Keeps only the metrics of the block whose busiest expert is furthest from the mean, and adds the block's
 // number.
 metrics::MetricList keep_worst_block(metrics::MetricList reported);
 
-// Says once when the busiest expert of the worst block has had nearly as many tokens as are possible, all of
-// `experts` / `top_k` times the mean, in each of the last logged steps; and again after it has recovered.
+// Warns once when, in each of the last logged steps, the busiest expert of the worst block had nearly the
+// most tokens that are possible, `experts` / `top_k` times the mean. It warns again if this recurs after a
+// recovery.
 class CollapseWatch {
  public:
   CollapseWatch(int64_t experts, int64_t top_k, double coefficient)
       : highest_(static_cast<double>(experts) / static_cast<double>(top_k)), coefficient_(coefficient) {}
 
-  // `metrics`: what keep_worst_block() left of one logged step. "" for nothing to say.
+  // `metrics` is the result of keep_worst_block() for one logged step. Returns "" if there is nothing to warn
+  // of.
   std::string add(const metrics::MetricList& metrics);
 
  private:
   double highest_, coefficient_;
-  int steps_ = 0;  // logged ones in a row
+  int steps_ = 0;  // consecutive logged steps near the limit
 };
 
 }  // namespace hyperion::trainer

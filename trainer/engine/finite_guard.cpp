@@ -13,7 +13,7 @@
 namespace hyperion::trainer {
 namespace {
 
-// The order of a check's values.
+// Indices of a check's values.
 enum ValueIndex { kSkip, kStop, kSaveFailed, kNorm, kScale, kLosses };
 
 }  // namespace

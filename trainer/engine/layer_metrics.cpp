@@ -19,7 +19,7 @@ namespace {
 using Reduction = models::LayerMetrics::Reduction;
 using Tags = std::map<std::string, Reduction>;
 
-// The tags of all stages. They exchange texts: a reduction, a tag and a line feed each.
+// Gathers the tags of all stages. Stages exchange text: one line per tag, its reduction then its name.
 Tags tags_of_stages(const Tags& own, parallel::Communicator& stages, at::Device device) {
   if (stages.size() == 1) return own;
   std::string text;
@@ -54,7 +54,7 @@ metrics::MetricList reduce_layer_metrics(const models::LayerMetrics& recorded,
   for (const auto& [tag, metric] : recorded.by_tag) own.emplace(tag, metric.reduction);
   const Tags tags = tags_of_stages(own, stages, device);
   if (tags.empty()) return {};
-  // Of each tag the sum of its values, how many there are, and the largest one.
+  // Each tag has three numbers: the sum of its values, their count and their maximum.
   std::vector<at::Tensor> sums, maxima;
   const auto options = at::TensorOptions(at::kDouble).device(device);
   for (const auto& [tag, reduction] : tags) {

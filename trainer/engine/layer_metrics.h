@@ -1,4 +1,4 @@
-// What layers reported of a step (models/layers/layer_metrics.h), as metrics.
+// reduce_layer_metrics() turns the layers' reports of a step (models/layers/layer_metrics.h) into metrics.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -9,9 +9,9 @@
 
 namespace hyperion::trainer {
 
-// Each tag with its number, the same on every rank; waits for the device. Collective where anything was
-// reported, and with several pipeline stages always. `ranks`: all of the job; `stages`: of a pipeline, whose
-// layers report other tags.
+// Returns each tag with its value, equal on every rank; waits for the device. Collective if anything was
+// reported, and always with several pipeline stages. `ranks` cover the job; `stages` is the pipeline's group,
+// whose layers report different tags.
 metrics::MetricList reduce_layer_metrics(const models::LayerMetrics& recorded,
                                          const parallel::ReduceChain& ranks, parallel::Communicator& stages,
                                          at::Device device);

@@ -1,8 +1,8 @@
-// The order in which a rank runs the steps of its stage: a list of actions, made from numbers alone, and what
-// runs it. With one stage it is, for one microbatch after the other: gather a unit's weights, start the
-// all-gather of the next unit's, run the unit, free its weights; then the same from the last unit to the
-// first, with gradients. With a pipeline (parallel/pipeline/schedule.h) an action of a stage is those of its
-// units.
+// A schedule is the list of actions that a rank runs in one step; it depends on numbers alone. ScheduleRunner
+// runs it. With one stage, each microbatch runs forward from the first unit to the last: all-gather the
+// unit's weights, prefetch the next unit's, run the unit, reshard it. Backward does the same from the last
+// unit to the first and reduces gradients. With a pipeline (parallel/pipeline/schedule.h) each action of a
+// stage becomes the actions of its units.
 #pragma once
 
 #include <cstdint>
@@ -22,18 +22,18 @@
 namespace hyperion::trainer {
 
 enum class Do : uint8_t {
-  kForward,          // of the embedding or a block
-  kLoss,             // of the head; in training its backward too
-  kBackward,         // of a block or the embedding
-  kInputGradient,    // half of kBackward: what the unit before needs
-  kWeightGradients,  // the other half, which needs no weights
-  kGather,           // starts the all-gather of a unit's weights, which several actions use
-  kFree,             // a unit's gathered weights
-  kAccumulate,       // adds a unit's gradients to this rank's sums
-  kReduce,           // starts to add a unit's gradients, or sums, up over the ranks
-  kFinish,           // of a microbatch: its last reduction is complete, and nothing of it is kept
+  kForward,          // runs the embedding or a block
+  kLoss,             // runs the head; in training its backward too
+  kBackward,         // runs dgrad and wgrad of a block or the embedding
+  kInputGradient,    // dgrad: the gradient of the unit's input
+  kWeightGradients,  // wgrad, which needs no gathered weights
+  kGather,           // starts the all-gather of a unit's weights for several actions
+  kFree,             // reshards: frees a unit's gathered weights
+  kAccumulate,       // adds a unit's gradients to this rank's unsharded sums
+  kReduce,           // starts the reduction of a unit's gradients, or sums, over the ranks
+  kFinish,           // retires a microbatch: its last reduction is complete, its memory is freed
   kSumReplicated,
-  // Between two stages.
+  // These transfer between two stages.
   kSendActivation,
   kReceiveActivation,
   kSendGradient,
@@ -43,54 +43,56 @@ enum class Do : uint8_t {
 struct Action {
   Do what;
   size_t microbatch = 0, unit = 0;
-  // The unit whose all-gather starts when this one's weights are there, to overlap its computation.
+  // The all-gather of this unit starts when the action's own weights have arrived, and overlaps the action's
+  // computation.
   std::optional<size_t> prefetch{};
   size_t stage = 0;
-  bool last = false;  // kReduce: of the unit in this step
+  bool last = false;  // kReduce: this is the unit's last reduction in the step
   bool operator==(const Action&) const = default;
 };
 using Schedule = std::vector<Action>;
 
-// A step of `microbatches` through units 0 to units - 1 of one stage. No more than two units are gathered at
-// once; without reshard_after_forward a block's weights stay gathered from its forward to its backward. With
-// reduce_once gradients are reduced in the last microbatch alone, each unit's sum of all of them.
+// Runs `microbatches` through units 0 to units - 1 of one stage. At most two units are gathered at once;
+// without reshard_after_forward a block's weights stay gathered from its forward to its backward. With
+// reduce_once each unit's gradients are summed locally and reduced in the last microbatch only.
 Schedule training_schedule(size_t units, size_t microbatches, bool reshard_after_forward, bool reduce_once);
-// One microbatch without gradients.
+// Runs one microbatch without gradients.
 Schedule evaluation_schedule(size_t units);
 
-// How the stages of a model are divided over ranks, and what these do.
+// A pipeline assigns the stages of a model to ranks and gives the ranks' schedules.
 struct Pipeline {
-  std::vector<UnitRange> stages;  // of the model, in its order
+  std::vector<UnitRange> stages;  // the units of each stage, in the model's order
   std::vector<int> rank_of_stage;
-  std::string listed{};  // the actions of a user's file, as text; empty: of a named schedule
-  // The lists name pairs of a forward and a backward that overlap; here they run one after the other.
+  std::string listed{};  // the actions of a user's file, as text; empty for a named schedule
+  // The schedule names pairs of a forward and a backward that overlap; here they run one after the other.
   bool names_pairs = false;
-  // A stage's weights are gathered as the lists say, and else (fsdp_reshard_after_forward = "always") each
-  // unit's for itself in each microbatch.
+  // If true, a stage's weights are gathered as the schedule says. If false (fsdp_reshard_after_forward =
+  // "always"), each microbatch gathers each unit on its own.
   bool gathers_stages = true;
-  // Gradients are reduced after a stage's last microbatch alone, each unit's sum of all of them.
+  // If true, gradients are summed locally and reduced after a stage's last microbatch only.
   bool reduces_once = true;
-  // With transfers in the one order of all ranks. Without `training` forwards alone.
+  // Makes the lists of all ranks, with transfers in one global order. Without `training` they hold forwards
+  // only.
   std::function<parallel::PipelineSchedule(bool training, size_t microbatches)> make;
 };
-// The units' actions of one rank's list.
+// Expands the stage actions of `rank` into actions of units.
 Schedule pipeline_schedule(const Pipeline& pipeline, int rank, const parallel::PipelineSchedule& lists);
 
 class ScheduleRunner {
  public:
-  // `stage` holds all units of its model.
+  // `stage` holds all units of the model: there is no pipeline.
   ScheduleRunner(Stage& stage, bool reshard_after_forward, bool reduce_once);
-  // `stage` holds those of this rank's stages; the groups outlive it.
+  // `stage` holds the units of this rank's pipeline stages. The groups outlive the runner.
   ScheduleRunner(Stage& stage, const Pipeline& pipeline, const StageGroups& groups, at::Device device);
 
-  // Makes the gradients of scale * (summed cross-entropy of all microbatches), in stage.gradients(). Returns
-  // the unscaled sum of each microbatch (0-dim); nothing on a rank without the head. `microbatch(i)` is
-  // called where its first action in a stage runs, so that its copy to the device overlaps the work of those
-  // before. `metrics` takes what layers report; null: nothing.
+  // Computes the gradients of scale * (summed cross-entropy of all microbatches) into stage.gradients().
+  // Returns the unscaled sum of each microbatch (0-dim); the list is empty on a rank without the head.
+  // `microbatch(i)` is called at the first action of microbatch i in a stage, so that its copy to the device
+  // overlaps earlier work. Layers report into `metrics` unless it is null.
   using Fetch = std::function<models::Microbatch(size_t i)>;
   std::vector<at::Tensor> train_step(int64_t step, size_t microbatches, const Fetch& microbatch,
                                      const at::Tensor& scale, models::LayerMetrics* metrics = nullptr);
-  // The same sums without gradients.
+  // Returns the summed losses without computing gradients.
   std::vector<at::Tensor> losses(size_t microbatches, const Fetch& microbatch);
 
  private:
@@ -102,14 +104,14 @@ class ScheduleRunner {
   };
   struct Plan {
     Schedule actions;
-    int kept = 1;  // the most microbatches that it keeps something of at once, each stage counted
+    int kept = 1;  // most microbatches in flight, summed over this rank's stages
   };
   // One microbatch in one stage.
   struct Running {
     Slot slot;
-    bool has_begun = false;              // its forward
-    Pending pending{};                   // what the slot is to receive next
-    std::vector<at::Tensor> received{};  // the memory of what it has received
+    bool has_begun = false;              // its forward has begun
+    Pending pending{};                   // the receive in flight for the slot
+    std::vector<at::Tensor> received{};  // received tensors, to be recycled
   };
   using Key = std::pair<size_t, size_t>;  // stage, microbatch
 
@@ -130,7 +132,7 @@ class ScheduleRunner {
   std::function<Plan(bool training, size_t microbatches)> make_;
   std::map<std::pair<bool, size_t>, Plan> made_;
   std::optional<StageTransfers> transfers_;  // none: no pipeline
-  std::map<Key, Running> running_;           // that have begun and not finished
+  std::map<Key, Running> running_;           // in flight
   at::DeviceType device_ = at::kCPU;         // of the transfers
   int64_t step_ = 0;
 };

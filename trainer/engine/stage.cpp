@@ -25,7 +25,7 @@ Stage::Stage(const models::Transformer& model, const std::vector<UnitRange>& sta
       by_unit_(model.units().size()) {
   checkpointing_.blocks.resize(model.blocks().size(), models::ActivationCheckpoint::kNone);
   std::map<const Parameter*, parallel::ShardedParameterPtr> known;
-  std::set<const Parameter*> copies;  // of a tied table, where another rank has the embedding
+  std::set<const Parameter*> copies;  // of a tied table, if another rank has the embedding
   if (stages.front().first > 0)
     for (const ParameterPtr& parameter : model.units().front().parameters) copies.insert(parameter.get());
   for (const auto& [first, end] : stages) {
@@ -126,8 +126,8 @@ void Stage::forward(size_t unit, Slot& slot) const {
     slot.activation = saved.output = model_.embedding().forward(slot.batch.tokens);
     return;
   }
-  // A detached leaf ends the graph here: each block's backward is a call of its own, and its input's .grad()
-  // is what the block before continues with.
+  // A detached leaf ends the graph here: each block's backward is a separate call, and the previous block
+  // continues with the .grad() of this input.
   saved.input = slot.activation.detach().requires_grad_();
   const models::ActivationCheckpoint mode = checkpointing_.blocks[unit - 1];
   if (mode == models::ActivationCheckpoint::kNone) {
@@ -161,15 +161,15 @@ void Stage::input_gradient(size_t unit, Slot& slot) const {
   models::DeferredWeights& deferred = slot.weights[unit - slot.units.first];
   if (unit == 0) {
     SavedForward saved = std::exchange(slot.saved[0], {});
-    if (!saved.output.requires_grad()) return;  // of a frozen table
+    if (!saved.output.requires_grad()) return;  // a frozen embedding has no graph
     deferred.add([output = std::move(saved.output), gradient = std::exchange(slot.gradient, {})] {
       torch::autograd::backward({output}, {gradient});
     });
     return;
   }
   const TraceRange range("input gradient", group(unit).name());
-  // What nodes do not defer (of norms) waits too, so that a weight's microbatches are added up in the order
-  // of the schedule's weight gradients.
+  // wgrad of nodes that do not defer (norms) waits too, so that microbatches are summed in the order of the
+  // schedule's wgrad actions.
   const std::vector<ParameterPtr>& parameters = model_.units()[unit].parameters;
   std::vector<at::Tensor> sums;
   for (const ParameterPtr& parameter : parameters)
@@ -196,7 +196,7 @@ void Stage::weight_gradients(size_t unit, Slot& slot) const {
 }
 
 void Stage::run_backward(size_t unit, Slot& slot) const {
-  // Its activations are freed before the next block's are computed again.
+  // The block's activations are freed before those of the next block are recomputed.
   SavedForward saved = std::exchange(slot.saved[unit - slot.units.first], {});
   if (!saved.output.defined()) {
     const TraceRange recompute("recompute", group(unit).name());
@@ -204,7 +204,7 @@ void Stage::run_backward(size_t unit, Slot& slot) const {
       if (of != nullptr) of->start_recompute();
     saved.output = run_block(unit, slot, saved, BlockKind::kRecompute);
   }
-  if (saved.output.requires_grad())  // not the embedding's, of a frozen table
+  if (saved.output.requires_grad())  // false: the input comes from a frozen embedding
     torch::autograd::backward({saved.output}, {slot.gradient});
   slot.gradient = saved.input.defined() ? saved.input.grad() : at::Tensor();
 }

@@ -26,7 +26,7 @@ StageTransfers::Receiving StageTransfers::receive(at::IntArrayRef shape, const a
     stream_.wait(buffer.last_use);
   } else {
     buffer.tensor =
-        at::empty(shape, options);  // kept for good: a step allocates as many as it has in use at once
+        at::empty(shape, options);  // never freed: a step allocates only as many as are in use at once
   }
   Pending pending = (peer < up_.ranks.rank() ? up_ : down_).ranks.start_recv(buffer.tensor, peer);
   return {std::move(buffer.tensor), std::move(pending)};

@@ -1,11 +1,10 @@
-// Activations and gradients on their way between the pipeline stages of two ranks.
+// StageTransfers sends and receives activations and gradients between the pipeline stages of two ranks.
 //
-// On a GPU a transfer runs on a stream of NCCL's: a send after the compute stream's work so far, a receive
-// after nothing but the last use of the memory that it writes, whose computation is long done. Transfers to
-// higher and to lower ranks have a group each, and so a stream each, in which a transfer waits for those
-// before it: one that is late holds up its own direction alone (benchmarks/pipeline_schedule.cpp says what
-// that gains). All ranks start their transfers in one order (parallel/pipeline/schedule.h), so that none
-// waits for ever.
+// On a GPU a transfer runs on an NCCL stream. A send waits for the compute stream's work so far; a receive
+// waits only for the last use of the memory that it writes. Transfers to higher and to lower ranks use
+// separate process groups, and so separate streams: a late transfer delays its own direction only
+// (benchmarks/pipeline_schedule.cpp measures the gain). All ranks start their transfers in one global order
+// (parallel/pipeline/schedule.h), which prevents deadlock.
 #pragma once
 
 #include <deque>
@@ -19,8 +18,8 @@
 
 namespace hyperion::trainer {
 
-// The ranks that the stages are divided over, as the groups of transfers to higher and to lower ones; over
-// other backends than NCCL these are one group.
+// The process groups of the pipeline's ranks for transfers to higher ranks (`up`) and to lower ranks
+// (`down`). Without NCCL both are one group.
 struct StageGroups {
   parallel::Communicator& up;
   parallel::Communicator& down;
@@ -33,14 +32,15 @@ class StageTransfers {
 
   struct Receiving {
     at::Tensor tensor;
-    Pending pending;  // after its wait() what the current stream runs next may read the tensor
+    Pending pending;  // after its wait() the current stream may read the tensor
   };
   Receiving receive(at::IntArrayRef shape, const at::TensorOptions& options, int peer);
-  // Of a tensor that has been received: nothing but what the current stream has been given reads it.
+  // Takes back the memory of a received tensor. Only work already queued on the current stream may still read
+  // it.
   void recycle(at::Tensor tensor);
-  // Through shared memory it has been sent when this returns.
+  // Through shared memory the send is complete when this returns.
   void send(const at::Tensor& tensor, int peer);
-  // All that has been sent may be written by what the current stream runs next.
+  // Makes the current stream wait for all sends, so that it may overwrite the sent tensors.
   void finish();
 
  private:
@@ -48,8 +48,8 @@ class StageTransfers {
     at::Tensor tensor;
     DeviceEvent last_use;
   };
-  // Sends in a direction whose memory is kept. On GPUs the compute stream waits for an earlier one when a
-  // later one starts; over sockets the host does, until the other rank has got to its receive.
+  // At most this many sends are in flight per direction; their tensors stay alive. When another send starts,
+  // the compute stream (over sockets: the host) waits for the oldest one.
   static constexpr size_t kSends = 2;
   struct Direction {
     parallel::Communicator& ranks;
@@ -58,7 +58,7 @@ class StageTransfers {
 
   Direction up_, down_;
   at::Device device_;
-  DeviceStream stream_;  // of receives; nothing is computed on it
+  DeviceStream stream_;  // for receives; nothing is computed on it
   std::vector<Buffer> free_;
 };
 

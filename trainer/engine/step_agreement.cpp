@@ -36,7 +36,7 @@ std::optional<at::Tensor> StepAgreement::before_step(int64_t step, int64_t valid
 
 StepFlags StepAgreement::flags(int64_t step) {
   if (device_.is_cpu()) return agreed_;
-  set_running_step(step, step + 2);  // what comes from here on is sent in the next step
+  set_running_step(step, step + 2);  // a later signal is sent in the next step
   return {step, stop_signal(), save_failed_()};
 }
 

@@ -32,7 +32,7 @@ void TiedTable::copy_from_first(const std::vector<at::Tensor>& others) const {
   std::vector<at::Tensor> tensors = {table_->master()};
   tensors.insert(tensors.end(), others.begin(), others.end());
   for (const at::Tensor& tensor : tensors) {
-    // Offloaded state travels by way of the device.
+    // Offloaded state is staged through the device.
     const at::Tensor sent = ranks_.takes_host_tensors() ? tensor : tensor.to(at::kCUDA);
     if (ranks_.rank() == 0) {
       ranks_.start_send(sent, 1).wait();

@@ -1,6 +1,6 @@
-// The table that embedding and head of a model share, where these are pipeline stages of two ranks: both hold
-// a copy of it, with moments and average. The copies start equal and are updated by the sum of both
-// gradients, so they stay equal. For norm, checkpoint and digest there is one, the first stage's.
+// A tied table is the weight that embedding and head share. If they are pipeline stages of two ranks, both
+// ranks hold a copy with optimizer states and average. The copies start equal and stay equal, because both
+// are updated by the sum of both gradients. Norm, checkpoint and digest use the first stage's copy only.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +16,18 @@ namespace hyperion::trainer {
 
 class TiedTable {
  public:
-  // `ranks`: those with the first and the last stage, in that order, that hold the same rows; outlives it.
-  // `stage`: this rank's.
+  // `ranks` is the process group of the rank with the first stage and the rank with the last stage, in that
+  // order; both hold the same rows. It outlives this object.
   TiedTable(parallel::Communicator& ranks, const Stage& stage);
 
   parallel::Communicator& ranks() const { return ranks_; }
   const parallel::ShardedParameter& table() const { return *table_; }
 
-  // Once per step, when all reductions are complete and before the norm.
+  // All-reduces the table's gradient over both copies. Call it once per step, when all reductions are
+  // complete and before the norm.
   void sum_gradients(int64_t step) const;
-  // After a load, which reads the first stage's copy alone: gives the last stage the values of the master
-  // and of `others`, which are of the table too.
+  // Copies the master and `others`, the table's other tensors, from the first stage to the last. Call it
+  // after a load, which reads the first stage's copy only.
   void copy_from_first(const std::vector<at::Tensor>& others) const;
 
  private:

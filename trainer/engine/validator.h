@@ -1,5 +1,5 @@
-// Validation: the loss on held-out data, weighted by tokens, the same sequences every time, and with
-// validation.sequences on every mesh.
+// Validation computes the token-weighted loss on held-out data. Every run uses the same sequences; with
+// validation.sequences every mesh uses the same ones too.
 #pragma once
 
 #include <memory>
@@ -16,19 +16,19 @@ class Validator {
   Validator(const config::JobConfig::Validation& options, const Runtime& runtime,
             std::unique_ptr<data::DataLoader> loader);
 
-  // After step 1 and every multiple of validation.freq.
+  // Validation is due after step 1 and after every multiple of validation.freq.
   bool due(int64_t step) const { return options_.enable && (step == 1 || step % options_.freq == 0); }
 
   struct Result {
     double loss = 0;     // mean over all valid tokens of all ranks
-    int64_t tokens = 0;  // seen by this rank
+    int64_t tokens = 0;  // that this rank has seen
   };
-  // `rows`: of a microbatch; the batches have a multiple of them.
+  // `rows` is the size of a microbatch; the rows of a batch are a multiple of it.
   Result run(ScheduleRunner& schedule, BatchMover& mover, int64_t rows);
 
  private:
   config::JobConfig::Validation options_;
-  bool warned_ = false;  // that the data hold fewer sequences
+  bool warned_ = false;  // has warned that the data hold fewer sequences
   const Runtime& runtime_;
   std::unique_ptr<data::DataLoader> loader_;
 };
