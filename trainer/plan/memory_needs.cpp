@@ -25,7 +25,7 @@ std::string format_size(double bytes) {
 
 constexpr std::string_view kTokens = "tokens of a step", kDescription = "names and shapes";
 
-// "3.3 PiB of memory (weights 1.1 PiB, gradients 2.2 PiB)"
+// Returns "3.3 PiB of memory (weights 1.1 PiB, gradients 2.2 PiB)".
 std::string describe_parts(std::vector<MemoryPart> parts) {
   double sum = 0;
   std::string list;
@@ -43,7 +43,7 @@ std::string describe_lack(const std::vector<MemoryPart>& needed, const MemoryLim
                      format_size(limit.bytes));
 }
 
-// "set a key, or " where ranks keep more of the model than its shards need.
+// Returns "set a key, or " if ranks keep unsharded weights or gradients that they could avoid, else "".
 std::string sharding_remedy(const config::JobConfig& config, const JobSize& size) {
   const auto& degrees = config.parallelism;
   const bool stays = degrees.pipeline_parallel_degree > 1 ||
@@ -53,7 +53,7 @@ std::string sharding_remedy(const config::JobConfig& config, const JobSize& size
   return size.sums > 0 ? "set parallelism.fsdp_reduce_gradients = \"every_microbatch\", or " : "";
 }
 
-// "set a key, or " where a GPU has room for the rest.
+// Returns "set a key, or " if the job fits with its states offloaded to the host, else "".
 std::string offloading_remedy(config::JobConfig config, const JobSize& size, const RankMemory& memory) {
   if (!memory.device || config.training.enable_cpu_offload) return "";
   const double host_now = total(memory_needs(config, size, /*on_gpu=*/true).host);
@@ -74,7 +74,7 @@ std::string sequence_remedy(const config::JobConfig& config) {
                      context.empty() ? "" : ", or " + context);
 }
 
-// The key of the largest size that the user has set of a model; else the flavour's.
+// Returns the key of the model's largest size that the user has set, else the key of the flavour.
 std::string key_of_size(const config::ResolvedConfig& resolved, bool mostly_tables) {
   const auto is_set = [&](const char* key) { return resolved.origins.contains(key); };
   if (mostly_tables) return is_set("model.args.vocab_size") ? "model.args.vocab_size" : "model.flavor";
@@ -122,7 +122,7 @@ MemoryNeeds memory_needs(const config::JobConfig& config, const JobSize& size, b
        {"gradients of several microbatches", size.sums},
        {pipeline ? "gathered weights of stages" : "gathered weights", size.gathered}});
   auto& states = offload ? needs.host : device;
-  // A GPU has room for shards' gradients only when a unit's sum becomes them, and is freed.
+  // On a GPU sharded gradients take no extra memory: a unit's sum is freed when it becomes them.
   const double gradients = size.sums > 0 && on_gpu && !offload ? 0 : size.gradients;
   states.insert(states.end(),
                 {{"weights", size.weights}, {"optimizer state", size.optimizer}, {"gradients", gradients}});
@@ -169,7 +169,7 @@ void require_memory(const config::ResolvedConfig& resolved, const JobSize& size,
 
 void require_memory(const models::ModelArgs& model, double bytes_per_parameter, const RankMemory& memory) {
   const double weights = models::parameter_count(models::describe_model(model)) * bytes_per_parameter;
-  constexpr double kDescriptionOfExpert = 3 * 200;  // its matrices in Hugging Face's layout
+  constexpr double kDescriptionOfExpert = 3 * 200;  // the expert's three matrices in Hugging Face's layout
   std::vector<MemoryPart> host = {
       {"names and shapes", kDescriptionOfLayer * static_cast<double>(model.n_layers) +
                                kDescriptionOfExpert * static_cast<double>(model.num_experts) *

@@ -1,4 +1,4 @@
-// What a job's rank needs in its host's memory and in its GPU's, beside what it may use. Pure.
+// Compares the memory that a rank needs on its host and its GPU with the memory that it may use. Pure.
 #pragma once
 
 #include <optional>
@@ -11,33 +11,34 @@
 
 namespace hyperion::trainer {
 
-// What one rank needs, in its host's memory and in that of its GPU.
+// One item of the memory that a rank needs.
 struct MemoryPart {
   std::string_view name;
   double bytes;
 };
 struct MemoryNeeds {
-  std::vector<MemoryPart> host, device;  // without a GPU all is in the host's
+  std::vector<MemoryPart> host, device;  // without a GPU everything is in `host`
 
-  // Of the rank's state or of a copy: without what is small, which every job has in the host's memory.
+  // Whether host memory holds the rank's state or a copy of it. Small items, which every job keeps there, do
+  // not count.
   bool keeps_state_in_host() const;
 };
-// `threads`: that compute on a CPU.
+// `threads` is the number of threads that compute on a CPU.
 MemoryNeeds memory_needs(const config::JobConfig& config, const JobSize& size, bool on_gpu, int threads = 1);
 double total(const std::vector<MemoryPart>& parts);
 
-// What one rank may use.
+// The memory that one rank may use.
 struct RankMemory {
   MemoryLimit host;
   int threads = 1;                      // that compute on a CPU
   std::optional<MemoryLimit> device{};  // nullopt: a CPU, everything is in host memory
 };
 
-// Throws Error(kUsage) with the sizes when the job cannot fit.
+// Throws Error(kUsage) with the sizes if the job cannot fit.
 void require_memory(const config::ResolvedConfig& resolved, const JobSize& size, const RankMemory& memory);
 
-// For commands that look at a model: its names and shapes, and `bytes_per_parameter` of each weight on the
-// device. Throws Error(kUsage) when they cannot fit.
+// Checks commands that read a model: names and shapes on the host, `bytes_per_parameter` of each weight on
+// the device. Throws Error(kUsage) if they cannot fit.
 void require_memory(const models::ModelArgs& model, double bytes_per_parameter, const RankMemory& memory);
 
 }  // namespace hyperion::trainer

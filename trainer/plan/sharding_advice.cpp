@@ -17,20 +17,20 @@
 namespace hyperion::trainer {
 namespace {
 
-constexpr int64_t kManyShards = 512;     // more than this without replicas is worth a warning
-constexpr int64_t kProposedShards = 64;  // of HSDP, at least
-constexpr double kProposedBytes = 32e9;  // of weights, gradients and optimizer per rank, at most
-constexpr double kMuchPadding = 1.1;     // bytes of the padded shards to those of the parameters
+constexpr int64_t kManyShards = 512;     // more shards than this without replicas cause a warning
+constexpr int64_t kProposedShards = 64;  // fewest shards that HSDP advice proposes
+constexpr double kProposedBytes = 32e9;  // most bytes of states per rank in HSDP advice
+constexpr double kMuchPadding = 1.1;     // a larger ratio of padded to true bytes causes a warning
 constexpr size_t kNamedParameters = 3;
-constexpr double kMuchOfExperts = 16e9;  // bytes of a block's, gathered and as gradients, are worth a warning
-constexpr double kProposedOfExperts = 4e9;  // at most
+constexpr double kMuchOfExperts = 16e9;     // more weight and gradient bytes of a block's experts warn
+constexpr double kProposedOfExperts = 4e9;  // most bytes of them in EP advice
 
 double states_gib(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards) {
   const JobSize size = job_size(config, model, shards, /*microbatches=*/1);
   return (size.states() + size.averages) / (1 << 30);
 }
 
-// The fewest shards that divide `shards`, are not many and leave room for activations.
+// Returns the fewest shards that divide `shards` and leave room for activations, at most kManyShards.
 std::optional<int64_t> proposed_shards(const config::JobConfig& config, const models::ModelArgs& model,
                                        int64_t shards) {
   for (int64_t fewer = kProposedShards; fewer <= kManyShards; ++fewer)
@@ -54,12 +54,12 @@ std::string advice_on_replicas(const config::JobConfig& config, const models::Mo
 }
 
 struct Padding {
-  std::string name;  // without the number of its layer
+  std::string name;  // without the layer's number
   int64_t rows = 0;
-  double times = 1;  // padded to true
+  double times = 1;  // padded to true bytes
 };
 
-// Of the parts of rank 0, which are the largest.
+// The padding is computed from rank 0, whose shards are the largest.
 std::optional<std::string> advice_on_padding(const models::ModelArgs& model, const parallel::Mesh& mesh) {
   const int64_t shards = mesh.degree(parallel::MeshDim::kFsdp);
   const int expert_ranks = mesh.degree(parallel::MeshDim::kEp);
@@ -108,7 +108,7 @@ std::optional<std::string> advice_on_padding(const models::ModelArgs& model, con
       fmt::join(named, ", "));
 }
 
-// Of the experts of a block, the largest where blocks differ.
+// Expert parameters of the block that has the most.
 double parameters_of_experts(const models::ModelArgs& args) {
   double most = 0;
   for (const models::BlockDescription& kind : models::describe_model(args).kinds)
@@ -118,14 +118,15 @@ double parameters_of_experts(const models::ModelArgs& args) {
   return most;
 }
 
-// A rank that has all experts of a block gathers them, and makes their gradients, before it shares them.
+// Without expert parallelism each rank gathers all experts of a block and holds their unsharded gradients.
 std::optional<std::string> advice_on_experts(const config::JobConfig& config, const models::ModelArgs& model,
                                              const parallel::Mesh& mesh) {
   const int64_t tensor = mesh.degree(parallel::MeshDim::kTp);
   if (blocks_with_experts(model) == 0 || mesh.degree(parallel::MeshDim::kEp) > 1) return std::nullopt;
   const double bytes_of_weight =
       config.training.mixed_precision_param == checkpoint::Dtype::kBFloat16 ? 2 : 4;
-  // Of a block; without expert parallelism tensor parallel ranks divide each expert, with it `of_each` do.
+  // `numbers` counts a block's. Without expert parallelism TP shards each expert; with it `of_each` (ETP)
+  // ranks do.
   const double numbers = parameters_of_experts(model);
   const auto bytes_in = [&](double bytes, int64_t parts) {
     return numbers * bytes / static_cast<double>(parts);
@@ -149,7 +150,7 @@ std::optional<std::string> advice_on_experts(const config::JobConfig& config, co
                      gib(4, degree * of_each));
 }
 
-// Ranks that share sequences lie one tensor parallel group apart.
+// Neighbouring context parallel ranks are one tensor parallel group apart.
 std::optional<std::string> advice_on_context(const config::JobConfig& config, const parallel::Mesh& mesh,
                                              int ranks_per_node) {
   const int context = mesh.degree(parallel::MeshDim::kCp), tensor = mesh.degree(parallel::MeshDim::kTp);
@@ -196,8 +197,8 @@ ContextTraffic context_traffic(const config::JobConfig& config, const models::Mo
                stages = mesh.degree(parallel::MeshDim::kPp);
   const int64_t rows = config::microbatch_rows(config, training.local_batch_size);
   const double key = static_cast<double>(checkpoint::size_of(training.mixed_precision_param)),
-               sum = std::max(key, 4.0);  // fp32, in fp64 as they are
-  // Keys and values of all blocks; latent attention pads values to keys.
+               sum = std::max(key, 4.0);  // gradients are summed in fp32, or in fp64 for fp64 keys
+  // Latent attention pads values to the width of keys.
   const models::ModelDescription description = models::describe_model(model);
   const auto keys_of = [](const models::BlockDescription& block) {
     const models::AttentionWidths& widths = *block.attention.attention;

@@ -1,5 +1,4 @@
-// What a job pays for its mesh: where another one would cost less, and what ranks that share sequences
-// exchange. Pure.
+// Advises on the cost of a job's mesh, and computes the traffic of context parallelism. Pure.
 #pragma once
 
 #include <string>
@@ -11,18 +10,18 @@
 
 namespace hyperion::trainer {
 
-// Sentences for warnings: one about FSDP without replicas over very many ranks, with degrees of HSDP that
-// fit; one about experts that expert parallel ranks should divide, with a degree; one about parameters that
-// have too few rows for so many shards; one about tensor parallel ranks of different nodes; one about context
-// parallel ranks of different nodes. None for most jobs.
+// Returns warnings, none for most jobs: FSDP without replicas over very many ranks (with HSDP degrees that
+// fit); experts that expert parallelism should shard (with a degree); parameters with too few rows for the
+// number of shards; tensor or context parallel groups that span nodes.
 std::vector<std::string> sharding_advice(const config::JobConfig& config, const models::ModelArgs& model,
                                          const parallel::Mesh& mesh, int ranks_per_node);
 
-// Bytes that each rank sends, by either way of the keys (models/parts/attention/gathered_attention.h).
+// Bytes that each context parallel rank sends. Ring and gathered attention
+// (models/parts/attention/gathered_attention.h) send the same.
 struct ContextTraffic {
-  double forward = 0;   // of a block and microbatch: keys and values
-  double backward = 0;  // the same once more, and the sums of their gradients
-  double step = 0;      // of all blocks of a rank and all microbatches; in a pipeline of the mean rank
+  double forward = 0;   // per block and microbatch: keys and values
+  double backward = 0;  // per block and microbatch: the same again, and the sums of their gradients
+  double step = 0;      // over all blocks and microbatches of a rank; in a pipeline, of the mean rank
 };
 ContextTraffic context_traffic(const config::JobConfig& config, const models::ModelArgs& model,
                                const parallel::Mesh& mesh);

@@ -14,13 +14,13 @@
 namespace hyperion::trainer {
 namespace {
 
-// Elements of a parameter on one of `tensor` ranks, before FSDP shards them.
+// Elements of a parameter on one of `tensor` tensor parallel ranks, before FSDP.
 double unsharded_numel(const models::ParameterShape& shape, double tensor) {
   return shape.numel() / (shape.split ? tensor : 1);
 }
 
-// Elements of a parameter that a rank gathers. Expert parallel ranks have other experts each; `sharded`: and
-// several ranks share the parameters of one expert, else nothing of it is gathered.
+// Elements of a parameter that a rank all-gathers. With expert parallelism each rank holds only its own
+// experts; it gathers them if efsdp shards them (`sharded`), else nothing.
 double gathered_numel(const models::ParameterShape& shape, const config::JobConfig& config,
                       bool sharded = true) {
   const auto& degrees = config.parallelism;
@@ -31,7 +31,7 @@ double gathered_numel(const models::ParameterShape& shape, const config::JobConf
   return unsharded_numel(shape, static_cast<double>(degrees.tensor_parallel_degree));
 }
 
-// The sum of numel(shape) over the parameters of a stage.
+// Sums numel(shape) over the parameters of a stage.
 template <typename F>
 double sum_over_stage(const models::ModelDescription& model, const PipelineShare::Stage& stage, F&& numel) {
   double sum = model.sum_over_blocks(stage.first_block, stage.end_block,
@@ -41,14 +41,14 @@ double sum_over_stage(const models::ModelDescription& model, const PipelineShare
   return sum;
 }
 
-// The whole model as one stage. A tied table counts once.
+// Sums numel(shape) over the model. A tied table counts once.
 template <typename F>
 double sum_over_model(const models::ModelDescription& model, F&& numel) {
   return sum_over_stage(model, {0, model.blocks(), true, true}, numel) -
          (model.tied ? numel(model.output) : 0);
 }
 
-// Elements of the pipeline stages whose weights are gathered at once.
+// Elements of the largest pipeline stages that are gathered at the same time.
 double gathered_numel_of_stages(const models::ModelDescription& model, const config::JobConfig& config,
                                 const PipelineShare& share, bool shards_experts) {
   std::vector<double> of_stages;
@@ -61,8 +61,8 @@ double gathered_numel_of_stages(const models::ModelDescription& model, const con
   return std::accumulate(of_stages.begin(), of_stages.end(), 0.0);
 }
 
-// Elements of the blocks whose weights are gathered at once without a pipeline: of one, or of all where they
-// stay gathered.
+// Elements of the blocks that are gathered at the same time without a pipeline: the largest block, or all
+// blocks if they stay gathered.
 double gathered_numel_of_blocks(const models::ModelDescription& model, const config::JobConfig& config,
                                 bool shards_experts) {
   const auto of_block = [&](const models::BlockDescription& block) {
@@ -76,9 +76,9 @@ double gathered_numel_of_blocks(const models::ModelDescription& model, const con
   return largest;
 }
 
-// Of one block in backward, where a GPU's kernels take no fewer heads of keys than of queries
-// (models/kernels/attention/gpu.cpp): keys and values repeated for all heads, and their gradients.
-// `keys`: of each sequence, at once.
+// Bytes of keys and values repeated for all heads, and of their gradients, in one block's backward. GPU
+// kernels without GQA need them (models/kernels/attention/gpu.cpp). `keys` is the number of keys per sequence
+// held at once.
 double repeated_keys(const models::AttentionWidths& heads, double rows, double keys, double tensor,
                      double compute) {
   const bool repeats = compute == sizeof(float) || heads.head_dim > kernels::gpu::kLargestFlashHead;
@@ -86,8 +86,8 @@ double repeated_keys(const models::AttentionWidths& heads, double rows, double k
   return 4 * rows * keys * static_cast<double>(heads.heads * heads.head_dim) / tensor * compute;
 }
 
-// Elements of a token that the weight gradients of a block read, on one of `tensor` ranks. A block that runs
-// again has gathered the inputs of its column layers.
+// Elements per token that a block's deferred wgrad reads, on one of `tensor` tensor parallel ranks. A
+// recomputed block keeps the all-gathered inputs of its column layers.
 double deferred_elements(const models::BlockDescription& block, double tensor, bool runs_again) {
   double sum = 0;
   for (const models::PartDescription* part : {&block.attention, &block.feed_forward}) {
@@ -98,7 +98,7 @@ double deferred_elements(const models::BlockDescription& block, double tensor, b
   return sum;
 }
 
-// The terms of job_size(), each from what the configuration says and those before it.
+// Computes the terms of job_size() in order; later terms use earlier ones.
 class SizeOfJob {
  public:
   SizeOfJob(const config::JobConfig& config, const models::ModelDescription& model, int64_t shards,
@@ -119,7 +119,7 @@ class SizeOfJob {
     add_states();
     if (!config::is_dry_run(config_)) size_.communicators = communicators();
     const auto& saves = config_.checkpoint;
-    if (saves.enable && saves.create_seed_checkpoint) return size_;  // makes no step
+    if (saves.enable && saves.create_seed_checkpoint) return size_;  // runs no step
     if (has_background_saves()) size_.save_pool = save_pool();
     add_gathered();
     size_.activations = kept_activations();
@@ -129,7 +129,7 @@ class SizeOfJob {
     size_.repeated = repeated_keys(heads(), static_cast<double>(rows_), keys_at_once(), tensor_, compute_);
     add_attention();
     size_.tokens = static_cast<double>(rows_) * length_ * static_cast<double>(microbatches_) * 2 *
-                   sizeof(int64_t);  // and labels
+                   sizeof(int64_t);  // tokens and labels
     return size_;
   }
 
@@ -152,15 +152,15 @@ class SizeOfJob {
     if (config_.ema.enable) size_.averages = parameters * state_;
   }
 
-  // A group of one rank has none.
+  // A group of one rank has no communicator.
   int communicators() const {
     return (shards_ > 1) + (experts_ > 1) + (experts_ > 1 && shards_experts_) + (tensor_ > 1) +
            (context_ > 1) + (pipeline_ > 1 ? 2 : 0) +
-           (pipeline_ > 2 && model_.tied) +  // of the first and the last stage
+           (pipeline_ > 2 && model_.tied) +  // the tied table's, between the first and the last stage
            (config_.parallelism.data_parallel_replicate_degree > 1);
   }
 
-  // The last save is synchronous.
+  // The last save is synchronous, so a job that saves only at its end has no background save.
   bool has_background_saves() const {
     const auto& saves = config_.checkpoint;
     const int64_t first_save = saves.enable_first_step_checkpoint ? 1 : saves.interval;
@@ -168,7 +168,7 @@ class SizeOfJob {
            saves.async_mode != checkpoint::AsyncMode::kDisabled && first_save < config_.training.steps;
   }
 
-  // Of a rank that writes: its shard, or of that the share of one replica.
+  // A writing rank copies its shard, or 1/replicas of it if all replicas write.
   double save_pool() const {
     const auto& degrees = config_.parallelism;
     const int64_t replicas = degrees.data_parallel_replicate_degree;
@@ -193,7 +193,7 @@ class SizeOfJob {
                                      : gathered_numel_of_stages(model_, config_, *share_, shards_experts_));
   }
 
-  // Blocks' inputs, or what weight gradients that wait in a pipeline read, and RoPE's angles.
+  // Counts RoPE's angles, and the larger of the saved block inputs and the inputs of deferred wgrad.
   double kept_activations() const {
     const double deferred = share_ == nullptr
                                 ? 0
@@ -201,18 +201,18 @@ class SizeOfJob {
                                       least_deferred_elements() *
                                       (config::kFloat8.on(config_) || config::kMx.on(config_) ? 1 : compute_);
     const double boundary = tokens_ / tensor_ * dim() * compute_;
-    // Where most of them wait the sums of stages whose backward comes later are not there yet.
+    // When the most wgrad is deferred, some stages have not yet allocated their gradient sums.
     return std::max(boundary * kept_inputs(), deferred - size_.all_gradients()) +
            length_ * static_cast<double>(heads().rotated) * sizeof(float);
   }
 
-  // In a pipeline a tensor that is sent and one that is received besides.
+  // A pipeline also holds one tensor that it sends and one that it receives.
   double kept_inputs() const {
     return share_ != nullptr ? static_cast<double>(share_->kept_inputs) + 2
                              : static_cast<double>(model_.blocks()) / pipeline_ + 1;
   }
 
-  // Of a deferred block of any kind.
+  // The kind of block with the fewest elements gives a lower bound.
   double least_deferred_elements() const {
     double least = std::numeric_limits<double>::infinity();
     for (const models::BlockDescription& kind : model_.kinds)
@@ -220,17 +220,17 @@ class SizeOfJob {
     return least;
   }
 
-  // Of one block: the rows of its experts, and FP8 copies of their stacks.
+  // Counts one block's expert rows, and the FP8 copies of its expert weights.
   double activations_of_experts() const {
     const models::ExpertWidths& widths = *experts();
-    // Where tensor parallel ranks divide each expert, each has the rows of all of them.
+    // If TP or ETP shards each expert, each of its ranks holds the rows of the whole group.
     const bool exchanged = config::divides_experts(config_);
     const double parts =
         exchanged ? static_cast<double>(config_.parallelism.expert_tensor_parallel_degree) : tensor_;
     const double rows = tokens_ / tensor_ * parts * static_cast<double>(widths.top_k) * compute_ *
                         widths.elements_per_row(parts);
     if (!config::kGroupedFloat8.on(config_) && !config::kGroupedMx.on(config_)) return rows;
-    // Two copies of each stack, for as long as it is gathered, which is always where no rank shards them.
+    // FP8 keeps two copies of each expert weight while it is gathered; an unsharded weight always is.
     const double block = block_with_experts()->sum([&](const models::ParameterShape& shape) {
       return shape.domain == Domain::kExpert ? gathered_numel(shape, config_) : 0;
     });
@@ -240,25 +240,26 @@ class SizeOfJob {
 
   double activations_of_shared_sequences() const {
     double bytes = 0;
-    if (runs_again())  // every block keeps the result of its attention
+    if (runs_again())  // every block keeps its attention output
       bytes = (kept_inputs() - 1) * tokens_ / tensor_ *
               static_cast<double>(heads().heads * heads().head_dim) * compute_;
-    // Of one block in backward: keys and values of complete sequences, their gradients, and the sums of
-    // these; in a ring of two ranks, with the gradients of one.
+    // One block's backward holds keys and values of complete sequences, their gradients and gradient sums. In
+    // a ring it holds keys and values of two ranks and the gradients of one.
     return bytes + 2 * tokens_ / tensor_ * static_cast<double>(heads().kv_heads * heads().head_dim) *
                        (ring_ ? 3 * compute_ + 2 * sizeof(float) : context_ * (2 * compute_ + sizeof(float)));
   }
 
   double logits() const {
-    const bool gathered = tensor_ > 1 && config_.parallelism.disable_loss_parallel;  // to a second copy
+    const bool gathered = tensor_ > 1 && config_.parallelism.disable_loss_parallel;  // as a second copy
     const int64_t configured = config_.training.loss_chunk_bytes;
     const double of_token = static_cast<double>(model_.output.dims[0]) * compute_ / (gathered ? 1 : tensor_),
                  chunk = static_cast<double>(configured > 0 ? configured : 64 << 20);
     return std::min(tokens_ * of_token, (gathered ? 2 : 1) * std::max(of_token, chunk));
   }
 
-  // Packed keys twice and values once, and their gradients in fp32 (models/kernels/attention/cpu_blocks.cpp);
-  // fp32 keys serve both uses. libtorch's attention, where it is chosen, keeps less, as larger heads do.
+  // The kernel packs keys twice (fp32 keys once) and values once, and keeps their gradients in fp32
+  // (models/kernels/attention/cpu_blocks.cpp). libtorch's attention and larger heads need less and are not
+  // counted.
   void add_attention() {
     const bool flash = config_.model.attention == config::AttentionChoice::kFlash &&
                        !config_.training.document_mask && context_ == 1;
@@ -281,12 +282,11 @@ class SizeOfJob {
     });
     return found == model_.kinds.end() ? nullptr : &*found;
   }
-  const models::ExpertWidths* experts() const {  // null: the model has none
+  const models::ExpertWidths* experts() const {  // null for a dense model
     const models::BlockDescription* block = block_with_experts();
     return block == nullptr ? nullptr : &*block->feed_forward.experts;
   }
-  // Sums over the parameters, and over the blocks, of this rank's stages; without a share an equal part of
-  // the model's.
+  // Both functions sum over this rank's stages; without a share they return an equal part of the model's sum.
   template <typename F>
   double sum_over_share(F&& numel) const {
     if (share_ == nullptr) return sum_over_model(model_, numel) / pipeline_;
@@ -308,20 +308,20 @@ class SizeOfJob {
   const models::ModelDescription& model_;
   const PipelineShare* share_;
   int64_t shards_;
-  // Bytes of a number.
+  // Bytes per element.
   const double state_ = static_cast<double>(checkpoint::size_of(config_.training.dtype)),
                compute_ = static_cast<double>(checkpoint::size_of(config_.training.mixed_precision_param));
-  // Degrees.
+  // Parallelism degrees.
   const double tensor_ = static_cast<double>(config_.parallelism.tensor_parallel_degree),
                pipeline_ = static_cast<double>(config_.parallelism.pipeline_parallel_degree),
                context_ = static_cast<double>(config_.parallelism.context_parallel_degree);
   const int64_t experts_ = config::divides_experts(config_) ? config_.parallelism.expert_parallel_degree : 1;
   const bool ring_ = config::passes_keys_in_ring(config_);
   const double length_ = static_cast<double>(config_.training.seq_len);
-  int64_t rows_ = 0, microbatches_ = 0;             // of a microbatch; of a step
-  double tokens_ = 0;                               // of this rank in a microbatch
-  double unsharded_ = 0, blocks_with_experts_ = 0;  // parameters of this rank's stages; of their blocks
-  bool shards_experts_ = false;                     // several ranks share the parameters of an expert's part
+  int64_t rows_ = 0, microbatches_ = 0;             // rows per microbatch; microbatches per step
+  double tokens_ = 0;                               // per rank and microbatch
+  double unsharded_ = 0, blocks_with_experts_ = 0;  // parameters and MoE blocks of this rank's stages
+  bool shards_experts_ = false;                     // efsdp has more than one rank
   JobSize size_;
 };
 
