@@ -1,5 +1,5 @@
-// Which kernel computes attention. On a CPU ours, or libtorch's where it is asked for. On a GPU cuDNN's, the
-// fastest where it serves, after a trial (trainer/build/attention_trial.h) before the model takes the memory.
+// Chooses the attention kernel of the process. A CPU uses ours, or libtorch's if configured. On a GPU cuDNN's
+// is the fastest where it serves; it is tried (trainer/build/attention_trial.h) before the model is allocated.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,13 +10,13 @@
 
 namespace hyperion::trainer {
 
-// Settles for the process what model.attention asks for, equal on all ranks, and logs it. On a GPU, where
-// cuDNN serves the job's shapes, it is tried with a batch of training and, where that differs, of validation;
-// the memory is given back. In a ring of context parallel ranks it is tried with each kind of call that a
-// rank makes: for its own keys, for earlier and for later ones. A failure on any rank makes every rank use
-// flash attention, with a warning. Collective over `ranks`. Throws Error(kUsage) where "cudnn" is asked for
-// and the device, the shapes or the trial do not allow it, or HYPERION_CPU_INSTRUCTIONS is none that a CPU
-// has.
+// Sets the process-wide kernel that model.attention asks for, equal on all ranks, and logs it. If cuDNN
+// supports the job's shapes on the GPU, it is tried with a training batch and, if the shape differs, with a
+// validation batch; the memory is freed afterwards. A context parallel ring is tried with each kind of call
+// that a rank makes: for its own keys, for earlier and for later ones. A failure on any rank makes every rank
+// use flash attention, with a warning. Collective over `ranks`. Throws Error(kUsage) if "cudnn" is configured
+// and the device, the shapes or the trial do not allow it, or if HYPERION_CPU_INSTRUCTIONS names no known
+// instruction set.
 void choose_attention(const models::ModelArgs& args, const config::JobConfig& config, at::Device device,
                       parallel::Communicator& ranks);
 

@@ -1,4 +1,4 @@
-// FP8 in a job: which layers multiply in it, on what, and how their weights travel.
+// Sets up FP8 for a job: the converted layers, the device's support and the all-gather codec.
 #pragma once
 
 #include <memory>
@@ -17,25 +17,26 @@ struct Float8Setup {
   std::shared_ptr<float8::Counters> counters;          // null: FP8 is off
   std::shared_ptr<const parallel::GatherCodec> codec;  // null: weights are gathered in the compute dtype
   std::vector<std::string> converted;                  // module names: linear layers, then experts
-  std::vector<std::string> log, warnings;              // what is on and what is not
+  std::vector<std::string> log, warnings;              // lines for the log; warnings
 };
 
-// Where FP8 products would run.
+// The device that would run FP8 products.
 struct Float8Device {
   bool cpu = true;
-  int compute_capability = 0;  // of a GPU: 89 for SM89
+  int compute_capability = 0;  // GPU only: 89 for SM89
   std::string name{};
 };
 
-// Gives the layers that [quantize.linear.float8] or [quantize.linear.mx] chooses FP8 products, and the
-// experts that [quantize.grouped_mm.float8] or [quantize.grouped_mm.mx] names; nothing when no converter is
-// listed. Before the model is sharded. Throws Error(kUsage) for a recipe that the device cannot run.
+// Switches the layers chosen by [quantize.linear.float8] or [quantize.linear.mx], and the experts chosen by
+// [quantize.grouped_mm.float8] or [quantize.grouped_mm.mx], to FP8 products. It does nothing if no converter
+// is listed. Call it before the model is sharded. Throws Error(kUsage) for a recipe that the device cannot
+// run.
 Float8Setup convert_to_float8(models::Transformer& model, const config::JobConfig& config,
                               const Float8Device& device);
 
-// How weights reach their layers, for the log: what an all-gather of all moves in FP8, what that would be in
-// the compute dtype, and the rest; all in bytes of the unsharded tensors (of this rank's parts of them under
-// tensor parallelism).
+// Describes for the log how many bytes an all-gather of all weights moves in FP8, how many the same weights
+// would take in the compute dtype, and how many the other weights take. Bytes are those of the unsharded
+// tensors, or of this rank's TP shard of them.
 std::string describe_gathers(const std::vector<parallel::ShardedParameterPtr>& parameters,
                              const parallel::FsdpContext& fsdp);
 

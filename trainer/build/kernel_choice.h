@@ -1,4 +1,4 @@
-// Whether the kernels of models/kernels other than attention and products are fused or plain.
+// Chooses fused or plain kernels of models/kernels, except for attention and products.
 #pragma once
 
 #include "models/args/model_args.h"
@@ -7,12 +7,12 @@
 
 namespace hyperion::trainer {
 
-// Settles for the whole process which run: the fused ones, unless the environment has HYPERION_KERNELS=plain
-// or the GPU has a compute capability below 8.0; logs it. Throws Error(kUsage) for another value than auto or
-// plain.
+// Sets the kernels of the process and logs the choice: fused, unless HYPERION_KERNELS=plain is set or the
+// GPU's compute capability is below 8.0. Throws Error(kUsage) if HYPERION_KERNELS is neither auto nor plain.
 void choose_kernels(const Float8Device& device);
 
-// For a model with experts on a GPU: whether libtorch multiplies all of a layer at once, or why not.
+// Logs, for an MoE model on a GPU, whether libtorch's grouped product multiplies all experts of a layer at
+// once, or why not.
 void log_expert_products(const models::ModelArgs& args, const config::JobConfig& config,
                          const Float8Device& device);
 

@@ -1,4 +1,5 @@
-// From configuration values to what parallel/ and models/ take: sharding and activation checkpointing.
+// Converts configuration values to the options of parallel/ and models/: sharding, activation checkpointing
+// and sequence split.
 #pragma once
 
 #include <memory>
@@ -18,11 +19,11 @@ parallel::ShardingOptions sharding_options(const config::JobConfig::Training& tr
 models::ActivationCheckpointing activation_checkpointing(const config::JobConfig& config,
                                                          const models::Transformer& model);
 
-// How context parallel ranks share each sequence.
+// Returns how context parallel ranks split each sequence.
 models::SequenceSplit sequence_split(const config::JobConfig& config, const parallel::Mesh& mesh, int rank);
 
-// Which layers that read one input are not one product (Parameter::pack) although weights are laid side by
-// side where they can, and why; nothing where all are.
+// Names the layers that read one input but cannot be packed into one product (Parameter::pack), and why.
+// Returns nullopt if all are packed.
 std::optional<std::string> separate_products(models::Transformer& model, const parallel::FsdpContext& fsdp);
 
 }  // namespace hyperion::trainer

@@ -86,6 +86,7 @@ class Stage {
 
   const models::Transformer& model() const { return model_; }
   bool is_head(size_t unit) const { return unit + 1 == model_.units().size(); }
+  bool has_head() const { return by_unit_.back().here(); }
   // The shard groups of this rank's units, in ascending order: one or two per unit (UnitGroups).
   const std::vector<std::unique_ptr<parallel::ShardGroup>>& groups() const { return groups_; }
   std::vector<parallel::ShardedParameterPtr> parameters() const;  // every parameter once, in unit order
