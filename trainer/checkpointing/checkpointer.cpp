@@ -30,8 +30,8 @@ namespace hyperion::checkpointing {
 namespace fs = std::filesystem;
 namespace {
 
-// Of an exchange while a checkpoint is saved: before that, comm.init_timeout_seconds. A rank that dies is
-// noticed at once; one that is slow because its disk is slow must not end the job.
+// Timeout of an exchange while a checkpoint is saved; before that comm.init_timeout_seconds applies. A dead
+// rank is noticed at once, and a rank with a slow disk must not end the job.
 constexpr std::chrono::hours kSlowestSave{1};
 
 std::string describe_transfer(double bytes, double seconds) {
@@ -49,7 +49,8 @@ checkpoint::SaveContent model_only(const config::JobConfig& config, checkpoint::
           .model_dtype = config.checkpoint.export_dtype};
 }
 
-// One line for each pair of types that differ between file and memory: foreign weights come in any type.
+// Logs one line for each pair of dtypes that differ between file and memory: foreign weights come in any
+// dtype.
 void log_casts(const std::vector<checkpoint::LoadItem>& items, bool foreign) {
   std::map<std::pair<checkpoint::Dtype, checkpoint::Dtype>, int> casts;
   for (const checkpoint::LoadItem& item : items)
@@ -65,7 +66,7 @@ void log_casts(const std::vector<checkpoint::LoadItem>& items, bool foreign) {
   }
 }
 
-// With what messages say about a head of its own.
+// Adds the explanation of tied and untied heads to the message.
 checkpoint::LoadOptions job_load_options(const ChosenCheckpoint& chosen, const config::JobConfig& config) {
   const bool hugging_face = chosen.hugging_face;
   const std::string start = "start with " + config::override_text("model.args.tied", "false");
@@ -118,7 +119,7 @@ void require_equal_aliases(const ChosenCheckpoint& chosen, const std::vector<che
                                         job_load_options(chosen, config));
 }
 
-// The bytes have been verified before: what a component does not take of them is no damage.
+// The bytes are already verified, so a value that a component rejects is not damage.
 void load_values(const ChosenCheckpoint& chosen, const std::vector<checkpoint::StateComponent*>& components) {
   try {
     for (checkpoint::StateComponent* component : components)
@@ -228,7 +229,7 @@ void Checkpointer::load() {
   }
 }
 
-// What a reader of a checkpoint takes into memory as a whole, and how it grows, is said before step 1.
+// Logs before step 1 the size of the index, which a reader of a checkpoint holds in memory.
 void Checkpointer::announce_index_size() {
   constexpr uint64_t kLargeIndex = uint64_t{256} << 20;
   uint64_t bytes = 0;
@@ -269,7 +270,7 @@ void Checkpointer::preflight(int64_t step) {
         "storage");
 }
 
-// Unless the only save to come is the last, which is synchronous.
+// Does nothing if the only save to come is the last, which is synchronous.
 void Checkpointer::prepare_background_saves(int64_t step) {
   const int64_t next = (step / options().interval + 1) * options().interval;
   const bool first = step == 0 && options().enable_first_step_checkpoint;
@@ -305,8 +306,8 @@ bool Checkpointer::due(int64_t step) const {
   return step % options().interval == 0 || (step == 1 && options().enable_first_step_checkpoint);
 }
 
-// A periodic save that failed ends the job, or is reported and training continues; one that found NaN or
-// infinite numbers always ends it.
+// A failed periodic save ends the job or is reported, as configured. A save that found NaN or infinite
+// numbers always ends it.
 void Checkpointer::tolerate_failure(const std::function<void()>& action) {
   try {
     action();
@@ -321,8 +322,8 @@ void Checkpointer::tolerate_failure(const std::function<void()>& action) {
   }
 }
 
-// No other save is under way. One in the background reports itself when its data have been copied; for a
-// synchronous one training waited until its end.
+// No other save may be in flight. A background save reports when its data are copied; training waits for a
+// synchronous save.
 void Checkpointer::write(int64_t step, const checkpoint::SaveContent& content, bool now) {
   const bool background = !now && options().async_mode != checkpoint::AsyncMode::kDisabled;
   const parallel::TraceRange range(background ? "checkpoint staging" : "checkpoint save");
@@ -330,7 +331,7 @@ void Checkpointer::write(int64_t step, const checkpoint::SaveContent& content, b
   if (written) on_event(step, "checkpoint_staged", {{"stall_seconds", saver_->stall_seconds()}});
 }
 
-// The model alone, as transformers reads it.
+// Saves the model alone, in the format that transformers reads.
 void Checkpointer::write_for_hugging_face(int64_t step) {
   std::vector<checkpoint::ExportedTensor> tensors;
   for (const checkpoint::TensorState& tensor : saver_->tensors()) {
@@ -359,7 +360,7 @@ void Checkpointer::write_last(int64_t step) {
 
 void Checkpointer::save(int64_t step, bool last, bool failed) {
   if (!saves()) return;
-  // A failure that only this rank knows is thrown when all ranks have learnt of it.
+  // A failure of this rank alone is thrown after all ranks know of it.
   if (failed || (saver_->save_ended() && !saver_->save_failed())) finish();
   if (!last && !due(step)) return;
   const parallel::PhaseGuard phase(fmt::format("step {} checkpoint", step));

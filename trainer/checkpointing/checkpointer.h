@@ -1,5 +1,5 @@
-// The checkpoints of one training job: where it starts from, when it saves, what a save holds, and what its
-// failures mean for the job. Reading and writing are checkpoint/'s.
+// A Checkpointer decides for one training job which checkpoint it starts from, when it saves, what a save
+// holds and what a failed save means. The folder checkpoint/ reads and writes.
 #pragma once
 
 #include <atomic>
@@ -21,39 +21,38 @@
 
 namespace hyperion::checkpointing {
 
-// The tensors that a load of the chosen checkpoint fills: everything is compared that can be compared without
-// reading tensors. `model`: whose weights Hugging Face's names and row order are translated for. Throws
-// IncompatibleCheckpoint.
+// Returns the tensors that a load of the chosen checkpoint fills. Compares everything that needs no tensor
+// data. Hugging Face's names and row order are translated for `model`. Throws IncompatibleCheckpoint.
 std::vector<checkpoint::LoadItem> plan_component_load(
     const ChosenCheckpoint& chosen, const std::vector<checkpoint::StateComponent*>& components,
     const config::JobConfig& config, const models::ModelArgs& model);
-// Throws IncompatibleCheckpoint where a second name of a tensor (a tied head) holds other numbers in this
-// rank's part.
+// Throws IncompatibleCheckpoint if a second name of a tensor (a tied head) has different values in this
+// rank's shard.
 void require_equal_aliases(const ChosenCheckpoint& chosen, const std::vector<checkpoint::LoadItem>& items,
                            const config::JobConfig& config);
-// Gives the components the values of the checkpoint. Throws IncompatibleCheckpoint for what one does not
-// take.
+// Loads the checkpoint's values into the components. Throws IncompatibleCheckpoint if a component rejects a
+// value.
 void load_values(const ChosenCheckpoint& chosen, const std::vector<checkpoint::StateComponent*>& components);
 
-// What a job loads and saves. All that it points at outlives the checkpointer.
+// The state that a job loads and saves. Everything it points at outlives the checkpointer.
 struct CheckpointedState {
-  const config::JobConfig& config;  // that the run follows
+  const config::JobConfig& config;  // the configuration that the run follows
   const models::ModelArgs& model;
-  std::vector<checkpoint::StateComponent*> components;  // in the order in which they are loaded
+  std::vector<checkpoint::StateComponent*> components;  // in load order
   checkpoint::MemoryMover& mover;
   std::map<std::string, std::string> facts;  // for every manifest
-  // For checkpoint.last_save_in_hf: the files next to the weights, and notes in their headers.
+  // checkpoint.last_save_in_hf writes these files next to the weights, and these notes into their headers.
   hugging_face::HuggingFaceFiles exported{};
   std::map<std::string, std::string> export_notes{};
 };
 
-// All calls are collective, but for the getters. With checkpoint.enable = false, and in a dry run, none of
-// them does anything.
+// All calls except getters are collective. With checkpoint.enable = false, and in a dry run, they do nothing.
 class Checkpointer {
  public:
-  // Before the model is made, because a checkpoint decides about the configuration: locks the folder, unless
-  // this job only loads, and chooses what the job starts from. `configured` outlives this object. Throws
-  // Error(kUsage) when another run holds the folder, Error(kPreCheckpoint), what choose_start() throws.
+  // Locks the folder, unless this job only loads, and chooses the checkpoint to start from. Construct it
+  // before the model, because the checkpoint affects the configuration. `configured` outlives this object.
+  // Throws Error(kUsage) if another run has locked the folder, Error(kPreCheckpoint), and the errors of
+  // choose_start().
   Checkpointer(const config::JobConfig& configured, const trainer::Runtime& runtime,
                const std::filesystem::path& install_root);
 
@@ -62,46 +61,46 @@ class Checkpointer {
   const ChosenCheckpoint* chosen() const { return start_.checkpoint ? &*start_.checkpoint : nullptr; }
   const std::optional<FinishedRun>& finished() const { return start_.finished; }
 
-  // Before all that follows.
+  // Call it before all functions below.
   void attach(CheckpointedState state);
 
-  // Fills the state from the chosen checkpoint; from a damaged one it falls back to the one before, as
-  // checkpoint.on_corrupt says. Throws Error(kBadData), IncompatibleCheckpoint.
+  // Loads the state from the chosen checkpoint. If that is damaged, it falls back to the previous checkpoint
+  // as checkpoint.on_corrupt says. Throws Error(kBadData), IncompatibleCheckpoint.
   void load();
 
-  // Prepares for background saves; saves before the first step of this run (`step`: updates done so far) and
-  // reads back what was written, after a check that no file or link has the name of a step to be saved.
-  // Throws Error(kPreCheckpoint), Error(kNonFinite).
+  // Prepares background saves, checks that no file or link occupies the name of a step to be saved, saves
+  // before this run's first step and reads the save back. `step` is the number of updates done. Throws
+  // Error(kPreCheckpoint), Error(kNonFinite).
   void preflight(int64_t step);
 
-  // Returns when no save reads the state any more. Before anything changes the state.
+  // Waits until no save reads the state. Call it before anything changes the state.
   void wait();
-  // Whether a background save of this rank has failed: all ranks learn it from what a step exchanges.
+  // Whether a background save of this rank has failed. The step agreement tells all ranks.
   bool failed() const { return saver_ && saver_->save_failed(); }
 
-  // Whether the save after `step` is due, apart from the job's last one.
+  // Whether a periodic save is due after `step`. The job's last save does not count.
   bool due(int64_t step) const;
-  // After `step`: saves when that is due. `failed`: some rank's background save has failed. Throws
-  // Error(kSaveFailed) when the job's last save fails, and after a periodic one when
-  // checkpoint.on_save_failure says so; Error(kNonFinite) when the state holds NaN or infinite numbers.
+  // Saves after `step` if a save is due. `failed` says that some rank's background save has failed. Throws
+  // Error(kSaveFailed) if the job's last save fails, or a periodic save if checkpoint.on_save_failure says
+  // so; Error(kNonFinite) if the state holds NaN or infinite numbers.
   void save(int64_t step, bool last, bool failed);
-  // The job ends after `step` by a signal: saves it, unless that was just done. Throws as save() does.
+  // Saves `step` when a signal ends the job, unless it is already saved. Throws as save() does.
   void save_stopped(int64_t step);
-  // create_seed_checkpoint: the initial weights as step-0.
+  // Saves the initial weights as step-0 (create_seed_checkpoint).
   void save_seed();
-  // Waits for what is being written. Throws as save() does.
+  // Waits for saves in flight. Throws as save() does.
   void finish();
 
-  // For a run that has made all its steps: the end of a sentence with the command that makes the last save
-  // that is asked for (model only, Hugging Face) out of `newest`, its checkpoint of `step`; "" where it is
-  // there, or none is asked for.
+  // Returns the end of a sentence: the command that makes the configured last save (model only, Hugging Face)
+  // from `newest`, the checkpoint of `step`. For a run that has done all its steps. Returns "" if that save
+  // exists or none is configured.
   std::string last_save_remedy(const std::filesystem::path& newest, int64_t step) const;
 
-  // Called with what metrics.jsonl records about saves; also on the thread of a save.
+  // Receives the events about saves for metrics.jsonl. The save thread calls it too.
   std::function<void(int64_t step, const std::string& event, const metrics::JsonFields& fields)> on_event =
       [](int64_t, const std::string&, const metrics::JsonFields&) {};
 
-  // Of a complete save, measured by the last one or by the preflight; 0: not yet.
+  // Seconds of the last complete save or of the preflight's; 0 before the first.
   double save_seconds() const { return save_seconds_; }
 
  private:
@@ -116,17 +115,17 @@ class Checkpointer {
   void write_for_hugging_face(int64_t step);
   void tolerate_failure(const std::function<void()>& action);
 
-  const config::JobConfig* config_;  // as configured; from attach() on what the run follows
+  const config::JobConfig* config_;  // as configured; after attach() the one that the run follows
   const trainer::Runtime& runtime_;
   std::filesystem::path path_;
   std::shared_ptr<parallel::Communicator> ranks_;  // null: no checkpoints
   std::optional<checkpoint::FolderLock> lock_;     // rank 0 holds it for all
   StartingPoint start_;
   std::optional<CheckpointedState> state_;
-  std::atomic<double> save_seconds_ = 0;  // set by the thread of a save too, which saver_'s end waits for
-  std::optional<trainer::ProgressFile> progress_{};  // of rank 0, once training is about to start
+  std::atomic<double> save_seconds_ = 0;  // the save thread writes it too; saver_'s destructor waits for that
+  std::optional<trainer::ProgressFile> progress_{};  // on rank 0, from the preflight on
   std::optional<checkpoint::Saver> saver_;
-  int64_t saved_ = -1;  // the step of the last periodic save that did not fail
+  int64_t saved_ = -1;  // step of the last successful periodic save
 };
 
 }  // namespace hyperion::checkpointing

@@ -11,9 +11,10 @@
 namespace hyperion::checkpointing {
 namespace {
 
-// Component x source: whether weights alone give it (a seed, a last save, `transfer`,
-// initial_load_model_only; a full state gives all, ema where the job has it), and what a run begins with that
-// does not load it. What refuses it, and the way out:
+// A row says, for each component, whether a load of weights alone includes it (a seed, a last save,
+// `transfer`, initial_load_model_only), and what a run begins with that does not load it. A full state
+// includes all components, ema if the job has it. These checks refuse a component, and these are the
+// remedies:
 //   model         other names or shapes (checkpoint/loader.h)
 //   ema           the checkpoint holds none (start.h): ema.on_missing
 //   dataloader    other data; another tokenizer (start.h): leave_out_remedy()
@@ -35,8 +36,8 @@ constexpr ComponentRule kRules[] = {
 };
 static_assert(std::size(kRules) == checkpoint::kStateComponents.size());
 
-// Whether the keys that choose components are for this source, too: what a job that was started from
-// elsewhere has saved itself is read completely.
+// Whether the keys that choose components apply to this source. A job that was started from elsewhere reads
+// its own checkpoints completely.
 bool choice_applies(const config::JobConfig& config, LoadSource source) {
   return resume_mode(config, source) == config.checkpoint.resume_mode;
 }
@@ -62,7 +63,7 @@ ComponentChoice choose_components(const config::JobConfig& config, LoadSource so
   ComponentChoice choice;
   for (const auto& [component, in_weights, beginning] : kRules) {
     if (weights ? !in_weights : component == checkpoint::kEmaComponent && !config.ema.enable) continue;
-    // Of weights alone nothing can be left out.
+    // Nothing can be left out of weights alone.
     if (!weights && choice_applies(config, source) && is_left_out(config.checkpoint, component))
       choice.left_out.emplace_back(component);
     else

@@ -30,7 +30,7 @@ class RecordMaker {
               const Parameter& parameter)
       : checkpoint_(checkpoint), names_(names), parameter_(parameter) {}
 
-  // Null where the tensor is as the index has it.
+  // Null if the tensor is stored as the index says.
   std::shared_ptr<const TensorRecord> make(const std::vector<HfTensor>& tensors) const {
     const HfTensor& first = tensors.front();
     if (first.part.matrix >= 0) return stack(tensors);
@@ -43,7 +43,7 @@ class RecordMaker {
     return checkpoint_.index.tensors.at(names_.at(name));
   }
 
-  // The tensor with its scales, where it has some.
+  // Returns the tensor with its scales, if it has any.
   std::shared_ptr<const TensorRecord> with_scales(const std::string& name) const {
     const auto scales = names_.find(name + std::string(hugging_face::kScaleSuffix));
     if (scales == names_.end()) return nullptr;

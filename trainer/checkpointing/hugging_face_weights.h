@@ -1,5 +1,4 @@
-// The parameters of a job in Hugging Face's safetensors: which tensors they are, and what has to be done with
-// them.
+// Maps the parameters of a job to tensors of Hugging Face's safetensors and back.
 #pragma once
 
 #include <filesystem>
@@ -16,31 +15,30 @@
 
 namespace hyperion::checkpointing {
 
-// The model's parameters and its experts' biases: what checkpoints have of a model.
+// Returns the model's parameters and its experts' biases, all of which checkpoints store.
 std::vector<ParameterPtr> saved_parameters(const models::Transformer& model);
 
-// Where the model's parameters are in Hugging Face's safetensors: names, the order of rotary rows, and
-// records of what is stored in another form (experts that are tensors of their own, transposed stacks, fp8
-// with block scales). `names`: Hugging Face's name -> key in the checkpoint. Tensors that no parameter
-// corresponds to keep their name, so that they are reported as unexpected, but for those that a file may hold
-// beyond its model (left_out); lm_head.weight of a tied model is its table's second name, output.weight. (Two
-// models may have the same shapes: see require_same_model.) Throws IncompatibleCheckpoint where some matrices
-// of a stack are missing or differ from the others.
+// Finds the model's parameters in Hugging Face's safetensors: their names, the order of rotary rows, and
+// their stored form (one tensor per expert, transposed stacks, fp8 with block scales). `names` maps Hugging
+// Face's name to the key in the checkpoint. Tensors without a parameter keep their name, so that they are
+// reported as unexpected, unless a file may hold them beside its model (left_out). lm_head.weight of a tied
+// model becomes output.weight, the table's second name. Equal shapes do not prove an equal model: see
+// require_same_model(). Throws IncompatibleCheckpoint if matrices of a stack are missing or differ in form.
 checkpoint::StoredNames hugging_face_names(const models::ModelArgs& args,
                                            const std::map<std::string, std::string>& names,
                                            const checkpoint::OpenCheckpoint& checkpoint);
 
-// One line about what is left out of the weights in `folder`.
+// Logs one line about the tensors of `folder` that are left out.
 void log_left_out(const checkpoint::StoredNames& names, const std::filesystem::path& folder);
 
-// Whether any of them is fp8 with block scales.
+// Whether any tensor is fp8 with block scales.
 bool has_block_scales(const checkpoint::StoredNames& names);
 
-// From a row of our parameter to the row of Hugging Face's tensor; empty: as here.
+// Maps a row of our parameter to the row of Hugging Face's tensor. An empty map means equal order.
 checkpoint::RowMap hugging_face_rows(const hugging_face::HfTensor& tensor);
 
-// The other way: what a tensor of the state becomes in Hugging Face's files, of type `dtype` where the model
-// has no type of its own for it.
+// Returns the tensors that export a state tensor to Hugging Face's files. Their type is `dtype` unless the
+// model prescribes one.
 std::vector<checkpoint::ExportedTensor> hugging_face_tensors(const models::ModelArgs& args,
                                                              const checkpoint::TensorState& tensor,
                                                              checkpoint::Dtype dtype);

@@ -30,7 +30,7 @@ std::string model_lines(const config::TextTable& entries) {
   return toml;
 }
 
-// Of the tokenizer at `path` now; "" when there is none that can be read.
+// Returns the hash of the tokenizer now at `path`; "" if none can be read.
 std::string tokenizer_hash_at(const fs::path& path) {
   try {
     return path.empty() ? "" : data::Tokenizer::load(path)->hash();

@@ -26,7 +26,7 @@ constexpr std::pair<checkpoint::Dtype, at::ScalarType> kTypes[] = {
     {checkpoint::Dtype::kFloat16, at::kHalf},
     {checkpoint::Dtype::kInt64, at::kLong}};
 
-// `held`: this rank's part; undefined where another stage has the tensor.
+// `held` is this rank's shard; undefined if another stage has the tensor.
 TensorState tensor_state(std::string key, checkpoint::KeyPath path, at::ScalarType dtype,
                          checkpoint::Dims shape, const Placement& placement, const at::Tensor& held) {
   TensorState state;
@@ -45,7 +45,7 @@ checkpoint::ObjectState object_state(const std::string& component, const std::st
   return {component + "." + name, {component, name}, std::move(object)};
 }
 
-// The object's value when it is there; a kind that cannot be right is the checkpoint's fault.
+// Returns the object's value if it exists. A value of a wrong type means a bad checkpoint.
 template <typename T>
 std::optional<T> read_value(const checkpoint::StateComponent::Find& find, std::string_view name) {
   const std::string key(name);
@@ -184,7 +184,7 @@ void LoaderComponent::load(const Find& find) {
 }
 
 std::vector<checkpoint::ObjectState> TrainStateComponent::objects() {
-  // v0.2.2 keeps the count of one rank; ours, of all ranks, has a name of its own.
+  // v0.2.2 stores the count of one rank; ours counts all ranks and so has another name.
   return {object_state(name(), "step", state_.step),
           object_state(name(), "ntokens_seen", state_.tokens_seen / batch_ranks_),
           object_state(name(), "global_tokens_seen", state_.tokens_seen),

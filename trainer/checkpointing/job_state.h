@@ -1,5 +1,5 @@
-// What a training job is made of, described for checkpoints: one StateComponent for each part that can be
-// saved and loaded alone. Names, nesting and kinds of values are torchtitan v0.2.2's where it has the part.
+// Describes the state of a training job for checkpoints: each part that can be saved and loaded alone is one
+// StateComponent. Names, nesting and kinds of values are torchtitan v0.2.2's for the parts that it has.
 #pragma once
 
 #include <cstdint>
@@ -19,41 +19,41 @@
 
 namespace hyperion::checkpointing {
 
-// Throw Error(kBug) for a type that no state has.
+// Both throw Error(kBug) for a type that no state has.
 checkpoint::Dtype dtype_of(at::ScalarType type);
 at::ScalarType scalar_type(checkpoint::Dtype dtype);
 
 struct TrainState {
   int64_t step = 0;                                             // updates done
   int64_t tokens_seen = 0;                                      // by all ranks
-  double last_loss = std::numeric_limits<double>::quiet_NaN();  // of the last logged step
-  int64_t last_loss_step = 0;                                   // that step; 0: not known
+  double last_loss = std::numeric_limits<double>::quiet_NaN();  // loss of the last logged step
+  int64_t last_loss_step = 0;                                   // the last logged step; 0 if unknown
 };
 
-// A parameter of the model. Every rank describes all of them, those of other pipeline stages without data.
+// A parameter of the model. Every rank describes all parameters; those of other pipeline stages have no data.
 struct ModelParameter {
   std::shared_ptr<const Parameter> parameter;
   Placement placement;
-  at::ScalarType dtype = at::kFloat;  // of its master and average
-  // Where placement.is_local: what this rank holds of it, and its index among what this rank holds.
+  at::ScalarType dtype = at::kFloat;  // dtype of master and average
+  // If placement.is_local, `sharded` is this rank's shard and `index` its index among this rank's parameters.
   parallel::ShardedParameterPtr sharded{};
   size_t index = 0;
 };
 
-// The bias of a block's experts, which all ranks of its stage have. Every rank describes all of them.
+// The expert bias of a block, replicated on all ranks of its stage. Every rank describes all biases.
 struct ExpertBias {
   models::ExpertBalancePtr balance;
   Placement placement;
 };
 
-// The masters and the experts' biases, at the root under their own names.
+// Stores the masters and the experts' biases under their own names at the root.
 class ModelState : public checkpoint::StateComponent {
  public:
   explicit ModelState(std::vector<ModelParameter> parameters, std::vector<ExpertBias> biases = {})
       : parameters_(std::move(parameters)), biases_(std::move(biases)) {}
   std::string name() const override { return std::string(checkpoint::kModelComponent); }
   std::vector<checkpoint::TensorState> tensors() override;
-  // The compute-dtype copies follow the masters.
+  // Refreshes the compute-dtype copies from the loaded masters.
   void load(const Find&) override;
 
  private:
@@ -61,12 +61,12 @@ class ModelState : public checkpoint::StateComponent {
   std::vector<ExpertBias> biases_;
 };
 
-// optimizer.state.<fqn>.<name> for each state of a trainable parameter, .step, and the settings for each one,
-// optimizer.param_groups.<fqn>.*.
+// Stores, for each trainable parameter, its states as optimizer.state.<fqn>.<name>, the step count as .step,
+// and its settings as optimizer.param_groups.<fqn>.*.
 class OptimizerState : public checkpoint::StateComponent {
  public:
-  // `undivided`: the placement of the step counter, which every rank has. `plan` and `state`: where the
-  // learning rates come from, at every save.
+  // `undivided` is the placement of the step counter, which is replicated on every rank. Every save takes the
+  // learning rates from `plan` and `state`.
   OptimizerState(const optim::Optimizer& optimizer, std::vector<ModelParameter> parameters,
                  Placement undivided, const ResumePlan& plan, const TrainState& state);
   std::string name() const override { return std::string(checkpoint::kOptimizerComponent); }
@@ -82,7 +82,7 @@ class OptimizerState : public checkpoint::StateComponent {
   const TrainState& state_;
 };
 
-// Where the learning rate is on its curve, and the settings that a resumed job has to follow.
+// Stores the position on the learning-rate curve, and the settings that a resumed job must follow.
 class SchedulerState : public checkpoint::StateComponent {
  public:
   SchedulerState(const ResumePlan& plan, const TrainState& state) : plan_(plan), state_(state) {}
@@ -100,7 +100,9 @@ class LoaderComponent : public checkpoint::StateComponent {
   explicit LoaderComponent(data::DataLoader& loader) : loader_(loader) {}
   std::string name() const override { return std::string(checkpoint::kLoaderComponent); }
   std::vector<checkpoint::ObjectState> objects() override;
-  std::vector<std::string> required_objects() override { return {}; }  // other programs have none of ours
+  std::vector<std::string> required_objects() override {
+    return {};
+  }  // other programs' checkpoints have none
   void load(const Find& find) override;
 
  private:
@@ -109,7 +111,7 @@ class LoaderComponent : public checkpoint::StateComponent {
 
 class TrainStateComponent : public checkpoint::StateComponent {
  public:
-  // `config`: the configuration of the job; a resume is compared with it.
+  // `config` is the job's configuration, with which a resume compares its own.
   TrainStateComponent(TrainState& state, int64_t batch_ranks, checkpoint::Object config)
       : state_(state), batch_ranks_(batch_ranks), config_(std::move(config)) {}
   std::string name() const override { return std::string(checkpoint::kTrainStateComponent); }
@@ -123,8 +125,8 @@ class TrainStateComponent : public checkpoint::StateComponent {
   checkpoint::Object config_;
 };
 
-// The state of torch's random number generators, for each rank. Where none is loaded, or one of another
-// number of ranks, they are seeded by (seed, step, rank).
+// Stores the state of torch's random number generators of each rank. They are seeded by (seed, step, rank) if
+// no state is loaded, or one of a different number of ranks.
 class RngState : public checkpoint::StateComponent {
  public:
   RngState(at::Device device, int rank, int world_size, uint64_t seed, const TrainState& state)
@@ -138,7 +140,7 @@ class RngState : public checkpoint::StateComponent {
 
  private:
   void reseed();  // by (seed, step, rank)
-  // Torch's, each with the name of its state in a checkpoint.
+  // Returns torch's generators with the names of their states in a checkpoint.
   std::vector<std::pair<const char*, at::Generator>> generators() const;
 
   at::Device device_;
@@ -160,8 +162,7 @@ class EmaState : public checkpoint::StateComponent {
   std::vector<ModelParameter> parameters_;
 };
 
-// Copies between device and pinned host memory on a stream of its own; memcpy where the state is in host
-// memory.
+// Copies between device and pinned host memory on its own stream. State in host memory is copied by memcpy.
 class DeviceMover : public checkpoint::MemoryMover {
  public:
   explicit DeviceMover(at::Device device)

@@ -54,7 +54,7 @@ constexpr Setting kSettings[] = {
     {"ema.every", checkpoint::kEmaComponent},
 };
 
-// "" for what is not compared as a setting: the curve's length and start, and the data.
+// Returns "" for facts that are not compared as settings: the curve's length and start, and the data.
 std::string_view component_of_setting(std::string_view key) {
   if (key.starts_with("model.")) return checkpoint::kModelComponent;
   if (key == kSeed) return checkpoint::kLoaderComponent;
@@ -63,7 +63,7 @@ std::string_view component_of_setting(std::string_view key) {
   return found == std::end(kSettings) ? "" : found->component;
 }
 
-// Where the configured value of `key` was set, or what it follows from.
+// Returns the origin of the configured value of `key`, or the value that it follows from.
 std::string origin_of(const config::ResolvedConfig& resolved, const std::string& key) {
   const auto set = [&](const char* other) { return resolved.origins.contains(other); };
   if (set(key.c_str())) return resolved.origin(key);
@@ -99,24 +99,24 @@ struct SettingChange {
   std::string key, saved, configured;
 };
 
-// The key of the configuration that says the same as a setting.
+// Returns the configuration key of a setting.
 std::string configuration_key(const std::string& setting) {
   if (setting == "model.rope_style") return "model.name";
   if (setting == kForcedBalance) return "debug.moe_force_load_balance";
   return setting.starts_with("model.") ? "model.args." + setting.substr(6) : setting;
 }
 
-// Whether the weights mean something else with another value of this setting; the balance of experts shapes
-// their training alone.
+// Whether another value of this setting changes what the weights compute. Expert balance affects training
+// only.
 bool is_of_weights(std::string_view key) {
   return key.starts_with("model.") && key != kForcedBalance && key != "model.load_balance_coeff";
 }
 
-// Settings that belong to one of `components` and have another value than the stored one.
+// Returns the settings of `components` whose value differs from the stored one.
 std::vector<SettingChange> changed_settings(const config::ResolvedConfig& resolved,
                                             const CurveSettings& configured, const CurveSettings& stored,
                                             const checkpoint::ComponentSet& components) {
-  // Checkpoints from before the setting: all of them were trained with it.
+  // Checkpoints older than the setting were all trained with this value.
   static const std::string silu(text_of(models::Activation::kSilu));
   std::vector<SettingChange> changes;
   for (const auto& [key, now] : configured) {
@@ -129,7 +129,7 @@ std::vector<SettingChange> changed_settings(const config::ResolvedConfig& resolv
   return changes;
 }
 
-// A line for each, after a line break: both values, and where the configured one was set.
+// Returns one line per setting, each after a line break: both values and the origin of the configured one.
 std::string describe_changes(const config::ResolvedConfig& resolved,
                              const std::vector<SettingChange>& changes) {
   std::string text;
@@ -141,7 +141,7 @@ std::string describe_changes(const config::ResolvedConfig& resolved,
   return text;
 }
 
-// Puts the saved value into the configuration. False for what a configuration cannot bring back.
+// Puts the saved value into the configuration. Returns false if no key can express it.
 bool take_saved_value(const SettingChange& change, const JobContext& job, config::JobConfig& config) {
   if (change.key == kSeed) return true;  // keep_seed() takes it over in any case
   const int64_t configured_length = config.training.seq_len;
@@ -162,7 +162,7 @@ std::string on_config_change(config::OnConfigChange policy) {
   return config::override_text("checkpoint.on_config_change", std::string(text_of(policy)));
 }
 
-// A run and, unless it begins at step 0, what it resumes from.
+// Plans one run; a run after step 0 has a checkpoint to resume from.
 class Planner {
  public:
   Planner(const config::ResolvedConfig& resolved, const JobContext& job, const ResumeRequest* request)
@@ -193,14 +193,14 @@ class Planner {
 
  private:
   bool loads(std::string_view component) const { return request_->components.contains(component); }
-  // Into another run, whose settings are its own.
+  // Weights load into another run, which keeps its own settings.
   bool loads_weights_alone() const {
     return std::ranges::all_of(request_->components, [](const std::string& component) {
       return component == checkpoint::kModelComponent || component == checkpoint::kEmaComponent;
     });
   }
 
-  // Of the checkpoint.
+  // Reads a number among the checkpoint's settings.
   template <typename Number>
   std::optional<Number> stored_number(const char* key, Number minimum) const {
     const std::string* text = request_->stored ? find_setting(*request_->stored, key) : nullptr;
@@ -213,7 +213,7 @@ class Planner {
     return number;
   }
 
-  // Length and start of the curve: the checkpoint's, unless the curve is not loaded.
+  // The curve's length and start are the checkpoint's if the curve is loaded.
   void place_curve() {
     auto& total = plan_.config.lr_scheduler.total_steps;
     const bool configured = config_.lr_scheduler.total_steps.has_value();
@@ -287,7 +287,7 @@ class Planner {
     }
   }
 
-  // The loader's position means something in the same data alone. "" when they are.
+  // Returns why the loader's position does not fit, because the data differ; "" if they are the same.
   std::string data_difference() const {
     if (!loads(checkpoint::kLoaderComponent) || request_->data.value_or(job_.data) == job_.data) return "";
     const auto describe = [](const std::string& where, uint64_t fingerprint) {
@@ -306,7 +306,7 @@ class Planner {
     return leave_out_remedy(config_, request_->source, checkpoint::kLoaderComponent);
   }
 
-  // Why the job cannot run with saved values; "" where it can.
+  // Returns why the job cannot run with the saved values; "" if it can.
   std::string problem_of(const ResumePlan& kept) const {
     if (!job_.require_runnable) return "";
     try {
@@ -317,7 +317,7 @@ class Planner {
     return "";
   }
 
-  // Puts the saved values into the plan; returns those that a configuration cannot bring back.
+  // Puts the saved values into the plan. Returns the settings that no key can express.
   std::vector<SettingChange> keep_saved_values(const std::vector<SettingChange>& changes,
                                                ResumePlan& plan) const {
     std::vector<SettingChange> impossible;
@@ -328,7 +328,7 @@ class Planner {
     return impossible;
   }
 
-  // Those values of on_config_change with which this resume passes, or what is in the way then.
+  // Returns the values of on_config_change with which this resume passes, or the obstacle to each.
   std::string ways_out(const std::vector<SettingChange>& changes) const {
     ResumePlan kept = plan_;
     const bool can_keep = keep_saved_values(changes, kept).empty() && problem_of(kept).empty();
@@ -337,7 +337,7 @@ class Planner {
       ways.push_back(on_config_change(config::OnConfigChange::kKeep) + " to resume with the saved values");
     const std::string override_values = on_config_change(config::OnConfigChange::kOverride);
     const bool ends_at_zero = floor_after_curve(plan_) == 0;
-    // A place in the data means nothing in another order of them.
+    // A position in the data is meaningless in another order.
     if (std::ranges::find(changes, kShuffleKey, &SettingChange::key) != changes.end())
       return fmt::format(
           "{}The place in the data means nothing in another order of them: configure the saved {}; or, to "
@@ -351,7 +351,8 @@ class Planner {
                         : fmt::format("Start with {}.", fmt::join(ways, ", or with "));
   }
 
-  // The factor of the rate of steps that the plan trains after its curve; none when it trains none there.
+  // Returns the learning-rate factor of steps after the end of the plan's curve; nullopt if it trains none
+  // there.
   std::optional<double> floor_after_curve(const ResumePlan& plan) const {
     const config::JobConfig& config = plan.config;
     const int64_t last = config.training.steps, of_curve = last - plan.schedule_start;
@@ -359,11 +360,11 @@ class Planner {
     return optim::LrSchedule(config.lr_scheduler, last).factor(of_curve - 1);
   }
 
-  // Of a start with `policy` that would train with a rate of 0 because its curve has ended, with the ways
-  // out.
+  // Returns the error of a start with `policy` that would train at a rate of 0 after the end of its curve,
+  // with the remedies.
   std::string explain_zero_rate(config::OnConfigChange policy) const {
     std::string floor = config::override_text("lr_scheduler.min_lr_factor", "0.1");
-    // Where the stored floor is compared, the changed one needs its permission.
+    // If the stored floor is compared, a changed floor needs on_config_change.
     if (request_ != nullptr && request_->stored && loads(checkpoint::kSchedulerComponent) &&
         resume_mode(config_, request_->source) == config::ResumeMode::kRecover) {
       if (config_.checkpoint.resume_mode != config::ResumeMode::kRecover)

@@ -16,7 +16,7 @@ namespace hyperion::checkpointing {
 namespace fs = std::filesystem;
 namespace {
 
-// Of a folder step-N.
+// Returns N of a folder step-N.
 int64_t step_of_folder(const fs::path& folder) {
   return checkpoint::step_of_name(folder.filename().string()).value();
 }
@@ -27,13 +27,13 @@ bool holds_optimizer(const checkpoint::OpenCheckpoint& checkpoint) {
   });
 }
 
-// Whether one of these names, which stand for keys of a checkpoint, is a value of the component.
+// Whether one of the checkpoint's names is a value of the component.
 bool holds(const std::map<std::string, std::string>& names, std::string_view component) {
   return std::ranges::any_of(
       names, [&](const auto& name) { return checkpoint::component_of(name.first) == component; });
 }
 
-// The explicit wish for weights of a checkpoint that holds nothing else.
+// Whether the configuration asks explicitly for a checkpoint of weights alone.
 bool wants_weights_only(const config::JobConfig& config) {
   const auto& wanted = config.checkpoint.components;
   return !wanted.empty() && std::ranges::all_of(wanted, [](const std::string& c) {
@@ -41,8 +41,8 @@ bool wants_weights_only(const config::JobConfig& config) {
   });
 }
 
-// Whether no run can resume from it because it holds nothing but weights: a last save of weights, or an
-// export for Hugging Face. Reads the index of a complete checkpoint that another program wrote.
+// Whether no run can resume from the checkpoint because it holds only weights: a last save of weights, or a
+// Hugging Face export. Reads the index if another program wrote the checkpoint.
 bool holds_weights_alone(const checkpoint::StepFolder& found) {
   if (found.kind == checkpoint::CheckpointKind::kModel || checkpoint::find_index_files(found.path).empty())
     return true;
@@ -60,7 +60,7 @@ std::string initial_load(const fs::path& path, bool hugging_face) {
          config::override_text("checkpoint.initial_load_in_hf", hugging_face ? "true" : "false");
 }
 
-// `path`, where the job starts from, is in the format that the configuration says.
+// Checks that `path`, the start of the job, has the configured format.
 void require_format(const fs::path& path, bool hugging_face) {
   const std::vector<std::string> index = checkpoint::find_index_files(path);
   if (!index.empty() && hugging_face)
@@ -89,7 +89,7 @@ void require_format(const fs::path& path, bool hugging_face) {
       last_step < 0 ? "" : fmt::format("; step-{} is in it", last_step));
 }
 
-// What rank 0 has found.
+// The checkpoints that rank 0 has found.
 struct Candidates {
   bool own = false;                       // checkpoints of the job itself
   std::vector<std::string> untried{};     // that it could load, newest first
@@ -111,7 +111,7 @@ void warn_of_lost_manifest(const std::vector<checkpoint::StepFolder>& entries, c
       chosen.string(), other->path.filename().string());
 }
 
-// Nothing when the job has none of its own that count.
+// Returns nullopt if the job has no usable checkpoint of its own.
 std::optional<Candidates> own_checkpoints(const config::JobConfig& config,
                                           const checkpoint::CheckpointFolder& folder) {
   const auto& options = config.checkpoint;
@@ -175,7 +175,7 @@ Candidates find_checkpoints(const config::JobConfig& config, const checkpoint::C
   return {.untried = {path.string()}};
 }
 
-// Averages that the checkpoint or the job does not have.
+// Handles averages that only one of checkpoint and job has.
 void choose_ema_source(const config::JobConfig& config, ChosenCheckpoint& chosen) {
   const bool there = holds(chosen.names, checkpoint::kEmaComponent);
   if (!config.ema.enable) {
@@ -243,9 +243,9 @@ bool may_fall_back(const config::JobConfig& config, const StartingPoint& start, 
   return true;
 }
 
-// No damage, from which the job would go back to an older checkpoint: this rank would not find the files of
-// that one either. Of an index in many files only the first and the last are compared, because each rank
-// asks the file system for them.
+// A missing file on one rank is not damage and causes no fallback: the rank would not see an older
+// checkpoint's files either. Only the first and the last file of a split index are compared, because each
+// rank asks the file system for them.
 void require_same_folder(const fs::path& path, const checkpoint::IndexFiles& files, int rank) {
   for (const checkpoint::IndexFile* file : {&files.index.front(), &files.index.back()}) {
     const auto& [name, content] = *file;

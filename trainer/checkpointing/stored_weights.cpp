@@ -21,8 +21,8 @@
 namespace hyperion::checkpointing {
 namespace {
 
-// "10 layers there, 8 here; dim 64 there, 32 here"; "" when none is known. `keys`: the parameter's name ->
-// its key.
+// Returns "10 layers there, 8 here; dim 64 there, 32 here"; "" if no difference is known. `keys` maps a
+// parameter's name to its key.
 std::string dimension_differences(const models::ModelArgs& args, const checkpoint::CheckpointIndex& index,
                                   const std::map<std::string, std::string>& keys) {
   std::vector<std::string> differences;
@@ -120,7 +120,7 @@ std::string untie_remedy(const std::filesystem::path& folder, bool hugging_face,
 
 namespace {
 
-// What is saved of the model, not divided.
+// Returns the model's saved parameters, unsharded.
 std::vector<checkpoint::TensorState> whole_parameters(const models::ModelArgs& args) {
   std::vector<checkpoint::TensorState> states;
   for (const ParameterPtr& parameter : saved_parameters(models::Transformer(args))) {

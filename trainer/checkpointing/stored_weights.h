@@ -1,4 +1,4 @@
-// Weights as checkpoints store them, whatever wrote them: Hyperion, torchtitan or Hugging Face.
+// Reads and checks the weights of checkpoints that Hyperion, torchtitan or Hugging Face wrote.
 #pragma once
 
 #include <filesystem>
@@ -14,40 +14,42 @@
 
 namespace hyperion::checkpointing {
 
-// Throws Error(kUsage) when config.json next to Hugging Face's weights describes another model than `args`,
-// or warns where the job `overrides` it.
+// Throws Error(kUsage) if config.json next to Hugging Face's weights describes a model other than `args`. It
+// only warns if the job `overrides` config.json.
 void require_same_model(const models::ModelArgs& args, const std::filesystem::path& folder, bool overrides);
 
-// Names of a DCP checkpoint's model, or of its averages without their prefix. `names`: name here -> key.
+// Returns the names of a DCP checkpoint's model, or of its averages without their prefix. `names` maps our
+// name to the key.
 checkpoint::StoredNames own_names(const checkpoint::OpenCheckpoint& checkpoint,
                                   const std::map<std::string, std::string>& names, bool ema);
 
-// Throws IncompatibleCheckpoint when the shapes of a checkpoint's weights are of another model
-// than `args`: in words ("10 layers there, 8 here; dim 64 there, 32 here"), with `remedy`.
+// Throws IncompatibleCheckpoint if the checkpoint's shapes belong to a model other than `args`. The message
+// says "10 layers there, 8 here; dim 64 there, 32 here", then `remedy`.
 void require_same_dimensions(const models::ModelArgs& args, const checkpoint::OpenCheckpoint& checkpoint,
                              const checkpoint::StoredNames& names, const std::string& remedy);
 
-// What explains names that differ by the head alone, of which one side has its own and the other uses the
-// embedding's table; "" for other differences.
+// Explains names that differ only by the head, because one side is tied and the other is not. Returns "" for
+// other differences.
 std::string explain_head(const checkpoint::NameDifferences& differences, bool hugging_face);
-// How a model has a head of its own whose weights are in `folder`. `options`: how the command is told so
-// where config.json does not say it.
+// Returns the remedy that unties the head of the model in `folder`. `options` are the command's options for
+// that, used if config.json does not say it.
 std::string untie_remedy(const std::filesystem::path& folder, bool hugging_face, const std::string& options);
 
-// Throws IncompatibleCheckpoint unless the names and shapes of a checkpoint are the model's, which a command
-// that trains nothing reads as a whole; reads a tied head that is stored beside the table.
+// Throws IncompatibleCheckpoint unless the checkpoint has exactly the model's names and shapes, for commands
+// that read all weights. It reads a tied head that is stored beside the table.
 void require_complete_model(const models::ModelArgs& args, const checkpoint::OpenCheckpoint& checkpoint,
                             const checkpoint::StoredNames& names);
 
-// Whole weights of a checkpoint, one parameter at a time, on one process: for evaluation and generation.
+// StoredWeights reads unsharded weights of a checkpoint, one parameter at a time, in one process, for
+// evaluation and generation.
 class StoredWeights {
  public:
-  // `ema`: the averages instead. Names and shapes must be the model's; floating-point types are converted.
-  // Throws Error(kBadData) with all differences.
+  // With `ema` it reads the averages. Names and shapes must be the model's; floating-point types are
+  // converted. Throws Error(kBadData) with all differences.
   StoredWeights(const std::filesystem::path& checkpoint, const models::ModelArgs& args, bool ema);
-  // `weight`: contiguous, of the parameter's global shape; what is not stored (expert_bias of a qwen3_moe of
-  // Hugging Face) stays as it is. Throws Error(kBadData) when it holds NaN or
-  // infinite numbers.
+  // Fills `weight`, which is contiguous and has the parameter's global shape. A parameter that is not stored
+  // (expert_bias of Hugging Face's qwen3_moe) stays unchanged. Throws Error(kBadData) if the stored values
+  // hold NaN or infinite numbers.
   void load(const Parameter& parameter, const at::Tensor& weight) const;
 
  private:
