@@ -191,7 +191,7 @@ TinyTraining::TinyTraining(const TinyJob& job, const parallel::Environment& envi
                                       .variation = {.pack_weights = job.pack_weights,
                                                     .shard_alignment = job.shard_alignment,
                                                     .replicated_sum = tensor_without_sums_.get(),
-                                                     .frozen_from = job.frozen_from}};
+                                                    .frozen_from = job.frozen_from}};
   model_ = trainer::make_model_and_optimizer(trainer::job_model(config_), config_, context);
   step_.emplace(model_, config_, context);
   trainer::initialise_weights(model_, /*seed=*/1);

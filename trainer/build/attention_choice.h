@@ -1,5 +1,6 @@
 // Chooses the attention kernel of the process. A CPU uses ours, or libtorch's if configured. On a GPU cuDNN's
-// is the fastest where it serves; it is tried (trainer/build/attention_trial.h) before the model is allocated.
+// is the fastest where it serves; it is tried (trainer/build/attention_trial.h) before the model is
+// allocated.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,6 @@
 // Ctrl-C, TERM and USR1. While a job starts they end the process at once; in training the first one lets the
-// running step finish, on GPUs one or two more (trainer/engine/step_agreement.h), and a second Ctrl-C or TERM ends
-// the process at once. A dry run ends at once in a step too.
+// running step finish, on GPUs one or two more (trainer/engine/step_agreement.h), and a second Ctrl-C or TERM
+// ends the process at once. A dry run ends at once in a step too.
 #pragma once
 
 #include <cstdint>
