@@ -69,9 +69,9 @@ std::vector<UnitRange> stages_of_parts(const config::JobConfig& config, const mo
         "parallelism.module_fqns_per_model_part has {}, and {} on {} ranks needs {}: list so many, or choose "
         "another schedule or pipeline_parallel_degree",
         counted(parts, "part"), text_of(kind), ranks,
-        allowed.least == allowed.most
-            ? std::to_string(ranks * allowed.least)
-            : fmt::format("a multiple of {}, at least {}", ranks, ranks * allowed.least));
+        allowed.min == allowed.max
+            ? std::to_string(ranks * allowed.min)
+            : fmt::format("a multiple of {}, at least {}", ranks, ranks * allowed.min));
   return stages;
 }
 
