@@ -79,8 +79,6 @@ struct ShardedExtent {
   std::string what;  // "query heads"
   int64_t extent = 0;
   bool evenly = false;  // whether the number of ranks must divide the extent; otherwise it must not exceed it
-
-  bool operator==(const ShardedExtent&) const = default;
 };
 
 struct PartDescription {

@@ -144,7 +144,10 @@ class Checks : ChecksOfConfig {
     for (const models::BlockDescription& kind : description.kinds)
       for (const models::PartDescription* part : {&kind.attention, &kind.feed_forward})
         for (const models::ShardedExtent& extent : part->extents)
-          if (std::ranges::find(extents, extent) == extents.end()) extents.push_back(extent);
+          if (std::ranges::none_of(extents, [&](const models::ShardedExtent& other) {
+                return other.what == extent.what && other.extent == extent.extent;
+              }))
+            extents.push_back(extent);
     std::vector<std::string> evenly;  // "16 heads"
     bool divides = true;
     for (const auto& [what, extent, even] : extents) {
