@@ -1,6 +1,5 @@
-// The compiled fused kernels of a GPU against the plain forms, on the GPU and on the CPU; what of their
-// source differs from libtorch's arithmetic is tested without a GPU
-// (tests/unit/models/fused_kernels_test.cpp).
+// The compiled fused kernels of a GPU against the plain forms, on the GPU and on the CPU; without a GPU
+// tests/unit/models/fused_kernels_test.cpp tests what of their source differs from libtorch's arithmetic.
 #include "models/kernels/kernels.h"
 
 #include <algorithm>
