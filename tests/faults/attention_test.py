@@ -117,12 +117,12 @@ class Attention(JobTest):
         in_steps = 2 * 2 * 2 * ranks  # steps, blocks of the model, which keep what the ring gives, and those of a rank's attention
         self.run_job(*SHORT, *ring, ranks=ranks, code=0)
         on_cpu = self.losses()
-        for cudnn, calls_of_cudnn in (("", ranks * tried + in_steps), ("wrong", ranks * tried), *([("refuse", ranks)] if ALL else [])):
+        for cudnn, calls_of_cudnn in (("", ranks * tried + in_steps), ("wrong", ranks), *([("refuse", ranks)] if ALL else [])):
             with self.subTest(cudnn=cudnn):
                 job, calls = self.run_on_gpus(*ring, cudnn=cudnn, ranks=ranks)
                 for here, there in zip(self.losses(), on_cpu, strict=True):
                     self.assertAlmostEqual(here, there, delta=2e-3)
-                in_trial = 0 if cudnn == "refuse" else ranks * tried
+                in_trial = {"": ranks * tried, "wrong": ranks, "refuse": 0}[cudnn]  # a trial ends with its first failure
                 self.assertEqual((calls["cudnn"], calls["flash"]), (calls_of_cudnn, in_trial + (in_steps if cudnn else 0)), calls)
                 self.assertIn(f"Attention: flash, for {described}" if cudnn else f"Attention: cuDNN, tried on {described}", job.text())
         # Halves of a part that 64 does not divide; of training, then of validation alone. Gathered keys.
