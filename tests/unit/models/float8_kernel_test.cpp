@@ -20,6 +20,7 @@
 #include "base/device/device_library.h"
 #include "models/float8/blocks.h"
 #include "models/float8/cast.h"
+#include "models/float8/groups.h"
 #include "models/float8/scaled_matmul.h"
 #include "tests/support/float8_bits.h"
 
@@ -323,6 +324,8 @@ TEST_CASE("the source of the CUDA rescaling gives the bits of the plain form") {
 }
 
 TEST_CASE("the CUDA library brings the FP8 operators of its tensors") {
+  // A call into the file that defines the operator of groups: the linker leaves out what nothing calls.
+  REQUIRE(float8::why_not_grouped(/*blocks=*/false, /*compute_capability=*/90) == nullptr);
   const auto have_kernel = [](const char* name) {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
     return op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
