@@ -100,9 +100,7 @@ class LoaderComponent : public checkpoint::StateComponent {
   explicit LoaderComponent(data::DataLoader& loader) : loader_(loader) {}
   std::string name() const override { return std::string(checkpoint::kLoaderComponent); }
   std::vector<checkpoint::ObjectState> objects() override;
-  std::vector<std::string> required_objects() override {
-    return {};
-  }  // other programs' checkpoints have none
+  std::vector<std::string> required_objects() override { return {}; }  // other programs have none
   void load(const Find& find) override;
 
  private:

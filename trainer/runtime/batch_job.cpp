@@ -22,7 +22,7 @@ constexpr double kLargestShareOfSaves = 0.1;  // of the time, where training wai
 
 std::vector<std::string> save_time_warnings(const SaveTimes& times) {
   std::vector<std::string> warnings;
-  // The step that runs when the signal comes is finished; a save in the background may be under way.
+  // The step that runs when the signal arrives is finished; a background save may be in flight.
   const double stop = times.step_seconds + times.save_seconds * (times.background ? 2 : 1);
   if (times.lead && stop > static_cast<double>(*times.lead)) {
     warnings.push_back(

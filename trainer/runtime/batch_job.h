@@ -1,5 +1,5 @@
-// What a job and the batch system that started it tell each other: when the time limit's warning comes,
-// whether a stop fits into it, and how far this start has come (scripts/train.slurm).
+// Connects a job with the batch system that started it (scripts/train.slurm): the lead of the time limit's
+// warning signal, whether a stop fits into it, and the progress of this start.
 #pragma once
 
 #include <cstdint>
@@ -19,20 +19,20 @@ struct SaveTimes {
   std::optional<int64_t> lead = {};  // seconds from the warning signal to the time limit
 };
 
-// What is wrong with them, a sentence each: a stop that takes longer than the lead, saves that follow each
-// other too closely. Pure.
+// Returns a warning if a stop takes longer than the lead, and a warning if saves follow each other too
+// closely. Pure.
 std::vector<std::string> save_time_warnings(const SaveTimes& times);
 
-// HYPERION_SIGNAL_LEAD, which scripts/train.slurm sets from --signal. Throws Error(kUsage) when it is no
-// number.
+// Reads HYPERION_SIGNAL_LEAD, which scripts/train.slurm sets from --signal. Throws Error(kUsage) if it is not
+// a number.
 std::optional<int64_t> signal_lead();
 
-// Warns once, as soon as the times of some steps and of a save have been measured.
+// Warns once, when the times of some steps and of a save have been measured.
 class SaveTimeCheck {
  public:
   SaveTimeCheck(const config::JobConfig::Checkpoint& checkpoint, std::optional<int64_t> lead);
-  // After a step other than a run's first, which takes longer. save_seconds: of a whole save; 0: none was
-  // measured.
+  // Call it after each step except the run's first, which takes longer. `save_seconds` is the time of a
+  // complete save; 0 if none was measured.
   void after_step(double step_seconds, double save_seconds);
 
  private:
@@ -42,13 +42,13 @@ class SaveTimeCheck {
   bool done_ = false;
 };
 
-// The file that HYPERION_PROGRESS_FILE names: two numbers, the steps done when this start began and the
-// newest step that it has saved. A script that requeues the job learns from it whether another start would
-// make progress. Rank 0 alone.
+// Writes two numbers to the file that HYPERION_PROGRESS_FILE names: the steps done when this start began, and
+// the newest step that it has saved. A script that requeues the job reads there whether another start would
+// make progress. Rank 0 only.
 class ProgressFile {
  public:
   explicit ProgressFile(int64_t started_after);
-  void saved(int64_t step) const;  // callable from the thread of a save; a failure to write is logged
+  void saved(int64_t step) const;  // the save thread may call it; logs a failed write
 
  private:
   std::filesystem::path path_;  // empty: HYPERION_PROGRESS_FILE is not set

@@ -43,7 +43,7 @@ struct CpuMask {
   size_t bytes() const { return words.size() * sizeof(cpu_set_t); }
 };
 
-// Of a thread; 0: the calling one. Empty where the system does not say.
+// Returns the CPUs allowed to a thread (0: the calling one). Empty if the system does not say.
 Cpus affinity_of(pid_t thread) {
   CpuMask mask;
   Cpus cpus;
@@ -60,7 +60,7 @@ int set_affinity(pid_t thread, const Cpus& cpus) {
   return ::sched_setaffinity(thread, mask.bytes(), mask.words.data()) == 0 ? 0 : errno;
 }
 
-// The variable by which OpenMP binds threads to CPUs, this one to the first; "": it binds none.
+// Returns the variable by which OpenMP binds threads to CPUs (this thread to the first); "" if it binds none.
 std::string variable_that_binds() {
   const auto value = [](const char* name) { return environment_variable(name).value_or(""); };
   if (::strcasecmp(value("OMP_PROC_BIND").c_str(), "false") != 0)
@@ -135,7 +135,7 @@ void bind_to_node_of_gpu(int device) {
                     variable);
   if (choice.wrong) return log_warning("{}", choice.text);
   if (!choice.cpus.empty()) {
-    // Each thread by itself: one that has fewer CPUs than the process keeps to them.
+    // Each thread is bound separately: a thread that has fewer CPUs than the process stays within them.
     std::error_code unread;
     fs::directory_iterator entry("/proc/self/task", unread);
     for (; !unread && entry != fs::directory_iterator(); entry.increment(unread)) {

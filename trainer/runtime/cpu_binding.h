@@ -1,6 +1,6 @@
-// Which CPUs a rank on a GPU runs on: those of the NUMA node that its card is attached to, so that what it
-// copies to and from the card, and the memory it pins, cross no link between sockets. Memory needs no policy:
-// Linux takes a page from the node of the thread that first touches it.
+// Binds a rank on a GPU to the CPUs of the card's NUMA node, so that copies to and from the card, and pinned
+// memory, cross no link between sockets. Memory needs no policy: Linux allocates a page on the node of the
+// thread that first touches it.
 #pragma once
 
 #include <filesystem>
@@ -13,25 +13,26 @@ namespace hyperion::trainer {
 
 using Cpus = std::set<int>;
 
-// A list as sysfs writes it, "0-31,64-95"; nullopt: no such list. An empty one has no CPU.
+// Parses a list in sysfs format, "0-31,64-95"; an empty text is an empty list. Returns nullopt for other
+// text.
 std::optional<Cpus> parse_cpu_list(std::string_view text);
 std::string cpu_list(const Cpus& cpus);
 
 struct CpuChoice {
-  Cpus cpus;           // of the node and allowed; empty: the rank stays where it may run now
-  std::string text;    // one line for the log; "": there is nothing to choose on this host
-  bool wrong = false;  // the rank may use no CPU of its card's node
+  Cpus cpus;           // allowed CPUs of the node; empty: no change
+  std::string text;    // one line for the log; "" if the host offers no choice
+  bool wrong = false;  // no CPU of the card's node is allowed
 };
 
-// For a card at `pci_address` ("0000:1b:00.0"; "": unknown) and a rank that may run on `allowed`, which the
-// choice never leaves. `root` stands for /, where sys is read.
+// Chooses among `allowed` for the card at `pci_address` ("0000:1b:00.0"; "" if unknown). Reads sys below
+// `root`.
 CpuChoice choose_cpus(const std::string& pci_address, const Cpus& allowed,
                       const std::filesystem::path& root = "/");
 
-// Restricts this process, with the threads that it has and will have, to the CPUs chosen for the visible GPU
-// `device`, and its loops to as many threads; logs that. Where OpenMP's variables bind threads it only logs
-// so; HYPERION_NUMA = off: does nothing. Before CUDA makes threads and pins memory. Throws Error(kUsage) for
-// another value than auto, off and "".
+// Binds all present and future threads of this process to the CPUs chosen for the visible GPU `device`,
+// limits parallel loops to as many threads, and logs that. If OpenMP's variables bind threads, it only logs
+// that. With HYPERION_NUMA = off it does nothing. Call it before CUDA creates threads and pins memory. Throws
+// Error(kUsage) if HYPERION_NUMA is not auto, off or "".
 void bind_to_node_of_gpu(int device);
 
 }  // namespace hyperion::trainer

@@ -1,9 +1,9 @@
-// libtorch's store asks for the host name of every connection that it makes or accepts, one after the other:
-// five seconds each where no DNS server answers. It uses the names in messages only, so addresses do.
+// libtorch's store looks up the host name of every connection, one after the other, which takes five seconds
+// each if no DNS server answers. It uses the names in messages only, so addresses suffice.
 #include <dlfcn.h>
 #include <netdb.h>
 
-// The program's definition comes before the C library's in every library that it loads.
+// The program's definition replaces the C library's in every library that it loads.
 extern "C" __attribute__((visibility("default"))) int getnameinfo(const sockaddr* address, socklen_t length,
                                                                   char* host, socklen_t host_length,
                                                                   char* service, socklen_t service_length,

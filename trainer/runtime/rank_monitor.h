@@ -1,5 +1,5 @@
-// Which rank holds the others up, and whose GPU throttles or has memory errors: measured by every rank, put
-// together at logged steps.
+// RankMonitor finds ranks that delay the others, and GPUs that throttle or have memory errors. Every rank
+// measures itself; logged steps collect the figures.
 #pragma once
 
 #include <cstdint>
@@ -15,23 +15,24 @@ namespace hyperion::trainer {
 
 class RankMonitor {
  public:
-  // `planned_bubble`: of a step, where there is a pipeline. Collective; `runtime` outlives it.
+  // `planned_bubble` is the pipeline's planned bubble, if there is a pipeline. `runtime` outlives this
+  // object. Collective.
   RankMonitor(const Runtime& runtime, std::optional<double> planned_bubble);
 
-  // Around a step that will be logged: from before its data are fetched until its update is made.
+  // Call them around a step that will be logged: before its data are fetched, and after its update.
   void start_step() { timer_.emplace(runtime_.device); }
   void stop_step() { timer_->stop(); }
-  // Collective: the metrics of the step, on every rank; rank 0 logs warnings. When the host has waited for
-  // the step's work.
+  // Returns the metrics of the step on every rank; rank 0 logs warnings. Call it after the host has waited
+  // for the step's work. Collective.
   metrics::MetricList log_step(int64_t step);
 
  private:
   const Runtime& runtime_;
   std::optional<double> planned_bubble_;
-  std::vector<int> stages_;  // by rank: its coordinate in the pipeline
+  std::vector<int> stages_;  // by rank: its pipeline coordinate
   std::optional<parallel::StepTimer> timer_;
   std::optional<metrics::GpuSampler> gpu_;
-  std::optional<metrics::RankWarnings> warnings_;  // of rank 0
+  std::optional<metrics::RankWarnings> warnings_;  // on rank 0
 };
 
 }  // namespace hyperion::trainer

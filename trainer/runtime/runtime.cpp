@@ -26,7 +26,7 @@
 namespace hyperion::trainer {
 namespace {
 
-// What must be the same on every rank of a job.
+// Values that must be equal on every rank of a job.
 parallel::Fingerprint job_identity(const config::JobConfig& config) {
   parallel::Fingerprint identity = {{"binary", version_text()}};
   for (const auto& [key, value] : config::config_entries(config)) identity[key] = value;
@@ -140,7 +140,8 @@ Runtime start_runtime(const config::ResolvedConfig& resolved, const models::Mode
     require_place_for_file(dump);
     make_folders(dump.parent_path());
   } else if (config.profiling.enable_profiling) {
-    // libtorch's Kineto asks for GPUs with each trace, and logs as an ERROR that there are none. 5: nothing.
+    // libtorch's Kineto looks for GPUs at each trace and logs their absence as an ERROR; level 5 logs
+    // nothing.
     ::setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);
   }
   options.identity = job_identity(config);

@@ -28,7 +28,7 @@ const char* name_of(int signal) {
   return signal == SIGINT ? "Ctrl-C" : signal == SIGTERM ? "TERM" : "USR1";
 }
 
-// A line, made of what a signal handler may use.
+// Builds a line with async-signal-safe calls only.
 class Line {
  public:
   void add(std::string_view text) {

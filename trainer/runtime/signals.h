@@ -1,6 +1,6 @@
-// Ctrl-C, TERM and USR1. While a job starts they end the process at once; in training the first one lets the
-// running step finish, on GPUs one or two more (trainer/engine/step_agreement.h), and a second Ctrl-C or TERM
-// ends the process at once. A dry run ends at once in a step too.
+// Handles Ctrl-C, TERM and USR1. While a job starts they end the process at once. In training the first
+// signal lets the running step finish, on GPUs one or two more (trainer/engine/step_agreement.h), and a
+// second Ctrl-C or TERM ends the process at once. A dry run always ends at once.
 #pragma once
 
 #include <cstdint>
@@ -12,24 +12,24 @@ namespace hyperion::trainer {
 
 enum class StopSignal { kNone = 0, kInterrupt = 1, kTerminate = 2 };
 
-// What a job is doing, and so what a signal does.
+// The phase of a job decides the effect of a signal.
 enum class SignalPhase {
-  // No step was made that could be saved: the process ends with the code of the signal's kind. (Without a
-  // handler the first process of a container would never notice one.)
+  // There is no step to save, so the process ends with the exit code of the signal's kind. (The first process
+  // of a container ignores signals without a handler.)
   kStart,
   kTraining,
-  kDryRun,  // nothing to save either: as kStart
+  kDryRun,  // a dry run saves nothing: as kStart
 };
-// From now on. `acknowledge`: the first signal is answered at once, by a line
-// on stdout that names the running step.
+// Handles signals as `phase` says from now on. With `acknowledge` the first signal prints at once a line on
+// stdout that names the running step.
 void handle_stop_signals(SignalPhase phase, bool acknowledge);
 
-// USR1, which would end a process that has no handler yet, waits (true) or comes (false). Callable before
+// Blocks (true) or unblocks (false) USR1, which would end a process without a handler. Callable before
 // main().
 void block_warning(bool block);
 
-// While it lives, a signal that ends a starting job first has a thread of its own call `act`, which may do
-// what a signal handler may not. A second signal ends the process at once.
+// While it lives, a signal that ends a starting job first makes a separate thread call `act`, which is not
+// limited to async-signal-safe calls. A second signal ends the process at once.
 class BeforeEndBySignal {
  public:
   explicit BeforeEndBySignal(std::function<void(const std::string& signal)> act);
@@ -42,11 +42,10 @@ class BeforeEndBySignal {
   std::thread thread_;
 };
 
-// `last`: the step after which a signal that comes now ends the job at the latest: `step`, on a GPU a later
-// one.
+// `last` is the last step that runs if a signal arrives now: `step`, on a GPU a later one.
 void set_running_step(int64_t step, int64_t last);
 
-// The first signal that arrived, if any (USR1, SLURM's warning, counts as TERM).
+// Returns the first signal that arrived, if any. USR1, SLURM's warning, counts as TERM.
 StopSignal stop_signal();
 
 }  // namespace hyperion::trainer

@@ -28,7 +28,7 @@ constexpr double kSlowNetwork = 10;  // GB/s
 constexpr double kSlowBesideNode = 1. / 6;
 constexpr size_t kMaxNamed = 8;
 
-// Seconds that each run of `work` takes, once it has been run for half of the time.
+// Returns the seconds per run of `work`, after a warm-up of half the time.
 double seconds_per_run(at::Device device, double seconds, const std::function<void()>& work) {
   const DeviceStream stream = DeviceStream::current(device);
   const auto run_for = [&](double limit) {
@@ -72,8 +72,8 @@ GroupSpeed measure_group(parallel::Communicator& group, at::Device device) {
               sent / seconds_per_run(device, 0, [&] { group.start_reduce_scatter_sum(part, whole).wait(); })};
 }
 
-// Each rank but the last sends to the next one, as the stages of a pipeline send activations. Few of them
-// need a connection from the last to the first, which would take memory.
+// Each rank but the last sends to the next one, as pipeline stages send activations. A connection from the
+// last to the first would take memory, and few schedules need it.
 GroupSpeed measure_neighbours(parallel::Communicator& stages, at::Device device) {
   constexpr int64_t kBytes = 64 << 20;
   const at::Tensor sent = at::zeros({kBytes}, at::TensorOptions(at::kByte).device(device)),
@@ -150,7 +150,7 @@ void check_speed(const parallel::ProcessGroups& groups, const parallel::Mesh& me
   std::string line = fmt::format("GPU: {:.0f} TFLOP/s in bfloat16 products, {:.0f} GB/s in copies",
                                  own.tflops, own.copy_gbs);
   std::set<const parallel::Communicator*> measured;
-  // With the node's number, as hosts that are containers may have one name.
+  // The node's number is part of the name, because containers may share a host name.
   const auto hosts = combine_on_rank_0(groups.host(), fmt::format("{} {}", own.host, environment.node),
                                        [](std::vector<std::string> of_ranks) { return of_ranks; });
   std::vector<parallel::MeshDim> dims = {parallel::MeshDim::kTp, parallel::MeshDim::kCp,

@@ -1,6 +1,6 @@
-// How fast the GPUs of a job compute and copy, and how fast its groups exchange, measured before the model
-// takes the memory: a card that is slow holds up all others in every step, and NCCL falls back to plain TCP
-// without a word where the network's library is missing.
+// Measures how fast the job's GPUs compute and copy, and how fast its process groups communicate, before the
+// model is allocated. A slow card delays all ranks in every step, and NCCL falls back to plain TCP silently
+// if the network's library is missing.
 #pragma once
 
 #include <string>
@@ -23,24 +23,24 @@ struct CardSpeed {
 struct GroupSpeed {
   std::string group;  // "fsdp/0"
   int ranks = 0;
-  int on_host = 0;                     // of these, on this rank's host
+  int on_host = 0;                     // ranks of the group on this rank's host
   double gather_gbs = 0, sum_gbs = 0;  // sent by this rank per second, / 1e9;
-  // of the ranks of a pipeline both are what is sent to the next stage
+  // in a pipeline group both are the rate of sends to the next stage
 };
 
-// Sentences for warnings (pure): cards that compute or copy more than 10 % slower than the median, at most
-// eight of them; groups over hosts below 10 GB/s, and those with several ranks per host, which share all its
-// network adapters, below a sixth of the fastest group inside a host.
+// Return warnings (pure). slow_cards() names at most eight cards that compute or copy more than 10 % slower
+// than the median. slow_groups() names groups that span hosts and run below 10 GB/s; with several ranks per
+// host, which share all its network adapters, the limit is a sixth of the fastest group inside a host.
 std::vector<std::string> slow_cards(const std::vector<CardSpeed>& cards);
 std::vector<std::string> slow_groups(const std::vector<GroupSpeed>& groups);
 
-// Of `ranks`, how many are on the host of rank `own`; `hosts`: of all ranks. Pure. However the ranks are
-// numbered.
+// Counts the members of `ranks` on the host of rank `own`, for any numbering of ranks. `hosts` has the host
+// of every rank. Pure.
 int ranks_on_host(const std::vector<std::string>& hosts, const std::vector<int>& ranks, int own);
 
-// Collective: each GPU multiplies and copies for `seconds`, then each group gathers and sums 64 MiB; in a
-// pipeline each stage but the last sends as much to the next. Logs
-// what was found, and the warnings on rank 0. Takes up to 640 MiB of the GPU, and gives it back.
+// Each GPU multiplies and copies for `seconds`, then each group runs an all-gather and an all-reduce of 64
+// MiB; in a pipeline each stage but the last sends 64 MiB to the next. Logs the figures, and the warnings on
+// rank 0. Uses up to 640 MiB of GPU memory and frees it. Collective.
 void check_speed(const parallel::ProcessGroups& groups, const parallel::Mesh& mesh,
                  const parallel::Environment& environment, at::Device device, double seconds);
 
