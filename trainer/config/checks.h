@@ -1,4 +1,4 @@
-// What classes of checks that involve more than one key have in common: validate.cpp, validate_experts.cpp.
+// The base class of the checks in validate.cpp and validate_experts.cpp.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace hyperion::config {
 
-// The checks of one configuration. Each adds what it finds to the problems, by the key to change.
+// Checks of one configuration add problems, each under the key to change.
 class ChecksOfConfig {
  public:
   ChecksOfConfig(const ResolvedConfig& resolved, const RunContext& run, Problems& problems)

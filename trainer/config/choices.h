@@ -1,5 +1,5 @@
-// The enumerations that configuration keys take, each with its texts. Those that other folders
-// declare: AsyncMode (checkpoint/types/choices.h), Dtype, float8::Recipe.
+// Declares the enumerations of configuration keys, each with its texts. Other folders declare AsyncMode
+// (checkpoint/types/choices.h), Dtype and float8::Recipe.
 #pragma once
 
 #include "base/choice.h"
@@ -23,8 +23,8 @@ constexpr auto choices(OptimizerName) {
   return choice_list<OptimizerName>({{OptimizerName::kAdamW, "AdamW"}, {OptimizerName::kAdam, "Adam"}});
 }
 
-// Fused: one kernel of libtorch. The other two compute the formula operation by operation: foreach on all
-// tensors at once, for-loop on one tensor after the other, which needs less temporary memory.
+// kFused is one kernel of libtorch. The others compute the formula operation by operation: kForeach on all
+// tensors at once, kForLoop on one tensor at a time, which needs less temporary memory.
 enum class OptimizerImplementation { kForLoop, kForeach, kFused };
 constexpr auto choices(OptimizerImplementation) {
   return choice_list<OptimizerImplementation>({{OptimizerImplementation::kForLoop, "for-loop"},
@@ -59,8 +59,9 @@ constexpr auto choices(ReduceGradients) {
                                        {ReduceGradients::kOncePerStep, "once_per_step"}});
 }
 
-// Whose attention runs. On GPUs cuDNN's where a probe of it succeeds, or else not; or else the job ends;
-// never. On CPUs ours, or libtorch's flash attention where documents are not apart.
+// On GPUs kAuto uses cuDNN's attention if a trial of it succeeds, kCudnn ends the job if the trial fails, and
+// kFlash never uses cuDNN. On CPUs our kernel runs; with kFlash and without document masks libtorch's flash
+// attention does.
 enum class AttentionChoice { kAuto, kCudnn, kFlash };
 constexpr auto choices(AttentionChoice) {
   return choice_list<AttentionChoice>({{AttentionChoice::kAuto, "auto"},
@@ -68,7 +69,7 @@ constexpr auto choices(AttentionChoice) {
                                        {AttentionChoice::kFlash, "flash"}});
 }
 
-// What the preflight of a resumed job writes.
+// The preflight of a resumed job writes a full save or a probe.
 enum class ResumePreflight { kFull, kProbe };
 constexpr auto choices(ResumePreflight) {
   return choice_list<ResumePreflight>({{ResumePreflight::kFull, "full"}, {ResumePreflight::kProbe, "probe"}});
@@ -79,7 +80,7 @@ constexpr auto choices(OnSaveFailure) {
   return choice_list<OnSaveFailure>({{OnSaveFailure::kStop, "stop"}, {OnSaveFailure::kContinue, "continue"}});
 }
 
-// Which ranks write what replicas share; auto: trainer/checkpointing/writers_choice.h decides.
+// The replicas that write the shards they share. trainer/config/writers_choice.h decides for kAuto.
 enum class WritersChoice { kAuto, kAll, kOneReplica };
 constexpr auto choices(WritersChoice) {
   return choice_list<WritersChoice>({{WritersChoice::kAuto, "auto"},

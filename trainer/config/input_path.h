@@ -1,4 +1,4 @@
-// Where the files are that a configuration names by relative paths.
+// Resolves the relative paths of a configuration.
 #pragma once
 
 #include <filesystem>
@@ -7,28 +7,27 @@
 
 namespace hyperion::config {
 
-// The folder that holds configs/, data/ and tests/: the parent of the one the binary is in (a checkout or a
-// bundle).
+// Returns the folder that holds configs/, data/ and tests/: the parent of the binary's folder, in a checkout
+// or a bundle.
 std::filesystem::path install_root();
 
-// `path` as it stands when it exists (or is absolute), else below `base` (install_root(), but for tests) when
-// it exists there, else `path` unchanged. A glob exists when a file matches it.
+// Returns `path` if it exists or is absolute, else the path below `base` if that exists, else `path`. A glob
+// exists if a file matches it. `base` is install_root() except in tests.
 std::filesystem::path resolve_input(const std::string& path, const std::filesystem::path& base);
 
-// The TOML file that a command line names: a path, or a preset, the name of a file of configs/ below `base`
-// without .toml ("debug_model"), where nothing in the working folder but a folder has that name. Throws
-// Error(kUsage) with the nearest preset and all of them for a name that is neither.
+// Returns the TOML file that a command line names: a path or a preset. A preset is a file of configs/ below
+// `base`, named without .toml ("debug_model"); a file of that name in the working folder comes first, a
+// folder does not. Throws Error(kUsage), with the nearest preset and the list of presets, for any other name.
 std::filesystem::path config_file(const std::filesystem::path& named, const std::filesystem::path& base);
 
-// Why a path is refused that is a URL ("s3://bucket/run") or begins with a "~" that expand_home() does not
-// take, and what to do; "" for every other path.
+// Returns the reason and the remedy for a refused path: a URL ("s3://bucket/run"), or a "~" that
+// expand_home() does not expand. Returns "" for every other path.
 std::string path_problem(std::string_view path);
 
-// A path of the configuration or the command line with HOME in place of the "~" of "~" and "~/...", as a
-// shell expands it; every other path as it stands.
+// Expands the "~" of "~" and "~/..." to HOME, as a shell does. Returns every other path unchanged.
 std::string expand_home(const std::string& path);
 
-// Whether `path` exists, or is a glob that a file matches.
+// Whether `path` exists or is a glob that matches a file.
 bool matches_a_file(const std::filesystem::path& path);
 
 }  // namespace hyperion::config

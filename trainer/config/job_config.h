@@ -1,6 +1,6 @@
-// The configuration of a training job as plain data: one struct per TOML table, members named exactly as the
-// TOML keys, initialised with the defaults of torchtitan v0.2.2. The members are those of options.def, which
-// says of each key what it means, its range and whether it has an effect.
+// JobConfig is the configuration of a training job as plain data: one struct per TOML table, members named
+// exactly as the TOML keys and initialised with the defaults of torchtitan v0.2.2. options.def lists the
+// members, with the meaning, range and effect of each key.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace hyperion::config {
 
-// A TOML table with keys of the user's own, in the order of the file.
+// A TOML table whose keys the user chooses, in the order of the file.
 using TextTable = std::vector<std::pair<std::string, std::string>>;
 
 struct JobConfig {
@@ -30,8 +30,8 @@ struct JobConfig {
 #include "trainer/config/options.def"
 };
 
-// The dimensions of the model that it names. Throws Error(kUsage); `any_dimensions` as in
-// models/flavors/registry.h.
+// Returns the dimensions of the configured model. `any_dimensions` is as in models/flavors/registry.h. Throws
+// Error(kUsage).
 inline models::ModelArgs model_args(const JobConfig::Model& model, bool any_dimensions = false) {
   return models::model_args(model.name, model.flavor, model.args, any_dimensions);
 }

@@ -1,4 +1,4 @@
-// What the configuration of a job that ran out of memory can be changed to. Pure.
+// Advises which keys to change after a job ran out of memory. Pure.
 #pragma once
 
 #include <string>
@@ -7,13 +7,12 @@
 
 namespace hyperion::config {
 
-// "lower ..., set ..., shard over more ranks, or give the job more memory": the keys that would lower what a
-// rank needs from what they are now, with their present values; none that cannot be lowered further.
-// `of_gpu`: it is a GPU's memory that ran out.
+// Returns "lower ..., set ..., shard over more ranks, or give the job more memory": the keys that can still
+// lower a rank's memory, with their present values. `of_gpu` says that a GPU's memory ran out.
 std::string memory_advice(const JobConfig& config, bool of_gpu);
 
-// Of these the one for activations of long sequences: "raise parallelism.context_parallel_degree (1 now),
-// whose ranks share each sequence, on more ranks where all do"; "" where a rank has few tokens of each.
+// Returns the advice for activations of long sequences: "raise parallelism.context_parallel_degree (1 now),
+// whose ranks share each sequence, on more ranks where all do"; "" if a rank has few tokens of each sequence.
 std::string context_advice(const JobConfig& config);
 
 }  // namespace hyperion::config

@@ -1,4 +1,4 @@
-// Whether degrees of parallelism fit the ranks of a job. Pure.
+// Checks that degrees of parallelism fit the ranks of a job. Pure.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace hyperion::config {
 
-// Their product divides the ranks, and is their number unless data_parallel_shard_degree is -1.
+// The product of the degrees must equal `world`; if data_parallel_shard_degree is -1, it must divide it.
 inline bool mesh_fits(const JobConfig::Parallelism& p, int64_t world) {
   int64_t left = world;
   for (const int64_t degree :

@@ -1,5 +1,5 @@
-// Every configuration key there is, in the order of torchtitan v0.2.2's tables. One table serves the TOML
-// reader, the command line, `--help`, `hyperion config` and docs/configuration.md.
+// The schema lists every configuration key in the order of torchtitan v0.2.2's tables. The TOML reader, the
+// command line, `--help`, `hyperion config` and docs/configuration.md use it.
 #pragma once
 
 #include <functional>
@@ -11,8 +11,8 @@
 
 namespace hyperion::config {
 
-// The features that a configuration can switch on, with the reason why one is refused that does not exist
-// yet. A new feature gets the refusal "" in features.def: the check, --help and the reference follow.
+// Lists the features that a configuration can switch on, each with the reason for its refusal if it does not
+// exist yet. A new feature gets the refusal "" in features.def; the check, --help and the reference follow.
 #define FEATURE(name, ...) extern const Feature name;
 #include "trainer/config/features.def"
 const std::vector<const Feature*>& features();
@@ -24,15 +24,15 @@ struct Section {
 };
 
 const std::vector<Section>& schema();
-// The options of all sections, in the order of the schema.
+// Returns the options of all sections in the schema's order.
 const std::vector<std::reference_wrapper<const Option>>& all_options();
 
-// The option of this dotted name, or null.
+// Returns the option of this dotted name, or null.
 const Option* find_option(std::string_view name);
-// True for "training", "training.dataloader" and "quantize" (a table that only holds tables).
+// Whether `name` is a table: "training", "training.dataloader" or "quantize" (a table of tables).
 bool is_section(std::string_view name);
 
-// For --help and the reference: "works", "not available", "no effect here".
+// Returns "works", "not available" or "no effect here" for --help and the reference.
 std::string status_text(const Option& option);
 
 }  // namespace hyperion::config

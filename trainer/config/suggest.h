@@ -1,5 +1,5 @@
-// "Did you mean": the known name nearest to a misspelt one, and what is said instead of a word that is known
-// and not available.
+// Finds the known name nearest to a misspelt one ("Did you mean"), and explains words that are known but not
+// available.
 #pragma once
 
 #include <string>
@@ -9,24 +9,24 @@
 
 namespace hyperion::config {
 
-// The configuration key that was meant by `name`: one with the same last part in another section ("steps"),
-// else what other programs call so ("batch_size"), else the nearest by edit distance; "" when nothing is
-// near. Bounded time for names of any length.
+// Returns the configuration key that `name` probably means: the key of another section with the same last
+// part ("steps"), else the key that other programs call so ("batch_size"), else the nearest by edit distance;
+// "" if none is near. Takes bounded time for names of any length.
 std::string nearest_key(std::string_view name);
-// The table nearest to `name`; "" when nothing is near.
+// Returns the table nearest to `name`; "" if none is near.
 std::string nearest_section(std::string_view name);
 
-// Of a key of torchtitan 0.1 that is not just called otherwise now: which key does what it did, or why none
-// does; "" for other names.
+// Returns, for a key of torchtitan 0.1 that was not merely renamed, the key that replaces it or the reason
+// why none does; "" for other names.
 std::string former_key(std::string_view name);
-// The same of a table.
+// Does the same for a table.
 std::string former_section(std::string_view name);
 
-// The one of the option's choices nearest to `text`; "" when none is near.
+// Returns the option's choice nearest to `text`; "" if none is near.
 std::string nearest_choice(const Option& option, std::string_view text);
 
-// For a `word` of torchtitan v0.2.2 or of another program that the key does not take here: what is missing,
-// or which keys do the same; "" for other words. Upper case and punctuation make no difference ("Llama-4").
+// Returns, for a `word` of torchtitan v0.2.2 or another program that `key` does not take here, the missing
+// feature or the keys that do the same; "" for other words. Case and punctuation do not matter ("Llama-4").
 std::string unavailable_word(std::string_view key, std::string_view word);
 
 }  // namespace hyperion::config

@@ -1,5 +1,5 @@
-// Checks that involve more than one key, made before any device is touched. Pure arithmetic and file names:
-// what a run knows beyond the configuration comes in as RunContext.
+// Checks keys against each other before any device is touched. It uses arithmetic and file names only;
+// RunContext carries the run's other facts.
 #pragma once
 
 #include <cstdint>
@@ -13,66 +13,65 @@
 
 namespace hyperion::config {
 
-// What is not known (yet) stays unset, and the checks that need it are left out.
+// Facts that are not known (yet) stay unset, and their checks are skipped.
 struct RunContext {
   std::optional<int64_t> world_size;
-  std::optional<models::ModelArgs> model;                  // after [model.args]
-  std::optional<models::DimensionProblem> export_problem;  // why Hugging Face's formats cannot hold the model
+  std::optional<models::ModelArgs> model;                  // with [model.args] applied
+  std::optional<models::DimensionProblem> export_problem;  // of an export to Hugging Face
   std::optional<int64_t> tokenizer_vocab_size;
 };
 
-// Adds to `problems`: switched-on features that are not available, and keys that contradict each other or the
-// facts.
+// Adds to `problems` the unavailable features that are switched on, and keys that contradict each other or
+// the facts.
 void check_config(const ResolvedConfig& resolved, const RunContext& facts, Problems& problems);
 
-// Adds to `problems`: that the path of `key` (model.hf_assets_path, training.dataset_path or
-// validation.dataset_path) is needed and is not set or does not exist. `base` as for resolve_input.
+// Adds a problem if the path of `key` (model.hf_assets_path, training.dataset_path or
+// validation.dataset_path) is needed and is unset or does not exist. `base` is as for resolve_input().
 void check_input(const ResolvedConfig& resolved, const char* key, const std::filesystem::path& base,
                  Problems& problems);
 
-// Throws Error(kUsage) with all that check_config() and, where `base` is given, check_input() of every path
-// find.
+// Throws Error(kUsage) with all problems that check_config() and, if `base` is given, check_input() of every
+// path find.
 void require_valid_config(const ResolvedConfig& resolved, const RunContext& facts,
                           const std::optional<std::filesystem::path>& base = {});
 
-// Keys that the job sets but that have no effect here, in the schema's order: to be logged once.
+// Returns the keys that the job sets without effect here, in the schema's order, to be logged once.
 std::vector<std::string> keys_without_effect(const ResolvedConfig& resolved);
 
-// Sentences for warnings about keys of a dimension of parallelism that ask for something where its degree
-// is 1.
+// Returns warnings about keys of a dimension of parallelism whose degree is 1.
 std::vector<std::string> keys_of_parallelism_without_effect(const ResolvedConfig& resolved);
 
-// The default corpus is trained on: dataset c4_test without dataset_path.
+// Whether training reads the default corpus: dataset c4_test without dataset_path.
 bool uses_default_corpus(const JobConfig& config);
-// Validation reads the novel held out of the default corpus: dataset c4_test, or c4_validation while
+// Whether validation reads the novel held out of the default corpus: dataset c4_test, or c4_validation while
 // training reads the default corpus, without dataset_path.
 bool validates_on_default_corpus(const JobConfig& config);
 
-// Under selective activation checkpointing every Nth block is recomputed in full; nothing: expensive
-// operations are saved ("op").
+// Returns N if selective activation checkpointing fully recomputes every Nth block; nullopt if it saves the
+// outputs of expensive operations ("op").
 std::optional<int64_t> checkpointed_blocks(const JobConfig::ActivationCheckpoint& options);
 
-// Data-parallel ranks: the world without pp, cp and tp. Only for a configuration whose mesh fits
+// Returns the number of data-parallel ranks: the world size divided by pp, cp and tp. The mesh must fit
 // (check_config()).
 int64_t data_parallel_degree(const JobConfig& config, int64_t world_size);
 
-// Whether ranks divide the experts (expert_parallel_degree), of which a dense model has none.
+// Whether expert parallelism shards the experts (expert_parallel_degree); false for a dense model.
 bool divides_experts(const JobConfig& config);
 
-// Whether keys and values of ranks that share sequences go round in a ring
-// (context_parallel_rotate_method = "alltoall"), which they do not where there are documents.
+// Whether context parallel ranks pass keys and values in a ring (context_parallel_rotate_method =
+// "alltoall"); false with document masks.
 bool passes_keys_in_ring(const JobConfig& config);
 
-// comm.mode = "fake_backend": nothing is exchanged with the other ranks, so what is computed means nothing
-// and none of it is kept. No checkpoint is loaded or saved, no metrics and no record of the run are written.
+// Whether comm.mode is "fake_backend". A dry run communicates with no other rank, so its results are
+// meaningless: it loads and saves no checkpoint and writes no metrics and no record of the run.
 bool is_dry_run(const JobConfig& config);
 
-// Sequences of a microbatch: all of a batch's `rows`, or those of a pipeline's.
+// Returns the sequences per microbatch: all `rows` of a batch, or the pipeline's microbatch size.
 int64_t microbatch_rows(const JobConfig& config, int64_t rows);
-// Whether each rank adds its microbatches' gradients up before they are reduced: as the user asks, or in a
-// pipeline that gathers a stage's weights for several microbatches.
+// Whether each rank sums its microbatches' gradients before reducing them, because the user asks for it or
+// because a pipeline gathers a stage's weights for several microbatches.
 bool reduces_gradients_once(const JobConfig& config);
-// How many microbatches of local_batch_size sequences each data-parallel rank has in a step.
+// Returns the number of microbatches of local_batch_size sequences per data-parallel rank and step.
 int64_t microbatches_of(const JobConfig::Training& training, int64_t data_parallel_degree);
 
 }  // namespace hyperion::config

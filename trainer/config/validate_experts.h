@@ -1,5 +1,4 @@
-// The checks of check_config() that are about experts: who divides them, and whether a converter can take
-// them. Pure.
+// Checks for check_config() how experts are sharded and whether a converter supports them. Pure.
 #pragma once
 
 #include "trainer/config/load.h"
@@ -7,7 +6,7 @@
 
 namespace hyperion::config {
 
-// Adds what it finds to `problems`; run.model is set.
+// Adds problems of experts to `problems`. run.model must be set.
 void check_experts(const ResolvedConfig& resolved, const RunContext& run, Problems& problems);
 
 }  // namespace hyperion::config

@@ -1,4 +1,4 @@
-// Which ranks write a checkpoint: checkpoint.writers. Pure.
+// Chooses the ranks that write a checkpoint (checkpoint.writers). Pure.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,17 @@
 
 namespace hyperion::config {
 
-// Above it "auto" means one replica, where there are several: each file costs the metadata servers of a
-// shared file system, which all ranks ask at the same time.
+// With more ranks than this, "auto" lets one replica write, if there are several: all ranks ask the metadata
+// servers of a shared file system at the same time, and each file costs them.
 inline constexpr int64_t kMaxRanksThatAllWrite = 512;
 
 struct ChosenWriters {
   checkpoint::Writers writers;
-  std::string text;  // who writes and why: "all 4 ranks (checkpoint.writers = "auto": at most 512 ranks)"
+  std::string text;  // with the reason: "all 4 ranks (checkpoint.writers = "auto": at most 512 ranks)"
 };
 
-// `replicas`: how many of the job's `ranks` hold the same shard of the weights (HSDP); 1: none does.
+// `replicas` is the number of the job's `ranks` that hold the same shard of the weights (HSDP); 1 without
+// HSDP.
 ChosenWriters choose_writers(WritersChoice asked, int64_t ranks, int64_t replicas);
 
 }  // namespace hyperion::config
