@@ -1,14 +1,13 @@
-// The matrix-multiplication peak of this CPU, measured: what MFU is relative to when there is no GPU.
+// Measures the matrix-multiplication peak of this CPU, the base of MFU without a GPU.
 #pragma once
 
 #include <c10/core/ScalarType.h>
 
 namespace hyperion::metrics {
 
-// FLOP/s of the best of some square matmuls at the present number of threads, in about `seconds` altogether
-// (more where that is too short for 32 small matmuls per dtype). For bf16 it is the better of bf16 and fp32:
-// a CPU without bf16 units computes bf16 matmuls in fp32, and a peak below what a model reaches would be
-// none.
+// Returns the FLOP/s of the best of some square matmuls at the present number of threads. Takes about
+// `seconds`, or longer if 32 small matmuls per dtype need more. For bf16 it returns the better of bf16 and
+// fp32: a CPU without bf16 units computes bf16 matmuls in fp32, and a model must not exceed the peak.
 double measure_gemm_peak(at::ScalarType dtype, double seconds = 0.03);
 
 }  // namespace hyperion::metrics

@@ -1,4 +1,4 @@
-// Clocks, throttling and memory errors of a GPU as its driver counts them, read by NVML (libnvidia-ml.so.1).
+// GpuSampler reads clocks, throttling and memory errors of a GPU from its driver by NVML (libnvidia-ml.so.1).
 #pragma once
 
 #include <chrono>
@@ -10,13 +10,13 @@
 
 namespace hyperion::metrics {
 
-// Each may be absent: not every GPU and driver has all.
+// A counter is absent if the GPU or its driver lacks it.
 struct GpuCounters {
-  // Since they were first read.
+  // Counted since the first read.
   std::optional<int64_t> ecc_corrected{}, ecc_uncorrected{}, remapped_rows{};
   // Since the last GpuSampler::take().
   uint64_t throttled = 0;               // bits of kThrottleReasons
-  std::optional<double> sm_mhz{};       // lowest while the GPU worked
+  std::optional<double> sm_mhz{};       // lowest while busy
   std::optional<double> temperature{};  // highest, degrees Celsius
   std::optional<double> watts{};        // highest
   static auto members(auto& self) {
@@ -25,27 +25,27 @@ struct GpuCounters {
   }
 };
 
-// Reasons for lower clocks that say that something is wrong with the card, its cooling or its power supply; a
-// GPU that works at its power limit, as most do in training, is not among them.
+// Throttle reasons that mean a fault of the card, its cooling or its power supply. The power limit, which
+// most GPUs reach in training, is not listed.
 struct ThrottleReason {
   const char* name;  // "thermal"
-  uint64_t bits;     // of NVML's nvmlClocksEventReason...
+  uint64_t bits;     // NVML's nvmlClocksEventReason... bits
 };
 inline constexpr ThrottleReason kThrottleReasons[] = {
     {"thermal", 0x20 | 0x40}, {"power_brake", 0x80}, {"hw_slowdown", 0x08}};
 
-// Reads the counters every `period` on a thread of its own: a call of NVML takes up to milliseconds, and one
-// to a GPU that has failed may not return.
+// Reads the counters every `period` on its own thread, because an NVML call takes up to milliseconds and may
+// never return if the GPU has failed.
 class GpuSampler {
  public:
-  // `bus_id`: "0000:1b:00.0". Logs why, where nothing can be read.
+  // `bus_id` is like "0000:1b:00.0". Logs the reason if nothing can be read.
   explicit GpuSampler(const std::string& bus_id, std::chrono::milliseconds period = std::chrono::seconds(1));
-  ~GpuSampler();  // waits up to two seconds for a call that has not returned
+  ~GpuSampler();  // waits up to two seconds for a call in flight
   GpuSampler(const GpuSampler&) = delete;
   GpuSampler& operator=(const GpuSampler&) = delete;
 
-  // What was read since the last call, or else last; none where nothing has been read for ten periods, which
-  // is logged once. Waits for no call of NVML.
+  // Returns the counters read since the last call, else the last ones. Returns nullopt, and logs that once,
+  // if nothing was read for ten periods. Does not wait for NVML.
   std::optional<GpuCounters> take();
 
  private:
@@ -53,7 +53,7 @@ class GpuSampler {
   std::shared_ptr<Shared> shared_;
 };
 
-// Whether a call of NVML has outlived its sampler: the process must end without destructors, because the
+// Whether an NVML call has outlived its sampler. The process must then end without destructors, because the
 // call's thread still runs.
 bool gpu_sampler_left_behind();
 

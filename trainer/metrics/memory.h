@@ -1,4 +1,4 @@
-// Peak memory of the device this rank trains on, since the last reset.
+// Measures the peak memory of this rank's device since the last reset.
 #pragma once
 
 #include <cstdint>
@@ -18,19 +18,18 @@ class MemoryMonitor {
  public:
   static constexpr int kCpu = -1;
 
-  // cuda_index: the GPU, or kCpu. A GPU's allocator must be initialised by then (any tensor there does it).
+  // `cuda_index` is the GPU, or kCpu. A GPU's allocator must be initialised before (any tensor does that).
   explicit MemoryMonitor(int cuda_index);
 
-  // The peaks since construction or the last call, which starts the next span. Where the kernel does not let
-  // a process reset its peak (/proc/self/clear_refs), the CPU's figure is the peak since the start of the
-  // process.
+  // Returns the peaks since construction or the last call, and resets them. If the kernel does not let a
+  // process reset its peak (/proc/self/clear_refs), the CPU's figure is the peak since the process started.
   DeviceMemory take_peak();
 
  private:
   void reset_peak();
 
   int cuda_index_;
-  int64_t capacity_ = 0;  // of the device, in bytes
+  int64_t capacity_ = 0;  // bytes of the device
 };
 
 }  // namespace hyperion::metrics

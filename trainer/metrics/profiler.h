@@ -1,5 +1,5 @@
-// Chrome traces (chrome://tracing, Perfetto) and memory snapshots (pytorch.org/memory_viz) of chosen training
-// steps, by torchtitan v0.2.2's keys, schedule and file names.
+// The Profiler writes Chrome traces (chrome://tracing, Perfetto) and memory snapshots
+// (pytorch.org/memory_viz) of chosen training steps, with torchtitan v0.2.2's keys, schedule and file names.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +18,10 @@ struct ProfiledRun {
   std::filesystem::path dump_folder = "outputs";
   int rank = 0;
   bool cuda = false;       // record GPU kernels too
-  int64_t start_step = 0;  // the last step already done: 0, or the one resumed from
+  int64_t start_step = 0;  // last step already done: 0, or the resumed step
 };
 
-// The allocator's history, which only the CUDA library can record; both empty on a CPU.
+// Hooks record the allocator's history, which only the CUDA library can do. Both are empty on a CPU.
 struct MemorySnapshotHooks {
   std::function<void(size_t max_entries)> start_recording;
   std::function<std::string()> snapshot_pickle;
@@ -29,15 +29,14 @@ struct MemorySnapshotHooks {
 
 enum class ProfilerPhase { kWait, kWarmUp, kRecord };
 
-// The phase of the training step after `steps_done` steps. Cycles of profile_freq steps: wait, then warmup,
-// then active; what is recorded is written at the end of the cycle, after steps profile_freq, 2 *
-// profile_freq, ...
+// Returns the phase of the training step after `steps_done` steps. A cycle of profile_freq steps waits, warms
+// up and then records; its end writes the recording, after steps profile_freq, 2 * profile_freq, ...
 ProfilerPhase profiler_phase(const config::JobConfig::Profiling& options, int64_t steps_done);
 
-// Files: <dump>/<save_traces_folder>/iteration_<N>/rank<R>_trace.json and
+// Writes <dump>/<save_traces_folder>/iteration_<N>/rank<R>_trace.json and
 // <dump>/<save_memory_snapshot_folder>/iteration_<N>/rank<R>_memory_snapshot.pickle. A failed write is a
-// warning. Create and step it on the thread that trains. Code shows up in traces by RECORD_FUNCTION("name",
-// {}).
+// warning. Create and step it on the training thread. RECORD_FUNCTION("name", {}) makes code visible in
+// traces.
 class Profiler {
  public:
   Profiler(const config::JobConfig::Profiling& options, ProfiledRun run, MemorySnapshotHooks hooks = {});
@@ -45,10 +44,11 @@ class Profiler {
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;
 
-  // After training step `step` (1, 2, ...), on every rank.
+  // Call it after training step `step` (1, 2, ...), on every rank.
   void step(int64_t step);
 
-  // After an out-of-memory error in the step after `steps_done`: snapshot into iteration_<steps_done>_exit.
+  // Writes a snapshot into iteration_<steps_done>_exit after an out-of-memory error in the step after
+  // `steps_done`.
   void out_of_memory(int64_t steps_done);
 
  private:

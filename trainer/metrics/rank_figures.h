@@ -1,5 +1,5 @@
-// What the ranks of a job measure of themselves, as metrics of the job and as warnings of the ranks that hold
-// it up or whose GPUs are about to fail. Pure.
+// Turns the ranks' own measurements into metrics, and into warnings about ranks that delay the job or whose
+// GPUs may fail. Pure.
 #pragma once
 
 #include <cstdint>
@@ -13,39 +13,41 @@
 
 namespace hyperion::metrics {
 
-// Of one rank, at a logged step.
+// Measurements of one rank at a logged step.
 struct RankFigures {
-  double own_seconds = 0;            // of that step, without waits for other ranks
-  std::optional<GpuCounters> gpu{};  // none on a CPU, or where nothing can be read
-  // Of a pipeline's schedule, from its first action to its last, and of that waiting for other stages.
+  double own_seconds = 0;            // time of the step, without waits for other ranks
+  std::optional<GpuCounters> gpu{};  // none on a CPU, or if nothing can be read
+  // Time of the pipeline's schedule from its first action to its last, and its part spent waiting for other
+  // stages.
   double schedule_seconds = 0, transfer_wait_seconds = 0;
   static auto members(auto& self) {
     return std::tie(self.own_seconds, self.gpu, self.schedule_seconds, self.transfer_wait_seconds);
   }
 };
 
-// docs/metrics.md lists the tags. A number that no rank has is left out; own times of one rank, too.
+// Returns the metrics of docs/metrics.md. A number that no rank has is left out, and so are own times if
+// there is only one rank.
 MetricList rank_metrics(const std::vector<RankFigures>& ranks);
 
-// Of a pipeline: `stages` has each rank's coordinate in it. As `planned_bubble`, the bubble is the part of
-// all ranks' time, until the last one is done, in which they do not work. The slowest stage's ranks work
-// longest.
+// Returns the pipeline's metrics. `stages` has each rank's pipeline coordinate. The bubble, like
+// `planned_bubble`, is the idle share of all ranks' time until the last rank is done. The slowest stage is
+// the one whose ranks work longest.
 MetricList pipeline_metrics(const std::vector<RankFigures>& ranks, const std::vector<int>& stages,
                             double planned_bubble);
 
 struct RankPlace {
   std::string host;
   std::string gpu{};  // "0000:1b:00.0"; empty on a CPU
-  int stage = 0;      // its coordinate in the pipeline
+  int stage = 0;      // pipeline coordinate
   static auto members(auto& self) { return std::tie(self.host, self.gpu, self.stage); }
 };
 
-// Decides which warnings a logged step is worth, so that none is said in every step.
+// Decides which warnings a logged step gives, so that no warning repeats in every step.
 class RankWarnings {
  public:
-  // A rank that works longer than this times the median (in a pipeline: of the ranks with its stages, since
-  // stages differ in their work) in kSlowLogs logged steps in a row, by at least
-  // kSlowSeconds, is warned of; a second time after kSlowLogsAgain more.
+  // A warning names a rank that works longer than kSlow times the median, and by at least kSlowSeconds, in
+  // kSlowLogs consecutive logged steps. In a pipeline the median is over the ranks with the same stages,
+  // because stages differ in work. The warning repeats after kSlowLogsAgain more logged steps.
   static constexpr double kSlow = 1.1, kSlowSeconds = 0.01;
   static constexpr int kSlowLogs = 5, kSlowLogsAgain = 100;
   static constexpr size_t kMaxNamed = 8;  // per step
@@ -53,13 +55,14 @@ class RankWarnings {
 
   explicit RankWarnings(std::vector<RankPlace> places) : ranks_(places.size()), places_(std::move(places)) {}
 
-  // Of all ranks. The first time that a GPU throttles for a reason; the first corrected memory error and each
-  // time there are kMoreCorrected times as many; each time that more are uncorrected or more rows remapped.
+  // Returns the warnings of a logged step, given the figures of all ranks. GPUs cause a warning at the first
+  // throttling for each reason, at the first corrected memory error and each time their number has grown
+  // kMoreCorrected times, and at each rise of uncorrected errors or remapped rows.
   std::vector<std::string> add(int64_t step, const std::vector<RankFigures>& ranks);
 
  private:
   struct Known {
-    int slow_logs = 0;  // in a row
+    int slow_logs = 0;  // consecutive
     uint64_t throttled = 0;
     int64_t ecc_corrected = 0, ecc_uncorrected = 0, remapped_rows = 0;
   };

@@ -1,4 +1,4 @@
-// What a job is, in a few lines of its log. Pure.
+// Summarises a job in a few lines of its log. Pure.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@ struct RunPlace {
   int64_t batch_degree = 1;  // ranks that read different data
 };
 
-// Devices and mesh; batch, steps and tokens; precision, activation checkpointing and EMA; tensor parallelism.
+// Returns lines about devices and mesh; batch, steps and tokens; precision, activation checkpointing and EMA;
+// tensor parallelism.
 std::vector<std::string> run_summary(const config::JobConfig& config, const RunPlace& place);
 
 }  // namespace hyperion::metrics

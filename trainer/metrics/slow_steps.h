@@ -1,4 +1,4 @@
-// What a step costs a CPU, for jobs that no CPU can make: said before the model is made.
+// Warns, before the model is built, of a job that is too large for a CPU.
 #pragma once
 
 #include <optional>
@@ -9,8 +9,8 @@
 
 namespace hyperion::metrics {
 
-// A warning where a step of one rank takes a CPU that multiplies matrices with `peak` FLOP/s longer than a
-// minute at the least, with the way out; `microbatches`: of a step. Pure.
+// Returns a warning with a remedy if the lower bound of a rank's step exceeds a minute on a CPU that
+// multiplies matrices at `peak` FLOP/s. `microbatches` is the number per step. Pure.
 std::optional<std::string> slow_step_warning(const config::JobConfig& config, const models::ModelArgs& model,
                                              int64_t microbatches, double peak);
 

@@ -1,6 +1,6 @@
-// The console lines of a training step and of a validation. They begin byte for byte as torchtitan v0.2.2
-// prints them after the logging prefix; fields of our own follow. Pure functions of the numbers, so that a
-// test can compare them with Python's own formatting.
+// Formats the console lines of a training step and of a validation. They begin, byte for byte, as torchtitan
+// v0.2.2 prints them after the logging prefix; our own fields follow. The functions are pure, so that a test
+// can compare them with Python's formatting.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,9 @@ struct StepReport {
   double tflops = 0;            // per device, full-square attention FLOPs
   double mfu = 0;               // percent
   int64_t total_steps = 0;      // training.steps
-  double lr = 0;                // the value this step used
-  double step_seconds = 0;      // of a step, since the last logged one
-  double data_percent = 0;      // of that time: waiting for data
+  double lr = 0;                // learning rate of this step
+  double step_seconds = 0;      // mean since the last logged step
+  double data_percent = 0;      // percent of that time spent waiting for data
   double eta_seconds = 0;       // until total_steps are done
 };
 
@@ -32,23 +32,24 @@ struct ValidationReport {
   double tps = 0;
 };
 
-// v0.2.2's fields:
+// The line begins with v0.2.2's fields:
 //   step: {:2}  loss: {:8.5f}  grad_norm: {:7.4f}  memory: {:5.2f}GiB({:.2f}%)  tps: {:,}  tflops: {:,.2f}
 //   mfu: {:.2f}%
-// then ours, without colours:
+// It ends with our fields, without colours:
 //   steps: {}  lr: {:.2e}  step_time: {:.3f}s  data_loading: {:.1f}%  eta: H:MM:SS
 std::string step_line(const StepReport& report, bool color);
 
-// validate step: {:2}  loss: {:7.4f}  memory: {:5.2f}GiB({:.2f}%)  tps: {:,}
+// Returns "validate step: {:2}  loss: {:7.4f}  memory: {:5.2f}GiB({:.2f}%)  tps: {:,}".
 std::string validation_line(const ValidationReport& report, bool color);
 
-// "0:12:30": hours, minutes, seconds; hours are not split into days. "?" for what is no time.
+// Returns "0:12:30": hours, minutes, seconds; hours are not split into days. Returns "?" if `seconds` is not
+// a valid time.
 std::string hours_minutes_seconds(double seconds);
 
-// Python's f"{value:{width}.{precision}f}": rounded half to even on the exact binary value; nan and inf
-// without a sign for nan.
+// Formats as Python's f"{value:{width}.{precision}f}": the exact binary value is rounded half to even; nan
+// has no sign.
 std::string python_fixed(double value, int width, int precision);
-// The same with `,` between groups of three digits and no width.
+// Formats with `,` between groups of three digits and without width.
 std::string python_grouped(double value, int precision);
 
 }  // namespace hyperion::metrics

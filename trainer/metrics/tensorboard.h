@@ -1,4 +1,4 @@
-// TensorBoard event files, written without protobuf: the few message fields needed are encoded by hand.
+// Writes TensorBoard event files without protobuf: it encodes the few needed message fields by hand.
 // Format: tensorflow/core/util/event.proto and tensorflow/core/lib/io/record_writer (TFRecord framing).
 #pragma once
 
@@ -10,23 +10,23 @@
 
 namespace hyperion::metrics {
 
-// CRC-32C (Castagnoli), and TFRecord's masked form of it.
+// Return CRC-32C (Castagnoli) and TFRecord's masked form of it.
 uint32_t crc32c(std::string_view bytes);
 uint32_t masked_crc32c(std::string_view bytes);
 
-// One event file in `folder` (created). Not thread-safe. Records reach the file at flush() and at the end.
-// A failed write (full disk) is logged once and ends the writing: it is not worth the training run.
+// Writes one event file in `folder`, which it creates. Not thread-safe. Records reach the file at flush() and
+// at destruction. A failed write (full disk) is logged once and ends the writing; training continues.
 class EventWriter {
  public:
-  // Throws Error(kUsage) naming the path when the folder or file cannot be created.
+  // Throws Error(kUsage) naming the path if the folder or file cannot be created.
   explicit EventWriter(const std::filesystem::path& folder);
   ~EventWriter();
   EventWriter(const EventWriter&) = delete;
   EventWriter& operator=(const EventWriter&) = delete;
 
-  // wall_time: Unix seconds. The value is stored as float32, TensorBoard's scalar type.
+  // `wall_time` is in Unix seconds. The value is stored as float32, TensorBoard's scalar type.
   void scalar(std::string_view tag, double value, int64_t step, double wall_time);
-  // Markdown, shown on the Text tab.
+  // TensorBoard shows the Markdown on its Text tab.
   void text(std::string_view tag, std::string_view markdown, int64_t step, double wall_time);
   void flush();
 
