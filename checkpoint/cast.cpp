@@ -33,7 +33,7 @@ struct Float16 {
     const float magnitude = std::abs(value);
     if (std::isnan(value)) return {static_cast<uint16_t>(sign | 0x7e00)};
     if (magnitude >= 65520.0f) return {static_cast<uint16_t>(sign | 0x7c00)};
-    if (magnitude < 0x1p-14f)  // denormal: the sum rounds at its last place
+    if (magnitude < 0x1p-14f)  // denormal: the sum rounds at the last bit
       return {static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(magnitude + 0.5f) - 0x3f000000))};
     const uint32_t rest = word & 0x7fffffff;
     return {static_cast<uint16_t>(sign | ((rest - 0x38000000 + 0xfff + (rest >> 13 & 1)) >> 13))};
@@ -60,7 +60,7 @@ void run(const void* in, void* out, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i) to[i] = convert<To>(from[i]);
 }
 
-// Calls use(a number of the type).
+// Calls use() with a value of the type.
 template <typename Use>
 void with_type(Dtype dtype, const Use& use) {
   switch (dtype) {

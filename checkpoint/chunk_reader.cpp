@@ -8,7 +8,7 @@
 namespace hyperion::checkpoint {
 namespace {
 
-// Of float8_e4m3fn: one bit of sign, four of an exponent with bias 7, three of a fraction.
+// Decodes float8_e4m3fn: one sign bit, four exponent bits with bias 7, three fraction bits.
 float float8_e4m3fn(std::byte bits) {
   const int exponent = static_cast<int>(bits >> 3 & std::byte{15});
   const float fraction = static_cast<float>(bits & std::byte{7});
@@ -45,7 +45,7 @@ ChunkReader::ChunkReader(ShardReader& file, const OpenCheckpoint& checkpoint, co
     scales.read(where.offset, scales_.data(), where.length);
     return;
   }
-  // The layout of what we write ourselves is known; everything else is parsed.
+  // The layout of our own archives is known; all others are parsed.
   const std::string head = bare ? "" : tensor_archive_head(record.dtype, chunk.shape);
   if (bare || (!check_crcs && entry_.size() == tensor_archive_bytes(record.dtype, chunk.shape) &&
                entry_.read_text(0, head.size()) == head)) {
@@ -70,7 +70,7 @@ void ChunkReader::read_scaled(const Box& in_chunk, float* out) {
   const size_t last = in_chunk.shape.size() - 1;
   const int64_t columns = in_chunk.shape[last], blocks = (chunk_.shape[last] + block - 1) / block;
   const int64_t rows = in_chunk.numel() / std::max<int64_t>(columns, 1);
-  for (int64_t row = 0; row < rows; ++row) {  // of one matrix
+  for (int64_t row = 0; row < rows; ++row) {  // rows of one matrix
     const float* scales = scales_.data() + (in_chunk.offset[last - 1] + row) / block * blocks;
     const std::byte* from = quantized_.data() + row * columns;
     for (int64_t column = 0; column < columns; ++column)

@@ -9,7 +9,7 @@
 namespace hyperion::checkpoint {
 namespace {
 
-constexpr size_t kOpenFiles = 64;  // each holds a block that was verified
+constexpr size_t kOpenFiles = 64;  // each holds a verified block
 
 }  // namespace
 

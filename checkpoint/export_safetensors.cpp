@@ -15,11 +15,11 @@ namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr uint64_t kConvertedAtATime = uint64_t{16} << 20;  // bytes of a tensor at a time
+constexpr uint64_t kConvertedAtATime = uint64_t{16} << 20;  // bytes of a tensor per conversion
 
-// Writes this rank's part of a tensor, in the stored type, where the plan has it. Elements that follow each
-// other in the file go out in one write: all of complete rows, of columns a run of each row. Of a stack of
-// matrices one at least is held at a time.
+// Writes this rank's part of a tensor, in the stored type, to its planned position. Contiguous elements of
+// the file are one write: complete rows together, columns one run per row. For a stack of matrices at least
+// one matrix is held.
 class PartWriter {
  public:
   PartWriter(const ExportedTensor& tensor, size_t number, SafetensorsWriter& writer, MemoryMover& mover,
@@ -35,7 +35,7 @@ class PartWriter {
     const auto row_elements = static_cast<uint64_t>(part_box.numel() / rows);
     const uint64_t row_bytes = row_elements * size_of(tensor_.dtype);
     const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(kConvertedAtATime / row_bytes));
-    uint64_t fetched = 0;  // bytes of the tensor's memory
+    uint64_t fetched = 0;  // bytes already read from the tensor's memory
     if (!part_box.shape.empty())
       fetched = static_cast<uint64_t>(part_box.offset.front() - held.offset.front()) * row_elements *
                 size_of(tensor_.tensor->dtype);
@@ -55,7 +55,7 @@ class PartWriter {
   }
 
  private:
-  // Puts the piece that begins at byte `offset` of the tensor's memory into stored_. Returns its bytes there.
+  // Converts the piece at byte `offset` of the tensor's memory into stored_. Returns the bytes read.
   uint64_t convert(const Box& piece, uint64_t offset) {
     const TensorState& from = *tensor_.tensor;
     const auto elements = static_cast<uint64_t>(piece.numel());
@@ -83,9 +83,9 @@ class PartWriter {
     });
   }
 
-  // The rows in stored_, in the order of the stored tensor, as boxes of rows that follow each other there.
+  // The rows in stored_, in the order of the stored tensor, as boxes of consecutive rows.
   void write_mapped(Box piece, uint64_t row_bytes) {
-    std::vector<std::pair<int64_t, uint64_t>> order;  // {stored row, its place in stored_}
+    std::vector<std::pair<int64_t, uint64_t>> order;  // {stored row, its offset in stored_}
     for (int64_t row = 0; row < piece.shape[0]; ++row)
       order.emplace_back(tensor_.row_map(piece.offset[0] + row), static_cast<uint64_t>(row) * row_bytes);
     std::ranges::sort(order);
@@ -102,7 +102,7 @@ class PartWriter {
   }
 
   const ExportedTensor& tensor_;
-  size_t number_;  // in the plan
+  size_t number_;  // the tensor's number in the plan
   SafetensorsWriter& writer_;
   MemoryMover& mover_;
   NotFinite& not_finite_;
@@ -119,7 +119,7 @@ void export_safetensors(int64_t step, const std::string& save_id, const std::vec
   const bool lead = group.rank() == 0;
   const fs::path incoming = folder.incoming(save_id);
   std::vector<NamedTensor> planned;
-  std::map<std::string, size_t> numbers;  // of the files' tensors, in the plan
+  std::map<std::string, size_t> numbers;  // number in the plan, by name in the files
   for (const ExportedTensor& tensor : tensors)
     if (numbers.emplace(tensor.name, planned.size()).second)
       planned.push_back({tensor.name, tensor.dtype, stored_shape(tensor.part, tensor.tensor->shape)});

@@ -13,9 +13,9 @@
 namespace hyperion::checkpoint {
 namespace {
 
-// Every type spells NaN and infinity so that they are the largest of its words after (word << shift) ^ flip,
-// as whole numbers: a shift drops the sign, and the exponent with all bits set is above all others. So a
-// block is scanned by two operations on each word, without a branch.
+// Every type encodes NaN and infinity so that they are the largest of its words, as integers, after (word
+// << shift) ^ flip: the shift drops the sign, and an exponent with all bits set exceeds all others. So a
+// block is scanned by two operations per word, without a branch.
 template <typename Word, int kShift, Word kFlip>
 inline __attribute__((always_inline)) Word highest(const std::byte* data, uint64_t words) {
   const auto spelled = [data](uint64_t i) __attribute__((always_inline)) {
@@ -23,7 +23,7 @@ inline __attribute__((always_inline)) Word highest(const std::byte* data, uint64
     std::memcpy(&word, data + i * sizeof(Word), sizeof(Word));
     return static_cast<Word>(static_cast<Word>(word << kShift) ^ kFlip);
   };
-  // Two maxima, so that one operation does not wait for the one before it.
+  // Two maxima, so that an operation does not wait for the previous one.
   const uint64_t half = words / 2;
   Word low = 0, high = words % 2 == 0 ? Word{0} : spelled(words - 1);
   for (uint64_t i = 0; i < half; ++i) {
@@ -53,7 +53,7 @@ HYPERION_VECTORISED uint8_t highest_without_negative_zero(const std::byte* data,
   return highest<uint8_t, 0, 0x7f>(data, words);
 }
 
-// Words from `limit` on are not finite. Blocks that have one are scanned word by word.
+// Words from `limit` on are not finite. Blocks with such a word are scanned word by word.
 template <typename Word>
 uint64_t count_words_from(Word (*highest_of)(const std::byte*, uint64_t), Word limit, const void* data,
                           uint64_t bytes) {

@@ -23,15 +23,15 @@ namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr uint64_t kPiece = uint64_t{64} << 20;  // bytes that are converted or moved to a device at a time
+constexpr uint64_t kPiece = uint64_t{64} << 20;  // bytes per conversion or copy to a device
 
-// One chunk that has elements of this rank's part.
+// A chunk with elements of this rank's part.
 struct ChunkRead {
   const LoadItem* item;
   const Chunk* chunk;
 };
 
-// The elements of this rank's part that the chunk has.
+// The elements of this rank's part in the chunk.
 Box common_box(const ChunkRead& read) {
   const std::optional<Box> both =
       intersection(read.item->tensor.box(), {read.chunk->offset, read.chunk->shape});
@@ -39,9 +39,9 @@ Box common_box(const ChunkRead& read) {
   return *both;
 }
 
-// What BoxLoader is going to read of an archive that we wrote: its head, then all from the first to the last
-// element; of a chunk that is wider than this rank's part, what lies between its columns is in the same
-// blocks.
+// The ranges that BoxLoader will read of an archive that we wrote: its head, then everything from the first
+// to the last element; if the chunk is wider than this rank's part, the bytes between its columns are in
+// the same blocks.
 void add_ranges(const ChunkRead& read, std::vector<ByteRange>& ranges) {
   const auto& [where, dtype, shape] =
       std::tie(read.chunk->where, read.item->record->dtype, read.chunk->shape);
@@ -72,7 +72,7 @@ class BoxLoader {
   const NotFinite& not_finite() const { return not_finite_; }
 
  private:
-  // From the only chunk of a tensor.
+  // Reads from the only chunk of a tensor.
   void load_mapped(const LoadItem& item, ChunkReader& chunk) {
     each_piece(item, item.tensor.box(), [&](Box piece, std::byte* out) {
       const int64_t first_row = piece.offset[0], rows = piece.shape[0];
@@ -86,9 +86,9 @@ class BoxLoader {
     });
   }
 
-  // Calls fetch(piece, out) for pieces of `box`, some of its rows each, and puts what it fetched, row-major
-  // and in the stored type, into the tensor's memory. One piece where that is host memory of the same type
-  // and has no other columns.
+  // Calls fetch(piece, out) for pieces of `box`, some of its rows each, and copies the result, row-major
+  // and in the stored type, to the tensor's memory. It is one piece if that is host memory of the same type
+  // without other columns.
   template <typename Fetch>
   void each_piece(const LoadItem& item, const Box& box, const Fetch& fetch) {
     const TensorState& tensor = item.tensor;
@@ -167,11 +167,11 @@ class BoxLoader {
   const LoadOptions& options_;
   Buffer fetched_, converted_;
   NotFinite not_finite_;
-  uint64_t bytes_ = 0;   // read
-  uint64_t filled_ = 0;  // of the state
+  uint64_t bytes_ = 0;   // bytes read
+  uint64_t filled_ = 0;  // bytes of the state filled
 };
 
-// Whether the chunk has elements of `box`. Every rank asks it of every chunk.
+// Whether the chunk has elements of `box`. Every rank checks every chunk.
 bool overlaps(const Chunk& chunk, const Box& box) {
   for (size_t d = 0; d < box.shape.size(); ++d)
     if (chunk.shape[d] == 0 || chunk.offset[d] >= box.offset[d] + box.shape[d] ||
@@ -180,7 +180,7 @@ bool overlaps(const Chunk& chunk, const Box& box) {
   return true;
 }
 
-// Chunks of the item that hold elements of this rank's part.
+// The chunks of the item that hold elements of this rank's part.
 void find_chunks(const LoadItem& item, const OpenCheckpoint& checkpoint, std::vector<ChunkRead>& reads) {
   if (!item.tensor.placement.is_local) return;
   const Box wanted = item.tensor.box();
@@ -192,7 +192,7 @@ void find_chunks(const LoadItem& item, const OpenCheckpoint& checkpoint, std::ve
     if (item.row_map || overlaps(chunk, wanted)) reads.push_back({&item, &chunk});
 }
 
-// Performs `reads`, which are of one file and ordered by offset.
+// Performs `reads`, which belong to one file and are ordered by offset.
 void load_file(const OpenCheckpoint& checkpoint, std::span<const ChunkRead> reads, const LoadOptions& options,
                BoxLoader& loader) {
   const bool archives = checkpoint.index.layout == CheckpointIndex::Layout::kArchives;
@@ -255,7 +255,7 @@ std::vector<IndexFile> read_index(const OpenCheckpoint& checkpoint) {
 
 std::optional<IndexFiles> read_index_files(const fs::path& folder) {
   IndexFiles files;
-  OpenCheckpoint checkpoint;  // for the records of the files
+  OpenCheckpoint checkpoint;  // supplies the records of the files
   checkpoint.folder = folder;
   if (name_exists(folder / kManifestFile)) {
     files.manifest = read_manifest_text(folder);
@@ -268,7 +268,7 @@ std::optional<IndexFiles> read_index_files(const fs::path& folder) {
 
 namespace {
 
-// Rank 0's text on every rank, in pieces: what is under way takes no second copy of a long one.
+// Broadcasts rank 0's text in pieces, so that a long text in flight takes no second copy.
 std::string broadcast_text(std::string text, Coordinator& group) {
   constexpr size_t kBroadcastPiece = size_t{16} << 20;
   const auto size = unpack<uint64_t>(group.broadcast(pack(uint64_t{text.size()})));
@@ -394,7 +394,7 @@ LoadReport load_tensors(const OpenCheckpoint& checkpoint, const std::vector<Load
     if (item.tensor.placement.is_local) require_equal_aliases(checkpoint, item, item.tensor.box(), options);
     find_chunks(item, checkpoint, reads);
   }
-  // By file and offset: one pass over each file.
+  // Sorted by file and offset, for one pass over each file.
   std::ranges::stable_sort(reads, [](const ChunkRead& a, const ChunkRead& b) {
     return std::tie(a.chunk->where.file, a.chunk->where.offset) <
            std::tie(b.chunk->where.file, b.chunk->where.offset);

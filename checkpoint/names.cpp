@@ -22,7 +22,7 @@ namespace {
 // Segments that wrappers insert and models do not use.
 constexpr std::array<std::string_view, 4> kWrappers = {"_orig_mod", "_checkpoint_wrapped_module",
                                                        "_fsdp_wrapped_module", "module"};
-// Components whose keys hold a parameter's name, and whether a segment of their own follows it.
+// Components whose keys contain a parameter's name, and whether another segment follows it.
 struct ParameterPrefix {
   std::string_view prefix;
   bool has_suffix;
@@ -30,7 +30,7 @@ struct ParameterPrefix {
 constexpr std::array<ParameterPrefix, 3> kParameterPrefixes = {
     {{kMomentsPrefix, true}, {kParameterGroupPrefix, true}, {kEmaPrefix, false}}};
 
-constexpr size_t kMaxShown = 20;  // names of each kind
+constexpr size_t kMaxShown = 20;  // maximum names shown of each kind
 constexpr size_t kMaxPattern = 4096;
 constexpr size_t kMaxName = 65536;
 constexpr uint32_t kMatchLimit = 1'000'000;  // steps of the matcher for one name
@@ -122,7 +122,7 @@ NameMap::NameMap(const RenameTable& table) {
     pcre2_set_depth_limit(rule->context.get(), kMatchLimit / 100);
     pcre2_set_heap_limit(rule->context.get(), 64 * 1024);  // KiB
     rules_.push_back(std::move(rule));
-    rename_parameter("");  // a replacement that cannot be used is found now
+    rename_parameter("");  // detects an unusable replacement now
   }
 }
 

@@ -10,7 +10,7 @@
 namespace hyperion::checkpoint {
 namespace {
 
-// Walks the plan as the encoder asks for the chunks of one tensor after another.
+// Walks the plan as the encoder requests the chunks of consecutive tensors.
 class PlannedTensors : public IndexTensors {
  public:
   PlannedTensors(const SaveLayout& layout, const SavePlan& plan) : layout_(layout), plan_(plan) {
@@ -40,9 +40,9 @@ class PlannedTensors : public IndexTensors {
  private:
   const SaveLayout& layout_;
   const SavePlan& plan_;
-  std::vector<std::string> files_;    // by rank
-  size_t next_run_ = 0;               // of the plan
-  std::vector<uint64_t> file_bytes_;  // by rank, before that run
+  std::vector<std::string> files_;    // file names, by rank
+  size_t next_run_ = 0;               // index in the plan's runs
+  std::vector<uint64_t> file_bytes_;  // bytes before that run, by rank
 };
 
 }  // namespace

@@ -28,10 +28,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What one rank has written.
+// The result of one rank's writes.
 struct WriteResult {
   std::optional<FileRecord> file;
-  std::vector<EncodedObject> objects{};  // in its file; without a file, for rank 0 to write
+  std::vector<EncodedObject> objects{};  // written to its file; without a file, forwarded to rank 0
   static auto members(auto& self) { return std::tie(self.file, self.objects); }
 };
 
@@ -46,8 +46,8 @@ void write_item(const SaveLayout& layout, const SaveItem& item, ItemReader& item
   file.append(head.data(), head.size());
   uint32_t crc = 0;
   items.read(item, [&](const std::byte* data, uint64_t bytes) {
-    // In pieces so small that the scan for NaN and the copy find them in the first-level cache, where the
-    // checksum has brought them: that saves more time than the scan takes.
+    // Pieces are so small that the scan for NaN and the copy find them in the L1 cache, where the checksum
+    // has loaded them: that saves more time than the scan takes.
     constexpr uint64_t kPiece = uint64_t{8} << 10;
     for (uint64_t at = 0; at < bytes; at += kPiece) {
       const uint64_t length = std::min(kPiece, bytes - at);
@@ -75,7 +75,7 @@ class RankSave {
     report_.path = job.commit ? folder.step_path(job.step) : incoming_;
   }
 
-  // Every rank writes its file. Rank 0 leaves its own open for what others may forward.
+  // Every rank writes its file. Rank 0 keeps its file open for forwarded objects.
   void write_files() {
     Clock::time_point begin;
     try {
@@ -83,7 +83,7 @@ class RankSave {
         items_.stage();
         begin = Clock::now();
         write_own_file();
-        // All ranks send as many bytes as the one with the most: rank 0 keeps its list of objects, the
+        // All ranks send as many bytes as the largest contribution: rank 0 keeps its list of objects, the
         // longest.
         return lead() ? WriteResult{.file = own_.file} : own_;
       });
@@ -99,7 +99,7 @@ class RankSave {
     if (own_.file) report_.local_bytes = own_.file->bytes;
   }
 
-  // Rank 0 makes a checkpoint of the files.
+  // Rank 0 turns the files into a checkpoint.
   void commit() {
     const Clock::time_point begin = Clock::now();
     if (!lead()) failpoint("ckpt.await_commit");
@@ -125,7 +125,7 @@ class RankSave {
     report_.commit_seconds = seconds_since(begin);
   }
 
-  // Every rank compares what is on disk with what was in memory.
+  // Every rank compares the files on disk with memory.
   void read_back() {
     const Clock::time_point begin = Clock::now();
     try {
@@ -137,7 +137,7 @@ class RankSave {
     report_.read_back_seconds = seconds_since(begin);
   }
 
-  // Removes what was written only to be verified.
+  // Removes a checkpoint that was written only to be verified.
   void discard_probe() {
     if (lead() && !job_.commit) folder_.discard(report_.path);
   }
@@ -147,7 +147,7 @@ class RankSave {
  private:
   bool lead() const { return rank_ == 0; }
 
-  // Numbers that are not finite decide before all else: no other disk would help.
+  // Non-finite numbers take precedence over every other failure: no other disk would help.
   void write_own_file() {
     NotFinite not_finite;
     std::exception_ptr failure;
@@ -166,7 +166,7 @@ class RankSave {
     if (failure) std::rethrow_exception(failure);
   }
 
-  // No file is made where there is nothing to write.
+  // No file is created if there is nothing to write.
   void write_items_and_objects(NotFinite& not_finite) {
     const std::vector<SaveItem>& items = job_.plan->local_items;
     if (items.empty() && job_.few_files && !lead()) {
@@ -191,7 +191,7 @@ class RankSave {
     own_.objects.push_back(std::move(object));
   }
 
-  // Rank 0: what others forwarded goes into its file.
+  // Rank 0 writes forwarded objects to its file.
   void finish_first_file() {
     if (file_ && job_.few_files) {
       for (WriteResult& result : results_)
@@ -203,10 +203,10 @@ class RankSave {
     results_[0] = std::move(own_);
   }
 
-  // Rank 0: the index, then the manifest, both on disk when it returns.
+  // Rank 0 writes the index, then the manifest; both are on disk when it returns.
   void write_index() const {
     failpoint("ckpt.before_meta");
-    CheckpointIndex index;  // the tensors are the plan's
+    CheckpointIndex index;  // without tensors, which come from the plan
     index.save_id = job_.save_id;
     Manifest manifest;
     manifest.save_id = job_.save_id;
@@ -239,8 +239,8 @@ class RankSave {
     failpoint("ckpt.after_meta");
   }
 
-  // Of what the manifest on disk lists, the file of the same rank on the next node, or of the next rank on
-  // one node, so that no rank reads from its own page cache; rank 0 also the index.
+  // Verifies, against the manifest on disk, the file of the same rank on the next node (on one node: of the
+  // next rank), so that no rank reads from its own page cache; rank 0 also verifies the index.
   void verify_share() const {
     const int size = group_.size(), distance = size > job_.ranks_per_node ? job_.ranks_per_node : 1;
     const std::string name = shard_file_name((rank_ + distance) % size);
@@ -254,9 +254,9 @@ class RankSave {
   Coordinator& group_;
   const int rank_;
   const fs::path incoming_;
-  std::unique_ptr<ShardWriter> file_;  // this rank's; null when it has nothing to write
+  std::unique_ptr<ShardWriter> file_;  // this rank's; null if it has nothing to write
   WriteResult own_;
-  std::vector<WriteResult> results_;  // by rank; on rank 0 alone
+  std::vector<WriteResult> results_;  // by rank; empty except on rank 0
   SaveReport report_;
 };
 

@@ -56,10 +56,11 @@ std::vector<uint32_t> holders_of(const SaveLayout::Kind& kind, size_t index,
   return ranks;
 }
 
-// By type and shape: a plan has few that differ.
+// Archive lengths by type and shape, of which a plan has few.
 using ArchiveLengths = std::map<std::pair<Dtype, Dims>, uint64_t>;
 
-// Appends those of the parts that `cuts` make of a tensor of `shape`; `first`: the number of the first part.
+// Appends the runs of the parts into which `cuts` split a tensor of `shape`; `first` is the number of the
+// first part.
 void add_runs(uint32_t entry, Dtype dtype, Dims shape, std::span<const Cut> cuts, int first,
               ArchiveLengths& lengths, std::vector<PartRun>& runs) {
   if (std::ranges::find(shape, 0) != shape.end()) return;
@@ -70,7 +71,7 @@ void add_runs(uint32_t entry, Dtype dtype, Dims shape, std::span<const Cut> cuts
   }
   const Cut& cut = cuts.front();
   const std::span<const Cut> rest = cuts.subspan(1);
-  const int inner = count_parts(rest);  // parts that the other cuts make of one of this one
+  const int inner = count_parts(rest);  // number of parts within each part of the first cut
   int64_t& extent = shape[static_cast<size_t>(cut.dim)];
   const int64_t each = chunk_of(extent, cut.parts, 0).count, left = extent % each;
   const int n_equal = static_cast<int>(extent / each);
@@ -105,8 +106,8 @@ bool is_number(const SaveLayout::Entry& entry) {
   return whole_box(entry.shape).numel() == 1;
 }
 
-// Replicas share their parts: the largest ones are given out first, each to the replica with the least so
-// far, so that files come out equal.
+// Shares parts among replicas: the largest parts are assigned first, each to the replica with the least
+// load, so that files have equal sizes.
 void share_parts(const SaveLayout& layout, SavePlan& plan) {
   std::vector<uint64_t> load(plan.file_bytes.size());
   std::vector<const PartRun*> shared;
@@ -159,7 +160,7 @@ SaveLayout save_layout(const std::vector<TensorState>& tensors) {
   SaveLayout layout;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const TensorState& tensor = tensors[i];
-    tensor.box();  // its cuts can be applied to it
+    tensor.box();  // throws if its cuts do not fit
     const SaveLayout::Kind kind = kind_of(tensor.placement);
     auto found = std::ranges::find(layout.kinds, kind);
     if (found == layout.kinds.end()) found = layout.kinds.insert(found, kind);

@@ -20,7 +20,7 @@
 
 namespace hyperion::checkpoint {
 
-// The bytes of this rank's items: in the pool, or where they live.
+// Supplies the bytes of this rank's items, from the pool or from the live state.
 class Saver::Items : public ItemReader {
  public:
   Items(const CachedPlan& planned, MemoryMover& mover) : planned_(planned), mover_(mover) {
@@ -31,8 +31,7 @@ class Saver::Items : public ItemReader {
   }
 
   uint64_t pool_bytes() const { return pool_bytes_; }
-  // All that will be read is copied to the pool first; without one the live state is read until the save
-  // ends.
+  // Copies all items to the pool first; without a pool the live state is read until the save ends.
   void use_pool(std::shared_ptr<std::byte> pool) { pool_ = std::move(pool); }
   bool staged() const { return pool_ != nullptr; }
   std::function<void()> on_staged;
@@ -86,7 +85,7 @@ class Saver::Items : public ItemReader {
 
   const CachedPlan& planned_;
   MemoryMover& mover_;
-  std::map<uint32_t, uint64_t> offsets_;  // entry -> place in the pool
+  std::map<uint32_t, uint64_t> offsets_;  // entry -> offset in the pool
   uint64_t pool_bytes_ = 0;
   std::shared_ptr<std::byte> pool_, bounce_;
   std::vector<std::byte> converted_;
@@ -96,7 +95,7 @@ struct Saver::InFlightSave {
   enum class State { kRunning, kDone, kFailed };
   int64_t step = 0;
   std::shared_ptr<Items> items;
-  std::promise<bool> end_of_staging;  // nothing reads the live state any more; whether all of it was copied
+  std::promise<bool> end_of_staging;  // set once the live state is no longer read: whether all was copied
   std::future<bool> copied = end_of_staging.get_future();
   std::atomic<State> state = State::kRunning;
   std::future<void> done;
@@ -199,7 +198,7 @@ SaveJob Saver::make_job(int64_t step, const SaveContent& content, const CachedPl
   return job;
 }
 
-// Items that read from the pool when `staged`, else from where the state lives.
+// Items that read from the pool if `staged`, else from the live state.
 std::shared_ptr<Saver::Items> Saver::make_items(const CachedPlan& planned, bool staged) {
   auto items = std::make_shared<Items>(planned, mover_);
   if (!staged) return items;
@@ -246,8 +245,8 @@ SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {
   }
 }
 
-// All ranks have a pool or none has: a rank without one writes while training waits, and the others would sit
-// in a collective of training until it times out.
+// Either all ranks have a pool or none has: a rank without one would write while training waits, and the
+// others would block in a training collective until it times out.
 void Saver::prepare_pool() {
   if (options_.async == AsyncMode::kDisabled || pooled_) return;
   finish();
@@ -308,13 +307,13 @@ void Saver::start_in_background(SaveJob job, std::shared_ptr<Items> items) {
     } catch (...) {
       try {
         save->end_of_staging.set_value(false);
-      } catch (const std::future_error&) {  // it was
+      } catch (const std::future_error&) {  // already set
       }
       save->state = InFlightSave::State::kFailed;
       throw;
     }
   });
-  in_flight_ = std::move(starting);  // not before: where no thread could be started nothing may wait for one
+  in_flight_ = std::move(starting);  // set last: if no thread could be started, nothing may wait for one
 }
 
 void Saver::join_staging() {

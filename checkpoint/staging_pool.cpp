@@ -15,7 +15,7 @@ void StagingPool::reserve(uint64_t bytes) {
   if (memory_ && bytes <= bytes_) return;
   release();
   if (failpoint("ckpt.pool").error_number != 0) throw std::bad_alloc();
-  memory_ = mover_.allocate(std::max<uint64_t>(bytes, 1));  // CUDA gives no address for nothing
+  memory_ = mover_.allocate(std::max<uint64_t>(bytes, 1));  // CUDA returns no address for 0 bytes
   bytes_ = bytes;
 }
 

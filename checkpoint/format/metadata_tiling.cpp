@@ -28,8 +28,9 @@ void check_inside(const std::string& who, const Chunk& chunk, const Dims& shape)
                  fmt::join(shape, ", "));
 }
 
-// Finds overlaps by separating the chunks, dimension after dimension, into groups whose intervals do not
-// touch; chunks in different groups cannot overlap. Groups that no dimension separates are compared pairwise.
+// Finds overlaps by separating the chunks, dimension by dimension, into groups whose intervals do not
+// touch; chunks in different groups cannot overlap. Groups that no dimension separates are compared
+// pairwise.
 class OverlapSearch {
  public:
   OverlapSearch(const std::string& who, size_t rank, size_t chunks)
@@ -47,7 +48,7 @@ class OverlapSearch {
     if (work > budget_) throw_data("{}: its chunks lie too irregularly to be checked", who_);
     budget_ -= work;
   }
-  // False when the chunks' intervals along `dim` form one connected group.
+  // Returns false if the chunks' intervals along `dim` form one connected group.
   bool separate(std::span<const Chunk*> group, size_t dim) {
     spend(group.size());
     const auto begin = [&](const Chunk* chunk) { return chunk->offset[dim]; };
@@ -114,7 +115,7 @@ void check_tiling(const std::string& who, const TensorRecord& tensor) {
     if (std::ranges::find(chunk.shape, 0) == chunk.shape.end()) filled.push_back(&chunk);
   }
   OverlapSearch(who, tensor.shape.size(), filled.size()).search(filled, 0);
-  int64_t covered = 0;  // inside the tensor and without overlap: no more than its elements
+  int64_t covered = 0;  // cannot exceed the tensor's elements: chunks are inside and do not overlap
   for (const Chunk* chunk : filled) covered += *element_count(chunk->shape);
   if (covered != *elements)
     throw_data("{}: its {} chunks hold {} of its {} elements; a part of the tensor is missing", who,

@@ -9,7 +9,7 @@ namespace {
 
 struct UnusedBlocks {
   std::mutex mutex;
-  std::array<std::unique_ptr<BlockBuffer>, 2> blocks;  // as many as a ShardWriter uses
+  std::array<std::unique_ptr<BlockBuffer>, 2> blocks;  // the number that a ShardWriter uses
 };
 
 UnusedBlocks& unused_blocks() {

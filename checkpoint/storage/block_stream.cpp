@@ -16,7 +16,7 @@ namespace hyperion::checkpoint {
 namespace {
 
 constexpr size_t kThreads = 2;  // while one hashes, the other waits for the disk
-constexpr size_t kSlots = 4;    // of blocks in memory: the consumer's, one per thread, and one that is ready
+constexpr size_t kSlots = 4;    // blocks in memory: the consumer's, one per thread, and one that is ready
 
 uint64_t aligned(uint64_t bytes) {
   return (bytes + kDirectAlignment - 1) / kDirectAlignment * kDirectAlignment;

@@ -23,7 +23,7 @@ namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
-// Type and permissions of a name, whatever a link leads to; 0 where nothing has it.
+// Type and permissions of a name, without following links; 0 if it does not exist.
 mode_t mode_of(const fs::path& path) {
   struct stat info {};
   return ::lstat(path.c_str(), &info) == 0 ? info.st_mode : 0;
@@ -47,8 +47,8 @@ void sync_file(const fs::path& path) {
   durable_step("fsync", path);
 }
 
-// Renames `from` to `to`. What was at `to` is then at `from`, or, where the file system cannot exchange
-// names, at `aside`. Returns the path of the old one, empty when there was none.
+// Renames `from` to `to`. A previous `to` is then at `from`, or at `aside` if the file system cannot
+// exchange names. Returns its path, empty if there was none.
 fs::path rename_into_place(const fs::path& from, const fs::path& to, const fs::path& aside) {
   const mode_t mode = mode_of(to);
   const bool exists = mode != 0;
@@ -80,7 +80,7 @@ void undo_rename(const fs::path& from, const fs::path& to, const fs::path& old) 
 
 constexpr std::string_view kIncoming = ".incoming-", kTrash = ".trash-";
 
-// Removes a folder under a temporary name with everything in it.
+// Removes a folder with a temporary name and its content.
 void remove_tree(const fs::path& folder, bool purging) {
   std::error_code error;
   std::vector<fs::path> entries;
@@ -117,7 +117,7 @@ fs::path new_trash(const fs::path& folder) {
 }
 
 // The name that `path` had before commit() moved it aside for a successor that was never committed; empty
-// when `path` is anything else.
+// for any other `path`.
 fs::path name_to_restore(const fs::path& path) {
   const std::string name = path.filename().native();
   if (!name.starts_with(kReplacedPrefix)) return {};
@@ -129,7 +129,7 @@ fs::path name_to_restore(const fs::path& path) {
 
 }  // namespace
 
-// --- what is in the folder ---
+// --- listing ---
 
 std::optional<int64_t> step_of_name(std::string_view name) {
   constexpr std::string_view kPrefix = "step-";
@@ -149,7 +149,7 @@ StepFolder cheap_check(const fs::path& folder, int64_t step) {
     found.kind = index.empty() ? CheckpointKind::kSafetensors : CheckpointKind::kForeign;
     if (index.empty() && !has_safetensors(folder))
       throw_data("{}: has no .metadata and no *.safetensors: it is no checkpoint", printable(folder));
-    for (const std::string& name : index) regular_file_exists(folder / name);  // else it says what is there
+    for (const std::string& name : index) regular_file_exists(folder / name);  // throws naming what it is
     if (!name_exists(folder / kManifestFile)) return found;
     found.kind = CheckpointKind::kDamaged;
     found.manifest = read_manifest(folder);
@@ -237,14 +237,14 @@ std::vector<int64_t> steps_to_purge(const std::vector<StepFolder>& found, const 
   return steps;
 }
 
-// --- making a checkpoint ---
+// --- creating a checkpoint ---
 
 fs::path CheckpointFolder::step_path(int64_t step) const {
   return folder_ / fmt::format("step-{}", step);
 }
 
 fs::path CheckpointFolder::incoming(const std::string& save_id) const {
-  // Other programs take every name with step-<digits> in it for a checkpoint.
+  // Other programs treat every name with step-<digits> in it as a checkpoint.
   const std::string name = std::string(kIncoming) + save_id;
   if (!is_plain_name(name) || save_id.empty() || name.find("step-") != name.npos)
     throw_bug("\"{}\" cannot be the id of a save", save_id);
@@ -274,7 +274,7 @@ void CheckpointFolder::commit(const fs::path& incoming, int64_t step) const {
   const fs::path old = rename_into_place(incoming, to, aside);
   try {
     sync_folder(folder_);
-  } catch (const Error&) {  // not known to be on disk: it must not become visible
+  } catch (const Error&) {  // possibly not on disk: it must not become visible
     undo_rename(incoming, to, old);
     throw;
   }
@@ -290,7 +290,7 @@ void CheckpointFolder::remove_checkpoint(const fs::path& checkpoint, bool purgin
     log_warning("{}: cannot be removed: {}", printable(checkpoint), errno_text(error));
     return;
   }
-  sync_folder(folder_);  // the name is gone before the first file is
+  sync_folder(folder_);  // the name disappears before the first file does
   remove_tree(trash, purging);
 }
 
@@ -331,7 +331,7 @@ int CheckpointFolder::clean_leftovers(const FolderLock& lock) const {
   }
   for (const fs::path& path : stale) {
     if (const fs::path name = name_to_restore(path); !name.empty()) {
-      // The lock keeps others from making it in between; not all file systems know kNoReplace.
+      // The lock prevents others from creating it in between; not all file systems support kNoReplace.
       if (const int failure = rename_entry(path, name, RenameMode::kReplace); failure != 0) {
         log_warning("{}: cannot be renamed back to {}: {}", printable(path), name.filename().native(),
                     errno_text(failure));

@@ -27,8 +27,8 @@ namespace {
 constexpr const char* kLockFile = ".lock";
 constexpr size_t kMaxLockBytes = 4096;
 
-// Field 22 of /proc/PID/stat; 0 when there is no such process. The second field is a name in parentheses,
-// which may hold anything.
+// Field 22 of /proc/PID/stat; 0 if there is no such process. The second field is a name in parentheses,
+// which may contain anything.
 int64_t start_ticks_of(int64_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string line;
@@ -42,8 +42,8 @@ bool is_running(const LockOwner& owner) {
   return owner.start_ticks != 0 && start_ticks_of(owner.pid) == owner.start_ticks;
 }
 
-// Lustre, BeeGFS, GPFS, SMB and FUSE file systems may keep flock() to one host, depending on how they are
-// mounted. On local disks there is one host; NFS and Ceph pass locks on to the server.
+// Lustre, BeeGFS, GPFS, SMB and FUSE file systems may limit flock() to one host, depending on how they are
+// mounted. Local disks have one host; NFS and Ceph forward locks to the server.
 bool locks_reach_other_hosts(int fd) {
   constexpr std::array<uint32_t, 6> kMayNot = {0x0bd00bd0, 0x19830326, 0x47504653,
                                                0xff534d42, 0xfe534d42, 0x65735546};
@@ -59,7 +59,7 @@ std::string read_small(int fd) {
   return text;
 }
 
-// Those that make_folders() would make, the deepest first.
+// The folders that make_folders() would create, the deepest first.
 std::vector<fs::path> missing_folders(const fs::path& folder) {
   std::vector<fs::path> missing;
   std::error_code ignored;
@@ -106,7 +106,7 @@ std::optional<LockOwner> lock_owner_from_json(std::string_view text) try {
   const nlohmann::json json = parse_json(text, kLockFile);
   const JsonNode root(json, kLockFile);
   const auto number = [&](const char* key) {
-    return static_cast<int64_t>(root[key].count(0, uint64_t{1} << 37));  // a date whose year has four digits
+    return static_cast<int64_t>(root[key].count(0, uint64_t{1} << 37));  // dates with four-digit years
   };
   return LockOwner{root["host"].text(),   number("pid"),          number("unix_time"),
                    number("start_ticks"), root["boot_id"].text(), root["job"].text()};
@@ -116,10 +116,10 @@ std::optional<LockOwner> lock_owner_from_json(std::string_view text) try {
 
 std::string why_not_stale(const LockOwner& owner, const LockOwner& self, bool owner_runs,
                           bool locks_reach_other_hosts) {
-  if (owner.host == self.host && owner.boot_id != self.boot_id) return {};  // the host was rebooted since
+  if (owner.host == self.host && owner.boot_id != self.boot_id) return {};  // the host has rebooted
   if (owner.host == self.host) return owner_runs ? "that process runs" : "";
   if (!owner.job.empty() && owner.job == self.job)
-    return {};  // the batch system ended it before it started us
+    return {};  // the batch system ended the owner before starting this process
   if (locks_reach_other_hosts) return {};
   return "this file system does not tell whether a process on another host holds a lock";
 }
@@ -173,7 +173,7 @@ FolderLock::~FolderLock() {
     ::unlink((folder_ / kLockFile).c_str());
     file_ = Descriptor();
     for (const fs::path& folder : created_folders_)
-      if (::rmdir(folder.c_str()) != 0) break;  // something else is in it
+      if (::rmdir(folder.c_str()) != 0) break;  // the folder is not empty
     return;
   }
   if (file_ && ::ftruncate(file_.get(), 0) != 0)  // an owner that ended normally leaves no record

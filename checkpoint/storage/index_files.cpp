@@ -17,7 +17,7 @@ namespace hyperion::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
-// R of "__R.metadata" and of "__R_N.distcp".
+// Parses R of "__R.metadata" and of "__R_N.distcp".
 std::optional<uint32_t> rank_of(std::string_view name) {
   uint32_t rank = 0;
   if (!name.starts_with("__")) return {};
@@ -32,7 +32,7 @@ std::optional<uint32_t> rank_of(std::string_view name) {
 std::vector<std::string> find_index_files(const fs::path& path) {
   if (name_exists(path / ".metadata") || name_exists(path / kManifestFile)) return {".metadata"};
   if (!is_folder(path)) return {};
-  std::map<uint32_t, std::string> files;  // one of each rank that has any
+  std::map<uint32_t, std::string> files;  // rank -> one of its files
   bool of_ranks = false, safetensors = false;
   for (const fs::path& entry : list_folder(path)) {
     const std::string name = entry.filename().native();

@@ -24,8 +24,8 @@ using Json = nlohmann::json;
 
 constexpr size_t kMaxFiles = 1'000'000;
 constexpr size_t kMaxTextBytes = size_t{512} << 20;
-constexpr size_t kMaxJsonMultiple = 12;              // of the text's size: memory of its values
-constexpr uint64_t kMaxInteger = uint64_t{1} << 53;  // what every JSON reader can hold
+constexpr size_t kMaxJsonMultiple = 12;              // maximum memory of the values, in sizes of the text
+constexpr uint64_t kMaxInteger = uint64_t{1} << 53;  // exact in every JSON reader
 constexpr std::string_view kTail = "\"\n}\n";        // after the checksum's digits
 static_assert(std::endian::native == std::endian::little, "block hashes are hashed as they lie in memory");
 
@@ -80,7 +80,7 @@ CheckpointKind kind_of(const JsonNode& node) {
   return *kind;
 }
 
-// The digits are the last thing but kTail, and cover everything before them.
+// The digits precede kTail and cover everything before them.
 void check_own_checksum(std::string_view text, const JsonNode& root) {
   const std::string& checksum = root["checksum"].text();
   const size_t tail = 16 + kTail.size();
@@ -162,7 +162,7 @@ void check_sizes(const fs::path& folder, const Manifest& manifest) {
       throw_data("{}: is missing or cannot be read: {}; the checkpoint is incomplete", printable(path),
                  errno_text(errno));
     if (S_ISLNK(info.st_mode)) throw_data("{}: is a symbolic link, not a regular file", printable(path));
-    if (!S_ISREG(info.st_mode)) InputFile{path};  // says what it is
+    if (!S_ISREG(info.st_mode)) InputFile{path};  // throws naming what it is
     if (static_cast<uint64_t>(info.st_size) != record.bytes) {
       const std::string what =
           substitute_of(InputFile(path, Links::kRefuse), /*text=*/!record.name.ends_with(".safetensors"));

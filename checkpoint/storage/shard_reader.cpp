@@ -53,7 +53,7 @@ void require_record(const std::string& path, uint64_t size, const FileRecord& re
     throw_data("{}: has {} checksums, its {} bytes need {}", path, record.blocks.size(), size, blocks);
 }
 
-// Blocks [first, last), read ahead.
+// Prefetched blocks [first, last).
 BlockStream stream_of(const BlockFile& file, uint64_t first, uint64_t last) {
   std::vector<uint64_t> blocks(last - first);
   std::iota(blocks.begin(), blocks.end(), first);
@@ -70,7 +70,7 @@ std::byte* append(std::byte* to, std::span<const std::byte> bytes) {
 ShardReader::ShardReader(const fs::path& folder, const std::string& name, const FileRecord* record,
                          Links links)
     : path_(printable(folder / name)) {
-  // What is verified is read in full blocks, which gain nothing from the page cache.
+  // Verified reads are full blocks, which gain nothing from the page cache.
   if (links == Links::kFollow) {
     InputFile file(folder / name);
     size_ = file.size();
@@ -82,7 +82,8 @@ ShardReader::ShardReader(const fs::path& folder, const std::string& name, const 
     size_ = regular_size(file_.get(), folder / name);
   }
   if (record == nullptr || record->bytes != size_) {
-    // A file of safetensors may begin with the bytes of UTF-16's mark. What is open may want aligned reads.
+    // A safetensors file may begin with the bytes of UTF-16's mark. The open file may require aligned
+    // reads.
     const std::string what =
         substitute_of(InputFile(folder / name, links), /*text=*/!name.ends_with(".safetensors"));
     if (!what.empty()) throw_data("{}: {}", path_, what);
@@ -112,7 +113,7 @@ void ShardReader::read(uint64_t offset, void* out, uint64_t bytes) {
   if (!record_) return read_unverified(offset, to, bytes);
   for (uint64_t end = offset + bytes; offset < end;) {
     const uint64_t block = offset / kBlockBytes, skip = offset % kBlockBytes;
-    // First block that the request does not cover completely; the file's last one may be short.
+    // The first block that the request does not cover completely; the file's last block may be short.
     const uint64_t full_until = end == size_ ? record_->blocks.size() : end / kBlockBytes;
     uint64_t n = std::min(end - offset, kBlockBytes - skip);
     if (skip == 0 && full_until > block + 1 && !is_expected(block)) {
@@ -143,7 +144,7 @@ bool ShardReader::is_expected(uint64_t block) {
 
 std::span<const std::byte> ShardReader::held_block(uint64_t block) {
   if (block == held_block_ && !held_.empty()) return held_;
-  held_ = {};  // until its block is verified
+  held_ = {};  // empty until the block is verified
   if (is_expected(block)) {
     held_ = expected_->take();
   } else {
@@ -159,7 +160,7 @@ void ShardReader::will_read(uint64_t offset, uint64_t bytes) {
     ::posix_fadvise(file_.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_WILLNEED);
 }
 
-// Piece by piece, with read-ahead.
+// Reads in pieces, with prefetch.
 void ShardReader::read_unverified(uint64_t offset, std::byte* out, uint64_t bytes) {
   for (uint64_t done = 0; done < bytes;) {
     const uint64_t n = std::min(bytes - done, kBlockBytes);
@@ -173,7 +174,7 @@ void ShardReader::read_unverified(uint64_t offset, std::byte* out, uint64_t byte
 }
 
 void verify_file(const fs::path& folder, const FileRecord& record) {
-  evict(folder / record.name);  // for where there is no direct input
+  evict(folder / record.name);  // needed without direct I/O
   ShardReader(folder, record.name, &record).verify();
 }
 

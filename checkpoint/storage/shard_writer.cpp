@@ -56,9 +56,9 @@ ShardWriter::ShardWriter(const fs::path& folder, const std::string& name, int ra
   if (!is_plain_name(name)) throw_bug("\"{}\" is not the name of a file in a checkpoint", name);
   record_.name = name;
   file_ = Descriptor(open_new(path_, O_DIRECT));
-  if (!file_ && errno == EINVAL) {  // the file system knows no direct output
+  if (!file_ && errno == EINVAL) {  // the file system does not support O_DIRECT
     direct_ = false;
-    ::unlink(path_.c_str());  // some make the file before they refuse
+    ::unlink(path_.c_str());  // some file systems create the file before they refuse
     file_ = Descriptor(open_new(path_, 0));
   }
   if (!file_) {
@@ -174,7 +174,7 @@ void ShardWriter::write_buffered() {
 void ShardWriter::write_block(std::byte* data, uint64_t bytes, uint64_t offset) {
   for (uint64_t done = 0; done < bytes;) {
     if (direct_ && ((offset + done) % kDirectAlignment != 0 || (bytes - done) % kDirectAlignment != 0))
-      write_buffered();  // the end of a file, or after a short write
+      write_buffered();  // at the end of a file, or after a short write
     const FaultEffect fault = failpoint("file.write", path_.native());
     if (fault.flip) data[done] ^= std::byte{1};
     const uint64_t asked = fault.short_write ? (bytes - done + 1) / 2 : bytes - done;
@@ -203,7 +203,8 @@ FileRecord ShardWriter::close() {
     hash_block();
     write_block(blocks_[current_]->data(), used_, record_.bytes - used_);
   }
-  // Once fsync has failed, the system may have dropped the pages: asking again would only seem to succeed.
+  // Once fsync has failed, the system may have dropped the pages: a second fsync would only seem to
+  // succeed.
   int error = failpoint("file.fsync", path_.native()).error_number;
   if (error == 0 && ::fdatasync(file_.get()) != 0) error = errno;
   if (error != 0) fail("flush", record_.bytes, 0, error);

@@ -14,7 +14,7 @@ namespace hyperion::checkpoint {
 namespace {
 
 constexpr std::string_view kGap = "  ";
-constexpr size_t kMinWidth = 12;  // columns that a column keeps
+constexpr size_t kMinWidth = 12;  // minimum width of a shortened column
 
 bool continues_character(char c) {
   return (c & 0xC0) == 0x80;

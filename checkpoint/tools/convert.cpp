@@ -31,7 +31,7 @@ namespace {
 
 using Take = ItemReader::Take;
 
-// The keys of the model's weights, by name without the prefix of averages.
+// The keys of the model's weights, by name without the EMA prefix.
 std::map<std::string, std::string> weights_of(const OpenCheckpoint& source, bool ema) {
   std::map<std::string, std::string> weights, without_average;
   for (const auto& [key, record] : source.index.tensors) {
@@ -47,18 +47,18 @@ std::map<std::string, std::string> weights_of(const OpenCheckpoint& source, bool
   return weights;
 }
 
-// A tensor of the destination and where its numbers come from.
+// A tensor of the destination and its sources.
 struct Weight {
   struct Source {
-    std::string key;  // in the source's index
+    std::string key;  // key in the source's index
     std::shared_ptr<const TensorRecord> record;
-    StoredPart part;  // where it is in this tensor
+    StoredPart part;  // position in this tensor
   };
   std::string to;
   Dims shape;
   Dtype from_dtype = Dtype::kFloat32, dtype = Dtype::kFloat32;
   RowMap row_map{};
-  std::vector<Source> sources;  // several where they are transposed, else one
+  std::vector<Source> sources;  // several if they are transposed, else one
 
   const Source& source() const { return sources.front(); }
 };
@@ -71,7 +71,7 @@ std::vector<Weight> plan_weights(const OpenCheckpoint& source, const ConvertOpti
   else
     for (const auto& [name, key] : keys) wanted.push_back({name, name});
   std::vector<Weight> weights;
-  std::map<std::string, size_t> numbers;  // by name
+  std::map<std::string, size_t> numbers;  // index of each tensor, by name
   for (ConvertedTensor& one : wanted) {
     const auto found = keys.find(one.from);
     if (found == keys.end() && !one.record)
@@ -107,7 +107,7 @@ class WeightReader : public ItemReader {
   WeightReader(const OpenCheckpoint& source, const std::vector<Weight>& weights, uint64_t total)
       : source_(source), contents_(source), weights_(weights), progress_("convert", total, "B") {}
 
-  // The tensors of the save's layout are the weights, in their order, not sharded.
+  // The save's layout consists of the weights, in their order, not sharded.
   void read(const SaveItem& item, const Take& take) override {
     stream(item.entry, [&](const std::byte* data, uint64_t bytes) {
       reading_ = false;
@@ -118,8 +118,8 @@ class WeightReader : public ItemReader {
   // Whether the failure was in reading the source.
   bool failed_to_read() const { return reading_; }
 
-  // After all was streamed. Throws for numbers that are NaN or infinite: Error(kBadData) when they were read,
-  // Error(kNonFinite) when the new type made them.
+  // Call after streaming everything. Throws for NaN and infinite numbers: Error(kBadData) if they were
+  // read, Error(kNonFinite) if the new type produced them.
   void require_finite(const ConvertOptions& options) const {
     if (!read_.empty())
       throw_data("{}: holds NaN or infinite numbers, in {}: {} is not written", options.source.string(),
@@ -137,7 +137,8 @@ class WeightReader : public ItemReader {
     reading_ = true;
     const size_t from = size_of(weight.from_dtype), to = size_of(weight.dtype);
     auto elements = static_cast<int64_t>(kContentPiece / std::max(from, to));
-    // Columns of its sources are rows of it: of few rows each source would be read many times.
+    // Columns of the sources are rows of the weight: with few rows per read each source would be read many
+    // times.
     if (weight.source().part.transposes()) elements = std::max(elements, weight.shape[1] * weight.shape[2]);
     each_box(weight.shape, elements, [&](const Box& box) {
       const auto count = static_cast<uint64_t>(box.numel());
@@ -156,8 +157,8 @@ class WeightReader : public ItemReader {
   }
 
  private:
-  // Whether the numbers of the box that was read are finite. Those that are not count for the source's
-  // tensor; of a stack that is made of several, for the one that has the matrix.
+  // Whether the numbers of the box just read are finite. Non-finite ones count for the source tensor; for a
+  // stack of several tensors, for the one that has the matrix.
   bool scan(const Weight& weight, const Box& box) {
     const auto& [key, record, part] = weight.source();
     const std::vector<Chunk>& chunks = record->chunks;
@@ -187,7 +188,7 @@ class WeightReader : public ItemReader {
     return source.key;
   }
 
-  // The part's elements of a box of the weight that has all of the part's columns.
+  // Reads the part's elements of a box of the weight that has all of the part's columns.
   void read_transposed(const Weight::Source& source, const Box& box) {
     const auto& [key, record, part] = source;
     const Dims& shape = record->shape;
@@ -241,7 +242,7 @@ class WeightReader : public ItemReader {
   NotFinite read_, converted_;
 };
 
-// A temporary folder in the destination's parent; the destructor removes it with everything left in it.
+// A temporary folder in the destination's parent; the destructor removes it with its content.
 class WorkFolder {
  public:
   explicit WorkFolder(const fs::path& destination)
@@ -296,7 +297,7 @@ fs::path write_safetensors(const std::vector<Weight>& weights, const ConvertOpti
   return folder;
 }
 
-// As a save of one rank, durable like any other.
+// Writes like a save of one rank, equally durable.
 fs::path write_dcp(const std::vector<Weight>& weights, const OpenCheckpoint& source,
                    const ConvertOptions& options, WeightReader& reader, const WorkFolder& work) {
   std::vector<TensorState> tensors;

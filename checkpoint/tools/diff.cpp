@@ -26,7 +26,7 @@
 namespace hyperion::checkpoint {
 namespace {
 
-constexpr size_t kShown = 40;  // rows of a table; --json has all
+constexpr size_t kShown = 40;  // maximum rows of a table; --json has all
 
 struct TensorDifference {
   std::string name;
@@ -40,7 +40,7 @@ struct Differences {
   // "wanted" is a's, "found" b's.
   std::vector<Mismatch> mismatched{};  // in shape or type
   std::vector<TensorDifference> values{};
-  std::vector<Mismatch> object_values{};  // as repr() shows them
+  std::vector<Mismatch> object_values{};  // formatted by repr()
   bool empty() const {
     return only_a.empty() && only_b.empty() && mismatched.empty() && values.empty() && object_values.empty();
   }
@@ -48,7 +48,7 @@ struct Differences {
 
 using Tensors = std::map<std::string, TensorRecord>;
 
-// Calls both(name, a's, b's) for the selected names on both sides; adds the others to `found`.
+// Calls both(name, a's, b's) for the selected names on both sides; adds all other names to `found`.
 template <typename Value, typename Both>
 void match_names(const std::map<std::string, Value>& a, const std::map<std::string, Value>& b,
                  const Selection& only, Differences& found, const Both& both) {
@@ -79,7 +79,7 @@ std::optional<std::string> option_of_group(const std::string& key) {
   return key.substr(key.rfind('.') + 1);
 }
 
-// Both tensors side by side, piece by piece.
+// Streams both tensors together, in pieces.
 void compare_values(const OpenCheckpoint& a, const OpenCheckpoint& b, const Selection& only,
                     Differences& found) {
   const Tensors &tensors_a = a.index.tensors, &tensors_b = b.index.tensors;

@@ -9,14 +9,14 @@
 namespace hyperion::checkpoint {
 namespace {
 
-constexpr int64_t kMaxSpan = 16 << 20;       // bytes held to gather runs from
-constexpr int64_t kPageBytes = 4 << 10;      // what a disk or a file server reads at least
+constexpr int64_t kMaxSpan = 16 << 20;       // maximum bytes held to gather runs from
+constexpr int64_t kPageBytes = 4 << 10;      // minimum read of a disk or a file server
 constexpr int64_t kShortRun = 1 << 10;       // bytes: runs shorter than this are gathered from
-constexpr int64_t kGatheredSpan = 64 << 10;  // stretches of this many, whatever lies between them
+constexpr int64_t kGatheredSpan = 64 << 10;  // spans of this many bytes, whatever the gaps
 
-// A box of a strided tensor on its way to row-major memory.
+// Copies a box of a strided tensor to row-major memory.
 struct StridedBox {
-  int64_t first = 0;     // element of the record
+  int64_t first = 0;     // index in the record of the first element
   Dims shape, from, to;  // strides in elements, in the record and in memory
   std::byte* out = nullptr;
 };
@@ -26,8 +26,8 @@ class StridedReader {
   StridedReader(ByteSource& entry, const TensorArchive& archive)
       : entry_(entry), archive_(archive), element_(static_cast<int64_t>(size_of(archive.dtype))) {}
 
-  // Halves the box along its longest stride until a part is contiguous on both sides, or so dense in the file
-  // that all between its first and last element is read, see read_box().
+  // Halves the box along its longest stride until a part is contiguous on both sides, or so dense in the
+  // file that its entire span is read, see read_box().
   void read(const StridedBox& box, bool announced = false) {
     if (is_contiguous(box)) return fetch(box.first, element_ * count(box), box.out);
     const int64_t span = element_ * (1 + last_of(box));
@@ -36,7 +36,7 @@ class StridedReader {
       fetch(box.first, span, buffer_.data());
       return gather(box, 0, buffer_.data(), box.out);
     }
-    // So that a disk or a file server looks for many runs at once.
+    // Announces many runs, so that a disk or a file server fetches them concurrently.
     if (!announced && element_ * count(box) <= kMaxSpan) announced = announce(box);
     const size_t dim = longest_stride(box);
     StridedBox low = box, high = box;
@@ -68,14 +68,13 @@ class StridedReader {
     }
     return true;
   }
-  // Whether what lies between its first and last element is to be read in one piece.
+  // Whether the span from its first to its last element is read in one piece.
   bool is_dense(const StridedBox& box, int64_t span) const {
     std::vector<size_t> dims;  // by stride
     for (size_t dim = 0; dim < box.shape.size(); ++dim)
       if (box.shape[dim] > 1) dims.push_back(dim);
     std::ranges::sort(dims, {}, [&](size_t dim) { return box.from[dim]; });
-    // In elements: from the first to the last one of the dimensions so far, of the first run, of the widest
-    // gap.
+    // In elements: the span of the dimensions so far, the first run, the widest gap.
     int64_t reach = 1, run = 0, gap = 0;
     for (const size_t dim : dims) {
       if (box.from[dim] > reach && run == 0) run = reach;
@@ -91,7 +90,8 @@ class StridedReader {
       if (box.shape[best] == 1 || (box.shape[dim] > 1 && box.from[dim] > box.from[best])) best = dim;
     return best;
   }
-  // Tells the source of the runs of a box that is contiguous in its last dimension. Returns whether it is.
+  // Announces the runs of a box that is contiguous in its last dimension to the source. Returns whether it
+  // is.
   bool announce(const StridedBox& box) {
     if (box.from.back() != 1) return false;
     const auto run = static_cast<uint64_t>(element_ * box.shape.back());

@@ -48,7 +48,7 @@ std::span<const std::byte> bytes_of(const std::string& text) {
   return std::as_bytes(std::span(text));
 }
 
-// The records that every torch.save archive has, or may not have.
+// The required and the optional records of a torch.save archive.
 std::string read_pickle_record(ByteSource& archive, const ZipSlice& zip, uint64_t max_bytes) {
   if (zip.find("constants.pkl"))
     throw_data("{}: it holds a TorchScript program, which is refused", archive.name());
@@ -106,8 +106,8 @@ class TensorPickle {
   }
 
   TensorArchive archive;
-  std::string key;    // of the storage: the record is "data/<key>"
-  int64_t bytes = 0;  // of the storage
+  std::string key;    // the storage's key: its record is "data/<key>"
+  int64_t bytes = 0;  // size of the storage
 
  private:
   template <typename... Args>
@@ -158,7 +158,7 @@ class TensorPickle {
       overflow |= last >= count;
     }
     if (overflow) fail("its tensor reaches beyond its storage of {} elements", count);
-    if (*elements > count)  // strides of 0: a few bytes would stand for any number of elements
+    if (*elements > count)  // with strides of 0 a few bytes would represent any number of elements
       fail(
           "its tensor has {} elements, but its storage only {}: it was expanded, and has to be saved "
           "contiguous",

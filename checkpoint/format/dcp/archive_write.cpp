@@ -26,7 +26,8 @@ void write_dims(PickleWriter& writer, const Dims& dims) {
   writer.tuple(dims.size());
 }
 
-// What torch._utils needs to rebuild the tensor; types without a storage class of their own count in bytes.
+// Writes the arguments from which torch._utils rebuilds the tensor; types without a storage class are
+// counted in bytes.
 std::string tensor_pickle(Dtype dtype, const Dims& shape) {
   const std::string_view storage = traits_of(dtype).storage;
   const uint64_t bytes = data_bytes(dtype, shape);
@@ -55,7 +56,7 @@ std::string tensor_pickle(Dtype dtype, const Dims& shape) {
   return writer.finish();
 }
 
-// Everything up to the elements.
+// Writes everything before the elements.
 ZipWriter begin_tensor(Dtype dtype, const Dims& shape) {
   ZipWriter zip;
   zip.add(kPickle, tensor_pickle(dtype, shape));

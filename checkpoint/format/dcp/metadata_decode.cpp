@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kMaxKey = size_t{1} << 16;
 constexpr size_t kMaxRank = 64;
 // A pickle may refer to one value any number of times, so its content can be far larger than the file.
-// Visiting a value costs 1, keeping it the bytes it takes; the sum is limited to this, several times what
+// Visiting a value costs 1, keeping it costs its bytes; the sum is limited to this, several times what
 // torch's files need.
 constexpr uint64_t kWorkPerByte = 16;
 constexpr uint64_t kWorkOfSmallFile = uint64_t{4} << 20;
@@ -45,9 +45,9 @@ class MetadataReader {
   }
 
  private:
-  // Where the bytes of one chunk or object are.
+  // The location of one chunk or object.
   struct Entry {
-    std::optional<Dims> offset;  // none for an object
+    std::optional<Dims> offset;  // nullopt for an object
     Span where;
   };
 
@@ -85,9 +85,9 @@ class MetadataReader {
           index_.save_id = text_of(*id, "save_id");
   }
 
-  // Adds what the file at work describes to `merged`, which the files before it describe.
+  // Adds the content of the current file to `merged`, the content of the previous files.
   void merge(CheckpointIndex part, CheckpointIndex& merged) const {
-    merged.tensors.merge(part.tensors);  // `part` keeps the keys that are known
+    merged.tensors.merge(part.tensors);  // `part` keeps keys that `merged` already has
     for (auto& [key, tensor] : part.tensors) {
       TensorRecord& known = merged.tensors.at(key);
       if (tensor.dtype != known.dtype || tensor.shape != known.shape)
@@ -100,7 +100,7 @@ class MetadataReader {
     merged.paths.merge(part.paths);
     if (merged.save_id.empty()) merged.save_id = std::move(part.save_id);
   }
-  // Of one chunk that several ranks wrote, the first rank's stays.
+  // If several ranks wrote a chunk, the first rank's is kept.
   static void remove_copies(std::vector<Chunk>& chunks) {
     const auto box = [](const Chunk& chunk) { return std::tie(chunk.offset, chunk.shape); };
     std::ranges::stable_sort(chunks, {}, box);
@@ -197,7 +197,7 @@ class MetadataReader {
     return {std::string(*file), offset, length};  // both below 2^63: their sum fits
   }
 
-  // Of the object `key`, or of its chunk at `offset`; null where the file names none.
+  // The location of the object `key`, or of the chunk of `key` at `offset`; null if the file has none.
   const Span* find_place(const std::string& key, const std::optional<Dims>& offset) const {
     charge(key.size());
     const auto found = entries_.find(key);
@@ -258,8 +258,8 @@ class MetadataReader {
     return dtype->dtype;
   }
 
-  // Every place holds the bytes of one chunk or object alone, and at least as many as the chunk has elements:
-  // reading all of a checkpoint is then no more work than reading its files.
+  // Checks that every location holds the bytes of one chunk or object only, and at least as many as the
+  // chunk has elements: reading an entire checkpoint then costs no more than reading its files.
   void check_places() const {
     std::vector<std::pair<const Span*, const std::string*>> places;
     for (const auto& [key, record] : index_.objects) places.emplace_back(&record.where, &key);
@@ -304,10 +304,10 @@ class MetadataReader {
     });
   }
 
-  std::string path_;                               // of the file at work
-  mutable uint64_t work_left_ = kWorkOfSmallFile;  // of all files together, whose parts and copies are kept
+  std::string path_;                               // path of the current file
+  mutable uint64_t work_left_ = kWorkOfSmallFile;  // for all files together
   std::unordered_map<std::string_view, std::vector<Entry>> entries_;
-  CheckpointIndex index_;  // of the file at work
+  CheckpointIndex index_;  // index of the current file
 };
 
 }  // namespace

@@ -15,7 +15,7 @@ class ObjectDecoder {
 
   ObjectDecoder(const std::string& what, size_t input_bytes)
       : what_(what),
-        // A value takes a byte of pickle or more; shared ones count each time they are met.
+        // A value takes at least a byte of pickle; shared values count each time they are visited.
         budget_(std::min(64 * input_bytes + (size_t{1} << 20), 8 * input_bytes + (size_t{64} << 20))) {}
 
   Object unfold(PickleValue value, int depth) {

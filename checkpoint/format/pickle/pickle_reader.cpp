@@ -14,7 +14,7 @@ namespace hyperion::checkpoint {
 namespace {
 
 constexpr size_t kMaxMarks = 64;
-constexpr size_t kAllowedValues = size_t{1} << 22;  // that any pickle may have, as JSON may (base/json.h)
+constexpr size_t kAllowedValues = size_t{1} << 22;  // allowed in any pickle, as in JSON (base/json.h)
 
 }  // namespace
 
@@ -35,7 +35,7 @@ class PickleMachine {
     max_bytes_ = 4 * input.size() + (size_t{1} << 16);
     max_values_ = std::max(kAllowedValues, input.size() / 2);
     max_waiting_ = std::max(kAllowedValues, input.size() / 16);
-    // What big files need; untouched pages cost nothing, but addresses may be limited.
+    // Reserves for large files: untouched pages cost nothing, but addresses may be limited.
     tree_.nodes_.reserve(input.size() / 8);
     tree_.links_.reserve(input.size() / 4);
   }
@@ -56,7 +56,7 @@ class PickleMachine {
   }
 
  private:
-  // The instruction at at_.
+  // Executes the instruction at at_.
   PickleOp next() {
     begin_ = at_;
     opcode_ = static_cast<unsigned char>(take(1)[0]);
@@ -64,7 +64,7 @@ class PickleMachine {
     return static_cast<PickleOp>(opcode_);
   }
 
-  // What an instruction does; null for those that do not occur in checkpoints.
+  // The handler of each instruction; null for instructions that do not occur in checkpoints.
   using Instruction = void (*)(PickleMachine& machine);
   static const std::array<Instruction, 256> kInstructions;
 
@@ -116,14 +116,14 @@ class PickleMachine {
     stack_.pop_back();
     return ref;
   }
-  // torch's files and ours have a value in 2.6 bytes or more, and one that waits for its container in 50.
+  // torch's files and ours have a value per 2.6 bytes or more, and one waiting for its container per 50.
   void push(uint32_t ref) {
     if (++values_ > max_values_ || stack_.size() == max_waiting_)
       fail("its {} bytes hold too many values: more than {}, or more than {} that no container has taken yet",
            tree_.input_.size(), max_values_, max_waiting_);
     stack_.push_back(ref);
   }
-  // Where the last `count` values begin.
+  // The stack index of the last `count` values.
   size_t top_values(size_t count) const {
     if (stack_.size() - bottom() < count) fail("there are too few values to work on");
     return stack_.size() - count;
@@ -152,7 +152,7 @@ class PickleMachine {
     tree_.nodes_.push_back(node);
     return static_cast<uint32_t>(tree_.nodes_.size() - 1);
   }
-  // The depth of something at least `depth` deep that gets `child`.
+  // The depth of a container of depth `depth` after adding `child`.
   uint8_t deeper(uint32_t child, uint8_t depth) const {
     const uint8_t below = child & PickleTree::kSmallInt ? 0 : tree_.nodes_[child].depth;
     if (below >= kMaxPickleDepth) fail("values are nested deeper than {}", kMaxPickleDepth);
@@ -168,7 +168,7 @@ class PickleMachine {
       push(add(node));
     }
   }
-  void push_double(uint64_t big_endian) {  // the one operand that is
+  void push_double(uint64_t big_endian) {  // the only big-endian operand
     PickleNode node(Kind::kDouble);
     node.number = std::bit_cast<double>(__builtin_bswap64(big_endian));
     push(add(node));
@@ -194,13 +194,13 @@ class PickleMachine {
     node.at = {static_cast<uint32_t>(at_ - length), 0};
     push(add(node));
   }
-  // Makes room for `count` more links: at once for as many as max_values_ allows in lists that are not tiny,
-  // because doubling twice would take more addresses.
+  // Reserves `count` more links: at once for as many as max_values_ allows if lists are not tiny, because
+  // doubling twice would take more addresses.
   void reserve_links(size_t count) {
     if (tree_.links_.size() + count > tree_.links_.capacity())
       tree_.links_.reserve(tree_.input_.size() / 16 * 9);
   }
-  // A tuple of the values from `first` on replaces them.
+  // Replaces the values from `first` on by a tuple of them.
   void push_tuple(size_t first) {
     PickleNode node(Kind::kTuple);
     node.count = static_cast<uint32_t>(stack_.size() - first);
@@ -211,7 +211,7 @@ class PickleMachine {
     stack_.resize(first);
     push(add(node));
   }
-  // The values from `first` on become one more segment of the container below them.
+  // Moves the values from `first` on into a new segment of the container below them.
   void fill(Kind kind, size_t first) {
     const auto count = static_cast<uint32_t>(stack_.size() - first);
     if (first <= bottom() || value(stack_[first - 1]).kind() != kind)
@@ -288,7 +288,8 @@ class PickleMachine {
       fail("it calls builtins.getattr for something else than a member of an enum; refused, nothing was run");
     return *owner;
   }
-  // A call, written down as an instance of the function. The two that only wrap a container become it.
+  // Records a call as an instance of the function. The two functions that only wrap a container are
+  // replaced by it.
   void reduce() {
     const uint32_t args = top();
     const auto function = value(stack_[top_values(2)]).global();
@@ -327,13 +328,13 @@ class PickleMachine {
   }
 
   PickleTree tree_;
-  size_t at_ = 0, begin_ = 0;  // the next byte; the begin of the instruction at work
+  size_t at_ = 0, begin_ = 0;  // the next byte; the start of the current instruction
   unsigned opcode_ = 0;
   size_t steps_ = 0, values_ = 0;
   size_t max_bytes_ = 0, max_values_ = 0, max_waiting_ = 0;
   uint32_t none_ = 0, false_ = 0, true_ = 0, empty_tuple_ = 0;
   std::vector<uint32_t> stack_, memo_;
-  std::vector<size_t> marks_;  // sizes of the stack
+  std::vector<size_t> marks_;  // stack sizes at marks
 };
 
 constexpr std::array<PickleMachine::Instruction, 256> PickleMachine::kInstructions = [] {

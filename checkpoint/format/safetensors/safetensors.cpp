@@ -21,7 +21,7 @@ using nlohmann::json;
 static_assert(std::endian::native == std::endian::little, "tensor bytes are little-endian");
 
 constexpr size_t kMaxDimensions = 64;
-constexpr size_t kMaxJsonMultiple = 12;  // of the text's size: memory of its values
+constexpr size_t kMaxJsonMultiple = 12;  // maximum memory of the values, in sizes of the text
 
 // A list of whole numbers from 0 to INT64_MAX.
 Dims read_dims(const json& list, const std::string& where) {
@@ -36,7 +36,8 @@ Dims read_dims(const json& list, const std::string& where) {
   return dims;
 }
 
-// Elements of `shape` times `bytes`. Any product of extents must fit, not only one that a later 0 saves.
+// The number of elements of `shape` times `bytes`. Any product of extents must fit, even if a later extent
+// is 0.
 uint64_t bytes_of(const Dims& shape, uint64_t bytes, const std::string& where) {
   uint64_t product = bytes;
   bool empty = false;
@@ -70,7 +71,7 @@ SafetensorsHeader::Tensor read_tensor(const json& entry, uint64_t data, const st
   return tensor;
 }
 
-// The tensors follow each other from `data` to the file's end.
+// Checks that the tensors fill the range from `data` to the file's end.
 void check_coverage(const SafetensorsHeader& header, uint64_t data, const ByteSource& file) {
   std::vector<std::pair<uint64_t, uint64_t>> ranges;  // begin, end
   for (const auto& [name, tensor] : header.tensors)
@@ -121,7 +122,8 @@ WeightMap read_weight_map(const fs::path& path) {
   return map;
 }
 
-// Where each tensor of a file that torch's writer sharded begins in the global one; empty for other files.
+// The offset in the global tensor of each tensor in a file that torch's writer sharded; empty for other
+// files.
 std::map<std::string, Dims> saved_offsets(const SafetensorsHeader& header, const std::string& file) {
   std::map<std::string, Dims> offsets;
   const auto info = header.metadata.find("DCP_SHARDING_INFO");
@@ -141,7 +143,7 @@ std::map<std::string, Dims> saved_offsets(const SafetensorsHeader& header, const
   return offsets;
 }
 
-// Adds one shard; the tensor reaches to the farthest end of its shards.
+// Adds one shard; the tensor extends to the farthest end of its shards.
 void add_chunk(TensorRecord& record, const SafetensorsHeader::Tensor& shard, Dims offset,
                const std::string& file, const std::string& where) {
   if (record.chunks.empty()) {
@@ -186,7 +188,7 @@ void add_file(CheckpointIndex& index, const fs::path& folder, const std::string&
 
 CheckpointIndex read_indexed(const fs::path& folder) {
   const WeightMap map = read_weight_map(folder / kSafetensorsIndex);
-  std::map<std::string, std::string> files;  // and one tensor of each
+  std::map<std::string, std::string> files;  // file -> one of its tensors
   for (const auto& [name, file] : map) files.emplace(file, name);
   CheckpointIndex index;
   for (const auto& [file, tensor] : files) {

@@ -39,7 +39,7 @@ void check_names(const std::vector<NamedTensor>& tensors) {
   }
 }
 
-// Numbers of the tensors in each file.
+// The numbers of the tensors in each file.
 std::vector<std::vector<size_t>> assign_files(const std::vector<NamedTensor>& tensors,
                                               uint64_t max_file_bytes) {
   std::vector<std::vector<size_t>> files(1);
@@ -60,11 +60,11 @@ std::vector<std::vector<size_t>> assign_files(const std::vector<NamedTensor>& te
   return files;
 }
 
-// Length, JSON and the spaces that align what follows.
+// The header: length, JSON and spaces that align the data.
 std::string make_header(const std::vector<NamedTensor>& tensors, const std::vector<size_t>& members,
                         const std::map<std::string, std::string>& notes) {
   json metadata = notes;
-  metadata["format"] = "pt";  // transformers asks for it
+  metadata["format"] = "pt";  // transformers requires it
   std::string text = R"({"__metadata__":)" + metadata.dump();
   uint64_t begin = 0;
   for (const size_t i : members) {

@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kMaxRecords = 16;
 constexpr uint64_t kMaxDirectory = 64 << 10;
 
-// Numbers and headers, one after the other. Reading past the end throws.
+// Reads numbers and headers in sequence. Reading past the end throws.
 class Fields {
  public:
   Fields(const std::string& file, std::string_view bytes) : file_(file), bytes_(bytes) {}
@@ -37,11 +37,11 @@ class Fields {
   std::string_view bytes_;
 };
 
-// One header, as the directory or the record itself gives it.
+// A header, from the directory or the record itself.
 struct Header {
   uint16_t flags = 0, method = 0;
   uint32_t crc = 0;
-  uint64_t packed = 0, bytes = 0, at = 0;  // at: of the local header
+  uint64_t packed = 0, bytes = 0, at = 0;  // at: position of the local header
   std::string_view name;
 };
 
@@ -118,7 +118,7 @@ class ZipReader {
     return Directory{end.at, end.bytes, end.records, at};
   }
 
-  // Replaces the fields that are all ones by the 64-bit ones of the extra field.
+  // Replaces fields of all ones by the 64-bit values of the extra field.
   void widen(Header& header, std::string_view extra_text, bool with_offset) const {
     Fields extra(archive_.name(), extra_text);
     while (!extra.empty()) {
@@ -132,7 +132,7 @@ class ZipReader {
       return;
     }
   }
-  // What local and central headers both say.
+  // The fields that local and central headers share.
   template <typename Packed>
   static Header header_of(const Packed& packed) {
     return {.flags = packed.flags,
@@ -169,7 +169,7 @@ class ZipReader {
     ranges_.emplace_back(header.at, data + header.bytes);
     return {inner_name(header.name), data, header.bytes, header.crc};
   }
-  // Compares the local header with the directory's; its length.
+  // Compares the local header with the directory's; returns its length.
   uint64_t check_local(const Header& header, const std::string& who, uint64_t end) const {
     const auto packed = read_at<zip::LocalHeader>(header.at);
     const uint64_t rest_bytes = uint64_t{packed.name_bytes} + packed.extra_bytes;

@@ -31,7 +31,7 @@ void ZipWriter::add(std::string_view name, std::string_view content) {
 }
 
 void ZipWriter::begin_elsewhere(std::string_view name, uint64_t bytes, uint64_t alignment) {
-  // An empty record has nothing to describe later.
+  // An empty record needs no descriptor.
   const auto flags = static_cast<uint16_t>(zip::kUtf8Name | (bytes > 0 ? zip::kHasDescriptor : 0));
   records_.push_back({.name = std::string(kFolder).append(name),
                       .at = position(),
@@ -66,7 +66,7 @@ void ZipWriter::local_header(const Record& record, uint64_t padding) {
   }
   raw(header);
   text_ += record.name;
-  if (padding > 0) {  // "FB" is how PyTorch marks its padding
+  if (padding > 0) {  // PyTorch marks its padding by "FB"
     text_ += "FB";
     raw(static_cast<uint16_t>(padding - 4));
     text_.append(padding - 4, 'Z');
