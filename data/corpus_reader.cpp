@@ -22,7 +22,7 @@ uint64_t CorpusReader::documents(const StreamPosition& position, uint64_t seed) 
                files_.size());
   const size_t index = file_order(files_.size(), seed, position.epoch, shuffle_)(position.file);
   if (file_ != index) {
-    source_.reset();  // so that two decompressed files are never in memory at once
+    source_.reset();  // never hold two decompressed files in memory
     document_.reset();
     file_.reset();
     source_ = open_source(files_[index], encode_, field_);

@@ -16,10 +16,10 @@
 namespace hyperion::data {
 namespace {
 
-// What one call of a library's decoder did.
+// The result of one call of a library's decoder.
 struct DecoderStep {
   size_t consumed, produced;  // bytes
-  bool at_end = false;        // of a gzip member or zstd frame
+  bool at_end = false;        // at the end of a gzip member or zstd frame
   const char* damage = nullptr;
 };
 
@@ -72,7 +72,7 @@ InflatedText decompress_gzip(const InputFile& file, uint64_t limit, uint64_t wan
   const std::unique_ptr<z_stream, int (*)(z_stream*)> guard(&stream, inflateEnd);
   bool in_member = true;
   return decode_all(file, "gzip", limit, wanted, [&](std::string_view in, char* out, size_t room) {
-    // Zero bytes behind a member are padding, as for gzip itself.
+    // Zero bytes after a member are padding, as for gzip itself.
     if (const size_t padding = std::min(in.find_first_not_of('\0'), in.size()); !in_member && padding > 0)
       return DecoderStep{padding, 0, true};
     stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(in.data()));

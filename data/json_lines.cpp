@@ -21,7 +21,7 @@ namespace hyperion::data {
 namespace {
 
 constexpr size_t kReadBlock = size_t{1} << 20;
-constexpr size_t kFirstPiece = size_t{64} << 10;  // nearly every line is shorter
+constexpr size_t kFirstPiece = size_t{64} << 10;  // longer than nearly every line
 constexpr size_t kKeptBuffer = size_t{4} << 20;
 constexpr std::string_view kChatFields[] = {"messages", "conversations", "conversation"};
 
@@ -29,7 +29,7 @@ bool is_blank(std::string_view line) {
   return line.find_first_not_of(" \t\r") == std::string_view::npos;
 }
 
-// The text of a file up to the end of its first line that is not blank, and perhaps more.
+// Reads a file up to the end of its first line that is not blank, or further.
 InflatedText first_line(const InputFile& file) {
   for (uint64_t size = kFirstPiece;; size = std::min<uint64_t>(size * 8, JsonLines::kLineLimit + 1)) {
     InflatedText text = read_begin(file, size);
@@ -40,7 +40,7 @@ InflatedText first_line(const InputFile& file) {
   }
 }
 
-// Of a Megatron's X.bin, tokens without a head, the format that X.idx beside it tells; null for other files.
+// For Megatron's X.bin, tokens without a header, the format of X.idx next to it; null for other files.
 const FileFormat* format_of_index(std::filesystem::path path) {
   std::error_code error;
   if (path.extension() != ".bin" || !std::filesystem::is_regular_file(path.replace_extension(".idx"), error))
@@ -120,7 +120,7 @@ JsonLines::~JsonLines() = default;
 void JsonLines::index_lines() {
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
   uint64_t line_begin = 0, blank_lines = 0;
-  bool blank = true;  // the line so far
+  bool blank = true;  // whether the line is blank so far
   const auto end_line = [&] {
     if (!blank) {
       begins_.push_back(line_begin);
@@ -209,7 +209,7 @@ std::string_view JsonLines::text(uint64_t document) {
     error = parser_->parse(replace_ill_formed(source)).get(root);
   }
   if (error) {
-    // Perhaps of a value that is not read: one that is valid JSON, but too large or too deep for the parser.
+    // The error may concern a value that is not read: valid JSON, but too large or too deep for the parser.
     const std::string reduced = without_other_values(replace_ill_formed(source), field_.name);
     if (!reduced.empty()) error = parser_->parse(reduced).get(root);
   }

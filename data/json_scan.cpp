@@ -12,7 +12,8 @@ bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-// Takes tokens from the front of a text. Each take_*() returns what it took, "" when there is no such token.
+// Takes tokens from the front of a text. Each take_*() returns the token, or "" if there is none of that
+// kind.
 class TokenReader {
  public:
   explicit TokenReader(std::string_view text) : rest_(text) {}
@@ -79,9 +80,9 @@ class TokenReader {
 
 // Takes a list or object, without recursion.
 bool skip_structure(TokenReader& in) {
-  std::string open;  // the brackets that are open
+  std::string open;  // the open brackets
   do {
-    // Here a value begins.
+    // A value begins here.
     in.skip_space();
     const char c = in.front();
     bool value_ended = true;
@@ -106,7 +107,7 @@ bool skip_structure(TokenReader& in) {
   } while (true);
 }
 
-// The text that the token of a string stands for; nullopt where a half surrogate is in it.
+// The text that a string token represents; nullopt if it has a lone surrogate.
 std::optional<std::string> unescaped(std::string_view token, simdjson::dom::parser& parser) {
   if (token.find('\\') == token.npos) return std::string(token.substr(1, token.size() - 2));
   std::string_view text;
@@ -129,7 +130,7 @@ std::string without_other_values(std::string_view json, std::string_view field) 
     in.skip_space();
     const std::optional<std::string> name = unescaped(key, parser);
     if (object.size() > 1) object += ',';
-    for (size_t i = 0; i < key.size(); ++i) {  // a key that is no text becomes one that nobody asks for
+    for (size_t i = 0; i < key.size(); ++i) {  // a key that is not text becomes one that no field matches
       const bool inner_quote = key[i] == '"' && i > 0 && i + 1 < key.size();
       if (!name && (key[i] == '\\' || inner_quote)) object += '\\';
       object += key[i];

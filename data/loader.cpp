@@ -15,7 +15,7 @@
 namespace hyperion::data {
 namespace {
 
-constexpr size_t kRememberedBatches = 256;  // microbatches that where() remembers
+constexpr size_t kRememberedBatches = 256;  // number of microbatches that where() remembers
 
 void check_shard(const CorpusFile& file, const LoaderOptions& options) {
   const auto path = file.path / "index.json";
@@ -185,11 +185,11 @@ void DataLoader::prefetch(const std::stop_token& stop) {
   }
 }
 
-// Errors name the rank: other ranks may have none.
+// Errors name the rank, because other ranks may have none.
 std::optional<Batch> DataLoader::next() try {
   const auto begin = std::chrono::steady_clock::now();
   if (!thread_.joinable()) {
-    const int64_t tokens = options_.dp_degree * options_.rows * options_.seq_len;  // of a microbatch
+    const int64_t tokens = options_.dp_degree * options_.rows * options_.seq_len;  // per microbatch
     if (options_.node) stream_.share(*options_.node, static_cast<uint64_t>(tokens * options_.prefetch));
     thread_ = std::jthread([this](const std::stop_token& stop) { prefetch(stop); });
   }

@@ -14,43 +14,43 @@
 namespace hyperion::data {
 namespace {
 
-// Without a word from a rank that is alive. Reading and tokenising a document takes far less; a collective,
-// which every step has, notices a rank that hangs before.
+// Timeout without data from a live rank. Reading and tokenizing a document takes far less; a collective,
+// which every step has, notices a hanging rank earlier.
 constexpr std::chrono::minutes kTimeout{10};
-constexpr int kMaxRanks = 64;  // of a node
-constexpr uint64_t kWord = 8;  // bytes: what is written and read is a whole number of these
-constexpr uint64_t kMinWords = (uint64_t{64} << 10) / kWord;  // some documents, whatever is to be ahead
+constexpr int kMaxRanks = 64;                                 // per node
+constexpr uint64_t kWord = 8;                                 // bytes; writes and reads are multiples of it
+constexpr uint64_t kMinWords = (uint64_t{64} << 10) / kWord;  // a few documents, even for a short prefetch
 
 constexpr uint64_t words_of(uint64_t bytes) {
   return (bytes + kWord - 1) / kWord;
 }
 
-// Before each document.
+// Precedes each document.
 struct Head {
   enum Kind : uint64_t { kTokens, kError };
   uint64_t kind = kTokens;
   StreamPosition position;
-  DocumentInfo info;  // of an error: `length` is that of its text
+  DocumentInfo info;  // for an error `length` is that of its text
 };
 static_assert(sizeof(Head) % kWord == 0);
 
 }  // namespace
 
-// In the payload of a segment: how far its rank has written and the ranks of the node have read, and the
-// words themselves.
+// Layout of a segment's payload: the progress of its writer and of the node's readers, and the words
+// themselves.
 struct NodeDocuments::Ring {
   static constexpr uint64_t kHead = 8192;
   static constexpr uint64_t kWords = (SharedSegment::kCapacity - kHead) / kWord;
 
   struct Counter {
     uint64_t words : 40;
-    uint64_t generation : 24;  // the number of the start that it counts from
+    uint64_t generation : 24;  // number of the start from which it counts
     bool operator==(const Counter&) const = default;
   };
-  uint64_t identity;  // of the segment: another process's number may be another process here
+  uint64_t identity;  // identifies the segment: in another pid namespace a pid may be another process
   alignas(64) std::atomic<Counter> written;
-  alignas(64) std::atomic<uint32_t> writes;  // counts, to wait for
-  alignas(64) std::atomic<uint32_t> reads;   // counts those of all ranks, to wait for
+  alignas(64) std::atomic<uint32_t> writes;  // number of writes, to wait on
+  alignas(64) std::atomic<uint32_t> reads;   // number of reads by all ranks, to wait on
   struct alignas(64) Reader {
     std::atomic<Counter> read;
   };
@@ -63,9 +63,9 @@ struct NodeDocuments::Ring {
 
 namespace {
 
-// Where other ranks of its host find the segment of a rank.
+// The address of a rank's segment for other ranks of its host.
 struct SegmentAddress {
-  std::string host;  // of one start of a machine; "": ranks of one host cannot find each other
+  std::string host;  // boot id; "": ranks of one host cannot find each other
   int process = 0, descriptor = -1;
   uint64_t identity = 0;
   static auto members(auto& self) {
@@ -106,7 +106,7 @@ std::unique_ptr<NodeDocuments> NodeDocuments::make(Coordinator& group) {
     members.push_back(rank);
   }
   good = good && members.size() <= kMaxRanks;
-  enum class Answer : char { kImpossible, kAlone, kShared };  // with other ranks of its host
+  enum class Answer : char { kImpossible, kAlone, kShared };  // kShared: with other ranks of its host
   const Answer answer = !good ? Answer::kImpossible : members.size() > 1 ? Answer::kShared : Answer::kAlone;
   const bool shared = combine_on_rank_0(group, answer, [](const std::vector<Answer>& answers) {
     return std::ranges::count(answers, Answer::kImpossible) == 0 &&
@@ -172,7 +172,7 @@ void NodeDocuments::tokenise(CorpusReader& reader, StreamPosition position, uint
         }
         position.next_document(reader.documents(position, seed), reader.files().size());
       } catch (const std::exception& error) {
-        // In the place of this rank's next document: no rank comes beyond it.
+        // Replaces this rank's next document: no rank gets beyond it.
         const std::string text = encode_error(error_from(error));
         publish(position, Head::kError, {.length = text.size()}, text.data(), text.size());
         return;
@@ -192,14 +192,14 @@ void NodeDocuments::publish(const StreamPosition& position, uint64_t kind, const
   wake_all(ring.writes);
 }
 
-// Into the own ring, as the ranks of the node make room.
+// Writes to this rank's ring, as the ranks of the node free space.
 void NodeDocuments::write(const void* data, uint64_t bytes) {
   Ring& ring = *rings_[local_rank_];
   uint64_t at = ring.written.load(std::memory_order_relaxed).words;
   const auto* from = static_cast<const std::byte*>(data);
   while (bytes > 0) {
     const uint32_t seen = ring.reads.load(std::memory_order_acquire);
-    uint64_t oldest = at;  // word that some rank has yet to read
+    uint64_t oldest = at;  // the first word that some rank has yet to read
     for (size_t reader = 0; reader < rings_.size(); ++reader) {
       const Ring::Counter read = ring.readers[reader].read.load(std::memory_order_acquire);
       if (read.generation < generation_) oldest = 0;  // it has not started yet
@@ -223,7 +223,7 @@ void NodeDocuments::write(const void* data, uint64_t bytes) {
   }
 }
 
-// From the ring of a rank of the node.
+// Reads from the ring of a rank of the node.
 void NodeDocuments::read(int owner, void* data, uint64_t bytes) {
   Ring& ring = *rings_[owner];
   uint64_t& at = words_read_[owner];

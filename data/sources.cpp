@@ -17,7 +17,7 @@ namespace hyperion::data {
 namespace fs = std::filesystem;
 namespace {
 
-// JSON lines, tokenised one document at a time.
+// Tokenizes JSON lines one document at a time.
 class TextSource : public DocumentSource {
  public:
   TextSource(const fs::path& path, Encode encode, const TextField& field)
@@ -62,15 +62,16 @@ CorpusFile make_corpus_file(const fs::path& path, const fs::path& root) {
   if (fs::is_regular_file(content, error))
     size = fs::file_size(content, error);
   else
-    InputFile{content};  // says what it is
+    InputFile{content};  // throws naming what it is
   if (error) throw_data("dataset file {}: cannot be examined: {}", path.string(), error.message());
   if (size == 0) throw_data("dataset file {}: is empty: remove it or write it again", path.string());
   return {path, path.lexically_relative(root).generic_string(), size,
           shard ? CorpusFormat::kTokenShard : CorpusFormat::kText};
 }
 
-// Adds the file, the shard or what is in the folder, below which links to folders are not followed; names are
-// relative to `root`. To `hidden` goes what would be read if its name did not begin with a dot.
+// Adds the file, the shard, or the content of the folder, in which links to folders are not followed; names
+// are relative to `root`. Entries that would be read if their names did not begin with a dot go to
+// `hidden`.
 void add_path(const fs::path& path, const fs::path& root, std::vector<CorpusFile>& files,
               std::vector<fs::path>& hidden) {
   if (!is_folder(path) || is_token_shard(path)) {
@@ -90,7 +91,7 @@ void add_path(const fs::path& path, const fs::path& root, std::vector<CorpusFile
   }
 }
 
-// The part of a pattern that stands for itself.
+// The literal prefix of a pattern.
 std::string fixed_part(const std::string& pattern) {
   return pattern.substr(0, pattern.find_first_of("*?[{"));
 }
@@ -100,7 +101,7 @@ std::vector<fs::path> expand_glob(const std::string& pattern) {
   const int status = ::glob(pattern.c_str(), GLOB_BRACE, nullptr, &matches);
   const std::unique_ptr<glob_t, void (*)(glob_t*)> guard(&matches, globfree);
   if (status != 0 && status != GLOB_NOMATCH) throw_data("dataset pattern {}: cannot be expanded", pattern);
-  // ".*" also matches "." and "..", which the pattern does not mean unless it writes them out.
+  // ".*" also matches "." and "..", which a pattern means only if it spells them out.
   const size_t fixed = fixed_part(pattern).size();
   const bool writes_dots = pattern.find("./", fixed) != pattern.npos;
   std::vector<fs::path> paths;
@@ -121,7 +122,7 @@ std::string describe_hidden(const std::vector<fs::path>& hidden) {
                      printable(hidden.front()));
 }
 
-// A file in the folder of a format that is not read; "" when there is none.
+// A file in the folder whose format is refused; "" if there is none.
 fs::path refused_file(const fs::path& folder) {
   std::error_code error;
   for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {

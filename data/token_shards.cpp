@@ -26,7 +26,7 @@ constexpr uint64_t kNarrowVocabulary = 65536;
 constexpr uint64_t kHashBlock = uint64_t{1} << 20;
 constexpr size_t kMaxHeader = size_t{1} << 20;
 
-// Calls take(bytes) for the whole file, block by block.
+// Calls take(bytes) for the entire file, block by block.
 template <typename Take>
 void each_block(const InputFile& file, const Take& take) {
   std::vector<std::byte> block;
@@ -212,7 +212,7 @@ TokenShardWriter::TokenShardWriter(const fs::path& folder, uint64_t vocab_size, 
   header_.tokenizer_path = std::move(tokenizer_path);
   temporary_ = folder_;
   temporary_ += fmt::format(".tmp.{}", ::getpid());
-  fs::remove_all(temporary_, error);  // left by a process with this number that was killed
+  fs::remove_all(temporary_, error);  // left by a killed process with the same pid
   if (temporary_.has_parent_path()) fs::create_directories(temporary_.parent_path(), error);
   const bool created = ::mkdir(temporary_.c_str(), 0777) == 0;
   if (created) tokens_.reset(std::fopen((temporary_ / "tokens.bin").c_str(), "wbxe"));
@@ -259,7 +259,7 @@ ShardHeader TokenShardWriter::finish() {
   header_.tokens_xxh3 = hash_hex(InputFile(temporary_ / "tokens.bin"));
   header_.documents_xxh3 = hash_hex(InputFile(temporary_ / "documents.bin"));
   write_file_atomic(temporary_ / "index.json", shard_header_json(header_));
-  // rename(2) replaces an empty folder, and refuses one that was filled meanwhile
+  // rename(2) replaces an empty folder, and refuses one that was filled in the meantime.
   if (std::rename(temporary_.c_str(), folder_.c_str()) != 0)
     throw_save_failed("token shard {}: cannot be renamed to {}: {}", temporary_.string(), folder_.string(),
                       std::strerror(errno));

@@ -21,7 +21,7 @@ void TokenStream::open_document() {
 }
 
 void TokenStream::share(NodeDocuments& node, uint64_t tokens_ahead) {
-  position();  // the document that is open may be at its end
+  position();  // the open document may be at its end
   open_ = false;
   node.start(reader_, position_, options_.seed, tokens_ahead);
   node_ = &node;

@@ -9,7 +9,7 @@ bool is_space(char32_t c) {
   return char_classes()[c] == CharClass::kSpace;
 }
 
-// The start of the white space that ends at `end`, not before `limit`.
+// The start of the white space that ends at `end`, at or after `limit`.
 size_t space_begin(std::string_view text, size_t limit, size_t end) {
   while (end > limit) {
     size_t begin = end - 1;
@@ -57,7 +57,7 @@ const AddedToken* AddedTokenFinder::longest_at(std::string_view sentence, size_t
 
 void AddedTokenFinder::split(std::string_view sentence, const std::function<void(std::string_view)>& text,
                              const std::function<void(int32_t)>& token) const {
-  size_t done = 0;  // everything before it has been passed on
+  size_t done = 0;  // everything before it has been emitted
   for (size_t i = 0; i < sentence.size();) {
     const AddedToken* match = starts_[static_cast<uint8_t>(sentence[i])] ? longest_at(sentence, i) : nullptr;
     if (match == nullptr) {

@@ -12,7 +12,7 @@
 namespace hyperion::data {
 namespace {
 
-// Characters that NFC leaves unchanged in a text that consists of these alone.
+// Characters that NFC leaves unchanged in a text of only these.
 constexpr CodePointRange kInert[] = {
     {0x000, 0x2FF},   {0x400, 0x482},   {0x48A, 0x52F},   {0x2002, 0x20CF},
     {0x2190, 0x2328}, {0x2460, 0x2ADB}, {0x3000, 0x3029}, {0x3030, 0x3098},

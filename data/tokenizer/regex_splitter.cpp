@@ -15,7 +15,7 @@ namespace {
 constexpr uint32_t kMatchLimit = 10'000'000;
 constexpr size_t kMaxPattern = 65536;  // bytes
 
-// The inside of a bracket expression for a class, or for all other characters.
+// The inside of a bracket expression for a class, or for its complement.
 std::string class_text(CharClass char_class, bool negated) {
   std::string text;
   const auto add = [&](char32_t first, char32_t last) {
@@ -125,7 +125,7 @@ std::string message_of(int error) {
   return text;
 }
 
-// What one thread needs to match: places for the result, limits, and a stack for compiled code.
+// The state that one thread needs to match: results, limits, and a stack for compiled code.
 struct MatchState {
   MatchState() {
     pcre2_set_match_limit(context.get(), kMatchLimit);
@@ -164,7 +164,7 @@ RegexSplitter::RegexSplitter(std::string_view pattern, const std::string& where)
   if (matches_empty)
     throw_data("{}: the regular expression {:?} matches the empty string, which splits nothing", where,
                pattern);
-  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // where it fails, the slower interpreter matches
+  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // if it fails, the slower interpreter matches
 }
 
 std::optional<std::pair<size_t, size_t>> RegexSplitter::next(std::string_view text, size_t from) const {

@@ -73,7 +73,7 @@ bool decode_base64(std::string_view text, std::string& bytes) {
   return true;
 }
 
-// The pair (left, right) merges to left+right where that is a token, and the token's id is its rank.
+// The pair (left, right) merges to left+right if that is a token, and the token's id is its rank.
 MergeTable merges_of(const TokenizerSpec& spec) {
   MergeTable merges(2 * spec.words.size());
   std::string part;

@@ -16,13 +16,13 @@
 namespace hyperion::data {
 namespace {
 
-// Bytes of text that no rule of the tokenizer splits, such as a run of letters. Merging takes about 50 times
-// as much memory.
+// Maximum bytes of text that no rule of the tokenizer splits, such as a run of letters. Merging takes about
+// 50 times as much memory.
 constexpr size_t kMaxWord = size_t{8} << 20;
-constexpr size_t kMaxPooledIds = size_t{1} << 20;  // larger buffers are freed after the text that needed them
+constexpr size_t kMaxPooledIds = size_t{1} << 20;   // larger buffers are freed after use
 constexpr size_t kMaxText = (size_t{1} << 31) - 1;  // bytes: positions in a word are 32-bit
 
-// `path`, or the tokenizer file in that folder; "" when it holds none.
+// `path`, or the tokenizer file in that folder; "" if there is none.
 std::filesystem::path look_for_file(const std::filesystem::path& path) {
   if (!is_folder(path)) return path;
   for (const char* name : {"tokenizer.json", "tokenizer.model", "original/tokenizer.model"})
@@ -40,7 +40,7 @@ std::filesystem::path find_file(const std::filesystem::path& path) {
   return file;
 }
 
-// Length before text, so that no two lists of texts give the same hash.
+// Hashes each length before its text, so that no two lists of texts have the same hash.
 uint64_t add_text(uint64_t hash, std::string_view text) {
   const uint64_t size = text.size();
   return hash_text(text, hash_bytes(&size, sizeof size, hash));
@@ -57,7 +57,7 @@ std::string hash_of(const std::filesystem::path& file, const TokenizerSpec& spec
 
 }  // namespace
 
-// What one call of encode() works with.
+// The buffers of one call of encode().
 struct Tokenizer::Scratch {
   WordCache cache;
   WordMerger merger;
@@ -158,7 +158,7 @@ void Tokenizer::encode_word(std::string_view word, Scratch& scratch) const {
   add(scratch.symbols);
 }
 
-// The ids of a word, into scratch.symbols. A byte without a token is left out, as Hugging Face does.
+// Writes the ids of a word to scratch.symbols. A byte without a token is left out, as in Hugging Face.
 void Tokenizer::merge_word(std::string_view word, Scratch& scratch) const {
   if (word.size() > kMaxWord)
     throw_data(

@@ -1,5 +1,5 @@
-// Reads Hugging Face's tokenizer.json and tokenizer_config.json. Everything in them is checked; a component
-// that is not understood is refused by its name, because ignoring it would give other ids.
+// Reads Hugging Face's tokenizer.json and tokenizer_config.json. Everything in them is checked; an unknown
+// component is refused by its name, because ignoring it would give other ids.
 #include <algorithm>
 #include <ranges>
 
@@ -66,7 +66,7 @@ void read_merges(const JsonNode& merges, TokenizerSpec& spec) {
 }
 
 void read_model(const JsonNode& model, TokenizerSpec& spec) {
-  // files of before 2020 name no type
+  // files from before 2020 name no type
   if (!model["type"].is_null() && model["type"].text() != "BPE")
     refuse(model, "model type " + model["type"].text(), "BPE");
   if (!model["dropout"].is_null()) refuse(model["dropout"], "dropout", "null");
@@ -110,7 +110,7 @@ void read_split(const JsonNode& split, TokenizerSpec& spec) {
     refuse(split, "behavior " + behavior, "Isolated, Removed");
 }
 
-// `done`: the ByteLevel step, after which text is no longer text, was read.
+// `done` says that the ByteLevel step, after which text is no longer text, was read.
 void read_pretokenizer(const JsonNode& step, TokenizerSpec& spec, bool& done) {
   if (done) refuse(step, "a pre-tokenizer behind ByteLevel", "ByteLevel as the last one");
   const std::string& type = step["type"].text();
@@ -212,7 +212,7 @@ void apply_tokenizer_config(const std::filesystem::path& file, TokenizerSpec& sp
     if (root["eos_token"].where() == token.where()) spec.eos = content;
   }
   if (root["added_tokens_decoder"].is_null()) return;
-  // objects come sorted as text; new tokens get their ids in the order of the numbers
+  // objects are sorted as text; new tokens get their ids in numeric order
   std::vector<std::pair<int64_t, JsonNode>> tokens;
   for (const auto& [id, value] : root["added_tokens_decoder"].object().items()) {
     const bool is_id =

@@ -57,8 +57,7 @@ inline size_t WordScanner::run_end(std::string_view text, size_t position, CharC
   return position;
 }
 
-// \s+(?!\S)|\s+ : a run of space leaves its last character to a word that follows, unless that is all there
-// is.
+// \s+(?!\S)|\s+ : a run of space leaves its last character to a following word, unless it is the only one.
 size_t WordScanner::space_end(std::string_view text, size_t begin) const {
   size_t last = begin, end = begin;
   while (end < text.size()) {
