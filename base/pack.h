@@ -1,7 +1,7 @@
 // Packs values as bytes, for messages between processes of one job: numbers, texts, lists, maps, pairs,
 // optionals, variants, and structs that list their members:
 //
-//   struct Found {
+//   struct Candidate {
 //     std::string path;
 //     int64_t step = 0;
 //     static auto members(auto& self) { return std::tie(self.path, self.step); }

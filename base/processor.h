@@ -1,6 +1,6 @@
-// Instruction sets of the processor beyond the compiler's baseline. Processors other than x86-64 have none,
-// and run plain code that the compiler vectorizes. No other file asks for the processor, except kernels
-// compiled once per instruction set (models/kernels/common/vectors.h).
+// Instruction sets of the processor beyond the compiler's baseline. Only x86-64 has any; other processors
+// run plain code that the compiler vectorizes. No other file checks the processor, except kernels compiled
+// once per instruction set (models/kernels/common/vectors.h).
 #pragma once
 
 #ifdef __x86_64__

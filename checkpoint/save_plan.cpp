@@ -33,7 +33,7 @@ int count_parts(std::span<const Cut> cuts) {
   return static_cast<int>(parts);
 }
 
-// Which rank holds part p as replica r of a kind: [parts * replicas] ranks.
+// The rank that holds part p as replica r of a kind: [parts * replicas] ranks.
 std::vector<uint32_t> holders_of(const SaveLayout::Kind& kind, size_t index,
                                  const std::vector<HeldParts>& by_rank) {
   const int parts = kind.parts();

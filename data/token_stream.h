@@ -33,8 +33,8 @@ class TokenStream {
   StreamPosition position();
   // Moves to `position`; `seed` replaces that of the options. Ends share().
   void seek(const StreamPosition& position, uint64_t seed);
-  // From here on, until seek(), documents come from the ranks of this node, which tokenize about
-  // `tokens_ahead` tokens ahead. Requires a stream that repeats.
+  // Until the next seek(), documents come from the ranks of this node, which tokenize about `tokens_ahead`
+  // tokens ahead. Requires a stream that repeats.
   void share(NodeDocuments& node, uint64_t tokens_ahead);
 
   // Fills `out` with the next tokens and advances past all but the last, with which the next sequence

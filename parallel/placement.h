@@ -20,8 +20,8 @@ namespace hyperion::parallel {
 // ranks' parts may be empty.
 Placement placement_of(const Parameter& parameter, int pp_rank, const Mesh& mesh, int rank);
 
-// The same for a tensor of which only cuts (as above), pp rank and domain are known. If the last cut
-// has one part, the fsdp group holds replicas.
+// The same for a tensor known only by its cuts (as above), pp rank and domain. If the last cut has one
+// part, the fsdp group holds replicas.
 Placement placement_of(std::vector<Cut> cuts, int pp_rank, const Mesh& mesh, int rank,
                        Domain domain = Domain::kDense);
 

@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Where a job of the default settings puts its checkpoints.
+// The checkpoint folder of a job with default settings.
 fs::path folder_in(const fs::path& dump_folder) {
   return dump_folder / "checkpoint";
 }

@@ -178,7 +178,7 @@ class Verifier {
     result_.files.push_back(std::move(file));
   }
 
-  // From the disk, not from the page cache.
+  // The files are read from the disk, not from the page cache.
   void check_blocks(const std::string& name, ShardReader& file) {
     evict(result_.folder / name);
     std::vector<std::byte> block(std::min(kBlockBytes, file.size()));

@@ -24,7 +24,7 @@ std::optional<ExitCode> code_of_thread_failure(const std::exception& error);
 // (base/gpu_fault.h) and an abort inside the driver or NCCL end it with kHardware.
 void report_failures_of_threads();
 
-// Environment variables that contradict each other, or ask for something this program cannot do: one
+// Environment variables that contradict each other, or request something this program cannot do: one
 // sentence each, with the values. `interfaces` are the names of this host's network interfaces.
 struct VariableProblems {
   std::vector<std::string> refused, warned;

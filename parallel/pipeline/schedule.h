@@ -108,8 +108,8 @@ constexpr auto choices(PipelineKind) {
 // unknown one.
 PipelineKind pipeline_kind(std::string_view name);
 
-// The number of stages each rank may have. A V schedule has two per rank; the second ones lie in reverse
-// order, so that the last stage is on rank 0. All others assign stages round robin.
+// The number of stages each rank may have. A V schedule has two per rank, the second in reverse order, so
+// that the last stage is on rank 0. All others assign stages round robin.
 struct StagesPerRank {
   int min, max;
   bool allows(int stages) const { return min <= stages && stages <= max; }

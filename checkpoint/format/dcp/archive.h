@@ -44,8 +44,8 @@ TensorArchive open_tensor_archive(ByteSource& entry, const std::string& key, con
 // are not decoded. Throws Error(kBadData).
 Object read_object_archive(ByteSource& entry);
 
-// What open_tensor_archive() returns for a row-major tensor whose elements begin at byte `data_offset`,
-// without a checksum. For bytes of known layout.
+// Builds the result of open_tensor_archive() for a row-major tensor whose elements begin at byte
+// `data_offset`, without a checksum. For bytes of known layout.
 TensorArchive row_major_archive(Dtype dtype, const Dims& shape, uint64_t data_offset);
 
 // Copies a box of the tensor to `out`, contiguous and row-major. The box must be inside the tensor (else
