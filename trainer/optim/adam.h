@@ -1,5 +1,6 @@
-// Adam and AdamW over this rank's shards (Kingma & Ba, arXiv 1412.6980; decoupled decay: Loshchilov & Hutter,
-// arXiv 1711.05101). One parameter group: decay applies to norms and embeddings too, as in v0.2.2.
+// Adam and AdamW update this rank's shards (Kingma & Ba, arXiv 1412.6980; decoupled decay: Loshchilov &
+// Hutter, arXiv 1711.05101). There is one parameter group: decay applies to norms and embeddings too, as in
+// v0.2.2.
 #pragma once
 
 #include <optional>
@@ -17,12 +18,12 @@ class Adam final : public Optimizer {
   Adam(const std::vector<parallel::ShardedParameterPtr>& parameters,
        const config::JobConfig::Optimizer& options);
 
-  // Both moments, of every trainable parameter.
+  // Every trainable parameter has both moments.
   static std::vector<StateKind> kinds() { return {{"exp_avg"}, {"exp_avg_sq"}}; }
 
   void step(double lr, const at::Tensor& skip,
             const std::optional<at::Tensor>& divisor = std::nullopt) override;
-  bool divides_gradients() const override;  // the fused implementations do, libtorch's and ours
+  bool divides_gradients() const override;  // true for fused implementations
   std::vector<std::pair<const char*, checkpoint::Object>> settings() const override;
 
  private:
@@ -30,15 +31,15 @@ class Adam final : public Optimizer {
   void update_fused(kernels::AdamTensors& tensors, double lr, const at::Tensor& skip,
                     const std::optional<at::Tensor>& divisor) const;
   void update_by_formula(kernels::AdamTensors& tensors, double lr, const at::Tensor& skip) const;
-  // The fused implementation on a CPU: all of step() in one pass.
+  // Runs the fused CPU implementation: all of step() in one pass.
   void update_in_one_pass(const kernels::AdamTensors& tensors, double lr,
                           const std::optional<at::Tensor>& divisor) const;
 
   config::JobConfig::Optimizer options_;
   std::vector<kernels::AdamTensors>
-      updates_;  // of parameters that this rank holds rows of: together, or one by one
-  std::vector<at::Tensor> masters_to_copy_, compute_shards_;  // where the compute dtype is another one
-  kernels::AdamUpdate* one_pass_ = nullptr;  // the kernel of update_in_one_pass(), where there is one for all
+      updates_;  // together, or one by one; without parameters that have no local rows
+  std::vector<at::Tensor> masters_to_copy_, compute_shards_;  // if the compute dtype differs
+  kernels::AdamUpdate* one_pass_ = nullptr;  // update_in_one_pass()'s kernel, if one fits all
 };
 
 }  // namespace hyperion::optim

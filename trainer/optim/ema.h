@@ -1,6 +1,7 @@
-// The exponential moving average of the weights: ema = decay * ema + (1 - decay) * weight, in the masters'
-// dtype (fp32, or fp64), sharded as they are. 4 bytes per parameter over the shard degree. Each update rounds
-// once or twice, by 1 ulp in all; in the worst case these add up to 1 / (2 (1 - decay)) ulps.
+// Ema keeps the exponential moving average of the weights: ema = decay * ema + (1 - decay) * weight, in the
+// masters' dtype (fp32 or fp64) and with their sharding. It takes 4 bytes per parameter (fp32), divided by
+// the shard degree. Each update rounds once or twice, by 1 ulp in all; in the worst case the errors add up to
+// 1 / (2 (1 - decay)) ulps.
 #pragma once
 
 #include <cstdint>
@@ -15,37 +16,39 @@
 
 namespace hyperion::optim {
 
-// For one thread. With ema.device = "cpu" on a GPU, update() only queues copies of the masters into pinned
-// memory on the current stream; a thread waits for them and does the arithmetic while training continues, and
-// the next update() or any access waits for that thread. Otherwise nothing here waits for the device.
+// Not thread-safe. With ema.device = "cpu" on a GPU, update() only queues copies of the masters into pinned
+// memory on the current stream. A worker thread waits for them and computes while training continues, and the
+// next update() or any access waits for the worker. Otherwise nothing here waits for the device.
 class Ema {
  public:
-  // The average starts as the weights are now: load or initialise them first, or call restart() afterwards.
+  // The average starts from the present weights: load or initialise them first, or call restart() afterwards.
   Ema(std::vector<parallel::ShardedParameterPtr> parameters, const config::JobConfig::Ema& options);
   ~Ema();
   Ema(const Ema&) = delete;
   Ema& operator=(const Ema&) = delete;
 
-  // After optimizer step `step` (from 1): updates when it is a multiple of `every`. `skip`: as of
-  // Optimizer::step; where it is 1 the average does not change, decided on the device.
+  // Updates the average if `step` is a multiple of `every`. Call it after optimizer step `step` (from 1). If
+  // `skip` (as in Optimizer::step) is 1, the average does not change; the device decides that.
   void update(int64_t step, const at::Tensor& skip);
-  // The average becomes the present weights.
+  // Sets the average to the present weights.
   void restart();
 
-  // The average of parameter i, in the order given: [local rows, ...]. The tensors stay the same for good; a
-  // checkpoint reads and fills them in place, after this call. Throws Error(kBug) while they are swapped in.
+  // Returns the averages in the constructor's order, each [local rows, ...]. The tensors never change; after
+  // this call a checkpoint reads and fills them in place. Throws Error(kBug) between swap_in() and
+  // swap_out().
   const std::vector<at::Tensor>& tensors();
-  // Returns when no update is under way on the host.
+  // Waits until no update is in flight on the host.
   void wait_for_update();
 
-  // Between swap_in() and swap_out() the model computes with the average. Where the compute dtype is not the
-  // masters', its copies are overwritten and written again from the masters; else weights and average are
-  // exchanged, through a buffer of at most 16 MiB. Afterwards both are bit for bit what they were.
+  // Between swap_in() and swap_out() the model computes with the average. If the compute dtype differs from
+  // the masters', the compute-dtype copies are overwritten and later restored from the masters. Otherwise
+  // weights and average are exchanged through a buffer of at most 16 MiB. Afterwards both are bit for bit
+  // unchanged.
   void swap_in();
   void swap_out();
 
  private:
-  struct Pair {  // of one parameter that this rank holds rows of
+  struct Pair {  // of one parameter with local rows
     at::Tensor average, weight;
     at::Tensor staged;  // pinned copy of `weight` (average on the host, weight on a GPU)
   };
@@ -55,7 +58,7 @@ class Ema {
 
   std::vector<parallel::ShardedParameterPtr> parameters_;
   config::JobConfig::Ema options_;
-  std::vector<at::Tensor> averages_;  // of every parameter
+  std::vector<at::Tensor> averages_;  // one per parameter
   std::vector<Pair> filled_;
   at::Tensor staged_skip_;
   DeviceEvent copied_;

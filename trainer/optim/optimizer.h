@@ -1,5 +1,5 @@
-// What updates the weights. An optimizer describes its states as a list, which checkpoints, the audit of
-// replicas, the copy of a tied table and the memory estimate read: none of them knows a state by its name.
+// An Optimizer updates the weights and describes its states as a list. Checkpoints, the replica audit, the
+// copy of a tied table and the memory estimate read that list; none of them knows a state by name.
 #pragma once
 
 #include <memory>
@@ -22,32 +22,32 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // One update from the sharded gradients, which writes the compute-dtype copy of every shard too. `skip`:
-  // 0-dim float tensor on the gradients' device; where it is 1 (a non-finite loss or norm) no weight and no
-  // state changes, decided on the device. `divisor`: 0-dim, what the gradients are divided by first; only
-  // where divides_gradients().
+  // Makes one update from the sharded gradients, and writes the compute-dtype copy of every shard too. `skip`
+  // is a 0-dim float tensor on the gradients' device: if it is 1 (a non-finite loss or norm), no weight and
+  // no state changes; the device decides that. `divisor` (0-dim) divides the gradients first; it is allowed
+  // only if divides_gradients().
   virtual void step(double lr, const at::Tensor& skip,
                     const std::optional<at::Tensor>& divisor = std::nullopt) = 0;
-  // Whether the update divides gradients in its own pass over them.
+  // Whether step() can divide the gradients in its own pass over them.
   virtual bool divides_gradients() const { return false; }
 
-  // The states of a parameter of the model, which this rank need not hold; some parameters may have none, and
-  // frozen ones have none.
+  // Returns the states of a parameter, which this rank need not hold. Frozen parameters have none, and others
+  // may have none.
   std::vector<StateKind> kinds_of(const Parameter& parameter) const {
     return parameter.trainable ? kinds_of_trainable(parameter) : std::vector<StateKind>();
   }
-  // Its settings as torch.optim's param_groups have them, in their order, without learning rates.
+  // Returns the settings in the form and order of torch.optim's param_groups, without learning rates.
   virtual std::vector<std::pair<const char*, checkpoint::Object>> settings() const = 0;
 
-  // The states of parameter i in the order given, one tensor for each of its kinds: [local rows, ...].
+  // Returns the states of parameter i, in the constructor's order: one tensor [local rows, ...] per kind.
   const std::vector<at::Tensor>& states(size_t i) const { return states_.at(i); }
-  // fp32, 0-dim: updates done. One count for all parameters.
+  // The number of updates done (fp32, 0-dim), one count for all parameters.
   const at::Tensor& step_count() const { return step_; }
 
  protected:
   explicit Optimizer(const std::vector<parallel::ShardedParameterPtr>& parameters);
   virtual std::vector<StateKind> kinds_of_trainable(const Parameter& parameter) const = 0;
-  // Allocates the states of the next parameter as zeros: nothing is allocated at the first step.
+  // Allocates the states of the next parameter as zeros, so that the first step allocates nothing.
   const std::vector<at::Tensor>& add_states(const std::vector<StateKind>& kinds, const at::Tensor& master);
 
   at::Tensor step_;
@@ -56,8 +56,8 @@ class Optimizer {
   std::vector<std::vector<at::Tensor>> states_;  // by parameter
 };
 
-// The optimizer of options.name. parameters: all that this rank holds, with bound gradients but for frozen
-// ones.
+// Creates the optimizer options.name. `parameters` are all parameters of this rank; gradients must be bound,
+// except for frozen ones.
 std::unique_ptr<Optimizer> make_optimizer(const std::vector<parallel::ShardedParameterPtr>& parameters,
                                           const config::JobConfig::Optimizer& options);
 

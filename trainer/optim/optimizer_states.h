@@ -1,4 +1,5 @@
-// What optimizers keep of parameters, as a description: names, dtypes and bytes, before any of it exists.
+// Describes the states that optimizers keep per parameter: names, dtypes and bytes, before they are
+// allocated.
 #pragma once
 
 #include <optional>
@@ -11,15 +12,16 @@
 
 namespace hyperion::optim {
 
-// A state that an optimizer keeps of a parameter: a tensor of the parameter's shape, sharded as it is.
+// An optimizer state of a parameter: a tensor with the parameter's shape and sharding.
 struct StateKind {
-  std::string name;                       // in checkpoints, as torch.optim's: "exp_avg"
-  std::optional<at::ScalarType> dtype{};  // none: the master's
+  std::string name;                       // name in checkpoints, torch.optim's: "exp_avg"
+  std::optional<at::ScalarType> dtype{};  // none: the master's dtype
 };
 
-// The states that the optimizer of these options keeps of a trainable parameter.
+// Returns the states that the configured optimizer keeps per trainable parameter.
 std::vector<StateKind> state_kinds(const config::JobConfig::Optimizer& options);
-// Bytes of such states for each element of a parameter whose master takes `master_bytes` for it.
+// Returns the bytes of such states per element of a parameter. `master_bytes` is the size of a master's
+// element.
 double bytes_per_element(const std::vector<StateKind>& kinds, double master_bytes);
 
 }  // namespace hyperion::optim
