@@ -1,5 +1,4 @@
-// Which keys of a config.json mean something here, and which of the others would change what a model
-// computes.
+// Checks that no unsupported key of a config.json would change the model's results.
 #pragma once
 
 #include <string>
@@ -10,8 +9,8 @@
 
 namespace hyperion::hugging_face {
 
-// Throws Error(kBadData), naming the key, for a value that changes what the model computes and is not
-// honoured (config_keys.def). Returns the other keys of which nothing is known.
+// Throws Error(kBadData), naming the key, for an unsupported value that would change the model's results
+// (config_keys.def). Returns the unknown keys.
 std::vector<std::string> check_config_keys(const JsonNode& config, std::string_view model_type);
 
 }  // namespace hyperion::hugging_face
