@@ -1,4 +1,4 @@
-// From dataset names and paths of the configuration to a tokenizer and loaders.
+// Creates the tokenizer and the loaders from the configuration's dataset names and paths.
 #pragma once
 
 #include <filesystem>
@@ -11,23 +11,25 @@
 
 namespace hyperion::trainer {
 
-// The files behind the training or validation data: dataset_path when given, else the default corpus or its
-// held-out novel. Throws Error(kUsage) with the remedy when they are missing.
+// Return the files of the training or validation data: dataset_path if set, else the default corpus or its
+// held-out novel. Throw Error(kUsage) with the remedy if the files are missing.
 std::string training_files(const config::JobConfig& config);
 std::string validation_files(const config::JobConfig& config);
 
-// How data are named to the user: the keys (or options) of their path and text field.
+// Keys (or options) of the data's path and text field, for messages.
 struct DataKeys {
   std::string path, field;
 };
 inline const DataKeys kTrainingKeys = {"training.dataset_path", "training.text_field"};
 inline const DataKeys kValidationKeys = {"validation.dataset_path", "validation.text_field"};
 
-// Looks at the first line of each file with text: see check_text_field(). Validation: when it is enabled.
+// Check the first line of each text file (check_text_field()). Validation data are checked only if validation
+// is enabled.
 void check_training_documents(const config::JobConfig& config);
 void check_validation_documents(const config::JobConfig& config, const DataKeys& keys = kValidationKeys);
 
-// The training data, for messages and records: absolute path and, unless it is "text", field.
+// Describes the training data for messages and records: the absolute path and, unless it is "text", the
+// field.
 std::string describe_training_data(const config::JobConfig& config);
 
 struct DataSetup {
@@ -36,12 +38,12 @@ struct DataSetup {
 };
 DataSetup load_tokenizer(const config::JobConfig& config);
 
-struct LoaderContext {  // of this rank in the mesh, and what the stream is shuffled by
+struct LoaderContext {  // this rank's place in the mesh, and the shuffle seed
   int64_t dp_rank = 0, dp_degree = 1;
   uint64_t seed = 0;
   int64_t vocab_size = 0;
 };
-// `node`: the ranks of this node tokenise together (see LoaderOptions).
+// If `node` is given, the ranks of this node share tokenization (LoaderOptions).
 std::unique_ptr<data::DataLoader> training_loader(const config::JobConfig& config, const DataSetup& data,
                                                   const LoaderContext& context,
                                                   std::shared_ptr<data::NodeDocuments> node = nullptr);

@@ -1,5 +1,5 @@
-// Whether the threads that tokenise text can feed the GPUs: those of a node read the whole stream, the
-// documents of all ranks (data/loader.h).
+// Estimates whether the tokenizer threads can feed the GPUs. The threads of each node read the whole stream,
+// the documents of all ranks (data/loader.h).
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,16 @@
 
 namespace hyperion::trainer {
 
-// The first document of each of the first files with training text; none where all are token shards.
+// Returns the first document of each of the first training text files; none if all files are token shards.
 std::vector<std::string> sample_of_text(const config::JobConfig& config);
 
-// Tokens per second of one thread, measured on `documents` for a tenth of a second after one pass over them.
+// Measures the tokens per second of one thread on `documents`, for a tenth of a second after one warm-up
+// pass.
 double tokenizer_rate(const data::Tokenizer& tokenizer, const std::vector<std::string>& documents);
 
-// The sentence of a warning where `ranks` that read different data, each for GPUs that train on `gpu_rate`
-// tokens per second together, need more than can be expected of `threads` that tokenise together,
-// `thread_rate` tokens per second each. Pure.
+// Returns a warning if the GPUs need more tokens than the tokenizer threads can be expected to deliver.
+// `ranks` ranks read different data, each for GPUs that together train on `gpu_rate` tokens per second;
+// `threads` threads tokenise together at `thread_rate` tokens per second each. Pure.
 std::optional<std::string> text_rate_advice(double thread_rate, double gpu_rate, int64_t ranks,
                                             int64_t threads);
 
