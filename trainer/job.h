@@ -1,4 +1,4 @@
-// What a training job is, before any weight exists: its configuration, its ranks, its data and its seed.
+// A Job is a training job before any weight exists: its configuration, ranks, data and seed.
 #pragma once
 
 #include <cstdint>
@@ -22,19 +22,18 @@ struct Job {
   DataSetup data;
   std::optional<PipelinePlan> pipeline;
   Runtime runtime;
-  uint64_t seed = 0;  // debug.seed, or one that rank 0 drew
+  uint64_t seed = 0;  // debug.seed, or the seed that rank 0 drew
   std::unique_ptr<data::DataLoader> loader;
-  checkpointing::JobRecord record;  // what its checkpoints say about it
+  checkpointing::JobRecord record;  // stored in the job's checkpoints
 };
 
-// Checks the configuration as a whole before it touches a device, joins the other ranks, opens the data, and
-// compares with the other ranks what must be the same on all. Collective. Throws Error for everything that
-// ends a job at this point.
+// Checks the complete configuration before it touches a device, joins the other ranks, opens the data, and
+// compares the values that must be equal on all ranks. Collective. Throws Error for everything that ends a
+// job at this point.
 Job start_job(const config::ResolvedConfig& resolved);
 
-// Prepares a started job for the configuration and the seed of its plan, which may keep saved values: the
-// order of its pipeline and its loader. Collective. Throws Error(kUsage) where that configuration does not
-// fit into memory.
+// Rebuilds the job's pipeline schedule and loader for the configuration and the seed of its plan, which may
+// keep saved values. Collective. Throws Error(kUsage) if that configuration does not fit into memory.
 void follow_plan(Job& job, const checkpointing::ResumePlan& plan);
 
 }  // namespace hyperion::trainer

@@ -1,4 +1,4 @@
-// What watches a job: the log of its start, step line and metrics files, memory, profiler.
+// Creates the monitors of a job: start log, run record, metrics files and profiler.
 #pragma once
 
 #include <cstdint>
@@ -15,21 +15,22 @@
 
 namespace hyperion::trainer {
 
-// For the run's record.
+// Facts for the run's record.
 struct RunDescription {
   const Job& job;
-  const config::JobConfig& config;          // that the run follows
+  const config::JobConfig& config;          // configuration that the run follows
   const std::vector<std::string>& command;  // argv
-  uint64_t seed = 0;                        // of weights, data order and RNG
+  uint64_t seed = 0;                        // seed of weights, data order and RNG
 };
 
-// Writes the run's record and its configuration on rank 0. start_step: updates done so far. Collective:
-// every rank throws when the record cannot be written, or another job writes its metrics there.
+// Writes the run's record and configuration on rank 0, and creates the metrics logger. `start_step` is the
+// number of updates done. Collective: every rank throws if the record cannot be written or another job writes
+// its metrics there.
 std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run,
                                                      const checkpointing::Checkpointer& checkpointer,
                                                      int64_t start_step);
 
-// What is running and from where, for whoever reads the log or metrics.jsonl later.
+// Logs the job and its start to the log and metrics.jsonl.
 void log_start(const RunDescription& run, const checkpointing::Checkpointer& checkpointer, int64_t start_step,
                metrics::MetricsLogger& metrics);
 

@@ -1,6 +1,6 @@
-// What is decided before anything is allocated on a device: the configuration as a whole, the data's place,
-// and what a start takes from a checkpoint. A job goes through it first; `hyperion check` goes through it and
-// ends.
+// The preflight runs before anything is allocated on a device: it checks the complete configuration and the
+// data's files, and decides what a start takes from a checkpoint. Every job runs it first; `hyperion check`
+// runs nothing else.
 #pragma once
 
 #include <string>
@@ -17,45 +17,46 @@
 
 namespace hyperion::trainer {
 
-// What a job knows beyond its configuration, before the tokenizer is loaded.
+// Returns the job's facts beyond its configuration, before the tokenizer is loaded.
 config::RunContext run_facts(const models::ModelArgs& model, int64_t world_size);
-// The steps of checked_data(), which `hyperion check` makes one by one: the keys against each other and
-// against `facts`; the tokenizer, with what an export would take from it and (where `facts.model` is known)
-// the size of its vocabulary.
+// `hyperion check` calls the two steps of checked_data() separately. check_keys() checks the keys against
+// each other and against `facts`. checked_tokenizer() checks the tokenizer, the values that an export takes
+// from it and, if `facts.model` is known, its vocabulary size.
 void check_keys(const config::ResolvedConfig& resolved, const config::RunContext& facts);
 DataSetup checked_tokenizer(const config::ResolvedConfig& resolved, config::RunContext facts);
 
-// Checks the whole configuration for a job of `world_size` ranks, with the tokenizer it names, which is
-// returned. Throws Error(kUsage) or Error(kBadData).
+// Checks the complete configuration for a job of `world_size` ranks, and returns the tokenizer that it names.
+// Throws Error(kUsage) or Error(kBadData).
 DataSetup checked_data(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
                        int64_t world_size);
 
-// What is worth a warning when a job starts. `loads_weights`: they come from a checkpoint.
+// Returns the warnings at the start of a job. `loads_weights` says that the weights come from a checkpoint.
 std::vector<std::string> start_warnings(const config::JobConfig& config, const models::ModelArgs& model,
                                         bool loads_weights);
 
-// What the checkpoints of this job say about it.
+// Returns the record that the job's checkpoints store.
 checkpointing::JobRecord job_record(const config::ResolvedConfig& resolved, const DataSetup& data);
 
-// The model that a job with this configuration trains.
+// Returns the dimensions of the configured model.
 models::ModelArgs job_model(const config::JobConfig& config);
-// The order of its steps in a pipeline. Throws Error(kUsage) as plan_pipeline() does.
+// Returns the plan of the job's pipeline; nullopt without a pipeline. Throws Error(kUsage) as plan_pipeline()
+// does.
 std::optional<PipelinePlan> job_pipeline(const config::JobConfig& config, const models::ModelArgs& model,
                                          const parallel::Mesh& mesh);
 
-// Of `rank`, for its loaders.
+// Returns the context of the loaders of `rank`.
 LoaderContext loader_context(const parallel::Mesh& mesh, int rank, uint64_t seed,
                              const models::ModelArgs& model);
 
-// Throws IncompatibleCheckpoint for a checkpoint of another model, Error(kUsage) for one of another
-// tokenizer.
+// Throws IncompatibleCheckpoint for a checkpoint of another model, and Error(kUsage) for a checkpoint with
+// another tokenizer.
 void require_checkpoint_of_job(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
                                const checkpointing::JobRecord& record,
                                const checkpointing::ChosenCheckpoint& chosen);
 
-// What this run follows: its configuration, and the trajectory of the checkpoint it continues (null: none).
-// `seed`: the configured one; `data`: DataLoader::fingerprint(); `record`: job_record(). Throws Error(kUsage)
-// as resume_plan() does, and what require_checkpoint_of_job() throws.
+// Plans the run from its configuration and the checkpoint that it continues (`chosen`, or null). `seed` is
+// the configured one, `data` is DataLoader::fingerprint(), `record` is job_record(). Throws Error(kUsage) as
+// resume_plan() does, and the errors of require_checkpoint_of_job().
 checkpointing::ResumePlan plan_run(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
                                    const parallel::Mesh& mesh, uint64_t seed, uint64_t data,
                                    const checkpointing::JobRecord& record,

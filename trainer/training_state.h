@@ -1,4 +1,4 @@
-// A job's state as its checkpoints hold it: every part of it, and what else a save says.
+// Assembles a job's state for its checkpoints: the state components and the other contents of a save.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ namespace hyperion::trainer {
 
 using StateComponents = std::vector<std::unique_ptr<checkpoint::StateComponent>>;
 
-// What the parts describe; all of it outlives them.
+// The objects that the components describe. They outlive the components.
 struct StateSources {
   const ModelAndOptimizer& model;
   const parallel::Mesh& mesh;
@@ -26,18 +26,18 @@ struct StateSources {
   const checkpointing::ResumePlan& plan;
   const config::JobConfig& configured;
 };
-// Every part of the state, in the order in which it is loaded.
+// Returns every component of the state, in load order.
 StateComponents state_components(const StateSources& sources);
 
-// What the job loads and saves. What `chosen`, the checkpoint to load or null, keeps of an imported model is
-// kept on. All other arguments outlive it.
+// Returns the state that the job loads and saves. It carries on the imported settings of `chosen`, the
+// checkpoint to load or null. All other arguments outlive it.
 checkpointing::CheckpointedState checkpointed_state(const Job& job, const checkpointing::ResumePlan& plan,
                                                     const checkpointing::ChosenCheckpoint* chosen,
                                                     const StateComponents& components,
                                                     checkpoint::MemoryMover& mover);
 
-// For --dump_state_dict: names, types, shapes and how each tensor is sharded over the ranks, a line each:
-// "... 8 shards x 1 replicas, dim 1 in 2, dim 0 in 4", where the cuts are in the order in which they apply.
+// Lists, for --dump_state_dict, name, dtype, shape and sharding of each tensor, one per line: "... 8 shards x
+// 1 replicas, dim 1 in 2, dim 0 in 4". The cuts are in the order in which they apply.
 std::string state_table(const StateComponents& components);
 
 }  // namespace hyperion::trainer
