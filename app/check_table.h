@@ -1,4 +1,4 @@
-// The table that `hyperion check` prints.
+// CheckTable prints the table of `hyperion check`.
 #pragma once
 
 #include <functional>
@@ -30,38 +30,38 @@ class DeferredWarnings {
   std::vector<std::pair<spdlog::level::level_enum, std::string>> held_;
 };
 
-// Thrown by a check that cannot proceed because the named row failed.
+// A check throws it if it cannot proceed because the named row failed.
 struct SkippedCheck {
   std::string failed_row;
 };
 
-// A row for each group of checks that was made, printed when it is done.
+// Prints one row per group of checks, when the group is done.
 class CheckTable {
  public:
-  // Calls `check_row`, which returns what it found, unless a row of `needs` has failed. finish() names the
-  // rows that were not checked for that reason, throw_if_any_failed() reports the failures.
+  // Calls `check_row`, which returns the row's text, unless a row of `needs` has failed. finish() names the
+  // skipped rows, throw_if_any_failed() reports the failures.
   void check(const std::string& row, const std::vector<std::string>& needs,
              const std::function<std::string()>& check_row, const char* passed = "right");
-  // The same where the check itself says what it has looked at.
+  // Does the same for a check that chooses its verdict.
   struct Verdict {
-    const char* passed;  // "right", "-": nothing, or not all
+    const char* passed;  // "right", or "-": checked nothing, or not all
     std::string text;
   };
   void check_with_verdict(const std::string& row, const std::vector<std::string>& needs,
                           const std::function<Verdict()>& check_row);
   void print_row(const std::string& row, const char* verdict, const std::string& text);
-  // The last rows, and the verdict in one sentence.
+  // Prints the last rows and the verdict in one sentence.
   void finish();
   bool failed_or_skipped(const std::string& row) const { return failed_rows_.contains(row); }
-  // Throws the first failure, with the texts of all.
+  // Throws the first failure with the texts of all failures.
   void throw_if_any_failed() const;
 
  private:
   ExitCode code_ = ExitCode::kOk;
   std::vector<std::string> messages_, wrong_rows_;
-  // Of each row that is wrong or was not checked: the row that is wrong.
+  // Maps each failed or skipped row to the failed row.
   std::map<std::string, std::string> failed_rows_;
-  std::map<std::string, std::vector<std::string>> skipped_rows_;  // by the row that is wrong
+  std::map<std::string, std::vector<std::string>> skipped_rows_;  // by failed row
 };
 
 }  // namespace hyperion::app

@@ -1,5 +1,5 @@
-// The subcommands of `hyperion` but train and config. All of them throw Error(kUsage) for what the user gave
-// them and Error(kBadData) for what a file holds.
+// Declares the subcommands of `hyperion` except train and config. All throw Error(kUsage) for wrong arguments
+// and Error(kBadData) for bad files.
 #pragma once
 
 #include "app/command_line.h"
@@ -9,28 +9,28 @@ namespace hyperion::app {
 
 struct ModelSource;  // model_source.h
 
-// What a job checks before it touches a device, on a login node; leaves no files behind. Prints a table of
-// what was checked, and what a start would do. Throws the first failure, which is what the job would end
-// with, with all that were found in its text.
+// Runs a job's checks before it touches a device; works on a login node and leaves no files. Prints a table
+// of the checks and the plan of a start. Throws the first failure, with which the job would end; its text
+// lists all failures.
 ExitCode check_command(const CommandLine& line);
 
-// Text corpora to one token shard (token_shards.h), so that training reads tokens instead of text. `out` must
-// be missing or empty; `tokenizer` is a path for resolve_input(); `inputs`, as find_corpus takes them, are
-// read in this order, files of one input by name. Logs what was written. After an error nothing is left at
-// `out`.
+// Converts text corpora to one token shard (token_shards.h), so that training reads tokens instead of text.
+// `out` must be missing or empty. `tokenizer` is a path for resolve_input(). `inputs` are as for
+// find_corpus() and are read in order; files of one input are read by name. Logs the written files. After an
+// error nothing is left at `out`.
 ExitCode tokenize_command(const CommandLine::Tokenize& options);
 
-// A checkpoint's model on this machine's first GPU, or its CPU. generate prints the continuation while it is
-// generated, eval a table or JSON.
+// Both run a checkpoint's model on this machine's first GPU, or on its CPU. generate prints the continuation
+// as it is generated; eval prints a table or JSON.
 ExitCode generate_command(const CommandLine::Generate& options, const ModelSource& source);
 ExitCode eval_command(const CommandLine::Eval& options, const ModelSource& source);
 
-// From the command line to checkpoint/tools, with what only the trainer knows of models.
+// Runs a tool of checkpoint/tools, with the trainer's knowledge of models.
 ExitCode ckpt_command(const CommandLine::Ckpt& options);
 
-// Metrics of runs as one HTML page. A folder without metrics and more than kMaxRuns are errors of usage,
-// metrics that cannot be read or hold no row are bad data; Error(kSaveFailed) when the page cannot be
-// written.
+// Writes metrics of runs as one HTML page. Throws Error(kUsage) for a folder without metrics and for more
+// than kMaxRuns runs, Error(kBadData) if metrics cannot be read or have no row, and Error(kSaveFailed) if the
+// page cannot be written.
 ExitCode report_command(const CommandLine::Report& options);
 
 }  // namespace hyperion::app

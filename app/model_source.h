@@ -1,4 +1,4 @@
-// The model of a checkpoint, for commands that use one: its dimensions, its weights, its tokenizer.
+// Finds a checkpoint's model for the commands that use one: its dimensions, weights and tokenizer.
 #pragma once
 
 #include <filesystem>
@@ -12,20 +12,19 @@ namespace hyperion::app {
 
 // Model and tokenizer of a checkpoint.
 struct ModelOrigin {
-  config::JobConfig::Model model;  // with hf_assets_path as it was written: a path for resolve_input()
+  config::JobConfig::Model model;  // hf_assets_path is as written: a path for resolve_input()
   std::string tokenizer;           // path for resolve_input()
-  std::string tokenizer_by;        // what names it, for messages
-  int64_t seq_len = 0;             // of the sequences that the weights were trained with; 0: not known
+  std::string tokenizer_by;        // origin of `tokenizer`, for messages
+  int64_t seq_len = 0;             // of the training sequences; 0 if unknown
   checkpointing::JobRecord
       record;  // what the checkpoint says: the tokenizer that the weights were trained with ...
 };
 
-// From the TOML file `config` when it is given, else from config.json in the folder of safetensors, else from
-// the record in the checkpoint. Throws Error(kUsage) when none of them names the model, or `checkpoint` is no
-// checkpoint.
+// Reads the TOML file `config` if given, else config.json in the folder of safetensors, else the checkpoint's
+// record. Throws Error(kUsage) if none of them names the model or `checkpoint` is not a checkpoint.
 ModelOrigin model_origin(const std::filesystem::path& checkpoint, const std::string& config);
 
-// What generate and eval need of a checkpoint, whatever its format.
+// The parts of a checkpoint, of any format, that generate and eval need.
 struct ModelSource {
   ModelOrigin origin;
   models::ModelArgs args;

@@ -1,5 +1,5 @@
-// Inference with a model on one device, unsharded: logits of sequences and the loss on a data set. It knows
-// no checkpoint format: weights come from a callback.
+// InferenceEngine runs an unsharded model on one device: logits of sequences and the loss on a data set. It
+// knows no checkpoint format: weights come from a callback.
 #pragma once
 
 #include <cstdint>
@@ -19,16 +19,16 @@ using LoadWeights = std::function<void(const Parameter& parameter, const at::Ten
 
 class InferenceEngine {
  public:
-  // Loads one parameter at a time, so host memory beyond the model is that of the largest parameter. dtype:
-  // of the weights and of what is computed.
+  // Loads one parameter at a time, so host memory beyond the model is that of the largest parameter. `dtype`
+  // is the dtype of weights and arithmetic.
   InferenceEngine(const models::ModelArgs& args, at::Device device, at::ScalarType dtype,
                   const LoadWeights& load);
 
   const models::ModelArgs& args() const { return model_.args(); }
 
-  // Logits of the token that follows: [vocab], fp32, on the CPU. Computes the complete prefix.
+  // Returns the logits of the next token: [vocab], fp32, on the CPU. Recomputes the complete prefix.
   at::Tensor next_logits(std::span<const int64_t> tokens) const;
-  // The summed cross-entropy of one batch of the loader.
+  // Returns the summed cross-entropy of one batch of the loader.
   double loss_sum(const data::Batch& batch);
 
  private:

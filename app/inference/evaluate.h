@@ -1,4 +1,4 @@
-// The loss of a model on a data set, weighted by tokens.
+// Computes the token-weighted loss of a model on a data set.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,16 @@ namespace hyperion::inference {
 struct Evaluation {
   double loss = 0;        // mean cross-entropy over all tokens, in nats
   double perplexity = 0;  // exp(loss)
-  int64_t tokens = 0;     // predicted ones
-  int64_t sequences = 0;  // with at least one of them
+  int64_t tokens = 0;     // predicted tokens
+  int64_t sequences = 0;  // with at least one predicted token
   double seconds = 0;
 };
 
 // Reads `loader` (one pass over the data, one rank) to its end, or `max_batches` of it (0: all). Throws
-// Error(kBadData) when there is nothing to predict and Error(kNonFinite) when the loss is no finite number.
+// Error(kBadData) if there is no token to predict, and Error(kNonFinite) if the loss is not finite.
 Evaluation evaluate(InferenceEngine& engine, data::DataLoader& loader, int64_t max_batches = 0);
 
-// Human-readable, and as one JSON object.
+// Format the result as a table, and as one JSON object.
 std::string evaluation_table(const Evaluation& evaluation, const std::string& checkpoint,
                              const std::string& data);
 std::string evaluation_json(const Evaluation& evaluation, const std::string& checkpoint,

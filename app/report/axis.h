@@ -1,4 +1,4 @@
-// Axes of a plot: where the ticks are and how numbers are written. No I/O.
+// Places the ticks of a plot's axes and formats numbers. No I/O.
 #pragma once
 
 #include <algorithm>
@@ -21,27 +21,27 @@ struct Interval {
   void extend_to(double value) { *this = {std::min(low, value), std::max(high, value)}; }
 };
 
-// About `wanted` multiples of 1, 2 or 5 times a power of ten inside the interval.
+// Returns about `wanted` ticks inside the interval, at multiples of 1, 2 or 5 times a power of ten.
 std::vector<Tick> linear_ticks(Interval interval, int wanted);
 
-// Powers of ten, with 2 and 5 times them over a short interval; linear_ticks() where there would be fewer
-// than two. low > 0.
+// Returns ticks at powers of ten, in a short interval also at 2 and 5 times these. Uses linear_ticks() if
+// there would be fewer than two. Needs low > 0.
 std::vector<Tick> log_ticks(Interval interval, int wanted);
 
-// What an axis shows for data in `data`: a little more on both sides, from 0 on when `from_zero` and the data
-// is not negative; never empty, and finite.
+// Both return the axis range for `data`, with a margin on both sides; never empty, and finite. The linear
+// range starts at 0 if `from_zero` is set and the data are not negative.
 Interval linear_interval(Interval data, bool from_zero);
 Interval log_interval(Interval data);
 
-// Whether a log scale shows this data better: all of it positive, over at least two powers of ten.
+// Whether a log scale suits the data: all positive, over at least two powers of ten.
 bool wants_log_scale(Interval data);
 
-// "1.5M", "20k", "0.25", "3e-4": the label of a tick.
+// Returns the label of a tick: "1.5M", "20k", "0.25", "3e-4".
 std::string tick_label(double value);
-// "1,234,567", "0.0123457", "3.2e-05": six significant digits.
+// Formats six significant digits: "1,234,567", "0.0123457", "3.2e-05".
 std::string number_text(double value);
 
-// The largest unit of time in which `seconds` is at least 3.
+// time_unit() returns the largest unit of time in which `seconds` is at least 3.
 struct TimeUnit {
   const char* name = "seconds";
   double seconds = 1;

@@ -1,4 +1,4 @@
-// Text from outside in an HTML page. No I/O.
+// Escapes untrusted text for an HTML page. No I/O.
 #pragma once
 
 #include <string>
@@ -6,9 +6,9 @@
 
 namespace hyperion::report {
 
-// For the text of an element and for an attribute in quotes: & < > " ' as entities; control bytes, what is
-// not UTF-8 and the characters that turn the direction of writing as U+FFFD. At most `max_bytes` are
-// taken, and "…" follows.
+// Escapes text for an element or a quoted attribute: & < > " ' become entities; control bytes, invalid UTF-8
+// and characters that change the writing direction become U+FFFD. Text beyond `max_bytes` is cut and "…"
+// follows.
 std::string html_text(std::string_view text, size_t max_bytes = 2000);
 
 }  // namespace hyperion::report

@@ -1,4 +1,4 @@
-// The page of `hyperion report`. No I/O.
+// Writes the page of `hyperion report`. No I/O.
 #pragma once
 
 #include <string>
@@ -8,15 +8,16 @@
 
 namespace hyperion::report {
 
-// Runs are distinguished by colour and dash: as many as there are pairs of them.
+// Each run has its own pair of colour and dash; there are this many pairs.
 inline constexpr size_t kMaxRuns = 14;
 
-// A complete HTML document that loads nothing. `now`: seconds since 1970, for the age of the newest lines.
+// Returns a complete HTML document that loads nothing. `now` (seconds since 1970) gives the age of the newest
+// lines.
 std::string report_page(const std::vector<ReportRun>& runs, double now);
 
-// Of page_assets.cpp: constants, into which nothing from outside goes. The hash is base64 of the script's
-// SHA-256: the page's content security policy lets a browser run this text alone, so that nothing else in the
-// page could run even if it got past html_text().
+// page_assets.cpp defines these constants; no untrusted text enters them. The hash is base64 of the script's
+// SHA-256. The page's content security policy lets a browser run this script alone, so other script could not
+// run even if it passed html_text().
 extern const char *const kPageStyle, *const kPageScript, *const kPageScriptHash;
 
 }  // namespace hyperion::report

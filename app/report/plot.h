@@ -1,4 +1,4 @@
-// Plots as SVG text: lines over the step, the tokens seen or the time. No I/O.
+// Draws plots as SVG text: lines over the step, the tokens seen or the time. No I/O.
 #pragma once
 
 #include <array>
@@ -11,17 +11,17 @@ namespace hyperion::report {
 
 enum PlotAxis { kStepAxis, kTokensAxis, kTimeAxis, kPlotAxes };
 
-// The x coordinates that lines of one table share.
+// The x coordinates that the lines of one table share.
 struct PlotPoints {
   int run = 0;
-  bool superseded = false;                         // steps that a restart made again: drawn faint
-  std::array<std::vector<double>, kPlotAxes> x{};  // NaN where not known
+  bool superseded = false;                         // steps that a restart repeated; drawn faint
+  std::array<std::vector<double>, kPlotAxes> x{};  // NaN if unknown
 };
 
 struct PlotLine {
   size_t points = 0;             // index of its PlotPoints
   std::vector<double> mean{};    // NaN: no finite value there
-  std::vector<double> low{};     // smallest and largest value of each bucket; both empty when no bucket has
+  std::vector<double> low{};     // smallest and largest value of each bucket; both empty if no bucket has
   std::vector<double> high{};    // more than one value
   std::vector<size_t> broken{};  // points with a value that is NaN or infinite
   std::vector<size_t> marked{};  // points with a circle at their largest value
@@ -29,12 +29,12 @@ struct PlotLine {
 
 struct Plot {
   std::string title, unit;
-  bool from_zero = false;  // the axis starts at 0, and is linear until the reader wants a logarithmic one
-  bool over_time = false;  // always over the time
+  bool from_zero = false;  // the axis starts at 0 and is linear by default
+  bool over_time = false;  // the x axis is always time
   bool noisy = false;      // the page's smoothing applies
   std::vector<PlotLine> lines{};
-  std::string reference{};           // what the values are to be compared with: "training.max_norm"
-  std::vector<double> references{};  // dashed lines; the axis reaches those up to kFarthestReference * values
+  std::string reference{};           // name of the reference values: "training.max_norm"
+  std::vector<double> references{};  // dashed; the axis includes those up to kFarthestReference * values
 };
 inline constexpr double kFarthestReference = 3;
 
@@ -43,7 +43,7 @@ struct HorizontalAxis {
   Interval interval{};
 };
 
-// A restart: where its first step is.
+// A restart, marked at its first step.
 struct PlotMark {
   int run = 0;
   std::array<double, kPlotAxes> x{};
@@ -54,19 +54,19 @@ struct PlotFrame {
   static constexpr double kLeft = 62, kRight = 626, kTop = 10, kBottom = 232;
 };
 
-// From the smallest to the largest finite value of all lines.
+// Returns the range of the finite values of all lines.
 Interval values_of(const Plot& plot);
 
-// The plot as a page without script shows it: over the step, or over the time. The page's script draws it
-// again for what its reader chooses. `first_line`: the number of the plot's first line in the script's data.
+// Draws the plot for a page without script: over the step, or over the time. The page's script redraws it as
+// the reader chooses. `first_line` is the number of the plot's first line in the script's data.
 std::string plot_svg(const Plot& plot, const std::vector<PlotPoints>& points,
                      const std::array<HorizontalAxis, kPlotAxes>& axes, const std::vector<PlotMark>& marks,
                      size_t first_line);
 
-// What the script reads of a plot's lines: JSON, numbers only.
+// Returns the plot's lines for the script as JSON, numbers only.
 std::string lines_json(const Plot& plot);
 
-// A JSON array with null for what is not finite.
+// Returns a JSON array with null for non-finite values.
 std::string json_numbers(const std::vector<double>& values);
 
 }  // namespace hyperion::report

@@ -1,4 +1,4 @@
-// From the rows of runs to the plots of a page. No I/O.
+// Turns the rows of runs into the plots of a page. No I/O.
 #pragma once
 
 #include <algorithm>
@@ -16,33 +16,33 @@
 namespace hyperion::report {
 
 struct ReportRun {
-  std::string name;               // the folder, as the command line names it
-  std::vector<std::string> tags;  // by number
+  std::string name;               // the folder as named on the command line
+  std::vector<std::string> tags;  // by tag number
   RunHistory history{1};
   RunStarts starts;
   uint64_t lines = 0;
   uint64_t bad_lines = 0;      // not JSON, too long, or without step and time
-  bool torn_end = false;       // the last line has no end and is no row: it is among bad_lines
-  uint64_t tags_left_out = 0;  // fields of more different tags than are kept
+  bool torn_end = false;       // the last line is incomplete; bad_lines counts it
+  uint64_t tags_left_out = 0;  // fields whose tags exceed MetricParser's limits
 
-  // nullopt for no row, and for a tag that it does not have
+  // Returns nullopt without a row, or if the row lacks the tag.
   std::optional<double> value(const MetricRow* row, const std::string& tag) const;
 };
 
 struct ReportData {
-  std::vector<Plot> plots;       // what every run has, in the page's order; plots without a line are left out
-  std::vector<Plot> more_plots;  // tags that have no plot of their own above
-  uint64_t plots_left_out = 0;   // tags beyond kMaxMorePlots
+  std::vector<Plot> plots;       // the standard plots in the page's order; plots without lines are left out
+  std::vector<Plot> more_plots;  // plots of all other tags
+  uint64_t plots_left_out = 0;   // number of tags beyond kMaxMorePlots
   std::vector<PlotPoints> points;
   std::array<HorizontalAxis, kPlotAxes> axes;
   std::vector<PlotMark> marks;
 };
 inline constexpr size_t kMaxMorePlots = 24;
 inline constexpr size_t kMaxReferences = 8;                        // per plot
-inline constexpr size_t kMaxMarks = RunHistory::kMaxAttempts - 1;  // per run, the newest
+inline constexpr size_t kMaxMarks = RunHistory::kMaxAttempts - 1;  // the newest per run
 
-// How many buckets a run's history may have, so that the page stays small: for the page's script, which shows
-// parts of the run too, and for the plots of a page without script.
+// Both limit the buckets of a run's history, so that the page stays small: buckets_per_run() for the page's
+// script, which can zoom, and drawn_buckets_per_run() for plots without script.
 inline size_t buckets_per_run(size_t runs) {
   return std::max<size_t>(4000 / runs, 400);
 }
@@ -52,8 +52,8 @@ inline size_t drawn_buckets_per_run(size_t runs) {
 
 ReportData report_data(const std::vector<ReportRun>& runs);
 
-// y at x by a straight line between the neighbours of x in xs (ascending); the first or last y outside of
-// them, NaN for empty lists.
+// Interpolates y at x linearly between the neighbours of x in xs (ascending). Outside of xs it returns the
+// first or last y; for empty lists NaN.
 double interpolate(const std::vector<double>& xs, const std::vector<double>& ys, double x);
 
 }  // namespace hyperion::report

@@ -1,4 +1,4 @@
-// What a dump folder says about its starts: runs/*/config.toml and runs/*/run.txt
+// Reads the records of the starts in a dump folder: runs/*/config.toml and runs/*/run.txt
 // (trainer/metrics/run_folder.h).
 #pragma once
 
@@ -12,34 +12,34 @@
 
 namespace hyperion::report {
 
-// Key ("training.steps") to value as the file writes it ("10", "\"llama3\""). Reads what `hyperion config`
-// prints, a key per line, and passes over lines of any other form: no TOML parser is given a file from
-// outside.
+// Settings map a key ("training.steps") to its value as written in the file ("10", "\"llama3\"").
+// parse_settings() reads the output of `hyperion config`, one key per line, and skips other lines. It uses no
+// TOML parser, because the file is untrusted.
 using Settings = std::map<std::string, std::string>;
 Settings parse_settings(std::string_view toml);
 
-// The "name: value" lines before the first blank line of run.txt.
+// Returns the "name: value" lines before the first blank line of run.txt.
 std::map<std::string, std::string> parse_run_text(std::string_view text);
 
 struct RunStart {
-  std::string name;  // of its folder
+  std::string name;  // name of its folder
   Settings settings;
   std::map<std::string, std::string> fields;                   // command, host, start, ranks, commit ...
-  std::optional<double> number(const std::string& key) const;  // of a setting
+  std::optional<double> number(const std::string& key) const;  // a setting's value
 };
 
 struct RunStarts {
-  std::vector<RunStart> starts;  // oldest first; the newest kMaxRunStarts of them
+  std::vector<RunStart> starts;  // the newest kMaxRunStarts, oldest first
   uint64_t count = 0;
   std::string newest_record;          // run.txt and config.toml of the newest start
-  std::vector<std::string> problems;  // records that could not be read, a sentence each
+  std::vector<std::string> problems;  // one sentence per unreadable record
 };
 inline constexpr size_t kMaxRunStarts = 100;
 
-// An absent folder is an empty list.
+// Reads the starts. A missing folder gives an empty list.
 RunStarts read_run_starts(const std::filesystem::path& runs_folder);
 
-// The settings that are not the same everywhere: key to the value of each column, "" where it is not set.
+// Returns the settings that differ between columns: key to the value of each column, "" if unset.
 std::map<std::string, std::vector<std::string>> differences(const std::vector<const Settings*>& columns);
 
 }  // namespace hyperion::report
