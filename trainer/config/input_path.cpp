@@ -64,7 +64,7 @@ fs::path resolve_input(const std::string& path, const fs::path& base) {
 fs::path config_file(const fs::path& named, const fs::path& base) {
   std::error_code error;
   const bool is_folder = fs::is_directory(named, error);
-  // The name itself, not what it leads to: a link to itself or to nothing is refused as what it is.
+  // The link's own status counts, not its target's: a link to itself or to nothing is refused as a file.
   const bool is_file = fs::exists(fs::symlink_status(named, error)) && !is_folder;
   if (named.empty() || named != named.filename() || is_file) return named;
   std::vector<std::string> presets;
@@ -74,7 +74,7 @@ fs::path config_file(const fs::path& named, const fs::path& base) {
   const std::string name = named.extension() == ".toml" ? named.stem() : named;
   if (std::ranges::count(presets, name) > 0) return base / "configs" / (name + ".toml");
   if (is_folder) return named;
-  // A name that is the beginning of a few presets' means one of them, however long they are.
+  // A name that is a prefix of at most kFew presets probably means one of them, whatever their length.
   constexpr size_t kFew = 3;
   std::vector<std::string> longer;
   std::ranges::copy_if(presets, std::back_inserter(longer),

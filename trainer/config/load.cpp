@@ -44,8 +44,8 @@ std::string all_flavors() {
   return fmt::format("; flavours {}", fmt::join(families, "; "));
 }
 
-// "; did you mean dataloader?" for the first text that is not among the option's choices. A text that is
-// known and not available is no misspelling of one that is.
+// Returns "; did you mean dataloader?" for the first text that is not among the option's choices. A known but
+// unavailable text is not treated as a misspelling.
 std::string choice_hint(const Option& option, const Value& value) {
   std::vector<std::string> texts;
   if (const auto* text = std::get_if<std::string>(&value)) texts = {*text};
@@ -63,15 +63,14 @@ std::string choice_hint(const Option& option, const Value& value) {
   return "";
 }
 
-// What may have been meant by a key that does not exist. torchtitan adds keys to [fault_tolerance] by a
-// module of Python.
+// Returns the hint for an unknown key. torchtitan adds keys to [fault_tolerance] by a Python module.
 std::string unknown_key_hint(const std::string& name) {
   if (name.starts_with("fault_tolerance.")) return "; " + kFaultTolerance.refusal;
   const std::string former = former_key(name);
   return former.empty() ? did_you_mean(nearest_key(name)) : "; " + former;
 }
 
-// Gives the option this value, or none, which cannot be its; "", or what is wrong with it.
+// Assigns the value. Returns "", or the problem of the value; nullopt is a value that no option takes.
 std::string assign_or_explain(const Option& option, const std::optional<Value>& value, JobConfig& config) {
   if (value && assign(option, *value, config)) return "";
   const auto* text = value ? std::get_if<std::string>(&*value) : nullptr;
@@ -83,8 +82,8 @@ std::string assign_or_explain(const Option& option, const std::optional<Value>& 
 // Line and column. toml11's tables forget the order of the file.
 using Position = std::pair<size_t, size_t>;
 
-// It is found by reading the file from its start: how often that is done is bounded by kMaxEntries for a
-// table and kMaxProblems for problems.
+// toml11 finds a position by reading the file from its start. kMaxEntries (per table) and kMaxProblems bound
+// the number of calls.
 Position position_of(const toml::value& value) {
   const toml::source_location location = value.location();
   return {location.line(), location.column()};
@@ -92,7 +91,7 @@ Position position_of(const toml::value& value) {
 
 constexpr size_t kMaxEntries = 1000;  // of a table
 
-// Adds the texts of a table and of the tables in it, whose keys TOML writes as a.b: they are one name here.
+// Adds the texts of a table and of its nested tables. A nested key, a.b in TOML, becomes one name.
 bool collect_texts(const toml::value& value, const std::string& prefix,
                    std::map<Position, TextTable::value_type>& found) {
   for (const auto& [key, entry] : value.as_table()) {
@@ -109,7 +108,7 @@ bool collect_texts(const toml::value& value, const std::string& prefix,
   return true;
 }
 
-// The value as the schema knows it; nullopt for what no option takes (dates, mixed lists).
+// Converts to the schema's Value; nullopt for types that no option takes (dates, mixed lists).
 std::optional<Value> to_value(const toml::value& value, Kind kind) {
   if (value.is_table()) {
     std::map<Position, TextTable::value_type> texts;
@@ -175,7 +174,7 @@ class FileReader {
     }
   }
 
-  // In the order of the file.
+  // Reports the problems in the order of the file.
   void report_problems(Problems& problems) const {
     for (const auto& [position, text] : problems_)
       problems.add(fmt::format("{}:{}:{}: {}", name_, position.first, position.second, text));
@@ -238,7 +237,7 @@ void apply_override(const Override& override, ResolvedConfig& resolved, Problems
     return problems.add(fmt::format("command line: --{}: there is no such option{}", one_line(override.name),
                                     unknown_key_hint(override.name)));
   if (!override.has_value) {
-    // Of texts there is no more to say: the quotes that expected() asks for are those of the file.
+    // A free text needs no expected(), which asks for the quotes of the file.
     const bool any_text = option->kind() == Kind::kText && option->form.empty() && option->choices.empty();
     return problems.add(fmt::format("command line: --{}: needs a value{}", option->name,
                                     any_text ? "" : ": " + expected(*option)));

@@ -11,7 +11,7 @@
 namespace hyperion::config {
 namespace {
 
-// What keeps fewer activations than the mode in force does; "": nothing does.
+// Returns the settings that keep fewer activations than the present mode; "" if there are none.
 std::string further_checkpointing(const JobConfig::ActivationCheckpoint& options) {
   const auto advice = [&](std::string_view modes) {
     return fmt::format("set activation_checkpoint.mode = {} (\"{}\" now)", modes, text_of(options.mode));
@@ -31,7 +31,7 @@ std::string further_checkpointing(const JobConfig::ActivationCheckpoint& options
   return "";
 }
 
-// Tokens of a sequence on a rank, between its layers: with fewer there are cheaper ways to save memory.
+// Tokens of a sequence per rank, between layers. With fewer tokens cheaper ways save memory.
 constexpr int64_t kLongSequence = 8192;
 
 }  // namespace

@@ -91,7 +91,7 @@ std::string config_comparison(const TextTable& stored, const TextTable& now) {
 }
 
 std::string model_options(const JobConfig::Model& saved, const JobConfig::Model& now) {
-  // What a model is made of, not what is done to it and where its tokenizer is.
+  // Only keys of the model's dimensions count, not its tokenizer and converters.
   const std::set<std::string> others = {"model.hf_assets_path", "model.tokenizer_path", "model.converters",
                                         "model.print_after_conversion"};
   JobConfig there, here;

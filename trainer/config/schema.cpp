@@ -25,8 +25,8 @@ bool has_experts(Config config) {
          model_args(model, /*any_dimensions=*/true).num_experts > 0;
 }
 
-// How members of JobConfig are read and written as values of TOML, whatever their C++ type: a type that Value
-// holds as it is, an enumeration (the text of its value), a list of one, or std::optional of any of these.
+// These overloads read and write members of JobConfig as TOML values. The C++ type is an alternative of
+// Value, an enumeration (as the text of its value), a list of one, or std::optional of any of these.
 
 template <typename T>
 Value read_member(const T& member) {
@@ -47,7 +47,7 @@ Value read_member(const std::optional<T>& member) {
   return member ? read_member(*member) : Value();
 }
 
-// False, and `member` is unchanged, when the value is of another type.
+// Returns false and leaves `member` unchanged if the value has another type.
 template <typename T>
 bool assign_member(const Value& value, T& member) {
   const T* same = std::get_if<T>(&value);

@@ -13,7 +13,7 @@
 namespace hyperion::config {
 namespace {
 
-// What other programs call a key, when its own name is far from theirs.
+// Names that other programs use for a key, if they differ much from its own.
 constexpr std::pair<std::string_view, std::string_view> kSynonyms[] = {
     {"optimizer.lr", "learning_rate max_lr peak_lr base_lr"},
     {"optimizer.name", "optim optimizer_name optimizer_type"},
@@ -151,7 +151,7 @@ std::string nearest_key(std::string_view name) {
   if (name.size() > kLongestSuggested) return "";
   const size_t key_start = name.rfind('.') + 1;
   const std::string_view section = name.substr(0, key_start), key = name.substr(key_start);
-  // Of several keys with the right last part, the one whose whole name is nearest: it is in the same section.
+  // Among several keys with the right last part, the nearest full name wins: it is in the same section.
   std::vector<std::string> meant;
   for (const Option& option : all_options())
     if (option.key() == key) meant.push_back(option.name);
@@ -163,7 +163,7 @@ std::string nearest_key(std::string_view name) {
   std::string best;
   size_t best_distance = suggestion_tolerance(key) + 1;
   for (const Option& option : all_options()) {
-    // In another section the key must be nearly the same, and loses against the same section.
+    // A key of another section must be nearly equal, and loses against a key of the same section.
     const bool same_section = section == option.name.substr(0, option.name.rfind('.') + 1);
     const size_t distance =
         same_section ? edit_distance(key, option.key())

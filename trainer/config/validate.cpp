@@ -203,7 +203,7 @@ class Checks : ChecksOfConfig {
                                   *positions, model.name, model.flavor, length));
   }
 
-  // Where the keys that decide it are set: " (model.args.n_heads: job.toml:5:11)".
+  // Returns the origins of the deciding keys: " (model.args.n_heads: job.toml:5:11)".
   std::string model_args_origins(const std::vector<std::string>& keys) const {
     std::vector<std::string> places;
     for (const std::string& key : keys)
@@ -283,7 +283,7 @@ class Checks : ChecksOfConfig {
   }
 };
 
-// Where `key` is that of data that are not given: nothing is downloaded.
+// Adds a problem if `key` belongs to data that are not given, because nothing is downloaded.
 void require_dataset_path(const ResolvedConfig& resolved, std::string_view key, Problems& problems) {
   const JobConfig& config = resolved.config;
   const auto refuse = [&](const char* dataset, const char* own) {

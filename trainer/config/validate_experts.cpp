@@ -48,7 +48,7 @@ class ExpertChecks : ChecksOfConfig {
                           of_each, counted(ranks, "rank")));
   }
 
-  // Of the converter `table`: that its names and the experts' widths work.
+  // Checks the names of the converter `table` and the widths of the experts.
   void float8(const models::ModelArgs& model, const std::string& table, const std::vector<std::string>& fqns,
               float8::GroupedRecipe recipe) {
     std::vector<std::string> names;
