@@ -39,7 +39,7 @@ json exported_id(const HfExport& options, const char* key, const std::optional<i
   return id.is_null() && of_tokenizer ? json(*of_tokenizer) : id;
 }
 
-// "" where what was imported is what the tokenizer says.
+// Returns "" if the imported ids equal the tokenizer's.
 std::string compare_id(const ImportedSettings& imported, const std::string& key,
                        const std::optional<int64_t>& of_tokenizer) {
   const std::vector<int64_t> ids = imported_ids(imported, key);
@@ -58,7 +58,7 @@ std::optional<models::DimensionProblem> export_problem(const ModelArgs& args) {
   const bool qwen3 = args.family == "qwen3", deepseek = args.family == "deepseek_v3",
              llama4 = args.family == "llama4", experts = args.num_experts > 0;
   std::optional<models::DimensionProblem> problem;
-  // The first that applies: `key` of [model.args] has a value that transformers' model does not have.
+  // Keeps the first problem: `key` of [model.args] has a value that transformers' model does not support.
   const auto refuse_if = [&](bool wrong, std::vector<std::string> keys, const std::string& text) {
     if (wrong && !problem) problem = models::DimensionProblem{std::move(keys), text};
   };
@@ -108,7 +108,7 @@ std::optional<models::DimensionProblem> export_problem(const ModelArgs& args) {
 
 namespace {
 
-// The fields that only models with experts have.
+// Returns the fields that only MoE models have.
 json experts_config(const ModelArgs& args) {
   std::vector<int64_t> with_experts, dense;
   for (int64_t layer = 0; layer < args.n_layers; ++layer)
@@ -196,7 +196,7 @@ std::string hf_config(const ModelArgs& args, const HfExport& options) {
   json config = {{"initializer_range", 0.02}, {"use_cache", true}};
   if (args.family == "qwen3") config["sliding_window"] = nullptr;
   config.update(imported_config(options));
-  // Of the files that were imported, and second keys for what is said below.
+  // These keys describe the imported files only, or duplicate keys that are set below.
   for (const char* key : {"quantization_config", "original_max_position_embeddings", "partial_rotary_factor",
                           "num_local_experts", "num_mtp_layers", "qk_head_dim"})
     config.erase(key);
@@ -304,8 +304,8 @@ std::vector<std::string> hf_differences(const ModelArgs& ours, const ModelArgs& 
     if (here != there) texts.push_back(fmt::format("{} is {}, but {} in config.json", name, here, there));
   };
   compare("model.name", ours.family, config.family);
-  // A rescaling of one of them alone is a difference in itself, an attention or experts in all that they
-  // have.
+  // RoPE scaling of only one model counts as one difference; attention or experts of only one model differ in
+  // all their dimensions.
   ModelArgs both = ours;
   both.rope_scaling = ours.rope_scaling && config.rope_scaling;
   both.rope_yarn = ours.rope_yarn && config.rope_yarn;

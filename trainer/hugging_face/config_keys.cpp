@@ -60,7 +60,7 @@ void require_allowed(const JsonNode& config, const std::string& key, std::string
 }  // namespace
 
 std::vector<std::string> check_config_keys(const JsonNode& config, std::string_view model_type) {
-  // As in Qwen's files: a width of windows that are switched off.
+  // Qwen's files have it: the width of sliding windows that are switched off.
   const bool without_windows = config.object().value("use_sliding_window", json()) == false;
   std::vector<std::string> unknown;
   for (const auto& [key, value] : config.object().items()) {

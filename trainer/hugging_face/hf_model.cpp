@@ -36,7 +36,7 @@ fs::path find_config(const config::JobConfig& config, const fs::path& base) {
       looked_in);
 }
 
-// The registry knows no file and line.
+// Refuses an unknown flavour with the file and line of its key, which the registry does not know.
 void require_known_flavor(const config::ResolvedConfig& resolved) {
   const config::JobConfig::Model& model = resolved.config.model;
   const std::vector<std::string> known = models::model_flavors(model.name);
@@ -52,7 +52,7 @@ void require_known_flavor(const config::ResolvedConfig& resolved) {
   problems.throw_if_any("The configuration cannot be run");
 }
 
-// Why a key of [model.args] changes nothing in such a model, and what to do; "" where it changes something.
+// Returns why a key of [model.args] has no effect in the model, with the remedy; "" if it has one.
 std::string why_without_effect(const models::ModelArgs& args, std::string_view key, ModelPart part) {
   const bool latent = models::has_part(args, ModelPart::kLatent), yarn = args.rope_yarn;
   if (latent && (key == "head_dim" || key == "qk_norm"))
@@ -81,7 +81,7 @@ std::string why_without_effect(const models::ModelArgs& args, std::string_view k
   }
 }
 
-// What the job sets to another value than the flavour's.
+// Refuses keys without effect that the job sets to a value other than the flavour's.
 void refuse_options_without_effect(const config::ResolvedConfig& resolved,
                                    const std::map<std::string, std::string>& set,
                                    config::Problems& problems) {
@@ -100,8 +100,8 @@ void refuse_options_without_effect(const config::ResolvedConfig& resolved,
       });
 }
 
-// Each problem is one of the key that the job sets (`set`: those not read from config.json), or of the
-// flavour.
+// Reports each problem under a key that the job sets (`set`, which excludes keys read from config.json), or
+// under the flavour.
 void require_sound_dimensions(const config::ResolvedConfig& resolved,
                               const std::map<std::string, std::string>& set) {
   config::Problems problems;

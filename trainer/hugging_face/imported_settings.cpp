@@ -18,7 +18,8 @@ bool is_ids(const json& value) {
   return value.is_null() || is_id(value) || (value.is_array() && std::ranges::all_of(value, is_id));
 }
 
-// `text` without its fields "...token_id" of which any id is to go; their names are added to `erased`.
+// Returns `text` without the "...token_id" fields that hold an id to be removed; adds their names to
+// `erased`.
 template <typename IsToGo>
 std::string erase_ids(const std::string& text, const IsToGo& is_to_go, std::vector<std::string>* erased) {
   if (text.empty()) return text;

@@ -34,7 +34,7 @@ void must_be_off(const JsonNode& node, const char* meaning) {
   if (node.flag(false)) throw_config("{} = true, but {}", node.where(), meaning);
 }
 
-// Refuses another number or word than the only one that is computed here.
+// Refuses every value except the only one that this program supports.
 void must_be(const JsonNode& node, const json& value, const json& expected) {
   if (!node.is_null() && value != expected) node.refuse(expected.dump());
 }
@@ -53,14 +53,14 @@ models::Activation activation_in(const JsonNode& node) {
   node.refuse(fmt::format("\"{}\", the activations computed here", fmt::join(known, "\" or \"")));
 }
 
-// The length beside the parameters, which transformers prefers to the one inside; without both that of the
-// model.
+// Returns the length next to the parameters, which transformers prefers to the length among them; without
+// both the model's length.
 int64_t original_length(const JsonNode& config, const JsonNode& rope, const ModelArgs& args) {
   const JsonNode beside = config["original_max_position_embeddings"];
   return size_in(beside.is_null() ? rope["original_max_position_embeddings"] : beside, args.max_seq_len);
 }
 
-// DeepSeek's: with equal mscale and mscale_all_dim cosines and sines are not scaled, attention is.
+// DeepSeek's rule: if mscale equals mscale_all_dim, attention is scaled, but cosines and sines are not.
 void read_yarn(const JsonNode& config, const JsonNode& rope, ModelArgs& args) {
   args.rope_yarn = args.rope_scaling = true;  // whatever the length
   args.rope_factor = rope["factor"].positive_number();
@@ -76,8 +76,8 @@ void read_yarn(const JsonNode& config, const JsonNode& rope, ModelArgs& args) {
   if (args.rope_factor < 1) rope["factor"].refuse("at least 1");
 }
 
-// rope_parameters, or rope_scaling before transformers 5 (which reads it first where both are there and it is
-// not empty), with rope_theta inside or next to it.
+// Reads rope_parameters, or rope_scaling before transformers 5, with rope_theta inside or next to it. If both
+// exist, transformers 5 prefers a rope_scaling that is not empty.
 void read_rope(const JsonNode& config, ModelArgs& args) {
   const JsonNode scaling = config["rope_scaling"];
   const JsonNode rope = scaling.is_null() || scaling.object().empty() ? config["rope_parameters"] : scaling;
@@ -106,7 +106,8 @@ void read_rope(const JsonNode& config, ModelArgs& args) {
     rope["high_freq_factor"].refuse(may_be_equal ? "at least low_freq_factor" : "more than low_freq_factor");
 }
 
-// What the file says twice, with two values; transformers takes the same one.
+// Returns the settings that the file has twice with different values. This program takes the same value as
+// transformers.
 std::vector<std::string> contradictions(const json& config, const std::string& name) {
   std::vector<std::string> texts;
   const auto part = [&](const std::string& key) {
@@ -157,13 +158,13 @@ void read_llama(const JsonNode& config, ModelArgs& args) {
   must_be_off(config["mlp_bias"], "the feed-forward layers here have no bias");
 }
 
-// A second key for what another one says.
+// Checks a second key for the same setting.
 void require_same_number(const JsonNode& node, int64_t value, const char* other) {
   if (!node.is_null() && size_in(node) != value)
     node.refuse(fmt::format("{}, the value of {}", value, other));
 }
 
-// What all experts have in common.
+// Reads the settings common to all MoE models.
 void read_experts(const JsonNode& config, const char* experts, const char* width, ModelArgs& args) {
   args.num_experts = size_in(config[experts]);
   args.moe_hidden_dim = size_in(config[width]);
@@ -261,7 +262,7 @@ constexpr Family kFamilies[] = {{"llama", read_llama},
                                 {"deepseek_v3", read_deepseek_v3},
                                 {"llama4_text", read_llama4}};
 
-// Weights in fp8 with a scale for each 128 x 128 of them, as DeepSeek-V3's, are read; others are not.
+// Accepts fp8 weights with one scale per 128 x 128 block, as in DeepSeek-V3; refuses other quantization.
 void read_quantization(const JsonNode& config) {
   if (config.is_null()) return;
   const json& values = config.object();
