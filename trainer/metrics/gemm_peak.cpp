@@ -32,8 +32,8 @@ double best_rate(at::ScalarType dtype, int64_t n, double seconds, int runs) {
 double peak_of(at::ScalarType dtype, double seconds) {
   constexpr int64_t kSmall = 128, kLarge = 512;
   constexpr double kLargeFlops = 2.0 * kLarge * kLarge * kLarge;
-  // Where other programs want the same cores, threads wait milliseconds for each other in most runs but not
-  // in all.
+  // If other programs use the same cores, threads wait milliseconds for each other in most runs, but not in
+  // all.
   const double small = best_rate(dtype, kSmall, seconds / 4, /*runs=*/32);
   if (3 * kLargeFlops / small > seconds) return small;  // a warm-up and two runs
   return std::max(small, best_rate(dtype, kLarge, seconds / 2, /*runs=*/2));

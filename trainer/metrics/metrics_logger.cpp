@@ -170,8 +170,8 @@ double MetricsLogger::tokens_per_second(double seconds) const {
   return shared_seconds > 0 ? static_cast<double>(window_.tokens) / shared_seconds : 0.0;
 }
 
-// By the time that passed since the first logged step, validations and saves included: the steps up to there
-// are slower than what follows.
+// Extrapolates the time since the first logged step, validations and saves included. Steps up to the first
+// logged one are slower and do not count.
 double MetricsLogger::seconds_left(int64_t step, double step_seconds) {
   const double now = sources_.clock();
   if (!first_logged_) first_logged_ = {step, now};

@@ -20,7 +20,7 @@ double median_own_seconds(const std::vector<RankFigures>& ranks) {
   return *middle;
 }
 
-// Of the ranks that have the number; nothing where none has.
+// Combines the numbers of the ranks that have one; adds nothing if none has.
 template <typename Number, typename Combine>
 void append(MetricList& list, const char* tag, const std::vector<RankFigures>& ranks,
             std::optional<Number> GpuCounters::*member, const Combine& combine) {

@@ -52,7 +52,7 @@ std::vector<std::string> context_parallelism_of(const config::JobConfig& config)
                                                           : "gather keys and values")};
 }
 
-// What tensor parallelism does here, and what becomes of the keys beside it.
+// Describes the effect of tensor parallelism and of the keys related to it.
 std::vector<std::string> tensor_parallelism_of(const config::JobConfig& config, bool cpu) {
   const auto& p = config.parallelism;
   if (p.tensor_parallel_degree == 1) return {};
