@@ -108,15 +108,15 @@ void Adam::update_in_one_pass(const kernels::AdamTensors& tensors, double lr,
                       .divisor = divisor ? divisor->item<double>() : 1.0});
 }
 
-// In the notation of PyTorch's documentation, with learning rate gamma and weight decay lambda:
+// The formulas use the notation of PyTorch's documentation, with learning rate gamma and weight decay lambda:
 //
 //   AdamW: theta <- theta - gamma lambda theta        Adam: g <- g + lambda theta
 //   m <- beta1 m + (1 - beta1) g
 //   v <- beta2 v + (1 - beta2) g^2
 //   theta <- theta - gamma (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 //
-// Where `skip` is 1 every factor becomes neutral without a wait for the device: the gradient counts as 0,
-// what theta, m and v are multiplied by is 1, and the step size is 0.
+// If `skip` is 1, every factor becomes neutral without waiting for the device: the gradient counts as 0, the
+// factors of theta, m and v are 1, and the step size is 0.
 void Adam::update_by_formula(kernels::AdamTensors& tensors, double lr, const at::Tensor& skip) const {
   auto& [theta, g, m, v, copies] = tensors;
   const double beta1 = options_.beta1, beta2 = options_.beta2, lambda = options_.weight_decay;

@@ -16,8 +16,9 @@ namespace {
 constexpr int64_t kExchangeBytes = 16 << 20;
 constexpr int64_t kGrain = 1 << 15;
 
-// One pass over memory on the CPU; `grain`: elements per thread, at least. Every element goes through the
-// same two roundings whichever shard holds it, so a shard's average is bit for bit that part of the whole's.
+// Updates the average in one pass over memory on the CPU; a thread takes at least `grain` elements. Every
+// element has the same two roundings in any sharding, so a shard's average equals that part of the unsharded
+// average bit for bit.
 template <typename T>
 void average_rows(const at::Tensor& averages, const at::Tensor& weights, T share, int64_t grain) {
   T* average = averages.data_ptr<T>();
@@ -34,7 +35,7 @@ void average_rows(const at::Tensor& average, const at::Tensor& weight, double sh
     average_rows<float>(average, weight, static_cast<float>(share), grain);
 }
 
-// Through a small buffer.
+// Exchanges the tensors through a small buffer.
 void exchange(const at::Tensor& one, const at::Tensor& other) {
   const at::Tensor a = one.view(-1), b = other.view(-1);
   const int64_t step = std::max<int64_t>(1, kExchangeBytes / static_cast<int64_t>(a.element_size()));
@@ -86,7 +87,8 @@ void Ema::update_in_place(const at::Tensor& skip) {
     averages.push_back(pair.average);
     weights.push_back(pair.weight);
   }
-  // A share of 0 leaves the average as it is: weights are finite, because a skipped step did not touch them.
+  // A share of 0 leaves the average unchanged: weights are finite, because a skipped step did not change
+  // them.
   const at::Tensor share = ((1 - skip) * (1 - options_.decay)).to(averages.front().scalar_type());
   at::_foreach_lerp_(averages, weights, std::vector<at::Tensor>(averages.size(), share));
 }
