@@ -14,7 +14,7 @@
 namespace hyperion::trainer {
 namespace {
 
-// debug.seed, or a random one of rank 0's.
+// Returns debug.seed, or a random seed of rank 0.
 uint64_t common_seed(const config::JobConfig& config, const Runtime& runtime) {
   if (config.debug.seed) return static_cast<uint64_t>(*config.debug.seed);
   return from_rank_0(runtime.groups->host(), [] {
@@ -23,8 +23,7 @@ uint64_t common_seed(const config::JobConfig& config, const Runtime& runtime) {
   });
 }
 
-// Logs slow_step_warning() on the ranks of a CPU that print, by the peak of this CPU, which is measured where
-// it may matter.
+// Logs slow_step_warning() on CPU ranks that print. Measures this CPU's peak only if it may matter.
 void warn_of_slow_steps(const config::JobConfig& config, const models::ModelArgs& model,
                         const Runtime& runtime) {
   constexpr double kSlowCpu = 1e10;  // FLOP/s that every CPU has
@@ -53,10 +52,10 @@ Job start_job(const config::ResolvedConfig& resolved) {
   job.configured = resolved;
   const config::JobConfig& config = job.configured.config;
   job.model = job_model(config);
-  // A dry run has no other rank's choices: it deals round robin, as each of them would.
+  // A dry run lacks the routing of other ranks, so it balances the experts round robin.
   if (config::is_dry_run(config)) job.model.force_load_balance = true;
   const parallel::Environment environment = job_environment(config);
-  // What cannot run is refused before a device is touched.
+  // A job that cannot run is refused before a device is touched.
   job.data = checked_data(resolved, job.model, environment.world_size);
   parallel::set_phase("plan of the mesh");
   const parallel::Mesh mesh(mesh_config(config), environment.world_size);
@@ -69,7 +68,7 @@ Job start_job(const config::ResolvedConfig& resolved) {
   job.seed = common_seed(config, job.runtime);
   job.loader = configured_loader(config, job, job.seed);
   job.record = job_record(resolved, job.data);
-  // What differs between the ranks is found before anything is done with it.
+  // Differences between the ranks are found before the values are used.
   parallel::require_agreement(job.runtime.groups->host(),
                               {{"seed", std::to_string(job.seed)},
                                {"data", std::to_string(job.loader->fingerprint())},

@@ -37,15 +37,15 @@ namespace {
 
 constexpr const char* kSeedKey = "debug.seed";
 
-// Where the run's seed came from: kSeedKey, or in words.
+// Returns the origin of the run's seed: kSeedKey, or a description.
 std::string seed_origin(const RunDescription& run) {
   if (run.seed != run.job.seed) return "saved in the checkpoint";
   return run.job.configured.config.debug.seed ? kSeedKey : "chosen by rank 0";
 }
 
-// The configuration that the run follows: as the user gave it, but for what a resume keeps of the saved one
-// (checkpoint.on_config_change, the curve's length) and the seed. A length that was not set stays so where it
-// is training.steps.
+// Returns the configuration that the run follows: the user's, with the saved values that a resume keeps
+// (checkpoint.on_config_change, the curve's length) and the seed. A curve length that the user did not set
+// stays unset if it equals training.steps.
 std::string recorded_toml(const RunDescription& run) {
   const config::ResolvedConfig& configured = run.job.configured;
   config::JobConfig followed = run.config;
@@ -60,7 +60,7 @@ std::string recorded_toml(const RunDescription& run) {
   return config::to_toml(recorded, hugging_face::dimensions_of(recorded.config.model));
 }
 
-// What describes the run, by rank 0; returns the name of its folder. A job that cannot write here makes no
+// Rank 0 writes the record of the run; returns the name of its folder. A job that cannot write it runs no
 // step, as with its first checkpoint.
 std::string write_before_step_1(const RunDescription& run, int64_t start_time) {
   const std::filesystem::path folder = run.config.job.dump_folder;
@@ -83,14 +83,14 @@ std::string write_before_step_1(const RunDescription& run, int64_t start_time) {
   return record.filename().string();
 }
 
-// The start of this run, the same on all ranks.
+// The start time and id of this run, equal on all ranks.
 struct RunStart {
   std::time_t time = 0;
   std::string id;
   static auto members(auto& self) { return std::tie(self.time, self.id); }
 };
 
-// Collective: rank 0 writes, and the others learn how it went.
+// Rank 0 writes, and the other ranks receive the result. Collective.
 RunStart start_run(const RunDescription& run) {
   const Runtime& runtime = run.job.runtime;
   return from_rank_0(runtime.groups->host(), [&] {
@@ -109,15 +109,15 @@ RunStart start_run(const RunDescription& run) {
   });
 }
 
-// Whether the job continues nothing that its folder holds: it neither resumes from a checkpoint there nor
-// finds the run finished, nor did the launcher start its processes again.
+// Whether the job continues nothing in its folder: it does not resume from a checkpoint there, the run is not
+// finished, and the launcher has not restarted its processes.
 bool starts_anew(const RunDescription& run, const checkpointing::Checkpointer& checkpointer) {
   const checkpointing::ChosenCheckpoint* chosen = checkpointer.chosen();
   const bool resumes = chosen != nullptr && chosen->source == checkpointing::LoadSource::kOwn;
   return !resumes && !checkpointer.finished() && run.job.runtime.environment.restart_count == 0;
 }
 
-// Measured on the rank that prints it.
+// Warns if tokenizer threads cannot feed the GPUs. The rank that prints the warning measures their speed.
 void warn_of_slow_tokenizer(const RunDescription& run) {
   constexpr double kUtilisation = 0.4;  // of the peak: what a well-tuned training reaches
   const Runtime& runtime = run.job.runtime;
@@ -135,7 +135,7 @@ void warn_of_slow_tokenizer(const RunDescription& run) {
   if (advice) log_warning("{}", *advice);
 }
 
-// FLOP/s that the step line's mfu is a share of.
+// Returns the FLOP/s that the step line's mfu refers to.
 double peak_flops(const config::JobConfig::Training& training, const Runtime& runtime) {
   if (runtime.device.is_cuda()) {
     const metrics::PeakFlops peak = metrics::gpu_peak_flops(runtime.device_name);

@@ -20,7 +20,7 @@
 namespace hyperion::trainer {
 namespace {
 
-// How this job gets the model that the checkpoint is of.
+// Returns the remedy that gives this job the checkpoint's model.
 std::string model_remedy(const config::JobConfig& config, const checkpointing::ChosenCheckpoint& chosen) {
   const auto saved = checkpointing::saved_model(chosen.checkpoint);
   const std::string options = saved ? config::model_options(*saved, config.model) : "";
@@ -31,7 +31,7 @@ std::string model_remedy(const config::JobConfig& config, const checkpointing::C
              : same + ", or name another checkpoint.initial_load_path";
 }
 
-// Before anything is allocated for the model.
+// Compares the checkpoint's model with the job's. Runs before anything is allocated for the model.
 void require_model_of_job(const config::JobConfig& config, const models::ModelArgs& model,
                           const checkpointing::ChosenCheckpoint& chosen) {
   if (!chosen.components.contains(checkpoint::kModelComponent)) return;
@@ -50,8 +50,8 @@ void require_model_of_job(const config::JobConfig& config, const models::ModelAr
                  config::override_text("checkpoint.initial_load_in_hf_quantized", "true"));
 }
 
-// What a checkpoint without a trajectory says of its model, beyond shapes. Hugging Face's config.json has
-// been compared as such.
+// Returns the model settings, beyond shapes, of a checkpoint without a trajectory. Hugging Face's config.json
+// is already compared elsewhere.
 checkpointing::CurveSettings settings_of_source(const checkpointing::ChosenCheckpoint& chosen,
                                                 int64_t seq_len_of_job) {
   if (!chosen.components.contains(checkpoint::kModelComponent) || chosen.hugging_face) return {};

@@ -128,7 +128,7 @@ class ScheduleRunner {
   Stage& stage_;
   std::vector<UnitRange> stages_;  // of the model
   std::vector<int> rank_of_stage_;
-  int rank_ = 0;  // of the pipeline
+  int rank_ = 0;  // this rank's index in the pipeline
   std::function<Plan(bool training, size_t microbatches)> make_;
   std::map<std::pair<bool, size_t>, Plan> made_;
   std::optional<StageTransfers> transfers_;  // none: no pipeline

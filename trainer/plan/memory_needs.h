@@ -30,7 +30,7 @@ double total(const std::vector<MemoryPart>& parts);
 // The memory that one rank may use.
 struct RankMemory {
   MemoryLimit host;
-  int threads = 1;                      // that compute on a CPU
+  int threads = 1;                      // threads that compute on a CPU
   std::optional<MemoryLimit> device{};  // nullopt: a CPU, everything is in host memory
 };
 
