@@ -56,7 +56,7 @@ std::string describe_batch(const config::JobConfig& config, const parallel::Mesh
                      counted(microbatches, "microbatch", "microbatches"));
 }
 
-// What a rank of the job has, as far as the command line and this host say.
+// The memory of a rank, as far as the command line and this host tell.
 struct KnownMemory {
   bool on_gpu = true;
   std::optional<MemoryLimit> gpu{};           // which the rank has to itself
@@ -88,7 +88,7 @@ std::string describe_communicators(int count) {
                                   readable_bytes(parallel::kMaxCommunicatorBytes));
 }
 
-// "3.00 GiB: weights 2.00 GiB, gradients 1.00 GiB", with `words` behind the sum.
+// Returns "3.00 GiB: weights 2.00 GiB, gradients 1.00 GiB", with `words` after the sum.
 std::string sum_of_parts(std::vector<trainer::MemoryPart> parts, const char* words = "") {
   const double sum = trainer::total(parts);
   std::erase_if(parts, [](const trainer::MemoryPart& part) { return part.bytes == 0; });
@@ -338,12 +338,12 @@ class JobCheck {
     }
   }
 
-  // Needed by checks that run although keys are wrong, as long as the configuration could be read.
+  // Checks that need it run despite wrong keys, if the configuration is readable.
   std::vector<std::string> readable_keys() const {
     return resolved_ ? std::vector<std::string>() : std::vector<std::string>{"configuration"};
   }
 
-  // For what else these checks need.
+  // Skips a check if the configuration itself could not be read.
   void require_configuration() const {
     if (table_.failed_or_skipped("configuration")) throw SkippedCheck{"configuration"};
   }

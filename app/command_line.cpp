@@ -69,8 +69,8 @@ CLI::Validator at_least(double minimum) {
           ""};
 }
 
-// Of a repeated option the last value counts, as for configuration keys: a remedy that a message prints can
-// be pasted behind the command.
+// Makes the last value of a repeated option count, as for configuration keys, so that a user can paste a
+// message's remedy behind the command.
 void take_last_values(CLI::App& command) {
   for (CLI::Option* option : command.get_options())
     if (!option->get_positional() && option->get_items_expected_max() == 1) option->take_last();
@@ -236,9 +236,9 @@ void require_known_commands(const CLI::App& app, const std::vector<std::string>&
                  did_you_mean(nearest_name(arguments[1], tools)));
 }
 
-// "no such option: --steps (did you mean --training.steps?), --x": every unknown option with the one of
-// `command`, or, where those are taken, the configuration key, that is like it. What follows an unknown
-// option is its value; other words are listed after them. `extras`: in the command line's order.
+// Returns "no such option: --steps (did you mean --training.steps?), --x": every unknown option with the
+// nearest option of `command` or, if it takes keys, the nearest configuration key. A word after an unknown
+// option is its value; other words are listed after the options. `extras` are in the command line's order.
 std::string describe_extras(const CLI::App& command, const std::vector<std::string>& extras,
                             bool takes_keys) {
   std::vector<std::string> options;

@@ -105,7 +105,7 @@ ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
   try {
     return trainer->run();
   } catch (...) {
-    // What waits for a GPU on its way out may wait for a collective that a lost rank will never join.
+    // A destructor that waits for the GPU may wait for a collective that a lost rank never joins.
     if (trainer->on_gpu()) {
       ends_without_destructors = true;
       static_cast<void>(trainer.release());
@@ -178,7 +178,7 @@ ExitCode run(const std::vector<std::string>& command) {
   throw_bug("unknown action");
 }
 
-// What ran out, where, and what to lower.
+// Names the exhausted resource, the phase and the remedy.
 std::string exhausted_message(const ExhaustedResource& resource) {
   std::string message = rank_of_job ? fmt::format("rank {}: {}", *rank_of_job, resource.what) : resource.what;
   if (const std::string phase = parallel::phase_of_failure(); !phase.empty())
@@ -203,7 +203,7 @@ int report_unexpected(const std::exception& error) {
                                                         : std::string("internal error: ") + error.what());
 }
 
-// Where an exception meets no handler, as in a thread of a library.
+// Reports an exception without a handler, as in a library's thread.
 std::terminate_handler default_terminate = nullptr;
 void on_terminate() {
   try {
@@ -216,8 +216,9 @@ void on_terminate() {
   default_terminate();
 }
 
-// Before main, while libraries initialise themselves: libtorch registers thousands of operators then, and an
-// allocation that fails there would abort the process without a message. Nothing may be allocated here.
+// Handles an exception before main, while libraries initialise: libtorch then registers thousands of
+// operators, and a failed allocation would abort the process without a message. Nothing may be allocated
+// here.
 void on_terminate_before_main() {
   const std::type_info* type = abi::__cxa_current_exception_type();
   if (type == nullptr || *type != typeid(std::bad_alloc)) default_terminate();

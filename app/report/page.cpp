@@ -20,7 +20,7 @@ std::string swatch(size_t run) {
   return fmt::format(R"(<span class="swatch r{}"></span>)", run);
 }
 
-// Of run.txt; "-" where it is not there.
+// Returns a field of run.txt; "-" if it is missing.
 std::string field_of(const RunStart& start, const char* name) {
   const auto found = start.fields.find(name);
   return found == start.fields.end() ? "-" : found->second;
@@ -101,7 +101,7 @@ class NewestState {
                        duration_text(now_ - run_.history.last_time()), utc_text(run_.history.last_time()));
   }
 
-  // What the newest start wrote last, when that is its end.
+  // Returns the end event of the newest start; "" if it has not ended.
   std::string ending() const {
     const std::vector<MetricRow>& events = run_.history.events();
     if (events.empty() || events.front().event != "end") return "";
@@ -240,7 +240,7 @@ std::string changed_settings(const Settings& before, const Settings& after) {
   return html;
 }
 
-// "" without rows. `count`: also of those that are not shown.
+// Returns "" without rows. `count` includes rows that are not shown.
 std::string folded_table(const char* title, const char* noun, uint64_t count, uint64_t shown,
                          const char* header, const std::string& rows) {
   if (count == 0) return "";
@@ -289,7 +289,7 @@ std::string events_table(const std::vector<ReportRun>& runs) {
                       "<th>time</th><th>event</th><th>after step</th><th>details</th>", rows);
 }
 
-// What the script reads: JSON.
+// Returns the JSON that the script reads.
 std::string page_data(const ReportData& data) {
   using Frame = PlotFrame;
   std::vector<std::string> ranges, names, marks, points, lines;

@@ -131,7 +131,7 @@ struct Builder {
     return table < kRowKinds ? run.history.current(kind) : run.history.superseded(kind);
   }
 
-  // With gaps, so that no line joins what two restarts made again.
+  // Superseded buckets get gaps, so that no line joins the steps of two restarts.
   static Buckets in_order(const ReportRun& run, size_t table) {
     Buckets buckets;
     for (const auto& [index, bucket] : table_of(run, table).buckets()) buckets.push_back(&bucket);
