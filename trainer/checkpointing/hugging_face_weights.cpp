@@ -43,7 +43,7 @@ class RecordMaker {
     return checkpoint_.index.tensors.at(names_.at(name));
   }
 
-  // Returns the tensor with its scales, if it has any.
+  // Returns the record of the tensor with its scales; null if it has none.
   std::shared_ptr<const TensorRecord> with_scales(const std::string& name) const {
     const auto scales = names_.find(name + std::string(hugging_face::kScaleSuffix));
     if (scales == names_.end()) return nullptr;
