@@ -10,7 +10,6 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
 #include "base/error.h"
@@ -19,6 +18,7 @@
 #include "models/kernels/kernels.h"
 #include "models/layers/activation_checkpoint.h"
 #include "models/layers/deferred_weights.h"
+#include "models/layers/node_state.h"
 #include "models/layers/packed_linear.h"
 #include "models/layers/row_exchange.h"
 
@@ -26,9 +26,6 @@ namespace hyperion::models {
 namespace {
 
 using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::variable_list;
 
 enum class LinearKind { kColumn, kRow };
 

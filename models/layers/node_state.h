@@ -1,4 +1,5 @@
-// State that an autograd node keeps for its backward beside the tensors of save_for_backward().
+// The names that autograd nodes are written with, and the state that a node keeps for its backward in addition
+// to the tensors of save_for_backward().
 #pragma once
 
 #include <utility>
@@ -10,14 +11,18 @@
 
 namespace hyperion::models {
 
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
 // keep_state() stores the state in forward, kept_state() returns it in backward. State derives from
 // torch::CustomClassHolder.
 template <typename State>
-void keep_state(torch::autograd::AutogradContext* context, State state) {
+void keep_state(AutogradContext* context, State state) {
   context->saved_data["state"] = c10::IValue::make_capsule(c10::make_intrusive<State>(std::move(state)));
 }
 template <typename State>
-c10::intrusive_ptr<State> kept_state(torch::autograd::AutogradContext* context) {
+c10::intrusive_ptr<State> kept_state(AutogradContext* context) {
   return c10::static_intrusive_pointer_cast<State>(context->saved_data["state"].toCapsule());
 }
 

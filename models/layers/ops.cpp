@@ -5,19 +5,16 @@
 #include <ATen/ops/alias.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "models/kernels/attention/attention.h"
 #include "models/kernels/kernels.h"
 #include "models/layers/activation_checkpoint.h"
+#include "models/layers/node_state.h"
 
 namespace hyperion::models::ops {
 namespace {
 
 using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::variable_list;
 
 struct EmbeddingFunction : Function<EmbeddingFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& tokens, const Tensor& weight) {

@@ -8,9 +8,6 @@ namespace hyperion::models {
 namespace {
 
 using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::variable_list;
 
 Tensor gathered(const Tensor& x, Exchange& group) {
   const Tensor shard = x.contiguous(), out = at::empty({group.size() * x.size(0), x.size(1)}, x.options());

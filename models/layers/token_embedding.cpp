@@ -7,7 +7,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
 #include "base/error.h"
@@ -19,9 +18,6 @@ namespace hyperion::models {
 namespace {
 
 using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::variable_list;
 
 // Returns, in the order of gathered rows, the row of each token in this rank's shard of the table; tokens of
 // other shards get the number of rows of this shard.

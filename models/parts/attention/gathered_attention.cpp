@@ -5,7 +5,6 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "base/failpoint.h"
 #include "models/kernels/common/dtype.h"
@@ -19,9 +18,6 @@ namespace hyperion::models {
 namespace {
 
 using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::variable_list;
 using Parts = std::vector<SequencePart>;
 
 // Keys and values are all-gathered together, one collective per part, as chunks

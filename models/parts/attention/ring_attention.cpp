@@ -6,7 +6,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/stack.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "base/failpoint.h"
 #include "models/kernels/attention/merge.h"
@@ -20,9 +19,6 @@ namespace {
 
 using at::Tensor;
 using kernels::Causality;
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::variable_list;
 
 // Selects rows of t [batch, heads, seq] or [batch, heads, seq, head_dim].
 Tensor ring_rows(const Tensor& t, RingRows rows) {

@@ -19,9 +19,6 @@ namespace hyperion::models {
 namespace {
 
 using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::variable_list;
 using OptionalRows = std::optional<Tensor>;  // autograd takes no undefined tensors
 
 int64_t sum_of(std::span<const int64_t> counts) {

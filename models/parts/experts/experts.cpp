@@ -20,9 +20,6 @@ namespace hyperion::models {
 namespace {
 
 using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::variable_list;
 using DispatchPtr = std::shared_ptr<const Dispatch>;
 
 // The state of a node between forward and backward. It reads weights through their parameters, because their

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include <ATen/ops/arange.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "models/kernels/kernels.h"
 #include "models/layers/node_state.h"
@@ -12,9 +11,6 @@ namespace hyperion::models {
 namespace {
 
 using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::variable_list;
 
 struct SavedWeights : torch::CustomClassHolder {
   RoutingOptions options;

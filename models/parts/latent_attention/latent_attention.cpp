@@ -1,9 +1,9 @@
 #include "models/parts/latent_attention/latent_attention.h"
 
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "models/kernels/kernels.h"
 #include "models/layers/linear_node.h"
+#include "models/layers/node_state.h"
 #include "models/layers/sequence_exchange.h"
 #include "models/parts/attention/gathered_attention.h"
 
@@ -11,9 +11,6 @@ namespace hyperion::models {
 namespace {
 
 using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::variable_list;
 
 struct LatentHeadsFunction : Function<LatentHeadsFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& q, const Tensor& kv,
