@@ -8,6 +8,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 
+#include "tests/distributed/step_traffic.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tiny_training.h"
 
@@ -84,33 +85,13 @@ TEST_CASE("frozen parameters stay to the bit and the others have the gradients o
 }
 
 TEST_CASE("frozen parameters are gathered as others and are no part of what is reduced") {
-  struct Sent {
-    int64_t padded = 0, trained = 0, of_blocks = 0;              // elements of a rank's shards, times ranks
-    int64_t all_gather = 0, reduce_scatter = 0, all_reduce = 0;  // bytes
-  };
   const bool shared_memory = GENERATE(true, false);
   const auto sent = run_ranks(4, [=](const Environment& environment) {
     TinyTraining training({.mesh = {.dp_replicate = 2}, .shared_memory = shared_memory, .frozen_from = 1},
                           environment);
-    Sent counted;
-    for (const auto& group : training.stage().groups())
-      for (const auto& parameter : group->parameters()) {
-        const int64_t elements = parameter->padded_numel() * 2;
-        counted.padded += elements;
-        if (parameter->parameter().trainable) counted.trained += elements;
-        if (group->name().starts_with("layers")) counted.of_blocks += elements;
-      }
-    training.ledger().reset();
-    training.step(0);
-    for (const auto& [key, entry] : training.ledger().entries()) {
-      const auto& [group, operation] = key;
-      if (group.starts_with("fsdp") && operation == "all_gather") counted.all_gather += entry.bytes;
-      if (group.starts_with("fsdp") && operation == "reduce_scatter") counted.reduce_scatter += entry.bytes;
-      if (group.starts_with("dp_replicate") && operation == "all_reduce") counted.all_reduce += entry.bytes;
-    }
-    return counted;
+    return traffic_of_step(training);
   });
-  for (const Sent& rank : sent) {
+  for (const StepTraffic& rank : sent) {
     CHECK(rank.trained < 0.7 * static_cast<double>(rank.padded));
     CHECK(rank.all_gather == 4 * (rank.padded + rank.of_blocks) / 2);
     CHECK(rank.reduce_scatter == 4 * rank.trained / 2);

@@ -8,6 +8,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 
+#include "tests/distributed/step_traffic.h"
 #include "tests/distributed/trace_ranges.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tiny_training.h"
@@ -205,33 +206,14 @@ TEST_CASE("a step gathers and frees and reduces in the order of FSDP2 and holds 
 }
 
 TEST_CASE("a step moves the planned bytes and accumulation reduces the replicas once") {
-  struct Counted {
-    int64_t padded = 0, of_blocks = 0;                           // elements of a rank's shards, times ranks
-    int64_t all_gather = 0, reduce_scatter = 0, all_reduce = 0;  // bytes
-  };
   const bool once = GENERATE(false, true);
   const auto results = run_ranks(4, [once](const Environment& environment) {
     TinyTraining training(
         {.mesh = {.dp_replicate = 2}, .compute = at::kBFloat16, .accumulation = 3, .reduce_once = once},
         environment);
-    Counted counted;
-    for (const auto& group : training.stage().groups())
-      for (const auto& parameter : group->parameters()) {
-        const int64_t elements = parameter->padded_numel() * 2;
-        counted.padded += elements;
-        if (group->name().starts_with("layers")) counted.of_blocks += elements;
-      }
-    training.ledger().reset();
-    training.step(0);
-    for (const auto& [key, entry] : training.ledger().entries()) {
-      const auto& [group, operation] = key;
-      if (group.starts_with("fsdp") && operation == "all_gather") counted.all_gather += entry.bytes;
-      if (group.starts_with("fsdp") && operation == "reduce_scatter") counted.reduce_scatter += entry.bytes;
-      if (group.starts_with("dp_replicate") && operation == "all_reduce") counted.all_reduce += entry.bytes;
-    }
-    return counted;
+    return traffic_of_step(training);
   });
-  for (const Counted& rank : results) {
+  for (const StepTraffic& rank : results) {
     // Half of a unit is another rank's. In each of 3 microbatches every unit is gathered once in bf16, blocks
     // twice, and gradients are scattered in fp32, or once their sum; the replicas' shards are reduced once,
     // at the end.
