@@ -49,8 +49,8 @@ template <typename... Args>
 // Returns `message` with the prefix "rank 3: ", unless it has that prefix.
 std::string with_rank(int rank, const std::string& message);
 
-// Whether another attempt may succeed: an older checkpoint instead of a damaged one, or the next save.
-// False for errors that every attempt would meet: an incompatible checkpoint, a missing permission.
+// Returns whether another attempt may succeed: an older checkpoint instead of a damaged one, or the next
+// save. False for errors that every attempt would meet: an incompatible checkpoint, a missing permission.
 bool is_damage(const Error& error);
 
 // Encodes an error as bytes and throws it from them: code, type (Error, IncompatibleCheckpoint,

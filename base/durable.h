@@ -29,7 +29,8 @@ class Descriptor {
   int fd_ = -1;
 };
 
-// Whether `path` still names the file `open`: a previous holder of its lock may have removed or renamed it.
+// Returns whether `path` still names the file `open`: a previous holder of its lock may have removed or
+// renamed it.
 bool is_same_file(const std::filesystem::path& path, const Descriptor& open);
 
 std::string errno_text(int number);  // "No space left on device (ENOSPC)"

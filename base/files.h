@@ -15,7 +15,7 @@
 
 namespace hyperion {
 
-// Whether the last component of a path may be a symbolic link.
+// The choice to accept or refuse a symbolic link as the last component of a path.
 enum class Links { kRefuse, kFollow };
 
 // The system does not permit examining or opening a path (EACCES, EPERM), which says nothing about its
@@ -29,13 +29,13 @@ class PermissionDenied : public Error {
 // throws an Error of `code` (PermissionDenied if that is the cause) naming path and errno if the system
 // gives no answer: a link loop, a folder that may not be searched.
 //
-// Whether there is a file, folder or anything else; false for a dangling link.
+// Returns whether there is a file, folder or anything else; false for a dangling link.
 bool path_exists(const std::filesystem::path& path, ExitCode code = ExitCode::kBadData);
-// Whether the name exists, even as a dangling link: opening it then reports what is wrong.
+// Returns whether the name exists, even as a dangling link: opening it then reports what is wrong.
 bool name_exists(const std::filesystem::path& path, ExitCode code = ExitCode::kBadData);
-// Whether there is a regular file. Throws if the name belongs to something else, including a link.
+// Returns whether there is a regular file. Throws if the name belongs to something else, including a link.
 bool regular_file_exists(const std::filesystem::path& path, ExitCode code = ExitCode::kBadData);
-// Whether there is a folder, or a link to one.
+// Returns whether there is a folder, or a link to one.
 bool is_folder(const std::filesystem::path& path, ExitCode code = ExitCode::kBadData);
 // The entries of a folder, sorted.
 std::vector<std::filesystem::path> list_folder(const std::filesystem::path& folder,
@@ -78,7 +78,7 @@ class InputFile {
 std::string read_file(const std::filesystem::path& path, size_t limit = size_t{1} << 30,
                       Links links = Links::kFollow);
 
-// The same for a file, a pipe or a terminal, read until it ends; an error if nothing arrives for
+// Reads a file, a pipe or a terminal until it ends, as read_file(). Throws too if nothing arrives for
 // `timeout_seconds`. A pipe cannot be read a second time.
 std::string read_file_or_pipe(const std::filesystem::path& path, size_t limit, int timeout_seconds = 30);
 

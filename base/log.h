@@ -20,8 +20,8 @@ enum class LogStream {
 // (base/terminal.h) warnings are yellow and errors red.
 void init_logging(bool quiet, LogStream stream = LogStream::kStdout);
 
-// Whether the rank's lines are shown, by LOG_RANK of v0.2.2's launcher: a comma list of ranks ("0,3");
-// empty means "0". Throws Error(kUsage) if the list is malformed.
+// Returns whether the rank's lines are shown, by LOG_RANK of v0.2.2's launcher: a comma list of ranks
+// ("0,3"); empty means "0". Throws Error(kUsage) if the list is malformed.
 bool rank_prints(int rank, std::string_view log_rank);
 // Reads the environment variable LOG_RANK.
 bool rank_prints(int rank);

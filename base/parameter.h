@@ -30,7 +30,7 @@ struct Parameter {
   std::string fqn;             // the name in checkpoints; no wrapper, recipe or mesh ever changes it
   std::vector<int64_t> shape;  // global (unsharded) shape
   Init init;
-  // Whether it is trained. A frozen parameter is gathered, saved and loaded as any other, but has no
+  // True if it is trained. A frozen parameter is gathered, saved and loaded as any other, but has no
   // gradient, no state of the optimizer and no part in reductions and clipping. Set before its owner shards
   // it.
   bool trainable = true;

@@ -20,7 +20,7 @@ struct Placement {
   std::vector<Cut> cuts;          // leave this rank's part, one box (base/box.h: box_of)
   int replicas = 1, replica = 0;  // number of ranks that hold that part; this rank's index among them
   int pp_rank = 0;                // pipeline rank that holds the tensor
-  // Whether this rank holds the tensor. If false, the placement describes a tensor without data, and the
+  // True if this rank holds the tensor. If false, the placement describes a tensor without data, and the
   // indices of cuts and `replica` have no meaning.
   bool is_local = true;
   Domain domain = Domain::kDense;

@@ -46,7 +46,7 @@ class SharedSegment {
   }
   std::byte* extra() const { return payload(kCapacity); }  // aligned to 64
   const std::byte* message(uint32_t index) const { return payload(header().offsets[index % kSlots]); }
-  // Whether the creating process has ended, as seen by a process that opened the segment.
+  // Returns whether the creating process has ended, as seen by a process that opened the segment.
   bool owner_ended() const;
 
  private:

@@ -1,4 +1,4 @@
-// Recognizes placeholders that tools leave in place of a file they fetch or convert.
+// Recognizes files that stand for others: Git LFS pointers, web pages, and so on.
 #pragma once
 
 #include <string>

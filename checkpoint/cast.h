@@ -8,7 +8,8 @@
 
 namespace hyperion::checkpoint {
 
-// Whether cast() converts between the two types (float32, float64, float16 and bfloat16, each to each).
+// Returns whether cast() converts between the two types (float32, float64, float16 and bfloat16, each to
+// each).
 bool can_cast(Dtype from, Dtype to);
 
 // Converts `count` elements. The ranges must not overlap and must be aligned to their elements.

@@ -31,7 +31,7 @@ class ContentReader {
 
   // Reads a box of tensor `key`, row-major, into `out`. Throws Error(kBadData) naming file and tensor.
   void read(const std::string& key, const Box& wanted, std::byte* out);
-  // The same with a record other than the index's, which must outlive the reader.
+  // Reads by a record other than the index's, which must outlive the reader.
   void read(const std::string& key, const TensorRecord& record, const Box& wanted, std::byte* out);
 
   // Calls take(box, data) for boxes of at most `max` elements that fill the tensor, as each_box() does.
@@ -49,7 +49,7 @@ class ContentReader {
   std::vector<std::byte> part_, piece_;
 };
 
-// Whether two tensors of a checkpoint, of one type and shape, hold the same bytes in `box`.
+// Returns whether two tensors of a checkpoint, of one type and shape, hold the same bytes in `box`.
 bool equal_in_box(const OpenCheckpoint& checkpoint, const std::string& a, const TensorRecord& record_a,
                   const std::string& b, const TensorRecord& record_b, const Box& box);
 

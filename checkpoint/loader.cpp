@@ -171,7 +171,7 @@ class BoxLoader {
   uint64_t filled_ = 0;  // bytes of the state filled
 };
 
-// Whether the chunk has elements of `box`. Every rank checks every chunk.
+// Returns whether the chunk has elements of `box`. Every rank checks every chunk.
 bool overlaps(const Chunk& chunk, const Box& box) {
   for (size_t d = 0; d < box.shape.size(); ++d)
     if (chunk.shape[d] == 0 || chunk.offset[d] >= box.offset[d] + box.shape[d] ||

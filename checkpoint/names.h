@@ -19,7 +19,8 @@ namespace hyperion::checkpoint {
 // components are not changed.
 std::string canonical_name(std::string_view key);
 
-// Whether a model weight has an EMA if EMAs are kept. The experts' biases are not parameters and have none.
+// Returns whether a model weight has an EMA if EMAs are kept. The experts' biases are not parameters and have
+// none.
 inline bool is_averaged(std::string_view name) {
   return !name.ends_with(".moe.expert_bias");
 }

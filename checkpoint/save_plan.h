@@ -108,8 +108,8 @@ SavePlan make_save_plan(const SaveLayout& layout, const std::vector<HeldParts>& 
 void for_each_item(const SaveLayout& layout, const SavePlan& plan,
                    const std::function<void(const SaveItem& item)>& visit);
 
-// The same for the items of one run. `file_bytes` (by rank) covers the items before it on entry, and those
-// up to its end on return.
+// Calls `visit` for the items of one run. `file_bytes` (by rank) covers the items before it on entry, and
+// those up to its end on return.
 void for_each_item(const SaveLayout& layout, const SavePlan& plan, const PartRun& run,
                    std::vector<uint64_t>& file_bytes, const std::function<void(const SaveItem& item)>& visit);
 

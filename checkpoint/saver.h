@@ -71,7 +71,7 @@ class Saver {
 
   // Returns when the save no longer reads the live state. Call before the state changes.
   void join_staging();
-  // Whether the background save has ended, with or without success: finish() then does not wait long.
+  // Returns whether the background save has ended, with or without success: finish() then does not wait long.
   bool save_ended() const;
   bool save_failed() const;
   bool save_in_flight() const { return in_flight_ && !save_ended(); }

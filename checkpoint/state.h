@@ -101,7 +101,7 @@ class MemoryMover {
   // Allocates uninitialized host memory for fast copies (pinned if there is a device). The deleter frees
   // it. Throws std::bad_alloc.
   virtual std::shared_ptr<std::byte> allocate(uint64_t bytes);
-  // Whether allocate() returns pinned memory, all of whose pages are populated from the start.
+  // Returns whether allocate() returns pinned memory, all of whose pages are populated from the start.
   virtual bool allocates_pinned() const { return false; }
 };
 

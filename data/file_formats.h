@@ -46,7 +46,7 @@ inline constexpr std::array kFileFormats = {
     FileFormat{FormatUse::kRefused, "zip", ".zip", "PK\x03\x04", kDecompress},
 };
 
-// Whether the name has the suffix of a format with that use.
+// Returns whether the name has the suffix of a format with that use.
 inline bool is_named(const std::filesystem::path& path, FormatUse use) {
   return std::ranges::any_of(kFileFormats, [&, suffix = path.extension().native()](const FileFormat& format) {
     return format.use == use && format.suffix == suffix;

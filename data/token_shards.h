@@ -34,7 +34,7 @@
 
 namespace hyperion::data {
 
-// Whether `folder` is a folder whose index.json declares a token shard.
+// Returns whether `folder` is a folder whose index.json declares a token shard.
 bool is_token_shard(const std::filesystem::path& folder);
 
 // XXH3-64 (16 hex digits) of the tokenizer file at `path`, or of tokenizer.json (else tokenizer.model) in it.

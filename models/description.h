@@ -81,8 +81,8 @@ struct NamedShape {
   ParameterShape shape;
   std::string layer;  // "3"; "" outside blocks
 };
-// Finds a parameter or buffer by its name in checkpoints, such as "layers.3.attention.wq.weight". A tied
-// head's name finds the table. Returns nullopt if the model has no such parameter.
+// Finds a parameter or buffer by its name in checkpoints, such as "layers.3.attention.wq.weight". Returns
+// nullopt if the model has no such parameter; a tied head is none.
 std::optional<NamedShape> find_shape(const ModelArgs& args, std::string_view fqn);
 
 struct ParameterCounts {

@@ -20,7 +20,7 @@ namespace hyperion::parallel {
 // ranks' parts may be empty.
 Placement placement_of(const Parameter& parameter, int pp_rank, const Mesh& mesh, int rank);
 
-// The same for a tensor known only by its cuts (as above), pp rank and domain. If the last cut has one
+// The placement of a tensor known only by its cuts (as above), pp rank and domain. If the last cut has one
 // part, the fsdp group holds replicas.
 Placement placement_of(std::vector<Cut> cuts, int pp_rank, const Mesh& mesh, int rank,
                        Domain domain = Domain::kDense);

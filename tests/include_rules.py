@@ -53,7 +53,7 @@ RULES = {
 }
 
 
-# What a model is made of as plain data, beside the layers made from it.
+# The descriptions: a model as plain data, apart from the layers made from it.
 DESCRIPTIONS = re.compile(r"models/(parts/(\w+/)?)?description\.")
 
 

@@ -109,8 +109,8 @@ RunStart start_run(const RunDescription& run) {
   });
 }
 
-// Whether the job continues nothing in its folder: it does not resume from a checkpoint there, the run is not
-// finished, and the launcher has not restarted its processes.
+// Returns whether the job continues nothing in its folder: it does not resume from a checkpoint there, the
+// run is not finished, and the launcher has not restarted its processes.
 bool starts_anew(const RunDescription& run, const checkpointing::Checkpointer& checkpointer) {
   const checkpointing::ChosenCheckpoint* chosen = checkpointer.chosen();
   const bool resumes = chosen != nullptr && chosen->source == checkpointing::LoadSource::kOwn;

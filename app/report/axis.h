@@ -33,7 +33,7 @@ std::vector<Tick> log_ticks(Interval interval, int wanted);
 Interval linear_interval(Interval data, bool from_zero);
 Interval log_interval(Interval data);
 
-// Whether a log scale suits the data: all positive, over at least two powers of ten.
+// Returns whether a log scale suits the data: all positive, over at least two powers of ten.
 bool wants_log_scale(Interval data);
 
 // Returns the label of a tick: "1.5M", "20k", "0.25", "3e-4".

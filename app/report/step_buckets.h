@@ -47,7 +47,7 @@ class StepBuckets {
   int64_t width() const { return width_; }
   bool empty() const { return buckets_.empty(); }
   const std::map<int64_t, Bucket>& buckets() const { return buckets_; }  // by step / width()
-  // Whether any bucket has a value of the tag, finite or not.
+  // Returns whether any bucket has a value of the tag, finite or not.
   bool has(int tag) const;
 
  private:

@@ -37,10 +37,11 @@ struct StepFolder {
   std::string why_not{};                           // why it is unusable; empty if the cheap check passed
   bool complete() const { return why_not.empty(); }
   bool unreadable() const { return kind == CheckpointKind::kUnreadable; }
-  // Whether it is incomplete, although a manifest or an index (of at least one rank) says that it was once
-  // complete. A folder with neither was never finished, by another program.
+  // Returns whether it is incomplete, although a manifest or an index (of at least one rank) says that it was
+  // once complete. A folder with neither was never finished, by another program.
   bool damaged() const;
-  // Whether it is complete and a job can resume from it: it holds the full state, or the initial weights.
+  // Returns whether it is complete and a job can resume from it: it holds the full state, or the initial
+  // weights.
   bool resumable() const { return complete() && manifest && kind != CheckpointKind::kModel; }
 };
 

@@ -13,8 +13,8 @@ namespace hyperion::checkpoint {
 // and without safetensors.
 std::vector<std::string> find_index_files(const std::filesystem::path& path);
 
-// Whether the folder holds .metadata or any rank's file, even if other ranks' are missing. False for a
-// folder that cannot be listed.
+// Returns whether the folder holds .metadata or any rank's file, even if other ranks' are missing. False for
+// a folder that cannot be listed.
 bool has_index_file(const std::filesystem::path& folder);
 
 }  // namespace hyperion::checkpoint

@@ -16,9 +16,9 @@ struct Selection {
   bool has(const std::string& key) const;
 };
 
-// Whether a key describes the run that wrote the checkpoint rather than the state of training: generators and
-// loaders of single ranks, the number of ranks, counts of one rank, and the configuration. Two meshes at the
-// same step differ in them.
+// Returns whether a key describes the run that wrote the checkpoint rather than the state of training:
+// generators and loaders of single ranks, the number of ranks, counts of one rank, and the configuration. Two
+// meshes at the same step differ in them.
 bool describes_run(const std::string& key);
 
 // The keys of tensors in the order of their data in the files, for one pass over each file.

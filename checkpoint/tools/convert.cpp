@@ -115,7 +115,7 @@ class WeightReader : public ItemReader {
       reading_ = true;
     });
   }
-  // Whether the failure was in reading the source.
+  // Returns whether the failure was in reading the source.
   bool failed_to_read() const { return reading_; }
 
   // Call after streaming everything. Throws for NaN and infinite numbers: Error(kBadData) if they were
@@ -157,8 +157,8 @@ class WeightReader : public ItemReader {
   }
 
  private:
-  // Whether the numbers of the box just read are finite. Non-finite ones count for the source tensor; for a
-  // stack of several tensors, for the one that has the matrix.
+  // Returns whether the numbers of the box just read are finite. Non-finite ones count for the source tensor;
+  // for a stack of several tensors, for the one that has the matrix.
   bool scan(const Weight& weight, const Box& box) {
     const auto& [key, record, part] = weight.source();
     const std::vector<Chunk>& chunks = record->chunks;

@@ -9,8 +9,8 @@
 
 namespace hyperion::checkpoint {
 
-// Whether `path` itself is a checkpoint (a DCP folder, one with safetensors, or a .safetensors file) and
-// not a folder of checkpoints. Throws Error(kUsage) if it does not exist or is another kind of file.
+// Returns whether `path` itself is a checkpoint (a DCP folder, one with safetensors, or a .safetensors file)
+// and not a folder of checkpoints. Throws Error(kUsage) if it does not exist or is another kind of file.
 bool is_checkpoint(const std::filesystem::path& path);
 
 // "out: no checkpoints; did you mean out/checkpoint?"; it asks only if there are some.

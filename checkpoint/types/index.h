@@ -30,7 +30,7 @@ struct NamedTensor {
   Dims shape;
 };
 
-// Whether the name stays in its folder: one path component of at most 255 bytes.
+// Returns whether the name stays in its folder: one path component of at most 255 bytes.
 inline bool is_plain_name(std::string_view name) {
   return !name.empty() && name.size() <= 255 && name != "." && name != ".." && name.find('/') == name.npos &&
          name.find('\0') == name.npos;

@@ -23,7 +23,8 @@ uint8_t combining_class(utf8proc_int32_t c) {
   return static_cast<uint8_t>(utf8proc_get_property(c)->combining_class);
 }
 
-// Whether Hugging Face's normalizer treats a character as not composing, although utf8proc composes it.
+// Returns whether Hugging Face's normalizer treats a character as not composing, although utf8proc composes
+// it.
 bool stands_alone(char32_t c) {
   return (combining_class(static_cast<utf8proc_int32_t>(c)) != 0 && !contains(kNfcMarkRanges, c)) ||
          contains(kNfcUnknownRanges, c);

@@ -7,8 +7,8 @@
 
 namespace hyperion::data {
 
-// Whether valid UTF-8 may change under NFC. False for ASCII, Latin-1, Cyrillic, Chinese, Japanese, composed
-// Korean; other scripts may answer true for text that is in NFC already.
+// Returns whether valid UTF-8 may change under NFC. False for ASCII, Latin-1, Cyrillic, Chinese, Japanese,
+// composed Korean; other scripts may answer true for text that is in NFC already.
 bool may_change_under_nfc(std::string_view text);
 
 // Converts valid UTF-8 to NFC, in time linear in its length (times log of its longest run of combining

@@ -46,11 +46,12 @@ class Tokenizer {
 
   std::optional<int32_t> bos_id() const { return bos_; }
   std::optional<int32_t> eos_id() const { return eos_; }
-  // Whether encode() with add_bos and add_eos adds a token before or after a text: BOS or EOS, or a token
-  // of the file's post-processor.
+  // Returns whether encode() with add_bos and add_eos adds a token before or after a text: BOS or EOS, or a
+  // token of the file's post-processor.
   bool begins_texts() const { return bos_ || !spec_.prefix.empty(); }
   bool ends_texts() const { return eos_ || !spec_.suffix.empty(); }
-  // Whether the vocabulary explicitly has no BOS: "bos_token": null, or a tiktoken family without one.
+  // Returns whether the vocabulary explicitly has no BOS: "bos_token": null, or a tiktoken family without
+  // one.
   bool without_bos() const { return spec_.without_bos; }
 
   // 16 hex digits, a hash of what defines the ids: the tokenizer file's bytes and the additions of

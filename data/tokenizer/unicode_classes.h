@@ -33,7 +33,7 @@ inline const CharClass* char_classes() {
   return table.data();
 }
 
-// Whether `c` is in one of the ascending ranges.
+// Returns whether `c` is in one of the ascending ranges.
 inline bool contains(std::span<const CodePointRange> ranges, char32_t c) {
   const auto range = std::ranges::lower_bound(ranges, c, {}, &CodePointRange::last);
   return range != ranges.end() && range->first <= c;

@@ -87,7 +87,7 @@ inline std::string experts_name(int64_t layer) {
   return "layers." + std::to_string(layer) + ".moe.experts";
 }
 
-// Whether that block has experts: every moe_every-th one behind the first n_dense_layers.
+// Returns whether that block has experts: every moe_every-th one behind the first n_dense_layers.
 constexpr bool has_experts(const ModelArgs& args, int64_t layer) {
   return args.num_experts > 0 && layer >= args.n_dense_layers && (layer + 1) % args.moe_every == 0;
 }

@@ -13,8 +13,8 @@ constexpr bool scales_by_yarn(const ModelArgs& args, int64_t trained_seq_len) {
   return args.rope_yarn && (args.rope_scaling || trained_seq_len > args.rope_original_length);
 }
 
-// The same model with that decided by the length in training, so that sequences of other lengths get the same
-// frequencies.
+// Decides by the length in training whether the model scales by YaRN, so that sequences of other lengths get
+// the same frequencies.
 inline ModelArgs with_yarn_decided(ModelArgs args, int64_t trained_seq_len) {
   if (args.rope_yarn) args.rope_yarn = args.rope_scaling = scales_by_yarn(args, trained_seq_len);
   return args;

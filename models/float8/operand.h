@@ -51,7 +51,7 @@ struct Operand {
   at::Tensor values;     // [m, n] in the compute dtype; undefined if it was all-gathered in FP8
   at::ScalarType dtype;  // the compute dtype
   float8::Quantized rows{}, columns{};  // in the layouts of float8::Copies; undefined until they are made
-  // Whether the cast of `rows` also makes `columns`, which only wgrad reads and which is kept instead of
+  // True if the cast of `rows` also makes `columns`, which only wgrad reads and which is kept instead of
   // `values`.
   bool makes_columns = false;
   // Set for the parts of an operand that is multiplied in parts. A part has no column-major copy. Counters

@@ -22,7 +22,7 @@ std::string why_plain_norm(const at::Tensor& x, const at::Tensor& weight) {
   return is_fused_dtype(x) && weight.scalar_type() != x.scalar_type() ? "a weight of another dtype"
                                                                       : why_plain_dtype(x);
 }
-// Whether all that are defined have the dtype of x.
+// Returns whether all that are defined have the dtype of x.
 bool alike(const at::Tensor& x, at::TensorList others) {
   return std::ranges::all_of(
       others, [&](const at::Tensor& t) { return !t.defined() || t.scalar_type() == x.scalar_type(); });

@@ -29,7 +29,7 @@ struct BlockRun {
   LayerMetrics* metrics = nullptr;
   // Keeps the routing of the forward for the recomputation; null if there is none.
   KeptRouting* routing = nullptr;
-  // Whether MoE layers count the tokens of each expert: true in training forwards, false in validation.
+  // True if MoE layers count the tokens of each expert: true in training forwards, false in validation.
   bool counts_tokens = false;
 
   SelectiveCheckpoint* attention_checkpoint() const { return selective != nullptr ? selective : attention; }

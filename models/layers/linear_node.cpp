@@ -34,7 +34,7 @@ struct LinearArgs {
   const Layers& layers;
   OutputUse use;  // of a row layer's output
   const BlockRun& run;
-  // Whether forward makes the column-major FP8 copy of the input too, by the same cast, and keeps it for
+  // True if forward makes the column-major FP8 copy of the input too, by the same cast, and keeps it for
   // wgrad instead of the input. Only if backward follows and the copy serves the wgrad of all layers.
   bool makes_columns;
 };

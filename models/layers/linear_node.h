@@ -42,7 +42,7 @@ std::vector<at::Tensor> column_linear(at::TensorList x, const std::vector<const 
 enum class OutputUse {
   kRecomputed,   // forward and recomputation: SAC may save it
   kForwardOnly,  // this run only
-  kUnused,       // nobody: the product and the reduce-scatter are skipped, and the elements are undefined
+  kUnused,       // not read: the product and the reduce-scatter are skipped, and the elements are undefined
 };
 // Multiplies x by the layer's transposed weight and reduce-scatters the product over the group. With a group,
 // SAC always saves the output, even of a product that it recomputes otherwise: it is 1/T of the product, and

@@ -25,7 +25,7 @@ struct ContextGroup {
 struct ParallelDims {
   // Tensor parallelism (TP): shards the matrices (Parameter::split) and, between matrices, the sequence.
   Exchange* tp_group = nullptr;
-  // Whether each TP rank computes logits and loss of its shard of the vocabulary; otherwise logits are
+  // True if each TP rank computes logits and loss of its shard of the vocabulary; otherwise logits are
   // all-gathered.
   bool loss_parallel = true;
   // Async TP, for GPUs: blocks exchange one chunk per rank while the product of another chunk runs, instead
@@ -36,7 +36,7 @@ struct ParallelDims {
   // Context parallelism (CP): shards the sequence (models/args/sequence_parts.h). TP ranks then share a CP
   // rank's parts as if they were full sequences.
   Exchange* cp_group = nullptr;
-  // Whether keys and values travel around a ring of the CP ranks, one hop during each step of attention,
+  // True if keys and values travel around a ring of the CP ranks, one hop during each step of attention,
   // instead of being all-gathered. Attention with documents always all-gathers.
   bool ring = false;
 

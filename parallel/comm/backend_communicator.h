@@ -31,8 +31,8 @@ std::unique_ptr<Communicator> make_nccl_communicator(std::string name, int rank,
                                                      std::vector<int> global_ranks,
                                                      c10::intrusive_ptr<c10d::Backend> backend);
 
-// Whether a failure has leaked NCCL communicators. The process must then end without destructors, because
-// the communicators' threads still run.
+// Returns whether a failure has leaked NCCL communicators. The process must then end without destructors,
+// because the communicators' threads still run.
 bool nccl_communicators_leaked();
 
 }  // namespace hyperion::parallel

@@ -63,10 +63,10 @@ class Communicator : public Coordinator, public Exchange {
   int size() const override { return static_cast<int>(global_ranks_.size()); }
   const std::vector<int>& global_ranks() const { return global_ranks_; }
   virtual std::string_view backend() const = 0;  // "shm", "gloo", "nccl", "fake", "solo"
-  // Whether every operation accepts CPU tensors.
+  // Returns whether every operation accepts CPU tensors.
   virtual bool takes_host_tensors() const { return true; }
-  // Whether operations progress without this rank waiting for them. If false, its host moves the bytes
-  // while it waits for an operation of this group.
+  // Returns whether operations progress without this rank waiting for them. If false, its host moves the
+  // bytes while it waits for an operation of this group.
   virtual bool makes_async_progress() const { return true; }
 
   // Gathers several tensors of one dtype as one operation.

@@ -33,8 +33,8 @@ struct HostTreeLevel {
 std::vector<HostTreeLevel> host_tree_plan(const std::string& name, int rank, int world_size,
                                           int ranks_per_node, int fan_out = kHostFanOut);
 
-// Whether this rank's position fits a numbering node by node, with `ranks_per_node` on each node but the
-// last.
+// Returns whether this rank's position fits a numbering node by node, with `ranks_per_node` on each node but
+// the last.
 bool placed_node_by_node(const Environment& environment, int ranks_per_node);
 
 // The number of ranks per node (the last node may have fewer), or 1 unless all ranks are numbered node by

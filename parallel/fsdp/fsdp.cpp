@@ -44,7 +44,7 @@ void pack(const at::Tensor& grad, const at::Tensor& slots, bool add) {
   if (used < slots.size(0)) slots.narrow(0, used, slots.size(0) - used).zero_();
 }
 
-// Whether libtorch's kernel for it takes these: one launch for all.
+// Returns whether libtorch's kernel for it takes these: one launch for all.
 bool chunk_cat_takes(const std::vector<at::Tensor>& grads, const at::Tensor& packed) {
   constexpr int64_t kMaxChunks = 65'535;  // of its grid
   return packed.is_cuda() && packed.size(0) <= kMaxChunks &&
@@ -463,8 +463,8 @@ void ShardGroup::start_reduce_scatter() {
                                                      into_gradients ? at::Tensor() : local_sum});
 }
 
-// Whether the sum of this microbatch, the first one, is what the gradients become: all of the group's, and as
-// it comes.
+// Returns whether the sum of this microbatch, the first one, is what the gradients become: all of the
+// group's, and as it comes.
 bool ShardGroup::reduces_into_gradients() const {
   const ShardingOptions& options = context_.options();
   return owned_trained_.size() == trained_.size() && options.reduce_dtype == options.state_dtype &&

@@ -22,7 +22,7 @@ at::Tensor tensor_on_storage(const c10::Storage& storage, at::IntArrayRef shape,
   return tensor;
 }
 
-// Whether layers read the shard itself: nothing is gathered.
+// Returns whether layers read the shard itself: nothing is gathered.
 bool reads_shards(int64_t world, const ShardingOptions& options) {
   return world == 1 && options.state_device == options.device;
 }

@@ -46,7 +46,7 @@ class FailureDetector {
   FailureDetector(const FailureDetector&) = delete;
   FailureDetector& operator=(const FailureDetector&) = delete;
 
-  // Tells the others how this rank ends, and stops watching them. Only the first call counts.
+  // Tells the other ranks how this rank ends, and stops watching them. Only the first call counts.
   void leave(End end);
   // The ranks that have ended without a message. Polls for up to `timeout` until there is one.
   std::vector<int> ended_ranks(std::chrono::milliseconds timeout);
@@ -54,8 +54,9 @@ class FailureDetector {
   // timeout and a few seconds more; never throws.
   PostMortem find_lost_ranks(const std::vector<int>& group, const std::string& operation,
                              const std::string& phase);
-  // The same for all ranks, for a thread that ends the process because a collective has failed; the others
-  // are notified at once that this rank fails. Returns an empty result if this process has no detector.
+  // Finds the lost ones of all ranks in this way, for a thread that ends the process because a collective has
+  // failed; the others are notified at once that this rank fails. Returns an empty result if this process has
+  // no detector.
   static PostMortem find_lost_ranks_of_process(const std::string& phase);
 
  private:

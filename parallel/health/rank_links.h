@@ -35,13 +35,13 @@ class RankLinks {
   // this host and, on rank 0, to the rest. Does not wait. Returns all ranks so far whose processes have
   // ended without a message, or if there are none, the ranks that have reported their failure.
   LostRanks poll();
-  // Tells the others how this rank ends. The end of its process then counts as no loss.
+  // Tells the other ranks how this rank ends. The end of its process then counts as no loss.
   enum class End { kDone, kFailed };
   void send(End end);
 
-  // Whether there is, or was, a link to another rank.
+  // Returns whether there is, or was, a link to another rank.
   bool connected() const { return !links_.empty() || !ended_.empty() || !failed_.empty(); }
-  // Whether other ranks hear of other hosts through this rank alone.
+  // Returns whether other ranks hear of other hosts through this rank alone.
   bool relays() const { return relays_; }
 
  private:

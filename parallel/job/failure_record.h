@@ -15,7 +15,7 @@ namespace hyperion::parallel {
 // anything can fail.
 void set_own_rank(const Environment& environment);
 
-// The operation whose failure told this rank that the job is broken.
+// The operation by whose failure this rank learned that the job is broken.
 struct FailedOperation {
   std::string operation;    // "all_reduce"
   int64_t number = 0;       // counts the group's operations, from 1

@@ -37,12 +37,12 @@ class StoreWatch {
   std::jthread thread_;
 };
 
-// Whether all `keys` appear in the store within `timeout`.
+// Returns whether all `keys` appear in the store within `timeout`.
 bool wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys,
                    std::chrono::milliseconds timeout);
 
-// Tells the others that this rank, not rank 0, ends before the rendezvous is complete, by a signal or its
-// own error: the ranks that wait in join_ranks() end with Error(kCommunication) and `why`. Does nothing
+// Tells the other ranks that this rank, not rank 0, ends before the rendezvous is complete, by a signal or
+// its own error: the ranks that wait in join_ranks() end with Error(kCommunication) and `why`. Does nothing
 // after the rendezvous or if rank 0 does not listen (yet). Takes a few seconds at most if hosts do not
 // answer; never throws.
 void leave_ranks(const Environment& environment, const std::string& why) noexcept;

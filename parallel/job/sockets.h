@@ -20,7 +20,7 @@ int listen_on(const std::string& host, int port);
 // returns an empty descriptor and sets errno if none does.
 Descriptor connect_to(const std::string& host, int port, std::chrono::milliseconds timeout);
 
-// Whether the socket is bound to the loopback address.
+// Returns whether the socket is bound to the loopback address.
 bool is_loopback(int socket);
 
 }  // namespace hyperion::parallel

@@ -356,7 +356,7 @@ struct SeenCasts {
   std::atomic<int64_t> casts = 0, wrong = 0;
 } g_seen;
 
-// Whether an amax is that of x: of all of it, or of each row or column.
+// Returns whether an amax is that of x: of all of it, or of each row or column.
 bool is_amax_of(const Tensor& amax, const Tensor& x) {
   const Tensor magnitudes = x.abs().to(at::kFloat);
   const Tensor wanted = amax.numel() == 1   ? magnitudes.amax()

@@ -43,7 +43,7 @@ inline int gpu_capability() {
   return capability;
 }
 
-// Whether the GPUs are tests/simulated_gpu's.
+// Returns whether the GPUs are tests/simulated_gpu's.
 inline bool simulated() {
   const char* preloaded = std::getenv("LD_PRELOAD");
   return preloaded != nullptr && std::string_view(preloaded).find("simulated_gpu") != std::string_view::npos;

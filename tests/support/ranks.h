@@ -30,7 +30,7 @@ struct RankOutcome {
   std::chrono::milliseconds stood_still{0};
 };
 
-// Whether the host ran every rank nearly all the time.
+// Returns whether the host ran every rank nearly all the time.
 bool host_ran(const std::vector<RankOutcome>& outcomes);
 
 // For tests of failure: never throws for a failing rank. The environment has a port that listens already;

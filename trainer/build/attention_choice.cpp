@@ -29,7 +29,7 @@ namespace {
 using at::Tensor;
 using kernels::AttentionKernel, kernels::Causality;
 
-// How the keys of other context parallel ranks come to attention.
+// Says how attention gets the keys of other context parallel ranks.
 enum class Context { kAlone, kGathered, kRing, kRingOfHalves };
 
 Context context_of(const config::JobConfig& config) {
@@ -69,7 +69,7 @@ Shape shape_of(const models::ModelArgs& args, const config::JobConfig& config, i
           .context = context};
 }
 
-// Of training, and of validation where it has others.
+// Returns the shapes of training, and those of validation if they differ.
 std::vector<Shape> attention_shapes(const models::ModelArgs& args, const config::JobConfig& config) {
   const auto& training = config.training;
   const auto& validation = config.validation;
@@ -80,9 +80,9 @@ std::vector<Shape> attention_shapes(const models::ModelArgs& args, const config:
   return shapes;
 }
 
-// What kernels are called with: once, and in a ring for the keys of this rank, of those before it and of
-// those after it (ring_steps() in models/parts/attention/ring_attention.h). Where keys are gathered there are
-// more of them than queries, which cuDNN does not take.
+// Returns the kernel calls of a step: one, or in a ring three, for the keys of this rank, of ranks before it
+// and of ranks after it (ring_steps() in models/parts/attention/ring_attention.h). Gathered keys are more
+// than the queries, which cuDNN does not take.
 std::vector<AttentionCall> calls_of(const Shape& shape) {
   const auto call = [&](int64_t queries, int64_t keys, Causality causality) {
     return AttentionCall{shape.batch, shape.heads, shape.kv_heads, shape.head_dim,
@@ -134,7 +134,8 @@ std::string try_cudnn_on(const std::vector<Shape>& shapes, const Shape& training
   return "";
 }
 
-// Where cuDNN has failed on any rank, all use flash attention; with `required` that is an error. Collective.
+// Makes every rank use flash attention if cuDNN has failed on any rank; with `required` that is an error.
+// Collective.
 void agree_on_cudnn(const std::string& why_not, const Shape& training, bool required,
                     parallel::Communicator& ranks) {
   const Tensor failed = at::zeros({1}, at::TensorOptions(at::kLong));  // the highest rank that failed, + 1

@@ -75,7 +75,7 @@ std::vector<UnitRange> stages_of_parts(const config::JobConfig& config, const mo
   return stages;
 }
 
-// Of the user's file, else of the schedule's name, by the number of blocks.
+// Returns the stages by the user's file, else by the schedule and the number of blocks.
 std::vector<UnitRange> stages_by_number(const config::JobConfig& config, const models::ModelArgs& model,
                                         PipelineKind kind,
                                         const std::optional<parallel::PipelineSchedule>& listed) {
@@ -212,7 +212,7 @@ std::string text_of_units(const UnitRange& units, const std::vector<std::string>
   return first == last ? first : first + " to " + last;
 }
 
-// What each rank has of the model.
+// Fills in the stages of each rank.
 void plan_stages(PipelinePlan& plan, const models::ModelArgs& model) {
   const std::vector<std::string> names = models::unit_names(model);
   for (size_t stage = 0; stage < plan.pipeline.stages.size(); ++stage) {
@@ -226,7 +226,7 @@ void plan_stages(PipelinePlan& plan, const models::ModelArgs& model) {
   }
 }
 
-// What each rank keeps of microbatches at once, where it runs `lists`.
+// Fills in how many microbatches each rank keeps at once while it runs `lists`.
 void plan_kept_microbatches(PipelinePlan& plan, const models::ModelArgs& model,
                             const parallel::PipelineSchedule& lists) {
   std::vector<int> blocks, kept_inputs;  // by stage, of one microbatch

@@ -75,10 +75,10 @@ class Checkpointer {
 
   // Waits until no save reads the state. Call it before anything changes the state.
   void wait();
-  // Whether a background save of this rank has failed. The step agreement tells all ranks.
+  // Returns whether a background save of this rank has failed. The step agreement tells all ranks.
   bool failed() const { return saver_ && saver_->save_failed(); }
 
-  // Whether a periodic save is due after `step`. The job's last save does not count.
+  // Returns whether a periodic save is due after `step`. The job's last save does not count.
   bool due(int64_t step) const;
   // Saves after `step` if a save is due. `failed` says that some rank's background save has failed. Throws
   // Error(kSaveFailed) if the job's last save fails, or a periodic save if checkpoint.on_save_failure says

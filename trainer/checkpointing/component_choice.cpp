@@ -36,8 +36,8 @@ constexpr ComponentRule kRules[] = {
 };
 static_assert(std::size(kRules) == checkpoint::kStateComponents.size());
 
-// Whether the keys that choose components apply to this source. A job that was started from elsewhere reads
-// its own checkpoints completely.
+// Returns whether the keys that choose components apply to this source. A job that was started from elsewhere
+// reads its own checkpoints completely.
 bool choice_applies(const config::JobConfig& config, LoadSource source) {
   return resume_mode(config, source) == config.checkpoint.resume_mode;
 }

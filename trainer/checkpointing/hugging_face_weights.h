@@ -21,8 +21,8 @@ std::vector<ParameterPtr> saved_parameters(const models::Transformer& model);
 // Finds the model's parameters in Hugging Face's safetensors: their names, the order of rotary rows, and
 // their stored form (one tensor per expert, transposed stacks, fp8 with block scales). `names` maps Hugging
 // Face's name to the key in the checkpoint. Tensors without a parameter keep their name, so that they are
-// reported as unexpected, unless a file may hold them beside its model (left_out). lm_head.weight of a tied
-// model becomes output.weight, the table's second name. Equal shapes do not prove an equal model: see
+// reported as unexpected, unless a file may hold them in addition to its model (left_out). lm_head.weight of
+// a tied model becomes output.weight, the table's second name. Equal shapes do not prove an equal model: see
 // require_same_model(). Throws IncompatibleCheckpoint if matrices of a stack are missing or differ in form.
 checkpoint::StoredNames hugging_face_names(const models::ModelArgs& args,
                                            const std::map<std::string, std::string>& names,
@@ -31,7 +31,7 @@ checkpoint::StoredNames hugging_face_names(const models::ModelArgs& args,
 // Logs one line about the tensors of `folder` that are left out.
 void log_left_out(const checkpoint::StoredNames& names, const std::filesystem::path& folder);
 
-// Whether any tensor is fp8 with block scales.
+// Returns whether any tensor is fp8 with block scales.
 bool has_block_scales(const checkpoint::StoredNames& names);
 
 // Maps a row of our parameter to the row of Hugging Face's tensor. An empty map means equal order.

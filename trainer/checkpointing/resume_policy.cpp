@@ -106,8 +106,8 @@ std::string configuration_key(const std::string& setting) {
   return setting.starts_with("model.") ? "model.args." + setting.substr(6) : setting;
 }
 
-// Whether another value of this setting changes what the weights compute. Expert balance affects training
-// only.
+// Returns whether another value of this setting changes what the weights compute. Expert balance affects
+// training only.
 bool is_of_weights(std::string_view key) {
   return key.starts_with("model.") && key != kForcedBalance && key != "model.load_balance_coeff";
 }

@@ -27,13 +27,13 @@ bool holds_optimizer(const checkpoint::OpenCheckpoint& checkpoint) {
   });
 }
 
-// Whether one of the checkpoint's names is a value of the component.
+// Returns whether one of the checkpoint's names is a value of the component.
 bool holds(const std::map<std::string, std::string>& names, std::string_view component) {
   return std::ranges::any_of(
       names, [&](const auto& name) { return checkpoint::component_of(name.first) == component; });
 }
 
-// Whether the configuration asks explicitly for a checkpoint of weights alone.
+// Returns whether the configuration asks explicitly for a checkpoint of weights alone.
 bool wants_weights_only(const config::JobConfig& config) {
   const auto& wanted = config.checkpoint.components;
   return !wanted.empty() && std::ranges::all_of(wanted, [](const std::string& c) {
@@ -41,8 +41,8 @@ bool wants_weights_only(const config::JobConfig& config) {
   });
 }
 
-// Whether no run can resume from the checkpoint because it holds only weights: a last save of weights, or a
-// Hugging Face export. Reads the index if another program wrote the checkpoint.
+// Returns whether no run can resume from the checkpoint because it holds only weights: a last save of
+// weights, or a Hugging Face export. Reads the index if another program wrote the checkpoint.
 bool holds_weights_alone(const checkpoint::StepFolder& found) {
   if (found.kind == checkpoint::CheckpointKind::kModel || checkpoint::find_index_files(found.path).empty())
     return true;

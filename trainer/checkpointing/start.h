@@ -53,7 +53,7 @@ struct FinishedRun {
   std::optional<int64_t> resumable_step{};  // the newest step from which a longer run would resume
 };
 
-// A job starts from a checkpoint, finds its run finished, or starts anew.
+// A job starts from a checkpoint, finds its run finished, or starts fresh.
 struct StartingPoint {
   std::optional<ChosenCheckpoint> checkpoint{};
   std::optional<FinishedRun> finished{};

@@ -36,7 +36,7 @@ std::string explain_head(const checkpoint::NameDifferences& differences, bool hu
 std::string untie_remedy(const std::filesystem::path& folder, bool hugging_face, const std::string& options);
 
 // Throws IncompatibleCheckpoint unless the checkpoint has exactly the model's names and shapes, for commands
-// that read all weights. It reads a tied head that is stored beside the table.
+// that read all weights. It reads a tied head that is stored in addition to the table.
 void require_complete_model(const models::ModelArgs& args, const checkpoint::OpenCheckpoint& checkpoint,
                             const checkpoint::StoredNames& names);
 

@@ -27,7 +27,7 @@ std::string path_problem(std::string_view path);
 // Expands the "~" of "~" and "~/..." to HOME, as a shell does. Returns every other path unchanged.
 std::string expand_home(const std::string& path);
 
-// Whether `path` exists or is a glob that matches a file.
+// Returns whether `path` exists or is a glob that matches a file.
 bool matches_a_file(const std::filesystem::path& path);
 
 }  // namespace hyperion::config

@@ -138,7 +138,7 @@ std::optional<Value> to_value(const toml::value& value, Kind kind) {
   return nested ? Value(std::move(lists)) : Value(std::move(list));
 }
 
-// Whether toml11 may have replaced a number that does not fit by the largest one.
+// Returns whether toml11 may have replaced a number that does not fit by the largest one.
 bool may_be_clamped(const toml::value& value) {
   using Integers = std::numeric_limits<int64_t>;
   if (value.is_integer())

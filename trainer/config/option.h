@@ -87,7 +87,8 @@ struct Option {
   Option& only_python() { return python_only = true, *this; }
   Option& hyperion_only() { return in_torchtitan = false, *this; }
 
-  // Whether the value is a path, a folder below another folder or a schedule file. The last two may be empty.
+  // Returns whether the value is a path, a folder below another folder or a schedule file. The last two may
+  // be empty.
   bool names_a_file() const { return path || name.ends_with("_folder") || name.ends_with("_csv"); }
   Kind kind() const { return type->kind; }
   bool optional() const { return type->optional; }

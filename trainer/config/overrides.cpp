@@ -20,8 +20,8 @@ const Option* negated_flag(const std::string& name) {
   return is_flag(option) ? option : nullptr;
 }
 
-// Whether `next`, the argument behind the option, is its value. An unknown option has one unless that looks
-// like the configuration file.
+// Returns whether `next`, the argument behind the option, is its value. An unknown option has one unless that
+// looks like the configuration file.
 bool is_value_of(const Option* option, const std::string& next) {
   if (is_flag(option)) return parse_text(*option, next).has_value();
   return !next.starts_with("--") && (option != nullptr || !next.ends_with(".toml"));

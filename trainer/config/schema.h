@@ -29,7 +29,7 @@ const std::vector<std::reference_wrapper<const Option>>& all_options();
 
 // Returns the option of this dotted name, or null.
 const Option* find_option(std::string_view name);
-// Whether `name` is a table: "training", "training.dataloader" or "quantize" (a table of tables).
+// Returns whether `name` is a table: "training", "training.dataloader" or "quantize" (a table of tables).
 bool is_section(std::string_view name);
 
 // Returns "works", "not available" or "no effect here" for --help and the reference.

@@ -140,7 +140,7 @@ constexpr Unavailable kUnavailable[] = {
     {"quantize.linear.mx.recipe_name", "mxfp4cutlass mxfp4emulated", "MXFP4 is not available"},
 };
 
-// Whether `word` is one of `words`, between blanks.
+// Returns whether `word` is one of `words`, between blanks.
 bool is_among(std::string_view word, std::string_view words) {
   return fmt::format(" {} ", words).find(fmt::format(" {} ", word)) != std::string::npos;
 }

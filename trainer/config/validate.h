@@ -41,10 +41,10 @@ std::vector<std::string> keys_without_effect(const ResolvedConfig& resolved);
 // Returns warnings about keys of a dimension of parallelism whose degree is 1.
 std::vector<std::string> keys_of_parallelism_without_effect(const ResolvedConfig& resolved);
 
-// Whether training reads the default corpus: dataset c4_test without dataset_path.
+// Returns whether training reads the default corpus: dataset c4_test without dataset_path.
 bool uses_default_corpus(const JobConfig& config);
-// Whether validation reads the novel held out of the default corpus: dataset c4_test, or c4_validation while
-// training reads the default corpus, without dataset_path.
+// Returns whether validation reads the novel held out of the default corpus: dataset c4_test, or
+// c4_validation while training reads the default corpus, without dataset_path.
 bool validates_on_default_corpus(const JobConfig& config);
 
 // Returns N if selective activation checkpointing fully recomputes every Nth block; nullopt if it saves the
@@ -55,21 +55,21 @@ std::optional<int64_t> checkpointed_blocks(const JobConfig::ActivationCheckpoint
 // (check_config()).
 int64_t data_parallel_degree(const JobConfig& config, int64_t world_size);
 
-// Whether expert parallelism shards the experts (expert_parallel_degree); false for a dense model.
+// Returns whether expert parallelism shards the experts (expert_parallel_degree); false for a dense model.
 bool divides_experts(const JobConfig& config);
 
-// Whether context parallel ranks pass keys and values in a ring (context_parallel_rotate_method =
+// Returns whether context parallel ranks pass keys and values in a ring (context_parallel_rotate_method =
 // "alltoall"); false with document masks.
 bool passes_keys_in_ring(const JobConfig& config);
 
-// Whether comm.mode is "fake_backend". A dry run communicates with no other rank, so its results are
+// Returns whether comm.mode is "fake_backend". A dry run communicates with no other rank, so its results are
 // meaningless: it loads and saves no checkpoint and writes no metrics and no record of the run.
 bool is_dry_run(const JobConfig& config);
 
 // Returns the sequences per microbatch: all `rows` of a batch, or the pipeline's microbatch size.
 int64_t microbatch_rows(const JobConfig& config, int64_t rows);
-// Whether each rank sums its microbatches' gradients before reducing them, because the user asks for it or
-// because a pipeline gathers a stage's weights for several microbatches.
+// Returns whether each rank sums its microbatches' gradients before reducing them, because the user asks for
+// it or because a pipeline gathers a stage's weights for several microbatches.
 bool reduces_gradients_once(const JobConfig& config);
 // Returns the number of microbatches of local_batch_size sequences per data-parallel rank and step.
 int64_t microbatches_of(const JobConfig::Training& training, int64_t data_parallel_degree);

@@ -42,7 +42,7 @@ struct Slot {
   at::Tensor gradient{};                           // the output gradient for the next unit's backward
   models::LayerMetrics* metrics = nullptr;         // forwards report into it, unless null
 
-  // Whether a backward or a deferred wgrad is still to run, or its saved tensors are not freed.
+  // Returns whether a backward or a deferred wgrad is still to run, or its saved tensors are not freed.
   bool keeps_saved() const;
 };
 

@@ -63,7 +63,7 @@ HuggingFaceFiles hugging_face_files(const config::JobConfig::Model& model, check
                                     const std::filesystem::path& tokenizer_path,
                                     const ImportedSettings& imported, int64_t trained_seq_len);
 
-// Whether the model's config.json contains dimensions of `part`.
+// Returns whether the model's config.json contains dimensions of `part`.
 bool describes(const models::ModelArgs& args, models::ModelPart part);
 
 // Returns one sentence for each dimension in which `ours` differs from config.json, so that no flavour loads

@@ -36,11 +36,11 @@ std::vector<HfTensor> hf_tensors(const models::ModelArgs& args, std::string_view
 // The block scales of an fp8 tensor have the tensor's name with this suffix.
 inline constexpr std::string_view kScaleSuffix = "_scale_inv";
 
-// Whether a Hugging Face checkpoint may hold the tensor although we have no such parameter: rotary
+// Returns whether a Hugging Face checkpoint may hold the tensor although we have no such parameter: rotary
 // frequencies of old files, and DeepSeek-V3's block for multi-token prediction.
 bool hf_may_ignore(const models::ModelArgs& args, std::string_view name);
 
-// Whether Hugging Face keeps a parameter in fp32 for every dtype of the model.
+// Returns whether Hugging Face keeps a parameter in fp32 for every dtype of the model.
 bool hf_keeps_float32(std::string_view fqn);
 
 int64_t hf_row(const HfTensor& tensor, int64_t our_row);

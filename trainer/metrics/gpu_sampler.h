@@ -53,8 +53,8 @@ class GpuSampler {
   std::shared_ptr<Shared> shared_;
 };
 
-// Whether an NVML call has outlived its sampler. The process must then end without destructors, because the
-// call's thread still runs.
+// Returns whether an NVML call has outlived its sampler. The process must then end without destructors,
+// because the call's thread still runs.
 bool gpu_sampler_left_behind();
 
 }  // namespace hyperion::metrics

@@ -34,7 +34,7 @@ struct MeasuredRun {
   double peak_flops = 0;  // FLOP/s of this rank's device, the base of MFU
 };
 
-// Whether this rank writes metrics to files: rank 0, or every rank with save_for_all_ranks.
+// Returns whether this rank writes metrics to files: rank 0, or every rank with save_for_all_ranks.
 inline bool rank_writes_metrics(const config::JobConfig::Metrics& options, int rank) {
   return options.save_for_all_ranks || rank == 0;
 }
@@ -64,7 +64,7 @@ class MetricsLogger {
   // Call it for every fetched (micro)batch with its tokens on this rank and the seconds of the fetch.
   void add_batch(int64_t tokens, double data_loading_seconds);
 
-  // Whether log() is to be called for `step`: for step 1 and every multiple of log_freq.
+  // Returns whether log() is to be called for `step`: for step 1 and every multiple of log_freq.
   bool should_log(int64_t step) const;
   void log(const StepMetrics& metrics);
 

@@ -28,7 +28,7 @@ class Optimizer {
   // only if divides_gradients().
   virtual void step(double lr, const at::Tensor& skip,
                     const std::optional<at::Tensor>& divisor = std::nullopt) = 0;
-  // Whether step() can divide the gradients in its own pass over them.
+  // Returns whether step() can divide the gradients in its own pass over them.
   virtual bool divides_gradients() const { return false; }
 
   // Returns the states of a parameter, which this rank need not hold. Frozen parameters have none, and others

@@ -19,8 +19,8 @@ struct MemoryPart {
 struct MemoryNeeds {
   std::vector<MemoryPart> host, device;  // without a GPU everything is in `host`
 
-  // Whether host memory holds the rank's state or a copy of it. Small items, which every job keeps there, do
-  // not count.
+  // Returns whether host memory holds the rank's state or a copy of it. Small items, which every job keeps
+  // there, do not count.
   bool keeps_state_in_host() const;
 };
 // `threads` is the number of threads that compute on a CPU.

@@ -36,7 +36,8 @@ struct TensorArchive {
 // Reads and checks everything but the elements: the tensor is inside its record. Throws Error(kBadData)
 // naming the file if it is not an archive of one plain tensor.
 TensorArchive open_tensor_archive(ByteSource& entry);
-// The same for a chunk of tensor `key`. It must also have the type and shape that the index records.
+// Reads and checks a chunk of tensor `key` in this way. It must also have the type and shape that the index
+// records.
 TensorArchive open_tensor_archive(ByteSource& entry, const std::string& key, const TensorRecord& record,
                                   const Chunk& chunk);
 

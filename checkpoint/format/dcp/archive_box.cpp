@@ -68,7 +68,7 @@ class StridedReader {
     }
     return true;
   }
-  // Whether the span from its first to its last element is read in one piece.
+  // Returns whether the span from its first to its last element is read in one piece.
   bool is_dense(const StridedBox& box, int64_t span) const {
     std::vector<size_t> dims;  // by stride
     for (size_t dim = 0; dim < box.shape.size(); ++dim)

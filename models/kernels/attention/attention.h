@@ -65,12 +65,12 @@ AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, cons
 enum class AttentionKernel { kCudnn, kFlash, kEfficient };
 AttentionKernel attention_kernel(const at::Tensor& q, int64_t keys, bool documents,
                                  Causality causality = Causality::kFromLastKey);
-// Whether attention_kernel() may choose cuDNN from now on, in the whole process (true at first); flash serves
-// in its place. Not to be changed between a forward and its backward.
+// Sets whether attention_kernel() may choose cuDNN from now on, in the whole process (true at first); flash
+// serves in its place. Not to be changed between a forward and its backward.
 void allow_cudnn_attention(bool allowed);
-// Whether fp32 and bf16 without documents run libtorch's flash attention on a CPU in place of our kernels
-// (but causal with more keys than queries, which it does not do), in the whole process (false at first), for
-// comparison with programs that do. Not to be changed between a forward and its backward.
+// Sets whether fp32 and bf16 without documents run libtorch's flash attention on a CPU in place of our
+// kernels (but causal with more keys than queries, which it does not do), in the whole process (false at
+// first), for comparison with programs that do. Not to be changed between a forward and its backward.
 void use_libtorch_attention_on_cpu(bool used);
 
 struct AttentionGradients {

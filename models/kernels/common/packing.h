@@ -31,7 +31,7 @@ HYPERION_INLINE void set(Bf16& to, float x) {  // to nearest, ties to even; NaN 
   to.bits = static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
 }
 
-// Whether packing widens bf16 numbers to fp32.
+// True if packing widens bf16 numbers to fp32.
 template <typename U, typename Element>
 constexpr bool kWidens = U::kPerUnit == 1 && sizeof(Element) == 2;
 

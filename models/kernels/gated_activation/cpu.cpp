@@ -27,7 +27,7 @@ void for_rows(int64_t count, int64_t n, const Work& work) {
                });
 }
 
-// Whether they are the halves of one tensor [..., 2 n].
+// Returns whether they are the halves of one tensor [..., 2 n].
 bool are_halves(const at::Tensor& first, const at::Tensor& second) {
   const int64_t n = first.size(-1);
   return first.dim() > 1 && first.is_alias_of(second) && first.strides() == second.strides() &&

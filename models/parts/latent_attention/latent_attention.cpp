@@ -1,6 +1,5 @@
 #include "models/parts/latent_attention/latent_attention.h"
 
-
 #include "models/kernels/kernels.h"
 #include "models/layers/linear_node.h"
 #include "models/layers/node_state.h"

@@ -30,7 +30,7 @@ TEST_CASE("an explicit total_steps wins over the stored curve") {
 }
 
 TEST_CASE("a run that would train beyond its curve at a rate of 0 is refused with two ways out") {
-  // Whether all steps that are left lie there or only the last one.
+  // Steps that are left lie there: all of them or only the last one.
   for (const int64_t step : {int64_t{4}, int64_t{9}, int64_t{10}, int64_t{11}})
     for (const char* steps : {"12", "20"}) {
       const std::string text = refusal([&] { resume(job({{"training.steps", steps}}), step); });
