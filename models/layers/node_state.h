@@ -1,5 +1,5 @@
-// The names that autograd nodes are written with, and the state that a node keeps for its backward in addition
-// to the tensors of save_for_backward().
+// The names that autograd nodes are written with, and the state that a node keeps for its backward in
+// addition to the tensors of save_for_backward().
 #pragma once
 
 #include <utility>
