@@ -244,7 +244,7 @@ std::string describe_model(const config::JobConfig::Model& named, const models::
   const models::ParameterCounts counts = models::count_parameters(model);
   return fmt::format(
       "{} {}, {} parameters{}{}", named.name, named.flavor, format_count(static_cast<uint64_t>(counts.total)),
-      model.num_experts > 0
+      model.experts.are_present()
           ? fmt::format(", {} of them active for a token", format_count(static_cast<uint64_t>(counts.active)))
           : "",
       problem ? "; it cannot be exported to Hugging Face: " + problem->text : "");

@@ -4,7 +4,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "checkpoint/tools/folders.h"
-#include "models/args/yarn.h"
+#include "models/args/model_args.h"
 #include "trainer/checkpointing/resume_policy.h"
 #include "trainer/checkpointing/stored_weights.h"
 #include "trainer/config/input_path.h"

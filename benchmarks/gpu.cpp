@@ -236,10 +236,10 @@ models::ModelArgs block_args() {
   models::ModelArgs args = models::model_args("llama3", "8B");
   if (small) {
     args.dim = 128;
-    args.n_heads = 4;
-    args.n_kv_heads = 2;
-    args.head_dim = 32;
-    args.hidden_dim = 256;
+    args.attention.n_heads = 4;
+    args.attention.n_kv_heads = 2;
+    args.attention.head_dim = 32;
+    args.dense.hidden_dim = 256;
   }
   return args;
 }

@@ -49,16 +49,12 @@ std::array<ParameterShape, 2> stream_norms(const ModelArgs& args) {
           norm_of_stream(args, "ffn_norm.weight", "model.layers.*.post_attention_layernorm.weight")};
 }
 
-bool has_latent_attention(const ModelArgs& args) {
-  return args.kv_lora_rank > 0;
-}
-
 PartDescription describe_attention_of(const ModelArgs& args, int64_t /*layer*/) {
-  return has_latent_attention(args) ? describe_latent_attention(args) : describe_attention(args);
+  return args.latent.is_present() ? describe_latent_attention(args) : describe_attention(args);
 }
 
 PartDescription describe_feed_forward_of(const ModelArgs& args, int64_t layer) {
-  return has_experts(args, layer) ? describe_experts(args) : describe_feed_forward(args);
+  return args.experts.are_in(layer) ? describe_experts(args) : describe_feed_forward(args);
 }
 
 ModelDescription describe_model(const ModelArgs& args) {
@@ -68,7 +64,7 @@ ModelDescription describe_model(const ModelArgs& args) {
                          .tied = args.tied};
   int dense = -1, experts = -1;  // their index among the kinds
   for (int64_t layer = 0; layer < args.n_layers; ++layer) {
-    int& kind = has_experts(args, layer) ? experts : dense;
+    int& kind = args.experts.are_in(layer) ? experts : dense;
     if (kind < 0) {
       kind = static_cast<int>(model.kinds.size());
       model.kinds.push_back(describe_block(args, layer));

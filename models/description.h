@@ -67,7 +67,6 @@ ParameterShape output_shape(const ModelArgs& args);
 std::array<ParameterShape, 2> stream_norms(
     const ModelArgs& args);  // {before attention, before the feed-forward}
 
-bool has_latent_attention(const ModelArgs& args);
 PartDescription describe_attention_of(const ModelArgs& args, int64_t layer);
 PartDescription describe_feed_forward_of(const ModelArgs& args, int64_t layer);
 

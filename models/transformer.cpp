@@ -15,7 +15,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
-#include "models/args/yarn.h"
+#include "models/args/model_args.h"
 #include "models/description.h"
 #include "models/kernels/common/dtype.h"
 #include "models/layers/layer_metrics.h"
@@ -168,15 +168,15 @@ at::Tensor yarn_frequencies(const ModelArgs& args, const at::Tensor& frequencies
   const auto pairs = static_cast<double>(frequencies.numel());
   const auto index_of = [&](double rotations) {  // the index of the frequency that makes them
     return pairs *
-           std::log(static_cast<double>(args.rope_original_length) / (rotations * 2 * std::numbers::pi)) /
-           std::log(args.rope_theta);
+           std::log(static_cast<double>(args.rope.original_length) / (rotations * 2 * std::numbers::pi)) /
+           std::log(args.rope.theta);
   };
-  const double first = std::max(std::floor(index_of(args.rope_beta_fast)), 0.0);
-  double last = std::min(std::ceil(index_of(args.rope_beta_slow)), 2 * pairs - 1);
+  const double first = std::max(std::floor(index_of(args.rope.beta_fast)), 0.0);
+  double last = std::min(std::ceil(index_of(args.rope.beta_slow)), 2 * pairs - 1);
   if (first == last) last += 0.001;
   const at::Tensor stretched =
       ((at::arange(frequencies.numel(), at::kFloat) - first) / (last - first)).clamp(0, 1);
-  return frequencies / args.rope_factor * stretched + frequencies * (1 - stretched);
+  return frequencies / args.rope.factor * stretched + frequencies * (1 - stretched);
 }
 
 }  // namespace
@@ -184,11 +184,11 @@ at::Tensor yarn_frequencies(const ModelArgs& args, const at::Tensor& frequencies
 at::Tensor rope_frequencies(const ModelArgs& args, int64_t seq_len) {
   const int64_t width = describe_attention_of(args, 0).attention->rotated;
   const at::Tensor exponents = at::arange(0, width, 2, at::kFloat) / width;
-  const at::Tensor frequencies = at::pow(args.rope_theta, exponents).reciprocal();
-  if (scales_by_yarn(args, seq_len)) return yarn_frequencies(args, frequencies);
-  if (!args.rope_scaling) return frequencies;
-  const double factor = args.rope_factor, low = args.rope_low_freq_factor, high = args.rope_high_freq_factor;
-  const double length = static_cast<double>(args.rope_original_length);
+  const at::Tensor frequencies = at::pow(args.rope.theta, exponents).reciprocal();
+  if (scales_by_yarn(args.rope, seq_len)) return yarn_frequencies(args, frequencies);
+  if (!args.rope.scaling) return frequencies;
+  const double factor = args.rope.factor, low = args.rope.low_freq_factor, high = args.rope.high_freq_factor;
+  const double length = static_cast<double>(args.rope.original_length);
   const at::Tensor wavelengths = 2 * std::numbers::pi / frequencies;
   const at::Tensor stretched = at::where(wavelengths > length / low, frequencies / factor, frequencies);
   if (low == high) return stretched;
@@ -201,11 +201,11 @@ at::Tensor rope_frequencies(const ModelArgs& args, int64_t seq_len) {
 SequenceContext Transformer::context(int64_t seq_len, at::Device device) const {
   const at::Tensor indices = at::arange(seq_len, at::kFloat);
   const at::Tensor angles = indices.unsqueeze(1) * rope_frequencies(args_, seq_len).unsqueeze(0);
-  const double mscale = 0.1 * args_.rope_mscale * std::log(args_.rope_factor) + 1;
+  const double mscale = 0.1 * args_.rope.mscale * std::log(args_.rope.factor) + 1;
   return {.cos = angles.cos().to(device),
           .sin = angles.sin().to(device),
           .documents = {},
-          .attention_factor = scales_by_yarn(args_, seq_len) ? mscale * mscale : 1};
+          .attention_factor = scales_by_yarn(args_.rope, seq_len) ? mscale * mscale : 1};
 }
 
 SequenceContext inside_documents(const SequenceContext& plain, const at::Tensor& positions,

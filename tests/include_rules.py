@@ -55,6 +55,8 @@ RULES = {
 
 # The descriptions: a model as plain data, apart from the layers made from it.
 DESCRIPTIONS = re.compile(r"models/(parts/(\w+/)?)?description\.")
+# The arguments of parts, which ModelArgs is made of.
+ARGUMENTS = re.compile(r"models/parts/\w+/args\.")
 
 
 def expanded(names: tuple[str, ...]) -> set[str]:
@@ -67,6 +69,8 @@ def folder_of(path: str) -> str:
     """The entry of RULES that a file belongs to: the longest."""
     if DESCRIPTIONS.match(path):
         return "models/description"
+    if ARGUMENTS.match(path):
+        return "models/args"
     folder = path.rpartition("/")[0]
     while folder and folder not in RULES:
         folder = folder.rpartition("/")[0]

@@ -53,7 +53,7 @@ Job start_job(const config::ResolvedConfig& resolved) {
   const config::JobConfig& config = job.configured.config;
   job.model = job_model(config);
   // A dry run lacks the routing of other ranks, so it balances the experts round robin.
-  if (config::is_dry_run(config)) job.model.force_load_balance = true;
+  if (config::is_dry_run(config)) job.model.experts.force_load_balance = true;
   const parallel::Environment environment = job_environment(config);
   // A job that cannot run is refused before a device is touched.
   job.data = checked_data(resolved, job.model, environment.world_size);

@@ -195,14 +195,16 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run,
   logger->log_config(recorded_toml(run));
   log_info("Model {} {} size: {} total parameters", run.config.model.name, run.config.model.flavor,
            metrics::python_grouped(static_cast<double>(counts.total), 0));
-  if (model.num_experts > 0)
-    log_info("Experts: {} in {} of {} blocks, {} of them for each token{}; {} active parameters",
-             model.num_experts, models::blocks_with_experts(model), model.n_layers, model.top_k,
-             model.num_shared_experts > 0 ? fmt::format(" and {} shared", model.num_shared_experts) : "",
-             metrics::python_grouped(static_cast<double>(counts.active), 0));
+  if (model.experts.are_present())
+    log_info(
+        "Experts: {} in {} of {} blocks, {} of them for each token{}; {} active parameters",
+        model.experts.num_experts, model.experts.blocks(model.n_layers), model.n_layers, model.experts.top_k,
+        model.experts.num_shared_experts > 0 ? fmt::format(" and {} shared", model.experts.num_shared_experts)
+                                             : "",
+        metrics::python_grouped(static_cast<double>(counts.active), 0));
   if (const int ranks = runtime.mesh->degree(parallel::MeshDim::kEp); ranks > 1)
     log_info("Expert parallelism: groups of {} ranks with {} each, sharded over {}{}", ranks,
-             counted(model.num_experts / ranks, "expert"),
+             counted(model.experts.num_experts / ranks, "expert"),
              counted(runtime.mesh->degree(parallel::MeshDim::kEfsdp), "rank"),
              runtime.mesh->degree(parallel::MeshDim::kEtp) > 1 ? "; tensor parallel ranks divide each" : "");
   if (!measured.run_id.empty())  // a dry run has none

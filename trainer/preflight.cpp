@@ -4,7 +4,7 @@
 
 #include "base/log.h"
 #include "checkpoint/names.h"
-#include "models/args/yarn.h"
+#include "models/args/model_args.h"
 #include "models/flavors/registry.h"
 #include "parallel/job/phase.h"
 #include "trainer/checkpointing/hugging_face_weights.h"
@@ -123,12 +123,12 @@ std::vector<std::string> start_warnings(const config::JobConfig& config, const m
   if (model.masks_documents && !config.training.document_mask)
     warnings.emplace_back(
         "torchtitan masks documents in this flavour: training.document_mask = true is the same here");
-  if (model.num_experts > 0 && models::blocks_with_experts(model) == 0)
-    warnings.push_back(
-        fmt::format("model.args.num_experts = {}, but no block has experts: n_layers = {}, n_dense_layers = "
-                    "{} and moe_every "
-                    "= {} leave none",
-                    model.num_experts, model.n_layers, model.n_dense_layers, model.moe_every));
+  if (model.experts.are_present() && model.experts.blocks(model.n_layers) == 0)
+    warnings.push_back(fmt::format(
+        "model.args.num_experts = {}, but no block has experts: n_layers = {}, n_dense_layers = "
+        "{} and moe_every "
+        "= {} leave none",
+        model.experts.num_experts, model.n_layers, model.experts.n_dense_layers, model.experts.moe_every));
   if (config.model.flavor == models::kFlavorFromHf && !loads_weights && !config::is_dry_run(config))
     warnings.emplace_back(
         "model.flavor = \"from_hf\" takes the model's shape alone: to start from its weights set "
@@ -147,7 +147,7 @@ checkpointing::JobRecord job_record(const config::ResolvedConfig& resolved, cons
 models::ModelArgs job_model(const config::JobConfig& config) {
   models::ModelArgs model =
       models::with_yarn_decided(config::model_args(config.model), config.training.seq_len);
-  model.force_load_balance = config.debug.moe_force_load_balance;
+  model.experts.force_load_balance = config.debug.moe_force_load_balance;
   return model;
 }
 

@@ -123,8 +123,8 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
     std::optional<double> planned_bubble;
     if (job_.pipeline) planned_bubble = job_.pipeline->bubble;
     rank_monitor_.emplace(runtime, planned_bubble);
-    if (job_.model.num_experts > 0)
-      collapse_watch_.emplace(job_.model.num_experts, job_.model.top_k, job_.model.load_balance_coeff);
+    if (const models::ExpertArgs& experts = job_.model.experts; experts.are_present())
+      collapse_watch_.emplace(experts.num_experts, experts.top_k, experts.load_balance_coeff);
   }
   profiler_ = make_profiler(config().profiling, config().job, runtime, state_.step);
 }

@@ -103,7 +103,7 @@ void TrainingStep::update(int64_t step, double learning_rate, const CheckedGradi
     const parallel::TraceRange range("optimizer");
     model_.optimizer->step(learning_rate, checked.skip, checked.divisor);
     if (model_.ema) model_.ema->update(step, checked.skip);
-    if (model_.transformer->args().num_experts > 0)
+    if (model_.transformer->args().experts.are_present())
       parallel::set_phase(fmt::format("step {} sum of expert counts", step));
     const std::vector<models::ExpertBalancePtr> balances = model_.stage->balances();
     if (reported != nullptr) record_expert_loads(balances, *model_.fsdp, expert_ranks_, *reported);

@@ -15,8 +15,7 @@
 namespace hyperion::models {
 namespace {
 
-constexpr double kLargestSize = 2147483648.0;  // of one dimension
-constexpr double kMostParameters = 0x1p60;     // their bytes can still be counted in 64 bits
+constexpr double kMostParameters = 0x1p60;  // their bytes can still be counted in 64 bits
 
 using Flavors = std::map<std::string, ModelArgs, std::less<>>;
 
@@ -25,10 +24,8 @@ ModelArgs llama3(int64_t dim, int64_t layers, int64_t heads, int64_t kv_heads, i
   ModelArgs args;
   args.dim = dim;
   args.n_layers = layers;
-  args.n_heads = heads;
-  args.n_kv_heads = kv_heads;
-  args.head_dim = dim / heads;
-  args.hidden_dim = hidden;
+  args.attention = {.n_heads = heads, .n_kv_heads = kv_heads, .head_dim = dim / heads};
+  args.dense = {.hidden_dim = hidden};
   args.vocab_size = vocab;
   args.max_seq_len = 131072;
   return args;
@@ -37,7 +34,7 @@ ModelArgs llama3(int64_t dim, int64_t layers, int64_t heads, int64_t kv_heads, i
 // Llama 3.2's small models: a tied table, and frequencies stretched by 32.
 ModelArgs small_llama3(ModelArgs args) {
   args.tied = true;
-  args.rope_factor = 32;
+  args.rope.factor = 32;
   return args;
 }
 
@@ -45,12 +42,12 @@ ModelArgs qwen3(int64_t dim, int64_t layers, int64_t heads, int64_t kv_heads, in
                 bool tied) {
   ModelArgs args = llama3(dim, layers, heads, kv_heads, hidden, vocab);
   args.family = "qwen3";
-  args.head_dim = 128;
+  args.attention.head_dim = 128;
   args.norm_eps = 1e-6;
-  args.rope_theta = 1e6;
-  args.rope_scaling = false;
-  args.rope_style = RopeStyle::kHalfSplit;
-  args.qk_norm = true;
+  args.rope.theta = 1e6;
+  args.rope.scaling = false;
+  args.rope.style = RopeStyle::kHalfSplit;
+  args.attention.qk_norm = true;
   args.tied = tied;
   args.max_seq_len = 4096;
   return args;
@@ -62,16 +59,14 @@ struct ExpertDims {
 
 // qwen3's router: a softmax, its weights normalised, no balancing.
 ModelArgs with_experts(ModelArgs args, const ExpertDims& dims) {
-  args.num_experts = dims.experts;
-  args.moe_hidden_dim = dims.hidden;
-  args.top_k = dims.top_k;
-  args.route_norm = true;
+  args.experts = {
+      .num_experts = dims.experts, .hidden_dim = dims.hidden, .top_k = dims.top_k, .route_norm = true};
   return args;
 }
 
 ModelArgs qwen3_235b() {
   ModelArgs args = with_experts(qwen3(4096, 94, 64, 4, 12288, 151936, false), {128, 1536, 8});
-  args.rope_theta = 5e6;
+  args.rope.theta = 5e6;
   return args;
 }
 
@@ -91,21 +86,14 @@ ModelArgs deepseek_v3(const DeepSeekDims& dims) {
   ModelArgs args = with_experts(
       llama3(dims.dim, dims.layers, dims.heads, dims.heads, dims.hidden, dims.vocab), dims.experts);
   args.family = "deepseek_v3";
-  args.n_dense_layers = dims.dense_layers;
-  args.num_shared_experts = dims.shared;
-  args.route_norm = false;
-  args.load_balance_coeff = 1e-3;
-  args.kv_lora_rank = 512;
-  args.qk_nope_head_dim = 128;
-  args.qk_rope_head_dim = 64;
-  args.v_head_dim = 128;
-  args.head_dim = args.qk_nope_head_dim + args.qk_rope_head_dim;
-  args.rope_theta = 1e4;
-  args.rope_scaling = false;
-  args.rope_yarn = true;
-  args.rope_factor = 40;
-  args.rope_original_length = 4096;
-  args.rope_mscale = 0.7;
+  args.experts.n_dense_layers = dims.dense_layers;
+  args.experts.num_shared_experts = dims.shared;
+  args.experts.route_norm = false;
+  args.experts.load_balance_coeff = 1e-3;
+  args.latent = {.kv_lora_rank = 512, .qk_nope_head_dim = 128, .qk_rope_head_dim = 64, .v_head_dim = 128};
+  args.attention.head_dim = args.latent.head_dim();
+  args.rope = {
+      .theta = 1e4, .scaling = false, .factor = 40, .original_length = 4096, .yarn = true, .mscale = 0.7};
   args.max_seq_len = 16384;
   return args;
 }
@@ -114,19 +102,19 @@ ModelArgs deepseek_v3(const DeepSeekDims& dims) {
 ModelArgs large_deepseek_v3(ModelArgs args, int64_t limited_groups, double route_scale) {
   args.masks_documents = true;
   if (limited_groups == 0) return args;
-  args.q_lora_rank = 1536;
-  args.rope_mscale = 1;
-  args.expert_groups = 8;
-  args.limited_groups = limited_groups;
-  args.route_scale = route_scale;
+  args.latent.q_lora_rank = 1536;
+  args.rope.mscale = 1;
+  args.experts.expert_groups = 8;
+  args.experts.limited_groups = limited_groups;
+  args.experts.route_scale = route_scale;
   return args;
 }
 
 ModelArgs deepseek_v3_671b() {
   ModelArgs args =
       large_deepseek_v3(deepseek_v3({7168, 61, 3, 128, 18432, 129280, {256, 2048, 8}, 1}), 4, 2.5);
-  args.score_func = ScoreFunction::kSigmoid;
-  args.route_norm = true;
+  args.experts.score_func = ScoreFunction::kSigmoid;
+  args.experts.route_norm = true;
   return args;
 }
 
@@ -136,15 +124,15 @@ ModelArgs llama4(int64_t dim, int64_t layers, int64_t heads, int64_t kv_heads, i
   ModelArgs args = llama3(dim, layers, heads, kv_heads, swiglu_width(dim, multiplier, multiple_of), vocab);
   args.family = "llama4";
   const int64_t expert = swiglu_width(dim, multiplier, 1) / 2;
-  args.num_experts = experts;
-  args.moe_hidden_dim = (expert + multiple_of - 1) / multiple_of * multiple_of;
-  args.num_shared_experts = 1;
-  args.moe_every = every;
-  args.score_func = ScoreFunction::kSigmoid;
-  args.score_before_experts = true;
-  args.load_balance_coeff = 1e-3;
-  args.rope_factor = 16;
-  args.rope_high_freq_factor = 1;
+  args.experts = {.num_experts = experts,
+                  .moe_every = every,
+                  .hidden_dim = (expert + multiple_of - 1) / multiple_of * multiple_of,
+                  .num_shared_experts = 1,
+                  .score_func = ScoreFunction::kSigmoid,
+                  .score_before_experts = true,
+                  .load_balance_coeff = 1e-3};
+  args.rope.factor = 16;
+  args.rope.high_freq_factor = 1;
   args.max_seq_len = 1048576;
   return args;
 }
@@ -157,14 +145,14 @@ ModelArgs llama4_16e() {
 
 ModelArgs llama4_128e() {
   ModelArgs args = llama4(5120, 48, 40, 8, 202048, 1.2, 2048, 128, 2);
-  args.rope_scaling = false;
+  args.rope.scaling = false;
   return args;
 }
 
 // A flavour whose dimensions all come from a config.json; none of them is valid before.
 ModelArgs from_hf(ModelArgs args) {
-  args.dim = args.n_layers = args.n_heads = args.n_kv_heads = args.head_dim = 0;
-  args.hidden_dim = args.vocab_size = args.max_seq_len = 0;
+  args.dim = args.n_layers = args.vocab_size = args.max_seq_len = args.dense.hidden_dim = 0;
+  args.attention.n_heads = args.attention.n_kv_heads = args.attention.head_dim = 0;
   return args;
 }
 
@@ -215,24 +203,25 @@ const Flavors& flavors_of(std::string_view name) {
 }
 
 void apply_overrides(const ModelOverrides& changes, ModelArgs& args) {
-  const bool head_dim_follows = args.head_dim * args.n_heads == args.dim;
-  const bool kv_follows = args.n_kv_heads == args.n_heads;
+  AttentionArgs& attention = args.attention;
+  const bool head_dim_follows = attention.head_dim * attention.n_heads == args.dim;
+  const bool kv_follows = attention.n_kv_heads == attention.n_heads;
   for_each_dimension([&](const char*, ModelPart, ResumeCheck, auto change, auto member) {
-    if (changes.*change) args.*member = *(changes.*change);
+    if (changes.*change) member(args) = *(changes.*change);
   });
-  if (kv_follows && !changes.n_kv_heads) args.n_kv_heads = args.n_heads;
-  if (args.kv_lora_rank > 0)
-    args.head_dim = args.qk_nope_head_dim + args.qk_rope_head_dim;
-  else if (head_dim_follows && !changes.head_dim && args.n_heads > 0)
-    args.head_dim = args.dim / args.n_heads;
+  if (kv_follows && !changes.n_kv_heads) attention.n_kv_heads = attention.n_heads;
+  if (args.latent.is_present())
+    attention.head_dim = args.latent.head_dim();
+  else if (head_dim_follows && !changes.head_dim && attention.n_heads > 0)
+    attention.head_dim = args.dim / attention.n_heads;
   if (changes.multiple_of || changes.ffn_dim_multiplier) {
     const double width = 8.0 / 3.0 * static_cast<double>(args.dim) * changes.ffn_dim_multiplier.value_or(1.0);
-    if (width > kLargestSize)
+    if (width > kLargestDimension)
       throw_config(
           "model.args.ffn_dim_multiplier = {}: the SwiGLU would be {:.3g} wide, expected at most 2^31",
           changes.ffn_dim_multiplier.value_or(1.0), width);
     if (!changes.hidden_dim)
-      args.hidden_dim =
+      args.dense.hidden_dim =
           swiglu_width(args.dim, changes.ffn_dim_multiplier.value_or(0.0), changes.multiple_of.value_or(256));
   }
 }
@@ -253,154 +242,21 @@ std::optional<double> billions(std::string_view flavor) {
   return std::nullopt;
 }
 
-void check_size(const ModelArgs& args, std::vector<DimensionProblem>& problems) {
+void check_size(const ModelArgs& args, DimensionChecks& checks) {
   const double parameters = parameter_count(describe_model(args));
-  if (parameters > kMostParameters)
-    problems.push_back(
-        {{"n_layers", "dim", "hidden_dim", "vocab_size"},
-         fmt::format("{:.2g} parameters are more than any memory can hold; lower dim, n_layers, "
-                     "hidden_dim or vocab_size",
-                     parameters)});
-}
-
-void check_experts(const ModelArgs& args, std::vector<DimensionProblem>& problems) {
-  if (args.num_experts == 0) return;
-  const auto refuse = [&](std::vector<std::string> keys, std::string text) {
-    problems.push_back({std::move(keys), std::move(text)});
-  };
-  const int64_t experts = args.num_experts, groups = args.expert_groups;
-  if (args.moe_hidden_dim < 1)
-    refuse({"moe_hidden_dim"},
-           fmt::format("moe_hidden_dim is {}, expected at least 1 with experts", args.moe_hidden_dim));
-  if (args.top_k > experts)
-    refuse({"top_k", "num_experts"},
-           fmt::format("top_k is {}, expected at most num_experts = {}", args.top_k, experts));
-  if (groups == 0) return;
-  if (experts % groups != 0 || experts / groups < 2)
-    return refuse({"expert_groups", "num_experts"},
-                  fmt::format("expert_groups is {}, expected a divisor of num_experts = {} that leaves each "
-                              "group two experts or more",
-                              groups, experts));
-  if (args.limited_groups < 1 || args.limited_groups > groups)
-    return refuse({"limited_groups", "expert_groups"},
-                  fmt::format("limited_groups is {}, expected a value from 1 to expert_groups = {}",
-                              args.limited_groups, groups));
-  if (args.limited_groups * (experts / groups) < args.top_k)
-    refuse({"limited_groups", "top_k"},
-           fmt::format("{} groups of {} experts are fewer experts than top_k = {}: raise limited_groups",
-                       args.limited_groups, experts / groups, args.top_k));
+  checks.refuse_if(parameters > kMostParameters, {"n_layers", "dim", "hidden_dim", "vocab_size"},
+                   fmt::format("{:.2g} parameters are more than any memory can hold; lower dim, n_layers, "
+                               "hidden_dim or vocab_size",
+                               parameters));
 }
 
 }  // namespace
 
-bool has_part(const ModelArgs& args, ModelPart part) {
-  switch (part) {
-    case ModelPart::kRescaled:
-      return args.rope_scaling || args.rope_yarn;
-    case ModelPart::kScaling:
-      return args.rope_scaling;
-    case ModelPart::kYarn:
-      return args.rope_yarn;
-    case ModelPart::kLatent:
-      return has_latent_attention(args);
-    case ModelPart::kExperts:
-    case ModelPart::kBalance:
-      return args.num_experts > 0;
-    case ModelPart::kModel:
-    case ModelPart::kTraining:
-    case ModelPart::kYarnChoice:
-      break;
-  }
-  return true;
-}
-
 std::vector<DimensionProblem> dimension_problems(const ModelArgs& args) {
-  std::vector<DimensionProblem> problems;
-  const auto in_range = [&](std::vector<std::string> keys, int64_t value, int64_t least, int64_t most,
-                            std::string_view text_of_most) {
-    if (value >= least && value <= most) return;
-    std::string text =
-        fmt::format("{} is {}, expected a value from {} to {}", keys.front(), value, least, text_of_most);
-    problems.push_back({std::move(keys), std::move(text)});
-  };
-  const auto positive = [&](std::vector<std::string> keys, int64_t value) {
-    in_range(std::move(keys), value, 1, static_cast<int64_t>(kLargestSize), "2^31");
-  };
-  positive({"dim"}, args.dim);
-  in_range({"n_layers"}, args.n_layers, 1, kMostLayers, std::to_string(kMostLayers));
-  in_range({"num_experts"}, args.num_experts, 0, kMostExperts, std::to_string(kMostExperts));
-  in_range({"num_shared_experts"}, args.num_shared_experts, 0, kMostExperts, std::to_string(kMostExperts));
-  positive({"n_heads"}, args.n_heads);
-  positive({"n_kv_heads"}, args.n_kv_heads);
-  positive({"head_dim", "n_heads", "dim"}, args.head_dim);
-  positive({"hidden_dim", "multiple_of", "ffn_dim_multiplier"}, args.hidden_dim);
-  positive({"vocab_size"}, args.vocab_size);
-  positive({"max_seq_len"}, args.max_seq_len);
-  for (const auto& [key, value] :
-       std::initializer_list<std::pair<const char*, int64_t>>{{"moe_hidden_dim", args.moe_hidden_dim},
-                                                              {"kv_lora_rank", args.kv_lora_rank},
-                                                              {"q_lora_rank", args.q_lora_rank},
-                                                              {"qk_nope_head_dim", args.qk_nope_head_dim},
-                                                              {"qk_rope_head_dim", args.qk_rope_head_dim},
-                                                              {"v_head_dim", args.v_head_dim}})
-    in_range({key}, value, 0, static_cast<int64_t>(kLargestSize), "2^31");
-  if (problems.empty()) check_size(args, problems);
-  if (args.n_kv_heads > 0 && args.n_heads % args.n_kv_heads != 0)
-    problems.push_back({{"n_heads", "n_kv_heads"},
-                        fmt::format("n_heads is {}, expected a multiple of n_kv_heads = {}", args.n_heads,
-                                    args.n_kv_heads)});
-  if (args.kv_lora_rank > 0) {
-    positive({"qk_nope_head_dim"}, args.qk_nope_head_dim);
-    positive({"qk_rope_head_dim"}, args.qk_rope_head_dim);
-    if (args.v_head_dim < 1 || args.v_head_dim > args.head_dim)
-      problems.push_back({{"v_head_dim"},
-                          fmt::format("v_head_dim is {}, expected a value from 1 to the {} elements of a key",
-                                      args.v_head_dim, args.head_dim)});
-    if (args.qk_rope_head_dim % 2 != 0)
-      problems.push_back({{"qk_rope_head_dim"},
-                          fmt::format("qk_rope_head_dim is {}, expected an even number (RoPE rotates pairs)",
-                                      args.qk_rope_head_dim)});
-    if (args.n_kv_heads != args.n_heads)
-      problems.push_back({{"n_kv_heads", "n_heads"},
-                          fmt::format("n_kv_heads is {}, expected n_heads = {}: latent attention has as many",
-                                      args.n_kv_heads, args.n_heads)});
-  }
-  check_experts(args, problems);
-  if (args.kv_lora_rank == 0 && args.head_dim % 2 != 0)
-    problems.push_back(
-        {{"head_dim", "n_heads", "dim"},
-         fmt::format("head_dim is {}{}, expected an even number (RoPE rotates pairs)", args.head_dim,
-                     args.n_heads > 0 && args.head_dim == args.dim / args.n_heads
-                         ? fmt::format(" (dim {} / {} heads)", args.dim, args.n_heads)
-                         : "")});
-  const auto number = [&](bool good, const char* key, double seen, const char* expected) {
-    if (!good) problems.push_back({{key}, fmt::format("{} is {}, expected {}", key, seen, expected)});
-  };
-  number(args.rope_factor >= 1, "rope_factor", args.rope_factor, "at least 1");
-  number(args.rope_low_freq_factor > 0, "rope_low_freq_factor", args.rope_low_freq_factor,
-         "a number above 0");
-  number(args.rope_high_freq_factor >= args.rope_low_freq_factor, "rope_high_freq_factor",
-         args.rope_high_freq_factor, "at least rope_low_freq_factor");
-  number(args.rope_original_length >= 1, "rope_original_length",
-         static_cast<double>(args.rope_original_length), "at least 1");
-  number(!args.rope_yarn || args.rope_beta_slow <= args.rope_beta_fast, "rope_beta_slow", args.rope_beta_slow,
-         "at most rope_beta_fast");
-  for (const auto& [key, value] : std::initializer_list<std::pair<const char*, double>>{
-           {"norm_eps", args.norm_eps},
-           {"rope_theta", args.rope_theta},
-           {"rope_factor", args.rope_factor},
-           {"rope_low_freq_factor", args.rope_low_freq_factor},
-           {"rope_high_freq_factor", args.rope_high_freq_factor},
-           {"rope_beta_fast", args.rope_beta_fast},
-           {"rope_beta_slow", args.rope_beta_slow},
-           {"rope_mscale", args.rope_mscale},
-           {"route_scale", args.route_scale},
-           {"load_balance_coeff", args.load_balance_coeff}})
-    number(value == 0 || std::isnormal(static_cast<float>(value)), key, value,
-           "a number from 1.2e-38 to 3.4e38: another is infinite or 0 in fp32, in which it is used");
-  number(args.norm_eps > 0, "norm_eps", args.norm_eps, "a number above 0");
-  number(args.rope_theta > 1, "rope_theta", args.rope_theta, "a number above 1");
-  return problems;
+  DimensionChecks checks;
+  check(args, checks);
+  if (checks.problems().empty()) check_size(args, checks);
+  return checks.problems();
 }
 
 ModelArgs model_args(std::string_view name, std::string_view flavor, const ModelOverrides& overrides,

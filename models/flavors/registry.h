@@ -14,20 +14,6 @@ namespace hyperion::models {
 // The flavour whose dimensions all come from overrides (trainer/hugging_face/hf_model.h).
 constexpr const char* kFlavorFromHf = "from_hf";
 
-// The part of a model to which a dimension belongs.
-enum class ModelPart {
-  kModel,       // every model
-  kTraining,    // every model: how it is trained, which config.json does not say
-  kRescaled,    // rotary frequencies with Llama 3.1's scaling or with YaRN
-  kScaling,     // rotary frequencies with Llama 3.1's scaling
-  kYarn,        // rotary frequencies with YaRN
-  kYarnChoice,  // every model: whether it has YaRN; only latent attention may set it
-  kLatent,      // latent attention
-  kExperts,     // a mixture of experts
-  kBalance,     // the balance of experts, which config.json does not say
-};
-bool has_part(const ModelArgs& args, ModelPart part);
-
 // How a resume detects that a dimension has changed (overrides.def).
 enum class ResumeCheck { kSetting, kShape, kNone };
 
@@ -37,12 +23,15 @@ struct ModelOverrides {
 #include "models/flavors/overrides.def"
 };
 
-// Calls visit(key of [model.args], ModelPart, ResumeCheck, member of ModelOverrides, member of ModelArgs) for
-// each dimension of a model. The rules for hidden_dim are not dimensions.
+// Calls visit(key of [model.args], ModelPart, ResumeCheck, member of ModelOverrides, member) for each
+// dimension of a model, where member(args) is a reference to the dimension in a ModelArgs. The rules for
+// hidden_dim are not dimensions.
 template <typename Visit>
 void for_each_dimension(const Visit& visit) {
-#define OVERRIDE(type, key, part, resume, ...) \
-  visit(#key, ModelPart::part, ResumeCheck::resume, &ModelOverrides::key, &ModelArgs::key);
+#define OVERRIDE(type, key, path, part, resume, ...)                    \
+  visit(                                                                \
+      #key, ModelPart::part, ResumeCheck::resume, &ModelOverrides::key, \
+      [](auto& args) -> auto& { return args.path; });
 #define WIDTH_RULE(...)
 #include "models/flavors/overrides.def"
 }
@@ -54,12 +43,7 @@ void for_each_dimension(const Visit& visit) {
 ModelArgs model_args(std::string_view name, std::string_view flavor, const ModelOverrides& overrides = {},
                      bool any_dimensions = false);
 
-// An inconsistency of dimensions. `keys` are the fields of ModelOverrides that decide it, the most likely
-// cause first.
-struct DimensionProblem {
-  std::vector<std::string> keys;
-  std::string text;  // "n_heads is 5, expected a multiple of n_kv_heads = 2"
-};
+// Returns what is wrong with the dimensions; empty if they define a model.
 std::vector<DimensionProblem> dimension_problems(const ModelArgs& args);
 
 std::vector<std::string> model_names();

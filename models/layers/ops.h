@@ -7,7 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "models/args/model_args.h"
+#include "models/args/activation.h"
+#include "models/args/rope_args.h"
 #include "models/kernels/attention/attention.h"
 #include "models/layers/block_run.h"
 

@@ -11,14 +11,14 @@ namespace hyperion::models {
 std::unique_ptr<AttentionPart> make_attention(const ModelArgs& args, int64_t layer,
                                               const ParallelDims& dims) {
   const PartParameters parameters(describe_attention_of(args, layer), args, layer, dims);
-  if (has_latent_attention(args)) return std::make_unique<LatentAttention>(parameters, args, dims);
+  if (args.latent.is_present()) return std::make_unique<LatentAttention>(parameters, args, dims);
   return std::make_unique<Attention>(parameters, args, dims);
 }
 
 std::unique_ptr<FeedForwardPart> make_feed_forward(const ModelArgs& args, int64_t layer,
                                                    const ParallelDims& dims) {
   const PartParameters parameters(describe_feed_forward_of(args, layer), args, layer, dims);
-  if (has_experts(args, layer)) return std::make_unique<MoE>(parameters, args, dims);
+  if (args.experts.are_in(layer)) return std::make_unique<MoE>(parameters, args, dims);
   return std::make_unique<FeedForward>(parameters, args, dims);
 }
 

@@ -11,12 +11,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     const std::string_view text(reinterpret_cast<const char*>(data), size);
     const models::ModelArgs args = hugging_face::parse_hf_config(text, "fuzz");
-    if (args.dim < 1 || args.n_layers < 1 || args.n_kv_heads < 1 || args.n_heads < 1 ||
-        args.n_heads % args.n_kv_heads != 0 || !(args.norm_eps > 0) || !(args.rope_theta > 0))
+    if (args.dim < 1 || args.n_layers < 1 || args.attention.n_kv_heads < 1 || args.attention.n_heads < 1 ||
+        args.attention.n_heads % args.attention.n_kv_heads != 0 || !(args.norm_eps > 0) ||
+        !(args.rope.theta > 0))
       std::abort();
-    if (args.num_experts > 0 && (args.top_k < 1 || args.moe_hidden_dim < 1 || args.moe_every < 1))
+    if (args.experts.are_present() &&
+        (args.experts.top_k < 1 || args.experts.hidden_dim < 1 || args.experts.moe_every < 1))
       std::abort();
-    (void)models::blocks_with_experts(args);
+    (void)args.experts.blocks(args.n_layers);
   } catch (const Error& error) {
     if (error.code() != ExitCode::kUsage && error.code() != ExitCode::kBadData) std::abort();
   }

@@ -60,9 +60,9 @@ Shape shape_of(const models::ModelArgs& args, const config::JobConfig& config, i
   const auto& degrees = config.parallelism;
   const int64_t ranks = degrees.tensor_parallel_degree;  // that divide the heads
   const Context context = context_of(config);
-  return {.heads = args.n_heads / ranks,
-          .kv_heads = args.n_kv_heads / ranks,
-          .head_dim = args.head_dim,
+  return {.heads = args.attention.n_heads / ranks,
+          .kv_heads = args.attention.n_kv_heads / ranks,
+          .head_dim = args.attention.head_dim,
           .batch = config::microbatch_rows(config, batch_size),
           .length = is_ring(context) ? seq_len / degrees.context_parallel_degree : seq_len,
           .dtype = checkpointing::scalar_type(config.training.mixed_precision_param),
@@ -181,7 +181,7 @@ void choose_on_cpu(const models::ModelArgs& args, const config::JobConfig& confi
         documents ? "training.document_mask" : "context parallelism",
         documents ? "keeps no documents apart" : "takes as many keys as queries");
   const Tensor head =
-      at::empty({1, 1, 1, args.head_dim},
+      at::empty({1, 1, 1, args.attention.head_dim},
                 at::TensorOptions(checkpointing::scalar_type(config.training.mixed_precision_param)));
   if (kernels::cpu::takes_attention(head))
     log_info("Attention: our kernel for CPUs, with instructions \"{}\"", kernels::cpu::text_of(instructions));

@@ -57,7 +57,7 @@ bool all_experts_in_float8(const models::ModelArgs& args, const config::JobConfi
   if (config::kGroupedMx.on(config)) parts = converted.mx.fqns;
   for (int64_t layer = 0; layer < args.n_layers; ++layer) {
     const std::string name = models::experts_name(layer);
-    if (models::has_experts(args, layer) &&
+    if (args.experts.are_in(layer) &&
         std::ranges::none_of(parts, [&](const std::string& part) { return name.find(part) != name.npos; }))
       return false;
   }
@@ -68,7 +68,7 @@ bool all_experts_in_float8(const models::ModelArgs& args, const config::JobConfi
 
 void log_expert_products(const models::ModelArgs& args, const config::JobConfig& config,
                          const Float8Device& device) {
-  if (args.num_experts == 0 || device.cpu || all_experts_in_float8(args, config)) return;
+  if (!args.experts.are_present() || device.cpu || all_experts_in_float8(args, config)) return;
   const bool exchanged = config::divides_experts(config);
   const auto& degrees = config.parallelism;
   const std::vector<int64_t> stack = models::shape_of(models::describe_experts(args), "moe.experts.w1").dims;

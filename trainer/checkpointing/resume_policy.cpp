@@ -12,7 +12,7 @@
 #include "base/counted.h"
 #include "base/error.h"
 #include "base/printable.h"
-#include "models/args/yarn.h"
+#include "models/args/model_args.h"
 #include "models/flavors/registry.h"
 #include "trainer/config/print.h"
 #include "trainer/config/schema.h"
@@ -151,8 +151,8 @@ bool take_saved_value(const SettingChange& change, const JobContext& job, config
   if (!value || !assign(*option, *value, config)) return false;
   if (change.key == kLengthKey) {  // on the other side of YaRN's length it is another model
     const models::ModelArgs model = config::model_args(config.model);
-    return models::scales_by_yarn(model, config.training.seq_len) ==
-           models::scales_by_yarn(model, configured_length);
+    return models::scales_by_yarn(model.rope, config.training.seq_len) ==
+           models::scales_by_yarn(model.rope, configured_length);
   }
   const int64_t microbatch = config.training.local_batch_size * job.data_parallel_degree;
   return change.key != kGlobalBatch || config.training.global_batch_size % microbatch == 0;
@@ -425,16 +425,16 @@ CurveSettings model_settings(const models::ModelArgs& model) {
   models::for_each_dimension(
       [&](const char* key, models::ModelPart part, models::ResumeCheck check, auto, auto member) {
         if (check != models::ResumeCheck::kSetting || !models::has_part(model, part)) return;
-        const auto& value = model.*member;
+        const auto& value = member(model);
         if constexpr (EnumWithTexts<std::decay_t<decltype(value)>>)
           settings.emplace_back(fmt::format("model.{}", key), text_of(value));
         else
           settings.emplace_back(fmt::format("model.{}", key), fmt::format("{}", value));
       });
   settings.emplace_back("model.rope_style",
-                        model.rope_style == models::RopeStyle::kInterleaved ? "interleaved" : "half-split");
-  if (model.num_experts > 0)
-    settings.emplace_back(kForcedBalance, fmt::format("{}", model.force_load_balance));
+                        model.rope.style == models::RopeStyle::kInterleaved ? "interleaved" : "half-split");
+  if (model.experts.are_present())
+    settings.emplace_back(kForcedBalance, fmt::format("{}", model.experts.force_load_balance));
   return settings;
 }
 

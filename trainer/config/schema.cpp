@@ -22,7 +22,7 @@ bool has_experts(Config config) {
   };
   return is_among(models::model_names(), model.name) &&
          is_among(models::model_flavors(model.name), model.flavor) &&
-         model_args(model, /*any_dimensions=*/true).num_experts > 0;
+         model_args(model, /*any_dimensions=*/true).experts.are_present();
 }
 
 // These overloads read and write members of JobConfig as TOML values. The C++ type is an alternative of
@@ -156,7 +156,8 @@ std::vector<Section> build() {
     builder.begin(#member, meaning, Option() __VA_ARGS__);
 #define OVERRIDES(...) TABLE(__VA_ARGS__)
 #define OPTION(type, key, value, meaning, ...) builder.add(#key, table.key, meaning) __VA_ARGS__;
-#define OVERRIDE(type, key, part, resume, meaning, ...) builder.add(#key, table.key, meaning) __VA_ARGS__;
+#define OVERRIDE(type, key, member, part, resume, meaning, ...) \
+  builder.add(#key, table.key, meaning) __VA_ARGS__;
 #define END_OVERRIDES() END(args)
 #define END(member) \
   builder.end();    \

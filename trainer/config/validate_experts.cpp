@@ -20,9 +20,10 @@ class ExpertChecks : ChecksOfConfig {
     const auto& p = config_.parallelism;
     const int64_t parts = p.expert_parallel_degree, of_each = p.expert_tensor_parallel_degree;
     if (parts == 1) {
-      refuse_if(
-          model.moe_hidden_dim % p.tensor_parallel_degree != 0, "parallelism.tensor_parallel_degree",
-          fmt::format("expected a divisor of the experts' hidden width, which is {}", model.moe_hidden_dim));
+      refuse_if(model.experts.hidden_dim % p.tensor_parallel_degree != 0,
+                "parallelism.tensor_parallel_degree",
+                fmt::format("expected a divisor of the experts' hidden width, which is {}",
+                            model.experts.hidden_dim));
       return;
     }
     refuse_if(p.expert_parallel_comm_backend == "deepep", "parallelism.expert_parallel_comm_backend",
@@ -31,12 +32,12 @@ class ExpertChecks : ChecksOfConfig {
               "parallelism.expert_tensor_parallel_degree",
               fmt::format("expected 1, or tensor_parallel_degree, which is {}", p.tensor_parallel_degree));
     refuse_if(
-        model.moe_hidden_dim % of_each != 0, "parallelism.expert_tensor_parallel_degree",
+        model.experts.hidden_dim % of_each != 0, "parallelism.expert_tensor_parallel_degree",
         fmt::format("expected a divisor of the experts' hidden width, which is {}; 1 leaves each expert "
                     "complete on its rank",
-                    model.moe_hidden_dim));
-    refuse_if(model.num_experts % parts != 0, "parallelism.expert_parallel_degree",
-              fmt::format("expected a divisor of the model's {} experts", model.num_experts));
+                    model.experts.hidden_dim));
+    refuse_if(model.experts.num_experts % parts != 0, "parallelism.expert_parallel_degree",
+              fmt::format("expected a divisor of the model's {} experts", model.experts.num_experts));
     if (!run_.world_size || !mesh_fits(p, *run_.world_size)) return;
     const int64_t ranks = *run_.world_size / p.pipeline_parallel_degree / p.data_parallel_replicate_degree;
     refuse_if(
@@ -53,7 +54,7 @@ class ExpertChecks : ChecksOfConfig {
               float8::GroupedRecipe recipe) {
     std::vector<std::string> names;
     for (int64_t layer = 0; layer < model.n_layers; ++layer)
-      if (models::has_experts(model, layer)) names.push_back(models::experts_name(layer));
+      if (model.experts.are_in(layer)) names.push_back(models::experts_name(layer));
     if (names.empty()) {
       refuse("model.converters", fmt::format("{}: the model has no experts; remove it from the list", table));
       return;
@@ -73,10 +74,10 @@ class ExpertChecks : ChecksOfConfig {
     const int64_t parts =
                       divides_experts(config_) ? p.expert_tensor_parallel_degree : p.tensor_parallel_degree,
                   unit = float8::unit_of(recipe);
-    refuse_if(model.dim % unit != 0 || model.moe_hidden_dim % (unit * parts) != 0, "model.converters",
+    refuse_if(model.dim % unit != 0 || model.experts.hidden_dim % (unit * parts) != 0, "model.converters",
               fmt::format("{}: experts of widths {} and {}{}: expected multiples of {}; remove it from the "
                           "list, or change model.args.dim or moe_hidden_dim",
-                          table, model.dim, model.moe_hidden_dim,
+                          table, model.dim, model.experts.hidden_dim,
                           parts > 1 ? fmt::format(", the second one in {} parts", parts) : "", unit));
   }
 };
@@ -86,7 +87,7 @@ class ExpertChecks : ChecksOfConfig {
 void check_experts(const ResolvedConfig& resolved, const RunContext& run, Problems& problems) {
   ExpertChecks checks(resolved, run, problems);
   const models::ModelArgs& model = *run.model;
-  if (model.num_experts > 0) checks.degrees(model);
+  if (model.experts.are_present()) checks.degrees(model);
   const auto& converted = resolved.config.quantize.grouped_mm;
   if (kGroupedFloat8.on(resolved.config))
     checks.float8(model, "quantize.grouped_mm.float8", converted.float8.fqns,

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/json.h"
-#include "models/args/yarn.h"
+#include "models/args/model_args.h"
 
 namespace hyperion::hugging_face {
 namespace {
@@ -56,7 +56,7 @@ std::string compare_id(const ImportedSettings& imported, const std::string& key,
 
 std::optional<models::DimensionProblem> export_problem(const ModelArgs& args) {
   const bool qwen3 = args.family == "qwen3", deepseek = args.family == "deepseek_v3",
-             llama4 = args.family == "llama4", experts = args.num_experts > 0;
+             llama4 = args.family == "llama4", experts = args.experts.are_present();
   std::optional<models::DimensionProblem> problem;
   // Keeps the first problem: `key` of [model.args] has a value that transformers' model does not support.
   const auto refuse_if = [&](bool wrong, std::vector<std::string> keys, const std::string& text) {
@@ -66,42 +66,42 @@ std::optional<models::DimensionProblem> export_problem(const ModelArgs& args) {
     refuse_if(value != expected, {key},
               fmt::format("{} is {}, and transformers' {} model has {}", key, value, args.family, expected));
   };
-  refuse_if(args.qk_norm != qwen3, {"qk_norm"},
-            fmt::format("qk_norm is {}, and transformers has no {} model {} it", args.qk_norm, args.family,
-                        args.qk_norm ? "with" : "without"));
-  refuse_if(args.family == "llama3" && args.dim % args.n_heads != 0, {"n_heads", "dim"},
+  refuse_if(args.attention.qk_norm != qwen3, {"qk_norm"},
+            fmt::format("qk_norm is {}, and transformers has no {} model {} it", args.attention.qk_norm,
+                        args.family, args.attention.qk_norm ? "with" : "without"));
+  refuse_if(args.family == "llama3" && args.dim % args.attention.n_heads != 0, {"n_heads", "dim"},
             fmt::format("n_heads {} does not divide dim {}, and transformers refuses such a llama model",
-                        args.n_heads, args.dim));
-  refuse_if((args.kv_lora_rank > 0) != deepseek, {"kv_lora_rank"},
-            fmt::format("kv_lora_rank is {}, and transformers has no such {} model", args.kv_lora_rank,
+                        args.attention.n_heads, args.dim));
+  refuse_if((args.latent.is_present()) != deepseek, {"kv_lora_rank"},
+            fmt::format("kv_lora_rank is {}, and transformers has no such {} model", args.latent.kv_lora_rank,
                         args.family));
-  refuse_if(args.rope_yarn && !deepseek, {"rope_yarn"},
+  refuse_if(args.rope.yarn && !deepseek, {"rope_yarn"},
             "rope_yarn is true, which here is DeepSeek's, of deepseek_v3 models alone");
-  refuse_if(args.rope_yarn && args.rope_mscale == 0, {"rope_mscale"},
+  refuse_if(args.rope.yarn && args.rope.mscale == 0, {"rope_mscale"},
             "rope_mscale is 0, and transformers then scales cosines and sines, which are not scaled here");
-  refuse_if(args.rope_scaling && !args.rope_yarn && deepseek, {"rope_scaling"},
+  refuse_if(args.rope.scaling && !args.rope.yarn && deepseek, {"rope_scaling"},
             "rope_scaling is true, and transformers' deepseek_v3 model has YaRN (rope_yarn) instead");
-  refuse_if(
-      experts ? args.family == "llama3" : deepseek || llama4, {"num_experts"},
-      fmt::format("num_experts is {}, and transformers has no such {} model", args.num_experts, args.family));
+  refuse_if(experts ? args.family == "llama3" : deepseek || llama4, {"num_experts"},
+            fmt::format("num_experts is {}, and transformers has no such {} model", args.experts.num_experts,
+                        args.family));
   if (!experts) return problem;
   const auto score = deepseek || llama4 ? models::ScoreFunction::kSigmoid : models::ScoreFunction::kSoftmax;
-  refuse_if(args.score_func != score, {"score_func"},
+  refuse_if(args.experts.score_func != score, {"score_func"},
             fmt::format("score_func is \"{}\", and transformers' {} model has \"{}\"",
-                        text_of(args.score_func), args.family, text_of(score)));
-  require("score_before_experts", args.score_before_experts, llama4);
+                        text_of(args.experts.score_func), args.family, text_of(score)));
+  require("score_before_experts", args.experts.score_before_experts, llama4);
   if (deepseek) {
-    require("moe_every", args.moe_every, 1);
-    refuse_if(args.num_shared_experts == 0, {"num_shared_experts"},
+    require("moe_every", args.experts.moe_every, 1);
+    refuse_if(args.experts.num_shared_experts == 0, {"num_shared_experts"},
               "num_shared_experts is 0, and transformers' deepseek_v3 model has at least 1");
     return problem;
   }
-  require("num_shared_experts", args.num_shared_experts, llama4 ? 1 : 0);
-  require("expert_groups", args.expert_groups, 0);
-  require("route_scale", args.route_scale, 1.0);
+  require("num_shared_experts", args.experts.num_shared_experts, llama4 ? 1 : 0);
+  require("expert_groups", args.experts.expert_groups, 0);
+  require("route_scale", args.experts.route_scale, 1.0);
   if (llama4) {
-    require("route_norm", args.route_norm, false);
-    require("n_dense_layers", args.n_dense_layers, 0);
+    require("route_norm", args.experts.route_norm, false);
+    require("n_dense_layers", args.experts.n_dense_layers, 0);
   }
   return problem;
 }
@@ -112,47 +112,44 @@ namespace {
 json experts_config(const ModelArgs& args) {
   std::vector<int64_t> with_experts, dense;
   for (int64_t layer = 0; layer < args.n_layers; ++layer)
-    if (models::has_experts(args, layer)) with_experts.push_back(layer);
-  for (int64_t layer = 0; layer < std::min(args.n_dense_layers, args.n_layers); ++layer)
+    if (args.experts.are_in(layer)) with_experts.push_back(layer);
+  for (int64_t layer = 0; layer < std::min(args.experts.n_dense_layers, args.n_layers); ++layer)
     dense.push_back(layer);
   const auto layers = static_cast<size_t>(args.n_layers);
   if (args.family == "llama4")
     return {{"attn_temperature_tuning", false},
-            {"intermediate_size", args.moe_hidden_dim},
-            {"intermediate_size_mlp", args.hidden_dim},
-            {"interleave_moe_layer_step", args.moe_every},
+            {"intermediate_size", args.experts.hidden_dim},
+            {"intermediate_size_mlp", args.dense.hidden_dim},
+            {"interleave_moe_layer_step", args.experts.moe_every},
             {"layer_types", std::vector<std::string>(layers, "full_attention")},
             {"moe_layers", with_experts},
             {"no_rope_layers", std::vector<int>(layers, 1)},
-            {"num_experts_per_tok", args.top_k},
-            {"num_local_experts", args.num_experts},
+            {"num_experts_per_tok", args.experts.top_k},
+            {"num_local_experts", args.experts.num_experts},
             {"use_qk_norm", false}};
   if (args.family == "qwen3")
-    return {{"decoder_sparse_step", args.moe_every},
-            {"mlp_only_layers", dense},
-            {"moe_intermediate_size", args.moe_hidden_dim},
-            {"norm_topk_prob", args.route_norm},
-            {"num_experts", args.num_experts},
-            {"num_experts_per_tok", args.top_k}};
-  return {{"first_k_dense_replace", args.n_dense_layers},
-          {"kv_lora_rank", args.kv_lora_rank},
-          {"moe_intermediate_size", args.moe_hidden_dim},
+    return {{"decoder_sparse_step", args.experts.moe_every},    {"mlp_only_layers", dense},
+            {"moe_intermediate_size", args.experts.hidden_dim}, {"norm_topk_prob", args.experts.route_norm},
+            {"num_experts", args.experts.num_experts},          {"num_experts_per_tok", args.experts.top_k}};
+  return {{"first_k_dense_replace", args.experts.n_dense_layers},
+          {"kv_lora_rank", args.latent.kv_lora_rank},
+          {"moe_intermediate_size", args.experts.hidden_dim},
           {"moe_layer_freq", 1},
-          {"n_group", std::max<int64_t>(args.expert_groups, 1)},
-          {"n_routed_experts", args.num_experts},
-          {"n_shared_experts", args.num_shared_experts},
-          {"norm_topk_prob", args.route_norm},
-          {"num_experts_per_tok", args.top_k},
+          {"n_group", std::max<int64_t>(args.experts.expert_groups, 1)},
+          {"n_routed_experts", args.experts.num_experts},
+          {"n_shared_experts", args.experts.num_shared_experts},
+          {"norm_topk_prob", args.experts.route_norm},
+          {"num_experts_per_tok", args.experts.top_k},
           {"num_nextn_predict_layers", 0},
-          {"q_lora_rank", args.q_lora_rank > 0 ? json(args.q_lora_rank) : json()},
-          {"qk_nope_head_dim", args.qk_nope_head_dim},
-          {"qk_rope_head_dim", args.qk_rope_head_dim},
+          {"q_lora_rank", args.latent.q_lora_rank > 0 ? json(args.latent.q_lora_rank) : json()},
+          {"qk_nope_head_dim", args.latent.qk_nope_head_dim},
+          {"qk_rope_head_dim", args.latent.qk_rope_head_dim},
           {"rope_interleave", true},
-          {"routed_scaling_factor", args.route_scale},
+          {"routed_scaling_factor", args.experts.route_scale},
           {"scoring_func", "sigmoid"},
-          {"topk_group", args.expert_groups > 0 ? args.limited_groups : 1},
+          {"topk_group", args.experts.expert_groups > 0 ? args.experts.limited_groups : 1},
           {"topk_method", "noaux_tc"},
-          {"v_head_dim", args.v_head_dim}};
+          {"v_head_dim", args.latent.v_head_dim}};
 }
 
 struct HfModel {
@@ -162,25 +159,25 @@ HfModel hf_model_of(const ModelArgs& args) {
   if (args.family == "deepseek_v3") return {"deepseek_v3", "DeepseekV3ForCausalLM"};
   if (args.family == "llama4") return {"llama4_text", "Llama4ForCausalLM"};
   if (args.family == "llama3") return {"llama", "LlamaForCausalLM"};
-  return args.num_experts > 0 ? HfModel{"qwen3_moe", "Qwen3MoeForCausalLM"}
-                              : HfModel{"qwen3", "Qwen3ForCausalLM"};
+  return args.experts.are_present() ? HfModel{"qwen3_moe", "Qwen3MoeForCausalLM"}
+                                    : HfModel{"qwen3", "Qwen3ForCausalLM"};
 }
 
 json rope_scaling_config(const ModelArgs& args) {
-  if (models::scales_by_yarn(args, args.max_seq_len))
+  if (models::scales_by_yarn(args.rope, args.max_seq_len))
     return {{"rope_type", "yarn"},
-            {"beta_fast", args.rope_beta_fast},
-            {"beta_slow", args.rope_beta_slow},
-            {"factor", args.rope_factor},
-            {"mscale", args.rope_mscale},
-            {"mscale_all_dim", args.rope_mscale},
-            {"original_max_position_embeddings", args.rope_original_length}};
-  if (args.rope_scaling)
+            {"beta_fast", args.rope.beta_fast},
+            {"beta_slow", args.rope.beta_slow},
+            {"factor", args.rope.factor},
+            {"mscale", args.rope.mscale},
+            {"mscale_all_dim", args.rope.mscale},
+            {"original_max_position_embeddings", args.rope.original_length}};
+  if (args.rope.scaling)
     return {{"rope_type", "llama3"},
-            {"factor", args.rope_factor},
-            {"low_freq_factor", args.rope_low_freq_factor},
-            {"high_freq_factor", args.rope_high_freq_factor},
-            {"original_max_position_embeddings", args.rope_original_length}};
+            {"factor", args.rope.factor},
+            {"low_freq_factor", args.rope.low_freq_factor},
+            {"high_freq_factor", args.rope.high_freq_factor},
+            {"original_max_position_embeddings", args.rope.original_length}};
   return nullptr;
 }
 
@@ -192,7 +189,7 @@ std::string hf_config(const ModelArgs& args, const HfExport& options) {
   const HfModel model = hf_model_of(args);
   const json scaling = rope_scaling_config(args);
   json rope = scaling.is_null() ? json{{"rope_type", "default"}} : scaling;
-  rope["rope_theta"] = args.rope_theta;
+  rope["rope_theta"] = args.rope.theta;
   json config = {{"initializer_range", 0.02}, {"use_cache", true}};
   if (args.family == "qwen3") config["sliding_window"] = nullptr;
   config.update(imported_config(options));
@@ -202,31 +199,32 @@ std::string hf_config(const ModelArgs& args, const HfExport& options) {
     config.erase(key);
   if (config.contains("layer_types"))
     config["layer_types"] = std::vector<std::string>(static_cast<size_t>(args.n_layers), "full_attention");
-  config.update({{"architectures", json::array({std::string(model.architecture)})},
-                 {"attention_bias", false},
-                 {"attention_dropout", 0.0},
-                 {"bos_token_id", exported_id(options, "bos_token_id", options.bos_token_id)},
-                 {"dtype", options.dtype},
-                 {"eos_token_id", exported_id(options, "eos_token_id", options.eos_token_id)},
-                 {"head_dim", args.kv_lora_rank > 0 ? args.qk_rope_head_dim : args.head_dim},
-                 {"hidden_act", hidden_act(args.activation)},
-                 {"hidden_size", args.dim},
-                 {"intermediate_size", args.hidden_dim},
-                 {"max_position_embeddings", args.max_seq_len},
-                 {"model_type", std::string(model.type)},
-                 {"num_attention_heads", args.n_heads},
-                 {"num_hidden_layers", args.n_layers},
-                 {"num_key_value_heads", args.n_kv_heads},
-                 {"rms_norm_eps", args.norm_eps},
-                 {"rope_parameters", rope},
-                 {"rope_scaling", scaling},
-                 {"rope_theta", args.rope_theta},
-                 {"tie_word_embeddings", args.tied},
-                 {"torch_dtype", options.dtype},
-                 {"vocab_size", args.vocab_size}});
+  config.update(
+      {{"architectures", json::array({std::string(model.architecture)})},
+       {"attention_bias", false},
+       {"attention_dropout", 0.0},
+       {"bos_token_id", exported_id(options, "bos_token_id", options.bos_token_id)},
+       {"dtype", options.dtype},
+       {"eos_token_id", exported_id(options, "eos_token_id", options.eos_token_id)},
+       {"head_dim", args.latent.is_present() ? args.latent.qk_rope_head_dim : args.attention.head_dim},
+       {"hidden_act", hidden_act(args.activation)},
+       {"hidden_size", args.dim},
+       {"intermediate_size", args.dense.hidden_dim},
+       {"max_position_embeddings", args.max_seq_len},
+       {"model_type", std::string(model.type)},
+       {"num_attention_heads", args.attention.n_heads},
+       {"num_hidden_layers", args.n_layers},
+       {"num_key_value_heads", args.attention.n_kv_heads},
+       {"rms_norm_eps", args.norm_eps},
+       {"rope_parameters", rope},
+       {"rope_scaling", scaling},
+       {"rope_theta", args.rope.theta},
+       {"tie_word_embeddings", args.tied},
+       {"torch_dtype", options.dtype},
+       {"vocab_size", args.vocab_size}});
   if (args.family == "qwen3") config["use_sliding_window"] = false;
   if (args.family == "llama3") config["mlp_bias"] = false;
-  if (args.num_experts > 0) config.update(experts_config(args));
+  if (args.experts.are_present()) config.update(experts_config(args));
   return config.dump(2) + "\n";
 }
 
@@ -275,12 +273,12 @@ HuggingFaceFiles hugging_face_files(const config::JobConfig::Model& model, check
                     args.max_seq_len,
                     args.max_seq_len == positions ? "as imported" : "the model's (model.args.max_seq_len)",
                     trained_seq_len));
-  if (args.num_experts > 0 && args.load_balance_coeff > 0 && args.family != "deepseek_v3")
+  if (args.experts.are_present() && args.experts.load_balance_coeff > 0 && args.family != "deepseek_v3")
     out.remarks.push_back(
         fmt::format("layers.*.moe.expert_bias are left out: transformers' {} model has no biases of experts, "
                     "which model.args.load_balance_coeff = {} has moved, so it may choose other experts",
-                    args.family, args.load_balance_coeff));
-  if (args.kv_lora_rank > 0 && args.norm_eps != kLatentNormEps)
+                    args.family, args.experts.load_balance_coeff));
+  if (args.latent.is_present() && args.norm_eps != kLatentNormEps)
     out.remarks.push_back(
         fmt::format("model.args.norm_eps is {}, but transformers' norms of the latents have {} whatever "
                     "rms_norm_eps is: its logits differ a little",
@@ -293,7 +291,7 @@ HuggingFaceFiles hugging_face_files(const config::JobConfig::Model& model, check
 
 bool describes(const ModelArgs& args, ModelPart part) {
   if (part == ModelPart::kTraining || part == ModelPart::kBalance) return false;
-  if (part == ModelPart::kScaling && args.rope_yarn) return false;
+  if (part == ModelPart::kScaling && args.rope.yarn) return false;
   if (part == ModelPart::kYarnChoice) part = ModelPart::kLatent;
   return models::has_part(args, part);
 }
@@ -307,20 +305,20 @@ std::vector<std::string> hf_differences(const ModelArgs& ours, const ModelArgs& 
   // RoPE scaling of only one model counts as one difference; attention or experts of only one model differ in
   // all their dimensions.
   ModelArgs both = ours;
-  both.rope_scaling = ours.rope_scaling && config.rope_scaling;
-  both.rope_yarn = ours.rope_yarn && config.rope_yarn;
-  both.kv_lora_rank = std::max(ours.kv_lora_rank, config.kv_lora_rank);
-  both.num_experts = std::max(ours.num_experts, config.num_experts);
-  const bool too_short = !ours.rope_yarn && config.rope_yarn;
+  both.rope.scaling = ours.rope.scaling && config.rope.scaling;
+  both.rope.yarn = ours.rope.yarn && config.rope.yarn;
+  both.latent.kv_lora_rank = std::max(ours.latent.kv_lora_rank, config.latent.kv_lora_rank);
+  both.experts.num_experts = std::max(ours.experts.num_experts, config.experts.num_experts);
+  const bool too_short = !ours.rope.yarn && config.rope.yarn;
   models::for_each_dimension(
       [&](const std::string& key, ModelPart part, models::ResumeCheck, auto, auto member) {
         if (!describes(both, part) || key == "max_seq_len" ||
             (too_short && (key == "rope_yarn" || key == "rope_scaling")))
           return;
-        if constexpr (EnumWithTexts<std::decay_t<decltype(ours.*member)>>)
-          compare(key, text_of(ours.*member), text_of(config.*member));
+        if constexpr (EnumWithTexts<std::decay_t<decltype(member(ours))>>)
+          compare(key, text_of(member(ours)), text_of(member(config)));
         else
-          compare(key, ours.*member, config.*member);
+          compare(key, member(ours), member(config));
       });
   return texts;
 }

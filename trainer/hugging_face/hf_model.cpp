@@ -54,16 +54,17 @@ void require_known_flavor(const config::ResolvedConfig& resolved) {
 
 // Returns why a key of [model.args] has no effect in the model, with the remedy; "" if it has one.
 std::string why_without_effect(const models::ModelArgs& args, std::string_view key, ModelPart part) {
-  const bool latent = models::has_part(args, ModelPart::kLatent), yarn = args.rope_yarn;
+  const bool latent = models::has_part(args, ModelPart::kLatent), yarn = args.rope.yarn;
   if (latent && (key == "head_dim" || key == "qk_norm"))
     return fmt::format("no effect with latent attention{}; leave it out",
                        key == "qk_norm" ? ", whose queries and keys have norms of their latents"
                                         : ", whose heads have qk_nope_head_dim + qk_rope_head_dim elements");
-  if (models::has_part(args, ModelPart::kExperts) && key == "limited_groups" && args.expert_groups == 0)
+  if (models::has_part(args, ModelPart::kExperts) && key == "limited_groups" &&
+      args.experts.expert_groups == 0)
     return "no effect without groups of experts; leave it out, or set expert_groups";
   if (key == "num_experts" || key == "kv_lora_rank") return "";  // with which a model has the part
   const bool has_effect = part == ModelPart::kYarnChoice ? latent || !yarn
-                          : part == ModelPart::kScaling  ? args.rope_scaling && !yarn
+                          : part == ModelPart::kScaling  ? args.rope.scaling && !yarn
                                                          : models::has_part(args, part);
   if (has_effect) return "";
   switch (part) {
@@ -90,13 +91,13 @@ void refuse_options_without_effect(const config::ResolvedConfig& resolved,
                           flavor = models::model_args(model.name, model.flavor, {}, true);
   const auto check = [&](const std::string& key, ModelPart part, bool differs) {
     if (!differs || !set.contains("model.args." + key)) return;
-    if (key == "head_dim" && model.args.head_dim == args.head_dim) return;  // what it is anyway
+    if (key == "head_dim" && model.args.head_dim == args.attention.head_dim) return;  // what it is anyway
     const std::string why = why_without_effect(args, key, part);
     if (!why.empty()) problems.add(resolved, "model.args." + key, why);
   };
   models::for_each_dimension(
       [&](const char* key, ModelPart part, models::ResumeCheck, auto change, auto member) {
-        check(key, part, (model.args.*change).value_or(flavor.*member) != flavor.*member);
+        check(key, part, (model.args.*change).value_or(member(flavor)) != member(flavor));
       });
 }
 
@@ -135,7 +136,7 @@ void take_hf_dimensions(config::ResolvedConfig& resolved, const fs::path& base) 
   models::for_each_dimension(
       [&](const std::string& key, ModelPart part, models::ResumeCheck, auto change, auto member) {
         if (!describes(args, part) || to.*change || (has_width_rule && key == "hidden_dim")) return;
-        to.*change = args.*member;
+        to.*change = member(args);
         resolved.origins["model.args." + key] = file.string();
       });
 }
@@ -154,7 +155,7 @@ models::ModelOverrides dimensions_of(const config::JobConfig::Model& model) {
   models::ModelOverrides dimensions;
   models::for_each_dimension(
       [&](const char* key, ModelPart part, models::ResumeCheck, auto change, auto member) {
-        if (why_without_effect(args, key, part).empty()) dimensions.*change = args.*member;
+        if (why_without_effect(args, key, part).empty()) dimensions.*change = member(args);
       });
   return dimensions;
 }

@@ -33,8 +33,8 @@ std::vector<HfTensor> hf_tensors(const models::ModelArgs& args, std::string_view
           {.name = std::string(name).replace(number, 1, std::to_string(expert)), .part = {.matrix = expert}});
     return matrices;
   }
-  const bool reordered = args.family == "llama3" && args.rope_style == models::RopeStyle::kInterleaved;
-  return {{.name = name, .head_dim = theirs.rotated && reordered ? args.head_dim : 0}};
+  const bool reordered = args.family == "llama3" && args.rope.style == models::RopeStyle::kInterleaved;
+  return {{.name = name, .head_dim = theirs.rotated && reordered ? args.attention.head_dim : 0}};
 }
 
 bool hf_may_ignore(const models::ModelArgs& args, std::string_view name) {

@@ -62,18 +62,18 @@ int64_t original_length(const JsonNode& config, const JsonNode& rope, const Mode
 
 // DeepSeek's rule: if mscale equals mscale_all_dim, attention is scaled, but cosines and sines are not.
 void read_yarn(const JsonNode& config, const JsonNode& rope, ModelArgs& args) {
-  args.rope_yarn = args.rope_scaling = true;  // whatever the length
-  args.rope_factor = rope["factor"].positive_number();
-  args.rope_original_length = original_length(config, rope, args);
-  args.rope_beta_fast = number_in(rope["beta_fast"], 32);
-  args.rope_beta_slow = number_in(rope["beta_slow"], 1);
-  args.rope_mscale = rope["mscale_all_dim"].positive_number();
-  if (rope["mscale"].positive_number() != args.rope_mscale)
+  args.rope.yarn = args.rope.scaling = true;  // whatever the length
+  args.rope.factor = rope["factor"].positive_number();
+  args.rope.original_length = original_length(config, rope, args);
+  args.rope.beta_fast = number_in(rope["beta_fast"], 32);
+  args.rope.beta_slow = number_in(rope["beta_slow"], 1);
+  args.rope.mscale = rope["mscale_all_dim"].positive_number();
+  if (rope["mscale"].positive_number() != args.rope.mscale)
     rope["mscale"].refuse("the value of mscale_all_dim (cosines and sines are not scaled here)");
   if (!rope["attention_factor"].is_null())
     rope["attention_factor"].refuse("none (it follows from mscale here)");
   if (!rope["truncate"].flag(true)) rope["truncate"].refuse("true");
-  if (args.rope_factor < 1) rope["factor"].refuse("at least 1");
+  if (args.rope.factor < 1) rope["factor"].refuse("at least 1");
 }
 
 // Reads rope_parameters, or rope_scaling before transformers 5, with rope_theta inside or next to it. If both
@@ -83,26 +83,26 @@ void read_rope(const JsonNode& config, ModelArgs& args) {
   const JsonNode rope = scaling.is_null() || scaling.object().empty() ? config["rope_parameters"] : scaling;
   for (const char* nested : {"full_attention", "sliding_attention", "chunked_attention"})
     if (!rope[nested].is_null()) rope[nested].refuse("one set of RoPE parameters for all blocks");
-  args.rope_theta =
+  args.rope.theta =
       number_in(rope["rope_theta"], number_in(config["rope_theta"], args.family == "llama4" ? 5e5 : 1e4));
   for (const JsonNode& factor : {config["partial_rotary_factor"], rope["partial_rotary_factor"]})
     if (number_in(factor, 1.0) != 1.0) factor.refuse("1 (whole heads are rotated here)");
   const JsonNode type = rope[rope["rope_type"].is_null() ? "type" : "rope_type"];
-  args.rope_scaling = text_in(type, "default") == "llama3" && args.kv_lora_rank == 0;
+  args.rope.scaling = text_in(type, "default") == "llama3" && !args.latent.is_present();
   if (text_in(type, "default") == "default") return;
-  if (args.kv_lora_rank > 0) {
+  if (args.latent.is_present()) {
     if (type.text() != "yarn") type.refuse("\"default\" or \"yarn\", the types computed here");
     return read_yarn(config, rope, args);
   }
-  if (!args.rope_scaling) type.refuse("\"default\" or \"llama3\", the types computed here");
-  args.rope_factor = rope["factor"].positive_number();
-  args.rope_low_freq_factor = rope["low_freq_factor"].positive_number();
-  args.rope_high_freq_factor = rope["high_freq_factor"].positive_number();
-  args.rope_original_length = original_length(config, rope, args);
-  if (args.rope_factor < 1) rope["factor"].refuse("at least 1");
+  if (!args.rope.scaling) type.refuse("\"default\" or \"llama3\", the types computed here");
+  args.rope.factor = rope["factor"].positive_number();
+  args.rope.low_freq_factor = rope["low_freq_factor"].positive_number();
+  args.rope.high_freq_factor = rope["high_freq_factor"].positive_number();
+  args.rope.original_length = original_length(config, rope, args);
+  if (args.rope.factor < 1) rope["factor"].refuse("at least 1");
   const bool may_be_equal = args.family == "llama4";
-  if (args.rope_high_freq_factor < args.rope_low_freq_factor ||
-      (args.rope_high_freq_factor == args.rope_low_freq_factor && !may_be_equal))
+  if (args.rope.high_freq_factor < args.rope.low_freq_factor ||
+      (args.rope.high_freq_factor == args.rope.low_freq_factor && !may_be_equal))
     rope["high_freq_factor"].refuse(may_be_equal ? "at least low_freq_factor" : "more than low_freq_factor");
 }
 
@@ -141,19 +141,19 @@ std::vector<std::string> contradictions(const json& config, const std::string& n
 
 void read_qwen3(const JsonNode& config, ModelArgs& args) {
   args.family = "qwen3";
-  args.rope_style = models::RopeStyle::kHalfSplit;
-  args.qk_norm = true;
-  args.head_dim = size_in(config["head_dim"], 128);
+  args.rope.style = models::RopeStyle::kHalfSplit;
+  args.attention.qk_norm = true;
+  args.attention.head_dim = size_in(config["head_dim"], 128);
   args.max_seq_len = size_in(config["max_position_embeddings"], 32768);
   must_be_off(config["use_sliding_window"], "sliding windows are not computed here");
 }
 
 void read_llama(const JsonNode& config, ModelArgs& args) {
   args.family = "llama3";
-  if (config["head_dim"].is_null() && args.dim % args.n_heads != 0)
+  if (config["head_dim"].is_null() && args.dim % args.attention.n_heads != 0)
     throw_config("{}: has no head_dim, and hidden_size {} is not a multiple of num_attention_heads {}",
-                 config.where(), args.dim, args.n_heads);
-  args.head_dim = size_in(config["head_dim"], args.dim / args.n_heads);
+                 config.where(), args.dim, args.attention.n_heads);
+  args.attention.head_dim = size_in(config["head_dim"], args.dim / args.attention.n_heads);
   args.max_seq_len = size_in(config["max_position_embeddings"], 2048);
   must_be_off(config["mlp_bias"], "the feed-forward layers here have no bias");
 }
@@ -166,50 +166,50 @@ void require_same_number(const JsonNode& node, int64_t value, const char* other)
 
 // Reads the settings common to all MoE models.
 void read_experts(const JsonNode& config, const char* experts, const char* width, ModelArgs& args) {
-  args.num_experts = size_in(config[experts]);
-  args.moe_hidden_dim = size_in(config[width]);
-  args.top_k = size_in(config["num_experts_per_tok"]);
+  args.experts.num_experts = size_in(config[experts]);
+  args.experts.hidden_dim = size_in(config[width]);
+  args.experts.top_k = size_in(config["num_experts_per_tok"]);
 }
 
 void read_qwen3_moe(const JsonNode& config, ModelArgs& args) {
   read_qwen3(config, args);
-  args.head_dim = size_in(config["head_dim"], args.dim / args.n_heads);
+  args.attention.head_dim = size_in(config["head_dim"], args.dim / args.attention.n_heads);
   const bool renamed = config["num_experts"].is_null();  // in transformers 5
   read_experts(config, renamed ? "num_local_experts" : "num_experts", "moe_intermediate_size", args);
-  require_same_number(config["num_local_experts"], args.num_experts, "num_experts");
-  args.route_norm = config["norm_topk_prob"].flag(false);
-  args.moe_every = size_in(config["decoder_sparse_step"], 1);
+  require_same_number(config["num_local_experts"], args.experts.num_experts, "num_experts");
+  args.experts.route_norm = config["norm_topk_prob"].flag(false);
+  args.experts.moe_every = size_in(config["decoder_sparse_step"], 1);
   const JsonNode dense = config["mlp_only_layers"];
   if (dense.is_null()) return;
   for (const json& layer : dense.array())
-    if (layer != args.n_dense_layers++) dense.refuse("the first layers, 0, 1 ... in order");
+    if (layer != args.experts.n_dense_layers++) dense.refuse("the first layers, 0, 1 ... in order");
 }
 
 void read_deepseek_v3(const JsonNode& config, ModelArgs& args) {
   args.family = "deepseek_v3";
   args.max_seq_len = size_in(config["max_position_embeddings"], 4096);
   read_experts(config, "n_routed_experts", "moe_intermediate_size", args);
-  require_same_number(config["num_local_experts"], args.num_experts, "n_routed_experts");
-  args.num_shared_experts = size_in(config["n_shared_experts"], 1);
+  require_same_number(config["num_local_experts"], args.experts.num_experts, "n_routed_experts");
+  args.experts.num_shared_experts = size_in(config["n_shared_experts"], 1);
   const JsonNode dense = config["first_k_dense_replace"];
-  args.n_dense_layers = dense.is_null() ? 3 : static_cast<int64_t>(dense.count(0, uint64_t{1} << 31));
-  args.score_func = models::ScoreFunction::kSigmoid;
-  args.route_norm = config["norm_topk_prob"].flag(true);
-  args.route_scale = number_in(config["routed_scaling_factor"], 2.5);
+  args.experts.n_dense_layers = dense.is_null() ? 3 : static_cast<int64_t>(dense.count(0, uint64_t{1} << 31));
+  args.experts.score_func = models::ScoreFunction::kSigmoid;
+  args.experts.route_norm = config["norm_topk_prob"].flag(true);
+  args.experts.route_scale = number_in(config["routed_scaling_factor"], 2.5);
   if (const int64_t groups = size_in(config["n_group"], 8); groups > 1) {
-    args.expert_groups = groups;
-    args.limited_groups = size_in(config["topk_group"], 4);
+    args.experts.expert_groups = groups;
+    args.experts.limited_groups = size_in(config["topk_group"], 4);
   }
-  args.kv_lora_rank = size_in(config["kv_lora_rank"], 512);
+  args.latent.kv_lora_rank = size_in(config["kv_lora_rank"], 512);
   const bool names_latent = config.object().contains("q_lora_rank");  // null: queries have none
-  args.q_lora_rank =
+  args.latent.q_lora_rank =
       names_latent && config["q_lora_rank"].is_null() ? 0 : size_in(config["q_lora_rank"], 1536);
-  args.qk_nope_head_dim = size_in(config["qk_nope_head_dim"], 128);
-  args.qk_rope_head_dim = size_in(config["qk_rope_head_dim"], 64);
-  args.v_head_dim = size_in(config["v_head_dim"], 128);
-  args.head_dim = args.qk_nope_head_dim + args.qk_rope_head_dim;
-  require_same_number(config["head_dim"], args.qk_rope_head_dim, "qk_rope_head_dim");
-  require_same_number(config["qk_head_dim"], args.head_dim, "qk_nope_head_dim + qk_rope_head_dim");
+  args.latent.qk_nope_head_dim = size_in(config["qk_nope_head_dim"], 128);
+  args.latent.qk_rope_head_dim = size_in(config["qk_rope_head_dim"], 64);
+  args.latent.v_head_dim = size_in(config["v_head_dim"], 128);
+  args.attention.head_dim = args.latent.qk_nope_head_dim + args.latent.qk_rope_head_dim;
+  require_same_number(config["head_dim"], args.latent.qk_rope_head_dim, "qk_rope_head_dim");
+  require_same_number(config["qk_head_dim"], args.attention.head_dim, "qk_nope_head_dim + qk_rope_head_dim");
   const json& values = config.object();
   const auto only = [&](const char* key, const json& expected) {
     must_be(config[key], values.value(key, json()), expected);
@@ -222,14 +222,14 @@ void read_deepseek_v3(const JsonNode& config, ModelArgs& args) {
 
 void read_llama4(const JsonNode& config, ModelArgs& args) {
   args.family = "llama4";
-  args.head_dim = size_in(config["head_dim"], 128);
+  args.attention.head_dim = size_in(config["head_dim"], 128);
   args.max_seq_len = size_in(config["max_position_embeddings"], 131072);
   read_experts(config, "num_local_experts", "intermediate_size", args);
-  args.hidden_dim = size_in(config["intermediate_size_mlp"], 16384);
-  args.num_shared_experts = 1;
-  args.moe_every = size_in(config["interleave_moe_layer_step"], 1);
-  args.score_func = models::ScoreFunction::kSigmoid;
-  args.score_before_experts = true;
+  args.dense.hidden_dim = size_in(config["intermediate_size_mlp"], 16384);
+  args.experts.num_shared_experts = 1;
+  args.experts.moe_every = size_in(config["interleave_moe_layer_step"], 1);
+  args.experts.score_func = models::ScoreFunction::kSigmoid;
+  args.experts.score_before_experts = true;
   const auto refuse = [&](const char* key, bool default_value, const char* meaning) {
     if (config[key].flag(default_value)) throw_config("{} is true, but {}", config[key].where(), meaning);
   };
@@ -248,7 +248,7 @@ void read_llama4(const JsonNode& config, ModelArgs& args) {
   if (layers.is_null()) return;
   json expected = json::array();
   for (int64_t layer = 0; layer < args.n_layers; ++layer)
-    if (models::has_experts(args, layer)) expected.push_back(layer);
+    if (args.experts.are_in(layer)) expected.push_back(layer);
   if (config.object().at("moe_layers") != expected) layers.refuse("every interleave_moe_layer_step-th layer");
 }
 
@@ -291,9 +291,9 @@ ModelArgs parse_hf_config(std::string_view text, const std::string& name,
   ModelArgs args;
   args.dim = size_in(config["hidden_size"]);
   args.n_layers = size_in(config["num_hidden_layers"]);
-  args.n_heads = size_in(config["num_attention_heads"]);
-  args.n_kv_heads = size_in(config["num_key_value_heads"], args.n_heads);
-  args.hidden_dim = size_in(config["intermediate_size"]);
+  args.attention.n_heads = size_in(config["num_attention_heads"]);
+  args.attention.n_kv_heads = size_in(config["num_key_value_heads"], args.attention.n_heads);
+  args.dense.hidden_dim = size_in(config["intermediate_size"]);
   args.vocab_size = size_in(config["vocab_size"]);
   args.tied = config["tie_word_embeddings"].flag(false);
   family->read(config, args);
@@ -316,14 +316,14 @@ ModelArgs parse_hf_config(std::string_view text, const std::string& name,
       warnings->push_back(fmt::format("{}: keys that are not known here, and have no effect: {}", name,
                                       printable(fmt::format("{}", fmt::join(unknown, ", ")), 1000)));
   }
-  if (args.n_heads % args.n_kv_heads != 0)
-    throw_config("{}: num_attention_heads {} is not a multiple of num_key_value_heads {}", name, args.n_heads,
-                 args.n_kv_heads);
-  const int64_t rotated = args.kv_lora_rank > 0 ? args.qk_rope_head_dim : args.head_dim;
+  if (args.attention.n_heads % args.attention.n_kv_heads != 0)
+    throw_config("{}: num_attention_heads {} is not a multiple of num_key_value_heads {}", name,
+                 args.attention.n_heads, args.attention.n_kv_heads);
+  const int64_t rotated = args.latent.is_present() ? args.latent.qk_rope_head_dim : args.attention.head_dim;
   if (rotated % 2 != 0)
     throw_config(
         "{}: {} {} wide, expected an even number (RoPE rotates pairs)", name,
-        args.kv_lora_rank > 0 ? "the rotated parts of heads (qk_rope_head_dim) are" : "the heads are",
+        args.latent.is_present() ? "the rotated parts of heads (qk_rope_head_dim) are" : "the heads are",
         rotated);
   return args;
 }

@@ -172,8 +172,8 @@ void require_memory(const models::ModelArgs& model, double bytes_per_parameter, 
   constexpr double kDescriptionOfExpert = 3 * 200;  // the expert's three matrices in Hugging Face's layout
   std::vector<MemoryPart> host = {
       {"names and shapes", kDescriptionOfLayer * static_cast<double>(model.n_layers) +
-                               kDescriptionOfExpert * static_cast<double>(model.num_experts) *
-                                   static_cast<double>(models::blocks_with_experts(model))}};
+                               kDescriptionOfExpert * static_cast<double>(model.experts.num_experts) *
+                                   static_cast<double>(model.experts.blocks(model.n_layers))}};
   if (!memory.device) host.push_back({"weights", weights});
   if (total(host) > memory.host.bytes) throw_config("the model {}", describe_lack(host, memory.host));
   if (memory.device && weights > memory.device->bytes)

@@ -122,7 +122,8 @@ double parameters_of_experts(const models::ModelArgs& args) {
 std::optional<std::string> advice_on_experts(const config::JobConfig& config, const models::ModelArgs& model,
                                              const parallel::Mesh& mesh) {
   const int64_t tensor = mesh.degree(parallel::MeshDim::kTp);
-  if (blocks_with_experts(model) == 0 || mesh.degree(parallel::MeshDim::kEp) > 1) return std::nullopt;
+  if (model.experts.blocks(model.n_layers) == 0 || mesh.degree(parallel::MeshDim::kEp) > 1)
+    return std::nullopt;
   const double bytes_of_weight =
       config.training.mixed_precision_param == checkpoint::Dtype::kBFloat16 ? 2 : 4;
   // `numbers` counts a block's. Without expert parallelism TP shards each expert; with it `of_each` (ETP)
@@ -136,18 +137,18 @@ std::optional<std::string> advice_on_experts(const config::JobConfig& config, co
   const int64_t ranks = mesh.degree(parallel::MeshDim::kFsdp) * tensor,
                 of_each = config.parallelism.expert_tensor_parallel_degree;
   int64_t degree = 2;
-  while (degree <= model.num_experts &&
-         (model.num_experts % degree != 0 || ranks % (degree * of_each) != 0 ||
+  while (degree <= model.experts.num_experts &&
+         (model.experts.num_experts % degree != 0 || ranks % (degree * of_each) != 0 ||
           bytes_in(bytes_of_weight + 4, degree * of_each) > kProposedOfExperts))
     ++degree;
   const std::string cost = fmt::format(
       "parallelism.expert_parallel_degree = 1: each rank gathers all {} experts of a block, {:.1f} GiB, and "
       "has {:.1f} GiB of their gradients before it shares them",
-      model.num_experts, gib(bytes_of_weight, tensor), gib(4, tensor));
-  if (degree > model.num_experts) return cost;
+      model.experts.num_experts, gib(bytes_of_weight, tensor), gib(4, tensor));
+  if (degree > model.experts.num_experts) return cost;
   return fmt::format("{}; {} would leave {} on a rank, {:.1f} and {:.1f} GiB", cost, degree,
-                     counted(model.num_experts / degree, "expert"), gib(bytes_of_weight, degree * of_each),
-                     gib(4, degree * of_each));
+                     counted(model.experts.num_experts / degree, "expert"),
+                     gib(bytes_of_weight, degree * of_each), gib(4, degree * of_each));
 }
 
 // Neighbouring context parallel ranks are one tensor parallel group apart.

@@ -2,7 +2,7 @@
 // rounding.
 #pragma once
 
-#include "models/args/model_args.h"
+#include "models/args/rope_args.h"
 #include "models/kernels/kernel.h"
 
 namespace hyperion::kernels {

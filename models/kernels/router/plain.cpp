@@ -13,7 +13,7 @@
 
 namespace hyperion::kernels {
 
-RoutingOptions::RoutingOptions(const models::ModelArgs& args)
+RoutingOptions::RoutingOptions(const models::ExpertArgs& args)
     : experts(args.num_experts),
       top_k(args.top_k),
       score(args.score_func),

@@ -1,15 +1,15 @@
 // Chooses experts and their weights for each token (models/parts/experts/router.h).
 #pragma once
 
-#include "models/args/model_args.h"
 #include "models/kernels/common/limits.h"
 #include "models/kernels/kernel.h"
+#include "models/parts/experts/args.h"
 
 namespace hyperion::kernels {
 
 struct RoutingOptions {
   RoutingOptions() = default;
-  explicit RoutingOptions(const models::ModelArgs& args);
+  explicit RoutingOptions(const models::ExpertArgs& args);
 
   int64_t experts = 0, top_k = 0;
   models::ScoreFunction score = {};

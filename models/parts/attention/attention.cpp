@@ -6,14 +6,14 @@ namespace hyperion::models {
 
 Attention::Attention(const PartParameters& parameters, const ModelArgs& args, const ParallelDims& dims)
     : AttentionPart(parameters),
-      head_dim_(args.head_dim),
+      head_dim_(args.attention.head_dim),
       context_group_(dims.active_cp_group()),
-      rope_style_(args.rope_style),
+      rope_style_(args.rope.style),
       qkv_(parameters.prefix() + "attention.wq, wk and wv",
            {parameters.linear("attention.wq"), parameters.linear("attention.wk"),
             parameters.linear("attention.wv")}),
       wo_(parameters.linear("attention.wo")) {
-  if (!args.qk_norm) return;
+  if (!args.attention.qk_norm) return;
   q_norm_ = parameters.norm("attention.q_norm");
   k_norm_ = parameters.norm("attention.k_norm");
 }

@@ -3,46 +3,50 @@
 namespace hyperion::models {
 
 PartDescription describe_attention(const ModelArgs& args) {
-  const int64_t queries = args.n_heads * args.head_dim, keys = args.n_kv_heads * args.head_dim;
+  const int64_t queries = args.attention.n_heads * args.attention.head_dim,
+                keys = args.attention.n_kv_heads * args.attention.head_dim;
   const auto theirs = [](const char* name, bool rotated = false) {
     return HuggingFaceTensor{.name = std::string("model.layers.*.self_attn.") + name + ".weight",
                              .rotated = rotated};
   };
-  PartDescription part{.parameters = {{.name = "attention.wq.weight",
-                                       .dims = {queries, args.dim},
-                                       .draw = Draw::kInput,
-                                       .split = kSplitByRows,
-                                       .hugging_face = theirs("q_proj", /*rotated=*/true)},
-                                      {.name = "attention.wk.weight",
-                                       .dims = {keys, args.dim},
-                                       .draw = Draw::kInput,
-                                       .split = kSplitByRows,
-                                       .hugging_face = theirs("k_proj", /*rotated=*/true)},
-                                      {.name = "attention.wv.weight",
-                                       .dims = {keys, args.dim},
-                                       .draw = Draw::kInput,
-                                       .split = kSplitByRows,
-                                       .hugging_face = theirs("v_proj")},
-                                      {.name = "attention.wo.weight",
-                                       .dims = {args.dim, queries},
-                                       .draw = Draw::kResidual,
-                                       .split = kSplitByColumns,
-                                       .hugging_face = theirs("o_proj")}},
-                       .attention = AttentionWidths{.heads = args.n_heads,
-                                                    .kv_heads = args.n_kv_heads,
-                                                    .head_dim = args.head_dim,
-                                                    .v_head_dim = args.head_dim,
-                                                    .rotated = args.head_dim},
-                       .weight_gradient_inputs = {.gathered = args.dim,
-                                                  .sharded = 2 * queries + 2 * keys,
-                                                  .scattered = args.dim},
-                       .extents = {{.what = "heads", .extent = args.n_heads, .evenly = true},
-                                   {.what = "key-value heads", .extent = args.n_kv_heads, .evenly = true}}};
-  if (args.qk_norm)
-    part.parameters.insert(
-        part.parameters.end(),
-        {{.name = "attention.q_norm.weight", .dims = {args.head_dim}, .hugging_face = theirs("q_norm")},
-         {.name = "attention.k_norm.weight", .dims = {args.head_dim}, .hugging_face = theirs("k_norm")}});
+  PartDescription part{
+      .parameters = {{.name = "attention.wq.weight",
+                      .dims = {queries, args.dim},
+                      .draw = Draw::kInput,
+                      .split = kSplitByRows,
+                      .hugging_face = theirs("q_proj", /*rotated=*/true)},
+                     {.name = "attention.wk.weight",
+                      .dims = {keys, args.dim},
+                      .draw = Draw::kInput,
+                      .split = kSplitByRows,
+                      .hugging_face = theirs("k_proj", /*rotated=*/true)},
+                     {.name = "attention.wv.weight",
+                      .dims = {keys, args.dim},
+                      .draw = Draw::kInput,
+                      .split = kSplitByRows,
+                      .hugging_face = theirs("v_proj")},
+                     {.name = "attention.wo.weight",
+                      .dims = {args.dim, queries},
+                      .draw = Draw::kResidual,
+                      .split = kSplitByColumns,
+                      .hugging_face = theirs("o_proj")}},
+      .attention = AttentionWidths{.heads = args.attention.n_heads,
+                                   .kv_heads = args.attention.n_kv_heads,
+                                   .head_dim = args.attention.head_dim,
+                                   .v_head_dim = args.attention.head_dim,
+                                   .rotated = args.attention.head_dim},
+      .weight_gradient_inputs = {.gathered = args.dim,
+                                 .sharded = 2 * queries + 2 * keys,
+                                 .scattered = args.dim},
+      .extents = {{.what = "heads", .extent = args.attention.n_heads, .evenly = true},
+                  {.what = "key-value heads", .extent = args.attention.n_kv_heads, .evenly = true}}};
+  if (args.attention.qk_norm)
+    part.parameters.insert(part.parameters.end(), {{.name = "attention.q_norm.weight",
+                                                    .dims = {args.attention.head_dim},
+                                                    .hugging_face = theirs("q_norm")},
+                                                   {.name = "attention.k_norm.weight",
+                                                    .dims = {args.attention.head_dim},
+                                                    .hugging_face = theirs("k_norm")}});
   return part;
 }
 

@@ -15,8 +15,8 @@ HuggingFaceTensor stack_in_hugging_face(const ModelArgs& args, std::string_view 
   if (stack == "w2")
     return {.name = "model.layers.*.feed_forward.experts.down_proj", .fused_width = args.dim};
   return {.name = "model.layers.*.feed_forward.experts.gate_up_proj",
-          .fused_width = 2 * args.moe_hidden_dim,
-          .fused_first = stack == "w3" ? args.moe_hidden_dim : 0};
+          .fused_width = 2 * args.experts.hidden_dim,
+          .fused_first = stack == "w3" ? args.experts.hidden_dim : 0};
 }
 
 // split: the dimension of the hidden width.
@@ -33,7 +33,7 @@ ParameterShape expert_stack(const ModelArgs& args, const char* name, std::vector
 }  // namespace
 
 PartDescription describe_experts(const ModelArgs& args) {
-  const int64_t experts = args.num_experts, hidden = args.moe_hidden_dim, dim = args.dim;
+  const int64_t experts = args.experts.num_experts, hidden = args.experts.hidden_dim, dim = args.dim;
   const bool llama4 = args.family == "llama4";
   PartDescription part{
       .parameters = {expert_stack(args, "w1", {experts, hidden, dim}, 1, Draw::kInput),
@@ -50,8 +50,8 @@ PartDescription describe_experts(const ModelArgs& args) {
                    .hugging_face = {.name = args.family == "deepseek_v3"
                                                 ? "model.layers.*.mlp.gate.e_score_correction_bias"
                                                 : ""}}},
-      .experts = ExpertWidths{.experts = experts, .top_k = args.top_k, .dim = dim, .hidden = hidden}};
-  if (const int64_t shared = args.num_shared_experts * hidden; shared > 0) {
+      .experts = ExpertWidths{.experts = experts, .top_k = args.experts.top_k, .dim = dim, .hidden = hidden}};
+  if (const int64_t shared = args.experts.num_shared_experts * hidden; shared > 0) {
     for (ParameterShape& matrix :
          gated_matrices(args, "moe.shared_experts", shared,
                         llama4 ? "feed_forward.shared_expert" : "mlp.shared_experts"))

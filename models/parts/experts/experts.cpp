@@ -183,7 +183,7 @@ Experts::Experts(const PartParameters& parameters, const ModelArgs& args, const 
     : ep_group_(dims.active_ep_group()),
       etp_group_(dims.etp_group()),
       activation_(args.activation),
-      score_before_(args.score_before_experts),
+      score_before_(args.experts.score_before_experts),
       w1_(parameters.at("moe.experts.w1")),
       w2_(parameters.at("moe.experts.w2")),
       w3_(parameters.at("moe.experts.w3")) {}

@@ -24,17 +24,18 @@ MoE::MoE(const PartParameters& parameters, const ModelArgs& args, const Parallel
     : FeedForwardPart(parameters),
       etp_group_(dims.etp_group()),
       ep_group_(dims.active_ep_group()),
-      routing_(args),
-      forces_balance_(args.force_load_balance),
+      routing_(args.experts),
+      forces_balance_(args.experts.force_load_balance),
       gate_(parameters.linear("moe.router.gate")),
       experts_(parameters, args, dims),
       balance_(std::make_shared<ExpertBalance>()) {
-  if (args.num_shared_experts > 0)  // with ETP, MoE communicates for the shared experts, which get no dims
+  if (args.experts.num_shared_experts >
+      0)  // with ETP, MoE communicates for the shared experts, which get no dims
     shared_.emplace(parameters, "moe.shared_experts", args.activation,
                     etp_group_ != nullptr ? ParallelDims{} : dims);
   balance_->bias = parameters.at("moe.expert_bias");
   balance_->counts_own_part = etp_group_ == nullptr;
-  balance_->coefficient = args.load_balance_coeff;
+  balance_->coefficient = args.experts.load_balance_coeff;
 }
 
 std::vector<Linear*> MoE::linears() {

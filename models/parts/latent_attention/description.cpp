@@ -23,34 +23,36 @@ ParameterShape latent_norm(const char* name, const char* theirs, int64_t width) 
 }  // namespace
 
 PartDescription describe_latent_attention(const ModelArgs& args) {
-  const int64_t queries = args.n_heads * args.head_dim, values = args.n_heads * args.v_head_dim;
+  const int64_t queries = args.attention.n_heads * args.attention.head_dim,
+                values = args.attention.n_heads * args.latent.v_head_dim;
   PartDescription part;
-  if (args.q_lora_rank > 0)
-    part.parameters = {latent_projection("wq_a", "q_a_proj", args.q_lora_rank, args.dim, {}),
-                       latent_norm("q_norm", "q_a_layernorm", args.q_lora_rank),
-                       latent_projection("wq_b", "q_b_proj", queries, args.q_lora_rank, kSplitByRows)};
+  if (args.latent.q_lora_rank > 0)
+    part.parameters = {latent_projection("wq_a", "q_a_proj", args.latent.q_lora_rank, args.dim, {}),
+                       latent_norm("q_norm", "q_a_layernorm", args.latent.q_lora_rank),
+                       latent_projection("wq_b", "q_b_proj", queries, args.latent.q_lora_rank, kSplitByRows)};
   else
     part.parameters = {latent_projection("wq", "q_proj", queries, args.dim, kSplitByRows)};
   part.parameters.insert(
       part.parameters.end(),
-      {latent_projection("wkv_a", "kv_a_proj_with_mqa", args.kv_lora_rank + args.qk_rope_head_dim, args.dim,
-                         {}),
-       latent_norm("kv_norm", "kv_a_layernorm", args.kv_lora_rank),
-       latent_projection("wkv_b", "kv_b_proj", args.n_heads * (args.qk_nope_head_dim + args.v_head_dim),
-                         args.kv_lora_rank, kSplitByRows),
+      {latent_projection("wkv_a", "kv_a_proj_with_mqa",
+                         args.latent.kv_lora_rank + args.latent.qk_rope_head_dim, args.dim, {}),
+       latent_norm("kv_norm", "kv_a_layernorm", args.latent.kv_lora_rank),
+       latent_projection("wkv_b", "kv_b_proj",
+                         args.attention.n_heads * (args.latent.qk_nope_head_dim + args.latent.v_head_dim),
+                         args.latent.kv_lora_rank, kSplitByRows),
        {.name = "attention.wo.weight",
         .dims = {args.dim, values},
         .draw = Draw::kResidual,
         .split = kSplitByColumns,
         .hugging_face = {.name = "model.layers.*.self_attn.o_proj.weight"}}});
-  part.attention = AttentionWidths{.heads = args.n_heads,
-                                   .kv_heads = args.n_heads,
-                                   .head_dim = args.head_dim,
-                                   .v_head_dim = args.v_head_dim,
-                                   .rotated = args.qk_rope_head_dim};
+  part.attention = AttentionWidths{.heads = args.attention.n_heads,
+                                   .kv_heads = args.attention.n_heads,
+                                   .head_dim = args.attention.head_dim,
+                                   .v_head_dim = args.latent.v_head_dim,
+                                   .rotated = args.latent.qk_rope_head_dim};
   part.weight_gradient_inputs = {.scattered = args.dim};  // of wo alone, the least there is
-  part.extents = {{.what = "heads", .extent = args.n_heads, .evenly = true},
-                  {.what = "key-value heads", .extent = args.n_kv_heads, .evenly = true}};
+  part.extents = {{.what = "heads", .extent = args.attention.n_heads, .evenly = true},
+                  {.what = "key-value heads", .extent = args.attention.n_kv_heads, .evenly = true}};
   return part;
 }
 

@@ -37,16 +37,16 @@ LatentAttention::LatentAttention(const PartParameters& parameters, const ModelAr
     : AttentionPart(parameters),
       tp_group_(dims.active_tp_group()),
       context_group_(dims.active_cp_group()),
-      heads_(args.n_heads / (tp_group_ != nullptr ? tp_group_->size() : 1)),
-      kv_rank_(args.kv_lora_rank),
-      rotated_width_(args.qk_rope_head_dim),
-      value_width_(args.v_head_dim),
-      q_in_(parameters.linear(args.q_lora_rank > 0 ? "attention.wq_a" : "attention.wq")),
+      heads_(args.attention.n_heads / (tp_group_ != nullptr ? tp_group_->size() : 1)),
+      kv_rank_(args.latent.kv_lora_rank),
+      rotated_width_(args.latent.qk_rope_head_dim),
+      value_width_(args.latent.v_head_dim),
+      q_in_(parameters.linear(args.latent.q_lora_rank > 0 ? "attention.wq_a" : "attention.wq")),
       wkv_a_(parameters.linear("attention.wkv_a")),
       kv_norm_(parameters.norm("attention.kv_norm")),
       wkv_b_(parameters.linear("attention.wkv_b")),
       wo_(parameters.linear("attention.wo")) {
-  if (args.q_lora_rank == 0) return;
+  if (args.latent.q_lora_rank == 0) return;
   q_norm_ = parameters.norm("attention.q_norm");
   wq_b_ = parameters.linear("attention.wq_b");
 }

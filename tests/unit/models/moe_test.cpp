@@ -18,7 +18,7 @@
 #include <ATen/ops/round.h>
 #include <ATen/ops/zeros.h>
 
-#include "models/args/yarn.h"
+#include "models/args/model_args.h"
 #include "models/flavors/registry.h"
 #include "models/kernels/matmul/grouped.h"
 #include "models/kernels/matmul/matmul.h"
@@ -49,7 +49,7 @@ ModelArgs tiny_experts(const ModelOverrides& changes = {}) {
 }
 
 RoutingOptions routing(int64_t experts, int64_t top_k, ScoreFunction score = ScoreFunction::kSoftmax) {
-  RoutingOptions options{tiny_experts({.num_experts = experts, .top_k = top_k})};
+  RoutingOptions options{tiny_experts({.num_experts = experts, .top_k = top_k}).experts};
   options.score = score;
   return options;
 }
@@ -403,12 +403,12 @@ TEST_CASE(
 
 TEST_CASE("YaRN is decided by the length in training, unless it is always on") {
   ModelArgs args = model_args("deepseek_v3", "671B");
-  CHECK_FALSE(with_yarn_decided(args, 4096).rope_yarn);
-  CHECK(scales_by_yarn(with_yarn_decided(args, 4097), 16));
-  args.rope_scaling = true;
-  CHECK(scales_by_yarn(args, 16));
-  args.rope_yarn = false;
-  CHECK_FALSE(scales_by_yarn(with_yarn_decided(args, 1 << 20), 1 << 20));
+  CHECK_FALSE(with_yarn_decided(args, 4096).rope.yarn);
+  CHECK(scales_by_yarn(with_yarn_decided(args, 4097).rope, 16));
+  args.rope.scaling = true;
+  CHECK(scales_by_yarn(args.rope, 16));
+  args.rope.yarn = false;
+  CHECK_FALSE(scales_by_yarn(with_yarn_decided(args, 1 << 20).rope, 1 << 20));
 }
 
 TEST_CASE("a block of experts that is run again has bitwise the same gradients and counts tokens once") {

@@ -42,7 +42,7 @@ TEST_CASE("a tied head is the table and is saved under both names") {
 TEST_CASE("rope frequencies are scaled as llama 3.1 does") {
   const Tensor f = rope_frequencies(model_args("llama3", "8B"));
   ModelArgs plain = model_args("llama3", "8B");
-  plain.rope_scaling = false;
+  plain.rope.scaling = false;
   const Tensor base = rope_frequencies(plain);
   CHECK(base[0].item<double>() == 1.0);
   CHECK(f[0].item<double>() == 1.0);  // short waves are kept

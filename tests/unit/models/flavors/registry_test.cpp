@@ -64,7 +64,7 @@ TEST_CASE("biases of experts move, and documents are masked, in the flavours of 
                         Case{"llama4", "17bx16e", 1e-3, false}, Case{"llama4", "17bx128e", 1e-3, false}}) {
     CAPTURE(c.name, c.flavor);
     const ModelArgs args = model_args(c.name, c.flavor);
-    CHECK(args.load_balance_coeff == c.coefficient);
+    CHECK(args.experts.load_balance_coeff == c.coefficient);
     CHECK(args.masks_documents == c.masks);
   }
 }
@@ -82,12 +82,13 @@ TEST_CASE("experts that cannot be are refused by the field that decides it") {
   refused({.qk_rope_head_dim = 63}, "qk_rope_head_dim is 63, expected an even number");
   refused({.v_head_dim = 193}, "v_head_dim is 193");
   refused({.n_kv_heads = 8}, "latent attention has as many");
-  CHECK(model_args("deepseek_v3", "debugmodel", {.qk_nope_head_dim = 32, .v_head_dim = 16}).head_dim == 96);
+  CHECK(model_args("deepseek_v3", "debugmodel", {.qk_nope_head_dim = 32, .v_head_dim = 16})
+            .attention.head_dim == 96);
 }
 
 TEST_CASE("of latent attention's heads the rotated part alone is even") {
   const ModelArgs odd = model_args("deepseek_v3", "debugmodel", {.qk_nope_head_dim = 33, .v_head_dim = 17});
-  CHECK(odd.head_dim == 97);
+  CHECK(odd.attention.head_dim == 97);
   CHECK_THROWS_WITH(model_args("llama3", "debugmodel", {.head_dim = 97}),
                     Catch::Contains("head_dim is 97, expected an even number (RoPE rotates pairs)"));
 }
@@ -109,11 +110,11 @@ TEST_CASE("a model declares as many parameters as its flavour counts") {
 
 TEST_CASE("overrides change a flavour and keep its proportions") {
   const ModelArgs wide = model_args("llama3", "debugmodel", {.dim = 512, .n_heads = 8});
-  CHECK(wide.head_dim == 64);
-  CHECK(wide.n_kv_heads == 8);
-  CHECK(wide.hidden_dim == 768);
-  CHECK(model_args("llama3", "debugmodel", {.dim = 512, .multiple_of = 256}).hidden_dim == 1536);
-  CHECK(model_args("qwen3", "0.6B", {.n_heads = 8}).head_dim == 128);
+  CHECK(wide.attention.head_dim == 64);
+  CHECK(wide.attention.n_kv_heads == 8);
+  CHECK(wide.dense.hidden_dim == 768);
+  CHECK(model_args("llama3", "debugmodel", {.dim = 512, .multiple_of = 256}).dense.hidden_dim == 1536);
+  CHECK(model_args("qwen3", "0.6B", {.n_heads = 8}).attention.head_dim == 128);
 }
 
 TEST_CASE("flavours are listed by size and the nearest size is suggested") {
@@ -174,7 +175,7 @@ TEST_CASE("numbers of a model that are infinite or 0 in fp32 are refused by name
   expects({.rope_factor = 1e39}, "rope_factor");
   expects({.rope_high_freq_factor = 1e39}, "rope_high_freq_factor");
   expects({.rope_beta_fast = 1e39}, "rope_beta_fast");
-  CHECK(model_args("deepseek_v3", "debugmodel", {.rope_mscale = 0, .load_balance_coeff = 0}).rope_mscale ==
+  CHECK(model_args("deepseek_v3", "debugmodel", {.rope_mscale = 0, .load_balance_coeff = 0}).rope.mscale ==
         0);
 }
 

@@ -100,7 +100,7 @@ TEST_CASE(
                             {"lr_scheduler.total_steps", "12"}}),
                        4));
   JobContext other = facts();
-  other.model.rope_theta = 10000;
+  other.model.rope.theta = 10000;
   CHECK_THAT(refusal([&] { resume(job(), 4, other); }), !Contains(keep) && Contains(override_));
 }
 
@@ -209,7 +209,7 @@ TEST_CASE("the options that give a job the model of a checkpoint are those that 
 
 TEST_CASE("what a configuration cannot bring back is refused by name") {
   JobContext other = facts();
-  other.model.rope_theta = 10000;
+  other.model.rope.theta = 10000;
   CHECK_THAT(refusal([&] {
                resume(job({{"checkpoint.on_config_change", "keep"}}), 4, other);
              }),

@@ -39,47 +39,47 @@ void change_value(T& value) {
 
 // Compared by their values (configured_settings).
 constexpr Member kSettingsOfModel[] = {MEMBER(tied),
-                                       MEMBER(n_heads),
-                                       MEMBER(n_kv_heads),
+                                       MEMBER(attention.n_heads),
+                                       MEMBER(attention.n_kv_heads),
                                        MEMBER(norm_eps),
-                                       MEMBER(rope_theta),
-                                       MEMBER(rope_scaling),
-                                       MEMBER(rope_factor),
-                                       MEMBER(rope_low_freq_factor),
-                                       MEMBER(rope_high_freq_factor),
-                                       MEMBER(rope_original_length),
-                                       MEMBER(rope_style),
+                                       MEMBER(rope.theta),
+                                       MEMBER(rope.scaling),
+                                       MEMBER(rope.factor),
+                                       MEMBER(rope.low_freq_factor),
+                                       MEMBER(rope.high_freq_factor),
+                                       MEMBER(rope.original_length),
+                                       MEMBER(rope.style),
                                        MEMBER(activation),
-                                       MEMBER(rope_yarn),
-                                       MEMBER(rope_beta_fast),
-                                       MEMBER(rope_beta_slow),
-                                       MEMBER(rope_mscale),
-                                       MEMBER(top_k),
-                                       MEMBER(score_func),
-                                       MEMBER(route_norm),
-                                       MEMBER(route_scale),
-                                       MEMBER(score_before_experts),
-                                       MEMBER(expert_groups),
-                                       MEMBER(limited_groups),
-                                       MEMBER(load_balance_coeff),
-                                       MEMBER(force_load_balance)};
+                                       MEMBER(rope.yarn),
+                                       MEMBER(rope.beta_fast),
+                                       MEMBER(rope.beta_slow),
+                                       MEMBER(rope.mscale),
+                                       MEMBER(experts.top_k),
+                                       MEMBER(experts.score_func),
+                                       MEMBER(experts.route_norm),
+                                       MEMBER(experts.route_scale),
+                                       MEMBER(experts.score_before_experts),
+                                       MEMBER(experts.expert_groups),
+                                       MEMBER(experts.limited_groups),
+                                       MEMBER(experts.load_balance_coeff),
+                                       MEMBER(experts.force_load_balance)};
 // A checkpoint of other names or shapes is refused; those that shapes show together with a setting, too.
 constexpr Member kShownByParameters[] = {MEMBER(dim),
                                          MEMBER(n_layers),
-                                         MEMBER(head_dim),
-                                         MEMBER(hidden_dim),
+                                         MEMBER(attention.head_dim),
+                                         MEMBER(dense.hidden_dim),
                                          MEMBER(vocab_size),
-                                         MEMBER(qk_norm),
-                                         MEMBER(kv_lora_rank),
-                                         MEMBER(q_lora_rank),
-                                         MEMBER(num_experts),
-                                         MEMBER(qk_nope_head_dim),
-                                         MEMBER(qk_rope_head_dim),
-                                         MEMBER(v_head_dim),
-                                         MEMBER(n_dense_layers),
-                                         MEMBER(num_shared_experts),
-                                         MEMBER(moe_every),
-                                         MEMBER(moe_hidden_dim)};
+                                         MEMBER(attention.qk_norm),
+                                         MEMBER(latent.kv_lora_rank),
+                                         MEMBER(latent.q_lora_rank),
+                                         MEMBER(experts.num_experts),
+                                         MEMBER(latent.qk_nope_head_dim),
+                                         MEMBER(latent.qk_rope_head_dim),
+                                         MEMBER(latent.v_head_dim),
+                                         MEMBER(experts.n_dense_layers),
+                                         MEMBER(experts.num_shared_experts),
+                                         MEMBER(experts.moe_every),
+                                         MEMBER(experts.hidden_dim)};
 // No step depends on them: names of files, a limit, initial weights, a warning.
 constexpr Member kOfNoStep[] = {MEMBER(family), MEMBER(max_seq_len), MEMBER(depth_init),
                                 MEMBER(masks_documents)};
@@ -99,7 +99,13 @@ consteval size_t number_of_members() {
     return sizeof...(Values);
 }
 
-static_assert(number_of_members<ModelArgs>() ==
+template <typename... Parts>
+consteval size_t members_of_parts() {
+  return number_of_members<ModelArgs>() - sizeof...(Parts) + (... + number_of_members<Parts>());
+}
+
+static_assert(members_of_parts<models::RopeArgs, models::AttentionArgs, models::LatentArgs, models::DenseArgs,
+                               models::ExpertArgs>() ==
                   std::size(kSettingsOfModel) + std::size(kShownByParameters) + std::size(kOfNoStep),
               "a member of ModelArgs is in none of the three lists: does a resume notice it?");
 
@@ -107,17 +113,17 @@ static_assert(number_of_members<ModelArgs>() ==
 ModelArgs model_of_all_parts() {
   ModelArgs args;
   args.n_layers = 4;
-  args.rope_yarn = true;
-  args.num_experts = 4;
-  args.n_dense_layers = 1;
-  args.num_shared_experts = 1;
-  args.moe_hidden_dim = 8;
+  args.rope.yarn = true;
+  args.experts.num_experts = 4;
+  args.experts.n_dense_layers = 1;
+  args.experts.num_shared_experts = 1;
+  args.experts.hidden_dim = 8;
   return args;
 }
 
 ModelArgs with_latent_attention(ModelArgs args) {
-  args.kv_lora_rank = args.q_lora_rank = args.v_head_dim = 8;
-  args.qk_nope_head_dim = args.qk_rope_head_dim = 4;
+  args.latent.kv_lora_rank = args.latent.q_lora_rank = args.latent.v_head_dim = 8;
+  args.latent.qk_nope_head_dim = args.latent.qk_rope_head_dim = 4;
   return args;
 }
 
@@ -198,7 +204,8 @@ TEST_CASE(
     ModelArgs changed = plain;
     member.change(changed);
     // How experts are balanced says nothing about what the weights compute.
-    const bool compared = member.name != "load_balance_coeff" && member.name != "force_load_balance";
+    const bool compared =
+        member.name != "experts.load_balance_coeff" && member.name != "experts.force_load_balance";
     for (const bool has_trajectory : {false, true}) {
       const std::string text = transfer_refusal(plain, changed, has_trajectory);
       if (compared)
@@ -217,7 +224,7 @@ TEST_CASE(
 
 TEST_CASE("a resume that would deal tokens to experts otherwise names debug.moe_force_load_balance") {
   ModelArgs forced = model_of_all_parts();
-  forced.force_load_balance = true;
+  forced.experts.force_load_balance = true;
   CHECK_THAT(resume_refusal(model_of_all_parts(), forced),
              Catch::Contains("debug.moe_force_load_balance: saved false, configured true"));
 }

@@ -32,11 +32,11 @@ const models::ModelArgs kArgs = [] {
   models::ModelArgs args;
   args.dim = 10;
   args.n_layers = 1;
-  args.n_heads = 4;
-  args.n_kv_heads = 4;
-  args.head_dim = 4;
+  args.attention.n_heads = 4;
+  args.attention.n_kv_heads = 4;
+  args.attention.head_dim = 4;
   args.vocab_size = 17;
-  args.hidden_dim = 25;
+  args.dense.hidden_dim = 25;
   return args;
 }();
 

@@ -207,13 +207,14 @@ TEST_CASE("sequences must fit the positions of a named flavour that no key chang
 TEST_CASE("tensor parallel ranks divide heads and sequence and each gets a part of everything") {
   const std::string two = "[parallelism]\ntensor_parallel_degree = 2";
   const std::string four = "[parallelism]\ntensor_parallel_degree = 4";
-  models::ModelArgs odd{.n_heads = 4, .n_kv_heads = 2, .hidden_dim = 25, .vocab_size = 17};
+  models::ModelArgs odd{
+      .vocab_size = 17, .attention = {.n_heads = 4, .n_kv_heads = 2}, .dense = {.hidden_dim = 25}};
   CHECK(problem(two, model(odd)).empty());
   CHECK_THAT(
       problem(four, model(odd)),
       Contains("job.toml:2:26: parallelism.tensor_parallel_degree = 4: expected a divisor of 4 heads and 2 "
                "key-value heads"));
-  odd.n_kv_heads = 4;
+  odd.attention.n_kv_heads = 4;
   CHECK(problem(four, model(odd)).empty());
   odd.vocab_size = 9;  // parts of 3
   CHECK_THAT(
@@ -221,14 +222,14 @@ TEST_CASE("tensor parallel ranks divide heads and sequence and each gets a part 
       Contains("parallelism.tensor_parallel_degree = 4: expected a degree that leaves every rank a part of "
                "the vocabulary's entries, which are 9: parts of 3 are 3; lower the degree"));
   odd.vocab_size = 17;
-  odd.hidden_dim = 3;
+  odd.dense.hidden_dim = 3;
   CHECK_THAT(problem(four, model(odd)),
              Contains("the hidden width's columns, which are 3: parts of 1 are 3"));
-  odd.hidden_dim = 25;
-  odd.num_experts = 6;
-  odd.moe_hidden_dim = 20;
+  odd.dense.hidden_dim = 25;
+  odd.experts.num_experts = 6;
+  odd.experts.hidden_dim = 20;
   CHECK(problem(four, model(odd)).empty());
-  odd.moe_hidden_dim = 18;
+  odd.experts.hidden_dim = 18;
   CHECK_THAT(problem(four, model(odd)),
              Contains("parallelism.tensor_parallel_degree = 4: expected a divisor of the experts' hidden "
                       "width, which is 18"));
@@ -292,14 +293,14 @@ TEST_CASE("what expert parallelism cannot do is refused by its key") {
   CHECK_THAT(
       refused("tensor_parallel_degree = 4\nexpert_parallel_degree = 2" + each + "2"),
       Contains("expert_tensor_parallel_degree = 2: expected 1, or tensor_parallel_degree, which is 4"));
-  four.model->moe_hidden_dim = 3;
+  four.model->experts.hidden_dim = 3;
   CHECK(refused(two + "2").empty());
   CHECK_THAT(
       refused(two + "2" + each + "2"),
       Contains("parallelism.expert_tensor_parallel_degree = 2: expected a divisor of the experts' hidden "
                "width, which is 3; 1 leaves each expert complete on its rank"));
-  four.model->moe_hidden_dim = 1;
-  four.model->num_shared_experts = 1;
+  four.model->experts.hidden_dim = 1;
+  four.model->experts.num_shared_experts = 1;
   CHECK_THAT(refused(two + "2"), Contains("tensor_parallel_degree = 2: expected a degree that leaves every "
                                           "rank a part of the shared experts' columns, which are 1"));
 }
@@ -326,7 +327,7 @@ TEST_CASE("FP8 experts are refused by names that match nothing and by widths") {
                        model(models::model_args("llama3", "debugmodel", {}))),
                Contains("the model has no experts"));
   }
-  args.moe_hidden_dim = 16;
+  args.experts.hidden_dim = 16;
   CHECK(refused("float8", "fqns = [\"experts\"]").empty());
   CHECK_THAT(refused("mx", "fqns = [\"experts\"]"),
              Contains("experts of widths 256 and 16: expected multiples of 32"));
@@ -342,7 +343,7 @@ TEST_CASE("FP8 experts are refused by names that match nothing and by widths") {
   };
   CHECK(with_ranks("1").empty());
   CHECK_THAT(with_ranks("2"), Contains("256 and 16, the second one in 2 parts: expected multiples of 16"));
-  args.moe_hidden_dim = 32;
+  args.experts.hidden_dim = 32;
   CHECK(refused("float8", "fqns = [\"experts\"]", two).empty());
   args.dim = 264;
   CHECK_THAT(refused("float8", "fqns = [\"experts\"]"),

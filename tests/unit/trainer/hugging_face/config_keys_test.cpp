@@ -36,7 +36,7 @@ TEST_CASE("the original length beside the RoPE parameters wins over the one insi
   for (const char* key : {"rope_theta", "rope_scaling", "rope_parameters"}) config.erase(key);
   for (const char* place : {"rope_scaling", "rope_parameters"}) {
     const auto length = [&](const json& inside, const json& beside) {
-      return parsed(with(with(config, {{place, with(llama3, inside)}}), beside)).rope_original_length;
+      return parsed(with(with(config, {{place, with(llama3, inside)}}), beside)).rope.original_length;
     };
     const json of_64 = {{"original_max_position_embeddings", 64}},
                of_32 = {{"original_max_position_embeddings", 32}};
@@ -54,8 +54,8 @@ TEST_CASE("the original length beside the RoPE parameters wins over the one insi
 
 TEST_CASE("an empty rope_scaling leaves rope_parameters, and parameters for kinds of blocks are refused") {
   json config = config_of("llama3", "8B");
-  REQUIRE(parsed(config).rope_scaling);
-  CHECK(parsed(with(config, {{"rope_scaling", json::object()}})).rope_factor == 8);
+  REQUIRE(parsed(config).rope.scaling);
+  CHECK(parsed(with(config, {{"rope_scaling", json::object()}})).rope.factor == 8);
   const json nested = {{"full_attention", {{"rope_theta", 1e4}}}, {"rope_type", "llama3"}};
   CHECK_THROWS_WITH(parsed(with(config, {{"rope_scaling", nested}})), Contains("full_attention"));
 }
@@ -127,13 +127,13 @@ TEST_CASE("a key of which nothing is known is named, and one with two values") {
             "config.json: keys that are not known here, and have no effect: custom, kv_heads_of_mine"});
   json twice = with(config, {{"rope_theta", 1e4}, {"rope_scaling", nullptr}});
   twice["rope_parameters"]["rope_theta"] = 2e4;
-  CHECK(parsed(twice, &warnings).rope_theta == 2e4);
+  CHECK(parsed(twice, &warnings).rope.theta == 2e4);
   CHECK(warnings ==
         std::vector<std::string>{"config.json: rope_parameters.rope_theta is 20000.0, which counts, but "
                                  "rope_theta is 10000.0"});
   twice = config;
   twice["rope_parameters"]["factor"] = 4.0;
-  CHECK(parsed(twice, &warnings).rope_factor == 8);
+  CHECK(parsed(twice, &warnings).rope.factor == 8);
   CHECK(warnings.size() == 1);
 }
 

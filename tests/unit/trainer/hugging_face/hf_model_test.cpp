@@ -123,21 +123,21 @@ TEST_CASE("flavour from_hf takes every dimension from config.json") {
   const models::ModelArgs args = config::model_args(resolved.config.model);
   CHECK(args.dim == 60);
   CHECK(args.n_layers == 3);
-  CHECK(args.n_heads == 6);
-  CHECK(args.n_kv_heads == 2);
-  CHECK(args.head_dim == 14);
-  CHECK(args.hidden_dim == 77);
+  CHECK(args.attention.n_heads == 6);
+  CHECK(args.attention.n_kv_heads == 2);
+  CHECK(args.attention.head_dim == 14);
+  CHECK(args.dense.hidden_dim == 77);
   CHECK(args.vocab_size == 1009);
   CHECK(args.max_seq_len == 512);
   CHECK(args.norm_eps == 2e-5);
-  CHECK(args.rope_theta == 1234.5);
-  CHECK(args.rope_scaling);
-  CHECK(args.rope_factor == 3);
-  CHECK(args.rope_low_freq_factor == 1.5);
-  CHECK(args.rope_high_freq_factor == 6);
-  CHECK(args.rope_original_length == 128);
+  CHECK(args.rope.theta == 1234.5);
+  CHECK(args.rope.scaling);
+  CHECK(args.rope.factor == 3);
+  CHECK(args.rope.low_freq_factor == 1.5);
+  CHECK(args.rope.high_freq_factor == 6);
+  CHECK(args.rope.original_length == 128);
   CHECK(args.tied);
-  CHECK_FALSE(args.qk_norm);
+  CHECK_FALSE(args.attention.qk_norm);
   CHECK(resolved.origin("model.args.dim") == here + "/config.json");
 
   const config::ResolvedConfig beside =

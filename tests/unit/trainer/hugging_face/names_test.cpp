@@ -48,12 +48,12 @@ TEST_CASE("every parameter has a Hugging Face name that leads back to it") {
       CAPTURE(args.family, parameter->fqn);
       const std::vector<HfTensor> tensors = hf_tensors(args, parameter->fqn);
       const bool separate = parameter->shape.size() == 3 && args.family != "llama4";
-      CHECK(tensors.size() == (separate ? static_cast<size_t>(args.num_experts) : 1));
+      CHECK(tensors.size() == (separate ? static_cast<size_t>(args.experts.num_experts) : 1));
       for (const HfTensor& tensor : tensors) {
         CHECK(names.emplace(tensor.name, tensor.part.first).second);
         const bool rotated =
             tensor.name.find("q_proj") != tensor.name.npos || tensor.name.find("k_proj") != tensor.name.npos;
-        CHECK(tensor.head_dim == (rotated && args.family == "llama3" ? args.head_dim : 0));
+        CHECK(tensor.head_dim == (rotated && args.family == "llama3" ? args.attention.head_dim : 0));
         CHECK((tensor.head_dim == 0 || parameter->rows() % tensor.head_dim == 0));
       }
     }
@@ -85,7 +85,7 @@ TEST_CASE("experts lie in Hugging Face's files one by one, or transposed in one 
   CHECK(hf_tensors(llama4, "layers.1.moe.expert_bias").empty());
   CHECK(hf_tensors(llama4, "layers.1.moe.experts.w3").at(0) ==
         HfTensor{.name = "model.layers.1.feed_forward.experts.gate_up_proj",
-                 .part = {.width = 2 * llama4.moe_hidden_dim, .first = llama4.moe_hidden_dim}});
+                 .part = {.width = 2 * llama4.experts.hidden_dim, .first = llama4.experts.hidden_dim}});
   CHECK(hf_tensors(llama4, "layers.1.moe.experts.w2").at(0).part ==
         checkpoint::StoredPart{.width = llama4.dim});
   CHECK(hf_tensors(models::model_args("qwen3", "30B-A3B"), "layers.0.moe.expert_bias").empty());
@@ -105,16 +105,16 @@ TEST_CASE("rows of a rotated weight are reordered as Hugging Face converts them"
 TEST_CASE("a config.json of either style gives the dimensions") {
   const ModelArgs plain = llama("");
   CHECK(plain.family == "llama3");
-  CHECK(plain.rope_style == models::RopeStyle::kInterleaved);
-  CHECK(plain.head_dim == 8);
-  CHECK(plain.n_kv_heads == 2);
-  CHECK(plain.hidden_dim == 100);
-  CHECK(plain.rope_theta == 10000);
+  CHECK(plain.rope.style == models::RopeStyle::kInterleaved);
+  CHECK(plain.attention.head_dim == 8);
+  CHECK(plain.attention.n_kv_heads == 2);
+  CHECK(plain.dense.hidden_dim == 100);
+  CHECK(plain.rope.theta == 10000);
   CHECK(plain.max_seq_len == 4096);
-  CHECK_FALSE(plain.rope_scaling);
+  CHECK_FALSE(plain.rope.scaling);
   CHECK_FALSE(plain.tied);
-  CHECK(llama(R"(, "rope_theta": 5e5, "rope_scaling": null, "head_dim": 20)").head_dim == 20);
-  CHECK(changed("num_key_value_heads", nullptr).n_kv_heads == 6);
+  CHECK(llama(R"(, "rope_theta": 5e5, "rope_scaling": null, "head_dim": 20)").attention.head_dim == 20);
+  CHECK(changed("num_key_value_heads", nullptr).attention.n_kv_heads == 6);
   const std::string scaling = R"("factor": 32.0, "low_freq_factor": 2, "high_freq_factor": 5.5,
                                  "original_max_position_embeddings": 1024)";
   for (const std::string& text :
@@ -123,18 +123,18 @@ TEST_CASE("a config.json of either style gives the dimensions") {
         R"(, "rope_parameters": {"rope_theta": 7e4, "rope_type": "llama3", )" + scaling + "}",
         R"(, "rope_theta": 7e4, "rope_parameters": {"rope_type": "llama3", )" + scaling + "}"}) {
     const ModelArgs args = llama(text);
-    CHECK(args.rope_theta == 7e4);
-    CHECK(args.rope_scaling);
-    CHECK(args.rope_factor == 32);
-    CHECK(args.rope_low_freq_factor == 2);
-    CHECK(args.rope_high_freq_factor == 5.5);
-    CHECK(args.rope_original_length == 1024);
+    CHECK(args.rope.theta == 7e4);
+    CHECK(args.rope.scaling);
+    CHECK(args.rope.factor == 32);
+    CHECK(args.rope.low_freq_factor == 2);
+    CHECK(args.rope.high_freq_factor == 5.5);
+    CHECK(args.rope.original_length == 1024);
   }
   const ModelArgs qwen = changed("model_type", "qwen3");
   CHECK(qwen.family == "qwen3");
-  CHECK(qwen.head_dim == 128);
-  CHECK(qwen.qk_norm);
-  CHECK(qwen.rope_style == models::RopeStyle::kHalfSplit);
+  CHECK(qwen.attention.head_dim == 128);
+  CHECK(qwen.attention.qk_norm);
+  CHECK(qwen.rope.style == models::RopeStyle::kHalfSplit);
 }
 
 TEST_CASE("what a config.json with experts leaves out has the default of its type") {
@@ -147,14 +147,14 @@ TEST_CASE("what a config.json with experts leaves out has the default of its typ
   };
   const ModelArgs llama4 = parsed("llama4_text", R"(, "use_qk_norm": false, "attn_temperature_tuning": false,
       "num_local_experts": 4, "num_experts_per_tok": 1, "no_rope_layers": [1, 1], "layer_types": ["full_attention", "full_attention"])");
-  CHECK(llama4.rope_theta == 5e5);
+  CHECK(llama4.rope.theta == 5e5);
   CHECK(llama4.norm_eps == 1e-5);
   const std::string moe = R"(, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8)";
-  CHECK(parsed("qwen3_moe", moe).head_dim == 8);
+  CHECK(parsed("qwen3_moe", moe).attention.head_dim == 8);
   const std::string latent =
       R"(, "n_routed_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "num_key_value_heads": 6)";
-  CHECK(parsed("deepseek_v3", latent).q_lora_rank == 1536);
-  CHECK(parsed("deepseek_v3", latent + R"(, "q_lora_rank": null)").q_lora_rank == 0);
+  CHECK(parsed("deepseek_v3", latent).latent.q_lora_rank == 1536);
+  CHECK(parsed("deepseek_v3", latent + R"(, "q_lora_rank": null)").latent.q_lora_rank == 0);
 }
 
 TEST_CASE("what a config.json asks for and is not computed here is refused by name") {
@@ -172,7 +172,7 @@ TEST_CASE("what a config.json asks for and is not computed here is refused by na
                                                            {"moe_layer_freq", 2},
                                                            {"kv_lora_rank", 0}})
     CHECK_THROWS_WITH(deepseek(field, value), Contains(field));
-  CHECK(deepseek("qk_nope_head_dim", 127).head_dim == 127 + 64);
+  CHECK(deepseek("qk_nope_head_dim", 127).attention.head_dim == 127 + 64);
   CHECK_THROWS_WITH(deepseek("qk_rope_head_dim", 63), Contains("qk_rope_head_dim"));
   const nlohmann::json yarn = {{"type", "yarn"}, {"factor", 40}, {"original_max_position_embeddings", 4096}};
   CHECK_THROWS_WITH(deepseek("rope_scaling", yarn), Contains("mscale_all_dim"));
@@ -180,9 +180,9 @@ TEST_CASE("what a config.json asks for and is not computed here is refused by na
   uneven.update({{"mscale", 1.0}, {"mscale_all_dim", 0.5}});
   CHECK_THROWS_WITH(deepseek("rope_scaling", uneven), Contains("mscale is 1.0"));
   const nlohmann::json blocks = {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}};
-  CHECK(deepseek("quantization_config", blocks).num_experts == 256);
+  CHECK(deepseek("quantization_config", blocks).experts.num_experts == 256);
   nlohmann::json llama4 = nlohmann::json::parse(hf_config(models::model_args("llama4", "debugmodel"), {}));
-  CHECK(parse_hf_config(llama4.dump(), "c").num_experts == 8);
+  CHECK(parse_hf_config(llama4.dump(), "c").experts.num_experts == 8);
   for (const char* field : {"use_qk_norm", "attn_temperature_tuning", "no_rope_layers", "layer_types"}) {
     nlohmann::json without = llama4;
     without.erase(field);  // what Meta's models have

@@ -208,19 +208,19 @@ TEST_CASE("Each thread's scratch of attention counts on a CPU") {
                                                                .first_keys = nullptr}));
   };
   const auto& blocks = kernels::cpu::attention_blocks_plain();  // which widen bf16
-  CHECK(size.attention == Approx(scratch(blocks.bf16, model.head_dim) * 14 / 16).epsilon(0.01));
+  CHECK(size.attention == Approx(scratch(blocks.bf16, model.attention.head_dim) * 14 / 16).epsilon(0.01));
   const JobSize fp32 = job_size(config("mixed_precision_param = \"float32\"").config, model, 1, 1);
-  CHECK(fp32.attention == Approx(scratch(blocks.fp32, model.head_dim)).epsilon(0.01));
+  CHECK(fp32.attention == Approx(scratch(blocks.fp32, model.attention.head_dim)).epsilon(0.01));
   models::ModelArgs other_heads = model;
   const auto fp32_with = [&](int64_t head_dim) {
-    other_heads.head_dim = head_dim;
+    other_heads.attention.head_dim = head_dim;
     return job_size(config("mixed_precision_param = \"float32\"").config, other_heads, 1, 1).attention;
   };
   for (const int64_t head_dim : {17, 24, 256})  // padded as the kernels pad them
     CHECK(fp32_with(head_dim) == Approx(scratch(blocks.fp32, head_dim)).epsilon(0.01));
   CHECK_FALSE(kernels::cpu::takes_attention(at::empty({1, 1, 1, 257})));
   CHECK(fp32_with(257) == 0);
-  CHECK(size.attention_threads == static_cast<double>(model.n_kv_heads));
+  CHECK(size.attention_threads == static_cast<double>(model.attention.n_kv_heads));
   const double one = size.states() + size.description + size.activations + size.tokens + size.attention;
   const auto refusal_with = [&](int threads, std::optional<double> device = std::nullopt) {
     RankMemory memory{.host = {1.01 * one, "this host's memory"}, .threads = threads};
@@ -415,7 +415,7 @@ TEST_CASE("Ranks that share sequences keep their part, and gather keys and value
   CHECK(size_with(8, ring, fp32).repeated == 4 * tokens / 8 * 4096 * 4);
   CHECK(size_with(8, "tensor_parallel_degree = 8\n", fp32).repeated == 4 * tokens * 4096 / 8 * 4);
   models::ModelArgs alike = model;
-  alike.n_kv_heads = alike.n_heads;
+  alike.attention.n_kv_heads = alike.attention.n_heads;
   CHECK(job_size(resolved("[training]\n" + fp32).config, alike, 8, 1).repeated == 0);
 
   // A sequence that is too long for a rank: more ranks are named.

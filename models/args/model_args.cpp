@@ -1,0 +1,55 @@
+#include "models/args/model_args.h"
+
+#include <fmt/format.h>
+
+namespace hyperion::models {
+
+bool has_part(const ModelArgs& args, ModelPart part) {
+  switch (part) {
+    case ModelPart::kRescaled:
+      return args.rope.scaling || args.rope.yarn;
+    case ModelPart::kScaling:
+      return args.rope.scaling;
+    case ModelPart::kYarn:
+      return args.rope.yarn;
+    case ModelPart::kLatent:
+      return args.latent.is_present();
+    case ModelPart::kExperts:
+    case ModelPart::kBalance:
+      return args.experts.are_present();
+    case ModelPart::kModel:
+    case ModelPart::kTraining:
+    case ModelPart::kYarnChoice:
+      break;
+  }
+  return true;
+}
+
+void check(const ModelArgs& args, DimensionChecks& checks) {
+  const AttentionArgs& attention = args.attention;
+  checks.positive({"dim"}, args.dim);
+  checks.in_range({"n_layers"}, args.n_layers, 1, kMostLayers);
+  checks.positive({"n_heads"}, attention.n_heads);
+  checks.positive({"n_kv_heads"}, attention.n_kv_heads);
+  checks.positive({"head_dim", "n_heads", "dim"}, attention.head_dim);
+  checks.positive({"hidden_dim", "multiple_of", "ffn_dim_multiplier"}, args.dense.hidden_dim);
+  checks.positive({"vocab_size"}, args.vocab_size);
+  checks.positive({"max_seq_len"}, args.max_seq_len);
+  checks.refuse_if(attention.n_kv_heads > 0 && attention.n_heads % attention.n_kv_heads != 0,
+                   {"n_heads", "n_kv_heads"},
+                   fmt::format("n_heads is {}, expected a multiple of n_kv_heads = {}", attention.n_heads,
+                               attention.n_kv_heads));
+  checks.refuse_if(
+      !args.latent.is_present() && attention.head_dim % 2 != 0, {"head_dim", "n_heads", "dim"},
+      fmt::format("head_dim is {}{}, expected an even number (RoPE rotates pairs)", attention.head_dim,
+                  attention.n_heads > 0 && attention.head_dim == args.dim / attention.n_heads
+                      ? fmt::format(" (dim {} / {} heads)", args.dim, attention.n_heads)
+                      : ""));
+  check(args.latent, attention, checks);
+  check(args.experts, checks);
+  check(args.rope, checks);
+  checks.require(args.norm_eps > 0, "norm_eps", args.norm_eps, "a number above 0");
+  checks.fits_float("norm_eps", args.norm_eps);
+}
+
+}  // namespace hyperion::models
