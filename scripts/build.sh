@@ -7,7 +7,8 @@ set -euo pipefail
 usage='usage: scripts/build.sh [--preset release|debug|asan|tsan|aarch64] [TARGET...]   (default: release, everything)
   aarch64 is cross-compiled, with what scripts/setup_aarch64.sh has set up
   HYPERION_JOBS=N  compiler processes at once; default: as many as cores and free memory allow
-  HYPERION_CUDA=AUTO|ON|OFF  compile the CUDA code; AUTO: when scripts/setup.sh found a CUDA compiler'
+  HYPERION_CUDA=AUTO|ON|OFF  compile the CUDA code; AUTO: when scripts/setup.sh found a CUDA compiler, and for the
+                             target hyperion alone only where there is a GPU'
 help_for "$usage" "$@"
 preset=release
 while [ $# -gt 0 ]; do
@@ -29,6 +30,9 @@ fi
 [ -n "$torch" ] || fail "Hyperion is not set up" "run scripts/setup.sh"
 cuda=${HYPERION_CUDA:-AUTO}
 if [ -n "$cuda_home" ]; then export CUDA_HOME=$cuda_home; elif [ "$cuda" = AUTO ]; then cuda=OFF; fi
+# The program loads our CUDA library at run time, so that training on a CPU needs none.
+needs_cuda() { [ "$preset" != aarch64 ] && { [ "$cuda" = ON ] || { [ "$cuda" = AUTO ] && gpu_present; }; }; }
+case " ${targets[*]} " in *" hyperion "*) ! needs_cuda || targets+=(hyperion_on_gpu) ;; esac
 
 # A file that includes libtorch takes up to 1.5 GB to compile.
 jobs() {
