@@ -156,7 +156,11 @@ void lengths_by_cudnn() {
   const Tensor q = random({1, heads, tokens, head_dim}), k = random({1, kv_heads, tokens, head_dim}),
                v = random({1, kv_heads, tokens, head_dim});
   const Tensor bounds = at::arange(0, tokens + 1, longest, at::kInt).to(at::kCUDA);
-  const kernels::Documents documents = {{}, bounds, bounds, longest, longest};
+  const kernels::AttentionMask documents = {.kind = kernels::MaskKind::kDocuments,
+                                            .query_bounds = bounds,
+                                            .key_bounds = bounds,
+                                            .most_queries = longest,
+                                            .most_keys = longest};
   const auto by_token = [](const Tensor& x) { return x[0].transpose(0, 1).contiguous(); };
   const Tensor flat_q = by_token(q), flat_k = by_token(k), flat_v = by_token(v);
   const auto flash = [&] { return kernels::attention_forward(q, k, v, documents).output; };

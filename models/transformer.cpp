@@ -204,16 +204,16 @@ SequenceContext Transformer::context(int64_t seq_len, at::Device device) const {
   const double mscale = 0.1 * args_.rope.mscale * std::log(args_.rope.factor) + 1;
   return {.cos = angles.cos().to(device),
           .sin = angles.sin().to(device),
-          .documents = {},
+          .mask = {},
           .attention_factor = scales_by_yarn(args_.rope, seq_len) ? mscale * mscale : 1};
 }
 
 SequenceContext inside_documents(const SequenceContext& plain, const at::Tensor& positions,
-                                 const kernels::Documents& documents) {
+                                 const kernels::AttentionMask& mask) {
   const auto at_positions = [&](const at::Tensor& table) {
     return table.index_select(0, positions.flatten()).view({positions.size(0), positions.size(1), -1});
   };
-  return {at_positions(plain.cos), at_positions(plain.sin), documents, plain.attention_factor, {}};
+  return {at_positions(plain.cos), at_positions(plain.sin), mask, plain.attention_factor, {}};
 }
 
 at::Tensor columns_of_parts(const at::Tensor& t, const std::vector<SequenceRange>& parts, int64_t dim) {
@@ -237,8 +237,8 @@ SequenceContext context_of_parts(const SequenceContext& plain, const std::vector
   }
   for (const SequenceRange& part : parts)
     context.parts.push_back({part, positions.defined()
-                                       ? kernels::documents_of_range(positions, part.first, part.end, device)
-                                       : kernels::Documents()});
+                                       ? kernels::document_mask(positions, part.first, part.end, device)
+                                       : kernels::AttentionMask()});
   return context;
 }
 

@@ -15,6 +15,7 @@ inline constexpr int64_t kLargestHead = 256;  // head_dim, at most
 namespace hyperion::kernels::gpu {
 
 inline constexpr int64_t kLargestFlashHead = 256;  // head_dim, at most, in half precision
-inline constexpr int64_t kCudnnLength = 64;        // what divides the lengths that cuDNN is given
+inline constexpr int64_t kLargestCudnnHead = 128;
+inline constexpr int64_t kCudnnLength = 64;  // what divides the lengths that cuDNN is given
 
 }  // namespace hyperion::kernels::gpu

@@ -13,23 +13,23 @@ namespace hyperion::models {
 // A range of the sequence that a context parallel rank has. Its queries attend to keys [0, range.end).
 struct SequencePart {
   SequenceRange range;
-  kernels::Documents documents{};  // the documents of these queries and keys
+  kernels::AttentionMask mask{};  // of these queries and keys
 };
 
 // SequenceContext has the inputs that all blocks of a microbatch share.
 struct SequenceContext {
   at::Tensor cos, sin;  // RoPE angles, fp32 [seq, pairs] or [batch, seq, pairs]
-  kernels::Documents documents;
+  kernels::AttentionMask mask;
   double attention_factor = 1;  // scales attention scores, in addition to 1/sqrt(head_dim)
   // With context parallelism: the parts of the sequences that this rank has, in the order of its tokens. The
-  // angles then belong to these tokens, and `documents` is unused.
+  // angles then belong to these tokens, and `mask` is unused.
   std::vector<SequencePart> parts{};
 };
 
 // Returns the context of packed documents, made from the context of plain sequences of the same length.
-// positions: int32 or int64 [batch, seq] on the context's device; each of `documents` starts at 0.
+// positions: int32 or int64 [batch, seq] on the context's device; each document of `mask` starts at 0.
 SequenceContext inside_documents(const SequenceContext& plain, const at::Tensor& positions,
-                                 const kernels::Documents& documents);
+                                 const kernels::AttentionMask& mask);
 
 // Returns the columns of `parts`, concatenated: tokens, labels or positions [batch, seq], or RoPE angles
 // [seq, pairs] with dim = 0.

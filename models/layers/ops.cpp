@@ -1,5 +1,7 @@
 #include "models/layers/ops.h"
 
+#include <utility>
+
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/alias.h>
@@ -114,30 +116,32 @@ struct GatedActivationFunction : Function<GatedActivationFunction> {
   }
 };
 
+struct AttentionState : torch::CustomClassHolder {
+  explicit AttentionState(kernels::AttentionMask mask) : mask(std::move(mask)) {}
+  kernels::AttentionMask mask;
+};
+
 struct AttentionFunction : Function<AttentionFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const kernels::Documents& documents, SelectiveCheckpoint* selective) {
+                        const kernels::AttentionMask& mask, SelectiveCheckpoint* selective) {
     variable_list results = saved_or_computed(selective, /*save=*/true, [&] {
-      kernels::AttentionResult result = kernels::attention_forward(q, k, v, documents);
+      kernels::AttentionResult result = kernels::attention_forward(q, k, v, mask);
       SelectiveCheckpoint::Results all = {result.output, result.lse};
       all.insert(all.end(), result.extras.begin(), result.extras.end());
       return all;
     });
     Tensor output = results[0];
-    variable_list saved = {q, k, v, documents.first_keys, documents.query_bounds, documents.key_bounds};
+    variable_list saved = {q, k, v};
     saved.insert(saved.end(), results.begin(), results.end());
     context->save_for_backward(saved);
-    context->saved_data["most_queries"] = documents.most_queries;
-    context->saved_data["most_keys"] = documents.most_keys;
+    keep_state(context, AttentionState(mask));
     return output;
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = context->get_saved_variables();
-    const kernels::Documents documents{saved[3], saved[4], saved[5],
-                                       context->saved_data["most_queries"].toInt(),
-                                       context->saved_data["most_keys"].toInt()};
-    const kernels::AttentionResult result{saved[6], saved[7], {saved.begin() + 8, saved.end()}};
-    auto [q, k, v] = kernels::attention_backward(grads[0], saved[0], saved[1], saved[2], documents, result);
+    const auto state = kept_state<AttentionState>(context);
+    const kernels::AttentionResult result{saved[3], saved[4], {saved.begin() + 5, saved.end()}};
+    auto [q, k, v] = kernels::attention_backward(grads[0], saved[0], saved[1], saved[2], state->mask, result);
     return {q, k, v, Tensor(), Tensor()};
   }
 };
@@ -175,9 +179,9 @@ RotatedHeads rope_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const T
 Tensor gated_activation(const Tensor& gate, const Tensor& up, Activation activation) {
   return GatedActivationFunction::apply(gate, up, static_cast<int64_t>(activation));
 }
-Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const kernels::Documents& documents,
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const kernels::AttentionMask& mask,
                  SelectiveCheckpoint* selective) {
-  return AttentionFunction::apply(q, k, v, documents, selective);
+  return AttentionFunction::apply(q, k, v, mask, selective);
 }
 Tensor residual_sum(const Tensor& stream, const Tensor& x, const BlockRun& run) {
   return ResidualSumFunction::apply(stream, x, !run.recomputes());

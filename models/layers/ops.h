@@ -53,10 +53,10 @@ RotatedHeads rope_qkv(const at::Tensor& q, const at::Tensor& k, const at::Tensor
 // hidden]. If they are, and always on a GPU, backward returns the gradients as halves of one packed tensor.
 at::Tensor gated_activation(const at::Tensor& gate, const at::Tensor& up, Activation activation);
 
-// Computes causal attention inside documents; shapes as in models/kernels/attention/attention.h. `selective`
+// Computes attention under `mask`; shapes as in models/kernels/attention/attention.h. `selective`
 // saves the output if it is not null.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                     const kernels::Documents& documents, SelectiveCheckpoint* selective = nullptr);
+                     const kernels::AttentionMask& mask, SelectiveCheckpoint* selective = nullptr);
 
 // Returns stream + x, the last sum of a block. A recomputation skips it: the elements are undefined.
 at::Tensor residual_sum(const at::Tensor& stream, const at::Tensor& x, const BlockRun& run = {});

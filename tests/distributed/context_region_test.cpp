@@ -54,13 +54,13 @@ double difference_of_attention(Exchange& ranks, const AttentionCase& of) {
     return std::vector<Tensor>{output.detach(), leaves[0].grad(), leaves[1].grad(), leaves[2].grad()};
   };
   SequenceContext plain;
-  if (positions.defined()) plain.documents = kernels::documents_from(positions, at::kCPU);
+  if (positions.defined()) plain.mask = kernels::document_mask(positions, at::kCPU);
   const std::vector<Tensor> expected = run(complete, plain, nullptr);
   SequenceContext context;
   for (const SequenceRange& part : parts)
-    context.parts.push_back(
-        {part, positions.defined() ? kernels::documents_of_range(positions, part.first, part.end, at::kCPU)
-                                   : kernels::Documents()});
+    context.parts.push_back({part, positions.defined()
+                                       ? kernels::document_mask(positions, part.first, part.end, at::kCPU)
+                                       : kernels::AttentionMask()});
   std::vector<Tensor> own;
   for (const Tensor& t : complete) own.push_back(columns_of_parts(t, parts, 2));
   const std::vector<Tensor> found = run(own, context, &ranks);
@@ -84,7 +84,7 @@ double difference_of_model(const DividedJob& job, bool head_tail, bool ring, con
   const Run expected = run(job, one, complete);
   const std::vector<SequenceRange> parts = sequence_parts(kSeq, {context.size(), context.rank(), head_tail});
   Tensor positions;
-  if (job.documents) positions = at::arange(kSeq, at::kInt) - complete.context.documents.first_keys;
+  if (job.documents) positions = at::arange(kSeq, at::kInt) - complete.context.mask.first_keys;
   const Run found = run(job, shared,
                         {columns_of_parts(complete.tokens, parts), columns_of_parts(complete.labels, parts),
                          context_of_parts(one.context(kSeq, at::kCPU), parts, positions)});

@@ -129,7 +129,7 @@ TEST_CASE("the steps of a ring take every query with each key before it once") {
           };
           for (const int query : chosen(rank, step.queries))
             for (const int key : chosen(step.source, step.keys)) {
-              const bool own = step.causality == kernels::Causality::kFromLastKey;
+              const bool own = step.mask == kernels::MaskKind::kCausal;
               CHECK(own == (i == 0));
               if (own && key > query) continue;
               CHECK(key <= query);

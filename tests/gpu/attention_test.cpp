@@ -45,7 +45,7 @@ std::vector<double> attention_errors(const AttentionCase& c) {
   const auto run = [&](auto&& place) {
     const at::Tensor a = place(q), b = place(k), d = place(v);
     const auto documents =
-        c.documents ? kernels::documents_from(positions, a.device()) : kernels::Documents();
+        c.documents ? kernels::document_mask(positions, a.device()) : kernels::AttentionMask();
     const auto forward = kernels::attention_forward(a, b, d, documents);
     const auto back = kernels::attention_backward(place(grad), a, b, d, documents, forward);
     return std::vector<at::Tensor>{forward.output, back.q, back.k, back.v};
@@ -124,7 +124,7 @@ std::vector<at::Tensor> on_device(const std::vector<at::Tensor>& tensors, at::De
 // operations in fp64 on the CPU. `parts`: by one call for the keys before the queries' own and one for these,
 // merged, as a ring computes it.
 double lengths_error(const LengthsCase& c, bool parts) {
-  using kernels::Causality;
+  using kernels::AttentionMask, kernels::MaskKind;
   at::manual_seed(2);
   at::globalContext().setDeterministicAlgorithms(c.deterministic, /*warn_only=*/false);
   const auto make = [&](int64_t length, int64_t heads) {
@@ -138,17 +138,15 @@ double lengths_error(const LengthsCase& c, bool parts) {
   positions[1].narrow(0, border, c.keys - border).copy_(at::arange(c.keys - border));
   if (const int64_t begin = c.keys - c.queries; begin > 0 && border > begin)  // keys of no query before it
     positions[1].narrow(0, begin, border - begin).copy_(at::arange(border - begin));
-  const auto documents = [&](at::Device device) {
-    return c.documents ? kernels::documents_of_range(positions, c.keys - c.queries, c.keys, device)
-                       : kernels::Documents();
+  const auto mask = [&](at::Device device) {
+    return c.documents ? kernels::document_mask(positions, c.keys - c.queries, c.keys, device)
+                       : AttentionMask{c.causal ? MaskKind::kCausal : MaskKind::kAllKeys};
   };
-  const Causality causality = c.causal ? Causality::kFromLastKey : Causality::kNone;
   std::vector<at::Tensor> wide;
   for (const at::Tensor& t : inputs) wide.push_back(t.to(at::kDouble));
-  const auto reference =
-      kernels::plain::attention_forward(wide[0], wide[1], wide[2], documents(at::kCPU), causality);
-  const auto of_reference = kernels::plain::attention_backward(wide[3], wide[0], wide[1], wide[2],
-                                                               documents(at::kCPU), reference, causality);
+  const auto reference = kernels::plain::attention_forward(wide[0], wide[1], wide[2], mask(at::kCPU));
+  const auto of_reference =
+      kernels::plain::attention_backward(wide[3], wide[0], wide[1], wide[2], mask(at::kCPU), reference);
   const auto in = on_device(inputs, at::Device(at::kCUDA, 0));
   std::vector<at::Tensor> found;
   if (parts) {
@@ -159,16 +157,15 @@ double lengths_error(const LengthsCase& c, bool parts) {
     all.output = all.output.to(at::kFloat);
     kernels::merge_attention(
         all.output, all.lse,
-        kernels::attention_forward(in[0], first(in[1]), first(in[2]), {}, Causality::kNone));
+        kernels::attention_forward(in[0], first(in[1]), first(in[2]), {MaskKind::kAllKeys}));
     all.output = all.output.to(c.dtype);
-    const auto a = kernels::attention_backward(in[3], in[0], first(in[1]), first(in[2]), {}, all,
-                                               Causality::kNone),
+    const auto a = kernels::attention_backward(in[3], in[0], first(in[1]), first(in[2]), {MaskKind::kAllKeys},
+                                               all),
                b = kernels::attention_backward(in[3], in[0], own(in[1]), own(in[2]), {}, all);
     found = {all.output, a.q + b.q, at::cat({a.k, b.k}, 2), at::cat({a.v, b.v}, 2), all.lse};
   } else {
-    const auto result = kernels::attention_forward(in[0], in[1], in[2], documents(in[0].device()), causality);
-    const auto grads =
-        kernels::attention_backward(in[3], in[0], in[1], in[2], documents(in[0].device()), result, causality);
+    const auto result = kernels::attention_forward(in[0], in[1], in[2], mask(in[0].device()));
+    const auto grads = kernels::attention_backward(in[3], in[0], in[1], in[2], mask(in[0].device()), result);
     found = {result.output, grads.q, grads.k, grads.v};
     if (result.lse.defined()) found.push_back(result.lse);
   }

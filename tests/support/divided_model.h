@@ -101,7 +101,7 @@ inline Microbatch batch_of(const DividedJob& job, const Transformer& model) {
     const Tensor positions =
         at::cat({at::arange(5), at::arange(kSeq - 5)}).to(at::kInt).expand({job.batch, kSeq});
     context = inside_documents(context, positions.contiguous(),
-                               kernels::documents_from(positions.contiguous(), at::kCPU));
+                               kernels::document_mask(positions.contiguous(), at::kCPU));
   }
   return {tokens, labels, context};
 }

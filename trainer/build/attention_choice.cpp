@@ -7,7 +7,6 @@
 
 #include <fmt/format.h>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
@@ -27,7 +26,7 @@ namespace hyperion::trainer {
 namespace {
 
 using at::Tensor;
-using kernels::AttentionKernel, kernels::Causality;
+using kernels::AttentionKernel, kernels::MaskKind;
 
 // Says how attention gets the keys of other context parallel ranks.
 enum class Context { kAlone, kGathered, kRing, kRingOfHalves };
@@ -47,6 +46,7 @@ struct Shape {
   int64_t heads, kv_heads, head_dim;
   int64_t batch, length;  // sequences, and the tokens of each that a rank has: in a ring its part, else all
   at::ScalarType dtype;
+  MaskKind mask;
   Context context;
 
   std::string describe() const {
@@ -66,6 +66,7 @@ Shape shape_of(const models::ModelArgs& args, const config::JobConfig& config, i
           .batch = config::microbatch_rows(config, batch_size),
           .length = is_ring(context) ? seq_len / degrees.context_parallel_degree : seq_len,
           .dtype = checkpointing::scalar_type(config.training.mixed_precision_param),
+          .mask = config.training.document_mask ? MaskKind::kDocuments : MaskKind::kCausal,
           .context = context};
 }
 
@@ -83,17 +84,17 @@ std::vector<Shape> attention_shapes(const models::ModelArgs& args, const config:
 // Returns the kernel calls of a step: one, or in a ring three, for the keys of this rank, of ranks before it
 // and of ranks after it (ring_steps() in models/parts/attention/ring_attention.h). Gathered keys are more
 // than the queries, which cuDNN does not take.
-std::vector<AttentionCall> calls_of(const Shape& shape) {
-  const auto call = [&](int64_t queries, int64_t keys, Causality causality) {
-    return AttentionCall{shape.batch, shape.heads, shape.kv_heads, shape.head_dim,
-                         queries,     keys,        shape.dtype,    causality};
+std::vector<AttentionTrial> calls_of(const Shape& shape) {
+  const auto call = [&](int64_t queries, int64_t keys, MaskKind mask) {
+    return AttentionTrial{
+        shape.batch, shape.heads, shape.kv_heads, {shape.dtype, shape.head_dim, queries, keys, mask}};
   };
   const int64_t all = shape.length, half = all / 2;
-  std::vector<AttentionCall> calls = {call(all, all, Causality::kFromLastKey)};
-  if (shape.context == Context::kRing) calls.push_back(call(all, all, Causality::kNone));
+  std::vector<AttentionTrial> calls = {call(all, all, shape.mask)};
+  if (shape.context == Context::kRing) calls.push_back(call(all, all, MaskKind::kAllKeys));
   if (shape.context == Context::kRingOfHalves) {
-    calls.push_back(call(all, half, Causality::kNone));
-    calls.push_back(call(half, all, Causality::kNone));
+    calls.push_back(call(all, half, MaskKind::kAllKeys));
+    calls.push_back(call(half, all, MaskKind::kAllKeys));
   }
   return calls;
 }
@@ -101,11 +102,8 @@ std::vector<AttentionCall> calls_of(const Shape& shape) {
 // The kernel that serves a shape, where cuDNN is allowed as far as it is now. In a ring cuDNN serves all
 // calls or none: what one call's forward leaves besides its results goes to every call's backward.
 AttentionKernel kernel_of(const Shape& shape, const config::JobConfig& config) {
-  for (const AttentionCall& call : calls_of(shape)) {
-    const Tensor q = at::empty({call.batch, call.heads, call.queries, call.head_dim},
-                               at::TensorOptions(call.dtype).device(at::kMeta));
-    const AttentionKernel kernel =
-        kernels::attention_kernel(q, call.keys, config.training.document_mask, call.causality);
+  for (const AttentionTrial& trial : calls_of(shape)) {
+    const AttentionKernel kernel = kernels::attention_kernel(trial.call, at::kCUDA);
     if (kernel != AttentionKernel::kCudnn) return kernel;
   }
   const bool no_cudnn = config.debug.deterministic || shape.context == Context::kGathered;
@@ -122,8 +120,8 @@ std::string lengths_of_ring(const config::JobConfig& config) {
 // Why cuDNN cannot be used for one of `shapes`; empty: it can.
 std::string try_cudnn_on(const std::vector<Shape>& shapes, const Shape& training, at::Device device) {
   for (const Shape& shape : shapes) {
-    for (const AttentionCall& call : calls_of(shape)) {
-      const std::string why_not = try_cudnn(call, device);
+    for (const AttentionTrial& trial : calls_of(shape)) {
+      const std::string why_not = try_cudnn(trial, device);
       if (why_not.empty()) continue;
       const bool of_training = shape.batch == training.batch && shape.length == training.length;
       return of_training ? why_not
@@ -168,22 +166,23 @@ void choose_on_cpu(const models::ModelArgs& args, const config::JobConfig& confi
         "This processor has no AVX2 with FMA and BMI2: plain code computes in their place, several times "
         "slower");
   const bool flash = config.model.attention == config::AttentionChoice::kFlash;
-  const bool documents = config.training.document_mask,
-             libtorch = flash && !documents && context_of(config) == Context::kAlone;
+  const Shape shape = attention_shapes(args, config).front();
+  const kernels::AttentionCall call = calls_of(shape).front().call;
+  const bool libtorch =
+      flash && shape.context == Context::kAlone && kernels::serves(AttentionKernel::kLibtorchCpu, call);
   kernels::use_libtorch_attention_on_cpu(libtorch);
   if (libtorch) {
     log_info("Attention: libtorch's flash attention for CPUs, as model.attention = \"flash\" asks");
     return;
   }
-  if (flash)
+  if (flash) {
+    const bool documents = shape.mask == MaskKind::kDocuments;
     log_warning(
         "model.attention = \"flash\": with {} our kernel for CPUs runs in its place, because libtorch's {}",
         documents ? "training.document_mask" : "context parallelism",
         documents ? "keeps no documents apart" : "takes as many keys as queries");
-  const Tensor head =
-      at::empty({1, 1, 1, args.attention.head_dim},
-                at::TensorOptions(checkpointing::scalar_type(config.training.mixed_precision_param)));
-  if (kernels::cpu::takes_attention(head))
+  }
+  if (kernels::serves(AttentionKernel::kCpu, call))
     log_info("Attention: our kernel for CPUs, with instructions \"{}\"", kernels::cpu::text_of(instructions));
 }
 
@@ -231,16 +230,12 @@ void choose_on_gpu(const models::ModelArgs& args, const config::JobConfig& confi
     c10::getDeviceAllocator(device.type())->emptyCache();  // the model's memory is what the step line reports
     agree_on_cudnn(why_not, training, required, ranks);
   }
-  switch (kernel_of(training, config)) {
-    case AttentionKernel::kCudnn:
-      log_info("Attention: cuDNN, tried on {}", training.describe());
-      break;
-    case AttentionKernel::kFlash:
-      log_info("Attention: flash, for {}", training.describe());
-      break;
-    case AttentionKernel::kEfficient:
-      log_info("Attention: memory-efficient, for {}", training.describe());
-  }
+  const AttentionKernel kernel = kernel_of(training, config);
+  log_info("Attention: {} {}",
+           kernel == AttentionKernel::kCudnn   ? "cuDNN, tried on"
+           : kernel == AttentionKernel::kFlash ? "flash, for"
+                                               : "memory-efficient, for",
+           training.describe());
 }
 
 }  // namespace

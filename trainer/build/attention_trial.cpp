@@ -25,35 +25,36 @@ constexpr double kLargestError = 0.05;  // of two bf16 kernels: about 0.005
 
 struct TriedAttention : Function<TriedAttention> {
   static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
-                        int64_t causality) {
+                        int64_t mask) {
     const kernels::AttentionResult result =
-        kernels::attention_forward(q, k, v, {}, static_cast<kernels::Causality>(causality));
+        kernels::attention_forward(q, k, v, {static_cast<kernels::MaskKind>(mask)});
     variable_list saved = {q, k, v, result.output, result.lse};
     saved.insert(saved.end(), result.extras.begin(), result.extras.end());
     context->save_for_backward(saved);
-    context->saved_data["causality"] = causality;
+    context->saved_data["mask"] = mask;
     return result.output;
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
     const kernels::AttentionResult result{saved[3], saved[4], {saved.begin() + 5, saved.end()}};
-    const auto [q, k, v] = kernels::attention_backward(
-        grads[0], saved[0], saved[1], saved[2], {}, result,
-        static_cast<kernels::Causality>(context->saved_data["causality"].toInt()));
+    const auto mask = static_cast<kernels::MaskKind>(context->saved_data["mask"].toInt());
+    const auto [q, k, v] =
+        kernels::attention_backward(grads[0], saved[0], saved[1], saved[2], {mask}, result);
     return {q, k, v, Tensor()};
   }
 };
 
 // [batch, heads, length, head_dim] in the layout that the model's blocks have. The heads differ, sequences do
 // not. Random numbers of the device are left alone: they are part of a job's state.
-Tensor make_input(const AttentionCall& call, int64_t heads, int64_t length, uint64_t seed,
+Tensor make_input(const AttentionTrial& trial, int64_t heads, int64_t length, uint64_t seed,
                   at::Device device) {
   const auto options = at::TensorOptions(at::kFloat);
-  const Tensor values = at::randn({length, 1, call.head_dim}, at::detail::createCPUGenerator(seed), options);
+  const Tensor values =
+      at::randn({length, 1, trial.call.head_dim}, at::detail::createCPUGenerator(seed), options);
   const Tensor of_heads = at::linspace(0.5, 1.5, heads, options).view({heads, 1});
   return (values.to(device) * of_heads.to(device))
-      .to(call.dtype)
-      .repeat({call.batch, 1, 1, 1})
+      .to(trial.call.dtype)
+      .repeat({trial.batch, 1, 1, 1})
       .transpose(1, 2);
 }
 
@@ -63,24 +64,25 @@ struct Results {
 
 // By autograd, as in a step: its thread runs the backward, for which cuDNN builds plans in each thread.
 Results compute(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& grad,
-                kernels::Causality causality) {
+                kernels::MaskKind mask) {
   const auto leaf = [](const Tensor& t) { return t.detach().requires_grad_(); };
   const Tensor leaf_q = leaf(q), leaf_k = leaf(k), leaf_v = leaf(v);
-  const Tensor output = TriedAttention::apply(leaf_q, leaf_k, leaf_v, static_cast<int64_t>(causality));
+  const Tensor output = TriedAttention::apply(leaf_q, leaf_k, leaf_v, static_cast<int64_t>(mask));
   torch::autograd::backward({output}, {grad});
   return {output.detach(), leaf_q.grad(), leaf_k.grad(), leaf_v.grad()};
 }
 
 }  // namespace
 
-std::string try_cudnn(const AttentionCall& call, at::Device device) {
-  const Tensor q = make_input(call, call.heads, call.queries, 1, device),
-               k = make_input(call, call.kv_heads, call.keys, 2, device),
-               v = make_input(call, call.kv_heads, call.keys, 3, device),
-               grad = make_input(call, call.heads, call.queries, 4, device);
+std::string try_cudnn(const AttentionTrial& trial, at::Device device) {
+  const kernels::AttentionCall& call = trial.call;
+  const Tensor q = make_input(trial, trial.heads, call.queries, 1, device),
+               k = make_input(trial, trial.kv_heads, call.keys, 2, device),
+               v = make_input(trial, trial.kv_heads, call.keys, 3, device),
+               grad = make_input(trial, trial.heads, call.queries, 4, device);
   Results cudnn;
   try {
-    cudnn = compute(q, k, v, grad, call.causality);
+    cudnn = compute(q, k, v, grad, call.mask);
   } catch (const c10::OutOfMemoryError&) {
     throw;
   } catch (const c10::AcceleratorError&) {
@@ -89,7 +91,7 @@ std::string try_cudnn(const AttentionCall& call, at::Device device) {
     return brief(error);
   }
   kernels::allow_cudnn_attention(false);
-  const Results flash = compute(q, k, v, grad, call.causality);
+  const Results flash = compute(q, k, v, grad, call.mask);
   kernels::allow_cudnn_attention(true);
   const auto norm = [](const Tensor& x) {
     return at::linalg_vector_norm(x, 2, at::OptionalIntArrayRef(), false, at::kFloat).item<double>();

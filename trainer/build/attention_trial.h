@@ -13,16 +13,15 @@ namespace hyperion::trainer {
 
 // One call of an attention kernel: q [batch, heads, queries, head_dim], k and v [batch, kv_heads,
 // keys, head_dim].
-struct AttentionCall {
-  int64_t batch, heads, kv_heads, head_dim, queries, keys;
-  at::ScalarType dtype;
-  kernels::Causality causality;
+struct AttentionTrial {
+  int64_t batch, heads, kv_heads;
+  kernels::AttentionCall call;
 };
 
-// Runs cuDNN's forward of this call once, and its backward on autograd's thread as in a step. Returns why
-// cuDNN cannot be used for it, or "" if it can. Results that are not finite or far from flash attention's are
-// a failure, as an error is. Exchanges nothing with other ranks. Leaves cuDNN allowed, and its memory in the
-// allocator's cache.
-std::string try_cudnn(const AttentionCall& call, at::Device device);
+// Runs cuDNN's forward of a call without documents once, and its backward on autograd's thread as in a step.
+// Returns why cuDNN cannot be used for it, or "" if it can. Results that are not finite or far from flash
+// attention's are a failure, as an error is. Exchanges nothing with other ranks. Leaves cuDNN allowed, and
+// its memory in the allocator's cache.
+std::string try_cudnn(const AttentionTrial& trial, at::Device device);
 
 }  // namespace hyperion::trainer

@@ -68,7 +68,7 @@ models::Microbatch BatchMover::move(const data::Batch& batch, int64_t first, int
     moved.context = models::context_of_parts(plain_, own, view(batch.positions));
   else
     moved.context = models::inside_documents(plain_, to_device(view(batch.positions), device_),
-                                             kernels::documents_from(view(batch.positions), device_));
+                                             kernels::document_mask(view(batch.positions), device_));
   return moved;
 }
 

@@ -85,8 +85,7 @@ at::Tensor empty_heads(const at::Tensor& like) {
   return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options()).transpose(1, 2);
 }
 
-AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& first_keys,
-                        Causality causality) {
+AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k, const AttentionMask& mask) {
   return {.batch = q.size(0),
           .heads = q.size(1),
           .kv_heads = k.size(1),
@@ -94,8 +93,8 @@ AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k, const at::Tens
           .keys = k.size(2),
           .head_dim = q.size(3),
           .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(q.size(3)))),
-          .causal = causality == Causality::kFromLastKey,
-          .first_keys = first_keys.defined() ? first_keys.const_data_ptr<int32_t>() : nullptr};
+          .causal = mask.kind != MaskKind::kAllKeys,
+          .first_keys = mask.has_documents() ? mask.first_keys.const_data_ptr<int32_t>() : nullptr};
 }
 
 const ElementKernels& kernels_for(const at::Tensor& t, Instructions instructions) {
@@ -159,21 +158,15 @@ Instructions chosen_instructions() {
   return chosen;
 }
 
-bool takes_attention(const at::Tensor& q) {
-  return q.is_cpu() && (q.scalar_type() == at::kFloat || q.scalar_type() == at::kBFloat16) &&
-         q.size(3) <= kLargestHead;
-}
-
 AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                  const at::Tensor& first_keys, Causality causality,
-                                  Instructions instructions) {
+                                  const AttentionMask& mask, Instructions instructions) {
   RECORD_FUNCTION("hyperion::attention",
-                  std::vector<c10::IValue>({q, k, v, causality == Causality::kFromLastKey}));
+                  std::vector<c10::IValue>({q, k, v, mask.kind != MaskKind::kAllKeys}));
   const at::Tensor queries = with_whole_heads(q), keys = with_whole_heads(k), values = with_whole_heads(v);
   const at::Tensor out = empty_heads(q);
   const at::Tensor lse = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::kFloat));
   if (out.numel() == 0) return {out, lse, {}};
-  const ForwardCall call{.shape = shape_of(q, k, first_keys, causality),
+  const ForwardCall call{.shape = shape_of(q, k, mask),
                          .q = view(queries),
                          .k = view(keys),
                          .v = view(values),
@@ -187,11 +180,10 @@ AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, cons
 }
 
 AttentionGradients attention_backward(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k,
-                                      const at::Tensor& v, const at::Tensor& first_keys,
-                                      const AttentionResult& result, Causality causality,
-                                      Instructions instructions) {
+                                      const at::Tensor& v, const AttentionMask& mask,
+                                      const AttentionResult& result, Instructions instructions) {
   RECORD_FUNCTION("hyperion::attention_backward",
-                  std::vector<c10::IValue>({grad_output, q, k, v, causality == Causality::kFromLastKey}));
+                  std::vector<c10::IValue>({grad_output, q, k, v, mask.kind != MaskKind::kAllKeys}));
   const at::Tensor queries = with_whole_heads(q), keys = with_whole_heads(k), values = with_whole_heads(v),
                    out = with_whole_heads(result.output), grad = with_whole_heads(grad_output),
                    lse = result.lse.contiguous();
@@ -207,7 +199,7 @@ AttentionGradients attention_backward(const at::Tensor& grad_output, const at::T
                    dv = parts == 1 ? empty_heads(v) : sums_of(v);
   const at::Tensor dq = empty_heads(q);
   const auto first_of = [&](const at::Tensor& t) { return parts == 1 ? t : t[0].transpose(1, 2); };
-  const BackwardCall call{.shape = shape_of(q, k, first_keys, causality),
+  const BackwardCall call{.shape = shape_of(q, k, mask),
                           .q = view(queries),
                           .k = view(keys),
                           .v = view(values),

@@ -25,18 +25,12 @@ bool processor_has(Instructions instructions);
 // HYPERION_CPU_INSTRUCTIONS names. Throws Error(kUsage) where that is no name, or the processor lacks it.
 Instructions chosen_instructions();
 
-// fp32 and bf16 on a CPU, heads of up to kLargestHead (models/args/attention_heads.h).
-bool takes_attention(const at::Tensor& q);
-
 // As attention_forward() and attention_backward() of models/kernels/attention/attention.h, for what
-// takes_attention(). first_keys: Documents::first_keys, undefined: there are no documents. Results lie as
-// [batch, seq, heads, head_dim].
+// AttentionKernel::kCpu serves. Results lie as [batch, seq, heads, head_dim].
 AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                  const at::Tensor& first_keys, Causality causality,
-                                  Instructions instructions);
+                                  const AttentionMask& mask, Instructions instructions);
 AttentionGradients attention_backward(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k,
-                                      const at::Tensor& v, const at::Tensor& first_keys,
-                                      const AttentionResult& result, Causality causality,
-                                      Instructions instructions);
+                                      const at::Tensor& v, const AttentionMask& mask,
+                                      const AttentionResult& result, Instructions instructions);
 
 }  // namespace hyperion::kernels::cpu

@@ -34,18 +34,17 @@ at::Tensor pad_last_dim(const at::Tensor& t) {
 }
 
 struct CudaInput {
-  CudaInput(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Documents& documents,
-            Causality causality)
+  CudaInput(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionMask& mask)
       : q(pad_last_dim(q)),
         k(pad_last_dim(k)),
         v(pad_last_dim(v)),
-        documents(documents),
-        causal(causality == Causality::kFromLastKey),
+        mask(mask),
+        causal(mask.kind != MaskKind::kAllKeys),
         head_dim(q.size(3)),
         scale(1 / std::sqrt(static_cast<double>(q.size(3)))) {}
 
   at::Tensor q, k, v;
-  const Documents& documents;
+  const AttentionMask& mask;
   bool causal;  // from the last key
   int64_t head_dim;
   double scale;
@@ -91,26 +90,24 @@ AttentionGradients flash_backward(const at::Tensor& grad, const CudaInput& in,
 }
 
 // libtorch takes a longest sequence of one query for decoding, where no sequence is without queries.
-int64_t most_queries_for_flash(const Documents& documents) {
-  return std::max<int64_t>(documents.most_queries, 2);
+int64_t most_queries_for_flash(const AttentionMask& mask) {
+  return std::max<int64_t>(mask.most_queries, 2);
 }
 
 AttentionResult flash_documents_forward(const CudaInput& in) {
-  const Documents& documents = in.documents;
-  auto [out, lse, seed, offset, debug] = at::_flash_attention_forward(
-      all_tokens(in.q), all_tokens(in.k), all_tokens(in.v), documents.query_bounds, documents.key_bounds,
-      most_queries_for_flash(documents), documents.most_keys, kNoDropout, true, /*return_debug_mask=*/false,
-      in.scale);
+  auto [out, lse, seed, offset, debug] =
+      at::_flash_attention_forward(all_tokens(in.q), all_tokens(in.k), all_tokens(in.v), in.mask.query_bounds,
+                                   in.mask.key_bounds, most_queries_for_flash(in.mask), in.mask.most_keys,
+                                   kNoDropout, true, /*return_debug_mask=*/false, in.scale);
   return {as_rows(out, in.q), {}, {seed, offset, lse}};
 }
 
 AttentionGradients flash_documents_backward(const at::Tensor& grad, const CudaInput& in,
                                             const AttentionResult& result) {
-  const Documents& documents = in.documents;
   auto [dq, dk, dv] = at::_flash_attention_backward(
       all_tokens(grad), all_tokens(in.q), all_tokens(in.k), all_tokens(in.v), all_tokens(result.output),
-      result.extras.at(2), documents.query_bounds, documents.key_bounds, most_queries_for_flash(documents),
-      documents.most_keys, kNoDropout, true, result.extras.at(0), result.extras.at(1), in.scale);
+      result.extras.at(2), in.mask.query_bounds, in.mask.key_bounds, most_queries_for_flash(in.mask),
+      in.mask.most_keys, kNoDropout, true, result.extras.at(0), result.extras.at(1), in.scale);
   return {as_rows(dq, in.q), as_rows(dk, in.k), as_rows(dv, in.k)};
 }
 
@@ -167,11 +164,10 @@ AttentionGradients efficient_from_last_backward(const at::Tensor& grad, const Cu
 
 AttentionResult efficient_documents_forward(const CudaInput& in) {
   const int64_t heads = in.q.size(1);
-  const Documents& documents = in.documents;
   const auto one_row = [](const at::Tensor& t) { return all_tokens(t).unsqueeze(0); };
   auto [out, lse, seed, offset, longest_q, longest_k] = at::_efficient_attention_forward(
       one_row(in.q), one_row(repeat_heads(in.k, heads)), one_row(repeat_heads(in.v, heads)), std::nullopt,
-      documents.query_bounds, documents.key_bounds, documents.most_queries, documents.most_keys, kNoDropout,
+      in.mask.query_bounds, in.mask.key_bounds, in.mask.most_queries, in.mask.most_keys, kNoDropout,
       kCausalFromTheLast, /*compute_log_sumexp=*/true, in.scale);
   return {as_rows(out.squeeze(0), in.q), {}, {seed, offset, lse}};
 }
@@ -179,13 +175,12 @@ AttentionResult efficient_documents_forward(const CudaInput& in) {
 AttentionGradients efficient_documents_backward(const at::Tensor& grad, const CudaInput& in,
                                                 const AttentionResult& result) {
   const int64_t heads = in.q.size(1), kv_heads = in.k.size(1);
-  const Documents& documents = in.documents;
   const auto one_row = [](const at::Tensor& t) { return all_tokens(t).unsqueeze(0); };
   auto [dq, dk, dv, dbias] = at::_efficient_attention_backward(
       one_row(grad), one_row(in.q), one_row(repeat_heads(in.k, heads)), one_row(repeat_heads(in.v, heads)),
-      std::nullopt, one_row(result.output), documents.query_bounds, documents.key_bounds,
-      documents.most_queries, documents.most_keys, result.extras.at(2), kNoDropout, result.extras.at(0),
-      result.extras.at(1), kCausalFromTheLast, /*bias_requires_grad=*/false, in.scale);
+      std::nullopt, one_row(result.output), in.mask.query_bounds, in.mask.key_bounds, in.mask.most_queries,
+      in.mask.most_keys, result.extras.at(2), kNoDropout, result.extras.at(0), result.extras.at(1),
+      kCausalFromTheLast, /*bias_requires_grad=*/false, in.scale);
   const auto rows = [](const at::Tensor& t, const at::Tensor& like) { return as_rows(t.squeeze(0), like); };
   return {rows(dq, in.q), sum_heads(rows(dk, in.k), kv_heads), sum_heads(rows(dv, in.k), kv_heads)};
 }
@@ -195,40 +190,35 @@ struct CudaForm {
   AttentionGradients (*backward)(const at::Tensor& grad, const CudaInput& in, const AttentionResult& result);
 };
 
-CudaForm cuda_form(const CudaInput& in) {
-  const bool documents = in.documents.defined();
-  const Causality causality = in.causal ? Causality::kFromLastKey : Causality::kNone;
-  switch (attention_kernel(in.q, in.k.size(2), documents, causality)) {
-    case AttentionKernel::kCudnn:
-      return {cudnn_forward, cudnn_backward};
-    case AttentionKernel::kFlash:
-      if (documents) return {flash_documents_forward, flash_documents_backward};
-      return {flash_forward, flash_backward};
-    case AttentionKernel::kEfficient:
-      if (documents) return {efficient_documents_forward, efficient_documents_backward};
-      // the other entry is causal from the first key
-      if (in.causal && in.q.size(2) != in.k.size(2))
-        return {efficient_from_last_forward, efficient_from_last_backward};
-  }
+CudaForm cuda_form(AttentionKernel kernel, const CudaInput& in) {
+  const bool documents = in.mask.has_documents();
+  if (kernel == AttentionKernel::kCudnn) return {cudnn_forward, cudnn_backward};
+  if (kernel == AttentionKernel::kFlash)
+    return documents ? CudaForm{flash_documents_forward, flash_documents_backward}
+                     : CudaForm{flash_forward, flash_backward};
+  if (documents) return {efficient_documents_forward, efficient_documents_backward};
+  // the other entry is causal from the first key
+  if (in.causal && in.q.size(2) != in.k.size(2))
+    return {efficient_from_last_forward, efficient_from_last_backward};
   return {efficient_forward, efficient_backward};
 }
 
 }  // namespace
 
 AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                  const Documents& documents, Causality causality) {
-  const CudaInput in(q, k, v, documents, causality);
-  AttentionResult result = cuda_form(in).forward(in);
+                                  const AttentionMask& mask, AttentionKernel kernel) {
+  const CudaInput in(q, k, v, mask);
+  AttentionResult result = cuda_form(kernel, in).forward(in);
   result.output = result.output.narrow(3, 0, in.head_dim);
   return result;
 }
 
 AttentionGradients attention_backward(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k,
-                                      const at::Tensor& v, const Documents& documents,
-                                      const AttentionResult& result, Causality causality) {
-  const CudaInput in(q, k, v, documents, causality);
+                                      const at::Tensor& v, const AttentionMask& mask,
+                                      const AttentionResult& result, AttentionKernel kernel) {
+  const CudaInput in(q, k, v, mask);
   const AttentionResult padded = {pad_last_dim(result.output), result.lse, result.extras};
-  AttentionGradients grads = cuda_form(in).backward(pad_last_dim(grad_output), in, padded);
+  AttentionGradients grads = cuda_form(kernel, in).backward(pad_last_dim(grad_output), in, padded);
   for (at::Tensor* t : {&grads.q, &grads.k, &grads.v}) *t = t->narrow(3, 0, in.head_dim);
   return grads;
 }

@@ -7,11 +7,12 @@
 
 namespace hyperion::kernels::gpu {
 
-// As attention_forward() and attention_backward() of models/kernels/attention/attention.h.
+// As attention_forward() and attention_backward() of models/kernels/attention/attention.h, by a `kernel` for
+// GPUs that serves the call.
 AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                  const Documents& documents, Causality causality);
+                                  const AttentionMask& mask, AttentionKernel kernel);
 AttentionGradients attention_backward(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k,
-                                      const at::Tensor& v, const Documents& documents,
-                                      const AttentionResult& result, Causality causality);
+                                      const at::Tensor& v, const AttentionMask& mask,
+                                      const AttentionResult& result, AttentionKernel kernel);
 
 }  // namespace hyperion::kernels::gpu

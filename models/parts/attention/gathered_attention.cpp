@@ -125,7 +125,7 @@ variable_list attend(const Tensor& q, const Tensor& local, const Parts& parts, E
     const auto [k, v] = keys.before(parts[i].range.end, i);
     const int64_t tokens = parts[i].range.size();
     kernels::AttentionResult result = kernels::attention_forward(
-        q.narrow(2, static_cast<int64_t>(i) * tokens, tokens), k, v, parts[i].documents);
+        q.narrow(2, static_cast<int64_t>(i) * tokens, tokens), k, v, parts[i].mask);
     outputs.push_back(std::move(result.output));
     others.push_back(std::move(result.lse));
     others.insert(others.end(), result.extras.begin(), result.extras.end());
@@ -170,7 +170,7 @@ struct GatheredAttentionFunction : Function<GatheredAttentionFunction> {
       const auto first = saved.begin() + 3 + static_cast<int64_t>(i) * others;
       const kernels::AttentionResult result{queries(output), *first, {first + 1, first + others}};
       kernels::AttentionGradients gradients =
-          kernels::attention_backward(queries(grads[0]), queries(q), k, v, parts[i].documents, result);
+          kernels::attention_backward(queries(grads[0]), queries(q), k, v, parts[i].mask, result);
       grad_q[i] = std::move(gradients.q);
       sums.add(gradients.k, gradients.v, i);
     }
@@ -184,9 +184,9 @@ struct GatheredAttentionFunction : Function<GatheredAttentionFunction> {
 Tensor attention_over_ranks(const Tensor& q, const Tensor& k, const Tensor& v, const SequenceContext& context,
                             const ContextGroup& cp, const BlockRun& run) {
   SelectiveCheckpoint* checkpoint = run.attention_checkpoint();
-  if (cp.group == nullptr) return ops::attention(q, k, v, context.documents, checkpoint);
+  if (cp.group == nullptr) return ops::attention(q, k, v, context.mask, checkpoint);
   const Parts& parts = context.parts;
-  if (cp.ring && !parts.front().documents.defined())
+  if (cp.ring && serves_ring(parts.front().mask.kind))
     return ring_attention(q, k, v, *cp.group, /*head_tail=*/parts.size() == 2, checkpoint);
   return GatheredAttentionFunction::apply(q, k, v, parts, cp.group, checkpoint);
 }

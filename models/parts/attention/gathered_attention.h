@@ -22,8 +22,8 @@ namespace hyperion::models {
 
 // Computes the attention of q [batch, heads, seq, head_dim] and k, v [batch, kv_heads, seq, head_dim], this
 // rank's tokens -> the shape of q. It calls ops::attention() without a group, ring_attention() with a ring
-// and without documents. All ranks of the group must call it in the same order, in backward too. A checkpoint
-// of the run saves the output, so that the recomputation communicates nothing.
+// whose steps serve the mask. All ranks of the group must call it in the same order, in backward too. A
+// checkpoint of the run saves the output, so that the recomputation communicates nothing.
 at::Tensor attention_over_ranks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                 const SequenceContext& context, const ContextGroup& cp, const BlockRun& run);
 

@@ -18,7 +18,7 @@ namespace hyperion::models {
 namespace {
 
 using at::Tensor;
-using kernels::Causality;
+using kernels::MaskKind;
 
 // Selects rows of t [batch, heads, seq] or [batch, heads, seq, head_dim].
 Tensor ring_rows(const Tensor& t, RingRows rows) {
@@ -82,7 +82,7 @@ variable_list attend_round(const Tensor& q, const Tensor& k, const Tensor& v, Ex
     if (!step.attends) continue;
     merge_attention(ring_rows(output, step.queries), ring_rows(own.lse, step.queries),
                     kernels::attention_forward(ring_rows(q, step.queries), ring_rows(keys.k(), step.keys),
-                                               ring_rows(keys.v(), step.keys), {}, step.causality));
+                                               ring_rows(keys.v(), step.keys), {step.mask}));
   }
   variable_list results = {output.to(q.scalar_type()), own.lse};
   results.insert(results.end(), own.extras.begin(), own.extras.end());
@@ -119,9 +119,9 @@ kernels::AttentionGradients gradients_round(const Tensor& grad, const Tensor& q,
         lse_of_second_half = ring_rows(lse, RingRows::kSecondHalf).contiguous();
       const kernels::AttentionResult step_result = {ring_rows(result.output, step.queries),
                                                     all ? lse : lse_of_second_half, result.extras};
-      step_gradients = kernels::attention_backward(
-          ring_rows(grad, step.queries), ring_rows(q, step.queries), ring_rows(keys.k(), step.keys),
-          ring_rows(keys.v(), step.keys), {}, step_result, step.causality);
+      step_gradients = kernels::attention_backward(ring_rows(grad, step.queries), ring_rows(q, step.queries),
+                                                   ring_rows(keys.k(), step.keys),
+                                                   ring_rows(keys.v(), step.keys), {step.mask}, step_result);
       ring_rows(grad_q, step.queries).add_(step_gradients.q);
     }
     gradients.finish();  // from the previous rank, which had these keys in the previous step
@@ -170,7 +170,7 @@ struct RingAttentionFunction : Function<RingAttentionFunction> {
 }  // namespace
 
 std::vector<RingStep> ring_steps(int ranks, int rank, bool head_tail) {
-  std::vector<RingStep> steps = {{.source = rank, .causality = Causality::kFromLastKey}};
+  std::vector<RingStep> steps = {{.source = rank, .mask = MaskKind::kCausal}};
   for (int step = 1; step < ranks; ++step) {
     const int source = (rank - step + ranks) % ranks;
     const bool before = source < rank;

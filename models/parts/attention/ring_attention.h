@@ -33,8 +33,13 @@ struct RingStep {
   int source = 0;
   bool attends = true;  // false: all of this rank's queries come before these keys
   RingRows queries = RingRows::kAll, keys = RingRows::kAll;
-  kernels::Causality causality = kernels::Causality::kNone;  // only a rank's own keys need a causal mask
+  kernels::MaskKind mask = kernels::MaskKind::kAllKeys;  // only a rank's own keys need a causal one
 };
+
+// Whether the steps of a ring together serve a mask of the complete sequence.
+constexpr bool serves_ring(kernels::MaskKind mask) {
+  return mask == kernels::MaskKind::kCausal;
+}
 
 // Returns the steps of a rank: its own keys first, then those of ranks rank - 1, rank - 2, ... with
 // wrap-around. head_tail: SequenceSplit::head_tail; the two chunks of a rank are then the halves of its
@@ -42,7 +47,7 @@ struct RingStep {
 std::vector<RingStep> ring_steps(int ranks, int rank, bool head_tail);
 
 // Computes the attention of q [batch, heads, seq, head_dim] and k, v [batch, kv_heads, seq, head_dim], this
-// rank's tokens -> the shape of q. It does not support documents. All ranks of the group must call it in the
+// rank's tokens -> the shape of q. The mask is causal. All ranks of the group must call it in the
 // same order, in backward too. `checkpoint`, which may be null, saves the output, so that the recomputation
 // communicates nothing.
 at::Tensor ring_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Exchange& cp_group,

@@ -32,11 +32,11 @@ namespace hyperion::models {
 namespace {
 
 using at::Tensor;
-using kernels::Causality, kernels::Documents, kernels::cpu::Instructions;
+using kernels::AttentionMask, kernels::MaskKind, kernels::cpu::Instructions;
 
 struct Lengths {
   int64_t batch, heads, kv_heads, queries, keys, head_dim;
-  Causality causality = Causality::kFromLastKey;
+  MaskKind mask = MaskKind::kCausal;
   // Where documents begin in every row but the first, which is one document; empty: there are none.
   std::vector<int64_t> begins{};
 };
@@ -46,14 +46,14 @@ const std::vector<Lengths> kLengths = {
     {1, 2, 1, 1, 9, 6},
     {3, 4, 2, 5, 12, 3},
     {1, 2, 2, 7, 7, 4},
-    {3, 2, 1, 4, 11, 5, Causality::kNone},
-    {1, 4, 2, 11, 4, 5, Causality::kNone},  // fewer keys than queries
-    {1, 2, 1, 3, 1, 8, Causality::kNone},
-    {2, 2, 1, 6, 13, 4, Causality::kFromLastKey, {0}},                   // of the complete length
-    {3, 4, 2, 6, 13, 4, Causality::kFromLastKey, {0, 3, 9}},             // over the border
-    {3, 4, 2, 6, 13, 4, Causality::kFromLastKey, {0, 7}},                // at the border
-    {2, 2, 2, 4, 9, 5, Causality::kFromLastKey, {0, 1, 4, 5, 6, 7, 8}},  // of one token
-    {2, 2, 1, 8, 8, 4, Causality::kFromLastKey, {0, 2, 3}},
+    {3, 2, 1, 4, 11, 5, MaskKind::kAllKeys},
+    {1, 4, 2, 11, 4, 5, MaskKind::kAllKeys},  // fewer keys than queries
+    {1, 2, 1, 3, 1, 8, MaskKind::kAllKeys},
+    {2, 2, 1, 6, 13, 4, MaskKind::kDocuments, {0}},                   // of the complete length
+    {3, 4, 2, 6, 13, 4, MaskKind::kDocuments, {0, 3, 9}},             // over the border
+    {3, 4, 2, 6, 13, 4, MaskKind::kDocuments, {0, 7}},                // at the border
+    {2, 2, 2, 4, 9, 5, MaskKind::kDocuments, {0, 1, 4, 5, 6, 7, 8}},  // of one token
+    {2, 2, 1, 8, 8, 4, MaskKind::kDocuments, {0, 2, 3}},
 };
 
 Tensor positions_of(const Lengths& c) {
@@ -66,13 +66,13 @@ Tensor positions_of(const Lengths& c) {
   return positions;
 }
 
-Documents documents_of_case(const Lengths& c) {
-  if (c.begins.empty()) return {};
-  return kernels::documents_of_range(positions_of(c), c.keys - c.queries, c.keys, at::kCPU);
+AttentionMask mask_of_case(const Lengths& c) {
+  if (c.mask != MaskKind::kDocuments) return {c.mask};
+  return kernels::document_mask(positions_of(c), c.keys - c.queries, c.keys, at::kCPU);
 }
 
 bool sees(const Lengths& c, const Tensor& positions, int64_t row, int64_t query, int64_t key) {
-  if (c.causality == Causality::kNone) return true;
+  if (c.mask == MaskKind::kAllKeys) return true;
   const int64_t own = c.keys - c.queries + query;  // the query's own key
   const int64_t first = c.begins.empty() ? 0 : own - positions[row][own].item<int64_t>();
   return first <= key && key <= own;
@@ -109,10 +109,9 @@ std::vector<Tensor> by_masked_softmax(const Lengths& c, const LengthInput& in) {
 }
 
 std::vector<Tensor> by_plain_form(const Lengths& c, const LengthInput& in) {
-  const Documents documents = documents_of_case(c);
-  const auto result = kernels::plain::attention_forward(in.q, in.k, in.v, documents, c.causality);
-  const auto grads =
-      kernels::plain::attention_backward(in.grad, in.q, in.k, in.v, documents, result, c.causality);
+  const AttentionMask mask = mask_of_case(c);
+  const auto result = kernels::plain::attention_forward(in.q, in.k, in.v, mask);
+  const auto grads = kernels::plain::attention_backward(in.grad, in.q, in.k, in.v, mask, result);
   return {result.output, result.lse, grads.q, grads.k, grads.v};
 }
 
@@ -124,11 +123,9 @@ LengthInput widened(const LengthInput& in) {
 }
 
 std::vector<Tensor> by_cpu_kernel(const Lengths& c, const LengthInput& in, Instructions instructions) {
-  const Tensor first_keys = documents_of_case(c).first_keys;
-  const auto result =
-      kernels::cpu::attention_forward(in.q, in.k, in.v, first_keys, c.causality, instructions);
-  const auto grads = kernels::cpu::attention_backward(in.grad, in.q, in.k, in.v, first_keys, result,
-                                                      c.causality, instructions);
+  const AttentionMask mask = mask_of_case(c);
+  const auto result = kernels::cpu::attention_forward(in.q, in.k, in.v, mask, instructions);
+  const auto grads = kernels::cpu::attention_backward(in.grad, in.q, in.k, in.v, mask, result, instructions);
   return {result.output, result.lse, grads.q, grads.k, grads.v};
 }
 
@@ -163,26 +160,26 @@ TEST_CASE("attention's twin takes queries and keys of different lengths") {
   at::manual_seed(31);
   for (const Lengths& c : kLengths) {
     const LengthInput in = input_of(c, at::kDouble);
-    CAPTURE(c.batch, c.queries, c.keys, c.begins, c.causality == Causality::kNone);
+    CAPTURE(c.batch, c.queries, c.keys, c.begins, c.mask == MaskKind::kAllKeys);
     CHECK(largest_difference(by_plain_form(c, in), by_masked_softmax(c, in)) < 1e-13);
   }
 }
 
 TEST_CASE("attention on a CPU takes queries and keys of different lengths") {
   at::manual_seed(32);
-  const auto from_last = Causality::kFromLastKey;
+  const auto documents = MaskKind::kDocuments;
   const std::vector<Lengths> longer = {
       {1, 2, 1, 64, 128, 6},  // blocks of queries and keys meet on the diagonal
       {1, 2, 2, 65, 200, 16},
       {3, 2, 1, 100, 164, 5},
       {1, 4, 2, 130, 257, 16},
       {1, 2, 1, 40, 333, 80},
-      {1, 2, 1, 128, 64, 16, Causality::kNone},
-      {3, 4, 2, 70, 200, 6, Causality::kNone},
-      {1, 2, 1, 200, 33, 16, Causality::kNone},
-      {2, 2, 1, 64, 192, 16, from_last, {0, 128}},
-      {3, 2, 1, 100, 230, 6, from_last, {0, 70, 131, 132, 200}},
-      {2, 2, 2, 70, 203, 16, from_last, {0, 133}},
+      {1, 2, 1, 128, 64, 16, MaskKind::kAllKeys},
+      {3, 4, 2, 70, 200, 6, MaskKind::kAllKeys},
+      {1, 2, 1, 200, 33, 16, MaskKind::kAllKeys},
+      {2, 2, 1, 64, 192, 16, documents, {0, 128}},
+      {3, 2, 1, 100, 230, 6, documents, {0, 70, 131, 132, 200}},
+      {2, 2, 2, 70, 203, 16, documents, {0, 133}},
   };
   const int threads = at::get_num_threads();
   for (const std::vector<Lengths>& cases : {kLengths, longer})
@@ -206,22 +203,22 @@ TEST_CASE("attention on a CPU takes queries and keys of different lengths") {
 
 TEST_CASE("a stretch of queries has the bits of its rows of the complete sequence") {
   at::manual_seed(33);
-  const Lengths all = {2, 4, 2, 256, 256, 16, Causality::kFromLastKey, {0, 100, 101, 190}};
+  const Lengths all = {2, 4, 2, 256, 256, 16, MaskKind::kDocuments, {0, 100, 101, 190}};
   const Tensor positions = positions_of(all);
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const LengthInput in = input_of(all, dtype);
     for (const bool packed : {false, true}) {
-      const auto documents = [&](int64_t first, int64_t end) {
-        return packed ? kernels::documents_of_range(positions, first, end, at::kCPU) : Documents();
+      const auto mask = [&](int64_t first, int64_t end) {
+        return packed ? kernels::document_mask(positions, first, end, at::kCPU) : AttentionMask();
       };
-      const auto one = kernels::attention_forward(in.q, in.k, in.v, documents(0, 256));
-      const auto grads = kernels::attention_backward(in.grad, in.q, in.k, in.v, documents(0, 256), one);
+      const auto one = kernels::attention_forward(in.q, in.k, in.v, mask(0, 256));
+      const auto grads = kernels::attention_backward(in.grad, in.q, in.k, in.v, mask(0, 256), one);
       for (const auto& [first, end] : {std::pair<int64_t, int64_t>{0, 128}, {128, 192}, {192, 256}}) {
         CAPTURE(dtype, packed, first, end);
         const auto rows = [&](const Tensor& t) { return t.narrow(2, first, end - first); };
         const Tensor q = rows(in.q), k = in.k.narrow(2, 0, end), v = in.v.narrow(2, 0, end);
-        const auto part = kernels::attention_forward(q, k, v, documents(first, end));
-        const auto of_part = kernels::attention_backward(rows(in.grad), q, k, v, documents(first, end), part);
+        const auto part = kernels::attention_forward(q, k, v, mask(first, end));
+        const auto of_part = kernels::attention_backward(rows(in.grad), q, k, v, mask(first, end), part);
         CHECK(part.output.equal(rows(one.output)));
         CHECK(part.lse.equal(rows(one.lse)));
         CHECK(of_part.q.equal(rows(grads.q)));
@@ -243,22 +240,21 @@ TEST_CASE("attention to parts of the keys is merged into that to all, forward an
         const int64_t first = i == 0 ? 0 : ends[i - 1];
         return t.narrow(2, first, ends[i] - first);
       };
-      const auto causality = [&](size_t i) {
-        return i + 1 == ends.size() ? Causality::kFromLastKey : Causality::kNone;
+      const auto mask = [&](size_t i) {
+        return AttentionMask{i + 1 == ends.size() ? MaskKind::kCausal : MaskKind::kAllKeys};
       };
-      auto result = kernels::attention_forward(in.q, part(in.k, 3), part(in.v, 3), {}, causality(3));
+      auto result = kernels::attention_forward(in.q, part(in.k, 3), part(in.v, 3), mask(3));
       const auto wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
       result.output = result.output.to(wide);
       for (size_t i = 0; i < 3; ++i)
-        kernels::merge_attention(
-            result.output, result.lse,
-            kernels::attention_forward(in.q, part(in.k, i), part(in.v, i), {}, causality(i)));
+        kernels::merge_attention(result.output, result.lse,
+                                 kernels::attention_forward(in.q, part(in.k, i), part(in.v, i), mask(i)));
       result.output = result.output.to(dtype);
       Tensor dq = at::zeros_like(in.q, at::TensorOptions(wide));
       std::vector<Tensor> dk, dv;
       for (size_t i = 0; i < ends.size(); ++i) {
-        const auto grads = kernels::attention_backward(in.grad, in.q, part(in.k, i), part(in.v, i), {},
-                                                       result, causality(i));
+        const auto grads =
+            kernels::attention_backward(in.grad, in.q, part(in.k, i), part(in.v, i), mask(i), result);
         dq += grads.q;
         dk.push_back(grads.k);
         dv.push_back(grads.v);
@@ -313,7 +309,7 @@ TEST_CASE("documents of a range of queries are those of their own keys") {
   const Tensor positions = at::arange(32, at::kInt).expand({2, 32}).clone();
   positions[0].narrow(0, 10, 16).copy_(at::arange(16));
   positions[0].narrow(0, 26, 6).copy_(at::arange(6));
-  const Tensor first_keys = kernels::documents_of_range(positions, 24, 28, at::kCPU).first_keys;
+  const Tensor first_keys = kernels::document_mask(positions, 24, 28, at::kCPU).first_keys;
   CHECK(std::ranges::equal(std::vector<int32_t>{10, 10, 26, 26, 0, 0, 0, 0},
                            std::span(first_keys.contiguous().const_data_ptr<int32_t>(), 8)));
   using Bounds = std::vector<int32_t>;
@@ -342,9 +338,8 @@ TEST_CASE("a profile sees whether attention is causal") {
         return nullptr;
       }).needsInputs(true));
   const Tensor x = at::randn({1, 1, 3, 4});
-  for (const Causality causality : {Causality::kFromLastKey, Causality::kNone})
-    kernels::attention_backward(x, x, x, x, {}, kernels::attention_forward(x, x, x, {}, causality),
-                                causality);
+  for (const MaskKind kind : {MaskKind::kCausal, MaskKind::kAllKeys})
+    kernels::attention_backward(x, x, x, x, {kind}, kernels::attention_forward(x, x, x, {kind}));
   at::removeCallback(handle);
   CHECK(causal == std::vector<bool>{true, true, false, false});
 }
@@ -354,10 +349,26 @@ TEST_CASE("attention refuses queries that would have no key") {
   CHECK(error_of(ExitCode::kBug, [&] {
           kernels::attention_forward(three, two, two, {});
         }).find("3 queries from the last of 2 keys") != std::string::npos);
-  const Documents documents = kernels::documents_from(at::zeros({1, 2}, at::kInt), at::kCPU);
-  CHECK(error_of(ExitCode::kBug, [&] {
-          kernels::attention_forward(two, two, two, documents, Causality::kNone);
-        }).find("cannot stay inside documents") != std::string::npos);
+}
+
+TEST_CASE("a mask of one document for each row is the causal mask") {
+  at::manual_seed(35);
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16})
+    for (const int64_t queries : {100, 230}) {
+      const Lengths c = {2, 4, 2, queries, 230, 16};
+      const LengthInput in = input_of(c, dtype);
+      const auto attend = [&](const AttentionMask& mask) {
+        const auto result = kernels::attention_forward(in.q, in.k, in.v, mask);
+        const auto grads = kernels::attention_backward(in.grad, in.q, in.k, in.v, mask, result);
+        return std::vector<Tensor>{result.output, result.lse, grads.q, grads.k, grads.v};
+      };
+      const AttentionMask documents =
+          kernels::document_mask(positions_of(c), c.keys - c.queries, c.keys, at::kCPU);
+      CHECK(documents.has_documents());
+      const std::vector<Tensor> by_document = attend(documents), causal = attend({});
+      CAPTURE(dtype, queries);
+      for (size_t i = 0; i < causal.size(); ++i) CHECK(by_document[i].equal(causal[i]));
+    }
 }
 
 }  // namespace hyperion::models

@@ -26,7 +26,7 @@
 namespace hyperion::models {
 
 using at::Tensor;
-using kernels::Causality, kernels::Documents, kernels::cpu::Instructions;
+using kernels::AttentionMask, kernels::cpu::Instructions;
 
 namespace {
 
@@ -35,7 +35,7 @@ constexpr Instructions kEach[] = {Instructions::kNone, Instructions::kAvx2, Inst
 
 struct AttentionInput {
   Tensor q, k, v, grad;
-  Documents documents;
+  AttentionMask mask;
 };
 
 // Laid out as a model's products leave them: [batch, seq, heads, head_dim], here as parts of one matrix.
@@ -51,7 +51,7 @@ AttentionInput input(int64_t batch, int64_t heads, int64_t kv_heads, int64_t seq
 }
 
 // Each row is documents of these lengths, and one of what is left.
-Documents documents_of(int64_t batch, int64_t seq, const std::vector<int64_t>& lengths) {
+AttentionMask documents_of(int64_t batch, int64_t seq, const std::vector<int64_t>& lengths) {
   std::vector<Tensor> parts;
   int64_t left = seq;
   for (const int64_t length : lengths) {
@@ -59,7 +59,7 @@ Documents documents_of(int64_t batch, int64_t seq, const std::vector<int64_t>& l
     left -= parts.back().size(0);
   }
   parts.push_back(at::arange(left));
-  return kernels::documents_from(at::cat(parts).to(at::kInt).expand({batch, seq}).contiguous(), at::kCPU);
+  return kernels::document_mask(at::cat(parts).to(at::kInt).expand({batch, seq}).contiguous(), at::kCPU);
 }
 
 struct Results {
@@ -68,11 +68,9 @@ struct Results {
 };
 
 Results by_kernel(const AttentionInput& in, Instructions instructions) {
-  const Tensor& first_keys = in.documents.first_keys;
-  const auto result =
-      kernels::cpu::attention_forward(in.q, in.k, in.v, first_keys, Causality::kFromLastKey, instructions);
-  const auto grads = kernels::cpu::attention_backward(in.grad, in.q, in.k, in.v, first_keys, result,
-                                                      Causality::kFromLastKey, instructions);
+  const auto result = kernels::cpu::attention_forward(in.q, in.k, in.v, in.mask, instructions);
+  const auto grads =
+      kernels::cpu::attention_backward(in.grad, in.q, in.k, in.v, in.mask, result, instructions);
   return {result.output, result.lse, grads.q, grads.k, grads.v};
 }
 
@@ -80,8 +78,8 @@ Results by_kernel(const AttentionInput& in, Instructions instructions) {
 Results by_twin(const AttentionInput& in) {
   const auto wide = [](const Tensor& t) { return t.to(at::kDouble); };
   const Tensor q = wide(in.q), k = wide(in.k), v = wide(in.v);
-  const auto result = kernels::plain::attention_forward(q, k, v, in.documents);
-  const auto grads = kernels::plain::attention_backward(wide(in.grad), q, k, v, in.documents, result);
+  const auto result = kernels::plain::attention_forward(q, k, v, in.mask);
+  const auto grads = kernels::plain::attention_backward(wide(in.grad), q, k, v, in.mask, result);
   return {result.output, result.lse, grads.q, grads.k, grads.v};
 }
 
@@ -134,7 +132,7 @@ TEST_CASE("attention on a CPU stays inside documents of every length, of one tok
     for (const auto& lengths : packings)
       for (const int64_t head_dim : {2, 16}) {
         AttentionInput in = input(2, 4, 2, 200, head_dim, dtype);
-        in.documents = documents_of(2, 200, lengths);
+        in.mask = documents_of(2, 200, lengths);
         CAPTURE(kernels::cpu::text_of(instructions), dtype, lengths, head_dim);
         CHECK(largest_error(by_kernel(in, instructions), by_twin(in), in.grad) < allowed_error(dtype));
       }
@@ -145,7 +143,7 @@ TEST_CASE("rows of different documents and a document alone have the same bits o
   at::manual_seed(23);
   for_each_kernel([](Instructions instructions, at::ScalarType dtype) {
     AttentionInput in = input(1, 2, 1, 192, 32, dtype);
-    in.documents = documents_of(1, 192, {64, 128});  // which blocks of queries and keys divide
+    in.mask = documents_of(1, 192, {64, 128});  // which blocks of queries and keys divide
     const Results packed = by_kernel(in, instructions);
     const auto part = [&](const Tensor& t) { return t.narrow(2, 64, 128); };
     const Results alone = by_kernel({part(in.q), part(in.k), part(in.v), part(in.grad), {}}, instructions);
@@ -208,7 +206,7 @@ TEST_CASE("attention on a CPU has the same bits on any number of threads and aga
   for_each_kernel([](Instructions instructions, at::ScalarType dtype) {
     for (const bool packed : {false, true}) {
       AttentionInput in = input(3, 6, 2, 300, 16, dtype);
-      if (packed) in.documents = documents_of(3, 300, {90, 1, 120});
+      if (packed) in.mask = documents_of(3, 300, {90, 1, 120});
       at::set_num_threads(1);
       const Results one = by_kernel(in, instructions);
       for (const int count : {1, 2, 3}) {
@@ -225,10 +223,10 @@ TEST_CASE("attention's twin has the gradients of finite differences") {
   at::manual_seed(27);
   AttentionInput in = input(2, 4, 2, 7, 6, at::kDouble);
   for (const bool packed : {false, true}) {
-    if (packed) in.documents = documents_of(2, 7, {3, 1});
+    if (packed) in.mask = documents_of(2, 7, {3, 1});
     const Results twin = by_twin(in);
     const auto value = [&](const Tensor& q, const Tensor& k, const Tensor& v) {
-      return (kernels::plain::attention_forward(q, k, v, in.documents).output * in.grad).sum().item<double>();
+      return (kernels::plain::attention_forward(q, k, v, in.mask).output * in.grad).sum().item<double>();
     };
     constexpr double kStep = 1e-5;
     const auto numeric = [&](auto&& at_shift) { return (at_shift(kStep) - at_shift(-kStep)) / (2 * kStep); };
@@ -259,31 +257,31 @@ TEST_CASE("libtorch's attention serves a CPU where it is asked for and packed do
   at::manual_seed(9);
   const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
   AttentionInput in = input(2, 4, 2, 33, 16, dtype);
-  const auto output = [&] { return kernels::attention_forward(in.q, in.k, in.v, in.documents).output; };
+  const auto output = [&] { return kernels::attention_forward(in.q, in.k, in.v, in.mask).output; };
   const Tensor ours = output();
   kernels::use_libtorch_attention_on_cpu(true);
-  const auto result = kernels::attention_forward(in.q, in.k, in.v, in.documents);
-  const auto grads = kernels::attention_backward(in.grad, in.q, in.k, in.v, in.documents, result);
+  const auto result = kernels::attention_forward(in.q, in.k, in.v, in.mask);
+  const auto grads = kernels::attention_backward(in.grad, in.q, in.k, in.v, in.mask, result);
   const Tensor theirs = at::scaled_dot_product_attention(in.q, in.k, in.v, {}, 0.0, /*is_causal=*/true,
                                                          std::nullopt, /*enable_gqa=*/true);
   if (dtype == at::kFloat) CHECK_FALSE(result.output.equal(ours));  // rounded to bf16 they may be equal
   CHECK(largest_error({result.output, result.lse, grads.q, grads.k, grads.v}, by_twin(in), in.grad) <
         (dtype == at::kFloat ? 1e-5 : 2e-2));
   CHECK((result.output - theirs).abs().max().item<double>() < (dtype == at::kFloat ? 1e-6 : 1e-2));
-  in.documents = documents_of(2, 33, {5, 1});
+  in.mask = documents_of(2, 33, {5, 1});
   const Tensor packed = output();
   kernels::use_libtorch_attention_on_cpu(false);
   CHECK(packed.equal(output()));
 }
 
 TEST_CASE("the kernels for CPUs take float32 and bfloat16 and heads of up to 256") {
-  const auto heads_of = [](int64_t head_dim, at::ScalarType dtype) {
-    return at::zeros({1, 1, 3, head_dim}, dtype);
+  const auto serves = [](int64_t head_dim, at::ScalarType dtype) {
+    return kernels::serves(kernels::AttentionKernel::kCpu, {dtype, head_dim, 3, 3});
   };
-  CHECK(kernels::cpu::takes_attention(heads_of(256, at::kFloat)));
-  CHECK(kernels::cpu::takes_attention(heads_of(1, at::kBFloat16)));
-  CHECK_FALSE(kernels::cpu::takes_attention(heads_of(257, at::kFloat)));
-  CHECK_FALSE(kernels::cpu::takes_attention(heads_of(16, at::kDouble)));
+  CHECK(serves(256, at::kFloat));
+  CHECK(serves(1, at::kBFloat16));
+  CHECK_FALSE(serves(257, at::kFloat));
+  CHECK_FALSE(serves(16, at::kDouble));
   AttentionInput in = input(1, 2, 1, 9, 264, at::kBFloat16);  // the twin serves it
   const auto result = kernels::attention_forward(in.q, in.k, in.v, {});
   const auto grads = kernels::attention_backward(in.grad, in.q, in.k, in.v, {}, result);

@@ -391,7 +391,7 @@ TEST_CASE(
   const Tensor positions =
       at::cat({at::arange(4, at::kInt), at::arange(6, at::kInt)}).view({1, 10}).contiguous();
   const SequenceContext packed =
-      inside_documents(model.context(10, at::kCPU), positions, kernels::documents_from(positions, at::kCPU));
+      inside_documents(model.context(10, at::kCPU), positions, kernels::document_mask(positions, at::kCPU));
   CHECK((packed.attention_factor != 1) == yarn);
   const Tensor all = hidden(tokens, packed);
   for (const auto& [first, length] : {std::pair{0, 4}, {4, 6}}) {

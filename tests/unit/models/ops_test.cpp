@@ -261,7 +261,7 @@ TEST_CASE("attention with grouped queries equals the plain formula with and with
   Tensor mask = causal.unsqueeze(0).unsqueeze(0).expand({2, 1, 5, 5}).clone();
   mask.index_put_({0, 0, at::indexing::Slice(3), at::indexing::Slice(0, 3)}, false);
   for (const bool packed : {false, true}) {
-    const auto documents = packed ? kernels::documents_from(positions, at::kCPU) : kernels::Documents();
+    const auto documents = packed ? kernels::document_mask(positions, at::kCPU) : kernels::AttentionMask();
     auto reference = [&] {
       const Tensor kk = k.repeat_interleave(2, 1), vv = v.repeat_interleave(2, 1);
       const Tensor scores = at::matmul(q, kk.transpose(2, 3)) / std::sqrt(8.0);
@@ -272,27 +272,54 @@ TEST_CASE("attention with grouped queries equals the plain formula with and with
   }
 }
 
-TEST_CASE("a GPU's attention kernel follows from dtype and head size and length and what was asked for") {
-  using kernels::attention_kernel, kernels::AttentionKernel;
-  const auto q = [](int64_t seq, int64_t head_dim, at::ScalarType dtype = at::kBFloat16) {
-    return at::empty({1, 2, seq, head_dim}, dtype);
+TEST_CASE("a kernel of attention says which masks it serves") {
+  using enum kernels::AttentionKernel;
+  using enum kernels::MaskKind;
+  const auto serves = [](kernels::AttentionKernel kernel, kernels::MaskKind mask, int64_t keys) {
+    return kernels::serves(kernel, {at::kBFloat16, 128, 128, keys, mask});
   };
-  CHECK(attention_kernel(q(128, 128), 128, false) == AttentionKernel::kCudnn);
-  CHECK(attention_kernel(q(128, 136), 128, false) == AttentionKernel::kFlash);
-  CHECK(attention_kernel(q(1, 128), 1, false) == AttentionKernel::kFlash);
-  CHECK(attention_kernel(q(128, 264), 128, false) == AttentionKernel::kEfficient);
-  CHECK(attention_kernel(q(128, 128), 128, true) == AttentionKernel::kFlash);
-  CHECK(attention_kernel(q(128, 128, at::kFloat), 128, false) == AttentionKernel::kEfficient);
-  CHECK(attention_kernel(q(128, 128, at::kFloat), 128, true) == AttentionKernel::kEfficient);
-  // cuDNN is causal from the first key
-  CHECK(attention_kernel(q(64, 128), 128, false) == AttentionKernel::kFlash);
-  CHECK(attention_kernel(q(128, 128), 64, false, kernels::Causality::kNone) == AttentionKernel::kCudnn);
-  CHECK(attention_kernel(q(128, 128), 60, false, kernels::Causality::kNone) == AttentionKernel::kFlash);
+  for (const auto kernel : {kCpu, kPlain, kFlash, kEfficient})
+    for (const auto mask : {kCausal, kDocuments, kAllKeys})
+      for (const int64_t keys : {128, 192}) CHECK(serves(kernel, mask, keys));
+  for (const auto kernel : {kLibtorchCpu, kCudnn}) {
+    CHECK(serves(kernel, kCausal, 128));
+    CHECK(serves(kernel, kAllKeys, 128));
+    CHECK(serves(kernel, kAllKeys, 64));
+    CHECK_FALSE(serves(kernel, kCausal, 192));  // causal from the first key
+    CHECK_FALSE(serves(kernel, kDocuments, 128));
+  }
+}
+
+TEST_CASE("the kernel of attention follows from dtype, head size, lengths, mask and what was asked for") {
+  using enum kernels::AttentionKernel;
+  using enum kernels::MaskKind;
+  const auto chosen = [](const kernels::AttentionCall& call, at::Device device = at::kCUDA) {
+    return kernels::attention_kernel(call, device);
+  };
+  const kernels::AttentionCall square = {at::kBFloat16, 128, 128, 128};
+  CHECK(chosen(square) == kCudnn);
+  CHECK(chosen({at::kBFloat16, 136, 128, 128}) == kFlash);
+  CHECK(chosen({at::kBFloat16, 128, 1, 1}) == kFlash);
+  CHECK(chosen({at::kBFloat16, 264, 128, 128}) == kEfficient);
+  CHECK(chosen({at::kBFloat16, 128, 128, 128, kDocuments}) == kFlash);
+  CHECK(chosen({at::kFloat, 128, 128, 128}) == kEfficient);
+  CHECK(chosen({at::kFloat, 128, 128, 128, kDocuments}) == kEfficient);
+  CHECK(chosen({at::kBFloat16, 128, 64, 128}) == kFlash);
+  CHECK(chosen({at::kBFloat16, 128, 128, 64, kAllKeys}) == kCudnn);
+  CHECK(chosen({at::kBFloat16, 128, 128, 60, kAllKeys}) == kFlash);
+  CHECK(chosen(square, at::kCPU) == kCpu);
+  CHECK(chosen({at::kDouble, 128, 128, 128}, at::kCPU) == kPlain);
+  CHECK(chosen({at::kFloat, 257, 128, 128}, at::kCPU) == kPlain);
+  kernels::use_libtorch_attention_on_cpu(true);
+  CHECK(chosen(square, at::kCPU) == kLibtorchCpu);
+  CHECK(chosen({at::kBFloat16, 128, 128, 128, kDocuments}, at::kCPU) == kCpu);
+  CHECK(chosen({at::kBFloat16, 128, 64, 128}, at::kCPU) == kCpu);
+  kernels::use_libtorch_attention_on_cpu(false);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-  CHECK(attention_kernel(q(128, 128), 128, false) == AttentionKernel::kFlash);
+  CHECK(chosen(square) == kFlash);
   at::globalContext().setDeterministicAlgorithms(false, false);
   kernels::allow_cudnn_attention(false);
-  CHECK(attention_kernel(q(128, 128), 128, false) == AttentionKernel::kFlash);
+  CHECK(chosen(square) == kFlash);
   kernels::allow_cudnn_attention(true);
 }
 

@@ -97,7 +97,7 @@ TEST_CASE("with document masks a packed row equals its documents alone") {
     return model.head().logits(x);
   };
   const Tensor packed = logits(tokens, inside_documents(model.context(9, at::kCPU), positions,
-                                                        kernels::documents_from(positions, at::kCPU)));
+                                                        kernels::document_mask(positions, at::kCPU)));
   CHECK(at::allclose(packed.narrow(1, 0, 4), logits(tokens.narrow(1, 0, 4), model.context(4, at::kCPU)), 1e-4,
                      1e-5));
   CHECK(at::allclose(packed.narrow(1, 4, 5), logits(tokens.narrow(1, 4, 5), model.context(5, at::kCPU)), 1e-4,

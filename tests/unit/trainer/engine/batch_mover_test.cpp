@@ -52,11 +52,11 @@ TEST_CASE("a context parallel rank is given its parts of the sequences with thei
     REQUIRE(own.context.parts.size() == parts.size());
     for (size_t i = 0; i < parts.size(); ++i) {
       CHECK(own.context.parts[i].range == parts[i]);
-      const kernels::Documents& of_part = own.context.parts[i].documents;
-      CHECK(of_part.defined() == documents);
+      const kernels::AttentionMask& of_part = own.context.parts[i].mask;
+      CHECK(of_part.has_documents() == documents);
       if (documents)  // counted from the first key of the sequence
         CHECK(of_part.first_keys.equal(
-            complete.context.documents.first_keys.narrow(1, parts[i].first, parts[i].size())));
+            complete.context.mask.first_keys.narrow(1, parts[i].first, parts[i].size())));
     }
     valid += valid_tokens(all, parts);
     const models::Microbatch second = mover.move(all, 1, 1);  // a microbatch of one row
