@@ -1,20 +1,23 @@
 // FP8 linears against bf16: forward and backward of one layer at the shapes of an 8B model with 8192 tokens,
-// casts of input, weight and gradient included; then the cast alone.
+// casts of input, weight and gradient included; then the cast alone, and that of experts' groups of rows.
 //   benchmark_float8 [ROUNDS]
-// Prints two Markdown tables and a summary. On a CPU the shapes are small and all but tensorwise is emulated:
-// it shows that everything runs, not how fast. A GPU without FP8: exit code 77.
+// Prints three Markdown tables and a summary. On a CPU the shapes are small and all but tensorwise is
+// emulated: it shows that everything runs, not how fast. A GPU without FP8: exit code 77.
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 
 #include <fmt/format.h>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/randn.h>
 
 #include "base/error.h"
 #include "benchmarks/device_timing.h"
 #include "models/float8/cast.h"
+#include "models/float8/groups.h"
 #include "models/float8/linear_matmuls.h"
 #include "models/layers/linear.h"
 
@@ -129,6 +132,35 @@ void benchmark_casts(const BenchmarkDevice& place, int64_t tokens, int64_t divis
   }
 }
 
+void benchmark_groups(const BenchmarkDevice& place, int64_t divisor, int rounds) {
+  constexpr int64_t kGroups = 16;
+  const int64_t rows = 65536 / divisor, columns = 2048 / divisor, each = rows / kGroups;
+  const Tensor x = at::randn({rows, columns}, place.device).to(at::kBFloat16);
+  const auto ends_of = [&](int64_t first) {  // rows of the first group; the others share the rest
+    const int64_t rest = (rows - first) / (kGroups - 1) / 16 * 16;
+    return (at::arange(kGroups, at::kInt) * rest + first).to(place.device);
+  };
+  const Tensor even = ends_of(each), skewed = ends_of(rows / 2);
+  const float8::Scaling scaling = {.granularity = float8::Granularity::kColumn, .power_of_two = true};
+  std::vector<std::function<void()>> works;
+  for (const Tensor& ends : {even, skewed}) {
+    works.emplace_back([&] { float8::amax_of_groups(x, ends); });
+    works.emplace_back([&] { float8::plain::amax_of_groups(x, ends); });
+    works.emplace_back([&] { float8::cast_columns_of_groups(x, ends, scaling); });
+  }
+  const std::vector<double> seconds = medians_of(works, place, rounds);
+  fmt::print(
+      "\n| bf16 [{}, {}] in {} groups | maxima, ms | GB/s | in ATen operations, ms | maxima and cast, ms |\n"
+      "|---|---:|---:|---:|---:|\n",
+      rows, columns, kGroups);
+  for (const bool is_even : {true, false}) {
+    const double* const of = seconds.data() + (is_even ? 0 : 3);
+    fmt::print("| {} | {:.4f} | {:.0f} | {:.4f} | {:.4f} |\n",
+               is_even ? "of equal size" : "one with half of the rows", 1e3 * of[0],
+               2 * static_cast<double>(x.numel()) / of[0] / 1e9, 1e3 * of[1], 1e3 * of[2]);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -148,6 +180,7 @@ int main(int argc, char** argv) try {
              place.name, rounds);
   benchmark_layers(place, tokens, divisor, rounds);
   benchmark_casts(place, tokens, divisor, rounds);
+  benchmark_groups(place, divisor, rounds);
   return 0;
 } catch (const Error& error) {
   std::fprintf(stderr, "%s\n", error.what());

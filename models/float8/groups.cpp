@@ -79,10 +79,28 @@ Tensor plain_cast_groups(const Tensor& x, const Tensor& scale, const Tensor& gro
 
 }  // namespace
 
-// An operator for the reason that cast() is one. On a GPU x has a multiple of 16 rows.
+Tensor plain::amax_of_groups(const Tensor& x, const Tensor& ends) {
+  const Tensor lengths = (ends - starts_of(ends)).to(at::kLong);
+  return at::segment_reduce(x.abs(), "max", lengths, /*indices=*/std::nullopt, /*offsets=*/std::nullopt,
+                            /*axis=*/0, /*unsafe=*/true, /*initial=*/0)
+      .to(at::kFloat);
+}
+
+// Operators for the reason that cast() is one. On a GPU the rows that float8_cast_groups casts are a multiple
+// of 16.
 TORCH_LIBRARY_FRAGMENT(hyperion, library) {
+  library.def("float8_amax_groups(Tensor x, Tensor ends) -> Tensor",
+              torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, plain::amax_of_groups));
   library.def("float8_cast_groups(Tensor x, Tensor scale, Tensor group) -> Tensor",
               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, plain_cast_groups));
+}
+
+Tensor amax_of_groups(const Tensor& x, const Tensor& ends) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("hyperion::float8_amax_groups", "")
+                             .typed<Tensor(const Tensor&, const Tensor&)>();
+  const at::AutoDispatchBelowAutograd no_gradients;
+  return op.call(x.detach(), ends);
 }
 
 Quantized cast_columns_of_groups(const Tensor& x, const Tensor& ends, const Scaling& scaling) {
@@ -90,17 +108,13 @@ Quantized cast_columns_of_groups(const Tensor& x, const Tensor& ends, const Scal
     const Quantized columns = cast_blocks(x, std::nullopt, scaling).columns;
     return {columns.values.t(), columns.scale.t()};
   }
-  const Tensor given = x.detach(), lengths = (ends - starts_of(ends)).to(at::kLong);
-  const Tensor amax = at::segment_reduce(given.abs(), "max", lengths, /*indices=*/std::nullopt,
-                                         /*offsets=*/std::nullopt, /*axis=*/0, /*unsafe=*/true,
-                                         /*initial=*/0);
-  const auto [scale, inverse] = scales_of(amax, scaling.dtype, scaling.power_of_two);
+  const auto [scale, inverse] = scales_of(amax_of_groups(x, ends), scaling.dtype, scaling.power_of_two);
   const Tensor group = group_of_each(ends, x.size(0)).clamp_max_(ends.size(0) - 1);
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("hyperion::float8_cast_groups", "")
                              .typed<Tensor(const Tensor&, const Tensor&, const Tensor&)>();
   const at::AutoDispatchBelowAutograd no_gradients;
-  return {op.call(given, scale, group), scale, inverse};
+  return {op.call(x.detach(), scale, group), scale, inverse};
 }
 
 Tensor scaled_grouped_matmul(const Quantized& a, const Quantized& stack, const Tensor& ends,

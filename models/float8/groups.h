@@ -13,6 +13,13 @@ namespace hyperion::float8 {
 // `ends` is int32 [groups]: the end of each group of rows, as PaddedGroups::ends. Elements behind the last
 // group are undefined in every result.
 
+// Returns the largest magnitude in each column of each group of x [rows, n] -> fp32 [groups, n]; zeros for an
+// empty group, NaN if there is one. On a GPU n must be a multiple of 16, and one kernel reads x once.
+at::Tensor amax_of_groups(const at::Tensor& x, const at::Tensor& ends);
+namespace plain {
+at::Tensor amax_of_groups(const at::Tensor& x, const at::Tensor& ends);
+}
+
 // Casts x [rows, n] by columns, for products that sum over the rows of each group: values [n, rows] in e4m3,
 // row-major.
 //   kColumn       each column of a group has one scale, a power of two: scale and inverse [groups, n]

@@ -357,6 +357,9 @@ class SimulatedGpu(JobTest):
                 self.assertEqual(step[f"operator\taten::{operator}"], products)
                 self.assertEqual({line: times for line, times in step.items() if line.startswith(("synchronize", "copy\tto pageable"))},
                                  {"synchronize\tevent": 1.0})
+        for step in in_float8.values():  # maxima of groups are of our kernel: of the rows and gradients of w1, w2 and w3
+            self.assertEqual(step["operator\thyperion::float8_amax_groups"], blocks * 5)
+            self.assertEqual([line for line in step if re.match(r"cost\taten::(segment_reduce|abs)\t.*of=bf16", line)], [])
         one_by_one = self.run_job(*EXPERTS, none, "--training.mixed_precision_param=float32", "--training.steps=2", code=0, env=self.gpu())
         self.assertIn("Experts: multiplied one by one, and in each layer the host waits once for their counts of tokens: libtorch's grouped "
                       "product is one of bfloat16", one_by_one.text())

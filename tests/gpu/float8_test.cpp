@@ -22,6 +22,7 @@
 #include "models/float8/blocks.h"
 #include "models/float8/cast.h"
 #include "models/float8/grouped_matmuls.h"
+#include "models/float8/groups.h"
 #include "models/float8/linear_matmuls.h"
 #include "models/float8/scaled_matmul.h"
 #include "tests/gpu/gpu.h"
@@ -277,6 +278,24 @@ TEST_CASE("FP8 scales of a GPU have the bits of the CPU's") {
             results.push_back(same_bits(gpu.scale.cpu(), cpu.scale) ? 0 : 1);
             results.push_back(same_bits(gpu.inverse.cpu(), cpu.inverse) ? 0 : 1);
           }
+    return results;
+  });
+  for (const auto count : differing) CHECK(count == 0);
+}
+
+TEST_CASE("maxima of groups of rows on a GPU have the bits of the plain form") {
+  const auto differing = on_float8_gpu([](const Environment&) {
+    at::manual_seed(18);
+    std::vector<int> results;
+    for (at::ScalarType from : {at::kFloat, at::kBFloat16})
+      for (const int64_t n : {16, 80, 1040}) {
+        const Tensor ends = at::tensor({0, 16, 16, 48, 512, 528, 528, 1500}, at::kInt);
+        for (const Tensor& x : {troublesome(1600, n).to(from), at::randn({1501, n}).to(from)})
+          results.push_back(
+              same_bits(amax_of_groups(on_gpu(x), on_gpu(ends)).cpu(), float8::plain::amax_of_groups(x, ends))
+                  ? 0
+                  : 1);
+      }
     return results;
   });
   for (const auto count : differing) CHECK(count == 0);

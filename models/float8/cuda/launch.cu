@@ -1,3 +1,4 @@
+#include "models/float8/cuda/amax_kernel.cuh"
 #include "models/float8/cuda/cast_kernel.cuh"
 #include "models/float8/cuda/mx_kernel.cuh"
 #include "models/float8/cuda/rescale_kernel.cuh"
@@ -38,6 +39,11 @@ cudaError_t launch_cast(const CastTask& task, From from, bool e5m2, cudaStream_t
 cudaError_t launch_mx(const MxTask& task, From from, cudaStream_t stream) {
   return launch(from == From::kFloat ? cast_mx_tile<float> : cast_mx_tile<__nv_bfloat16>, task,
                 tiles_of(task), kMxThreads, stream);
+}
+
+cudaError_t launch_group_amax(const GroupAmaxTask& task, From from, cudaStream_t stream) {
+  return launch(from == From::kFloat ? amax_of_groups<float> : amax_of_groups<__nv_bfloat16>, task,
+                blocks_of(task), kThreads, stream);
 }
 
 cudaError_t launch_scale(const ScaleTask& task, From from, cudaStream_t stream) {

@@ -47,6 +47,16 @@ struct MxTask {
   int64_t padded_m = 0;              // m rounded up to a multiple of 32
 };
 
+// amax_of_groups() on a GPU.
+struct GroupAmaxTask {
+  const void* x = nullptr;        // [m, n], row-major, each row aligned to 16 bytes
+  int64_t stride = 0;             // between rows of x, in elements
+  int64_t m = 0, n = 0;           // n: a multiple of 16
+  const int32_t* ends = nullptr;  // [groups]
+  int groups = 0;
+  unsigned* amax = nullptr;  // [groups, n], the bits of fp32 numbers; zeros before the launch
+};
+
 // scales_of() on a GPU.
 struct ScaleTask {
   const void* amax = nullptr;  // [count]
@@ -68,6 +78,8 @@ struct RescaleTask {
 cudaError_t launch_cast(const CastTask& task, From from, bool e5m2, cudaStream_t stream);
 // `from` is fp32 or bf16.
 cudaError_t launch_mx(const MxTask& task, From from, cudaStream_t stream);
+// `from` is fp32 or bf16.
+cudaError_t launch_group_amax(const GroupAmaxTask& task, From from, cudaStream_t stream);
 // `from` is the amax's dtype, fp32 or bf16.
 cudaError_t launch_scale(const ScaleTask& task, From from, cudaStream_t stream);
 cudaError_t launch_rescale(const RescaleTask& task, cudaStream_t stream);

@@ -1,10 +1,11 @@
-// The operators of cast.h, quantize.h and scaled_matmul.h for CUDA tensors.
+// The operators of cast.h, groups.h, quantize.h and scaled_matmul.h for CUDA tensors.
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -205,6 +206,25 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> cast_by_amax_on_cuda(
           made.rows.inverse, made.columns.scale,  made.columns.inverse};
 }
 
+Tensor amax_groups_on_cuda(const Tensor& given, const Tensor& ends) {
+  TORCH_CHECK(given.dim() == 2 && given.size(1) % 16 == 0 && ends.scalar_type() == at::kInt &&
+                  ends.dim() == 1 && ends.device() == given.device(),
+              "float8_amax_groups: groups of ", ends.sizes(), " for ", given.sizes(),
+              ": expected int32 ends on the same device, and a last extent that is a multiple of 16");
+  const c10::cuda::CUDAGuard on(given.device());
+  const Tensor x = with_aligned_rows(given), group_ends = ends.contiguous();
+  Tensor amax = at::zeros({ends.size(0), x.size(1)}, x.options().dtype(at::kFloat));
+  const GroupAmaxTask task = {.x = x.const_data_ptr(),
+                              .stride = x.stride(0),
+                              .m = x.size(0),
+                              .n = x.size(1),
+                              .ends = group_ends.const_data_ptr<int32_t>(),
+                              .groups = static_cast<int>(ends.size(0)),
+                              .amax = static_cast<unsigned*>(amax.mutable_data_ptr())};
+  C10_CUDA_CHECK(launch_group_amax(task, source_of(x), stream_for(x)));
+  return amax;
+}
+
 Tensor cast_groups_on_cuda(const Tensor& x, const Tensor& scale, const Tensor& group) {
   const c10::cuda::CUDAGuard on(x.device());
   Cast cast(x, kE4m3);
@@ -271,6 +291,7 @@ Tensor& rescale_on_cuda(Tensor& product, const Tensor& row, const Tensor& column
 TORCH_LIBRARY_IMPL(hyperion, CUDA, library) {
   library.impl("float8_cast", cast_on_cuda);
   library.impl("float8_cast_by_amax", cast_by_amax_on_cuda);
+  library.impl("float8_amax_groups", amax_groups_on_cuda);
   library.impl("float8_cast_groups", cast_groups_on_cuda);
   library.impl("float8_cast_into_", cast_into_on_cuda);
   library.impl("float8_scales", scales_on_cuda);

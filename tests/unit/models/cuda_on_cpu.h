@@ -133,9 +133,9 @@ inline unsigned __float_as_uint(float x) {
   return std::bit_cast<unsigned>(x);
 }
 
-// One thread of a block calls it, and blocks run one after the other.
-inline unsigned atomicMax(unsigned* shared, unsigned value) {
-  return std::exchange(*shared, std::max(*shared, value));
+// At most one thread of a block calls it for a number, and blocks run one after the other.
+inline unsigned atomicMax(unsigned* number, unsigned value) {
+  return std::exchange(*number, std::max(*number, value));
 }
 
 inline float rsqrtf(float x) {

@@ -27,6 +27,7 @@
 // The kernel comes after what stands in for CUDA.
 // clang-format off
 #include "tests/unit/models/cuda_on_cpu.h"
+#include "models/float8/cuda/amax_kernel.cuh"
 #include "models/float8/cuda/cast_kernel.cuh"
 #include "models/float8/cuda/mx_kernel.cuh"
 #include "models/float8/cuda/rescale_kernel.cuh"
@@ -193,6 +194,47 @@ TEST_CASE("the source of the CUDA cast takes scales of columns by group of rows"
     }
 }
 
+TEST_CASE("the source of the CUDA maxima of groups gives the bits of the plain form") {
+  at::manual_seed(15);
+  const auto check = [](const Tensor& x, const std::vector<int>& given) {
+    const int64_t n = x.size(1);
+    const Tensor ends = at::tensor(given, at::kInt);
+    Output amax(static_cast<int64_t>(given.size()) * n * 4);
+    amax.bytes.narrow(0, 0, amax.bytes.numel() - kGuard).zero_();
+    const GroupAmaxTask task = {.x = x.const_data_ptr(),
+                                .stride = x.stride(0),
+                                .m = x.size(0),
+                                .n = n,
+                                .ends = ends.const_data_ptr<int32_t>(),
+                                .groups = static_cast<int>(given.size()),
+                                .amax = reinterpret_cast<unsigned*>(amax.data())};
+    const auto blocks = static_cast<unsigned>(blocks_of(task));
+    if (x.scalar_type() == at::kFloat)
+      run_blocks(blocks, kThreads, amax_of_groups<float>, task);
+    else
+      run_blocks(blocks, kThreads, amax_of_groups<__nv_bfloat16>, task);
+    INFO(x.sizes() << " of " << x.scalar_type());
+    const Tensor found = amax.bytes.narrow(0, 0, ends.size(0) * n * 4).view(at::kFloat).view({-1, n});
+    CHECK(same_bits(found, plain::amax_of_groups(x, ends)));
+    CHECK(amax.guarded());
+  };
+  for (const at::ScalarType from : {at::kFloat, at::kBFloat16}) {
+    check(troublesome(16, 16).to(from), {16});
+    // Rows are no multiple of a tile, groups begin inside tiles or span them, some are empty, and NaN,
+    // infinities and large numbers lie behind the last group.
+    check(troublesome(560, 80).to(from), {0, 16, 16, 48, 512, 528, 528});
+    check(at::randn({700, 144}).to(from), {300, 301, 301, 640});
+    check(at::randn({320, 192}).to(from).narrow(1, 64, 64), {16, 272, 320});  // rows with gaps between them
+    check(at::zeros({32, 16}, from), {0, 0, 16});
+    check(at::zeros({0, 16}, from), {0, 0});
+  }
+  const Tensor one = at::zeros({512, 16});
+  one[300][3] = std::nanf("");
+  one[301][4] = -std::numeric_limits<float>::infinity();
+  check(one, {256, 512});
+  CHECK(plain::amax_of_groups(one, at::tensor({256, 512}, at::kInt))[1][3].isnan().item<bool>());
+}
+
 TEST_CASE("the source of the CUDA cast reads rows with gaps between them as rows without") {
   at::manual_seed(12);
   for (const at::ScalarType from : {at::kFloat, at::kBFloat16})
@@ -330,10 +372,10 @@ TEST_CASE("the CUDA library brings the FP8 operators of its tensors") {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
     return op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
   };
-  const auto operators = {"hyperion::float8_cast",       "hyperion::float8_cast_by_amax",
-                          "hyperion::float8_cast_into_", "hyperion::float8_scales",
-                          "hyperion::float8_rescale_",   "hyperion::mx_cast",
-                          "hyperion::float8_cast_groups"};
+  const auto operators = {"hyperion::float8_cast",        "hyperion::float8_cast_by_amax",
+                          "hyperion::float8_cast_into_",  "hyperion::float8_scales",
+                          "hyperion::float8_rescale_",    "hyperion::mx_cast",
+                          "hyperion::float8_cast_groups", "hyperion::float8_amax_groups"};
   for (const char* name : operators) CHECK(!have_kernel(name));
   REQUIRE(load_device_library() == "");
   for (const char* name : operators) CHECK(have_kernel(name));
