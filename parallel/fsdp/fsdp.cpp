@@ -57,6 +57,16 @@ bool chunk_cat_takes(const std::vector<at::Tensor>& grads, const at::Tensor& pac
           (grads[0].scalar_type() == at::kBFloat16 && packed.scalar_type() == at::kFloat));
 }
 
+// Returns whether gradients are added to a sum by a kernel for each of them, 10 bytes an element of bf16. Two
+// kernels for all of them make another pack and add it: 18 bytes, which small gradients take for fewer
+// launches.
+bool adds_in_place(const std::vector<at::Tensor>& grads) {
+  constexpr int64_t kNumelOfALaunch = 1 << 20;  // 8 MB of memory traffic take about as long as a launch
+  int64_t numel = 0;
+  for (const at::Tensor& grad : grads) numel += grad.numel();
+  return numel >= kNumelOfALaunch * std::ssize(grads);
+}
+
 // For each pack of these parameters whose weights can lie side by side: a weight that is gathered with
 // padding behind it, or encoded with a scale of its own, cannot, nor can a frozen one next to others.
 std::map<const Parameter*, PackMemory> pack_memory(const std::vector<ParameterPtr>& parameters, int world,
@@ -415,7 +425,7 @@ void ShardGroup::pack_gradients(const SentPart& part, const at::Tensor& packed, 
     if (const int64_t zeros = trained_[i]->slot_numel() - trained_[i]->padded_numel(); zeros > 0)
       in_slots.push_back(zeros_.narrow(0, 0, packed.size(0) * zeros).view({packed.size(0), zeros}));
   }
-  if (chunk_cat_takes(in_slots, packed)) {
+  if (chunk_cat_takes(in_slots, packed) && !(add && adds_in_place(grads))) {
     at::Tensor out = add ? at::empty_like(packed) : packed;
     at::_chunk_cat_out(out, in_slots, /*dim=*/0, /*num_chunks=*/packed.size(0));
     if (add) packed.add_(out);

@@ -342,6 +342,19 @@ class SimulatedGpu(JobTest):
             for kind in ("malloc", "free", "host alloc"):
                 self.assertEqual(count(once, kind), 0, once)
 
+    def test_gradients_of_experts_are_added_to_their_sum_where_it_is(self):
+        step = self.steady_step(*EXPERTS, EP, ONCE, "--comm.mode=fake_backend", "--activation_checkpoint.mode=none", "--model.args.moe_hidden_dim=1024",
+                                "--training.local_batch_size=1", "--training.global_batch_size=12",
+                                env={"NGPU": "4", "HYPERION_SIMULATED_GPUS": "8", "HYPERION_SIMULATED_COMPUTE": "off"})
+        moved = 0
+        for line, times in step.items():
+            if line.startswith("cost\t") and "\tin=accumulate layers.0" in line:  # of its experts too
+                moved += times * sum(map(int, re.findall(r"\t(?:read|written)=(\d+)", line)))
+        elements = 3 * 32 * 1024 * 32  # w1, w2 and w3 of 32 of the 64 experts
+        written, added = 2 + 4, 2 + 4 + 4  # bytes of an element of the first microbatch and of the second; the third one is reduced
+        self.assertGreaterEqual(moved, (written + added) * elements)
+        self.assertLess(moved, 1.01 * (written + added) * elements)
+
     def test_experts_take_as_many_launches_whatever_their_number_and_no_wait_for_their_counts(self):
         none = "--activation_checkpoint.mode=none"
         steps = {number: self.steady_step(*EXPERTS, none, f"--model.args.num_experts={number}") for number in (8, 256)}
