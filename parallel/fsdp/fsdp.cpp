@@ -115,7 +115,8 @@ FsdpContext::FsdpContext(const FsdpContext& dense, Communicator& shard)
       reduce_stream_(dense.reduce_stream_) {}
 
 void FsdpContext::finish_reduction() {
-  if (in_flight_) complete_on_reduce_stream(*in_flight_);
+  if (!in_flight_) return;
+  complete_on_reduce_stream(*in_flight_);
   RankWait wait(options_.device.type());
   DeviceStream::current(options_.device).wait(reduced_);
   wait.done();

@@ -61,8 +61,8 @@ class FsdpContext {
     return placement_of(parameter, mesh_.coordinate(rank_, MeshDim::kPp), mesh_, rank_);
   }
 
-  // Completes the reduction in flight; what the compute stream runs next may read all gradients that were
-  // reduced so far. Call at the end of backward.
+  // Completes the reduction in flight, if there is one; what the compute stream runs next may read all
+  // gradients that were reduced so far. Call at the end of a step's last backward.
   void finish_reduction();
 
   // Adds up LocalGradients::replicated over the tensor parallel ranks, as one tensor in their dtype. Once a

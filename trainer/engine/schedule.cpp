@@ -23,6 +23,7 @@ Schedule training_schedule(size_t units, size_t microbatches, bool reshard_after
     for (size_t unit = 0; unit < head; ++unit) {
       schedule.push_back({Do::kForward, i, unit, unit + 1});
       if (reshard_after_forward) schedule.push_back({Do::kFree, i, unit});
+      if (unit == 1 && i > 0 && !reduce_once) schedule.push_back({Do::kFinishReduction, i});
     }
     // A unit's gradients are complete after its backward, so their reduce-scatter starts at once and overlaps
     // the backward of the unit before it. The embedding's backward reads no weights.
@@ -35,6 +36,7 @@ Schedule training_schedule(size_t units, size_t microbatches, bool reshard_after
     }
     schedule.push_back({Do::kFinish, i});
   }
+  schedule.push_back({Do::kFinishReduction});
   schedule.push_back({Do::kSumReplicated});
   return schedule;
 }
@@ -69,7 +71,7 @@ class Expansion {
 
   Schedule made() {
     for (index_ = 0; index_ < actions().size(); ++index_) add(actions()[index_]);
-    if (trains()) made_.push_back({Do::kSumReplicated});
+    if (trains()) made_.insert(made_.end(), {{Do::kFinishReduction}, {Do::kSumReplicated}});
     return std::move(made_);
   }
 
@@ -142,6 +144,7 @@ class Expansion {
       emit(Do::kForward, unit,
            unit + 1 < blocks_end || head_is_next ? std::optional(unit + 1) : std::nullopt);
       free_after_use(unit);
+      finish_earlier_reduction(unit);
     }
     if (is_last_stage()) {
       if (trains()) return;
@@ -163,7 +166,10 @@ class Expansion {
                          : Do::kBackward,
            unit, unit > std::max<size_t>(first, 1) ? std::optional(unit - 1) : std::nullopt);
       free_after_use(unit);
-      if (is_head(unit) || !divided) reduce(unit);
+      if (is_head(unit) || !divided)
+        reduce(unit);
+      else
+        finish_earlier_reduction(unit);
     }
     const bool hands_over = stage_ > 0 && is_here(stage_ - 1);
     if (hands_over) emit(Do::kSendGradient);
@@ -185,13 +191,26 @@ class Expansion {
 
   void reduce(size_t unit) {
     const bool last = (is_head(unit) ? last_of_head_ : last_of_blocks_).at(stage_) == microbatch_;
-    emit(last || !pipeline_.reduces_once ? Do::kReduce : Do::kAccumulate, unit, {}, last);
+    const bool reduces = last || !pipeline_.reduces_once;
+    emit(reduces ? Do::kReduce : Do::kAccumulate, unit, {}, last);
+    if (!reduces) return;
+    in_flight_ = true;
+    earlier_in_flight_ = false;  // each reduction waits for the one before
+  }
+
+  // The last reduction of a microbatch that has ended overlaps one block (training_schedule()).
+  void finish_earlier_reduction(size_t unit) {
+    if (!earlier_in_flight_ || unit == 0) return;
+    emit(Do::kFinishReduction);
+    in_flight_ = earlier_in_flight_ = false;
   }
 
   // A microbatch ends in a stage with its last weight gradients and, where another rank takes it, with the
   // sending of its gradient: the weight gradients read memory that was received.
   void end_part() {
-    if (--parts_left_.at({stage_, microbatch_}) == 0) emit(Do::kFinish);
+    if (--parts_left_.at({stage_, microbatch_}) > 0) return;
+    emit(Do::kFinish);
+    earlier_in_flight_ = in_flight_;
   }
 
   bool backward_is_next() const {
@@ -211,6 +230,8 @@ class Expansion {
   std::map<size_t, size_t> last_of_head_, last_of_blocks_;
   std::map<std::pair<size_t, size_t>, int> parts_left_;  // by stage and microbatch, after its backward
   Schedule made_;
+  bool in_flight_ = false;                         // a reduction
+  bool earlier_in_flight_ = false;                 // that of a microbatch that has ended
   size_t index_ = 0, stage_ = 0, microbatch_ = 0;  // of the action that is added
 };
 
@@ -336,7 +357,6 @@ void ScheduleRunner::begin(const Action& action, const Plan& plan) {
 }
 
 void ScheduleRunner::finish(const Action& action) {
-  stage_.finish_reduction();
   const auto running = running_.find({action.stage, action.microbatch});
   if (running->second.slot.keeps_saved())
     throw_bug("microbatch {} ends in stage {} and keeps something", action.microbatch, action.stage);
@@ -407,6 +427,9 @@ std::vector<at::Tensor> ScheduleRunner::run(const Plan& plan, const StepInput& i
         break;
       case Do::kReduce:
         stage_.group(unit).reduce(/*last_microbatch=*/action.last);
+        break;
+      case Do::kFinishReduction:
+        stage_.finish_reduction();
         break;
       case Do::kFinish:
         finish(action);

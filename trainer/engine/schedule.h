@@ -31,7 +31,8 @@ enum class Do : uint8_t {
   kFree,             // reshards: frees a unit's gathered weights
   kAccumulate,       // adds a unit's gradients to this rank's unsharded sums
   kReduce,           // starts the reduction of a unit's gradients, or sums, over the ranks
-  kFinish,           // retires a microbatch: its last reduction is complete, its memory is freed
+  kFinishReduction,  // waits for the reduction in flight
+  kFinish,           // retires a microbatch: its memory is freed
   kSumReplicated,
   // These transfer between two stages.
   kSendActivation,
@@ -54,7 +55,9 @@ using Schedule = std::vector<Action>;
 
 // Runs `microbatches` through units 0 to units - 1 of one stage. At most two units are gathered at once;
 // without reshard_after_forward a block's weights stay gathered from its forward to its backward. With
-// reduce_once each unit's gradients are summed locally and reduced in the last microbatch only.
+// reduce_once each unit's gradients are summed locally and reduced in the last microbatch only. The last
+// reduction of a microbatch overlaps the next one's first block, and no more: memory is at its peak after the
+// last block, and the reduction's buffers would add to it.
 Schedule training_schedule(size_t units, size_t microbatches, bool reshard_after_forward, bool reduce_once);
 // Runs one microbatch without gradients.
 Schedule evaluation_schedule(size_t units);
