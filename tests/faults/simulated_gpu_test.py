@@ -370,6 +370,8 @@ class SimulatedGpu(JobTest):
                 self.assertEqual(step[f"operator\taten::{operator}"], products)
                 self.assertEqual({line: times for line, times in step.items() if line.startswith(("synchronize", "copy\tto pageable"))},
                                  {"synchronize\tevent": 1.0})
+                copies = [line for line in step if re.match(r"cost\taten::copy_\t.*of=bf16\[\d+,16\]", line)]
+                self.assertEqual(copies, [])  # the gradients of gate and up are read side by side
         for step in in_float8.values():  # maxima of groups are of our kernel: of the rows and gradients of w1, w2 and w3
             self.assertEqual(step["operator\thyperion::float8_amax_groups"], blocks * 5)
             self.assertEqual([line for line in step if re.match(r"cost\taten::(segment_reduce|abs)\t.*of=bf16", line)], [])
