@@ -50,10 +50,10 @@ Tensor GroupedMatmuls::weight_gradient(Operand& grad, Operand& x, const Tensor& 
   return scaled_grouped_outer_matmul(grad.columns, x.columns, ends, grad.dtype, gemm_);
 }
 
-Quantized GroupedMatmuls::cast_rows(const Tensor& x, const PartOf& part) const {
+Quantized GroupedMatmuls::cast_rows(const Tensor& x) const {
   if (recipe_ == GroupedRecipe::kMx) return cast_blocks(x, row_, std::nullopt).rows;
-  if (gemm_ == Gemm::kNative) return quantize_operands(x, row_, std::nullopt, part).rows;
-  return quantize(x.contiguous(), row_, part);
+  if (gemm_ == Gemm::kNative) return quantize_operands(x, row_, std::nullopt).rows;
+  return quantize(x.contiguous(), row_);
 }
 
 void GroupedMatmuls::add_rows(Operand& x) const {
@@ -68,15 +68,11 @@ void GroupedMatmuls::add_columns(Operand& x, const Tensor& ends) const {
   ++counters_->operand_casts;
 }
 
-// matrices [groups, n, k], with scales along k.
-Quantized GroupedMatmuls::cast_stack(const Tensor& matrices, const PartOf& part) const {
+// MXFP8 of matrices [groups, n, k], with scales along k.
+Quantized GroupedMatmuls::cast_blocks_of_stack(const Tensor& matrices) const {
   const int64_t groups = matrices.size(0), n = matrices.size(1);
-  const Quantized rows = cast_rows(matrices.reshape({groups * n, matrices.size(2)}), part);
-  const auto of_groups = [&](const Tensor& numbers) {
-    if (!numbers.defined()) return numbers;
-    return recipe_ == GroupedRecipe::kMx ? numbers.view({groups, n, -1}) : numbers.view({groups, n});
-  };
-  return {rows.values.view(matrices.sizes()), of_groups(rows.scale), of_groups(rows.inverse)};
+  const Quantized rows = cast_rows(matrices.reshape({groups * n, matrices.size(2)}));
+  return {rows.values.view(matrices.sizes()), rows.scale.view({groups, n, -1})};
 }
 
 const GroupedMatmuls::StackCopies& GroupedMatmuls::stack_copies(const Parameter& stack,
@@ -84,9 +80,14 @@ const GroupedMatmuls::StackCopies& GroupedMatmuls::stack_copies(const Parameter&
   if (!stack.derived) {
     auto copies = std::make_shared<StackCopies>();
     const Tensor weight = stack.weight.detach();
-    const int sharded_dim = stack.split.value_or(1);  // where `group` shards the stack
-    copies->out = cast_stack(weight, {sharded_dim == 2 ? group : nullptr, 1});
-    copies->grad_x = cast_stack(weight.transpose(1, 2).contiguous(), {sharded_dim == 1 ? group : nullptr, 1});
+    if (recipe_ == GroupedRecipe::kMx) {  // whose blocks lie within a rank's shard
+      copies->out = cast_blocks_of_stack(weight);
+      copies->grad_x = cast_blocks_of_stack(weight.transpose(1, 2).contiguous());
+    } else {
+      Operands both = cast_stack(weight, {.group = group, .dim = stack.split.value_or(1)});
+      copies->out = std::move(both.rows);
+      copies->grad_x = std::move(both.columns);
+    }
     counters_->weight_casts += 2;
     stack.derived = std::move(copies);
   }

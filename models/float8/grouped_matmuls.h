@@ -32,8 +32,8 @@ class GroupedMatmuls {
  private:
   struct StackCopies;
   const StackCopies& stack_copies(const Parameter& stack, Exchange* group) const;
-  Quantized cast_stack(const at::Tensor& matrices, const PartOf& part) const;
-  Quantized cast_rows(const at::Tensor& x, const PartOf& part = {}) const;
+  Quantized cast_blocks_of_stack(const at::Tensor& matrices) const;
+  Quantized cast_rows(const at::Tensor& x) const;
   void add_rows(models::Operand& x) const;
   void add_columns(models::Operand& x, const at::Tensor& ends) const;
 

@@ -1,6 +1,7 @@
 #include "models/float8/groups.h"
 
 #include <functional>
+#include <tuple>
 #include <utility>
 
 #include <ATen/TensorOperators.h>
@@ -77,6 +78,17 @@ Tensor plain_cast_groups(const Tensor& x, const Tensor& scale, const Tensor& gro
   return saturating_cast(x, scale.index_select(0, group), kE4m3).t().contiguous();
 }
 
+using StackCasts = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // rows, columns, scale and inverse of rows
+
+StackCasts plain_cast_stack(const Tensor& stack, const Tensor& row_amax, const Tensor& column_scale,
+                            bool power_of_two) {
+  auto [scale, inverse] = scales_of(row_amax, kE4m3, power_of_two);
+  const Tensor by_rows = scale.view({stack.size(0), stack.size(1), 1}),
+               by_columns = column_scale.unsqueeze(1);
+  return {saturating_cast(stack, by_rows, kE4m3).contiguous(),
+          saturating_cast(stack, by_columns, kE4m3).transpose(1, 2).contiguous(), scale, inverse};
+}
+
 }  // namespace
 
 Tensor plain::amax_of_groups(const Tensor& x, const Tensor& ends) {
@@ -93,6 +105,10 @@ TORCH_LIBRARY_FRAGMENT(hyperion, library) {
               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, plain::amax_of_groups));
   library.def("float8_cast_groups(Tensor x, Tensor scale, Tensor group) -> Tensor",
               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, plain_cast_groups));
+  library.def(
+      "float8_cast_stack(Tensor x, Tensor row_amax, Tensor column_scale, bool power_of_two) -> (Tensor, "
+      "Tensor, Tensor, Tensor)",
+      torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, plain_cast_stack));
 }
 
 Tensor amax_of_groups(const Tensor& x, const Tensor& ends) {
@@ -115,6 +131,25 @@ Quantized cast_columns_of_groups(const Tensor& x, const Tensor& ends, const Scal
                              .typed<Tensor(const Tensor&, const Tensor&, const Tensor&)>();
   const at::AutoDispatchBelowAutograd no_gradients;
   return {op.call(x.detach(), scale, group), scale, inverse};
+}
+
+Operands cast_stack(const Tensor& stack, const PartOf& part) {
+  const Tensor x = stack.detach();
+  const int64_t matrices = x.size(0), n = x.size(1), k = x.size(2);
+  const Tensor lines = x.reshape({matrices * n, k});
+  Exchange* const of_rows = part.dim == 2 ? part.group : nullptr;
+  const Tensor row_amax = amax(lines, Granularity::kRow, {of_rows, 1});
+  const Tensor ends = at::arange(n, matrices * n + 1, n, x.options().dtype(at::kInt));
+  const Tensor column_amax = amax_of_groups(lines, ends);
+  if (part.dim == 1 && part.group != nullptr) part.group->start_all_reduce_max(column_amax).wait();
+  auto [column_scale, column_inverse] = scales_of(column_amax, kE4m3, /*power_of_two=*/true);
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("hyperion::float8_cast_stack", "")
+                             .typed<StackCasts(const Tensor&, const Tensor&, const Tensor&, bool)>();
+  const at::AutoDispatchBelowAutograd no_gradients;
+  const auto [rows, columns, scale, inverse] = op.call(x, row_amax, column_scale, /*power_of_two=*/true);
+  return {{rows, scale.view({matrices, n}), inverse.view({matrices, n})},
+          {columns, column_scale, column_inverse}};
 }
 
 Tensor scaled_grouped_matmul(const Quantized& a, const Quantized& stack, const Tensor& ends,

@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "models/float8/cast.h"
 #include "models/float8/scaled_matmul.h"
 
 namespace hyperion::float8 {
@@ -25,6 +26,14 @@ at::Tensor amax_of_groups(const at::Tensor& x, const at::Tensor& ends);
 //   kColumn       each column of a group has one scale, a power of two: scale and inverse [groups, n]
 //   kColumnBlock  each 32 rows of a column have one scale: scale [n, rows / 32] in E8M0
 Quantized cast_columns_of_groups(const at::Tensor& x, const at::Tensor& ends, const Scaling& scaling);
+
+// Casts the matrices of a stack [matrices, n, k] to e4m3 by rows and by columns; a row or a column has one
+// scale, a power of two:
+//   rows     values [matrices, n, k], scale and inverse [matrices, n]
+//   columns  values [matrices, k, n], scale and inverse [matrices, k]
+// The stack may be a shard along n (dim 1) or k (dim 2) of that which `group` has. On a GPU n and k must be
+// multiples of 16, and one kernel makes both copies.
+Operands cast_stack(const at::Tensor& stack, const PartOf& part);
 
 // Multiplies the rows of each group by the transpose of its matrix -> [rows, n] in `out`.
 //   a      values [rows, k], scale [rows, 1] or [rows, k / 32]

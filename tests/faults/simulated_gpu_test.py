@@ -373,8 +373,10 @@ class SimulatedGpu(JobTest):
                 copies = [line for line in step if re.match(r"cost\taten::copy_\t.*of=bf16\[\d+,16\]", line)]
                 self.assertEqual(copies, [])  # the gradients of gate and up are read side by side
         for step in in_float8.values():  # maxima of groups are of our kernel: of the rows and gradients of w1, w2 and w3
-            self.assertEqual(step["operator\thyperion::float8_amax_groups"], blocks * 5)
-            self.assertEqual([line for line in step if re.match(r"cost\taten::(segment_reduce|abs)\t.*of=bf16", line)], [])
+            self.assertEqual(step["operator\thyperion::float8_amax_groups"], blocks * (5 + 3))  # and of the stacks' columns
+            self.assertEqual(step["operator\thyperion::float8_cast_stack"], blocks * 3)
+            passes = r"cost\taten::((segment_reduce|abs)\t.*of=bf16|copy_\t.*of=bf16\[\d+,(16,32|32,16)\])"  # copies: of transposed stacks
+            self.assertEqual([line for line in step if re.match(passes, line)], [])
         one_by_one = self.run_job(*EXPERTS, none, "--training.mixed_precision_param=float32", "--training.steps=2", code=0, env=self.gpu())
         self.assertIn("Experts: multiplied one by one, and in each layer the host waits once for their counts of tokens: libtorch's grouped "
                       "product is one of bfloat16", one_by_one.text())

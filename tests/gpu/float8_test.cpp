@@ -301,6 +301,27 @@ TEST_CASE("maxima of groups of rows on a GPU have the bits of the plain form") {
   for (const auto count : differing) CHECK(count == 0);
 }
 
+TEST_CASE("a stack is cast on a GPU to the bits of the CPU's") {
+  const auto differing = on_float8_gpu([](const Environment&) {
+    at::manual_seed(19);
+    std::vector<int> results;
+    for (at::ScalarType from : {at::kFloat, at::kBFloat16})
+      for (const auto& [n, k] : {std::pair(16, 16), std::pair(48, 80), std::pair(144, 1040)}) {
+        const Tensor stack = troublesome(5 * n, k).to(from).view({5, n, k});
+        const Operands cpu = cast_stack(stack, {}), gpu = cast_stack(on_gpu(stack), {});
+        for (const auto& [found, wanted] :
+             {std::pair(gpu.rows, cpu.rows), std::pair(gpu.columns, cpu.columns)})
+          results.push_back(same_bits(found.values.cpu(), wanted.values) &&
+                                    same_bits(found.scale.cpu(), wanted.scale) &&
+                                    same_bits(found.inverse.cpu(), wanted.inverse)
+                                ? 0
+                                : 1);
+      }
+    return results;
+  });
+  for (const auto count : differing) CHECK(count == 0);
+}
+
 TEST_CASE("FP8 products are rescaled on a GPU to the bits of the CPU's") {
   const auto differing = on_float8_gpu([](const Environment&) {
     at::manual_seed(14);

@@ -59,7 +59,7 @@ __device__ inline void read_scales(const CastTask& task, int64_t first_row, int6
   const int line = static_cast<int>(threadIdx.x) % kTile;
   const bool of_columns = threadIdx.x >= kTile;
   if (threadIdx.x >= 2 * kTile || (of_columns ? task.columns : task.rows) == nullptr) return;
-  if (of_columns && task.groups != nullptr) return;  // read where they are
+  if (of_columns && (task.groups != nullptr || task.stack_rows > 0)) return;  // read where they are
   const CastScales& scales = of_columns ? task.column_scales : task.row_scales;
   const int64_t index = scales.each ? (of_columns ? first_column : first_row) + line : 0;
   if (scales.each ? index >= (of_columns ? task.n : task.m) : line != 0) return;
@@ -110,10 +110,10 @@ __global__ void __launch_bounds__(kThreads) cast_tile(const CastTask task) {
     if (inside && task.rows != nullptr)
       chunk_at(task.rows + offset) =
           converted<T, kFormat>(x, row_scales + (task.row_scales.each ? line : 0), /*step=*/0);
-    if (inside && task.columns != nullptr && task.groups != nullptr)
-      for_columns =
-          converted<T, kFormat>(x, task.column_scales.scale + task.groups[row] * task.n + column, /*step=*/1);
-    else if (inside && task.columns != nullptr)
+    if (inside && task.columns != nullptr && (task.groups != nullptr || task.stack_rows > 0)) {
+      const int64_t group = task.groups != nullptr ? task.groups[row] : row / task.stack_rows;
+      for_columns = converted<T, kFormat>(x, task.column_scales.scale + group * task.n + column, /*step=*/1);
+    } else if (inside && task.columns != nullptr)
       for_columns = task.column_scales.each ? converted<T, kFormat>(x, column_scales + along, /*step=*/1)
                                             : converted<T, kFormat>(x, column_scales, /*step=*/0);
   }
@@ -125,7 +125,11 @@ __global__ void __launch_bounds__(kThreads) cast_tile(const CastTask task) {
   if (own_column >= task.n || own_row >= task.padded_m) return;
   Bytes down;
   for (int i = 0; i < kChunk; ++i) down.values[i] = bytes[place(along + i, line)];
-  chunk_at(task.columns + own_column * task.padded_m + own_row) = down;
+  int64_t offset_down = own_column * task.padded_m + own_row;
+  if (task.stack_rows > 0)
+    offset_down =
+        (own_row / task.stack_rows * task.n + own_column) * task.stack_rows + own_row % task.stack_rows;
+  chunk_at(task.columns + offset_down) = down;
 }
 
 // Returns the number of tiles of x; each is a block.

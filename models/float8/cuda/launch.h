@@ -28,6 +28,9 @@ struct CastTask {
   CastScales row_scales{}, column_scales{};  // unused without such a copy, and if x is FP8
   // [m], or null. If not null, column scales are [groups, n], and row i uses those of group groups[i].
   const int64_t* groups = nullptr;
+  // If not 0, a multiple of 16: x is a stack of matrices of so many rows. Column scales are [matrices, n],
+  // and `columns` is [matrices, n, stack_rows].
+  int64_t stack_rows = 0;
   uint8_t* rows = nullptr;     // [m, n]; null: no such copy, always if x is FP8
   uint8_t* columns = nullptr;  // [n, padded_m]; null: no such copy
   int64_t padded_m = 0;        // m rounded up to a multiple of 16

@@ -101,6 +101,22 @@ class Cast {
     return made.t();
   }
 
+  // Of x as a stack of `matrices` -> [matrices, n, rows of each], each matrix with the scales of its columns,
+  // [matrices, n].
+  Tensor columns_of_stack(int64_t matrices, const Tensor& scale) {
+    task_.stack_rows = matrices == 0 ? 0 : task_.m / matrices;
+    TORCH_CHECK(task_.stack_rows * matrices == task_.m && task_.stack_rows % kRowMultiple == 0 &&
+                    scale.numel() == matrices * task_.n,
+                "float8_cast_stack: ", matrices, " matrices of ", task_.m, " rows in all, and ",
+                scale.numel(), " scales: expected a multiple of 16 rows in each, and ", matrices * task_.n,
+                " scales");
+    Tensor made = at::empty({matrices, task_.n, task_.stack_rows}, x_.options().dtype(dtype_));
+    task_.columns = static_cast<uint8_t*>(made.mutable_data_ptr());
+    task_.padded_m = task_.m;
+    task_.column_scales = given(scale, scale.numel());
+    return made;
+  }
+
   void scale_rows_by(const Tensor& scale) { task_.row_scales = given(scale, task_.m); }
   void scale_columns_by(const Tensor& scale) { task_.column_scales = given(scale, task_.n); }
   // scale [groups, n], group int64 [m]
@@ -234,6 +250,18 @@ Tensor cast_groups_on_cuda(const Tensor& x, const Tensor& scale, const Tensor& g
   return columns.t();
 }
 
+std::tuple<Tensor, Tensor, Tensor, Tensor> cast_stack_on_cuda(const Tensor& stack, const Tensor& row_amax,
+                                                              const Tensor& column_scale, bool power_of_two) {
+  TORCH_CHECK(stack.dim() == 3, "float8_cast_stack: x of ", stack.sizes(), ": expected a stack of matrices");
+  const c10::cuda::CUDAGuard on(stack.device());
+  Cast cast(stack.reshape({-1, stack.size(2)}), kE4m3, power_of_two);
+  const Tensor rows = cast.rows();
+  const Scales scales = cast.scale_rows_of(row_amax);
+  const Tensor columns = cast.columns_of_stack(stack.size(0), column_scale);
+  cast.launch();
+  return {rows.view(stack.sizes()), columns, scales.scale, scales.inverse};
+}
+
 Tensor& cast_into_on_cuda(Tensor& out, const Tensor& x, const Tensor& scale) {
   const c10::cuda::CUDAGuard on(x.device());
   Cast cast(x, out.scalar_type());
@@ -293,6 +321,7 @@ TORCH_LIBRARY_IMPL(hyperion, CUDA, library) {
   library.impl("float8_cast_by_amax", cast_by_amax_on_cuda);
   library.impl("float8_amax_groups", amax_groups_on_cuda);
   library.impl("float8_cast_groups", cast_groups_on_cuda);
+  library.impl("float8_cast_stack", cast_stack_on_cuda);
   library.impl("float8_cast_into_", cast_into_on_cuda);
   library.impl("float8_scales", scales_on_cuda);
   library.impl("mx_cast", mx_cast_on_cuda);

@@ -1,5 +1,7 @@
 // The CUDA kernels of FP8 without a GPU: their source on CPU threads against the plain
 // form, and their place in libtorch's dispatcher. tests/gpu/float8_test.cpp runs the compiled ones.
+#include <tuple>
+
 #include <catch2/catch.hpp>
 
 #include <ATen/Context.h>
@@ -194,6 +196,65 @@ TEST_CASE("the source of the CUDA cast takes scales of columns by group of rows"
     }
 }
 
+TEST_CASE("the source of the CUDA cast of a stack gives the bits of its plain form") {
+  at::manual_seed(19);
+  const auto op = c10::Dispatcher::singleton()
+                      .findSchemaOrThrow("hyperion::float8_cast_stack", "")
+                      .typed<std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&,
+                                                                        const Tensor&, bool)>();
+  for (const at::ScalarType from : {at::kFloat, at::kBFloat16})
+    for (const auto& [matrices, n, k] :
+         {std::tuple(1, 16, 16), std::tuple(5, 48, 80), std::tuple(2, 144, 64), std::tuple(3, 64, 128)}) {
+      const int64_t m = int64_t{matrices} * n;
+      const Tensor lines = troublesome(m, k).to(from), stack = lines.view({matrices, n, k});
+      const Tensor row_amax = amax(lines, Granularity::kRow), column_scale = at::rand({matrices, k}).mul(500);
+      Output rows(m * k), columns(m * k);
+      Tensor scale = at::full({m}, -1.0), inverse = at::full({m}, -1.0);
+      CastTask task{.x = lines.const_data_ptr(),
+                    .stride = k,
+                    .m = m,
+                    .n = k,
+                    .padded_m = m,
+                    .largest = largest_of(kE4m3),
+                    .power_of_two = true};
+      task.row_scales = {.each = m > 1,
+                         .amax = row_amax.const_data_ptr(),
+                         .amax_is_bf16 = from == at::kBFloat16,
+                         .made_scale = scale.mutable_data_ptr<float>(),
+                         .made_inverse = inverse.mutable_data_ptr<float>()};
+      task.column_scales = {.each = true, .scale = column_scale.const_data_ptr<float>()};
+      task.stack_rows = n;
+      task.rows = rows.data();
+      task.columns = columns.data();
+      run_kernel(task, lines, kE4m3);
+      INFO(stack.sizes() << " of " << from);
+      const auto [plain_rows, plain_columns, plain_scale, plain_inverse] =
+          op.call(stack, row_amax, column_scale, true);
+      CHECK(same_bits(rows.as(kE4m3, m, k), plain_rows.view({m, k})));
+      CHECK(same_bits(columns.as(kE4m3, m, k), plain_columns.view({m, k})));
+      CHECK(same_bits(scale, plain_scale.flatten()));
+      CHECK(same_bits(inverse, plain_inverse.flatten()));
+      CHECK((rows.guarded() && columns.guarded()));
+    }
+}
+
+TEST_CASE("a stack is cast with the bits of its matrices and of their transposes") {
+  at::manual_seed(20);
+  const Scaling row = {.granularity = Granularity::kRow, .power_of_two = true};
+  for (const at::ScalarType from : {at::kFloat, at::kBFloat16}) {
+    const Tensor stack = troublesome(3 * 48, 80).to(from).view({3, 48, 80});
+    const Operands both = cast_stack(stack, {});
+    for (int64_t i = 0; i < 3; ++i)
+      for (const auto& [found, matrix] :
+           {std::pair(both.rows, stack[i]), std::pair(both.columns, stack[i].t().contiguous())}) {
+        const Quantized wanted = quantize(matrix, row);
+        CHECK(same_bits(found.values[i], wanted.values));
+        CHECK(same_bits(found.scale[i], wanted.scale.squeeze(1)));
+        CHECK(same_bits(found.inverse[i], wanted.inverse.squeeze(1)));
+      }
+  }
+}
+
 TEST_CASE("the source of the CUDA maxima of groups gives the bits of the plain form") {
   at::manual_seed(15);
   const auto check = [](const Tensor& x, const std::vector<int>& given) {
@@ -372,10 +433,10 @@ TEST_CASE("the CUDA library brings the FP8 operators of its tensors") {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
     return op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
   };
-  const auto operators = {"hyperion::float8_cast",        "hyperion::float8_cast_by_amax",
-                          "hyperion::float8_cast_into_",  "hyperion::float8_scales",
-                          "hyperion::float8_rescale_",    "hyperion::mx_cast",
-                          "hyperion::float8_cast_groups", "hyperion::float8_amax_groups"};
+  const auto operators = {
+      "hyperion::float8_cast",        "hyperion::float8_cast_by_amax", "hyperion::float8_cast_into_",
+      "hyperion::float8_scales",      "hyperion::float8_rescale_",     "hyperion::mx_cast",
+      "hyperion::float8_cast_groups", "hyperion::float8_amax_groups",  "hyperion::float8_cast_stack"};
   for (const char* name : operators) CHECK(!have_kernel(name));
   REQUIRE(load_device_library() == "");
   for (const char* name : operators) CHECK(have_kernel(name));
