@@ -132,27 +132,33 @@ Pending Communicator::start_all_to_all(const at::Tensor& out, const at::Tensor& 
   const int64_t width = row_numel(in, in_rows);
   require_matching_tensors(width >= 0 && width == row_numel(out, out_rows) && in_rows[self] == out_rows[self],
                            *this, "all_to_all", out, in);
+  if (out.numel() > 0 || in.numel() > 0)
+    notify_observer(
+        "all_to_all", in.scalar_type(),
+        static_cast<int64_t>(in.nbytes()) - in_rows[self] * width * static_cast<int64_t>(in.element_size()));
+  return start_collective("all_to_all", [&] { return do_all_to_all(out, in, out_rows, in_rows); });
+}
+
+Communicator::Finish Communicator::do_all_to_all(const at::Tensor& out, const at::Tensor& in,
+                                                 std::span<const int64_t> out_rows,
+                                                 std::span<const int64_t> in_rows) {
   std::vector<Transfer> transfers;
   at::Tensor own_out, own_in;
   int64_t out_row = 0, in_row = 0;
-  for (size_t r = 0; r < ranks; ++r) {
+  for (int r = 0; r < size(); ++r) {
     const at::Tensor from = out.narrow(0, out_row, out_rows[r]), to = in.narrow(0, in_row, in_rows[r]);
-    if (r == self) {
+    if (r == rank_) {
       own_out = from;
       own_in = to;
     } else {
-      transfers.push_back({Transfer::Kind::kSend, to, static_cast<int>(r)});
-      transfers.push_back({Transfer::Kind::kReceive, from, static_cast<int>(r)});
+      transfers.push_back({Transfer::Kind::kSend, to, r});
+      transfers.push_back({Transfer::Kind::kReceive, from, r});
     }
     out_row += out_rows[r];
     in_row += in_rows[r];
   }
-  if (out.numel() > 0 || in.numel() > 0)
-    notify_observer("all_to_all", in.scalar_type(), static_cast<int64_t>(in.nbytes() - own_in.nbytes()));
-  return start_collective("all_to_all", [&]() -> Finish {
-    own_out.copy_(own_in, /*non_blocking=*/true);
-    return transfers.empty() ? nullptr : do_transfers(transfers, /*is_all_to_all=*/true);
-  });
+  own_out.copy_(own_in, /*non_blocking=*/true);
+  return transfers.empty() ? nullptr : do_transfers(transfers, /*is_all_to_all=*/true);
 }
 
 Pending Communicator::start_transfers(std::vector<Transfer> transfers) {

@@ -385,6 +385,7 @@ class SimulatedGpu(JobTest):
         step = self.steady_step(*EXPERTS, EP, "--activation_checkpoint.mode=none", ranks=2)
         blocks = 2
         self.assertEqual([step[line] for line in ("synchronize\tstream", "copy\tto pageable", "copy\tfrom pageable")], [blocks] * 3)
+        self.assertEqual([step.get(f"c10d\t{call}") for call in ("all_to_allv", "send", "recv")], [blocks * 5, None, None])
         self.assertEqual(step["operator\taten::_grouped_mm"], blocks * (3 + 3 + 3))  # also with the experts of one rank
 
     def test_layers_that_read_one_input_are_one_product_and_where_they_are_not_a_line_says_why(self):

@@ -240,8 +240,8 @@ ncclResult_t launch(const char* name, const Signature& signature, ncclComm_t com
 
 ncclResult_t launch(bool sends, const std::byte* from, std::byte* to, const Signature& signature, int peer,
                     ncclComm_t comm, cudaStream_t stream) {
-  if (peer < 0 || peer >= comm->size || peer == comm->rank)
-    stop("a message of a rank to itself or to nobody");
+  if (peer < 0 || peer >= comm->size) stop("a message of a rank to nobody");
+  if (peer == comm->rank && group_depth == 0) stop("a message of a rank to itself outside a group");
   const size_t bytes = signature.count * item_size(signature.type);
   return launch({sends ? "send" : "receive",
                  comm,

@@ -15,6 +15,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
 #include "tests/simulated_gpu/cost.h"
 #include "tests/simulated_gpu/memory.h"
@@ -233,7 +234,15 @@ struct KernelCall : at::ObserverContext {
   std::vector<IValue> given;
 };
 
+// Each call of a process group makes an entry of its flight recorder.
+void trace_c10d() {
+  const auto* call = dynamic_cast<torch::ParamCommsDebugInfo*>(
+      c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PARAM_COMMS_INFO));
+  if (call != nullptr) trace("c10d", call->getCollectiveName().c_str());
+}
+
 std::unique_ptr<at::ObserverContext> begin_kernel(const at::RecordFunction& range) {
+  if (tracing() && std::string_view(range.name()) == at::kParamCommsCallName) trace_c10d();
   if (t_inside || !std::string_view(range.name()).starts_with("hyperion::") || range.inputs().empty() ||
       substitute_for(range.name(), "") == nullptr || !range.inputs()[0].toTensor().is_cuda())
     return nullptr;
