@@ -128,37 +128,17 @@ PipelineSchedule repeat(const PipelineSchedule& schedule, int batches) {
   return repeated;
 }
 
-namespace {
-
-// The maximum, by rank, of weighted actions that have begun and not ended.
-std::vector<int> max_at_once(const PipelineSchedule& schedule, const std::vector<int>& weights,
-                             const auto& begins, const auto& ends) {
+std::vector<int> max_microbatches_in_flight(const PipelineSchedule& schedule) {
   std::vector<int> peaks;
   for (const std::vector<PipelineAction>& actions : schedule.ranks) {
-    int current = 0;
+    int in_flight = 0;
     peaks.push_back(0);
     for (const PipelineAction& action : actions) {
-      const int weight = weights.empty() ? 1 : weights.at(static_cast<size_t>(action.stage));
-      if (begins(action.op)) peaks.back() = std::max(peaks.back(), current += weight);
-      if (ends(action.op)) current -= weight;
+      if (action.op == PipelineOp::kForward) peaks.back() = std::max(peaks.back(), ++in_flight);
+      if (action.op == PipelineOp::kBackward || action.op == PipelineOp::kWeightGradient) --in_flight;
     }
   }
   return peaks;
-}
-
-}  // namespace
-
-std::vector<int> max_microbatches_in_flight(const PipelineSchedule& schedule,
-                                            const std::vector<int>& weights) {
-  return max_at_once(
-      schedule, weights, [](PipelineOp op) { return op == PipelineOp::kForward; },
-      [](PipelineOp op) { return op == PipelineOp::kBackward || op == PipelineOp::kWeightGradient; });
-}
-
-std::vector<int> max_deferred_wgrads(const PipelineSchedule& schedule, const std::vector<int>& weights) {
-  return max_at_once(
-      schedule, weights, [](PipelineOp op) { return op == PipelineOp::kInputGradient; },
-      [](PipelineOp op) { return op == PipelineOp::kWeightGradient; });
 }
 
 }  // namespace hyperion::parallel

@@ -137,12 +137,8 @@ int microbatches_of_step(int microbatches, int batches, int stages);
 // Repeats the schedule of one batch `batches` times in sequence.
 PipelineSchedule repeat(const PipelineSchedule& schedule, int batches);
 
-// The peak number of microbatches in flight on each rank, each stage counted `weights[stage]` times: from
-// their forward to the end of their backward or wgrad.
-std::vector<int> max_microbatches_in_flight(const PipelineSchedule& schedule,
-                                            const std::vector<int>& weights = {});
-// The peak number of deferred wgrads on each rank, counted likewise: from the dgrad of a microbatch to the
-// end of its wgrad.
-std::vector<int> max_deferred_wgrads(const PipelineSchedule& schedule, const std::vector<int>& weights = {});
+// The peak number of microbatches in flight on each rank, summed over its stages: from their forward to the
+// end of their backward or wgrad.
+std::vector<int> max_microbatches_in_flight(const PipelineSchedule& schedule);
 
 }  // namespace hyperion::parallel

@@ -13,7 +13,10 @@
 #include "tests/support/ranks.h"
 #include "tests/support/reserved_port.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/support/tiny_training.h"
+#include "trainer/build/pipeline_setup.h"
 #include "trainer/config/load.h"
+#include "trainer/preflight.h"
 #include "trainer/trainer.h"
 
 namespace hyperion::trainer {
@@ -90,6 +93,74 @@ TEST_CASE(
     CHECK(rank.trained == Approx(expected).epsilon(0.02));  // nothing gathered is left
     CHECK(rank.peak > expected);                            // of the process, so more than libtorch's
     CHECK(rank.peak < 4e9);
+  }
+}
+
+namespace {
+
+constexpr int kShards = 2;
+
+struct PipelineCase {
+  parallel::PipelineKind schedule;
+  int ranks, rank;
+  int64_t layers = 96;  // many, so that sums are large beside one unit's weights and gradients
+};
+
+// Bytes of one rank in a step, beside the state that it holds throughout.
+struct StepMemory {
+  int64_t sums, total;  // estimated: the unsharded sums, and these with gathered weights and activations
+  int64_t measured;
+};
+
+// Runs in a dry run, so other ranks need no process. Frees everything before it returns.
+StepMemory measure_step(const PipelineCase& of, CountingAllocator& counter) {
+  const TinyJob job{.layers = of.layers,
+                    .mesh = {.pp = of.ranks, .dp_shard = kShards},
+                    .checkpoint = models::ActivationCheckpoint::kFull,
+                    .accumulation = TinyTraining::kGlobalBatch / kShards,
+                    .schedule = of.schedule,
+                    .reduce_once = true,
+                    .fake = true};
+  TinyTraining training(job, {.rank = of.rank * kShards, .world_size = of.ranks * kShards});
+  training.step(0);
+  const int64_t state = counter.live();
+  counter.start_peak();
+  training.step(1);
+  const config::JobConfig& config = training.config();
+  const models::ModelArgs model = job_model(config);
+  const PipelinePlan plan = plan_pipeline(config, model, /*batches=*/1).value();
+  const JobSize size =
+      job_size(config, model, kShards, /*microbatches=*/1, &plan.shares.at(static_cast<size_t>(of.rank)));
+  return {static_cast<int64_t>(size.sums), static_cast<int64_t>(size.sums + size.gathered + size.activations),
+          counter.peak() - state};
+}
+
+}  // namespace
+
+TEST_CASE("a rank of a pipeline holds the estimated sums of gradients and little more") {
+  using enum parallel::PipelineKind;
+  static const PipelineCase cases[] = {
+      {kGPipe, 2, 1},
+      {k1F1B, 3, 0},
+      {kLoopedBfs, 3, 2},
+      {kInterleaved1F1B, 2, 0},
+      {kInterleaved1F1B, 6, 2, 192},  // a stage's microbatches are one round: one stage has sums at a time
+      {kInterleavedZeroBubble, 2, 1},
+      {kZbvZeroBubble, 3, 0},
+      {kDualPipeV, 3, 1}};
+  const auto measured = run_ranks(1, [](const parallel::Environment&) {
+    auto* counter = new CountingAllocator(*c10::GetCPUAllocator());  // leaked, as above
+    c10::SetCPUAllocator(counter, /*priority=*/255);
+    std::vector<StepMemory> steps;
+    for (const PipelineCase& of : cases) steps.push_back(measure_step(of, *counter));
+    return steps;
+  });
+  for (size_t i = 0; i < std::size(cases); ++i) {
+    const StepMemory& step = measured.front().at(i);
+    CAPTURE(text_of(cases[i].schedule), cases[i].ranks, cases[i].rank, step.sums, step.total, step.measured);
+    CHECK(step.total <= step.measured);
+    const int64_t others = step.total - step.sums;
+    CHECK(static_cast<double>(step.sums) >= 0.6 * static_cast<double>(step.measured - others));
   }
 }
 

@@ -8,6 +8,7 @@ prints the memory that libtorch's allocator reserves at most. Standard library o
 """
 
 import json
+import os
 import re
 
 import warm_start
@@ -61,7 +62,17 @@ class Presets(JobTest):
         print(f"\n{config.name} as rank {rank} of {ranks}: {max(memory):.2f} GiB; with {communicators} communicators of "
               + ", of ".join(f"{name} {total:.1f}" for name, total in needed.items()) + f" of {CARD:.1f}", flush=True)
         self.assertLess(needed["1.5 GiB"], CARD)
+        self.reserved = max(memory)
         return job.text()
+
+    def least_memory(self, config, ranks, pipeline_rank, options=()):
+        """GiB that `hyperion check` says a rank of the pipeline needs at least."""
+        done = warm_start.run([BINARY, "check", config, "--ranks", str(ranks), "--gpu-memory=80", f"--model.hf_assets_path={ROOT}/tests/assets/tokenizer",
+                               f"--training.dataset_path={self.folder}/shards", f"--job.dump_folder={self.folder}/out", *options],
+                              env=os.environ | {"HYPERION_DEVICE": "cuda"})
+        found = re.search(rf"^ *pp rank {pipeline_rank} .*; at least ([\d.]+) GiB", done.stdout, re.MULTILINE)
+        self.assertIsNotNone(found, done.stdout + done.stderr)
+        return float(found[1])
 
     def test_presets_of_torchtitan_with_tensor_parallelism_run(self):
         for name, ranks in RANKS.items():
@@ -106,6 +117,10 @@ class Presets(JobTest):
                 with self.subTest(preset=name, rank=rank):
                     text = self.dry_run(ROOT / name, ranks, pipeline=pipeline, rank=rank, options=options)
                     self.assertIn(f"a dry run of rank {rank} of {ranks:,} ranks", text)
+                    least = self.least_memory(ROOT / name, ranks, rank * pipeline // ranks, options)
+                    print(f"at least {least:.2f} GiB by `hyperion check`", flush=True)
+                    self.assertLessEqual(least, self.reserved)
+                    self.assertGreater(least, 0.6 * self.reserved)
 
     def test_presets_of_ours_without_tensor_parallelism_fit_with_the_larger_communicators(self):
         for name, ranks in OTHERS.items():

@@ -1,6 +1,7 @@
 // Counts what libtorch holds on the host.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
@@ -16,11 +17,18 @@ class CountingAllocator final : public c10::Allocator {
   explicit CountingAllocator(c10::Allocator& inner) : inner_(inner) { current_ = this; }
 
   int64_t live() const { return live_; }
+  // The most bytes in use at once since the last call of start_peak().
+  int64_t peak() const { return peak_; }
+  void start_peak() {
+    const std::lock_guard lock(mutex_);
+    peak_ = live_.load();
+  }
 
   c10::DataPtr allocate(size_t bytes) override {
     void* const data = inner_.raw_allocate(bytes);
     const std::lock_guard lock(mutex_);
     live_ += sizes_[data] = static_cast<int64_t>(bytes);
+    peak_ = std::max<int64_t>(peak_, live_);
     return {data, data, &release, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -40,9 +48,9 @@ class CountingAllocator final : public c10::Allocator {
 
   static inline CountingAllocator* current_ = nullptr;
   c10::Allocator& inner_;
-  std::mutex mutex_;  // guards sizes_
+  std::mutex mutex_;  // guards sizes_ and changes of the counts
   std::map<void*, int64_t> sizes_;
-  std::atomic<int64_t> live_ = 0;
+  std::atomic<int64_t> live_ = 0, peak_ = 0;
 };
 
 }  // namespace hyperion

@@ -79,6 +79,7 @@ class TinyTraining {
   trainer::Stage& stage() { return *model_.stage; }
   trainer::ScheduleRunner& schedule() { return *model_.schedule; }
   const models::Transformer& model() const { return *model_.transformer; }
+  const config::JobConfig& config() const { return config_; }
   auto model_linears() { return model_.transformer->linears(); }
   const optim::Optimizer& optimizer() const { return *model_.optimizer; }
   const trainer::Float8Setup& float8() const { return model_.float8; }

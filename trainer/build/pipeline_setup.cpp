@@ -1,6 +1,7 @@
 #include "trainer/build/pipeline_setup.h"
 
 #include <algorithm>
+#include <map>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -12,6 +13,7 @@
 #include "parallel/pipeline/csv.h"
 #include "parallel/pipeline/lowering.h"
 #include "parallel/pipeline/simulation.h"
+#include "parallel/pipeline/stage_memory.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/validate.h"
 
@@ -226,23 +228,40 @@ void plan_stages(PipelinePlan& plan, const models::ModelArgs& model) {
   }
 }
 
-// Fills in how many microbatches each rank keeps at once while it runs `lists`.
-void plan_kept_microbatches(PipelinePlan& plan, const models::ModelArgs& model,
-                            const parallel::PipelineSchedule& lists) {
-  std::vector<int> blocks, kept_inputs;  // by stage, of one microbatch
-  for (const UnitRange& units : plan.pipeline.stages) {
-    const PipelineShare::Stage share = share_of_stage(units, model);
-    blocks.push_back(static_cast<int>(share.end_block - share.first_block));
-    kept_inputs.push_back(blocks.back() + share.head);
+// The moments of the rank's step. Of moments in which the stages hold the same weights and gradients, one
+// moment with the most kept inputs and the most deferred blocks remains.
+std::vector<PipelineShare::Moment> moments_of_rank(const PipelinePlan& plan, int rank,
+                                                   const parallel::PipelineSchedule& lists) {
+  const std::vector<PipelineShare::Stage>& stages = plan.shares[static_cast<size_t>(rank)].stages;
+  std::map<std::vector<parallel::StageWeights>, PipelineShare::Moment> moments;
+  std::vector<parallel::StageWeights> weights(stages.size());
+  parallel::for_each_moment(lists, rank, [&](std::span<const parallel::StageMemory> memory) {
+    int64_t kept_inputs = 0, deferred_blocks = 0;
+    for (size_t i = 0; i < memory.size(); ++i) {
+      const int64_t blocks = stages[i].end_block - stages[i].first_block;
+      kept_inputs += memory[i].in_flight * (blocks + stages[i].head);
+      deferred_blocks += memory[i].deferred * blocks;
+      weights[i] = memory[i].weights;
+      weights[i].gathered &= plan.pipeline.gathers_stages;
+    }
+    PipelineShare::Moment& moment = moments[weights];
+    moment.kept_inputs = std::max(moment.kept_inputs, kept_inputs);
+    moment.deferred_blocks = std::max(moment.deferred_blocks, deferred_blocks);
+  });
+  std::vector<PipelineShare::Moment> list;
+  for (auto& [stage_weights, moment] : moments) {
+    list.push_back(moment);
+    list.back().weights = stage_weights;
   }
-  const std::vector<int> kept = parallel::max_microbatches_in_flight(lists),
-                         inputs = parallel::max_microbatches_in_flight(lists, kept_inputs),
-                         deferred = parallel::max_deferred_wgrads(lists, blocks);
+  return list;
+}
+
+// Fills in what each rank holds while it runs `lists`.
+void plan_memory(PipelinePlan& plan, const parallel::PipelineSchedule& lists) {
+  const std::vector<int> in_flight = parallel::max_microbatches_in_flight(lists);
   for (size_t rank = 0; rank < plan.ranks.size(); ++rank) {
-    plan.ranks[rank].kept_microbatches = kept[rank];
-    plan.shares[rank].kept_inputs = inputs[rank];
-    plan.shares[rank].deferred_blocks = deferred[rank];
-    plan.shares[rank].gathers_stages = plan.pipeline.gathers_stages;
+    plan.ranks[rank].kept_microbatches = in_flight[rank];
+    plan.shares[rank].moments = moments_of_rank(plan, static_cast<int>(rank), lists);
   }
 }
 
@@ -288,7 +307,7 @@ std::optional<PipelinePlan> plan_pipeline(const config::JobConfig& config, const
   plan.ranks.resize(lists.ranks.size());
   plan.shares.resize(lists.ranks.size());
   plan_stages(plan, model);
-  plan_kept_microbatches(plan, model, lists);
+  plan_memory(plan, lists);
   plan.bubble = parallel::simulate(lists, parallel::planned_costs(recomputes_all_blocks(config))).bubble;
   const std::string counted_microbatches = counted(microbatches, "microbatch", "microbatches");
   plan.text = text_of_plan(plan, config, model, counted_microbatches);

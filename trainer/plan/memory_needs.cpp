@@ -122,8 +122,8 @@ MemoryNeeds memory_needs(const config::JobConfig& config, const JobSize& size, b
        {"gradients of several microbatches", size.sums},
        {pipeline ? "gathered weights of stages" : "gathered weights", size.gathered}});
   auto& states = offload ? needs.host : device;
-  // On a GPU sharded gradients take no extra memory: a unit's sum is freed when it becomes them.
-  const double gradients = size.sums > 0 && on_gpu && !offload ? 0 : size.gradients;
+  // A GPU holds the sharded gradients of a unit from their reduction on, a host holds them throughout.
+  const double gradients = on_gpu && !offload ? size.reduced : size.gradients;
   states.insert(states.end(),
                 {{"weights", size.weights}, {"optimizer state", size.optimizer}, {"gradients", gradients}});
   auto& averages = config.ema.device == config::EmaDevice::kCpu ? needs.host : states;

@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "models/args/attention_heads.h"
-#include "parallel/pipeline/lowering.h"
 #include "trainer/config/schema.h"
 #include "trainer/config/validate.h"
 #include "trainer/config/writers_choice.h"
@@ -46,19 +45,6 @@ template <typename F>
 double sum_over_model(const models::ModelDescription& model, F&& numel) {
   return sum_over_stage(model, {0, model.blocks(), true, true}, numel) -
          (model.tied ? numel(model.output) : 0);
-}
-
-// Elements of the largest pipeline stages that are gathered at the same time.
-double gathered_numel_of_stages(const models::ModelDescription& model, const config::JobConfig& config,
-                                const PipelineShare& share, bool shards_experts) {
-  std::vector<double> of_stages;
-  for (const PipelineShare::Stage& stage : share.stages)
-    of_stages.push_back(sum_over_stage(model, stage, [&](const models::ParameterShape& shape) {
-      return gathered_numel(shape, config, shards_experts);
-    }));
-  std::ranges::sort(of_stages, std::ranges::greater{});
-  of_stages.resize(std::min(of_stages.size(), static_cast<size_t>(parallel::kMaxGatheredStages)));
-  return std::accumulate(of_stages.begin(), of_stages.end(), 0.0);
 }
 
 // Elements of the blocks that are gathered at the same time without a pipeline: the largest block, or all
@@ -121,11 +107,10 @@ class SizeOfJob {
     const auto& saves = config_.checkpoint;
     if (saves.enable && saves.create_seed_checkpoint) return size_;  // runs no step
     if (has_background_saves()) size_.save_pool = save_pool();
-    add_gathered();
-    size_.activations = kept_activations();
-    if (blocks_with_experts_ > 0) size_.activations += activations_of_experts();
-    if (context_ > 1) size_.activations += activations_of_shared_sequences();
-    if (share_ == nullptr || share_->has_head()) size_.activations += logits();
+    if (share_ == nullptr)
+      add_step();
+    else
+      add_largest_moment();
     size_.repeated = repeated_keys(heads(), static_cast<double>(rows_), keys_at_once(), tensor_, compute_);
     add_attention();
     size_.tokens = static_cast<double>(rows_) * length_ * static_cast<double>(microbatches_) * 2 *
@@ -148,7 +133,7 @@ class SizeOfJob {
                            }) /
                            static_cast<double>(shards_);
     size_.optimizer = trained * optim::bytes_per_element(optim::state_kinds(config_.optimizer), state_);
-    size_.gradients = trained * state_;
+    size_.gradients = size_.reduced = trained * state_;
     if (config_.ema.enable) size_.averages = parameters * state_;
   }
 
@@ -179,37 +164,128 @@ class SizeOfJob {
            (writers == checkpoint::Writers::kAll ? static_cast<double>(replicas) : 1);
   }
 
-  void add_gathered() {
-    if (shards_ == 1) return;
-    if (config::reduces_gradients_once(config_) && microbatches_ > 1)
-      size_.sums = sum_over_share(
-                       [&](const models::ParameterShape& shape) { return gathered_numel(shape, config_); }) *
-                   sizeof(float);
-    if (pipeline_ > 1 && (share_ == nullptr || !share_->gathers_stages)) return;
-    const bool in_float8 =
-        config::kFloat8.on(config_) && config_.quantize.linear.float8.enable_fsdp_float8_all_gather;
-    size_.gathered = (in_float8 ? 1 : compute_) *
-                     (pipeline_ == 1 ? gathered_numel_of_blocks(model_, config_, shards_experts_)
-                                     : gathered_numel_of_stages(model_, config_, *share_, shards_experts_));
+  // Bytes of the gradients of some parameters.
+  struct GradientBytes {
+    double sums = 0;      // unsharded sums while some microbatches have added their gradients
+    double partial = 0;   // sharded gradients beside these sums
+    double complete = 0;  // sharded gradients when all microbatches have added theirs
+  };
+
+  // If efsdp has one rank, each microbatch reduces the gradients of experts.
+  GradientBytes gradient_bytes(const models::ParameterShape& shape) const {
+    if (!shape.trainable) return {};
+    const double sharded = unsharded_numel(shape, tensor_) / static_cast<double>(shards_) * state_;
+    const bool sums = shards_ > 1 && microbatches_ > 1 && config::reduces_gradients_once(config_);
+    const double sum = sums ? gathered_numel(shape, config_, shards_experts_) * sizeof(float) : 0;
+    return {.sums = sum, .partial = sum > 0 ? 0 : sharded, .complete = sharded};
   }
 
-  // Counts RoPE's angles, and the larger of the saved block inputs and the inputs of deferred wgrad.
-  double kept_activations() const {
-    const double deferred = share_ == nullptr
-                                ? 0
-                                : static_cast<double>(share_->deferred_blocks) * tokens_ *
-                                      least_deferred_elements() *
-                                      (config::kFloat8.on(config_) || config::kMx.on(config_) ? 1 : compute_);
+  double gathered_element_bytes() const {
+    if (shards_ == 1) return 0;
+    return config::kFloat8.on(config_) && config_.quantize.linear.float8.enable_fsdp_float8_all_gather
+               ? 1
+               : compute_;
+  }
+
+  // Adds the memory of a step without a pipeline: all units have partial sums at once. Of a pipeline whose
+  // moments are unknown it counts the kept inputs alone.
+  void add_step() {
+    size_.activations = activations(static_cast<double>(model_.blocks()) / pipeline_ + 1, /*deferred=*/0);
+    if (pipeline_ > 1) return;
+    const auto sum_of = [&](double GradientBytes::*bytes) {
+      return sum_over_model(
+          model_, [&](const models::ParameterShape& shape) { return gradient_bytes(shape).*bytes; });
+    };
+    size_.sums = sum_of(&GradientBytes::sums);
+    size_.reduced = sum_of(&GradientBytes::partial);
+    size_.gathered = gathered_element_bytes() * gathered_numel_of_blocks(model_, config_, shards_experts_);
+  }
+
+  // The bytes of one stage in each state of its weights and gradients.
+  struct StageBytes {
+    double gathered = 0;
+    GradientBytes units{}, head{};
+  };
+
+  StageBytes stage_bytes(PipelineShare::Stage stage) const {
+    const auto gathered = [&](const models::ParameterShape& shape) {
+      return gathered_element_bytes() * gathered_numel(shape, config_, shards_experts_);
+    };
+    StageBytes bytes{.gathered = sum_over_stage(model_, stage, gathered)};
+    const auto gradients = [&](const PipelineShare::Stage& part) {
+      const auto sum_of = [&](double GradientBytes::*bytes) {
+        return sum_over_stage(
+            model_, part, [&](const models::ParameterShape& shape) { return gradient_bytes(shape).*bytes; });
+      };
+      return GradientBytes{.sums = sum_of(&GradientBytes::sums),
+                           .partial = sum_of(&GradientBytes::partial),
+                           .complete = sum_of(&GradientBytes::complete)};
+    };
+    if (stage.head) {
+      bytes.head = gradients({.first_block = stage.end_block, .end_block = stage.end_block, .head = true});
+      if (holds_table_twice()) bytes.head.complete -= gradient_bytes(model_.output).complete;
+    }
+    stage.head = false;
+    bytes.units = gradients(stage);
+    return bytes;
+  }
+
+  // Adds the memory of the moment of a pipeline step that takes the most.
+  void add_largest_moment() {
+    std::vector<StageBytes> stages;
+    for (const PipelineShare::Stage& stage : share_->stages) stages.push_back(stage_bytes(stage));
+    const auto beside_states = [](const JobSize& size) {
+      return size.sums + size.reduced + size.gathered + size.activations;
+    };
+    const JobSize states = size_;
+    for (const PipelineShare::Moment& moment : share_->moments) {
+      JobSize size = states;
+      add_moment(moment, stages, size);
+      if (&moment == &share_->moments.front() || beside_states(size) > beside_states(size_)) size_ = size;
+    }
+  }
+
+  void add_moment(const PipelineShare::Moment& moment, const std::vector<StageBytes>& stages,
+                  JobSize& size) const {
+    size.reduced = 0;
+    const auto add = [&](parallel::GradientProgress progress, const GradientBytes& bytes) {
+      if (progress == parallel::GradientProgress::kPartial) {
+        size.sums += bytes.sums;
+        size.reduced += bytes.partial;
+      } else if (progress == parallel::GradientProgress::kComplete) {
+        size.reduced += bytes.complete;
+      }
+    };
+    int gathered_tables = 0;
+    for (size_t i = 0; i < stages.size(); ++i) {
+      const parallel::StageWeights& weights = moment.weights.at(i);
+      add(weights.gradients, stages[i].units);
+      add(weights.head_gradients, stages[i].head);
+      if (!weights.gathered) continue;
+      size.gathered += stages[i].gathered;
+      gathered_tables += share_->stages[i].embedding + share_->stages[i].head;
+    }
+    if (holds_table_twice() && gathered_tables == 2)
+      size.gathered -= gathered_element_bytes() * gathered_numel(model_.output, config_);
+    if (moment.runs())  // a pipeline also holds one tensor that it sends and one that it receives
+      size.activations = activations(static_cast<double>(moment.kept_inputs) + 2,
+                                     static_cast<double>(moment.deferred_blocks));
+  }
+
+  // Counts what one rank holds of microbatches: RoPE's angles, the larger of the saved block inputs and the
+  // inputs of deferred wgrad, and the largest layers' intermediates.
+  double activations(double kept_inputs, double deferred_blocks) const {
+    const bool float8 = config::kFloat8.on(config_) || config::kMx.on(config_);
+    const double deferred =
+        deferred_blocks > 0 ? deferred_blocks * tokens_ * least_deferred_elements() * (float8 ? 1 : compute_)
+                            : 0;
     const double boundary = tokens_ / tensor_ * dim() * compute_;
-    // When the most wgrad is deferred, some stages have not yet allocated their gradient sums.
-    return std::max(boundary * kept_inputs(), deferred - size_.all_gradients()) +
-           length_ * static_cast<double>(heads().rotated) * sizeof(float);
-  }
-
-  // A pipeline also holds one tensor that it sends and one that it receives.
-  double kept_inputs() const {
-    return share_ != nullptr ? static_cast<double>(share_->kept_inputs) + 2
-                             : static_cast<double>(model_.blocks()) / pipeline_ + 1;
+    double bytes = std::max(boundary * kept_inputs, deferred) +
+                   length_ * static_cast<double>(heads().rotated) * sizeof(float);
+    if (blocks_with_experts_ > 0) bytes += activations_of_experts();
+    if (context_ > 1) bytes += activations_of_shared_sequences(kept_inputs);
+    if (share_ == nullptr || share_->has_head()) bytes += logits();
+    return bytes;
   }
 
   // The kind of block with the fewest elements gives a lower bound.
@@ -238,11 +314,11 @@ class SizeOfJob {
     return rows + 2 * block * (stays ? blocks_with_experts_ : 1);
   }
 
-  double activations_of_shared_sequences() const {
+  double activations_of_shared_sequences(double kept_inputs) const {
     double bytes = 0;
     if (runs_again())  // every block keeps its attention output
-      bytes = (kept_inputs() - 1) * tokens_ / tensor_ *
-              static_cast<double>(heads().heads * heads().head_dim) * compute_;
+      bytes = (kept_inputs - 1) * tokens_ / tensor_ * static_cast<double>(heads().heads * heads().head_dim) *
+              compute_;
     // One block's backward holds keys and values of complete sequences, their gradients and gradient sums. In
     // a ring it holds keys and values of two ranks and the gradients of one.
     return bytes + 2 * tokens_ / tensor_ * static_cast<double>(heads().kv_heads * heads().head_dim) *
@@ -292,7 +368,12 @@ class SizeOfJob {
     if (share_ == nullptr) return sum_over_model(model_, numel) / pipeline_;
     double sum = 0;
     for (const PipelineShare::Stage& stage : share_->stages) sum += sum_over_stage(model_, stage, numel);
-    return sum;
+    return holds_table_twice() ? sum - numel(model_.output) : sum;
+  }
+  // Returns whether embedding and head of this rank share one table.
+  bool holds_table_twice() const {
+    return model_.tied && share_ != nullptr && share_->has_head() &&
+           std::ranges::any_of(share_->stages, &PipelineShare::Stage::embedding);
   }
   template <typename F>
   double blocks_of_share(F&& f) const {

@@ -7,6 +7,7 @@
 
 #include "models/args/model_args.h"
 #include "models/description.h"
+#include "parallel/pipeline/stage_memory.h"
 #include "trainer/config/load.h"
 
 namespace hyperion::trainer {
@@ -18,6 +19,7 @@ struct JobSize {
   double optimizer = 0;    // optimizer states
   double gradients = 0;    // sharded gradients
   double sums = 0;         // unsharded gradients, summed over the microbatches of a step
+  double reduced = 0;      // sharded gradients that a GPU holds beside `sums`
   double gathered = 0;     // gathered weights: of pipeline stages (for several microbatches) or of a block
   double averages = 0;     // EMA
   double activations = 0;  // most at once: block inputs or deferred wgrad inputs, and a chunk of logits
@@ -31,10 +33,8 @@ struct JobSize {
   bool mostly_tables = false;    // embedding and head hold more than half of the parameters
 
   double states() const { return weights + optimizer + gradients; }
-  // Sharded gradients and unsharded sums share memory: on a GPU the sums become the shards' gradients.
-  double all_gradients() const { return std::max(gradients, sums); }
   // The bytes that every device needs: `repeated` and `attention` are left out.
-  double total() const { return weights + optimizer + averages + all_gradients() + gathered + activations; }
+  double total() const { return weights + optimizer + averages + sums + reduced + gathered + activations; }
 };
 
 // The part of the model that one pipeline rank holds.
@@ -44,9 +44,14 @@ struct PipelineShare {
     bool embedding = false, head = false;
   };
   std::vector<Stage> stages{};
-  int64_t kept_inputs = 0;      // saved inputs of blocks and head, over all microbatches in flight
-  int64_t deferred_blocks = 0;  // most blocks whose wgrad is deferred at once
-  bool gathers_stages = false;  // a stage's weights stay gathered for several microbatches
+  // What the rank holds at one moment of a step, beside the state that it holds throughout.
+  struct Moment {
+    std::vector<parallel::StageWeights> weights{};  // of `stages`
+    int64_t kept_inputs = 0;      // saved inputs of blocks and head, over all microbatches in flight
+    int64_t deferred_blocks = 0;  // blocks whose wgrad is deferred
+    bool runs() const { return kept_inputs + deferred_blocks > 0; }  // has microbatches in flight
+  };
+  std::vector<Moment> moments{};  // not empty; the largest one counts
   bool has_head() const { return std::ranges::any_of(stages, &Stage::head); }
 };
 // Parameters of a stage on one of `tensor` tensor parallel ranks.

@@ -201,7 +201,10 @@ TEST_CASE("the plan of a pipeline has what each rank holds and keeps, and warns 
   CHECK((first.first_block == 0 && first.end_block == 3 && first.embedding && !first.head));
   CHECK((last.first_block == 3 && last.end_block == 6 && !last.embedding && last.head));
   CHECK((plan.ranks[0].kept_microbatches == 2 && plan.ranks[1].kept_microbatches == 1));
-  CHECK((plan.shares[0].kept_inputs == 2 * 3 && plan.shares[1].kept_inputs == 3 + 1));  // the head's
+  const auto most_kept = [](const PipelineShare& share) {
+    return std::ranges::max(share.moments, {}, &PipelineShare::Moment::kept_inputs).kept_inputs;
+  };
+  CHECK((most_kept(plan.shares[0]) == 2 * 3 && most_kept(plan.shares[1]) == 3 + 1));  // the head's
   CHECK(plan.ranks[0].parameters + plan.ranks[1].parameters ==
         Approx(static_cast<double>(models::count_parameters(model).total)));
   config.training.local_batch_size = 2;

@@ -31,6 +31,16 @@ std::string refusal(const std::string& toml, const models::ModelArgs& model, dou
   return said == "nothing was thrown" ? "" : said;
 }
 
+using parallel::GradientProgress;
+// A share with one moment, in which all stages have the same weights and gradients.
+PipelineShare share_of(const std::vector<PipelineShare::Stage>& stages, int64_t kept_inputs,
+                       const parallel::StageWeights& weights = {}, int64_t deferred_blocks = 0) {
+  return {.stages = stages,
+          .moments = {{.weights = std::vector(stages.size(), weights),
+                       .kept_inputs = kept_inputs,
+                       .deferred_blocks = deferred_blocks}}};
+}
+
 }  // namespace
 
 TEST_CASE("A job's least size is its states and what one microbatch keeps") {
@@ -69,16 +79,15 @@ TEST_CASE("Tensor parallel ranks share the matrices and the kept activations but
         Approx(7.0 / 8 * 8192 * 128256 * 4));  // all logits
 }
 
-TEST_CASE(
-    "A rank of a pipeline has its stages, keeps several microbatches and gathers three stages at most") {
+TEST_CASE("A rank of a pipeline has its stages and what it holds of microbatches at the largest moment") {
   const models::ModelArgs model = models::model_args("llama3", "8B");
   const auto parameters = static_cast<double>(models::count_parameters(model).total);
   const config::JobConfig config =
       resolved(
           "[training]\nseq_len = 8192\nlocal_batch_size = 8\n[parallelism]\npipeline_parallel_degree = 2")
           .config;
-  const PipelineShare first{.stages = {{.end_block = 16, .embedding = true}}, .kept_inputs = 32},
-      last{.stages = {{.first_block = 16, .end_block = 32, .head = true}}, .kept_inputs = 17};
+  const PipelineShare first = share_of({{.end_block = 16, .embedding = true}}, 32),
+                      last = share_of({{.first_block = 16, .end_block = 32, .head = true}}, 17);
   CHECK(parameters_of(model, first.stages[0]) + parameters_of(model, last.stages[0]) == Approx(parameters));
   const JobSize size = job_size(config, model, 4, 1, &first);
   CHECK(size.states() == Approx(18 * parameters_of(model, first.stages[0]) / 4));
@@ -87,21 +96,55 @@ TEST_CASE(
   CHECK(size.activations == Approx(34 * boundary + rope));  // and a tensor each way; no logits
   CHECK(job_size(config, model, 4, 1, &last).activations > 19 * boundary + rope);
 
-  // Of a schedule that divides backwards: inputs of the four products and gradients of their results.
-  const PipelineShare divided{.stages = first.stages, .kept_inputs = 32, .deferred_blocks = 64};
+  // A schedule that divides backwards keeps inputs of the four products and gradients of their results.
   const double read = 2 * 4096 + 4096 + 14336 + 4096 + 2 * 1024 + 2 * 14336 + 2 * 4096;
-  CHECK(job_size(config, model, 4, 1, &divided).activations ==
-        Approx(64 * 8192.0 * 2 * read - size.all_gradients() + rope));
-  PipelineShare few = divided;
-  few.deferred_blocks = 1;
+  const PipelineShare divided = share_of(first.stages, 32, {}, /*deferred_blocks=*/64);
+  CHECK(job_size(config, model, 4, 1, &divided).activations == Approx(64 * 8192.0 * 2 * read + rope));
+  const PipelineShare few = share_of(first.stages, 32, {}, /*deferred_blocks=*/1);
   CHECK(job_size(config, model, 4, 1, &few).activations == size.activations);
 
-  PipelineShare looped{.kept_inputs = 1, .gathers_stages = true};
+  PipelineShare looped;
   for (const int64_t blocks : {4, 1, 2, 3}) looped.stages.push_back({.end_block = blocks});
+  const parallel::StageWeights gathered{.gathered = true}, sharded{};
+  looped.moments = {{.weights = {gathered, gathered, gathered, sharded}, .kept_inputs = 1},
+                    {.weights = {gathered, sharded, gathered, gathered}, .kept_inputs = 1}};
   CHECK(job_size(config, model, 4, 1, &looped).gathered ==
         Approx(2 * parameters_of(model, {.end_block = 9})));
   CHECK(job_size(config, model, 1, 1, &looped).gathered == 0);
   CHECK(largest_job_size(config, model, 4, 1, std::vector{looped, first}).states() == size.states());
+}
+
+TEST_CASE("A stage of a pipeline has unsharded sums from its first gradients to its last") {
+  const models::ModelArgs model = models::model_args("llama3", "8B");
+  const config::JobConfig config = resolved("[parallelism]\npipeline_parallel_degree = 2").config;
+  using enum GradientProgress;
+  const PipelineShare::Stage first{.end_block = 3}, last{.first_block = 3, .end_block = 4, .head = true};
+  const double blocks = parameters_of(model, first), block = parameters_of(model, {.end_block = 1}),
+               head = parameters_of(model, last) - block;
+  const auto size_of = [&](const std::vector<parallel::StageWeights>& weights, int64_t shards = 4) {
+    const PipelineShare share{.stages = {first, last}, .moments = {{.weights = weights}}};
+    return job_size(config, model, shards, 1, &share);
+  };
+  const auto check = [](const JobSize& size, double sums, double reduced) {
+    CHECK(size.sums == Approx(sums));
+    CHECK(size.reduced == Approx(reduced));
+    CHECK(size.activations == 0);  // no microbatch is in flight
+  };
+  check(size_of({{}, {.head_gradients = kPartial}}), 4 * head, 0);
+  check(size_of({{}, {.gradients = kPartial, .head_gradients = kComplete}}), 4 * block, head);
+  check(size_of({{.gradients = kPartial}, {.gradients = kComplete, .head_gradients = kComplete}}), 4 * blocks,
+        block + head);
+  // One shard adds each microbatch to the gradients.
+  check(size_of({{}, {.gradients = kPartial, .head_gradients = kPartial}}, 1), 0, 4 * (block + head));
+  const PipelineShare share{
+      .stages = {first, last},
+      .moments = {{.weights = {{}, {}}, .kept_inputs = 1}, {.weights = {{.gradients = kPartial}, {}}}}};
+  const JobSize size = job_size(config, model, 4, 1, &share);  // the moment with more bytes
+  CHECK(size.sums == Approx(4 * blocks));
+  // A host holds all sharded gradients throughout.
+  const double small = size.tokens + size.description + size.attention;
+  CHECK(total(memory_needs(config, size, /*on_gpu=*/false).host) ==
+        Approx(size.states() + size.sums + small));
 }
 
 TEST_CASE("stages and tensor parallel ranks of a model with experts have their parts of the parameters") {
@@ -118,7 +161,7 @@ TEST_CASE("stages and tensor parallel ranks of a model with experts have their p
     const config::JobConfig job =
         resolved("[model]\nname = \"deepseek_v3\"\nflavor = \"671B\"\n" + keys).config;
     const auto activations = [&](int64_t layer) {
-      const PipelineShare share{.stages = {{.first_block = layer, .end_block = layer + 1}}, .kept_inputs = 1};
+      const PipelineShare share = share_of({{.first_block = layer, .end_block = layer + 1}}, 1);
       return job_size(job, model, 1, 1, &share).activations;
     };
     return activations(3) - activations(0);
@@ -330,8 +373,8 @@ TEST_CASE("With expert parallelism a rank never gathers other ranks' experts") {
   CHECK(job_size(job.config, model, 4, 4).communicators ==
         one.communicators + 1);  // each has its own experts
   // Of a stage with half of them; tensor parallel ranks have complete ones, or a half of each.
-  const PipelineShare share{
-      .stages = {{.end_block = 14, .embedding = true}}, .kept_inputs = 1, .gathers_stages = true};
+  const PipelineShare share = share_of({{.end_block = 14, .embedding = true}}, 1,
+                                       {.gathered = true, .gradients = GradientProgress::kPartial});
   auto& degrees = job.config.parallelism;
   degrees.pipeline_parallel_degree = degrees.tensor_parallel_degree = 2;
   const auto of_stage = [&](int64_t parts, int64_t of_each) {
