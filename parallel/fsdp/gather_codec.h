@@ -1,6 +1,6 @@
-// How chosen parameters are all-gathered in a smaller form than their compute dtype. parallel/ exchanges what
-// the ranks must know of each other's shards, encodes and sends; the encoding itself is defined by the
-// functions below, which the trainer takes from the FP8 linears (models/float8/quantize.h and cast.h).
+// A GatherCodec encodes chosen parameters for an all-gather in a smaller dtype than their compute dtype.
+// parallel/ reduces the statistics over the ranks, encodes and sends. The trainer takes the functions below
+// from the FP8 linears (models/float8/quantize.h and cast.h).
 #pragma once
 
 #include <functional>
@@ -14,18 +14,20 @@
 namespace hyperion::parallel {
 
 struct GatherCodec {
-  at::ScalarType dtype = at::kByte;  // of an encoded element
+  at::ScalarType dtype = at::kByte;  // the dtype of an encoded element
   std::function<bool(const Parameter&)> applies{};
 
-  // Of master rows on each rank: fp32 [n] on `device`. Their maximum over all ranks with a part of the
-  // parameter is what scales() takes: fp32 [n] of factors, and of their inverses.
+  // statistics() returns one number for each of a rank's n masters, fp32 [n] on `device`. scales() takes
+  // their maxima over all ranks that hold a part of the parameter, and returns factors and their inverses,
+  // each fp32 [n].
   std::function<at::Tensor(const std::vector<at::Tensor>& masters, at::Device device)> statistics{};
   std::function<std::pair<at::Tensor, at::Tensor>(const at::Tensor& maxima)> scales{};
-  // Master rows to `out`, of the same shape in `dtype`. scale: 0-dim, on the master's device.
+  // encode() writes the master to `out`, which has the same shape in `dtype`. `scale` is 0-dim on the
+  // master's device.
   std::function<void(const at::Tensor& master, const at::Tensor& scale, const at::Tensor& out)> encode{};
 
-  // All scales in one reduction when the weights have changed; otherwise a unit's when it is gathered for the
-  // first time after that. The numbers are the same.
+  // If true, one reduction computes all scales when the weights have changed. If false, each unit computes
+  // its scales in its first all-gather after that. The numbers are the same.
   bool eager = true;
 };
 

@@ -1,6 +1,6 @@
-// Do replicas hold equal bits? What several ranks hold in full is computed by each of them from equal
-// numbers, so a difference is a bug: a sum of gradients that is missing, an operation whose result differs
-// from rank to rank, or memory that is faulty.
+// The audit checks that replicas hold equal bits. Ranks compute a replicated tensor from equal numbers, so a
+// difference is a bug: a missing sum of gradients, an operation whose result differs from rank to rank, or
+// faulty memory.
 #pragma once
 
 #include <string>
@@ -14,24 +14,22 @@ namespace hyperion::parallel {
 
 struct ReplicatedTensor {
   std::string name;
-  at::Tensor tensor;                  // what this rank holds of it: contiguous, any dtype, may be empty
-  std::vector<Communicator*> groups;  // over which it is replicated; those of one rank need no comparison
+  at::Tensor tensor;                  // this rank's shard: contiguous, any dtype, may be empty
+  std::vector<Communicator*> groups;  // it is replicated over each; groups of one rank are not compared
 };
 
-// Collective over every group that is named: all its ranks give the same tensors in the same order. One
-// all-reduce of 16 bytes for each tensor and group; only where bits differ a second exchange finds the ranks.
-// Throws Error(kBug) on every rank of that group, naming the tensors and the ranks that differ from the
-// others.
+// Collective over every group in `tensors`: all its ranks give the same tensors in the same order. The audit
+// costs one all-reduce of 16 bytes for each tensor and group. If bits differ, a second exchange finds the
+// ranks, and every rank of the group throws Error(kBug) with the tensors and the ranks that differ.
 //
-// The bits of each tensor are hashed once: XXH3-64 on a CPU (6 GB/s per rank, measured on a busy machine;
-// from memory that is not in a cache), hash_of_bits() on a GPU. Tensors that differ have equal hashes with a
-// probability of 2^-64, if they were not made so on purpose. On a GPU the host waits for the device once for
-// each group.
+// Each tensor is hashed once: by XXH3-64 on a CPU (6 GB/s per rank, measured on a busy machine with data that
+// is not in a cache), by hash_of_bits() on a GPU. Different tensors have equal hashes with a probability of
+// 2^-64, unless they were made so on purpose. On a GPU the host waits for the device once for each group.
 void audit_replicas(const std::vector<ReplicatedTensor>& tensors);
 
-// A 64-bit hash of the tensor's bits, as a 0-dim int64 on its device: the sum over its words of a mixture
-// (splitmix64) of word and place. Of integer operations alone, so equal bits give equal hashes on every
-// device of a kind, in whatever order a device adds up. Nothing is copied to the host; needs 160 MiB at most.
+// Returns a 64-bit hash of the tensor's bits, as a 0-dim int64 on its device: the sum over its words of
+// splitmix64 of word and place. It uses integer operations only, so equal bits give equal hashes in whatever
+// order a device sums. It copies nothing to the host and needs 160 MiB at most.
 at::Tensor hash_of_bits(const at::Tensor& tensor);
 
 }  // namespace hyperion::parallel

@@ -1,6 +1,6 @@
-// One parameter of the model as this rank holds it. Its local shard: the master rows that the optimizer
-// updates, their copy in the compute dtype that is all-gathered, and the reduced gradient rows. And the
-// unsharded weight that layers read while it is gathered.
+// A ShardedParameter is one parameter of the model on this rank. It holds the local shard (the master rows
+// that the optimizer updates, their copy in the compute dtype that is all-gathered, and the reduced gradient
+// rows) and the unsharded weight that layers read while it is gathered.
 #pragma once
 
 #include <memory>
@@ -15,20 +15,20 @@
 
 namespace hyperion::parallel {
 
-// On a GPU, where NCCL and the fused optimizer access 16 bytes at once: of fp32 gradients.
+// NCCL and the fused optimizer access 16 bytes at once on a GPU: 4 elements of fp32 gradients.
 inline constexpr int64_t kGpuShardAlignment = 4;
 
 struct ShardingOptions {
   at::Device device = at::kCPU;  // where layers compute
-  // Where master, gradient and optimizer state are kept (CPU offload: the host).
+  // The device of master, gradient and optimizer state (CPU offload: the host).
   at::Device state_device = at::kCPU;
-  at::ScalarType state_dtype = at::kFloat;  // of master, gradient and optimizer state
+  at::ScalarType state_dtype = at::kFloat;  // the dtype of master, gradient and optimizer state
   at::ScalarType compute_dtype = at::kBFloat16;
-  at::ScalarType reduce_dtype = at::kFloat;  // gradients are summed in it
-  // In elements: every shard begins at a multiple of it in buffers of several, behind zeros.
+  at::ScalarType reduce_dtype = at::kFloat;  // the dtype in which gradients are summed
+  // Every shard begins at a multiple of so many elements in buffers of several shards; zeros pad the gaps.
   int64_t shard_alignment = 1;
-  bool pack_weights = false;  // whether the weights of a Parameter::pack lie side by side where they can
-  std::shared_ptr<const GatherCodec> codec{};  // null: everything is gathered in compute_dtype
+  bool pack_weights = false;  // places the weights of a Parameter::pack side by side, where possible
+  std::shared_ptr<const GatherCodec> codec{};  // null: all parameters are gathered in compute_dtype
 
   at::TensorOptions state() const {
     const bool pinned = state_device.is_cpu() && !device.is_cpu();
@@ -38,16 +38,16 @@ struct ShardingOptions {
   at::TensorOptions reduced() const { return at::TensorOptions(reduce_dtype).device(device); }
 };
 
-// Memory of tensors that stay while it is freed and allocated again: autograd keeps the unsharded leaves (and
-// views of them) from forward to backward. Allocated on the stream that is current.
+// TensorMemory can be freed and allocated again while its tensors stay: autograd keeps the unsharded leaves
+// (and views of them) from forward to backward. It is allocated on the current stream.
 class TensorMemory {
  public:
-  // Without memory at first.
+  // The memory is not allocated yet.
   TensorMemory(size_t bytes, at::Device device);
 
-  // A tensor of this shape that begins `offset` elements behind the start.
+  // Returns a tensor of this shape that begins `offset` elements behind the start.
   at::Tensor tensor(at::IntArrayRef shape, const at::TensorOptions& options, int64_t offset = 0) const;
-  void allocate();  // nothing where it is allocated
+  void allocate();  // does nothing if the memory is allocated
   void free();
 
  private:
@@ -55,34 +55,34 @@ class TensorMemory {
   c10::Storage storage_;
 };
 
-// Where the weights of one pack (Parameter::pack) are gathered side by side, each at an offset of its own.
+// The weights of one pack (Parameter::pack) are gathered side by side into a PackMemory.
 struct PackMemory {
-  // pack: its `local` is what layers of this rank read, all weights' rows. Gives it its weight.
+  // Sets pack.weight. pack.local is the shape that layers of this rank read: the rows of all its weights.
   PackMemory(Parameter& pack, int world, const ShardingOptions& options);
 
-  at::Tensor shards{};  // at shard degree 1, where layers read them: of all weights, 1-D in the compute dtype
-  std::shared_ptr<TensorMemory> gathered{};  // else
-  int64_t taken = 0;                         // elements of one rank's shards that have been given away
+  at::Tensor shards{};  // shard degree 1: the weights that layers read, 1-D in the compute dtype
+  std::shared_ptr<TensorMemory> gathered{};  // other degrees: the memory of the gathered weights
+  int64_t taken = 0;                         // elements of one rank's shards that have a place
 };
 
 class ShardGroup;
 
 class ShardedParameter {
  public:
-  // `placement`: this rank's; its cuts behind the parameter's are over the ranks of one shard group. `pack`:
-  // where the weight is gathered next to others; null: in memory of its own.
+  // `placement` is this rank's: the parameter's own cuts, then the cuts over the ranks of one shard group.
+  // The weight is gathered into `pack`, or into memory of its own if `pack` is null.
   ShardedParameter(ParameterPtr parameter, Placement placement, const ShardingOptions& options,
                    PackMemory* pack = nullptr);
 
   const Parameter& parameter() const { return *parameter_; }
   const Placement& placement() const { return placement_; }
-  Box box() const { return box_of(parameter_->shape, placement_.cuts); }  // of the global tensor
+  Box box() const { return box_of(parameter_->shape, placement_.cuts); }  // the part of the global tensor
 
-  // What this rank has, box() of the tensor, unpadded: [local rows, ...], of one expert a stretch of its
-  // rows.
+  // Returns this rank's shard, box() of the tensor, without padding: [local rows, ...]. A shard of experts
+  // may have a stretch of one expert's rows.
   const at::Tensor& master() const { return master_; }
-  // The sum of the step so far, where holds_grad(); undefined for a frozen parameter. Bound by the owning
-  // ShardGroup: 1-D [slot_numel], and the memory that it is part of where that is freed between steps.
+  // Returns the gradient's sum in this step if holds_grad(); it is undefined for a frozen parameter. The
+  // owning ShardGroup binds it: 1-D [slot_numel], with its memory if that is freed between steps.
   const at::Tensor& grad() const { return grad_; }
   void bind_grad(const at::Tensor& padded, std::shared_ptr<TensorMemory> memory = nullptr) {
     padded_grad_ = padded;
@@ -90,57 +90,58 @@ class ShardedParameter {
     grad_memory_ = std::move(memory);
   }
   bool holds_grad() const { return holds_grad_; }
-  // Adds a term, 1-D [padded_numel] with zeros as padding; the first one of a step is written.
+  // Adds a term, 1-D [padded_numel] with zeros as padding. The first term of a step is written.
   void add_to_grad(const at::Tensor& term);
   // The caller is about to write the first term itself.
   void start_grad();
-  // The next term is the first one of a step. Frees the memory where that is done between steps, and
-  // allocate_grad() (or the next term) allocates it again, on the current stream.
+  // Makes the next term the first one of a step. If grad memory is freed between steps, drop_grad() frees it
+  // and allocate_grad() (or the next term) allocates it again on the current stream.
   void drop_grad();
   void allocate_grad();
-  // The rows in the compute dtype: the master itself when dtype and device are equal, or when the weight is
-  // gathered encoded. Written by the optimizer.
+  // Returns the rows in the compute dtype, which the optimizer writes: the master itself if dtype and device
+  // are equal, or if the weight is gathered encoded.
   const at::Tensor& compute_shard() const { return compute_shard_; }
   bool has_separate_compute_shard() const { return !compute_shard_.is_same(master_); }
 
-  // Elements of a rank's shard with its padding: as many as rank 0's, which is the largest.
+  // Returns the elements of rank 0's shard, which is the largest. Every rank's shard is padded to it.
   int64_t padded_numel() const { return chunk_of(blocks_, world_, 0).count * block_numel(); }
-  // What a shard has some of: rows of the local tensor, or of experts stretches of a matrix.
+  // Returns the number of blocks that the shards divide: rows of the local tensor, or stretches of an
+  // expert's matrix.
   int64_t blocks() const { return blocks_; }
   int64_t block_numel() const {
     return blocks_ == 0 ? 0 : parameter_->rows() * parameter_->row_numel() / blocks_;
   }
-  // With the zeros behind it, so that the next shard in a buffer begins at a multiple of the alignment.
+  // Returns padded_numel() rounded up to the alignment: zeros pad the gap to the next shard in a buffer.
   int64_t slot_numel() const { return (padded_numel() + alignment_ - 1) / alignment_ * alignment_; }
-  // 1-D [padded_numel] in the compute dtype, or encoded: what this rank sends in an all-gather.
+  // Returns the tensor that this rank sends in an all-gather: 1-D [padded_numel] in the compute dtype, or
+  // encoded.
   const at::Tensor& all_gather_input() const { return all_gather_input_; }
   bool encoded() const { return parameter_->encoded.defined(); }
 
-  // Call when master and compute shard have new contents: what was derived or encoded from the old ones
-  // becomes invalid.
+  // Invalidates all that was derived or encoded. Call it when master and compute shard have new contents.
   void contents_changed();
   bool needs_encoding() const { return stale_ && encoded(); }
-  // Of the parameter's encoded_scale, which has been written.
+  // Encodes with the parameter's encoded_scale, which has been written.
   void encode(const GatherCodec& codec);
-  // 1-D [world * padded_numel]: what an all-gather writes. Without storage while sharded.
+  // Returns the tensor that an all-gather writes: 1-D [world * padded_numel], without storage while sharded.
   const at::Tensor& all_gather_output() const { return all_gather_output_; }
 
-  // A parameter may be used by several groups (a tied head). acquire() allocates the unsharded weight and
-  // returns true when the caller has to fill it; release() frees it when no group uses it any more. At shard
-  // degree 1 the weight is the compute shard itself and both do nothing.
+  // Several groups may use a parameter (a tied head). acquire() allocates the unsharded weight and returns
+  // true if the caller has to fill it. release() frees it when no group uses it any more. At shard degree 1
+  // the weight is the compute shard itself and both do nothing.
   bool acquire();
   void release();
-  // The group whose all-gather has filled the weight, or will: another one that uses it waits for it too.
+  // Returns the group whose all-gather fills the weight. Another group that uses the weight waits for it.
   ShardGroup* gathered_by() const { return gathered_by_; }
   void set_gathered_by(ShardGroup* group) { gathered_by_ = group; }
 
-  // What this rank has inside a padded 1-D buffer, in the shape of master().
+  // Returns this rank's elements of a padded 1-D buffer, in the shape of master().
   at::Tensor unpadded(const at::Tensor& padded) const;
 
  private:
   ParameterPtr parameter_;
   Placement placement_;
-  int64_t rank_ = 0, world_ = 1;  // of the shard group
+  int64_t rank_ = 0, world_ = 1;  // this rank in the shard group, and its size
   int64_t blocks_;
   int64_t alignment_;
   at::Tensor master_, grad_, padded_grad_, compute_shard_, all_gather_input_, all_gather_output_;
@@ -148,7 +149,7 @@ class ShardedParameter {
   bool holds_grad_ = false;
   int users_ = 0;
   ShardGroup* gathered_by_ = nullptr;
-  bool stale_ = true;    // where encoded: the all-gather input is older than the master
+  bool stale_ = true;    // the encoded all-gather input is older than the master
   bool direct_ = false;  // layers read the compute shard itself
 };
 
