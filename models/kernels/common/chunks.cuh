@@ -1,4 +1,4 @@
-// Helpers of the fused kernels: accesses of up to 16 bytes, conversions, and sums over a block.
+// The fused kernels share these helpers: accesses of up to 16 bytes, conversions, and sums over a block.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 namespace hyperion::kernels {
 
 constexpr int kWarp = 32;
-// How many chunks of a row a thread keeps in registers between two passes; it reads other chunks again.
+// A thread keeps kHeld chunks of a row in registers between two passes and reads the other chunks again.
 constexpr int kHeld = 2;
 
 // A chunk is loaded and stored with one access of 16 bytes, or of the chunk's size if that is smaller.

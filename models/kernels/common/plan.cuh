@@ -27,7 +27,7 @@ inline bool aligned(std::initializer_list<const void*> addresses) {
   return true;
 }
 
-// The variants of a kernel: for each element type with chunks of 16 bytes, and element by element.
+// A kernel has two variants for each element type: with chunks of 16 bytes, and element by element.
 template <typename Task>
 struct Variants {
   using Kernel = void (*)(Task);

@@ -1,6 +1,6 @@
-// Cross-entropy of rows of logits, one block per row. The first pass computes the largest logit and the sum
-// of exponentials. The second pass overwrites the logits with the gradient; it starts at the row's end, which
-// is still in the cache.
+// A block computes the cross-entropy of one row of logits. The first pass computes the largest logit and the
+// sum of exponentials. The second pass overwrites the logits with the gradient; it starts at the row's end,
+// which is still in the cache.
 #pragma once
 
 #include <cmath>
@@ -15,7 +15,7 @@ namespace hyperion::kernels {
 constexpr unsigned kCrossEntropyThreads = 1024;
 constexpr int64_t kIgnored = -100;
 
-// The sum of exp(x - most) of some logits, and the largest of them.
+// ExpSum holds the largest of some logits and their sum of exp(x - most).
 struct ExpSum {
   float most = -INFINITY, sum = 0;
 
@@ -92,7 +92,7 @@ __device__ inline void write_gradient(T* logits, int64_t columns, float log_sum_
   }
 }
 
-// A label outside the vocabulary makes the loss NaN, and the gradient of its row too.
+// A label outside the vocabulary makes the loss and its row's gradient NaN.
 template <typename T, int kChunk>
 __global__ void __launch_bounds__(kCrossEntropyThreads) cross_entropy_row(const CrossEntropyTask task) {
   T* const logits = static_cast<T*>(task.logits) + static_cast<int64_t>(blockIdx.x) * task.columns;

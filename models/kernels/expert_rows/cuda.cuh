@@ -19,7 +19,7 @@ __device__ inline void read_choices(const OrderRowsTask& task, int* choices) {
   __syncthreads();
 }
 
-// A template, as place_slots is, so that a header can define it.
+// The kernel is a template, as place_slots is, so that a header can define it.
 template <int kAssignments>
 __global__ void __launch_bounds__(kAssignments) count_choices(const OrderRowsTask task) {
   __shared__ int choices[kAssignments];

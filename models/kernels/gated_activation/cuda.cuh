@@ -1,5 +1,5 @@
-// act(gate) * up and its gradients, in one pass with a thread per chunk of a row. It rounds wherever the
-// plain form stores a tensor.
+// The kernels compute act(gate) * up and its gradients in one pass, with a thread per chunk of a row. They
+// round wherever the plain form stores a tensor.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,8 @@ namespace hyperion::kernels {
 
 constexpr unsigned kActivationThreads = 256;
 
-// Activation functions: value(x), and the gradient of x from the gradient of the value.
+// Each activation function has value(x), and gradient(), which returns the gradient of x from the gradient of
+// the value.
 template <models::Activation>
 struct Function;
 template <>
@@ -22,8 +23,8 @@ struct Function<models::Activation::kSilu> {
     return grad * sigmoid * (1.0f + x * (1.0f - sigmoid));
   }
 };
-// x / 2 (1 + tanh u) = x sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3): Hendrycks & Gimpel, arXiv
-// 1606.08415.
+// The function computes x / 2 (1 + tanh u) = x sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3):
+// Hendrycks & Gimpel, arXiv 1606.08415.
 template <>
 struct Function<models::Activation::kGeluTanh> {
   static constexpr float kTwice = 1.5957691216f, kCubic = 0.044715f;  // 2 sqrt(2 / pi)

@@ -24,7 +24,7 @@ __device__ inline void move_elements(const From* from, To* to, bool add) {
 
 template <typename Key, typename Packed, int kChunk>
 __global__ void __launch_bounds__(kKeyThreads) move_key_chunks(const KeyChunksTask task) {
-  // Chunks in the order of the sequence, of the parts that were given.
+  // Blocks take the chunks of the given parts in the order of the sequence.
   const int64_t of_chunk = (task.tokens + task.tokens_of_block - 1) / task.tokens_of_block;  // blocks
   const int64_t sequence = blockIdx.x / of_chunk % task.batch, chunk = blockIdx.x / of_chunk / task.batch,
                 first = blockIdx.x % of_chunk * task.tokens_of_block;

@@ -11,7 +11,7 @@ namespace hyperion::kernels {
 
 constexpr unsigned kLatentThreads = 256;
 
-// The elements of one token.
+// LatentToken finds the elements of one token.
 template <typename T>
 struct LatentToken {
   __device__ explicit LatentToken(const LatentLayouts& given)
@@ -23,7 +23,7 @@ struct LatentToken {
   __device__ T* head(const HeadsLayout& layout, int which) const {
     return static_cast<T*>(layout.data) + offset_of(layout, 0, sequence, position, which);
   }
-  // Pairs from the rotated element `at` on, rotated by their angles, or back.
+  // Rotates the pairs of x by the angles of the elements from `at` on, or back.
   template <int kChunk>
   __device__ void rotate(float* x, int at, bool back) const {
     for (int i = 0; i < kChunk; i += 2) {
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kLatentThreads)
   sum_over_heads<T, kChunk>(token);
 }
 
-// Chunks of 16 bytes, or of a pair.
+// Returns whether all heads can be read in chunks of so many elements.
 inline bool in_chunks(const LatentLayouts& task, int chunk) {
   bool chunks = divides(chunk, {task.plain, task.rotated, task.values});
   for (const HeadsLayout* heads : {&task.q, &task.kv, &task.shared, &task.queries, &task.keys, &task.v})

@@ -1,6 +1,6 @@
-// The residual sum with its RMSNorm, and the backward of both. Forward has a block per row, which keeps the
-// row in registers as far as it fits. In backward block b takes rows b, b + blocks, ... and sums its part of
-// the weight's gradient in registers; a second launch adds the parts.
+// The kernels compute the residual sum with its RMSNorm, and the backward of both. Forward has a block per
+// row, which keeps the row in registers as far as it fits. In backward block b takes rows b, b + blocks, ...
+// and sums its part of the weight's gradient in registers; a second launch adds the parts.
 #pragma once
 
 #include "models/kernels/common/plan.cuh"
@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kNormThreads) add_rms_norm_row(const AddRmsNor
     store<kChunk>(output + at, normalised(load<kChunk>(sum + at), rstd, load<kChunk>(weight + at)));
 }
 
-// A thread's terms of a chunk of a row: for the row's mean of weighted gradient times normed input, and for
-// the gradients of the sum and of the weight.
+// NormGradient computes a chunk's terms of the row's mean of weighted gradient times normed input, and of the
+// gradients of the sum and of the weight.
 template <typename T, int kChunk>
 struct NormGradient {
   Chunk<T, kChunk> grad, x;

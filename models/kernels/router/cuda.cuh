@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kWarp) route_token(const RouteTokensTask task)
 
 constexpr unsigned kWeightsThreads = 128;
 
-// A thread per token. A template, so that a header can define it.
+// A thread computes the weights of one token. The kernel is a template, so that a header can define it.
 template <unsigned kThreads>
 __global__ void __launch_bounds__(kThreads) routing_weights_tokens(const RoutingWeightsTask task) {
   const int64_t token = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kWarp) routing_weights_backward_token(const Ro
   const float* const scores = task.scores + token * task.experts;
   const int64_t* const choices = task.choices + token * task.top_k;
   const float* const grads = task.grad + token * task.top_k;
-  float sum = 0, dot = 0;  // of the chosen scores, and of them times the scaled gradients
+  float sum = 0, dot = 0;  // sums of the chosen scores, and of these times the scaled gradients
   for (int k = 0; k < task.top_k; ++k) {
     sum += scores[choices[k]];
     dot += grads[k] * task.scale * scores[choices[k]];
