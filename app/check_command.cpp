@@ -333,7 +333,7 @@ class JobCheck {
           fmt::format(
               "{}: {} parameters, at most {} kept; at least {}", one.stages,
               format_count(static_cast<uint64_t>(one.parameters)),
-              counted(one.kept_microbatches, "microbatch", "microbatches"),
+              counted(one.max_in_flight, "microbatch", "microbatches"),
               describe_needs(trainer::memory_needs(config(), size, known.on_gpu, threads), known.on_gpu)));
     }
   }

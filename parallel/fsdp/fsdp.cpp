@@ -196,7 +196,7 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
       owned_.push_back(sharded);
       if (parameter->trainable) {
         owned_trained_.push_back(sharded);
-        owned_numel += sharded->slot_numel();
+        owned_numel += sharded->aligned_numel();
       }
     }
     parameters_.push_back(sharded);
@@ -212,8 +212,8 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
   grads_ = memory ? memory->tensor({owned_numel}, state) : at::zeros({owned_numel}, state);
   int64_t offset = 0;
   for (const ShardedParameterPtr& parameter : owned_trained_) {
-    parameter->bind_grad(grads_.narrow(0, offset, parameter->slot_numel()), memory);
-    offset += parameter->slot_numel();
+    parameter->bind_grad(grads_.narrow(0, offset, parameter->aligned_numel()), memory);
+    offset += parameter->aligned_numel();
   }
   make_local_gradients(copies);
   if (memory) memory->free();
@@ -221,7 +221,7 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
   plan_parts();
   int64_t most = 0;
   for (const ShardedParameterPtr& parameter : trained_)
-    most = std::max(most, parameter->slot_numel() - parameter->padded_numel());
+    most = std::max(most, parameter->aligned_numel() - parameter->padded_numel());
   if (most > 0) zeros_ = at::zeros({context.shard().size() * most}, options.computed());
 }
 
@@ -253,7 +253,7 @@ void ShardGroup::plan_parts() {
   const auto packed = [&](size_t i) {
     return !options.device.is_cuda() || dtype(i) != options.reduce_dtype ||
            trained_[i]->blocks() % context_.shard().size() != 0 ||
-           trained_[i]->slot_numel() != trained_[i]->padded_numel();
+           trained_[i]->aligned_numel() != trained_[i]->padded_numel();
   };
   for (size_t first = 0, last = 0; first < trained_.size(); first = last) {
     last = first + 1;
@@ -274,7 +274,7 @@ void ShardGroup::make_local_gradients(const std::set<const Parameter*>& copies) 
   };
   int64_t begin = 0, end = 0;
   for (size_t i = 0; i < owned_trained_.size(); ++i) {
-    end += owned_trained_[i]->slot_numel();
+    end += owned_trained_[i]->aligned_numel();
     if (i + 1 < owned_trained_.size() && list_of(i + 1) == list_of(i)) continue;
     list_of(i)->push_back(grads_.narrow(0, begin, end - begin));
     begin = end;
@@ -406,10 +406,10 @@ std::vector<at::Tensor> ShardGroup::take_gradients() {
   return sent;
 }
 
-// [world, sum of slots] of a part's parameters, without values.
+// [world, sum of aligned numels] of a part's parameters, without values.
 at::Tensor ShardGroup::empty_pack(const SentPart& part, at::ScalarType dtype) const {
   int64_t sum = 0;
-  for (size_t i = part.first; i < part.last; ++i) sum += trained_[i]->slot_numel();
+  for (size_t i = part.first; i < part.last; ++i) sum += trained_[i]->aligned_numel();
   return at::empty({context_.shard().size(), sum}, context_.options().reduced().dtype(dtype));
 }
 
@@ -423,7 +423,7 @@ void ShardGroup::pack_gradients(const SentPart& part, const at::Tensor& packed, 
       grad = grad.reshape({trained_[i]->blocks(), -1});
     grads.push_back(std::move(grad));
     in_slots.push_back(grads.back());
-    if (const int64_t zeros = trained_[i]->slot_numel() - trained_[i]->padded_numel(); zeros > 0)
+    if (const int64_t zeros = trained_[i]->aligned_numel() - trained_[i]->padded_numel(); zeros > 0)
       in_slots.push_back(zeros_.narrow(0, 0, packed.size(0) * zeros).view({packed.size(0), zeros}));
   }
   if (chunk_cat_takes(in_slots, packed) && !(add && adds_in_place(grads))) {
@@ -436,7 +436,7 @@ void ShardGroup::pack_gradients(const SentPart& part, const at::Tensor& packed, 
   int64_t offset = 0;
   for (size_t i = 0; i < grads.size(); ++i) {
     const ShardedParameter& parameter = *trained_[part.first + i];
-    const int64_t count = parameter.padded_numel(), slot = parameter.slot_numel();
+    const int64_t count = parameter.padded_numel(), slot = parameter.aligned_numel();
     pack(grads[i], packed.narrow(1, offset, count), add);
     if (!add && slot > count) packed.narrow(1, offset + count, slot - count).zero_();
     grads[i].reset();
@@ -454,7 +454,7 @@ void ShardGroup::start_reduce_scatter() {
   for (const ShardedParameterPtr& parameter : trained_) {
     parameter->allocate_grad();
     if (into_gradients) parameter->start_grad();
-    sum += parameter->slot_numel();
+    sum += parameter->aligned_numel();
   }
   // The reduction runs on a stream of its own, overlapping the backward of the next unit, once the compute
   // stream has made the gradients.
@@ -492,7 +492,7 @@ void ShardGroup::add_to_sharded_gradients(const at::Tensor& local_sum) {
   int64_t offset = 0;
   for (const ShardedParameterPtr& parameter : trained_) {
     parameter->add_to_grad(local_sum.narrow(0, offset, parameter->padded_numel()));
-    offset += parameter->slot_numel();
+    offset += parameter->aligned_numel();
   }
 }
 

@@ -82,7 +82,7 @@ class ShardedParameter {
   // may have a stretch of one expert's rows.
   const at::Tensor& master() const { return master_; }
   // Returns the gradient's sum in this step if holds_grad(); it is undefined for a frozen parameter. The
-  // owning ShardGroup binds it: 1-D [slot_numel], with its memory if that is freed between steps.
+  // owning ShardGroup binds it: 1-D [aligned_numel], with its memory if that is freed between steps.
   const at::Tensor& grad() const { return grad_; }
   void bind_grad(const at::Tensor& padded, std::shared_ptr<TensorMemory> memory = nullptr) {
     padded_grad_ = padded;
@@ -112,7 +112,7 @@ class ShardedParameter {
     return blocks_ == 0 ? 0 : parameter_->rows() * parameter_->row_numel() / blocks_;
   }
   // Returns padded_numel() rounded up to the alignment: zeros pad the gap to the next shard in a buffer.
-  int64_t slot_numel() const { return (padded_numel() + alignment_ - 1) / alignment_ * alignment_; }
+  int64_t aligned_numel() const { return (padded_numel() + alignment_ - 1) / alignment_ * alignment_; }
   // Returns the tensor that this rank sends in an all-gather: 1-D [padded_numel] in the compute dtype, or
   // encoded.
   const at::Tensor& all_gather_input() const { return all_gather_input_; }

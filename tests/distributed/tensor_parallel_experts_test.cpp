@@ -51,7 +51,7 @@ std::map<What, FoundNumbers> train_experts(int ranks, const TinyJob& job) {
     };
     for (const models::ExpertBalancePtr& balance : training.stage().balances()) {
       training.groups().get(MeshDim::kFsdp).all_reduce_sum(balance->counts);
-      if (balance->counts_own_part) training.groups().get(MeshDim::kTp).all_reduce_sum(balance->counts);
+      if (balance->counts_local_tokens) training.groups().get(MeshDim::kTp).all_reduce_sum(balance->counts);
       add(What::kTokens, balance, balance->counts);
       balance->counts.zero_();
     }

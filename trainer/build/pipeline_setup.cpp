@@ -260,7 +260,7 @@ std::vector<PipelineShare::Moment> moments_of_rank(const PipelinePlan& plan, int
 void plan_memory(PipelinePlan& plan, const parallel::PipelineSchedule& lists) {
   const std::vector<int> in_flight = parallel::max_microbatches_in_flight(lists);
   for (size_t rank = 0; rank < plan.ranks.size(); ++rank) {
-    plan.ranks[rank].kept_microbatches = in_flight[rank];
+    plan.ranks[rank].max_in_flight = in_flight[rank];
     plan.shares[rank].moments = moments_of_rank(plan, static_cast<int>(rank), lists);
   }
 }
@@ -280,7 +280,7 @@ std::string text_of_plan(const PipelinePlan& plan, const config::JobConfig& conf
     stages.erase(stages.begin() + kShownStages / 2, stages.end() - kShownStages / 2);
     stages.insert(stages.begin() + kShownStages / 2, "...");
   }
-  const int kept = std::ranges::max(plan.ranks, {}, &PipelinePlan::Rank::kept_microbatches).kept_microbatches;
+  const int kept = std::ranges::max(plan.ranks, {}, &PipelinePlan::Rank::max_in_flight).max_in_flight;
   return fmt::format(
       "{} ({}); {}, {} per step: planned bubble {:.1f} %, a rank keeps activations of at most {}, each stage "
       "counted; {}{}",

@@ -43,7 +43,7 @@ struct PipelinePlan {
   struct Rank {          // one pipeline rank
     std::string stages;  // "stage 0 (tok_embeddings to layers.2)"
     double parameters = 0;
-    int kept_microbatches = 0;  // most in flight, summed over its stages
+    int max_in_flight = 0;  // most in flight, summed over its stages
   };
   Pipeline pipeline;
   std::string text{};  // stages, schedule, bubble and microbatches in flight

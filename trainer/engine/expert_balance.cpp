@@ -43,7 +43,7 @@ at::Tensor global_counts(const std::vector<models::ExpertBalancePtr>& balances,
                          const parallel::FsdpContext& ranks) {
   const at::Tensor all = own_counts(balances);
   std::vector<parallel::Communicator*> groups = {&ranks.shard(), &ranks.replicate()};
-  if (balances.front()->counts_own_part && ranks.tensor() != nullptr) groups.push_back(ranks.tensor());
+  if (balances.front()->counts_local_tokens && ranks.tensor() != nullptr) groups.push_back(ranks.tensor());
   parallel::ReduceChain(std::move(groups)).all_reduce_sum(all);
   return all;
 }

@@ -17,8 +17,9 @@ namespace hyperion::trainer {
 // Adds coefficient * sign(mean - count), minus the mean of that term, to the biases of each block of this
 // rank's stage whose coefficient is not 0, and resets the counts. The counts are all-reduced as integers over
 // the ranks of the stage that have counted different tokens: the shard and replicate groups, and the tensor
-// parallel group if each of its ranks counts its own part (ExpertBalance::counts_own_part). If `skip` (0-dim)
-// is 1, the step is skipped and the biases stay. Collective over these groups; nothing waits for the device.
+// parallel group if each of its ranks counts its own part (ExpertBalance::counts_local_tokens). If `skip`
+// (0-dim) is 1, the step is skipped and the biases stay. Collective over these groups; nothing waits for the
+// device.
 void update_expert_biases(const std::vector<models::ExpertBalancePtr>& balances,
                           const parallel::FsdpContext& ranks, const at::Tensor& skip);
 

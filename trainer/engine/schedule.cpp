@@ -19,25 +19,26 @@ Schedule training_schedule(size_t units, size_t microbatches, bool reshard_after
   const size_t head = units - 1;
   Schedule schedule;
   for (size_t i = 0; i < microbatches; ++i) {
-    const Do with_gradients = reduce_once && i + 1 < microbatches ? Do::kAccumulate : Do::kReduce;
+    const ActionKind with_gradients =
+        reduce_once && i + 1 < microbatches ? ActionKind::kAccumulate : ActionKind::kReduce;
     for (size_t unit = 0; unit < head; ++unit) {
-      schedule.push_back({Do::kForward, i, unit, unit + 1});
-      if (reshard_after_forward) schedule.push_back({Do::kFree, i, unit});
-      if (unit == 1 && i > 0 && !reduce_once) schedule.push_back({Do::kFinishReduction, i});
+      schedule.push_back({ActionKind::kForward, i, unit, unit + 1});
+      if (reshard_after_forward) schedule.push_back({ActionKind::kReshard, i, unit});
+      if (unit == 1 && i > 0 && !reduce_once) schedule.push_back({ActionKind::kFinishReduction, i});
     }
     // A unit's gradients are complete after its backward, so their reduce-scatter starts at once and overlaps
     // the backward of the unit before it. The embedding's backward reads no weights.
     for (size_t unit = head + 1; unit-- > 0;) {
-      schedule.push_back({unit == head ? Do::kLoss : Do::kBackward, i, unit,
+      schedule.push_back({unit == head ? ActionKind::kLoss : ActionKind::kBackward, i, unit,
                           unit > 1 ? std::optional(unit - 1) : std::nullopt});
-      schedule.push_back({Do::kFree, i, unit});
+      schedule.push_back({ActionKind::kReshard, i, unit});
       schedule.push_back(
-          {.what = with_gradients, .microbatch = i, .unit = unit, .last = i + 1 == microbatches});
+          {.kind = with_gradients, .microbatch = i, .unit = unit, .last = i + 1 == microbatches});
     }
-    schedule.push_back({Do::kFinish, i});
+    schedule.push_back({ActionKind::kRetireMicrobatch, i});
   }
-  schedule.push_back({Do::kFinishReduction});
-  schedule.push_back({Do::kSumReplicated});
+  schedule.push_back({ActionKind::kFinishReduction});
+  schedule.push_back({ActionKind::kSumReplicated});
   return schedule;
 }
 
@@ -45,12 +46,12 @@ Schedule evaluation_schedule(size_t units) {
   const size_t head = units - 1;
   Schedule schedule;
   for (size_t unit = 0; unit < head; ++unit) {
-    schedule.push_back({Do::kForward, 0, unit, unit + 1});
-    schedule.push_back({Do::kFree, 0, unit});
+    schedule.push_back({ActionKind::kForward, 0, unit, unit + 1});
+    schedule.push_back({ActionKind::kReshard, 0, unit});
   }
-  schedule.push_back({Do::kLoss, 0, head});
-  schedule.push_back({Do::kFree, 0, head});
-  schedule.push_back({Do::kFinish, 0});
+  schedule.push_back({ActionKind::kLoss, 0, head});
+  schedule.push_back({ActionKind::kReshard, 0, head});
+  schedule.push_back({ActionKind::kRetireMicrobatch, 0});
   return schedule;
 }
 
@@ -71,7 +72,7 @@ class Expansion {
 
   Schedule made() {
     for (index_ = 0; index_ < actions().size(); ++index_) add(actions()[index_]);
-    if (trains()) made_.insert(made_.end(), {{Do::kFinishReduction}, {Do::kSumReplicated}});
+    if (trains()) made_.insert(made_.end(), {{ActionKind::kFinishReduction}, {ActionKind::kSumReplicated}});
     return std::move(made_);
   }
 
@@ -80,17 +81,17 @@ class Expansion {
   const std::vector<parallel::PipelineAction>& actions() const {
     return lists_.ranks[static_cast<size_t>(rank_)];
   }
-  void emit(Do what, size_t unit = 0, std::optional<size_t> prefetch = {}, bool last = false) {
+  void emit(ActionKind kind, size_t unit = 0, std::optional<size_t> prefetch = {}, bool last = false) {
     if (pipeline_.gathers_stages) prefetch.reset();
-    made_.push_back({what, microbatch_, unit, prefetch, stage_, last});
+    made_.push_back({kind, microbatch_, unit, prefetch, stage_, last});
   }
   void free_after_use(size_t unit) {
-    if (!pipeline_.gathers_stages) emit(Do::kFree, unit);
+    if (!pipeline_.gathers_stages) emit(ActionKind::kReshard, unit);
   }
-  void for_units(Do what) {  // of what several microbatches use
+  void for_units(ActionKind kind) {  // whose weights several microbatches use
     if (!pipeline_.gathers_stages) return;
     microbatch_ = 0;
-    for (size_t unit = stages_[stage_].first; unit < stages_[stage_].end; ++unit) emit(what, unit);
+    for (size_t unit = stages_[stage_].first; unit < stages_[stage_].end; ++unit) emit(kind, unit);
   }
   bool is_last_stage() const { return stage_ + 1 == stages_.size(); }
   bool is_here(size_t stage) const { return lists_.rank_of_stage[stage] == rank_; }
@@ -111,24 +112,24 @@ class Expansion {
         weight_gradients();
         break;
       case Op::kSendForward:
-        emit(Do::kSendActivation);
-        if (!trains()) emit(Do::kFinish);
+        emit(ActionKind::kSendActivation);
+        if (!trains()) emit(ActionKind::kRetireMicrobatch);
         break;
       case Op::kReceiveForward:
-        emit(Do::kReceiveActivation);
+        emit(ActionKind::kReceiveActivation);
         break;
       case Op::kSendBackward:
-        emit(Do::kSendGradient);
+        emit(ActionKind::kSendGradient);
         end_part();
         break;
       case Op::kReceiveBackward:
-        emit(Do::kReceiveGradient);
+        emit(ActionKind::kReceiveGradient);
         break;
       case Op::kUnshard:
-        for_units(Do::kGather);
+        for_units(ActionKind::kGather);
         break;
       case Op::kReshard:
-        for_units(Do::kFree);
+        for_units(ActionKind::kReshard);
         break;
       case Op::kReduce:  // with the unit's last backward
         break;
@@ -141,19 +142,19 @@ class Expansion {
     const size_t blocks_end = is_last_stage() ? end - 1 : end;
     const bool head_is_next = is_last_stage() && (!trains() || backward_is_next());
     for (size_t unit = first; unit < blocks_end; ++unit) {
-      emit(Do::kForward, unit,
+      emit(ActionKind::kForward, unit,
            unit + 1 < blocks_end || head_is_next ? std::optional(unit + 1) : std::nullopt);
       free_after_use(unit);
       finish_earlier_reduction(unit);
     }
     if (is_last_stage()) {
       if (trains()) return;
-      emit(Do::kLoss, blocks_end);
+      emit(ActionKind::kLoss, blocks_end);
       free_after_use(blocks_end);
-      emit(Do::kFinish);
+      emit(ActionKind::kRetireMicrobatch);
     } else if (is_here(stage_ + 1)) {
-      emit(Do::kSendActivation);
-      if (!trains()) emit(Do::kFinish);
+      emit(ActionKind::kSendActivation);
+      if (!trains()) emit(ActionKind::kRetireMicrobatch);
     }
   }
 
@@ -161,9 +162,9 @@ class Expansion {
   void backward(bool divided) {
     const auto [first, end] = stages_[stage_];
     for (size_t unit = end; unit-- > first;) {
-      emit(is_head(unit) ? Do::kLoss
-           : divided     ? Do::kInputGradient
-                         : Do::kBackward,
+      emit(is_head(unit) ? ActionKind::kLoss
+           : divided     ? ActionKind::kInputGradient
+                         : ActionKind::kBackward,
            unit, unit > std::max<size_t>(first, 1) ? std::optional(unit - 1) : std::nullopt);
       free_after_use(unit);
       if (is_head(unit) || !divided)
@@ -172,7 +173,7 @@ class Expansion {
         finish_earlier_reduction(unit);
     }
     const bool hands_over = stage_ > 0 && is_here(stage_ - 1);
-    if (hands_over) emit(Do::kSendGradient);
+    if (hands_over) emit(ActionKind::kSendGradient);
     parts_left_[{stage_, microbatch_}] = stage_ == 0 || hands_over ? 1 : 2;
     if (!divided) end_part();
   }
@@ -181,7 +182,7 @@ class Expansion {
     const auto [first, end] = stages_[stage_];
     for (size_t unit = end; unit-- > first;) {
       if (is_head(unit)) continue;
-      emit(Do::kWeightGradients, unit);
+      emit(ActionKind::kWeightGradients, unit);
       reduce(unit);
     }
     end_part();
@@ -192,7 +193,7 @@ class Expansion {
   void reduce(size_t unit) {
     const bool last = (is_head(unit) ? last_of_head_ : last_of_blocks_).at(stage_) == microbatch_;
     const bool reduces = last || !pipeline_.reduces_once;
-    emit(reduces ? Do::kReduce : Do::kAccumulate, unit, {}, last);
+    emit(reduces ? ActionKind::kReduce : ActionKind::kAccumulate, unit, {}, last);
     if (!reduces) return;
     in_flight_ = true;
     earlier_in_flight_ = false;  // each reduction waits for the one before
@@ -201,7 +202,7 @@ class Expansion {
   // The last reduction of a microbatch that has ended overlaps one block (training_schedule()).
   void finish_earlier_reduction(size_t unit) {
     if (!earlier_in_flight_ || unit == 0) return;
-    emit(Do::kFinishReduction);
+    emit(ActionKind::kFinishReduction);
     in_flight_ = earlier_in_flight_ = false;
   }
 
@@ -209,7 +210,7 @@ class Expansion {
   // sending of its gradient: the weight gradients read memory that was received.
   void end_part() {
     if (--parts_left_.at({stage_, microbatch_}) > 0) return;
-    emit(Do::kFinish);
+    emit(ActionKind::kRetireMicrobatch);
     earlier_in_flight_ = in_flight_;
   }
 
@@ -268,7 +269,7 @@ ScheduleRunner::ScheduleRunner(Stage& stage, const Pipeline& pipeline, const Sta
 }
 
 const ScheduleRunner::Plan& ScheduleRunner::plan(bool training, size_t microbatches) {
-  Plan& plan = made_[{training, microbatches}];
+  Plan& plan = plans_[{training, microbatches}];
   if (plan.actions.empty()) plan = make_(training, microbatches);
   return plan;
 }
@@ -299,29 +300,30 @@ void ScheduleRunner::gather(const Action& action, const char* phase) const {
   if (action.prefetch) stage_.group(*action.prefetch).start_unshard();
 }
 
-Slot& ScheduleRunner::slot(const Action& action, const StepInput& input) {
+MicrobatchState& ScheduleRunner::state(const Action& action, const StepInput& input) {
   const Key key{action.stage, action.microbatch};
-  const auto found = running_.find(key);
-  if (found != running_.end()) return found->second.slot;
-  Slot slot =
-      stage_.slot(stages_[action.stage], input.microbatch(action.microbatch), input.trains(), input.metrics);
-  return running_.emplace(key, Running{.slot = std::move(slot)}).first->second.slot;
+  const auto found = active_.find(key);
+  if (found != active_.end()) return found->second.state;
+  MicrobatchState state = stage_.start_microbatch(stages_[action.stage], input.microbatch(action.microbatch),
+                                                  input.trains(), input.metrics);
+  return active_.emplace(key, ActiveMicrobatch{.state = std::move(state)}).first->second.state;
 }
 
 // Between two ranks a receive is only started here: what needs it waits for it.
 void ScheduleRunner::transfer(const Action& action, const StepInput& input) {
-  const bool forward = action.what == Do::kSendActivation || action.what == Do::kReceiveActivation;
-  const bool sends = action.what == Do::kSendActivation || action.what == Do::kSendGradient;
-  Slot& own = slot(action, input);
+  const bool forward =
+      action.kind == ActionKind::kSendActivation || action.kind == ActionKind::kReceiveActivation;
+  const bool sends = action.kind == ActionKind::kSendActivation || action.kind == ActionKind::kSendGradient;
+  MicrobatchState& own = state(action, input);
   const size_t other = forward == sends ? action.stage + 1 : action.stage - 1;
   const int peer = rank_of_stage_[other];
   set_phase(sends ? "send" : "receive", action, forward ? "activation" : "gradient");
   if (!sends) {
-    Running& running = running_.at({action.stage, action.microbatch});
+    ActiveMicrobatch& active = active_.at({action.stage, action.microbatch});
     StageTransfers::Receiving receiving =
         transfers_->receive(stage_.boundary_shape(own.batch), stage_.boundary_options(), peer);
-    running.received.push_back(receiving.tensor);
-    running.pending = std::move(receiving.pending);
+    active.received.push_back(receiving.tensor);
+    active.pending = std::move(receiving.pending);
     (forward ? own.activation : own.gradient) = std::move(receiving.tensor);
     return;
   }
@@ -331,119 +333,120 @@ void ScheduleRunner::transfer(const Action& action, const StepInput& input) {
     transfers_->send(sent.contiguous(), peer);
     return wait.done();
   }
-  Slot& next = slot({.what = action.what, .microbatch = action.microbatch, .stage = other}, input);
+  MicrobatchState& next =
+      state({.kind = action.kind, .microbatch = action.microbatch, .stage = other}, input);
   (forward ? next.activation : next.gradient) = sent;
 }
 
-// Waits for what is on its way to the action's slot.
-Slot& ScheduleRunner::ready(const Action& action, const StepInput& input) {
-  Slot& slot = this->slot(action, input);
-  Running& running = running_.at({action.stage, action.microbatch});
-  if (!running.pending.done()) {
+// Waits for the tensor that the action's microbatch receives.
+MicrobatchState& ScheduleRunner::ready_state(const Action& action, const StepInput& input) {
+  MicrobatchState& state = this->state(action, input);
+  ActiveMicrobatch& active = active_.at({action.stage, action.microbatch});
+  if (!active.pending.done()) {
     set_phase("wait for the input of", action, stage_.group(action.unit).name());
     parallel::RankWait wait(device_, parallel::RankWait::For::kTransfer);
-    running.pending.wait();
+    active.pending.wait();
     wait.done();
   }
-  return slot;
+  return state;
 }
 
 void ScheduleRunner::begin(const Action& action, const Plan& plan) {
-  running_.at({action.stage, action.microbatch}).has_begun = true;
-  const auto kept =
-      std::ranges::count_if(running_, [](const auto& running) { return running.second.has_begun; });
-  if (kept > plan.kept)
-    throw_bug("{} microbatches are kept at once, and the schedule has {}", kept, plan.kept);
+  active_.at({action.stage, action.microbatch}).has_begun = true;
+  const auto in_flight =
+      std::ranges::count_if(active_, [](const auto& active) { return active.second.has_begun; });
+  if (in_flight > plan.max_in_flight)
+    throw_bug("{} microbatches are kept at once, and the schedule has {}", in_flight, plan.max_in_flight);
 }
 
-void ScheduleRunner::finish(const Action& action) {
-  const auto running = running_.find({action.stage, action.microbatch});
-  if (running->second.slot.keeps_saved())
+void ScheduleRunner::retire(const Action& action) {
+  const auto active = active_.find({action.stage, action.microbatch});
+  if (active->second.state.keeps_saved())
     throw_bug("microbatch {} ends in stage {} and keeps something", action.microbatch, action.stage);
-  std::vector<at::Tensor> received = std::move(running->second.received);
-  running_.erase(running);
+  std::vector<at::Tensor> received = std::move(active->second.received);
+  active_.erase(active);
   for (at::Tensor& tensor : received) transfers_->recycle(std::move(tensor));
 }
 
 std::vector<at::Tensor> ScheduleRunner::run(const Plan& plan, const StepInput& input) {
   const bool training = input.trains();
   const char* const forward = training ? "forward" : "validation";
-  const auto is_first_backward = [&](size_t unit, const Slot& slot) {
-    return stage_.is_head(unit + 1) || unit + 1 == slot.units.end;
+  const auto is_first_backward = [&](size_t unit, const MicrobatchState& state) {
+    return stage_.is_head(unit + 1) || unit + 1 == state.units.end;
   };
   std::map<size_t, at::Tensor> losses;  // by microbatch
   parallel::ScheduleSpan span(device_);
   for (const Action& action : plan.actions) {
     const size_t unit = action.unit;
-    switch (action.what) {
-      case Do::kForward: {
+    switch (action.kind) {
+      case ActionKind::kForward: {
         const bool begins = unit == stages_[action.stage].first;
-        Slot& slot = ready(action, input);
+        MicrobatchState& state = ready_state(action, input);
         if (training && begins) {
           failpoint("step.fwd");
           begin(action, plan);
         }
         gather(action, forward);
-        stage_.forward(unit, slot);
+        stage_.forward(unit, state);
         break;
       }
-      case Do::kLoss: {
-        Slot& slot = ready(action, input);
+      case ActionKind::kLoss: {
+        MicrobatchState& state = ready_state(action, input);
         gather(action, forward);
-        losses[action.microbatch] = stage_.loss(slot, input.scale);
+        losses[action.microbatch] = stage_.loss(state, input.scale);
         break;
       }
-      case Do::kBackward:
-      case Do::kInputGradient: {
-        const bool divided = action.what == Do::kInputGradient;
+      case ActionKind::kBackward:
+      case ActionKind::kInputGradient: {
+        const bool divided = action.kind == ActionKind::kInputGradient;
         const char* const phase = divided ? "input gradient" : "backward";
-        Slot& slot = ready(action, input);
-        if (is_first_backward(unit, slot)) failpoint("step.bwd");
+        MicrobatchState& state = ready_state(action, input);
+        if (is_first_backward(unit, state)) failpoint("step.bwd");
         if (unit == 0)
           set_phase(phase, action, stage_.group(unit).name());
         else
           gather(action, phase);
         if (divided)
-          stage_.input_gradient(unit, slot);
+          stage_.input_gradient(unit, state);
         else
-          stage_.backward(unit, slot);
+          stage_.backward(unit, state);
         break;
       }
-      case Do::kWeightGradients: {
-        Slot& slot = this->slot(action, input);
+      case ActionKind::kWeightGradients: {
+        MicrobatchState& state = this->state(action, input);
         set_phase("weight gradients", action, stage_.group(unit).name());
-        if (is_first_backward(unit, slot)) failpoint("step.wgrad");
-        stage_.weight_gradients(unit, slot);
+        if (is_first_backward(unit, state)) failpoint("step.wgrad");
+        stage_.weight_gradients(unit, state);
         break;
       }
-      case Do::kGather:
+      case ActionKind::kGather:
         stage_.group(unit).start_unshard();
         break;
-      case Do::kFree:
+      case ActionKind::kReshard:
         stage_.group(unit).reshard();
         break;
-      case Do::kAccumulate:
+      case ActionKind::kAccumulate:
         stage_.group(unit).accumulate();
         break;
-      case Do::kReduce:
+      case ActionKind::kReduce:
         stage_.group(unit).reduce(/*last_microbatch=*/action.last);
         break;
-      case Do::kFinishReduction:
+      case ActionKind::kFinishReduction:
         stage_.finish_reduction();
         break;
-      case Do::kFinish:
+      case ActionKind::kRetireMicrobatch:
         finish(action);
         break;
-      case Do::kSumReplicated:
+      case ActionKind::kSumReplicated:
         if (!stage_.has_replicated_gradients()) break;
         parallel::set_phase(fmt::format("step {} sum of replicated gradients", step_));
         failpoint("step.sum");
         stage_.sum_replicated_gradients();
         break;
-      case Do::kSendActivation:
-      case Do::kReceiveActivation:
-      case Do::kSendGradient:
-      case Do::kReceiveGradient:
+      case ActionKind::kSendActivation:
+      case ActionKind::kReceiveActivation:
+      case ActionKind::kSendGradient:
+      case ActionKind::kReceiveGradient:
         transfer(action, input);
         break;
     }

@@ -21,18 +21,18 @@
 
 namespace hyperion::trainer {
 
-enum class Do : uint8_t {
-  kForward,          // runs the embedding or a block
-  kLoss,             // runs the head; in training its backward too
-  kBackward,         // runs dgrad and wgrad of a block or the embedding
-  kInputGradient,    // dgrad: the gradient of the unit's input
-  kWeightGradients,  // wgrad, which needs no gathered weights
-  kGather,           // starts the all-gather of a unit's weights for several actions
-  kFree,             // reshards: frees a unit's gathered weights
-  kAccumulate,       // adds a unit's gradients to this rank's unsharded sums
-  kReduce,           // starts the reduction of a unit's gradients, or sums, over the ranks
-  kFinishReduction,  // waits for the reduction in flight
-  kFinish,           // retires a microbatch: its memory is freed
+enum class ActionKind : uint8_t {
+  kForward,           // runs the embedding or a block
+  kLoss,              // runs the head; in training its backward too
+  kBackward,          // runs dgrad and wgrad of a block or the embedding
+  kInputGradient,     // dgrad: the gradient of the unit's input
+  kWeightGradients,   // wgrad, which needs no gathered weights
+  kGather,            // starts the all-gather of a unit's weights for several actions
+  kReshard,           // frees a unit's gathered weights
+  kAccumulate,        // adds a unit's gradients to this rank's unsharded sums
+  kReduce,            // starts the reduction of a unit's gradients, or sums, over the ranks
+  kFinishReduction,   // waits for the reduction in flight
+  kRetireMicrobatch,  // frees a microbatch's memory
   kSumReplicated,
   // These transfer between two stages.
   kSendActivation,
@@ -42,7 +42,7 @@ enum class Do : uint8_t {
 };
 
 struct Action {
-  Do what;
+  ActionKind kind;
   size_t microbatch = 0, unit = 0;
   // The all-gather of this unit starts when the action's own weights have arrived, and overlaps the action's
   // computation.
@@ -107,13 +107,13 @@ class ScheduleRunner {
   };
   struct Plan {
     Schedule actions;
-    int kept = 1;  // most microbatches in flight, summed over this rank's stages
+    int max_in_flight = 1;  // most microbatches in flight, summed over this rank's stages
   };
   // One microbatch in one stage.
-  struct Running {
-    Slot slot;
+  struct ActiveMicrobatch {
+    MicrobatchState state;
     bool has_begun = false;              // its forward has begun
-    Pending pending{};                   // the receive in flight for the slot
+    Pending pending{};                   // the receive in flight
     std::vector<at::Tensor> received{};  // received tensors, to be recycled
   };
   using Key = std::pair<size_t, size_t>;  // stage, microbatch
@@ -122,20 +122,20 @@ class ScheduleRunner {
   const Plan& plan(bool training, size_t microbatches);
   void set_phase(const char* what, const Action& action, const std::string& name) const;
   void gather(const Action& action, const char* phase) const;
-  Slot& slot(const Action& action, const StepInput& input);
-  Slot& ready(const Action& action, const StepInput& input);
+  MicrobatchState& state(const Action& action, const StepInput& input);
+  MicrobatchState& ready_state(const Action& action, const StepInput& input);
   void transfer(const Action& action, const StepInput& input);
   void begin(const Action& action, const Plan& plan);
-  void finish(const Action& action);
+  void retire(const Action& action);
 
   Stage& stage_;
   std::vector<UnitRange> stages_;  // of the model
   std::vector<int> rank_of_stage_;
   int rank_ = 0;  // this rank's index in the pipeline
   std::function<Plan(bool training, size_t microbatches)> make_;
-  std::map<std::pair<bool, size_t>, Plan> made_;
+  std::map<std::pair<bool, size_t>, Plan> plans_;
   std::optional<StageTransfers> transfers_;  // none: no pipeline
-  std::map<Key, Running> running_;           // in flight
+  std::map<Key, ActiveMicrobatch> active_;   // in flight
   at::DeviceType device_ = at::kCPU;         // of the transfers
   int64_t step_ = 0;
 };

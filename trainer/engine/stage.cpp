@@ -65,7 +65,7 @@ std::vector<models::ExpertBalancePtr> Stage::balances() const {
   std::vector<models::ExpertBalancePtr> all;
   for (size_t block = 0; block < model_.blocks().size(); ++block)
     if (models::ExpertBalancePtr balance = model_.blocks()[block].balance();
-        balance && by_unit_[block + 1].here())
+        balance && by_unit_[block + 1].is_local())
       all.push_back(std::move(balance));
   return all;
 }
@@ -81,17 +81,17 @@ void Stage::drop_gradients() {
   for (const auto& group : groups_) group->drop_grads();
 }
 
-Slot Stage::slot(UnitRange units, models::Microbatch batch, bool for_backward,
-                 models::LayerMetrics* metrics) const {
-  Slot slot{.batch = std::move(batch), .units = units, .metrics = metrics};
+MicrobatchState Stage::start_microbatch(UnitRange units, models::Microbatch batch, bool for_backward,
+                                        models::LayerMetrics* metrics) const {
+  MicrobatchState state{.batch = std::move(batch), .units = units, .metrics = metrics};
   if (for_backward) {
-    slot.saved.resize(units.end - units.first);
-    slot.weights.resize(units.end - units.first);
+    state.saved.resize(units.end - units.first);
+    state.weights.resize(units.end - units.first);
   }
-  return slot;
+  return state;
 }
 
-bool Slot::keeps_saved() const {
+bool MicrobatchState::keeps_saved() const {
   const auto kept = [](const SavedForward& of) {
     return of.input.defined() || of.output.defined() || of.selective != nullptr;
   };
@@ -103,66 +103,69 @@ std::vector<int64_t> Stage::boundary_shape(const models::Microbatch& batch) cons
   return {batch.tokens.size(0), batch.tokens.size(1) / parts, model_.args().dim};
 }
 
-at::Tensor Stage::run_block(size_t unit, Slot& slot, const SavedForward& saved, BlockKind kind) const {
-  return model_.blocks()[unit - 1].forward(saved.input, slot.batch.context,
+at::Tensor Stage::run_block(size_t unit, MicrobatchState& state, const SavedForward& saved,
+                            BlockKind kind) const {
+  return model_.blocks()[unit - 1].forward(saved.input, state.batch.context,
                                            {.kind = kind,
                                             .selective = saved.selective.get(),
                                             .attention = saved.attention.get(),
-                                            .deferred = &slot.weights[unit - slot.units.first],
-                                            .metrics = kind == BlockKind::kForward ? slot.metrics : nullptr,
+                                            .deferred = &state.weights[unit - state.units.first],
+                                            .metrics = kind == BlockKind::kForward ? state.metrics : nullptr,
                                             .routing = saved.routing.get(),
                                             .counts_tokens = kind == BlockKind::kForward});
 }
 
-void Stage::forward(size_t unit, Slot& slot) const {
+void Stage::forward(size_t unit, MicrobatchState& state) const {
   const TraceRange range("forward", group(unit).name());
-  if (slot.saved.empty()) {
-    slot.activation = unit == 0 ? model_.embedding().forward(slot.batch.tokens)
-                                : model_.blocks()[unit - 1].forward(slot.activation, slot.batch.context, {});
+  if (state.saved.empty()) {
+    state.activation = unit == 0
+                           ? model_.embedding().forward(state.batch.tokens)
+                           : model_.blocks()[unit - 1].forward(state.activation, state.batch.context, {});
     return;
   }
-  SavedForward& saved = slot.saved[unit - slot.units.first];
+  SavedForward& saved = state.saved[unit - state.units.first];
   if (unit == 0) {
-    slot.activation = saved.output = model_.embedding().forward(slot.batch.tokens);
+    state.activation = saved.output = model_.embedding().forward(state.batch.tokens);
     return;
   }
   // A detached leaf ends the graph here: each block's backward is a separate call, and the previous block
   // continues with the .grad() of this input.
-  saved.input = slot.activation.detach().requires_grad_();
+  saved.input = state.activation.detach().requires_grad_();
   const models::ActivationCheckpoint mode = checkpointing_.blocks[unit - 1];
   if (mode == models::ActivationCheckpoint::kNone) {
-    slot.activation = saved.output = run_block(unit, slot, saved, BlockKind::kForward);
+    state.activation = saved.output = run_block(unit, state, saved, BlockKind::kForward);
     return;
   }
   saved.selective = models::selective_checkpoint(mode, checkpointing_.always_recompute);
-  if (!saved.selective && !slot.batch.context.parts.empty())
+  if (!saved.selective && !state.batch.context.parts.empty())
     saved.attention = std::make_unique<models::SelectiveCheckpoint>(checkpointing_.always_recompute);
   saved.routing = std::make_unique<models::KeptRouting>();
   const at::NoGradGuard no_grad;  // no graph: only the input and what `selective` saves outlive this call
-  slot.activation = run_block(unit, slot, saved, BlockKind::kForward);
+  state.activation = run_block(unit, state, saved, BlockKind::kForward);
 }
 
-at::Tensor Stage::loss(Slot& slot, const at::Tensor& scale) const {
-  if (slot.saved.empty()) return model_.head().loss_sum(slot.activation, slot.batch.labels);
-  const TraceRange range("forward and backward", group(slot.units.end - 1).name());
-  const auto [loss, grad_x] = model_.head().loss_and_grad(slot.activation.detach(), slot.batch.labels, scale);
-  slot.gradient = grad_x;
-  slot.activation.reset();
+at::Tensor Stage::loss(MicrobatchState& state, const at::Tensor& scale) const {
+  if (state.saved.empty()) return model_.head().loss_sum(state.activation, state.batch.labels);
+  const TraceRange range("forward and backward", group(state.units.end - 1).name());
+  const auto [loss, grad_x] =
+      model_.head().loss_and_grad(state.activation.detach(), state.batch.labels, scale);
+  state.gradient = grad_x;
+  state.activation.reset();
   return loss;
 }
 
-void Stage::backward(size_t unit, Slot& slot) const {
+void Stage::backward(size_t unit, MicrobatchState& state) const {
   const TraceRange range("backward", group(unit).name());
-  slot.weights[unit - slot.units.first].set_deferring(false);
-  run_backward(unit, slot);
+  state.weights[unit - state.units.first].set_deferring(false);
+  run_backward(unit, state);
 }
 
-void Stage::input_gradient(size_t unit, Slot& slot) const {
-  models::DeferredWeights& deferred = slot.weights[unit - slot.units.first];
+void Stage::input_gradient(size_t unit, MicrobatchState& state) const {
+  models::DeferredWeights& deferred = state.weights[unit - state.units.first];
   if (unit == 0) {
-    SavedForward saved = std::exchange(slot.saved[0], {});
+    SavedForward saved = std::exchange(state.saved[0], {});
     if (!saved.output.requires_grad()) return;  // a frozen embedding has no graph
-    deferred.add([output = std::move(saved.output), gradient = std::exchange(slot.gradient, {})] {
+    deferred.add([output = std::move(saved.output), gradient = std::exchange(state.gradient, {})] {
       torch::autograd::backward({output}, {gradient});
     });
     return;
@@ -175,7 +178,7 @@ void Stage::input_gradient(size_t unit, Slot& slot) const {
   for (const ParameterPtr& parameter : parameters)
     sums.push_back(std::exchange(parameter->weight.mutable_grad(), {}));
   deferred.set_deferring(true);
-  run_backward(unit, slot);
+  run_backward(unit, state);
   for (size_t i = 0; i < parameters.size(); ++i) {
     at::Tensor made = std::exchange(parameters[i]->weight.mutable_grad(), std::move(sums[i]));
     if (!made.defined()) continue;
@@ -189,24 +192,24 @@ void Stage::input_gradient(size_t unit, Slot& slot) const {
   }
 }
 
-void Stage::weight_gradients(size_t unit, Slot& slot) const {
+void Stage::weight_gradients(size_t unit, MicrobatchState& state) const {
   const TraceRange range("weight gradients", group(unit).name());
   const at::NoGradGuard no_grad;
-  slot.weights[unit - slot.units.first].make_all();
+  state.weights[unit - state.units.first].make_all();
 }
 
-void Stage::run_backward(size_t unit, Slot& slot) const {
+void Stage::run_backward(size_t unit, MicrobatchState& state) const {
   // The block's activations are freed before those of the next block are recomputed.
-  SavedForward saved = std::exchange(slot.saved[unit - slot.units.first], {});
+  SavedForward saved = std::exchange(state.saved[unit - state.units.first], {});
   if (!saved.output.defined()) {
     const TraceRange recompute("recompute", group(unit).name());
     for (models::SelectiveCheckpoint* of : {saved.selective.get(), saved.attention.get()})
       if (of != nullptr) of->start_recompute();
-    saved.output = run_block(unit, slot, saved, BlockKind::kRecompute);
+    saved.output = run_block(unit, state, saved, BlockKind::kRecompute);
   }
   if (saved.output.requires_grad())  // false: the input comes from a frozen embedding
-    torch::autograd::backward({saved.output}, {slot.gradient});
-  slot.gradient = saved.input.defined() ? saved.input.grad() : at::Tensor();
+    torch::autograd::backward({saved.output}, {state.gradient});
+  state.gradient = saved.input.defined() ? saved.input.grad() : at::Tensor();
 }
 
 }  // namespace hyperion::trainer

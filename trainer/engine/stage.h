@@ -33,7 +33,7 @@ struct SavedForward {
 };
 
 // The state of one microbatch in one stage.
-struct Slot {
+struct MicrobatchState {
   models::Microbatch batch;
   UnitRange units;                                 // of the stage
   std::vector<SavedForward> saved{};               // by unit of the stage; empty: no backward follows
@@ -54,7 +54,7 @@ class UnitGroups {
   explicit UnitGroups(parallel::ShardGroup* dense = nullptr, parallel::ShardGroup* experts = nullptr)
       : dense_(dense), experts_(experts) {}
 
-  bool here() const { return dense_ != nullptr; }  // false: the unit is another rank's
+  bool is_local() const { return dense_ != nullptr; }  // false: the unit is another rank's
   const std::string& name() const { return dense_->name(); }
   void start_unshard() const { for_each(&parallel::ShardGroup::start_unshard); }
   void finish_unshard() const { for_each(&parallel::ShardGroup::finish_unshard); }
@@ -86,7 +86,7 @@ class Stage {
 
   const models::Transformer& model() const { return model_; }
   bool is_head(size_t unit) const { return unit + 1 == model_.units().size(); }
-  bool has_head() const { return by_unit_.back().here(); }
+  bool has_head() const { return by_unit_.back().is_local(); }
   // The shard groups of this rank's units, in ascending order: one or two per unit (UnitGroups).
   const std::vector<std::unique_ptr<parallel::ShardGroup>>& groups() const { return groups_; }
   std::vector<parallel::ShardedParameterPtr> parameters() const;  // every parameter once, in unit order
@@ -102,25 +102,25 @@ class Stage {
 
   // `unit` is an index into model.units() in all functions below.
   const UnitGroups& group(size_t unit) const { return by_unit_.at(unit); }
-  Slot slot(UnitRange units, models::Microbatch batch, bool for_backward,
-            models::LayerMetrics* metrics = nullptr) const;
+  MicrobatchState start_microbatch(UnitRange units, models::Microbatch batch, bool for_backward,
+                                   models::LayerMetrics* metrics = nullptr) const;
   // The shape of the activation between two units: [rows, this rank's tokens of each, dim].
   std::vector<int64_t> boundary_shape(const models::Microbatch& batch) const;
   at::TensorOptions boundary_options() const { return fsdp_.options().computed(); }
 
   // Runs the embedding or a block. Its weights must be gathered.
-  void forward(size_t unit, Slot& slot) const;
-  // Returns the summed cross-entropy (0-dim). If the slot is for a backward, it computes the gradient of
+  void forward(size_t unit, MicrobatchState& state) const;
+  // Returns the summed cross-entropy (0-dim). If a backward follows, it computes the gradient of
   // scale * loss too: the head runs forward and backward in one call, so that its weights are gathered once.
-  at::Tensor loss(Slot& slot, const at::Tensor& scale) const;
+  at::Tensor loss(MicrobatchState& state, const at::Tensor& scale) const;
   // Runs the backward of a block, whose weights must be gathered, or of the embedding, which needs no
   // weights. Adds to the weights' .grad().
-  void backward(size_t unit, Slot& slot) const;
+  void backward(size_t unit, MicrobatchState& state) const;
   // Split backward() into dgrad and wgrad. input_gradient() needs the gathered weights, computes the gradient
   // of the unit's input (none for the embedding) and frees the graph; it leaves the weights' .grad() alone.
   // weight_gradients() adds to .grad().
-  void input_gradient(size_t unit, Slot& slot) const;
-  void weight_gradients(size_t unit, Slot& slot) const;
+  void input_gradient(size_t unit, MicrobatchState& state) const;
+  void weight_gradients(size_t unit, MicrobatchState& state) const;
 
   // Completes all reductions started so far.
   void finish_reduction() {
@@ -133,15 +133,16 @@ class Stage {
   void sum_replicated_gradients() const { fsdp_.sum_over_tensor_ranks(gradients_.replicated); }
 
  private:
-  at::Tensor run_block(size_t unit, Slot& slot, const SavedForward& saved, models::BlockRun::Kind kind) const;
-  void run_backward(size_t unit, Slot& slot) const;
+  at::Tensor run_block(size_t unit, MicrobatchState& state, const SavedForward& saved,
+                       models::BlockRun::Kind kind) const;
+  void run_backward(size_t unit, MicrobatchState& state) const;
 
   const models::Transformer& model_;
   parallel::FsdpContext& fsdp_;
   parallel::FsdpContext* experts_;
   models::ActivationCheckpointing checkpointing_;
   std::vector<std::unique_ptr<parallel::ShardGroup>> groups_;
-  std::vector<UnitGroups> by_unit_;  // by unit of the model; here() is false for another rank's
+  std::vector<UnitGroups> by_unit_;  // by unit of the model; is_local() is false for another rank's
   parallel::LocalGradients gradients_;
 };
 

@@ -67,10 +67,10 @@ int64_t end_of_keys(const AttentionShape& shape, int64_t begin) {
 }
 
 // Which keys the queries of a block may attend to.
-struct Reach {
+struct KeyRange {
   int32_t last_key[kQueryBlock], first_key[kQueryBlock];
 
-  Reach(const AttentionShape& shape, int64_t batch, int64_t begin) {
+  KeyRange(const AttentionShape& shape, int64_t batch, int64_t begin) {
     for (int64_t i = 0; i < kQueryBlock; ++i) {
       const int64_t query = begin + i < shape.queries ? begin + i : shape.queries - 1;
       last_key[i] = static_cast<int32_t>(shape.causal ? begin + i + first_diagonal(shape) : shape.keys - 1);
@@ -171,7 +171,7 @@ void softmax(const ForwardScratch<U>& in, int64_t lane, int64_t keys, float fact
 // One block of keys. `diagonal`: query i of the block sees keys 0 to i of it; products and exponentials above
 // the diagonal are left out in steps of kStep.
 template <typename U, Start kStart>
-void attend(const ForwardScratch<U>& in, const Reach& reach, int64_t key, int64_t width, float factor,
+void attend(const ForwardScratch<U>& in, const KeyRange& reach, int64_t key, int64_t width, float factor,
             bool diagonal) {
   using Unit = typename U::Unit;
   const int64_t depth = width / U::kPerUnit;
@@ -222,7 +222,7 @@ void forward(const ForwardCall& call, int64_t first, int64_t last, float* scratc
     const Rows<Element> queries =
         rows_of<Element>(call.q, shape.queries, shape.head_dim, batch, head, begin, kQueryBlock);
     pack_lanes<U, Element>(queries, kQueryBlock, width, in.q_lanes);
-    const Reach reach(shape, batch, begin);
+    const KeyRange reach(shape, batch, begin);
     fill(in.most, kQueryBlock, -kLargest / 2);  // times the factor, at most kLog2OfE, it stays finite
     fill(in.total, kQueryBlock, 0);
     const int64_t first_block = reach.first_key[0] / kKeys * kKeys;
@@ -328,7 +328,7 @@ HYPERION_INLINE void softmax_backward(const BackwardScratch<Bf16Pairs>& in, int6
 
 // One block of keys and one of queries, of which those from `lane` on attend to some of the keys.
 template <typename U>
-void attend_backward(const BackwardScratch<U>& in, const Reach& reach, int64_t key, int64_t lane,
+void attend_backward(const BackwardScratch<U>& in, const KeyRange& reach, int64_t key, int64_t lane,
                      int64_t width, float factor) {
   using Unit = typename U::Unit;
   const int64_t depth = width / U::kPerUnit, lanes = kQueryBlock - lane, queries = lanes / U::kPerUnit;
@@ -402,7 +402,7 @@ void backward(const BackwardCall& call, int64_t first, int64_t last, float* scra
           in.delta[i] =
               exists ? dot(grads.data + i * grads.stride, outs.data + i * outs.stride, shape.head_dim) : 0;
         }
-        const Reach reach(shape, batch, begin);
+        const KeyRange reach(shape, batch, begin);
         fill(in.dq, kQueryBlock * width, 0);
         const int64_t first_block = reach.first_key[0] / kKeysBackward * kKeysBackward;
         const int64_t end = end_of_keys(shape, begin), diagonal = begin + first_diagonal(shape);

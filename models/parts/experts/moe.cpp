@@ -34,7 +34,7 @@ MoE::MoE(const PartParameters& parameters, const ModelArgs& args, const Parallel
     shared_.emplace(parameters, "moe.shared_experts", args.activation,
                     etp_group_ != nullptr ? ParallelDims{} : dims);
   balance_->bias = parameters.at("moe.expert_bias");
-  balance_->counts_own_part = etp_group_ == nullptr;
+  balance_->counts_local_tokens = etp_group_ == nullptr;
   balance_->coefficient = args.experts.load_balance_coeff;
 }
 

@@ -22,7 +22,7 @@ namespace hyperion::models {
 struct ExpertBalance {
   ParameterPtr bias;    // [experts], fp32; saved, but not trained by gradients
   at::Tensor counts{};  // int64 [experts]: the rows of each expert in training forwards since the last update
-  bool counts_own_part = false;  // whether `counts` lack the tokens of other tensor parallel ranks
+  bool counts_local_tokens = false;  // whether `counts` lack the tokens of other tensor parallel ranks
   double coefficient = 0;  // the step of the bias update; 0: no update, and only logged steps are counted
 };
 using ExpertBalancePtr = std::shared_ptr<ExpertBalance>;

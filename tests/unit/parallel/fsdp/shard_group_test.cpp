@@ -342,8 +342,8 @@ TEST_CASE("every shard of a block of qwen3 begins at 16 bytes on 128 ranks and i
     CHECK(parameter.grad().equal(other.grad()));
     CHECK(parameter.all_gather_input().numel() ==
           other.all_gather_input().numel());  // zeros are not gathered
-    CHECK(other.slot_numel() == other.padded_numel());
-    zeros += parameter.slot_numel() - parameter.padded_numel();
+    CHECK(other.aligned_numel() == other.padded_numel());
+    zeros += parameter.aligned_numel() - parameter.padded_numel();
   }
   CHECK(zeros == 3 + 3);
   const at::Tensor all = aligned.unit->local_gradients().divided.front(),

@@ -19,12 +19,12 @@ namespace {
 // "F0.1+2": the forward of microbatch 0 through unit 1, while unit 2 is gathered.
 std::string text(const Schedule& schedule) {
   std::string all;
-  for (const auto& [what, microbatch, unit, prefetch, stage, last] : schedule) {
+  for (const auto& [kind, microbatch, unit, prefetch, stage, last] : schedule) {
     constexpr std::string_view kLetters = "FLBIWgfarwES>{<}";  // {, }: receives
-    all += fmt::format("{}{}", all.empty() ? "" : " ", kLetters.at(static_cast<size_t>(what)));
-    if (what == Do::kFinishReduction || what == Do::kSumReplicated) continue;
+    all += fmt::format("{}{}", all.empty() ? "" : " ", kLetters.at(static_cast<size_t>(kind)));
+    if (kind == ActionKind::kFinishReduction || kind == ActionKind::kSumReplicated) continue;
     all += fmt::format("{}", microbatch);
-    if (what != Do::kFinish) all += fmt::format(".{}", unit);
+    if (kind != ActionKind::kRetireMicrobatch) all += fmt::format(".{}", unit);
     if (prefetch) all += fmt::format("+{}", *prefetch);
   }
   return all;
@@ -60,7 +60,7 @@ TEST_CASE("a pipeline's stage waits for the last reduction of a microbatch behin
     Schedule all = pipeline_schedule(pipeline, rank, pipeline.make(/*training=*/true, 3));
     std::erase_if(all, [](Action& action) {
       action.prefetch.reset();
-      return action.what == Do::kFree || action.what > Do::kSumReplicated;
+      return action.kind == ActionKind::kReshard || action.kind > ActionKind::kSumReplicated;
     });
     return text(all);
   };
@@ -110,8 +110,8 @@ TEST_CASE("a unit's gradients are sent after its last backward, in whatever orde
     Sent found;
     for (const Action& action : pipeline_schedule(pipeline, rank, pipeline.make(/*training=*/true, 2))) {
       CHECK_FALSE(action.prefetch);  // of stages that are gathered as the list says
-      CHECK(action.last == (action.what == Do::kReduce));
-      if (action.what == Do::kReduce) found.emplace_back(action.microbatch, action.unit);
+      CHECK(action.last == (action.kind == ActionKind::kReduce));
+      if (action.kind == ActionKind::kReduce) found.emplace_back(action.microbatch, action.unit);
     }
     return found;
   };
@@ -127,7 +127,7 @@ TEST_CASE("weights of the head are not gathered ahead of another microbatch") {
                                            .gathers_stages = false});
   Schedule computes;
   for (const Action& action : pipeline_schedule(pipeline, /*rank=*/1, pipeline.make(/*training=*/true, 2)))
-    if (action.what <= Do::kBackward) computes.push_back(action);
+    if (action.kind <= ActionKind::kBackward) computes.push_back(action);
   CHECK(text(computes) == "F0.2 F1.2 L0.3+2 B0.2 L1.3+2 B1.2");
 }
 
@@ -161,18 +161,18 @@ TEST_CASE("every schedule of a pipeline becomes its actions of units") {
           std::set<std::pair<size_t, size_t>> begun;
           size_t kept = 0;
           for (const Action& action : units) {
-            const bool computes = action.what <= Do::kWeightGradients;
-            const std::pair slot(action.stage, action.microbatch);
+            const bool computes = action.kind <= ActionKind::kWeightGradients;
+            const std::pair started(action.stage, action.microbatch);
             const std::string step = fmt::format("{}{}{}", action.stage,
-                                                 action.what == Do::kForward           ? 'F'
-                                                 : action.what == Do::kWeightGradients ? 'W'
-                                                                                       : 'B',
+                                                 action.kind == ActionKind::kForward           ? 'F'
+                                                 : action.kind == ActionKind::kWeightGradients ? 'W'
+                                                                                               : 'B',
                                                  action.microbatch);
             if (computes && (found.empty() || found.back() != step)) found.push_back(step);
-            if (action.what == Do::kForward) begun.insert(slot);
-            if (computes) CHECK(begun.contains(slot));
-            if (action.what == Do::kFinish) CHECK(begun.erase(slot) == 1);
-            if (action.what == Do::kReduce && action.last) ++last_reductions[action.unit];
+            if (action.kind == ActionKind::kForward) begun.insert(started);
+            if (computes) CHECK(begun.contains(started));
+            if (action.kind == ActionKind::kRetireMicrobatch) CHECK(begun.erase(started) == 1);
+            if (action.kind == ActionKind::kReduce && action.last) ++last_reductions[action.unit];
             kept = std::max(kept, begun.size());
           }
           CHECK(found == expected);
@@ -200,7 +200,7 @@ TEST_CASE("the plan of a pipeline has what each rank holds and keeps, and warns 
   const PipelineShare::Stage &first = plan.shares[0].stages[0], &last = plan.shares[1].stages[0];
   CHECK((first.first_block == 0 && first.end_block == 3 && first.embedding && !first.head));
   CHECK((last.first_block == 3 && last.end_block == 6 && !last.embedding && last.head));
-  CHECK((plan.ranks[0].kept_microbatches == 2 && plan.ranks[1].kept_microbatches == 1));
+  CHECK((plan.ranks[0].max_in_flight == 2 && plan.ranks[1].max_in_flight == 1));
   const auto most_kept = [](const PipelineShare& share) {
     return std::ranges::max(share.moments, {}, &PipelineShare::Moment::kept_inputs).kept_inputs;
   };

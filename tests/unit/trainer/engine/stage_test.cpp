@@ -236,8 +236,8 @@ TEST_CASE("a model in two stages has the bits of one") {
     }
     stage->weights_changed();
   }
-  Slot front = first.slot(front_units, batch, /*for_backward=*/true),
-       back = second.slot(back_units, batch, /*for_backward=*/true);
+  MicrobatchState front = first.start_microbatch(front_units, batch, /*for_backward=*/true),
+                  back = second.start_microbatch(back_units, batch, /*for_backward=*/true);
   first.forward(0, front);
   first.forward(1, front);
   back.activation = front.activation;
@@ -326,36 +326,37 @@ TEST_CASE("a backward in halves has the bits of one, and between them neither gr
   const std::vector<Tensor> losses = undivided.step(batches, 0.25);
 
   const Stage& stage = halves.stage;
-  std::vector<Slot> slots;
+  std::vector<MicrobatchState> states;
   const size_t head = 3 + 1;
   for (size_t i = 0; i < batches.size(); ++i) {
-    Slot& slot = slots.emplace_back(stage.slot({0, head + 1}, batches[i], /*for_backward=*/true));
-    for (size_t unit = 0; unit < head; ++unit) stage.forward(unit, slot);
-    for (const SavedForward& saved : slot.saved)
+    MicrobatchState& state =
+        states.emplace_back(stage.start_microbatch({0, head + 1}, batches[i], /*for_backward=*/true));
+    for (size_t unit = 0; unit < head; ++unit) stage.forward(unit, state);
+    for (const SavedForward& saved : state.saved)
       CHECK(saved.attention == nullptr);  // which ranks that share sequences keep
   }
   const bool tied = halves.model.args().tied;
   for (size_t i = 0; i < batches.size(); ++i) {
     std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> inputs;  // of blocks; each node leads to one
     for (size_t unit = 1; unit < head; ++unit)
-      inputs.emplace_back(slots[i].saved[unit].input.getIntrusivePtr());
-    CHECK(stage.loss(slots[i], at::full({}, 0.25)).equal(losses[i]));
+      inputs.emplace_back(states[i].saved[unit].input.getIntrusivePtr());
+    CHECK(stage.loss(states[i], at::full({}, 0.25)).equal(losses[i]));
     stage.group(head).reduce(false);
-    for (size_t unit = head; unit-- > 0;) stage.input_gradient(unit, slots[i]);
+    for (size_t unit = head; unit-- > 0;) stage.input_gradient(unit, states[i]);
     for (const auto& input : inputs) CHECK(input.expired());
-    for (const SavedForward& saved : slots[i].saved) CHECK_FALSE(saved.output.defined());
-    CHECK(slots[i].keeps_saved());
+    for (const SavedForward& saved : states[i].saved) CHECK_FALSE(saved.output.defined());
+    CHECK(states[i].keeps_saved());
     for (const ParameterPtr& parameter : halves.model.parameters())
       CHECK_FALSE(parameter->weight.grad().defined());
   }
   for (const parallel::ShardedParameterPtr& parameter : stage.parameters())
     parameter->compute_shard().fill_(std::numeric_limits<double>::quiet_NaN());
-  for (Slot& slot : slots) {
+  for (MicrobatchState& state : states) {
     for (size_t unit = head; unit-- > 0;) {
-      stage.weight_gradients(unit, slot);
+      stage.weight_gradients(unit, state);
       stage.group(unit).reduce(false);
     }
-    CHECK_FALSE(slot.keeps_saved());
+    CHECK_FALSE(state.keeps_saved());
   }
   for (size_t i = 0; i < undivided.gradients().size(); ++i) {
     CAPTURE(stage.parameters()[i]->parameter().fqn);
