@@ -34,6 +34,10 @@ class [[nodiscard]] Pending {
   void wait() {
     if (auto finish = std::exchange(finish_, nullptr)) finish();
   }
+  // Makes the current stream of a GPU wait, and leaves the operation in flight for another stream's wait().
+  void wait_on_current_stream() const {
+    if (finish_) finish_();
+  }
 
  private:
   std::function<void()> finish_;

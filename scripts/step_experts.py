@@ -17,7 +17,7 @@ def is_exchange(record):
 
 
 def seconds_of_dispatch(sent, cluster, card):
-    """Nothing hides it: rows are sent when the shared experts are queued before them, and the host and the experts wait for them."""
+    """As if nothing hid it: what the shared experts hide, which run while rows travel, is not taken off."""
     return exchange_seconds(sent, "ep", cluster, card)
 
 

@@ -381,12 +381,32 @@ class SimulatedGpu(JobTest):
         self.assertIn("Experts: multiplied one by one, and in each layer the host waits once for their counts of tokens: libtorch's grouped "
                       "product is one of bfloat16", one_by_one.text())
 
-    def test_expert_parallel_ranks_wait_once_a_block_for_counts_and_copy_the_plan_of_their_rows_at_once(self):
+    def test_expert_parallel_ranks_exchange_by_one_call_each_and_wait_once_a_block_for_the_copies_of_their_counts(self):
         step = self.steady_step(*EXPERTS, EP, "--activation_checkpoint.mode=none", ranks=2)
         blocks = 2
-        self.assertEqual([step[line] for line in ("synchronize\tstream", "copy\tto pageable", "copy\tfrom pageable")], [blocks] * 3)
         self.assertEqual([step.get(f"c10d\t{call}") for call in ("all_to_allv", "send", "recv")], [blocks * 5, None, None])
+        counts = f"copy\tto pinned, {8 * 64} bytes"  # of 64 experts: those to send, and those to receive
+        self.assertEqual({line: times for line, times in step.items() if line.startswith("synchronize") or "pageable" in line or line == counts},
+                         {"synchronize\tevent": blocks + 1, counts: blocks * 2})
         self.assertEqual(step["operator\taten::_grouped_mm"], blocks * (3 + 3 + 3))  # also with the experts of one rank
+
+    def test_rows_travel_while_the_shared_experts_run_and_the_host_waits_under_the_gather_of_the_rows_to_send(self):
+        trace = self.folder / "trace"
+        shared = ["--model.name=deepseek_v3", "--model.args.n_layers=1", "--model.args.n_dense_layers=0", "--model.args.num_experts=4",
+                  "--model.args.top_k=2", "--model.args.num_shared_experts=1", "--model.args.moe_hidden_dim=16", "--model.args.kv_lora_rank=8",
+                  "--model.args.qk_nope_head_dim=4", "--model.args.qk_rope_head_dim=4", "--model.args.v_head_dim=8"]
+        self.run_job(*shared, EP, "--activation_checkpoint.mode=none", "--training.steps=3", "--metrics.log_freq=100", code=0, ranks=2,
+                     env=self.gpu("eager"), env_of={0: {"HYPERION_SIMULATED_TRACE": trace}})
+        names = {"operator\thyperion::order_rows": "order", "operator\thyperion::gather_rows": "gather", "operator\thyperion::sum_rows": "sum",
+                 "operator\taten::mm": "product", "operator\taten::_grouped_mm": "experts", "c10d\tall_to_allv": "exchange", "c10d\twait": "arrived",
+                 "synchronize\tevent": "host waits", "copy\tto pinned, 32 bytes": "copy of counts"}
+        lines = trace.read_text().splitlines()
+        # Nothing else is copied before the first rows leave.
+        found = [names.get(line, line) for line in lines if line in names or line.startswith("copy")]
+        forward = ["order", "exchange", "arrived", *2 * ["copy of counts"], "gather", "arrived", "host waits", "exchange", "order", *2 * ["product"], "arrived"]
+        first = max(i for i, name in enumerate(found) if found[i:i + len(forward)] == forward)
+        step = [name for name in found[first:] if name not in ("gather", "sum") and not name.startswith("copy")]
+        self.assertRegex(" ".join(step), "(experts ){3}exchange arrived (product )+exchange arrived (experts ){6}exchange (product ){4}arrived")
 
     def test_layers_that_read_one_input_are_one_product_and_where_they_are_not_a_line_says_why(self):
         products = "kernel\tcublasGemmEx"

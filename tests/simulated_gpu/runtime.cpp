@@ -107,6 +107,16 @@ cudaError_t launch(const void* function, dim3 grid, dim3 block) {
   return cudaSuccess;
 }
 
+// "to pageable", "from pinned, 16 bytes"; "" within a device.
+std::string direction_of(const void* to, const void* from, size_t bytes) {
+  const MemoryKind target = kind_of(to), source = kind_of(from);
+  if (target == MemoryKind::kPageable) return "to pageable";
+  if (source == MemoryKind::kPageable) return "from pageable";
+  const std::string size = ", " + std::to_string(bytes) + " bytes";
+  if (target == MemoryKind::kPinned) return "to pinned" + size;
+  return source == MemoryKind::kPinned ? "from pinned" + size : "";
+}
+
 // The host's half of a copy: pageable memory is read before the call returns, and written before it too.
 cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t stream) {
   need_context();
@@ -116,7 +126,7 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t stream) 
   Stream& queue = stream_of(stream);
   const bool to_host = kind_of(to) == MemoryKind::kPageable,
              from_host = kind_of(from) == MemoryKind::kPageable;
-  trace("copy", to_host ? "to pageable" : from_host ? "from pageable" : "");
+  if (tracing()) trace("copy", direction_of(to, from, bytes).c_str());
   if (from_host) {
     auto staged = std::make_shared<std::vector<char>>(static_cast<const char*>(from),
                                                       static_cast<const char*>(from) + bytes);

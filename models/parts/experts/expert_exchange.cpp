@@ -1,78 +1,119 @@
 #include "models/parts/experts/expert_exchange.h"
 
-#include <algorithm>
 #include <numeric>
 #include <optional>
 #include <utility>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/tensor.h>
+#include <ATen/ops/repeat_interleave.h>
 
 #include "base/failpoint.h"
 #include "models/layers/activation_checkpoint.h"
 #include "models/layers/node_state.h"
 
 namespace hyperion::models {
+using at::Tensor;
+
+// Rows on their way to the experts in forward, then their gradients on the way back.
+struct RowsInFlight {
+  Tensor gathered{};   // the rows to send, before they are sent
+  Tensor gradients{};  // the gradients that come back, valid after `pending`
+  Pending pending{};
+};
+
 namespace {
 
-using at::Tensor;
 using OptionalRows = std::optional<Tensor>;  // autograd takes no undefined tensors
 
 int64_t sum_of(std::span<const int64_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
-Tensor exchange_rows(const Tensor& rows, std::span<const int64_t> to, std::span<const int64_t> from,
-                     Exchange& ep_group) {
+// Starts the all-to-all of rows. The result is valid after `pending`.
+Tensor start_rows(const Tensor& rows, std::span<const int64_t> to, std::span<const int64_t> from,
+                  Exchange& ep_group, Pending& pending) {
   const Tensor out = at::empty({sum_of(from), rows.size(1)}, rows.options());
-  ep_group.start_all_to_all(out, rows.contiguous(), from, to).wait();
+  pending = ep_group.start_all_to_all(out, rows.contiguous(), from, to);
   return out;
 }
-Tensor to_experts(const Tensor& rows, const ExpertExchange& exchange, Exchange& ep_group) {
-  return exchange_rows(rows, exchange.sent, exchange.received, ep_group);
+Tensor to_experts(const Tensor& rows, const ExpertExchange& exchange, Exchange& ep_group, Pending& pending) {
+  return start_rows(rows, exchange.sent, exchange.received, ep_group, pending);
 }
-Tensor from_experts(const Tensor& rows, const ExpertExchange& exchange, Exchange& ep_group) {
+Tensor from_experts(const Tensor& rows, const ExpertExchange& exchange, Exchange& ep_group,
+                    Pending& pending) {
   failpoint("step.rows");
-  return exchange_rows(rows, exchange.received, exchange.sent, ep_group);
+  return start_rows(rows, exchange.received, exchange.sent, ep_group, pending);
 }
 
-// The state of a node between forward and backward.
-struct SavedExchange : torch::CustomClassHolder {
+// The state of SendRowsFunction and of ReceiveRowsFunction.
+struct SavedRows : torch::CustomClassHolder {
   KeptRouting routing;
   Exchange* ep_group = nullptr;
-  Tensor rows;  // the node's input, or the rows that came back; defined if the gradient of weights reads them
-  Tensor weights;  // may be undefined
+  std::shared_ptr<RowsInFlight> in_flight;
+  Tensor x, weights;  // of SendRowsFunction; x is defined if weights are, whose gradient reads it
 };
 
-struct RowsForExpertsFunction : Function<RowsForExpertsFunction> {
+// Sends rows of x. Other nodes run before ReceiveRowsFunction waits for them. In backward gradients take the
+// same way back: ReceiveRowsFunction starts their exchange, and this node waits for it.
+struct SendRowsFunction : Function<SendRowsFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const OptionalRows& given_weights,
-                        const KeptRouting& routing, Exchange* ep_group, SelectiveCheckpoint* selective) {
-    const Tensor weights = given_weights.value_or(Tensor());
-    SavedExchange saved;
+                        const KeptRouting& routing, Exchange* ep_group,
+                        const std::shared_ptr<RowsInFlight>& in_flight, SelectiveCheckpoint* selective) {
+    SavedRows saved;
     saved.routing = routing;
-    saved.ep_group = ep_group;
-    saved.weights = weights;
-    if (weights.defined()) saved.rows = x;
+    saved.in_flight = in_flight;
+    saved.weights = given_weights.value_or(Tensor());
+    if (saved.weights.defined()) saved.x = x;
     keep_state(context, std::move(saved));
     return saved_or_computed(selective, /*save=*/true, [&] {
-      return variable_list{
-          to_experts(gather_rows(x, *routing.dispatch, weights), *routing.exchange, *ep_group)};
+      return variable_list{to_experts(std::exchange(in_flight->gathered, {}), *routing.exchange, *ep_group,
+                                      in_flight->pending)};
     })[0];
   }
 
-  static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const auto saved = kept_state<SavedExchange>(context);
+  static variable_list backward(AutogradContext* context, const variable_list& /*grads*/) {
+    const auto saved = kept_state<SavedRows>(context);
     const Dispatch& dispatch = *saved->routing.dispatch;
-    const Tensor grad_rows = from_experts(grads[0], *saved->routing.exchange, *saved->ep_group);
+    saved->in_flight->pending.wait();
+    const Tensor grad_rows = std::exchange(saved->in_flight->gradients, {});
     Tensor grad_weights;
     if (saved->weights.defined())
-      grad_weights = gradient_of_weights(grad_rows, gather_rows(saved->rows, dispatch, Tensor()), dispatch);
-    saved->rows.reset();
-    return {sum_rows(grad_rows, dispatch, saved->weights), grad_weights, Tensor(), Tensor(), Tensor()};
+      grad_weights = gradient_of_weights(grad_rows, gather_rows(saved->x, dispatch, Tensor()), dispatch);
+    saved->x.reset();
+    return {
+        sum_rows(grad_rows, dispatch, saved->weights), grad_weights, Tensor(), Tensor(), Tensor(), Tensor()};
   }
+};
+
+struct ReceiveRowsFunction : Function<ReceiveRowsFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& rows, const KeptRouting& routing,
+                        Exchange* ep_group, const std::shared_ptr<RowsInFlight>& in_flight) {
+    SavedRows saved;
+    saved.routing = routing;
+    saved.ep_group = ep_group;
+    saved.in_flight = in_flight;
+    keep_state(context, std::move(saved));
+    in_flight->pending.wait();
+    return rows;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto saved = kept_state<SavedRows>(context);
+    saved->in_flight->gradients =
+        from_experts(grads[0], *saved->routing.exchange, *saved->ep_group, saved->in_flight->pending);
+    return {grads[0], Tensor(), Tensor(), Tensor()};
+  }
+};
+
+// The state of SumOfExpertsFunction between forward and backward.
+struct SavedSum : torch::CustomClassHolder {
+  KeptRouting routing;
+  Exchange* ep_group = nullptr;
+  Tensor rows;     // the rows that came back; defined if the gradient of weights reads them
+  Tensor weights;  // may be undefined
 };
 
 struct SumOfExpertsFunction : Function<SumOfExpertsFunction> {
@@ -84,9 +125,12 @@ struct SumOfExpertsFunction : Function<SumOfExpertsFunction> {
     Tensor rows;  // [tokens * k, dim]
     if (weights.defined() || !run.recomputes())
       rows = saved_or_computed(run.selective, weights.defined(), [&] {
-        return variable_list{from_experts(outputs, *routing.exchange, *ep_group)};
+        Pending pending;
+        const Tensor returned = from_experts(outputs, *routing.exchange, *ep_group, pending);
+        pending.wait();
+        return variable_list{returned};
       })[0];
-    SavedExchange saved;
+    SavedSum saved;
     saved.routing = routing;
     saved.ep_group = ep_group;
     saved.weights = weights;
@@ -98,102 +142,120 @@ struct SumOfExpertsFunction : Function<SumOfExpertsFunction> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const auto saved = kept_state<SavedExchange>(context);
+    const auto saved = kept_state<SavedSum>(context);
     const Dispatch& dispatch = *saved->routing.dispatch;
     const Tensor grad = grads[0].contiguous();
-    const Tensor grad_outputs =
-        to_experts(gather_rows(grad, dispatch, saved->weights), *saved->routing.exchange, *saved->ep_group);
+    Pending pending;
+    const Tensor grad_outputs = to_experts(gather_rows(grad, dispatch, saved->weights),
+                                           *saved->routing.exchange, *saved->ep_group, pending);
     Tensor grad_weights;
     if (saved->weights.defined())
       grad_weights = gradient_of_weights(gather_rows(grad, dispatch, Tensor()), saved->rows, dispatch);
+    pending.wait();
     saved->rows.reset();
     return {grad_outputs, grad_weights, context->saved_data["adds"].toBool() ? grads[0] : Tensor(),
             Tensor(),     Tensor(),     Tensor()};
   }
 };
 
-std::vector<int64_t> on_host(const Tensor& counts) {
-  const Tensor host = counts.cpu();
-  return {host.const_data_ptr<int64_t>(), host.const_data_ptr<int64_t>() + host.numel()};
+// Copies of counts wait for nothing but the counts. A process uses one GPU.
+const DeviceStream& copy_stream(at::Device device) {
+  static const DeviceStream stream = DeviceStream::from_pool(device, /*high_priority=*/true);
+  return stream;
 }
 
-// Moves the tensors of a dispatch to a device in one copy.
-void copy_to(at::Device device, Dispatch& dispatch) {
-  std::vector tensors = {&dispatch.choices, &dispatch.assignments, &dispatch.tokens, &dispatch.rows,
-                         &dispatch.expert_rows};
-  const bool padded = dispatch.ends.defined();
-  if (padded) tensors.insert(tensors.end(), {&dispatch.ends, &dispatch.padding});
-  std::vector<Tensor> parts;
-  for (const Tensor* tensor : tensors) parts.push_back(tensor->flatten().to(at::kLong));
-  const Tensor copy = at::cat(parts).to(device, /*non_blocking=*/true);
-  int64_t first = 0;
-  for (Tensor* tensor : tensors) {
-    *tensor = copy.narrow(0, first, tensor->numel()).view(tensor->sizes());
-    first += tensor->numel();
-  }
-  if (padded) dispatch.ends = dispatch.ends.to(at::kInt);  // the dtype of the grouped product
+std::span<const int64_t> numbers_of(const Tensor& counts) {
+  return {counts.const_data_ptr<int64_t>(), static_cast<size_t>(counts.numel())};
 }
 
 }  // namespace
 
-ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const int64_t> received, int ranks,
-                             at::Device device, std::optional<int64_t> unit) {
+ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const int64_t> received, int ranks) {
   const size_t local_experts = counts.size() / static_cast<size_t>(ranks);
   ExpertExchange exchange;
   for (size_t first = 0; first < counts.size(); first += local_experts) {
     exchange.sent.push_back(sum_of(counts.subspan(first, local_experts)));
     exchange.received.push_back(sum_of(received.subspan(first, local_experts)));
   }
-  const Tensor choices = at::empty({sum_of(received), 1}, at::kLong);
-  int64_t* choice = choices.mutable_data_ptr<int64_t>();
-  for (size_t i = 0; i < received.size(); ++i)
-    choice = std::fill_n(choice, received[i], static_cast<int64_t>(i % local_experts));
-  auto experts = std::make_shared<Dispatch>(dispatch_tokens(choices, static_cast<int64_t>(local_experts),
-                                                            unit ? RowCounts::kPadded : RowCounts::kOnHost,
-                                                            unit.value_or(kernels::kGroupUnit)));
-  if (!device.is_cpu()) copy_to(device, *experts);
-  exchange.experts = std::move(experts);
   return exchange;
+}
+
+Dispatch order_received(std::span<const int64_t> received, const Tensor& received_on_device, int ranks,
+                        std::optional<int64_t> unit) {
+  const int64_t local_experts = static_cast<int64_t>(received.size()) / ranks;
+  // The expert of each received row: the counts are in the order of ranks, then of local experts.
+  const std::optional<int64_t> rows = sum_of(received);
+  const Tensor experts =
+      at::repeat_interleave(received_on_device, rows).remainder_(local_experts).unsqueeze(1);
+  Dispatch order = dispatch_tokens(experts, local_experts, unit ? RowCounts::kPadded : RowCounts::kOnDevice,
+                                   unit.value_or(kernels::kGroupUnit));
+  if (unit) return order;
+  order.counts.assign(static_cast<size_t>(local_experts), 0);
+  for (size_t i = 0; i < received.size(); ++i)
+    order.counts[i % static_cast<size_t>(local_experts)] += received[i];
+  return order;
 }
 
 CountsExchange::CountsExchange(std::shared_ptr<Dispatch> dispatch, Exchange& ep_group, bool equal,
                                std::optional<int64_t> unit)
-    : dispatch_(std::move(dispatch)),
-      ep_size_(ep_group.size()),
-      unit_(unit),
-      received_(at::empty_like(dispatch_->expert_rows)) {
-  const int64_t local_experts = received_.numel() / ep_size_;
+    : dispatch_(std::move(dispatch)), ep_size_(ep_group.size()), unit_(unit) {
+  const Tensor& sent = dispatch_->expert_rows;
+  const int64_t local_experts = sent.numel() / ep_size_;
   if (equal) {
-    // The host knows the counts and does not wait.
-    received_ =
-        at::tensor(
-            at::ArrayRef<int64_t>(dispatch_->counts).slice(ep_group.rank() * local_experts, local_experts))
-            .repeat({ep_size_});
+    const int64_t first = ep_group.rank() * local_experts;
+    received_ = sent.narrow(0, first, local_experts).repeat({ep_size_});
+    for (int r = 0; r < ep_size_; ++r)
+      received_on_host_.insert(received_on_host_.end(), dispatch_->counts.begin() + first,
+                               dispatch_->counts.begin() + first + local_experts);
     return;
   }
+  received_ = at::empty_like(sent);
   const std::vector<int64_t> rows(static_cast<size_t>(ep_size_), local_experts);
-  pending_ = ep_group.start_all_to_all(received_, dispatch_->expert_rows, rows, rows);
+  pending_ = ep_group.start_all_to_all(received_, sent, rows, rows);
+  const at::Device device = sent.device();
+  if (device.is_cpu()) return;
+  const DeviceStream& stream = copy_stream(device);
+  stream.wait(DeviceStream::current(device));
+  const StreamScope scope(stream);
+  pending_.wait_on_current_stream();
+  copies_ = at::empty({2, sent.numel()}, at::TensorOptions(at::kLong).pinned_memory(true));
+  copies_[0].copy_(sent, /*non_blocking=*/true);
+  copies_[1].copy_(received_, /*non_blocking=*/true);
+  copied_.record(stream);
 }
 
-std::shared_ptr<const ExpertExchange> CountsExchange::wait() {
-  pending_.wait();
-  const at::Device device = dispatch_->expert_rows.device();
-  if (received_.device() != device) {  // the host knows the counts
-    const std::vector<int64_t> received = on_host(received_);
-    return std::make_shared<const ExpertExchange>(
-        plan_exchange(dispatch_->counts, received, ep_size_, device, unit_));
+std::shared_ptr<ExpertExchange> CountsExchange::wait() {
+  if (received_on_host_.empty()) {
+    pending_.wait();
+    copied_.wait_on_host();
+    const std::span<const int64_t> received = numbers_of(copies_.defined() ? copies_[1] : received_);
+    received_on_host_.assign(received.begin(), received.end());
+    const std::span<const int64_t> sent = numbers_of(copies_.defined() ? copies_[0] : dispatch_->expert_rows);
+    dispatch_->counts.assign(sent.begin(), sent.end());
   }
-  const std::vector<int64_t> both = on_host(at::cat({dispatch_->expert_rows, received_}));
-  const auto [sent, received] =
-      std::pair(std::span(both).first(both.size() / 2), std::span(both).subspan(both.size() / 2));
-  dispatch_->counts.assign(sent.begin(), sent.end());
-  return std::make_shared<const ExpertExchange>(
-      plan_exchange(sent, received, ep_size_, received_.device(), unit_));
+  return std::make_shared<ExpertExchange>(plan_exchange(dispatch_->counts, received_on_host_, ep_size_));
 }
 
-Tensor rows_for_experts(const Tensor& x, const Tensor& weights, const KeptRouting& routing,
-                        Exchange& ep_group, const BlockRun& run) {
-  return RowsForExpertsFunction::apply(x, optional_of(weights), routing, &ep_group, run.selective);
+std::shared_ptr<const Dispatch> CountsExchange::order() const {
+  return std::make_shared<const Dispatch>(order_received(received_on_host_, received_, ep_size_, unit_));
+}
+
+RowsForExperts::RowsForExperts(const Tensor& x, const Tensor& weights, KeptRouting& routing,
+                               std::optional<CountsExchange> counts, Exchange& ep_group, const BlockRun& run)
+    : ep_group_(&ep_group), in_flight_(std::make_shared<RowsInFlight>()) {
+  if (run.selective == nullptr || !run.selective->recomputing()) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    in_flight_->gathered = gather_rows(x, *routing.dispatch, weights);
+  }
+  std::shared_ptr<ExpertExchange> plan;
+  if (counts) routing.exchange = plan = counts->wait();
+  routing_ = routing;
+  rows_ = SendRowsFunction::apply(x, optional_of(weights), routing_, ep_group_, in_flight_, run.selective);
+  if (counts) plan->experts = counts->order();  // while the rows travel
+}
+
+Tensor RowsForExperts::wait() {
+  return ReceiveRowsFunction::apply(std::exchange(rows_, {}), routing_, ep_group_, in_flight_);
 }
 
 Tensor sum_of_experts(const Tensor& outputs, const Tensor& weights, const Tensor& shared,

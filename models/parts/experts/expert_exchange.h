@@ -14,6 +14,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "base/device/streams.h"
 #include "base/exchange.h"
 #include "models/layers/block_run.h"
 #include "models/parts/experts/dispatch.h"
@@ -22,40 +23,68 @@ namespace hyperion::models {
 
 // The plan of the all-to-all of one layer and microbatch.
 struct ExpertExchange {
-  std::vector<int64_t> sent, received;      // the number of rows to and from each rank
-  std::shared_ptr<const Dispatch> experts;  // sorts received rows by local expert; each row is one assignment
+  std::vector<int64_t> sent, received;  // the number of rows to and from each rank
+  std::shared_ptr<const Dispatch>
+      experts{};  // sorts received rows by local expert; each row is one assignment
 };
 
-// Plans the all-to-all; communicates nothing. counts: this rank's rows for each expert of the layer.
-// received: [ranks * local experts], the rows of each rank in turn for each local expert. The plan's tensors
-// are on `device`. unit: received groups are padded to multiples of it; nullopt: they are not padded.
-ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const int64_t> received, int ranks,
-                             at::Device device = at::kCPU, std::optional<int64_t> unit = {});
+// Returns how many rows go to and come from each rank. counts: this rank's rows for each expert of the layer.
+// received: [ranks * local experts], the rows of each rank in turn for each local expert.
+ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const int64_t> received, int ranks);
+// Returns ExpertExchange::experts. received: the counts on the host. received_on_device: the same counts on
+// the device of the rows, where the order is computed; the host does not wait. unit: groups are padded to
+// multiples of it; nullopt: they are not padded.
+Dispatch order_received(std::span<const int64_t> received, const at::Tensor& received_on_device, int ranks,
+                        std::optional<int64_t> unit);
 
-// The exchange of row counts over the EP group, in flight.
+// The exchange of row counts over the EP group, in flight, and then their copy to the host on a stream of its
+// own.
 class CountsExchange {
  public:
   // equal: all ranks have the same counts (debug.moe_force_load_balance), so nothing is communicated. unit:
-  // see plan_exchange().
+  // see order_received().
   CountsExchange(std::shared_ptr<Dispatch> dispatch, Exchange& ep_group, bool equal,
                  std::optional<int64_t> unit);
-  // Waits for the counts, also on the host, copies them to the dispatch and returns the plan. This is the
-  // only place where the host waits.
-  std::shared_ptr<const ExpertExchange> wait();
+  // Waits for the copy, not for work that the compute stream has queued since, sets the counts of the
+  // dispatch and returns the plan without its order. This is the only place where the host waits.
+  std::shared_ptr<ExpertExchange> wait();
+  // The order that wait()'s plan lacks.
+  std::shared_ptr<const Dispatch> order() const;
 
  private:
   std::shared_ptr<Dispatch> dispatch_;
   int ep_size_;
   std::optional<int64_t> unit_;
-  at::Tensor received_;
+  at::Tensor received_;                    // [ranks * local experts]
+  std::vector<int64_t> received_on_host_;  // the same, known after wait()
   Pending pending_;
+  at::Tensor copies_;  // pinned [2, ranks * local experts]: own and received counts; undefined on a CPU
+  DeviceEvent copied_;
 };
 
-// Sends x [tokens, dim] to the experts and returns the rows for this rank's experts, [received, dim]. If
-// `weights` [tokens, k] is defined, rows are multiplied by it first. Collective, as is its backward. SAC
-// saves the output, so that the recomputation sends nothing.
-at::Tensor rows_for_experts(const at::Tensor& x, const at::Tensor& weights, const KeptRouting& routing,
-                            Exchange& ep_group, const BlockRun& run);
+struct RowsInFlight;
+
+// The rows of a microbatch, on their way to the experts. Work between construction and wait() hides the
+// exchange, in backward too: there the gradients travel while the nodes of that work run.
+class RowsForExperts {
+ public:
+  // Sends x [tokens, dim]. If `weights` [tokens, k] is defined, rows are multiplied by it first. counts: the
+  // exchange of counts that completes `routing`; nullopt: `routing` is complete. The gather is queued before
+  // the host waits for the counts. Collective, as is its backward. SAC saves the rows that were received, so
+  // that the recomputation sends nothing.
+  RowsForExperts(const at::Tensor& x, const at::Tensor& weights, KeptRouting& routing,
+                 std::optional<CountsExchange> counts, Exchange& ep_group, const BlockRun& run);
+  const KeptRouting& routing() const { return routing_; }
+  // Returns the rows for this rank's experts, [received, dim]. Call it once.
+  at::Tensor wait();
+
+ private:
+  KeptRouting routing_;
+  Exchange* ep_group_;
+  std::shared_ptr<RowsInFlight> in_flight_;
+  at::Tensor rows_;  // an output of the graph; its elements are undefined until wait()
+};
+
 // Sends the experts' output rows [received, dim] back and returns their sum for each token, [tokens, dim], as
 // sum_rows() does with `weights` and `shared`. Collective, as is its backward. A recomputation leaves the
 // elements undefined, and sends nothing without weights. SAC saves the rows that came back.

@@ -14,7 +14,6 @@
 #include "models/layers/deferred_weights.h"
 #include "models/layers/node_state.h"
 #include "models/layers/ops.h"
-#include "models/parts/experts/expert_exchange.h"
 
 namespace hyperion::models {
 namespace {
@@ -207,14 +206,22 @@ void Experts::set_float8(std::shared_ptr<const float8::GroupedMatmuls> float8) {
 
 Tensor Experts::forward(const Tensor& x, const Tensor& weights, const Tensor& shared,
                         const KeptRouting& routing, const BlockRun& run) const {
-  if (ep_group_ == nullptr)
-    return forward_local(x, weights, shared, routing.dispatch, run, !run.recomputes());
-  const Tensor none, before = score_before_ ? weights : none, after = score_before_ ? none : weights;
-  const Tensor rows = rows_for_experts(x, before, routing, *ep_group_, run);
+  return forward_local(x, weights, shared, routing.dispatch, run, !run.recomputes());
+}
+
+RowsForExperts Experts::send(const Tensor& x, const Tensor& weights, KeptRouting& routing,
+                             std::optional<CountsExchange> counts, const BlockRun& run) const {
+  return {x, score_before_ ? weights : Tensor(), routing, std::move(counts), *ep_group_, run};
+}
+
+Tensor Experts::forward(RowsForExperts rows, const Tensor& weights, const Tensor& shared,
+                        const BlockRun& run) const {
+  const Tensor none, after = score_before_ ? none : weights;
   // The gradient of weights reads the rows that come back; SAC saves them.
   const bool computes = !run.recomputes() || (after.defined() && run.selective == nullptr);
-  const Tensor outputs = forward_local(rows, none, none, routing.exchange->experts, run, computes);
-  return sum_of_experts(outputs, after, shared, routing, *ep_group_, run);
+  const Tensor outputs =
+      forward_local(rows.wait(), none, none, rows.routing().exchange->experts, run, computes);
+  return sum_of_experts(outputs, after, shared, rows.routing(), *ep_group_, run);
 }
 
 Tensor Experts::forward_local(const Tensor& x, const Tensor& weights, const Tensor& shared,

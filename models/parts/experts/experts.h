@@ -18,6 +18,7 @@
 #include "models/layers/block_run.h"
 #include "models/layers/parallel_dims.h"
 #include "models/parts/experts/dispatch.h"
+#include "models/parts/experts/expert_exchange.h"
 #include "models/parts/experts/expert_products.h"
 #include "models/parts/part_parameters.h"
 
@@ -31,9 +32,15 @@ class Experts {
   // Returns for each token of x [tokens, dim] the weighted sum of its experts' outputs, plus `shared`
   // [tokens, dim] if defined: [tokens, dim]. weights: [tokens, k], fp32 (fp64). The sum is in fp32 in the
   // order of the assignments, rounded once. A recomputation leaves its elements undefined. The gradient of an
-  // expert without rows is zero.
+  // expert without rows is zero. Without an EP group.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& shared,
                      const KeptRouting& routing, const BlockRun& run) const;
+  // The same with an EP group, in two parts: send() starts the exchange of the rows of x, which work before
+  // forward() hides. counts: see RowsForExperts.
+  RowsForExperts send(const at::Tensor& x, const at::Tensor& weights, KeptRouting& routing,
+                      std::optional<CountsExchange> counts, const BlockRun& run) const;
+  at::Tensor forward(RowsForExperts rows, const at::Tensor& weights, const at::Tensor& shared,
+                     const BlockRun& run) const;
 
   // Returns the multiple to which groups of rows like those of `x` are padded: for experts that are
   // multiplied in one launch, or in FP8. nullopt: groups are not padded.

@@ -66,12 +66,6 @@ MoE::PendingDispatch MoE::start_dispatch(const kernels::RoutedTokens& routed, st
   return pending;
 }
 
-KeptRouting MoE::finish_dispatch(PendingDispatch pending, const BlockRun& run) {
-  if (pending.counts) pending.routing.exchange = pending.counts->wait();
-  if (run.routing != nullptr && !run.recomputes()) *run.routing = pending.routing;
-  return pending.routing;
-}
-
 kernels::RoutedTokens MoE::route(const at::Tensor& logits, const BlockRun& run) const {
   if (!forces_balance_) {
     kernels::RoutedTokens routed = route_tokens(logits, balance_->bias->weight, routing_);
@@ -93,13 +87,17 @@ at::Tensor MoE::forward(const ops::SumAndNorm& h, const BlockRun& run) const {
   const at::Tensor weights =
       gather_over_ranks(routing_weights(logits, scores, local_choices, routing_), etp_group_);
   const at::Tensor x = gather_over_ranks(rows_of(h.normed[1]), etp_group_);
-  at::Tensor shared;
+  std::optional<RowsForExperts> rows;
+  if (ep_group_ != nullptr)  // the host waits for the counts here
+    rows.emplace(experts_.send(x, weights, pending.routing, std::move(pending.counts), run));
+  const KeptRouting& routing = pending.routing;
+  if (run.routing != nullptr && !run.recomputes()) *run.routing = routing;
+  at::Tensor shared;  // while rows travel
   if (shared_)
     shared = rows_of(
         shared_->forward(etp_group_ == nullptr ? at::TensorList(h.normed).slice(2) : at::TensorList(x), run));
-  // The host waits here, after all work that needs no counts.
-  const KeptRouting routing = finish_dispatch(std::move(pending), run);
-  const at::Tensor terms = experts_.forward(x, weights, shared, routing, run);
+  const at::Tensor terms = rows ? experts_.forward(std::move(*rows), weights, shared, run)
+                                : experts_.forward(x, weights, shared, routing, run);
   const at::Tensor sum = sum_over_ranks(terms, etp_group_, /*computes=*/!run.recomputes());
   return ops::residual_sum(h.sum, sum.view(h.sum.sizes()), run);
 }

@@ -50,7 +50,6 @@ class MoE final : public FeedForwardPart {
   // Starts the exchange of counts. unit: see Experts::unit_of_rows().
   PendingDispatch start_dispatch(const kernels::RoutedTokens& routed, std::optional<int64_t> unit,
                                  const BlockRun& run) const;
-  static KeptRouting finish_dispatch(PendingDispatch pending, const BlockRun& run);
 
   Exchange* etp_group_;  // shards each expert; null: not sharded
   Exchange* ep_group_;   // shards the experts; null: all are local

@@ -10,9 +10,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/randint.h>
 #include <ATen/ops/randperm.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 namespace hyperion::models {
 namespace {
@@ -22,6 +25,15 @@ using Counts = std::vector<int64_t>;
 
 int64_t total(const Counts& counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
+// The plan of a rank, with the order of what it receives.
+ExpertExchange planned(const Counts& counts, const Counts& received, int ranks,
+                       std::optional<int64_t> unit = {}) {
+  ExpertExchange plan = plan_exchange(counts, received, ranks);
+  plan.experts = std::make_shared<const Dispatch>(
+      order_received(received, at::tensor(received, at::kLong), ranks, unit));
+  return plan;
 }
 
 // What each rank receives where rank r sends rows of `sent[r]`, as the plans of both say.
@@ -54,7 +66,7 @@ void check_journey(const std::vector<Tensor>& choices, int64_t experts) {
     for (const Dispatch& source : dispatches)
       of_sources.insert(of_sources.end(), source.counts.begin() + rank * here,
                         source.counts.begin() + (rank + 1) * here);
-    plans.push_back(plan_exchange(dispatches[rank].counts, of_sources, ranks));
+    plans.push_back(planned(dispatches[rank].counts, of_sources, ranks));
     sent.push_back(plans.back().sent);
     received.push_back(plans.back().received);
     CHECK(total(sent.back()) == choices[rank].numel());
@@ -118,15 +130,51 @@ TEST_CASE("eight experts on four ranks: rows to send and to receive by hand") {
                           .to(at::kLong)
                           .view({4, 1}),
                       8);
-  const ExpertExchange plan = plan_exchange(own.counts, Counts{1, 0, 0, 2, 3, 0, 0, 0}, 4);
+  const ExpertExchange plan = planned(own.counts, {1, 0, 0, 2, 3, 0, 0, 0}, 4);
   CHECK(plan.sent == Counts{1, 1, 2, 0});
   CHECK(plan.received == Counts{1, 2, 3, 0});
   CHECK(plan.experts->counts == Counts{4, 2});
   CHECK(plan.experts->assignments.equal(at::cat({at::arange(0, 1), at::arange(3, 6), at::arange(1, 3)})));
 }
 
+TEST_CASE("the order of received rows is that of a sort of them by expert, whatever the counts are") {
+  at::manual_seed(9);
+  for (const int ranks : {1, 2, 4, 64})
+    for (const int64_t here : {1, 3, 16}) {
+      const Tensor random = at::randint(0, 9, {ranks * here}, at::kLong);
+      const Tensor skewed =
+          at::zeros({ranks * here}, at::kLong);  // one rank sends all its rows to one expert
+      skewed[ranks * here - 1] = 1'000;
+      const Tensor of_one = random.clone();  // most experts have no rows
+      of_one.view({ranks, here}).narrow(1, 1 % here, here - 1).zero_();
+      for (const Tensor& counts : {random, skewed, of_one, at::zeros_like(random)})
+        for (const std::optional<int64_t> unit : {std::optional<int64_t>(), {8}, {32}}) {
+          CAPTURE(ranks, here, unit.value_or(0));
+          const Counts received(counts.const_data_ptr<int64_t>(),
+                                counts.const_data_ptr<int64_t>() + counts.numel());
+          std::vector<Tensor> experts = {at::empty({0}, at::kLong)};
+          for (size_t i = 0; i < received.size(); ++i)
+            experts.push_back(at::full({received[i]}, static_cast<int64_t>(i) % here, at::kLong));
+          const Dispatch sorted =
+              dispatch_tokens(at::cat(experts).unsqueeze(1), here,
+                              unit ? RowCounts::kPadded : RowCounts::kOnHost, unit.value_or(8));
+          const Dispatch made = order_received(received, counts, ranks, unit);
+          CHECK(made.counts == sorted.counts);
+          CHECK(made.choices.equal(sorted.choices));
+          CHECK(made.assignments.equal(sorted.assignments));
+          CHECK(made.tokens.equal(sorted.tokens));
+          CHECK(made.rows.equal(sorted.rows));
+          CHECK(made.expert_rows.equal(sorted.expert_rows));
+          REQUIRE(made.ends.defined() == unit.has_value());
+          if (!unit) continue;
+          CHECK(made.ends.equal(sorted.ends));
+          CHECK(made.padding.equal(sorted.padding));
+        }
+    }
+}
+
 TEST_CASE("received rows are padded where experts multiply in FP8, also where there are none") {
-  const ExpertExchange plan = plan_exchange(Counts{1, 0, 2, 1}, Counts{3, 1, 2, 0}, 2, at::kCPU, 16);
+  const ExpertExchange plan = planned({1, 0, 2, 1}, {3, 1, 2, 0}, 2, 16);
   CHECK(plan.received == Counts{4, 2});
   const Dispatch& local = *plan.experts;
   CHECK(local.counts.empty());
@@ -137,7 +185,7 @@ TEST_CASE("received rows are padded where experts multiply in FP8, also where th
   CHECK(rows.narrow(0, 16, 1).flatten().equal(of_second));
   CHECK(rows.narrow(0, 0, 32).count_nonzero().item<int64_t>() == 6);
   CHECK(rows.index_select(0, local.rows).equal(x));
-  const ExpertExchange none = plan_exchange(Counts{1, 0}, Counts{0, 0}, 2, at::kCPU, 32);
+  const ExpertExchange none = planned({1, 0}, {0, 0}, 2, 32);
   const Tensor zeros = gather_rows(x.narrow(0, 0, 0), *none.experts, Tensor());
   CHECK(zeros.size(0) % 32 == 0);
   CHECK(zeros.narrow(0, 0, 32).count_nonzero().item<int64_t>() == 0);
