@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <optional>
 #include <utility>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 
+#include "base/log.h"
+#include "base/resources.h"
 #include "models/float8/grouped_matmuls.h"
 #include "models/kernels/matmul/grouped.h"
 #include "models/layers/activation_checkpoint.h"
@@ -183,6 +186,28 @@ struct DownFunction : Function<DownFunction> {
   }
 };
 
+// Runs `work` on the rows that the routers have sent to this rank. If memory runs out, the log says how many
+// they are.
+template <typename Work>
+auto with_received_rows(const Parameter& stack, const KeptRouting& routing, const Work& work) {
+  try {
+    return work();
+  } catch (const std::exception& error) {
+    const std::optional<ExhaustedResource> resource = exhausted_resource(error);
+    if (resource && resource->kind == ExhaustedResource::Kind::kMemory && routing.exchange != nullptr) {
+      const auto sum = [](const std::vector<int64_t>& rows) {
+        return std::accumulate(rows.begin(), rows.end(), int64_t{0});
+      };
+      // All ranks send as many rows.
+      const int64_t received = sum(routing.exchange->received), mean = sum(routing.exchange->sent);
+      log_error("{}: memory ran out with {} rows for the experts of this rank; the mean of the ranks is {}{}",
+                stack.fqn.substr(0, stack.fqn.rfind('.')), received, mean,
+                received > 2 * mean ? ": the router prefers them" : "");
+    }
+    throw;
+  }
+}
+
 }  // namespace
 
 Experts::Experts(const PartParameters& parameters, const ModelArgs& args, const ParallelDims& dims)
@@ -211,7 +236,9 @@ Tensor Experts::forward(const Tensor& x, const Tensor& weights, const Tensor& sh
 
 RowsForExperts Experts::send(const Tensor& x, const Tensor& weights, KeptRouting& routing,
                              std::optional<CountsExchange> counts, const BlockRun& run) const {
-  return {x, score_before_ ? weights : Tensor(), routing, std::move(counts), *ep_group_, run};
+  return with_received_rows(*w1_, routing, [&] {
+    return RowsForExperts(x, score_before_ ? weights : Tensor(), routing, std::move(counts), *ep_group_, run);
+  });
 }
 
 Tensor Experts::forward(RowsForExperts rows, const Tensor& weights, const Tensor& shared,
@@ -219,9 +246,11 @@ Tensor Experts::forward(RowsForExperts rows, const Tensor& weights, const Tensor
   const Tensor none, after = score_before_ ? none : weights;
   // The gradient of weights reads the rows that come back; SAC saves them.
   const bool computes = !run.recomputes() || (after.defined() && run.selective == nullptr);
-  const Tensor outputs =
-      forward_local(rows.wait(), none, none, rows.routing().exchange->experts, run, computes);
-  return sum_of_experts(outputs, after, shared, rows.routing(), *ep_group_, run);
+  return with_received_rows(*w1_, rows.routing(), [&] {
+    const Tensor outputs =
+        forward_local(rows.wait(), none, none, rows.routing().exchange->experts, run, computes);
+    return sum_of_experts(outputs, after, shared, rows.routing(), *ep_group_, run);
+  });
 }
 
 Tensor Experts::forward_local(const Tensor& x, const Tensor& weights, const Tensor& shared,
