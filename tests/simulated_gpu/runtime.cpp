@@ -66,6 +66,8 @@ void need_context() {
   if (!made && !made.exchange(true)) {
     cuInit(0);
     trace("context", (std::to_string(t_device) + " " + std::to_string(getpid())).c_str());
+    const char* queues = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    trace("hardware queues", queues == nullptr ? "8" : queues);
   }
 }
 

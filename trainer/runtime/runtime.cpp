@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "base/text.h"
+#include "parallel/job/network.h"
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
 #include "trainer/runtime/cpu_binding.h"
@@ -104,6 +105,15 @@ std::string dry_run_warning(const config::JobConfig& config, const parallel::Env
                                : "");
 }
 
+std::map<std::string, std::string> cuda_environment(const config::JobConfig& config) {
+  // A GPU has 32 hardware queues, of which CUDA uses 8 by default. Streams that share a queue wait for each
+  // other's events, and a job with a pipeline, experts and context parallelism has 12 streams.
+  std::map<std::string, std::string> variables = {{"CUDA_DEVICE_MAX_CONNECTIONS", "32"}};
+  // cuBLAS is deterministic only with a workspace of fixed size, which it reads from here when it starts.
+  if (config.debug.deterministic) variables.emplace("CUBLAS_WORKSPACE_CONFIG", ":4096:8");
+  return variables;
+}
+
 Runtime start_runtime(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
                       const parallel::Environment& environment, std::span<const PipelineShare> shares,
                       std::optional<std::pair<int, int>> tied) {
@@ -119,8 +129,7 @@ Runtime start_runtime(const config::ResolvedConfig& resolved, const models::Mode
   options.tied = tied;
   options.trace_prefix = config.job.dump_folder + "/" + config.comm.save_traces_folder + "/" +
                          config.comm.save_traces_file_prefix;
-  // cuBLAS is deterministic only with a workspace of fixed size, which it reads from here when it starts.
-  if (config.debug.deterministic) ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  parallel::set_unless_user_did(cuda_environment(config));  // probe_driver() is the first call of CUDA
   if (choose_device(environment_variable("HYPERION_DEVICE"), probe_driver(), load_device_library) ==
       DeviceKind::kCuda) {
     if (environment_variable("PYTORCH_TUNABLEOP_ENABLED") == "1")

@@ -1,6 +1,7 @@
 // A Runtime holds this process's rank, its device, the mesh and the process groups.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -41,6 +42,10 @@ std::string dry_run_warning(const config::JobConfig& config, const parallel::Env
 
 // Returns the mesh's degrees; expert parallelism applies to MoE models only.
 parallel::MeshConfig mesh_config(const config::JobConfig& config);
+
+// Returns the environment variables of CUDA and its libraries that a job on GPUs sets, unless the user has,
+// before there is a context.
+std::map<std::string, std::string> cuda_environment(const config::JobConfig& config);
 
 // Chooses the device (HYPERION_DEVICE), checks that the job can fit into device and host memory, joins the
 // other ranks and builds the process groups. `shares` has one entry per pipeline rank, none without a
