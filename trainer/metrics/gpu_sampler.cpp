@@ -106,6 +106,7 @@ void choose(std::optional<double>& value, const std::optional<double>& other, co
 
 struct GpuSampler::Shared {
   const std::chrono::milliseconds period;
+  const bool says_why_not;
   std::mutex mutex;
   std::condition_variable changed;
   bool stop = false, ended = false;
@@ -132,10 +133,15 @@ struct GpuSampler::Shared {
   void sample_until_stopped(const std::string& bus_id) {
     constexpr const char* kWithout = "GPU: no clocks, throttling or ECC errors in the metrics";
     void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) return log_info("{}: {} was not found", kWithout, kLibrary);
+    if (library == nullptr) {
+      if (says_why_not) log_info("{}: {} was not found", kWithout, kLibrary);
+      return;
+    }
     Nvml nvml(library);
-    if (const int code = nvml.open(bus_id); code != 0)
-      return log_info("{}: NVML does not open {} (nvmlReturn_t {})", kWithout, bus_id, code);
+    if (const int code = nvml.open(bus_id); code != 0) {
+      if (says_why_not) log_info("{}: NVML does not open {} (nvmlReturn_t {})", kWithout, bus_id, code);
+      return;
+    }
     GpuCounters first;
     for (;;) {
       GpuCounters sample = nvml.read();
@@ -150,8 +156,8 @@ struct GpuSampler::Shared {
   }
 };
 
-GpuSampler::GpuSampler(const std::string& bus_id, std::chrono::milliseconds period)
-    : shared_(std::make_shared<Shared>(period)) {
+GpuSampler::GpuSampler(const std::string& bus_id, std::chrono::milliseconds period, bool says_why_not)
+    : shared_(std::make_shared<Shared>(period, says_why_not)) {
   std::thread([shared = shared_, bus_id] {
     shared->sample_until_stopped(bus_id);
     const std::lock_guard lock(shared->mutex);

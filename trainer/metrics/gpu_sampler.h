@@ -38,8 +38,9 @@ inline constexpr ThrottleReason kThrottleReasons[] = {
 // never return if the GPU has failed.
 class GpuSampler {
  public:
-  // `bus_id` is like "0000:1b:00.0". Logs the reason if nothing can be read.
-  explicit GpuSampler(const std::string& bus_id, std::chrono::milliseconds period = std::chrono::seconds(1));
+  // `bus_id` is like "0000:1b:00.0". If nothing can be read, logs the reason if `says_why_not`.
+  explicit GpuSampler(const std::string& bus_id, std::chrono::milliseconds period = std::chrono::seconds(1),
+                      bool says_why_not = true);
   ~GpuSampler();  // waits up to two seconds for a call in flight
   GpuSampler(const GpuSampler&) = delete;
   GpuSampler& operator=(const GpuSampler&) = delete;

@@ -1,6 +1,11 @@
 #include "trainer/runtime/speed_check.h"
 
+#include <cmath>
+
 #include <catch2/catch.hpp>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Functions.h>
 
 namespace hyperion::trainer {
 
@@ -17,6 +22,40 @@ TEST_CASE("a card more than a tenth below the median is named with its host and 
   CHECK_THAT(found[1], Catch::Contains("rank 11 on n1 copies at 1300 GB/s, 50 %"));
   for (int rank = 0; rank < 7; ++rank) cards[rank].copy_gbs = 100;
   CHECK(slow_cards(cards).size() <= 8);
+}
+
+TEST_CASE("a throttled card is named with its clocks, slow or not") {
+  std::vector<CardSpeed> cards;
+  for (int rank = 0; rank < 4; ++rank)
+    cards.push_back({"n0", rank, 700, 2600, "SM at 1400 MHz, 690 W, 60 C"});
+  CHECK(slow_cards(cards).empty());
+  cards[1].throttled = "thermal";
+  cards[1].tflops = 500;
+  cards[2].throttled = "power_brake";
+  cards[2].clocks = "";
+  const auto found = slow_cards(cards);
+  REQUIRE(found.size() == 2);
+  CHECK_THAT(found[0], Catch::Contains("rank 1 on n0 multiplies at 500 TFLOP/s, 71 % of the median of 700, "
+                                       "throttled (thermal) with SM at 1400 MHz, 690 W, 60 C: all ranks"));
+  CHECK_THAT(found[1],
+             Catch::Contains("rank 2 on n0 multiplies at 700 TFLOP/s, throttled (power_brake): look at"));
+}
+
+TEST_CASE("measured products are of normal values and leave the job's generator as it is") {
+  const at::Generator job = at::detail::getDefaultCPUGenerator();
+  const at::Tensor state = job.get_state();
+  const at::Tensor a = normal_values(1000, at::kCPU, 1), b = normal_values(1000, at::kCPU, 2);
+  CHECK(job.get_state().equal(state));
+  CHECK(a.sizes() == at::IntArrayRef{1000, 1000});
+  CHECK(a.scalar_type() == at::kBFloat16);
+  for (const at::Tensor& values : {a, b}) {
+    const at::Tensor wide = values.to(at::kFloat);
+    CHECK(std::abs(wide.mean().item<float>()) < 0.01);  // 512 x 512 draws: five standard errors
+    CHECK(std::abs(wide.std().item<float>() - 1) < 0.01);
+    CHECK(values.count_nonzero().item<int64_t>() > 990000);
+  }
+  CHECK_FALSE(a.equal(b));
+  CHECK(a.equal(normal_values(1000, at::kCPU, 1)));  // the same on every card
 }
 
 TEST_CASE("a group over hosts that exchanges as over TCP is named and one inside a host is not") {
