@@ -81,11 +81,23 @@ KnownMemory known_memory(const CommandLine& line, const config::JobConfig& confi
   return known;
 }
 
-std::string describe_communicators(int count) {
-  return count == 0 ? ""
-                    : fmt::format("; NCCL communicators, not counted: {}, of {} to {} each", count,
-                                  readable_bytes(parallel::kMinCommunicatorBytes),
-                                  readable_bytes(parallel::kMaxCommunicatorBytes));
+// `needs` and `memory` are bytes of the GPU.
+std::string describe_communicators(const trainer::Communicators& communicators, int64_t pipeline_ctas,
+                                   double needs, double memory) {
+  if (communicators.count() == 0) return "";
+  std::vector<std::string> parts;
+  double sum = 0;
+  const auto add = [&](int count, const char* what, parallel::GroupTraffic traffic) {
+    const double bytes = parallel::communicator_bytes(traffic, static_cast<int>(pipeline_ctas));
+    sum += count * bytes;
+    if (count > 0) parts.push_back(fmt::format("{} {} of {}", count, what, readable_bytes(bytes)));
+  };
+  add(communicators.collectives, "for collectives", parallel::GroupTraffic::kCollectives);
+  add(communicators.exchanges, "for exchanges", parallel::GroupTraffic::kExchanges);
+  add(communicators.stages, "between stages", parallel::GroupTraffic::kStages);
+  return fmt::format("; NCCL communicators, not counted: {}, up to {} ({}){}", communicators.count(),
+                     readable_bytes(sum), fmt::join(parts, ", "),
+                     needs + sum > memory ? ": with them the memory may run out" : "");
 }
 
 // Returns "3.00 GiB: weights 2.00 GiB, gradients 1.00 GiB", with `words` after the sum.
@@ -134,7 +146,8 @@ CheckTable::Verdict check_memory_of_rank(const config::ResolvedConfig& resolved,
   }
   text += known.gpu
               ? fmt::format("; {} is {}", known.gpu->what, readable_bytes(known.gpu->bytes)) +
-                    describe_communicators(size.communicators)
+                    describe_communicators(size.communicators, config.comm.pipeline_max_ctas,
+                                           trainer::total(needs.device), known.gpu->bytes)
               : "; not compared with a GPU's memory: none is in use here, and --gpu-memory is not given";
   const bool compared = (known.gpu || !known.on_gpu) && (known.host || !needs_host);
   return {compared ? "right" : "-", text};

@@ -25,11 +25,13 @@ struct NcclOptions {
   std::chrono::milliseconds timeout{};
   int device_index = 0;
   bool high_priority = true;
+  // The most thread blocks (CTAs) of a launch, and of one by NVLink SHARP; 0: NCCL chooses.
+  int max_ctas = 0, nvls_ctas = 0;
 };
 
 // Every function may throw c10::Error. Device indices count the visible devices.
 struct DeviceLibrary {
-  static constexpr uint32_t kVersion = 6;  // raised whenever this struct or Kernels changes
+  static constexpr uint32_t kVersion = 7;  // raised whenever this struct or Kernels changes
   uint32_t version;
   uint32_t struct_size;
 

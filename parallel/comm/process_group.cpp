@@ -17,7 +17,6 @@
 #include "base/rank_list.h"
 #include "base/resources.h"
 #include "parallel/comm/backend_communicator.h"
-#include "parallel/comm/communicator_memory.h"
 #include "parallel/comm/host_tree.h"
 #include "parallel/comm/nccl_job.h"
 #include "parallel/comm/shared_memory_communicator.h"
@@ -44,6 +43,13 @@ std::map<std::string, std::string> nccl_environment(const CommOptions& options) 
     if (!options.trace_prefix.empty()) result["TORCH_FR_DUMP_TEMP_FILE"] = options.trace_prefix;
   }
   return result;
+}
+
+GroupTraffic traffic_of(MeshDim dim, const CommOptions& options) {
+  if (dim == MeshDim::kPp) return GroupTraffic::kStages;
+  const bool exchanges =
+      dim == MeshDim::kCp || dim == MeshDim::kEp || (dim == MeshDim::kTp && options.chunks_tensor_parallel);
+  return exchanges ? GroupTraffic::kExchanges : GroupTraffic::kCollectives;
 }
 
 ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, const CommOptions& options)
@@ -84,7 +90,7 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
       group = existing->second;
     else
       group = make_group(mesh.group_name(environment.rank, dim), mesh.coordinate(environment.rank, dim),
-                         ranks, options, environment.single_host());
+                         ranks, options, environment.single_host(), traffic_of(dim, options));
     if (dim == MeshDim::kWorld || dim == MeshDim::kFsdp) shared.try_emplace(ranks, group);
   }
   if (mesh.degree(MeshDim::kEtp) > 1) groups_[MeshDim::kEtp] = groups_[MeshDim::kTp];  // the same ranks
@@ -94,14 +100,14 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
   };
   if (real && nccl && stages.size() > 1)
     pp_down_ = make_group(name("pp_down"), mesh.coordinate(environment.rank, MeshDim::kPp), stages, options,
-                          environment.single_host());
+                          environment.single_host(), GroupTraffic::kStages);
   if (options.tied) {
     const std::vector<int> ranks = {stages.at(options.tied->first), stages.at(options.tied->second)};
     if (ranks == stages)
       tied_ = groups_[MeshDim::kPp];
     else if (const auto member = std::ranges::find(ranks, environment.rank); member != ranks.end())
       tied_ = make_group(name("tied"), static_cast<int>(member - ranks.begin()), ranks, options,
-                         environment.single_host());
+                         environment.single_host(), GroupTraffic::kStages);
   }
   if (!real) {
     options_.host_fan_out = 0;
@@ -190,15 +196,24 @@ std::shared_ptr<Communicator> ProcessGroups::new_host_group(const std::string& n
 
 namespace {
 
-// NCCL, which allocates kMinCommunicatorBytes or more for a group, says "unhandled cuda error" when it gets
-// none.
-void throw_if_gpu_is_full(const std::exception& error, int rank, int device, const std::string& group) {
+// Throws if the message is that of failed NVLink SHARP, whose multicast memory is the fabric's and not the
+// GPU's, or of a GPU without memory for the communicator. NCCL says "unhandled cuda error" for both.
+void throw_what_nccl_lacks(const std::exception& error, int rank, const CommOptions& options,
+                           const std::string& group, GroupTraffic traffic) {
   constexpr double kGiB = 1 << 30;
+  const std::string_view text = error.what();
+  const auto says = [&](std::string_view part) { return text.find(part) != std::string_view::npos; };
+  if (says("NVLS") || says("Multicast"))
+    throw_comm(
+        "rank {}: NCCL got no multicast memory of the NVLink switches (NVLS) for group {}, which is not the "
+        "GPU's memory: set NCCL_NVLS_ENABLE=0 on all ranks, or let the host's administrator look at the "
+        "fabric manager ({})",
+        rank, group, brief(error));
+  const int device = options.device_index;
   const DeviceLibrary::Memory memory = device_library().memory(device);
-  const bool cuda_failed =
-      std::string_view(error.what()).find("unhandled cuda error") != std::string_view::npos;
   if (!exhausted_resource(error) &&
-      !(cuda_failed && static_cast<double>(memory.free) < kMaxCommunicatorBytes))
+      !(says("unhandled cuda error") &&
+        static_cast<double>(memory.free) < communicator_bytes(traffic, options.pipeline_ctas)))
     return;
   const auto gib = [](int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / kGiB); };
   throw Error(
@@ -214,7 +229,8 @@ void throw_if_gpu_is_full(const std::exception& error, int rank, int device, con
 
 std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name, int rank,
                                                         const std::vector<int>& ranks,
-                                                        const CommOptions& options, bool one_host) {
+                                                        const CommOptions& options, bool one_host,
+                                                        GroupTraffic traffic) {
   if (ranks.size() == 1) return make_solo_communicator(name, ranks[0]);
   if (options.backend == CommBackend::kFake) return make_fake_communicator(name, rank, ranks);
   const auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_);
@@ -231,7 +247,13 @@ std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name,
       }
     } else {
       const PhaseGuard phase(fmt::format("connection of group {}", name));
-      const NcclOptions nccl{name, options.init_timeout, options.device_index, true};
+      const CtaLimits limits = cta_limits(traffic, options.pipeline_ctas);
+      const NcclOptions nccl{.name = name,
+                             .timeout = options.init_timeout,
+                             .device_index = options.device_index,
+                             .high_priority = true,
+                             .max_ctas = limits.all,
+                             .nvls_ctas = limits.nvls};
       const int size = static_cast<int>(ranks.size());
       group = make_nccl_communicator(name, rank, ranks,
                                      device_library().make_nccl_backend(store, rank, size, nccl));
@@ -240,7 +262,7 @@ std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name,
     throw;
   } catch (const std::exception& error) {
     if (options.backend == CommBackend::kNccl)
-      throw_if_gpu_is_full(error, environment_.rank, options.device_index, name);
+      throw_what_nccl_lacks(error, environment_.rank, options, name, traffic);
     if (exhausted_resource(error) || gpu_fault(error)) throw;
     throw_comm("rank {} could not connect group {} (ranks {}): {}", environment_.rank, name, rank_list(ranks),
                brief(error));

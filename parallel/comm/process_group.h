@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "parallel/comm/communicator.h"
+#include "parallel/comm/communicator_memory.h"
 #include "parallel/comm/mailbox.h"
 #include "parallel/health/failure_detector.h"
 #include "parallel/job/environment.h"
@@ -40,11 +41,16 @@ struct CommOptions {
   // Indices in the pp group of the two ranks that each hold a copy of the tied embedding: they get a group
   // of their own.
   std::optional<std::pair<int, int>> tied{};
+  int pipeline_ctas = kPipelineCtas;    // kNccl: the most thread blocks of a transfer between pipeline stages
+  bool chunks_tensor_parallel = false;  // tp ranks exchange chunks beside matmuls (kNccl)
 };
 
 // Environment variables for NCCL's flight recorder and error handling. They are set before the first group
 // exists, except those that the user has set.
 std::map<std::string, std::string> nccl_environment(const CommOptions& options);
+
+// The traffic of a dimension's group, from which NCCL's configuration of its communicator follows.
+GroupTraffic traffic_of(MeshDim dim, const CommOptions& options);
 
 // Groups exist for world, fsdp, dp_replicate, cp, tp, pp and loss, for pipeline stages that need more, and
 // with expert parallelism for efsdp and ep. Construction is collective: every rank of the world creates the
@@ -100,9 +106,10 @@ class ProcessGroups {
   const std::vector<std::string>& network() const { return network_; }
 
  private:
-  // `one_host` says that all `ranks` are on this host.
+  // `one_host` says that all `ranks` are on this host; over NCCL `traffic` chooses the configuration.
   std::shared_ptr<Communicator> make_group(const std::string& name, int rank, const std::vector<int>& ranks,
-                                           const CommOptions& options, bool one_host);
+                                           const CommOptions& options, bool one_host,
+                                           GroupTraffic traffic = GroupTraffic::kCollectives);
   std::shared_ptr<Communicator> make_host_group(const std::string& name);
   ReduceChain chain(std::initializer_list<MeshDim> dims) const;  // skips groups of one rank
   std::vector<Communicator*> all_groups() const;

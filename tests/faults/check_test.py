@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 import os
 import re
 import shutil
@@ -215,10 +216,14 @@ class Check(CheckpointTest):
         memory = self.rows(self.check(*big, "--gpu-memory=900", env=no_gpu))["memory"]
         self.assertEqual(memory[0], "right")
         memory_of_big = memory
-        self.assertTrue(memory[1].endswith("; --gpu-memory is 900.00 GiB; NCCL communicators, not counted: 1, of 256.00 MiB to 1.50 GiB each"), memory)
+        self.assertTrue(memory[1].endswith("; --gpu-memory is 900.00 GiB; NCCL communicators, not counted: 1, up to 1.50 GiB (1 for collectives of 1.50 GiB)"), memory)
         memory = self.rows(self.check(*big, "--gpu-memory=9000", "--parallelism.tensor_parallel_degree=2", "--parallelism.data_parallel_replicate_degree=2",
                                       env=no_gpu))["memory"]
-        self.assertIn("; NCCL communicators, not counted: 3, of 256.00 MiB", memory[1])
+        self.assertIn("; NCCL communicators, not counted: 3, up to 4.50 GiB (3 for collectives of 1.50 GiB)", memory[1])
+        needed = float(re.match(r"([\d.]+) GiB", memory_of_big[1]).group(1))
+        memory = self.rows(self.check(*big, f"--gpu-memory={math.ceil(needed)}", env=no_gpu))["memory"]
+        self.assertEqual(memory[0], "right")  # the communicators' memory is an estimate
+        self.assertTrue(memory[1].endswith("(1 for collectives of 1.50 GiB): with them the memory may run out"), memory)
         # A job reads its data first.
         self.check(*big, "--gpu-memory=80", "--training.dataset_path=none.jsonl", env=no_gpu, code=2,
                    says=['A job would end with exit code 2: "training data" and "memory" are wrong.'])

@@ -222,6 +222,46 @@ class SimulatedGpu(JobTest):
             contexts = [line.split()[1:] for line in lines if line.startswith("context")]
             self.assertEqual(sorted(device for device, _ in contexts), ["0", "1", "2", "3"], contexts)
             self.assertEqual(len({process for _, process in contexts}), 4, contexts)
+            self.assertEqual({line for line in lines if line.startswith("hardware queues")}, {"hardware queues\t32"})
+
+    def test_a_communicator_has_the_thread_blocks_that_its_traffic_needs(self):
+        trace = self.folder / "trace"
+        stages, exchanges, collectives = ": max CTAs 4, NVLS CTAs 1", ": max CTAs 16", ":"
+        for ranks, options, expected in (
+                (4, JOBS["pipeline of four stages, tied table, offloaded"][1], {"pp": stages, "pp_down": stages, "tied": stages}),
+                (4, [*EXPERTS, EP, CP], {"fsdp": collectives, "efsdp": collectives, "ep": exchanges, "cp": exchanges}),
+                (2, [TP], {"tp": collectives}),
+                (2, [TP, IN_PIECES], {"tp": exchanges}),
+                (2, [PP, "--training.local_batch_size=4", "--comm.pipeline_max_ctas=8"], {"pp": stages.replace("4", "8"), "pp_down": stages.replace("4", "8")})):
+            with self.subTest(options):
+                self.run_job(*options, "--training.steps=1", code=0, ranks=ranks, env=self.gpu("1", HYPERION_SIMULATED_TRACE=trace))
+                found = {tuple(re.fullmatch(r"communicator\t(\w+)/\d+(:.*)", line).groups())
+                         for line in trace.read_text().splitlines() if line.startswith("communicator\t")}
+                trace.unlink()
+                self.assertEqual(found, set(expected.items()))
+
+    def test_multicast_memory_that_the_fabric_lacks_is_no_lack_of_memory(self):
+        job = self.start(ranks=2, env=self.gpu(HYPERION_SIMULATED_NCCL="no_multicast"))
+        self.assertIn(71, job.codes(), job.text())
+        text = job.text(0) + job.text(1)
+        self.assertIn("NCCL got no multicast memory of the NVLink switches (NVLS) for group fsdp/0, which is not the GPU's memory: "
+                      "set NCCL_NVLS_ENABLE=0 on all ranks", text)
+        self.assertNotIn("ran out", text)
+
+    def test_the_users_number_of_hardware_queues_stays(self):
+        trace = self.folder / "trace"
+        self.run_job("--training.steps=1", code=0, ranks=2, env=self.gpu(CUDA_DEVICE_MAX_CONNECTIONS="1", HYPERION_SIMULATED_TRACE=trace),
+                     says=["CUDA_DEVICE_MAX_CONNECTIONS=1 makes streams run one after the other"])
+        self.assertEqual(set(re.findall(r"^hardware queues\t.*$", trace.read_text(), re.M)), {"hardware queues\t1"})
+
+    def test_a_throttled_card_is_named_with_its_clocks_at_the_start(self):
+        nvml = self.folder / "nvml"
+        nvml.write_text("0000:1b:00.0 reasons 0x40\n0000:1b:00.0 sm_clock 990\n")
+        job = self.start("--comm.speed_check_seconds=2", "--training.steps=1",
+                         env=self.gpu(HYPERION_SIMULATED_COMPUTE="off", HYPERION_SIMULATED_NVML=nvml,
+                                      LD_PRELOAD=f"{BINARY.parent / 'libsimulated_gpu.so'}:{BINARY.parent / 'libsimulated_nvml.so'}"))
+        job.codes()
+        self.assertRegex(job.text(), r"GPU: \d+ TFLOP/s in bfloat16 products, throttled \(thermal\) with SM at 990 MHz, 700 W, 60 C, \d+ GB/s in copies")
 
     def test_a_stop_signal_to_one_rank_ends_all_after_the_same_step_with_their_state_saved(self):
         options = ["--allow-faults", "--checkpoint.enable", "--checkpoint.interval=1000", "--metrics.log_freq=1000", "--training.steps=1000"]

@@ -254,13 +254,34 @@ ncclResult_t launch(bool sends, const std::byte* from, std::byte* to, const Sign
                  Message{sends, peer, from, to, bytes, describe(signature)}});
 }
 
-// HYPERION_SIMULATED_NCCL=remote_error: a lost peer is noticed, as over InfiniBand; else nothing is, as over
-// NVLink.
-bool reports_lost_peers() {
-  const char* value = std::getenv("HYPERION_SIMULATED_NCCL");
-  if (value == nullptr || *value == '\0') return false;
-  if (std::string(value) == "remote_error") return true;
-  stop("HYPERION_SIMULATED_NCCL is '" + std::string(value) + "', expected remote_error");
+// HYPERION_SIMULATED_NCCL. remote_error: a lost peer is noticed, as over InfiniBand; else nothing is, as over
+// NVLink. no_multicast: the fabric has no multicast memory for a communicator that demands NVLink SHARP.
+enum class Behaviour { kUsual, kRemoteError, kNoMulticast };
+Behaviour behaviour() {
+  static const Behaviour found = [] {
+    const char* given = std::getenv("HYPERION_SIMULATED_NCCL");
+    const std::string value = given == nullptr ? "" : given;
+    if (value.empty()) return Behaviour::kUsual;
+    if (value == "remote_error") return Behaviour::kRemoteError;
+    if (value == "no_multicast") return Behaviour::kNoMulticast;
+    stop("HYPERION_SIMULATED_NCCL is '" + value + "', expected remote_error or no_multicast");
+  }();
+  return found;
+}
+
+// "pp/0: max CTAs 4, NVLS CTAs 1", without the fields that are NCCL's to choose.
+std::string describe(const ncclConfig_t* config) {
+  std::string text = config == nullptr || config->commName == nullptr ? "?" : config->commName;
+  text += ":";
+  if (config == nullptr) return text;
+  const auto add = [&](const char* name, int value) {
+    if (value != NCCL_CONFIG_UNDEF_INT)
+      text += (text.back() == ':' ? " " : ", ") + std::string(name) + " " + std::to_string(value);
+  };
+  add("max CTAs", config->maxCTAs);
+  add("NVLS CTAs", config->nvlsCTAs);
+  add("shares with splits", config->splitShare);
+  return text;
 }
 
 // Also of a process that its parent has not waited for yet.
@@ -313,7 +334,10 @@ const char* ncclGetErrorString(ncclResult_t result) {
                                           : "error of the simulated NCCL";
 }
 const char* ncclGetLastError(ncclComm_t) {
-  return "";
+  return behaviour() == Behaviour::kNoMulticast
+             ? "Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 2 'out of "
+               "memory'."
+             : "";
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
@@ -322,9 +346,12 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t*) {
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank,
+                                    ncclConfig_t* config) {
   if (size > kMostRanks) return ncclInvalidArgument;
   trace("nccl", "init");
+  trace("communicator", describe(config).c_str());
+  if (behaviour() == Behaviour::kNoMulticast) return ncclUnhandledCudaError;
   if (!make_pages(buffers())) return ncclUnhandledCudaError;
   const int file = shm_open(id.internal, O_RDWR | O_CREAT, 0600);
   const size_t bytes = shared_bytes(size);
@@ -357,8 +384,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   return ncclSuccess;
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
-  static const bool reports = reports_lost_peers();
-  *error = reports && has_lost_a_peer(*comm) ? ncclRemoteError : ncclSuccess;
+  *error = behaviour() == Behaviour::kRemoteError && has_lost_a_peer(*comm) ? ncclRemoteError : ncclSuccess;
   return ncclSuccess;
 }
 ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {

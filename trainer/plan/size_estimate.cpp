@@ -138,11 +138,13 @@ class SizeOfJob {
   }
 
   // A group of one rank has no communicator.
-  int communicators() const {
-    return (shards_ > 1) + (experts_ > 1) + (experts_ > 1 && shards_experts_) + (tensor_ > 1) +
-           (context_ > 1) + (pipeline_ > 1 ? 2 : 0) +
-           (pipeline_ > 2 && model_.tied) +  // the tied table's, between the first and the last stage
-           (config_.parallelism.data_parallel_replicate_degree > 1);
+  Communicators communicators() const {
+    const bool chunks = config_.parallelism.enable_async_tensor_parallel;
+    return {.collectives = (shards_ > 1) + (experts_ > 1 && shards_experts_) + (tensor_ > 1 && !chunks) +
+                           (config_.parallelism.data_parallel_replicate_degree > 1),
+            .exchanges = (experts_ > 1) + (tensor_ > 1 && chunks) + (context_ > 1),
+            .stages = (pipeline_ > 1 ? 2 : 0) +
+                      (pipeline_ > 2 && model_.tied)};  // the tied table's, between first and last stage
   }
 
   // The last save is synchronous, so a job that saves only at its end has no background save.

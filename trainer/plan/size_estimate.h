@@ -12,6 +12,12 @@
 
 namespace hyperion::trainer {
 
+// NCCL communicators of a rank by the traffic of their groups (parallel/comm/communicator_memory.h).
+struct Communicators {
+  int collectives = 0, exchanges = 0, stages = 0;
+  int count() const { return collectives + exchanges + stages; }
+};
+
 // Bytes of one rank, as doubles so that no product overflows. Only memory that every layout holds at the same
 // time counts, so a job whose estimate fits may still run out of memory.
 struct JobSize {
@@ -25,12 +31,12 @@ struct JobSize {
   double activations = 0;  // most at once: block inputs or deferred wgrad inputs, and a chunk of logits
   double repeated = 0;     // keys and values repeated for all heads, for GPU kernels without GQA
   double attention = 0;    // scratch per thread that computes attention on a CPU
-  double attention_threads = 1;  // most threads that can compute attention in a layer
-  double save_pool = 0;          // copy of the state for background saves, in host memory
-  int communicators = 0;         // NCCL's; their bytes are unknown and not counted
-  double tokens = 0;             // tokens of a step's microbatches, in host memory
-  double description = 0;        // names and shapes, in host memory
-  bool mostly_tables = false;    // embedding and head hold more than half of the parameters
+  double attention_threads = 1;   // most threads that can compute attention in a layer
+  double save_pool = 0;           // copy of the state for background saves, in host memory
+  Communicators communicators{};  // not counted: their bytes are not known
+  double tokens = 0;              // tokens of a step's microbatches, in host memory
+  double description = 0;         // names and shapes, in host memory
+  bool mostly_tables = false;     // embedding and head hold more than half of the parameters
 
   double states() const { return weights + optimizer + gradients; }
   // The bytes that every device needs: `repeated` and `attention` are left out.

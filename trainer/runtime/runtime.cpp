@@ -127,6 +127,8 @@ Runtime start_runtime(const config::ResolvedConfig& resolved, const models::Mode
   options.response_timeout = std::chrono::seconds(config.comm.peer_response_timeout_seconds);
   options.trace_buffer_size = static_cast<int>(config.comm.trace_buf_size);
   options.tied = tied;
+  options.pipeline_ctas = static_cast<int>(config.comm.pipeline_max_ctas);
+  options.chunks_tensor_parallel = config.parallelism.enable_async_tensor_parallel;
   options.trace_prefix = config.job.dump_folder + "/" + config.comm.save_traces_folder + "/" +
                          config.comm.save_traces_file_prefix;
   parallel::set_unless_user_did(cuda_environment(config));  // probe_driver() is the first call of CUDA

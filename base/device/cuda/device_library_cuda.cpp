@@ -66,6 +66,9 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10
   const auto nccl = c10d::ProcessGroupNCCL::Options::create(options.high_priority);
   nccl->timeout = options.timeout;
   nccl->group_name = options.name;
+  nccl->config.commName = nccl->group_name.c_str();  // NCCL keeps the pointer, the group keeps the options
+  if (options.max_ctas > 0) nccl->config.maxCTAs = options.max_ctas;
+  if (options.nvls_ctas > 0) nccl->config.nvlsCTAs = options.nvls_ctas;
   auto group = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, nccl);
   group->setGroupUid(options.name);
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(options.device_index));

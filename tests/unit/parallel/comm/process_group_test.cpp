@@ -108,6 +108,23 @@ TEST_CASE("one process needs no rendezvous") {
   groups.host().barrier();
 }
 
+TEST_CASE("a communicator has as many thread blocks as the traffic of its group needs") {
+  CommOptions options;
+  for (const MeshDim dim : {MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kEfsdp, MeshDim::kTp})
+    CHECK(traffic_of(dim, options) == GroupTraffic::kCollectives);
+  for (const MeshDim dim : {MeshDim::kCp, MeshDim::kEp})
+    CHECK(traffic_of(dim, options) == GroupTraffic::kExchanges);
+  CHECK(traffic_of(MeshDim::kPp, options) == GroupTraffic::kStages);
+  options.chunks_tensor_parallel = true;
+  CHECK(traffic_of(MeshDim::kTp, options) == GroupTraffic::kExchanges);
+  CHECK(cta_limits(GroupTraffic::kCollectives) == CtaLimits{});  // NCCL chooses
+  CHECK(cta_limits(GroupTraffic::kExchanges) == CtaLimits{.all = 16});
+  CHECK(cta_limits(GroupTraffic::kStages) == CtaLimits{.all = 4, .nvls = 1});
+  CHECK(cta_limits(GroupTraffic::kStages, 8).all == 8);
+  CHECK(communicator_bytes(GroupTraffic::kStages) < kMinCommunicatorBytes);
+  CHECK(communicator_bytes(GroupTraffic::kStages, 8) > communicator_bytes(GroupTraffic::kStages));
+}
+
 TEST_CASE("the flight recorder is set up by the keys of v0.2.2") {
   CommOptions options;
   options.trace_buffer_size = 100;

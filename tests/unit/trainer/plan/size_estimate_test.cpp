@@ -1,5 +1,7 @@
 #include "trainer/plan/size_estimate.h"
 
+#include <array>
+
 #include <catch2/catch.hpp>
 
 #include "models/description.h"
@@ -287,15 +289,24 @@ TEST_CASE("What is on a GPU is compared with the GPU's memory and the rest with 
 TEST_CASE("Each group of several ranks has an NCCL communicator, and a dry run has none") {
   const models::ModelArgs model = models::model_args("llama3", "8B");
   config::JobConfig config = resolved("[parallelism]\ntensor_parallel_degree = 2").config;
-  CHECK(job_size(config, model, 1, 1).communicators == 1);
-  CHECK(job_size(config, model, 4, 1).communicators == 2);
+  CHECK(job_size(config, model, 1, 1).communicators.count() == 1);
+  CHECK(job_size(config, model, 4, 1).communicators.count() == 2);
   config.parallelism.data_parallel_replicate_degree = 2;
-  CHECK(job_size(config, model, 4, 1).communicators == 3);
+  CHECK(job_size(config, model, 4, 1).communicators.count() == 3);
   config.parallelism.pipeline_parallel_degree = 4;  // one for each direction
-  CHECK(job_size(config, model, 4, 1).communicators == 5);
-  CHECK(job_size(config, models::model_args("qwen3", "0.6B"), 4, 1).communicators == 6);  // a tied table
+  CHECK(job_size(config, model, 4, 1).communicators.count() == 5);
+  CHECK(job_size(config, models::model_args("qwen3", "0.6B"), 4, 1).communicators.count() ==
+        6);  // a tied table
+  const auto by_traffic = [&] {
+    const Communicators all = job_size(config, model, 4, 1).communicators;
+    return std::array{all.collectives, all.exchanges, all.stages};
+  };
+  CHECK(by_traffic() == std::array{3, 0, 2});
+  config.parallelism.enable_async_tensor_parallel = true;  // tp ranks exchange chunks
+  config.parallelism.context_parallel_degree = 2;
+  CHECK(by_traffic() == std::array{2, 2, 2});
   config.comm.mode = config::CommMode::kFakeBackend;
-  CHECK(job_size(config, model, 4, 1).communicators == 0);
+  CHECK(job_size(config, model, 4, 1).communicators.count() == 0);
 }
 
 TEST_CASE("Gradients that are reduced once per step need fp32 sums of a tensor parallel rank's parameters") {
@@ -369,9 +380,9 @@ TEST_CASE("With expert parallelism a rank never gathers other ranks' experts") {
   CHECK(four.states() == one.states());  // a rank of 8 has an eighth of either
   const double experts = 26.0 * 64 * 3 * 2048 * 1408;
   CHECK(one.sums - four.sums == Approx(4 * experts * 3 / 4));
-  CHECK(four.communicators == one.communicators + 2);
-  CHECK(job_size(job.config, model, 4, 4).communicators ==
-        one.communicators + 1);  // each has its own experts
+  CHECK(four.communicators.count() == one.communicators.count() + 2);
+  CHECK(job_size(job.config, model, 4, 4).communicators.count() ==
+        one.communicators.count() + 1);  // each has its own experts
   // Of a stage with half of them; tensor parallel ranks have complete ones, or a half of each.
   const PipelineShare share = share_of({{.end_block = 14, .embedding = true}}, 1,
                                        {.gathered = true, .gradients = GradientProgress::kPartial});
@@ -386,14 +397,14 @@ TEST_CASE("With expert parallelism a rank never gathers other ranks' experts") {
   CHECK(undivided.sums - complete.sums == Approx(4 * experts / 2 * (1.0 / 2 - 1.0 / 4)));
   CHECK(undivided.sums - halves.sums == Approx(4 * experts / 2 * (1.0 / 2 - 1.0 / 8)));
   CHECK(undivided.gathered - halves.gathered == Approx(2 * experts / 2 * (1.0 / 2 - 1.0 / 8)));
-  CHECK(complete.communicators == undivided.communicators + 2);
-  CHECK(of_stage(16, 1).communicators == undivided.communicators + 1);
+  CHECK(complete.communicators.count() == undivided.communicators.count() + 2);
+  CHECK(of_stage(16, 1).communicators.count() == undivided.communicators.count() + 1);
   degrees = config::JobConfig().parallelism;
   degrees.expert_parallel_degree = 4;
   job.config.model.name = "llama3";
   job.config.model.flavor = "8B";
   const models::ModelArgs dense = models::model_args("llama3", "8B");
-  CHECK(job_size(job.config, dense, 8, 4).communicators == one.communicators);
+  CHECK(job_size(job.config, dense, 8, 4).communicators.count() == one.communicators.count());
 }
 
 TEST_CASE("Without a pipeline the weights of one block are gathered, or those of all that stay") {
@@ -446,7 +457,7 @@ TEST_CASE("Ranks that share sequences keep their part, and gather keys and value
         Approx(kept / 64 + rope + logits / 8 + keys / 8 * (2 + 2 + 4)));
   CHECK(size_with(8, "[activation_checkpoint]\nmode = \"full\"\n").activations - size_with(8).activations ==
         Approx(32 * tokens / 8 * 4096 * 2));  // attention's results
-  CHECK(size_with(8).communicators == size_with(1).communicators + 1);
+  CHECK(size_with(8).communicators.count() == size_with(1).communicators.count() + 1);
 
   // A GPU's kernels for fp32 take as many keys as heads: both and their gradients, of complete sequences or
   // of one rank's.
