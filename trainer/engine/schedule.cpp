@@ -435,7 +435,7 @@ std::vector<at::Tensor> ScheduleRunner::run(const Plan& plan, const StepInput& i
         stage_.finish_reduction();
         break;
       case ActionKind::kRetireMicrobatch:
-        finish(action);
+        retire(action);
         break;
       case ActionKind::kSumReplicated:
         if (!stage_.has_replicated_gradients()) break;
