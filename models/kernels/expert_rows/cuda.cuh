@@ -1,8 +1,8 @@
 // Rows are sorted by a counting sort, in which each block counts and places kAssignmentsPerBlock assignments,
 // one per thread. It uses no atomics and is deterministic. Each block reads the counts of all blocks,
-// blocks^2 x experts numbers in all: 17 MB for 65,536 assignments and 256 experts, which fit in L2, and 268
-// MB for 262,144. For many more assignments a prefix sum of the counts, with one more launch, would be
-// faster. The other kernels have a block per row, token or assignment.
+// blocks^2 x experts numbers in all: 17 MB for 65,536 assignments and 256 experts, which fit in L2. It would
+// be 4.3 GB for a million assignments, so above kMaxBlocksRead blocks one more launch sums the counts, and a
+// block reads 2 x experts numbers. The other kernels have a block per row, token or assignment.
 #pragma once
 
 #include "models/kernels/common/plan.cuh"
@@ -10,7 +10,7 @@
 
 namespace hyperion::kernels {
 
-constexpr unsigned kRowThreads = 256;
+constexpr unsigned kRowThreads = 256, kSumThreads = 256;
 
 // Reads the block's choices; entries behind the last choice are -1.
 __device__ inline void read_choices(const OrderRowsTask& task, int* choices) {
@@ -36,6 +36,29 @@ __global__ void __launch_bounds__(kAssignments) count_choices(const OrderRowsTas
     task.assignments[row] = task.tokens[row] = 0;
 }
 
+// A block replaces the counts of its expert by the sums of earlier blocks' counts, and writes the sum of all
+// behind them.
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads) sum_counts(const OrderRowsTask task) {
+  __shared__ int sums[kThreads];  // of the blocks of each thread
+  int* const counts = task.counts + blockIdx.x;
+  const int thread = static_cast<int>(threadIdx.x), each = (task.blocks + kThreads - 1) / kThreads;
+  const int first = thread * each, end = first + each < task.blocks ? first + each : task.blocks;
+  int own = 0;
+  for (int block = first; block < end; ++block) own += counts[static_cast<int64_t>(block) * task.experts];
+  sums[thread] = own;
+  __syncthreads();
+  int earlier = 0;
+  for (int other = 0; other < thread; ++other) earlier += sums[other];
+  for (int block = first; block < end; ++block) {
+    int& count = counts[static_cast<int64_t>(block) * task.experts];
+    const int next = earlier + count;
+    count = earlier;
+    earlier = next;
+  }
+  if (thread == kThreads - 1) counts[static_cast<int64_t>(task.blocks) * task.experts] = earlier;
+}
+
 // Returns the number of rows of a group with so many assignments.
 __device__ inline int rows_of_group(const OrderRowsTask& task, int assignments) {
   if (task.unit == 0) return assignments;
@@ -49,10 +72,15 @@ __global__ void __launch_bounds__(kAssignments) place_slots(const OrderRowsTask 
   const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   for (int e = thread; e < task.experts; e += kAssignments) {
     int total = 0, earlier = 0;  // assignments of all blocks, and of earlier blocks
-    for (int other = 0; other < task.blocks; ++other) {
-      const int count = task.counts[static_cast<int64_t>(other) * task.experts + e];
-      total += count;
-      earlier += other < block ? count : 0;
+    if (task.blocks > kMaxBlocksRead) {
+      total = task.counts[static_cast<int64_t>(task.blocks) * task.experts + e];
+      earlier = task.counts[static_cast<int64_t>(block) * task.experts + e];
+    } else {
+      for (int other = 0; other < task.blocks; ++other) {
+        const int count = task.counts[static_cast<int64_t>(other) * task.experts + e];
+        total += count;
+        earlier += other < block ? count : 0;
+      }
     }
     all[e] = total;
     next[e] = earlier;
@@ -161,6 +189,10 @@ cudaError_t plan(const OrderRowsTask& task, Element /*of nothing*/, const Run& r
   const cudaError_t counted =
       run(count_choices<kAssignmentsPerBlock>, task, task.blocks, unsigned{kAssignmentsPerBlock});
   if (counted != cudaSuccess) return counted;
+  if (task.blocks > kMaxBlocksRead) {
+    const cudaError_t summed = run(sum_counts<int{kSumThreads}>, task, task.experts, kSumThreads);
+    if (summed != cudaSuccess) return summed;
+  }
   return run(place_slots<kAssignmentsPerBlock>, task, task.blocks, unsigned{kAssignmentsPerBlock});
 }
 

@@ -24,7 +24,7 @@ RowOrder order_rows(const Launch& launch, const Tensor& given, int64_t experts, 
   const int64_t blocks =
       std::max<int64_t>((assignments + kAssignmentsPerBlock - 1) / kAssignmentsPerBlock, 1);
   const auto integers = choices.options(), small = integers.dtype(at::kInt);
-  const Tensor counts = at::empty({blocks, experts}, small);
+  const Tensor counts = at::empty({blocks + 1, experts}, small);
   RowOrder order = {at::empty({rows}, integers),
                     at::empty({rows}, integers),
                     at::empty({assignments}, integers),

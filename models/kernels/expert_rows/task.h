@@ -8,14 +8,15 @@
 namespace hyperion::kernels {
 
 constexpr int kAssignmentsPerBlock = 512;
+constexpr int kMaxBlocksRead = 400;  // each of so many blocks reads the counts of all of them
 
-// Takes two launches: the first counts the assignments of each expert in each block, the second places the
-// rows.
+// Takes two launches: the first counts the assignments of each expert in each block, the last places the
+// rows. Above kMaxBlocksRead blocks a launch between them sums the counts.
 struct OrderRowsTask {
   const int64_t* choices = nullptr;  // [assignments]
   int64_t assignment_count = 0, row_count = 0;
   int blocks = 0, experts = 0, top_k = 0, unit = 0;
-  int* counts = nullptr;  // [blocks, experts]
+  int* counts = nullptr;  // [blocks + 1, experts], the last of them for the sums of all blocks
   int64_t *assignments = nullptr, *tokens = nullptr, *rows = nullptr, *expert_rows = nullptr;
   int* ends = nullptr;         // null: groups are not padded
   int64_t* padding = nullptr;  // [experts, unit]

@@ -193,7 +193,8 @@ TEST_CASE("the source of the CUDA order of experts' rows has the plain form's nu
     int64_t tokens, experts, top_k, unit;
   };
   for (const Case& c :
-       {Case{1, 1, 1, 0}, Case{5, 8, 3, 8}, Case{300, 4, 2, 0}, Case{300, 600, 2, 16}, Case{700, 3, 3, 32}}) {
+       {Case{1, 1, 1, 0}, Case{5, 8, 3, 8}, Case{300, 4, 2, 0}, Case{300, 600, 2, 16}, Case{700, 3, 3, 32},
+        Case{kernels::kMaxBlocksRead * kernels::kAssignmentsPerBlock / 2 + 1000, 5, 2, 8}}) {
     CAPTURE(c.tokens, c.experts, c.top_k, c.unit);
     const Tensor choices = random_choices(c.tokens, c.experts, c.top_k);
     const kernels::RowOrder wanted = plain::order_rows(choices, c.experts, c.unit);
