@@ -11,6 +11,8 @@
 namespace hyperion::parallel {
 
 inline constexpr int kMaxGatheredStages = 3;
+// Sends of a rank in each direction that may be in flight: their tensors stay allocated.
+inline constexpr int kMaxSends = 4;
 
 // Adds to `schedule`, compute actions in which find_problem() finds no problem:
 // - an unshard of a stage's weights before they are used, for the next kMaxGatheredStages stages that the

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 
 #include "base/failpoint.h"
+#include "parallel/pipeline/lowering.h"
 
 namespace hyperion::trainer {
 
@@ -41,7 +42,7 @@ void StageTransfers::send(const at::Tensor& tensor, int peer) {
   failpoint("step.send");
   auto& [ranks, sent] = peer > up_.ranks.rank() ? up_ : down_;
   sent.emplace_back(ranks.start_send(tensor, peer), tensor);
-  const size_t kept = ranks.makes_async_progress() ? kSends : 0;
+  const size_t kept = ranks.makes_async_progress() ? parallel::kMaxSends : 0;
   while (sent.size() > kept) {
     sent.front().first.wait();
     sent.pop_front();

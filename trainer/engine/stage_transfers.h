@@ -38,7 +38,8 @@ class StageTransfers {
   // Takes back the memory of a received tensor. Only work already queued on the current stream may still read
   // it.
   void recycle(at::Tensor tensor);
-  // Through shared memory the send is complete when this returns.
+  // Through shared memory the send is complete when this returns. With more than parallel::kMaxSends in flight
+  // in a direction the compute stream (over sockets: the host) waits for the oldest.
   void send(const at::Tensor& tensor, int peer);
   // Makes the current stream wait for all sends, so that it may overwrite the sent tensors.
   void finish();
@@ -48,9 +49,6 @@ class StageTransfers {
     at::Tensor tensor;
     DeviceEvent last_use;
   };
-  // At most this many sends are in flight per direction; their tensors stay alive. When another send starts,
-  // the compute stream (over sockets: the host) waits for the oldest one.
-  static constexpr size_t kSends = 2;
   struct Direction {
     parallel::Communicator& ranks;
     std::deque<std::pair<Pending, at::Tensor>> sent;

@@ -129,7 +129,8 @@ MemoryNeeds memory_needs(const config::JobConfig& config, const JobSize& size, b
   auto& averages = config.ema.device == config::EmaDevice::kCpu ? needs.host : states;
   averages.push_back({"averaged weights", size.averages});
   if (on_gpu)
-    device.push_back({"repeated keys and values", size.repeated});
+    device.insert(device.end(),
+                  {{"repeated keys and values", size.repeated}, {"sends in flight", size.sends}});
   else
     needs.host.push_back({"scratch of attention",
                           size.attention * std::min(static_cast<double>(threads), size.attention_threads)});

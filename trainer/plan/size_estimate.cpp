@@ -111,6 +111,9 @@ class SizeOfJob {
       add_step();
     else
       add_largest_moment();
+    if (pipeline_ > 1)  // on a CPU one at a time, which kept_inputs() counts
+      size_.sends = (std::min<double>(parallel::kMaxSends, static_cast<double>(microbatches_)) - 1) *
+                    tokens_ / tensor_ * dim() * compute_;
     size_.repeated = repeated_keys(heads(), static_cast<double>(rows_), keys_at_once(), tensor_, compute_);
     add_attention();
     size_.tokens = static_cast<double>(rows_) * length_ * static_cast<double>(microbatches_) * 2 *

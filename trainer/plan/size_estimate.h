@@ -29,6 +29,7 @@ struct JobSize {
   double gathered = 0;     // gathered weights: of pipeline stages (for several microbatches) or of a block
   double averages = 0;     // EMA
   double activations = 0;  // most at once: block inputs or deferred wgrad inputs, and a chunk of logits
+  double sends = 0;        // activations and gradients on their way to other pipeline stages, on a GPU
   double repeated = 0;     // keys and values repeated for all heads, for GPU kernels without GQA
   double attention = 0;    // scratch per thread that computes attention on a CPU
   double attention_threads = 1;   // most threads that can compute attention in a layer
@@ -39,7 +40,7 @@ struct JobSize {
   bool mostly_tables = false;     // embedding and head hold more than half of the parameters
 
   double states() const { return weights + optimizer + gradients; }
-  // The bytes that every device needs: `repeated` and `attention` are left out.
+  // The bytes that every device needs: `sends`, `repeated` and `attention` are left out.
   double total() const { return weights + optimizer + averages + sums + reduced + gathered + activations; }
 };
 

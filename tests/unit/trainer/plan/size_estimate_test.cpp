@@ -334,6 +334,24 @@ TEST_CASE("Gradients that are reduced once per step need fp32 sums of a tensor p
   CHECK(job_size(job.config, model, 8, 4).sums == Approx(parameters / 2).epsilon(1e-3));
 }
 
+TEST_CASE("on a GPU up to four sends of a pipeline are in flight, of which one is among the activations") {
+  const models::ModelArgs model = models::model_args("llama3", "8B");
+  const PipelineShare share{.stages = {{.end_block = 16, .embedding = true}}, .kept_inputs = 16};
+  const double boundary = 2.0 * 2048 * 4096;
+  for (const auto& [sequences, sends] : {std::pair(1, 0), {2, 1}, {4, 3}, {8, 3}}) {
+    config::JobConfig config =
+        resolved("[training]\nseq_len = 2048\n[parallelism]\npipeline_parallel_degree = 2").config;
+    config.training.local_batch_size = sequences;
+    JobSize size = job_size(config, model, 1, 1, &share);
+    CHECK(size.sends == sends * boundary);
+    const double with_sends = total(memory_needs(config, size, /*on_gpu=*/true).device),
+                 on_cpu = total(memory_needs(config, size, /*on_gpu=*/false).host);
+    size.sends = 0;
+    CHECK(with_sends - total(memory_needs(config, size, /*on_gpu=*/true).device) == Approx(sends * boundary));
+    CHECK(on_cpu == total(memory_needs(config, size, /*on_gpu=*/false).host));
+  }
+}
+
 TEST_CASE("what a rank needs is told apart by host and GPU, each part once") {
   const models::ModelArgs model = models::model_args("llama3", "8B");
   config::JobConfig config = resolved(
