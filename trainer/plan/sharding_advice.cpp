@@ -17,10 +17,11 @@
 namespace hyperion::trainer {
 namespace {
 
-constexpr int64_t kManyShards = 512;     // more shards than this without replicas cause a warning
-constexpr int64_t kProposedShards = 64;  // fewest shards that HSDP advice proposes
-constexpr double kProposedBytes = 32e9;  // most bytes of states per rank in HSDP advice
-constexpr double kMuchPadding = 1.1;     // a larger ratio of padded to true bytes causes a warning
+constexpr int64_t kManyShards = 512;      // more shards than this without replicas cause a warning
+constexpr int64_t kLongSequence = 32768;  // tokens; gathered keys of longer sequences cause a warning
+constexpr int64_t kProposedShards = 64;   // fewest shards that HSDP advice proposes
+constexpr double kProposedBytes = 32e9;   // most bytes of states per rank in HSDP advice
+constexpr double kMuchPadding = 1.1;      // a larger ratio of padded to true bytes causes a warning
 constexpr size_t kNamedParameters = 3;
 constexpr double kMuchOfExperts = 16e9;     // more weight and gradient bytes of a block's experts warn
 constexpr double kProposedOfExperts = 4e9;  // most bytes of them in EP advice
@@ -170,6 +171,21 @@ std::optional<std::string> advice_on_context(const config::JobConfig& config, co
             "under attention");
 }
 
+// Documents have no ring.
+std::optional<std::string> advice_on_gathered_keys(const config::JobConfig& config) {
+  const int64_t length = config.training.seq_len;
+  if (config.parallelism.context_parallel_degree == 1 || config.training.document_mask ||
+      config::passes_keys_in_ring(config) || length <= kLongSequence)
+    return std::nullopt;
+  return fmt::format(
+      "parallelism.context_parallel_rotate_method = \"allgather\": with training.seq_len = {} each rank "
+      "waits "
+      "for the keys and values of complete sequences in every block and holds them, and their gradients in "
+      "fp32; set parallelism.context_parallel_rotate_method = \"alltoall\", which passes them on under "
+      "attention and holds those of two ranks",
+      length);
+}
+
 }  // namespace
 
 std::vector<std::string> sharding_advice(const config::JobConfig& config, const models::ModelArgs& model,
@@ -188,6 +204,7 @@ std::vector<std::string> sharding_advice(const config::JobConfig& config, const 
                     tensor, counted(ranks_per_node, "rank"), ranks_per_node));
   else if (auto context = advice_on_context(config, mesh, ranks_per_node))
     advice.push_back(*std::move(context));
+  if (auto gathered = advice_on_gathered_keys(config)) advice.push_back(*std::move(gathered));
   return advice;
 }
 

@@ -12,7 +12,7 @@ namespace hyperion::trainer {
 
 // Returns warnings, none for most jobs: FSDP without replicas over very many ranks (with HSDP degrees that
 // fit); experts that expert parallelism should shard (with a degree); parameters with too few rows for the
-// number of shards; tensor or context parallel groups that span nodes.
+// number of shards; tensor or context parallel groups that span nodes; gathered keys of long sequences.
 std::vector<std::string> sharding_advice(const config::JobConfig& config, const models::ModelArgs& model,
                                          const parallel::Mesh& mesh, int ranks_per_node);
 

@@ -138,6 +138,27 @@ TEST_CASE("Ranks of different nodes that share sequences are warned of") {
   CHECK(advice(2, 8, 4).size() == 1);
 }
 
+TEST_CASE("Gathered keys of long sequences without documents are warned of") {
+  const auto advice = [](int64_t length, const std::string& method, bool documents = false, int context = 8) {
+    config::JobConfig config;
+    config.parallelism.context_parallel_degree = context;
+    config.parallelism.context_parallel_rotate_method = method;
+    config.training.seq_len = length;
+    config.training.document_mask = documents;
+    return sharding_advice(config, models::model_args("llama3", "8B"),
+                           parallel::Mesh({.cp = context}, context), /*ranks_per_node=*/8);
+  };
+  const auto long_gathers = advice(65536, "allgather");
+  REQUIRE(long_gathers.size() == 1);
+  CHECK_THAT(long_gathers[0], Contains("parallelism.context_parallel_rotate_method = \"allgather\"") &&
+                                  Contains("training.seq_len = 65536") &&
+                                  Contains("set parallelism.context_parallel_rotate_method = \"alltoall\""));
+  CHECK(advice(32768, "allgather").empty());
+  CHECK(advice(65536, "alltoall").empty());
+  CHECK(advice(65536, "allgather", /*documents=*/true).empty());
+  CHECK(advice(65536, "allgather", false, /*context=*/1).empty());
+}
+
 TEST_CASE("ranks that share sequences send keys and values twice and fp32 sums of their gradients once") {
   config::JobConfig config;
   config.training.seq_len = 131072;
