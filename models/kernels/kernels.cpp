@@ -60,6 +60,12 @@ std::string why_plain_loss(const at::Tensor& logits, const at::Tensor& labels) {
              : why_plain_dtype(logits);
 }
 
+// libtorch's operations are fused enough for a CPU, which waits for attention and not for its merges.
+void merge_parts_on_cpu(const at::Tensor& output, const at::Tensor& lse, const at::Tensor& part_output,
+                        const at::Tensor& part_lse) {
+  plain::merge_parts(output, lse, part_output, part_lse);
+}
+
 // The table where nothing is chosen: name, title, why the plain form alone takes some tensors, the plain
 // form, and, where they exist, the fused form of a CPU and libtorch's of a GPU. choose_kernels() adds ours of
 // a GPU.
@@ -104,6 +110,11 @@ Kernels all_forms() {
       .unpack_keys = {"hyperion::unpack_keys_", "chunks of keys",
                       [](auto& keys, auto& chunks, auto&) { return why_plain_keys(chunks, keys, keys); },
                       plain::unpack_keys, cpu::unpack_keys},
+      .merge_parts = {"hyperion::merge_parts_", "parts of attention",
+                      [](auto&, auto& lse, auto& part, auto&) {
+                        return why_plain_dtype(lse.scalar_type() == at::kDouble ? lse : part);
+                      },
+                      plain::merge_parts, merge_parts_on_cpu},
       .route_tokens = {"hyperion::route_tokens", "router",
                        [](auto& logits, auto&, auto& options) {
                          return is_fused_dtype(logits) ? why_plain_experts(logits, options.experts)
@@ -153,9 +164,10 @@ void for_each_row(Kernels& k, const F& f) {
   const auto all = [&](auto&... rows) { (f(rows), ...); };
   all(k.rms_norm, k.rms_norm_backward, k.add_rms_norm, k.add_rms_norm_backward, k.rope_heads,
       k.rope_heads_backward, k.gated_activation, k.gated_activation_backward, k.latent_heads,
-      k.latent_heads_backward, k.pack_keys, k.add_keys, k.unpack_keys, k.route_tokens, k.routing_weights,
-      k.routing_weights_backward, k.order_rows, k.gather_rows, k.sum_rows, k.products_of_rows, k.weight_rows,
-      k.cross_entropy, k.vocab_statistics, k.vocab_gradient, k.sum_of_squares);
+      k.latent_heads_backward, k.pack_keys, k.add_keys, k.unpack_keys, k.merge_parts, k.route_tokens,
+      k.routing_weights, k.routing_weights_backward, k.order_rows, k.gather_rows, k.sum_rows,
+      k.products_of_rows, k.weight_rows, k.cross_entropy, k.vocab_statistics, k.vocab_gradient,
+      k.sum_of_squares);
 }
 
 Kernels& process_table() {

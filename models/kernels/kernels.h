@@ -10,6 +10,7 @@
 #include "models/kernels/key_chunks/key_chunks.h"
 #include "models/kernels/latent_heads/latent_heads.h"
 #include "models/kernels/matmul/matmul.h"
+#include "models/kernels/merge_parts/merge_parts.h"
 #include "models/kernels/rms_norm/rms_norm.h"
 #include "models/kernels/rope/rope.h"
 #include "models/kernels/router/router.h"
@@ -29,6 +30,7 @@ struct Kernels {
   Kernel<LatentHeadsBackward> latent_heads_backward;
   Kernel<PackKeys> pack_keys, add_keys;
   Kernel<UnpackKeys> unpack_keys;
+  Kernel<MergeParts> merge_parts;
   Kernel<RouteTokens> route_tokens;
   Kernel<RoutingWeights> routing_weights;
   Kernel<RoutingWeightsBackward> routing_weights_backward;

@@ -13,8 +13,8 @@ from jobs import ALL, BINARY, JobTest, main
 PLAIN = {"HYPERION_KERNELS": "plain"}
 FP32 = "--training.mixed_precision_param=float32"
 FUSED_LINE = "Kernels: libtorch's fused RMSNorm; our fused residual sum with RMSNorm, RoPE, gated activation, " \
-    "latent attention's heads, chunks of keys, router, rows of experts, cross-entropy; plain sum of squares"
-PLAIN_LINE = "Kernels of RMSNorm, residual sum with RMSNorm, RoPE, gated activation, latent attention's heads, chunks of keys, router, " \
+    "latent attention's heads, chunks of keys, parts of attention, router, rows of experts, cross-entropy; plain sum of squares"
+PLAIN_LINE = "Kernels of RMSNorm, residual sum with RMSNorm, RoPE, gated activation, latent attention's heads, chunks of keys, parts of attention, router, " \
     "rows of experts, cross-entropy, sum of squares: plain, "
 JOBS = {  # what: (ranks, options)
     "one GPU": (1, []),

@@ -126,6 +126,10 @@ Tensors run_kernels(const Inputs& in, kernels::KernelChoice choice) {
   kernels::table().unpack_keys(keys, sums, /*first_part=*/0);
   kernels::table().unpack_keys(unpacked, packed, /*first_part=*/0);
   keep({sums, keys, packed, unpacked});
+  const Tensor merged = k.transpose(1, 2).to(kernels::opmath_dtype(k), false, /*copy=*/true),
+               lse = merged.sum(-1);  // of queries as many as keys, by any numbers
+  kernels::table().merge_parts(merged, lse, v.transpose(1, 2), lse * 0.5);
+  keep({merged, lse});
   const Tensor gradient = in.logits.clone(), part = in.logits.clone();
   const Tensor loss = kernels::table().cross_entropy(gradient, in.labels, &in.scale);
   const kernels::VocabPart whole = {0, in.logits.size(1)};
@@ -466,8 +470,8 @@ TEST_CASE("tensors that no fused kernel takes run the plain form and each reason
        {"RMSNorm for a weight of another dtype", "RMSNorm for tensors of dtype Double",
         "residual sum with RMSNorm for tensors of dtype Double", "RoPE for angles that are not fp32",
         "RoPE for tensors of dtype Double", "gated activation for tensors of dtype Double",
-        "chunks of keys for tensors of dtype Double", "cross-entropy for rows with gaps",
-        "cross-entropy for tensors of dtype Double"})
+        "chunks of keys for tensors of dtype Double", "parts of attention for tensors of dtype Double",
+        "cross-entropy for rows with gaps", "cross-entropy for tensors of dtype Double"})
     expected.insert(fmt::format("No fused {}: its plain form runs instead", reason));
   CHECK(lines == expected);
 }

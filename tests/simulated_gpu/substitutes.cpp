@@ -13,6 +13,7 @@
 #include "models/kernels/gated_activation/gated_activation.h"
 #include "models/kernels/key_chunks/key_chunks.h"
 #include "models/kernels/latent_heads/latent_heads.h"
+#include "models/kernels/merge_parts/merge_parts.h"
 #include "models/kernels/rms_norm/rms_norm.h"
 #include "models/kernels/rope/rope.h"
 #include "models/kernels/router/router.h"
@@ -393,6 +394,10 @@ Values unpack_keys(const Values& a) {
   plain::unpack_keys(a[0].toTensor(), a[1].toTensor(), a[2].toInt());
   return {};
 }
+Values merge_parts(const Values& a) {
+  plain::merge_parts(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), a[3].toTensor());
+  return {};
+}
 hyperion::kernels::RoutingOptions routing_options(const Values& a, size_t first) {
   hyperion::kernels::RoutingOptions options;
   options.experts = a[first].toInt();
@@ -476,6 +481,7 @@ const Substitute* substitute_for(const std::string& name, const std::string& ove
       {"hyperion::pack_keys_", {pack_keys<plain::pack_keys>, nullptr}},
       {"hyperion::add_keys_", {pack_keys<plain::add_keys>, nullptr}},
       {"hyperion::unpack_keys_", {unpack_keys, nullptr}},
+      {"hyperion::merge_parts_", {merge_parts, nullptr}},
       {"hyperion::route_tokens", {route_tokens, nullptr}},
       {"hyperion::routing_weights", {routing_weights, nullptr}},
       {"hyperion::routing_weights_backward", {routing_weights_backward, nullptr}},

@@ -9,6 +9,7 @@
 #include "models/kernels/kernels.h"
 #include "models/kernels/key_chunks/cuda.h"
 #include "models/kernels/latent_heads/cuda.h"
+#include "models/kernels/merge_parts/cuda.h"
 #include "models/kernels/rms_norm/cuda.h"
 #include "models/kernels/rope/cuda.h"
 #include "models/kernels/router/cuda.h"
@@ -49,6 +50,7 @@ void add_cuda_kernels(Kernels& table) {
   table.pack_keys.cuda = OnCuda<cuda::pack_keys<OnCurrentStream>>::run;
   table.add_keys.cuda = OnCuda<cuda::add_keys<OnCurrentStream>>::run;
   table.unpack_keys.cuda = OnCuda<cuda::unpack_keys<OnCurrentStream>>::run;
+  table.merge_parts.cuda = OnCuda<cuda::merge_parts<OnCurrentStream>>::run;
   table.route_tokens.cuda = OnCuda<cuda::route_tokens<OnCurrentStream>>::run;
   table.routing_weights.cuda = OnCuda<cuda::routing_weights<OnCurrentStream>>::run;
   table.routing_weights_backward.cuda = OnCuda<cuda::routing_weights_backward<OnCurrentStream>>::run;

@@ -3,6 +3,7 @@
 #include "models/kernels/gated_activation/cuda.cuh"
 #include "models/kernels/key_chunks/cuda.cuh"
 #include "models/kernels/latent_heads/cuda.cuh"
+#include "models/kernels/merge_parts/cuda.cuh"
 #include "models/kernels/rms_norm/cuda.cuh"
 #include "models/kernels/rope/cuda.cuh"
 #include "models/kernels/router/cuda.cuh"
@@ -46,6 +47,9 @@ cudaError_t launch(const LatentHeadsBackwardTask& task, Element element, cudaStr
   return plan(task, element, OnStream{stream});
 }
 cudaError_t launch(const KeyChunksTask& task, Element element, cudaStream_t stream) {
+  return plan(task, element, OnStream{stream});
+}
+cudaError_t launch(const MergePartsTask& task, Element element, cudaStream_t stream) {
   return plan(task, element, OnStream{stream});
 }
 cudaError_t launch(const RouteTokensTask& task, Element element, cudaStream_t stream) {

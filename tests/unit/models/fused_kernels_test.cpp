@@ -450,28 +450,40 @@ TEST_CASE("the CUDA library fills the GPU's column of the table and plain forms 
   const kernels::KernelForms fused = forms_on_gpu(kernels::KernelChoice::kAuto);
   CHECK(fused.libtorchs == std::vector<std::string>{"RMSNorm"});
   CHECK(fused.ours == std::vector<std::string>{"residual sum with RMSNorm", "RoPE", "gated activation",
-                                               "latent attention's heads", "chunks of keys", "router",
-                                               "rows of experts", "cross-entropy"});
+                                               "latent attention's heads", "chunks of keys",
+                                               "parts of attention", "router", "rows of experts",
+                                               "cross-entropy"});
   CHECK(fused.plain == std::vector<std::string>{"sum of squares"});
   const auto all = [&](bool plain) {
-    for (const bool is :
-         {table.add_rms_norm.is_plain(at::kCUDA),     table.add_rms_norm_backward.is_plain(at::kCUDA),
-          table.rope_heads.is_plain(at::kCUDA),       table.rope_heads_backward.is_plain(at::kCUDA),
-          table.gated_activation.is_plain(at::kCUDA), table.gated_activation_backward.is_plain(at::kCUDA),
-          table.latent_heads.is_plain(at::kCUDA),     table.latent_heads_backward.is_plain(at::kCUDA),
-          table.pack_keys.is_plain(at::kCUDA),        table.add_keys.is_plain(at::kCUDA),
-          table.unpack_keys.is_plain(at::kCUDA),      table.route_tokens.is_plain(at::kCUDA),
-          table.routing_weights.is_plain(at::kCUDA),  table.routing_weights_backward.is_plain(at::kCUDA),
-          table.order_rows.is_plain(at::kCUDA),       table.gather_rows.is_plain(at::kCUDA),
-          table.sum_rows.is_plain(at::kCUDA),         table.products_of_rows.is_plain(at::kCUDA),
-          table.weight_rows.is_plain(at::kCUDA),      table.cross_entropy.is_plain(at::kCUDA),
-          table.vocab_statistics.is_plain(at::kCUDA), table.vocab_gradient.is_plain(at::kCUDA)})
+    for (const bool is : {table.add_rms_norm.is_plain(at::kCUDA),
+                          table.add_rms_norm_backward.is_plain(at::kCUDA),
+                          table.rope_heads.is_plain(at::kCUDA),
+                          table.rope_heads_backward.is_plain(at::kCUDA),
+                          table.gated_activation.is_plain(at::kCUDA),
+                          table.gated_activation_backward.is_plain(at::kCUDA),
+                          table.latent_heads.is_plain(at::kCUDA),
+                          table.latent_heads_backward.is_plain(at::kCUDA),
+                          table.pack_keys.is_plain(at::kCUDA),
+                          table.add_keys.is_plain(at::kCUDA),
+                          table.unpack_keys.is_plain(at::kCUDA),
+                          table.merge_parts.is_plain(at::kCUDA),
+                          table.route_tokens.is_plain(at::kCUDA),
+                          table.routing_weights.is_plain(at::kCUDA),
+                          table.routing_weights_backward.is_plain(at::kCUDA),
+                          table.order_rows.is_plain(at::kCUDA),
+                          table.gather_rows.is_plain(at::kCUDA),
+                          table.sum_rows.is_plain(at::kCUDA),
+                          table.products_of_rows.is_plain(at::kCUDA),
+                          table.weight_rows.is_plain(at::kCUDA),
+                          table.cross_entropy.is_plain(at::kCUDA),
+                          table.vocab_statistics.is_plain(at::kCUDA),
+                          table.vocab_gradient.is_plain(at::kCUDA)})
       CHECK(is == plain);
   };
   all(false);
   CHECK_FALSE(table.gated_activation.is_plain(at::kCPU));
   const kernels::KernelForms plain = forms_on_gpu(kernels::KernelChoice::kPlain);
-  CHECK((plain.ours.empty() && plain.libtorchs.empty() && plain.plain.size() == 10));
+  CHECK((plain.ours.empty() && plain.libtorchs.empty() && plain.plain.size() == 11));
   all(true);
   CHECK(table.gated_activation.is_plain(at::kCPU));
   CHECK((table.adam_update == nullptr && table.cpu_matmul == nullptr));
