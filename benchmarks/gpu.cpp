@@ -202,8 +202,8 @@ void attention(const BenchmarkDevice&) {
       2.0 * static_cast<double>(heads) * static_cast<double>(seq * seq) * static_cast<double>(head_dim);
   for (const bool deterministic : {false, true}) {
     at::globalContext().setDeterministicAlgorithms(deterministic, /*warn_only=*/true);
-    const bool cudnn = kernels::attention_kernel({q.scalar_type(), head_dim, seq, seq}, q.device()) ==
-                       kernels::AttentionKernel::kCudnn;
+    const bool cudnn = kernels::attention_kernel({q.scalar_type(), head_dim, head_dim, seq, seq},
+                                                 q.device()) == kernels::AttentionKernel::kCudnn;
     const char* name = cudnn ? "attention, cuDNN" : "attention, flash";
     const auto begin = std::chrono::steady_clock::now();
     kernels::AttentionResult result = kernels::attention_forward(q, k, v, {});

@@ -16,6 +16,7 @@ namespace hyperion::kernels::gpu {
 
 inline constexpr int64_t kLargestFlashHead = 256;  // head_dim, at most, in half precision
 inline constexpr int64_t kLargestCudnnHead = 128;
-inline constexpr int64_t kCudnnLength = 64;  // what divides the lengths that cuDNN is given
+inline constexpr int64_t kCudnnLatentHead = 192;  // head_dim that cuDNN also takes, with values of 128
+inline constexpr int64_t kCudnnLength = 64;       // what divides the lengths that cuDNN is given
 
 }  // namespace hyperion::kernels::gpu

@@ -20,6 +20,7 @@ struct AttentionCase {
   int64_t batch, heads, kv_heads, head_dim, documents;  // documents: how a row is divided; 0: not
   bool head_tail;
   at::ScalarType dtype;
+  int64_t v_head_dim = head_dim;
 };
 
 Tensor positions_of(const AttentionCase& of, int64_t length) {
@@ -40,10 +41,11 @@ Tensor positions_of(const AttentionCase& of, int64_t length) {
 double difference_of_attention(Exchange& ranks, const AttentionCase& of) {
   const int64_t length = 3 * length_divisor(ranks.size(), of.head_tail, 1);
   at::manual_seed(3);
-  const auto made = [&](int64_t heads) {
-    return at::randn({of.batch, length, heads, of.head_dim}, at::kDouble).to(of.dtype).transpose(1, 2);
+  const auto made = [&](int64_t heads, int64_t width) {
+    return at::randn({of.batch, length, heads, width}, at::kDouble).to(of.dtype).transpose(1, 2);
   };
-  const std::vector<Tensor> complete = {made(of.heads), made(of.kv_heads), made(of.kv_heads), made(of.heads)};
+  const std::vector<Tensor> complete = {made(of.heads, of.head_dim), made(of.kv_heads, of.head_dim),
+                                        made(of.kv_heads, of.v_head_dim), made(of.heads, of.v_head_dim)};
   const std::vector<SequenceRange> parts = sequence_parts(length, {ranks.size(), ranks.rank(), of.head_tail});
   const Tensor positions = positions_of(of, length);
   const auto run = [&](const std::vector<Tensor>& given, const SequenceContext& context, Exchange* over) {
@@ -123,10 +125,11 @@ TEST_CASE("gathered keys and values give the attention and the gradients of comp
       for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16})
         for (const bool head_tail : {true, false})
           for (int64_t documents = 0; documents < 3; ++documents)
-            for (const auto& [batch, heads, kv_heads, head_dim] :
-                 {std::array<int64_t, 4>{1, 4, 4, 6}, {3, 4, 2, 5}, {1, 3, 1, 17}})
+            for (const auto& [batch, heads, kv_heads, head_dim, v_head_dim] :
+                 {std::array<int64_t, 5>{1, 4, 4, 6, 4}, {3, 4, 2, 5, 5}, {1, 3, 1, 17, 17}})
               differences.push_back(difference_of_attention(
-                  groups.get(MeshDim::kCp), {batch, heads, kv_heads, head_dim, documents, head_tail, dtype}));
+                  groups.get(MeshDim::kCp),
+                  {batch, heads, kv_heads, head_dim, documents, head_tail, dtype, v_head_dim}));
       return differences;
     });
     for (const std::vector<double>& differences : all)

@@ -31,6 +31,7 @@ using at::Tensor;
 struct RingCase {
   int64_t batch, heads, kv_heads, chunk, head_dim;  // chunk: tokens, of which a rank has one or two
   at::ScalarType dtype;
+  int64_t v_head_dim = head_dim;
 };
 
 std::vector<int> ring_chunks(int ranks, int rank, bool head_tail) {
@@ -51,10 +52,11 @@ std::vector<double> differences_to_one_rank(const RingCase& c, bool head_tail, E
   const int ranks = group.size(), rank = group.rank();
   const int64_t seq = c.chunk * ranks * (head_tail ? 2 : 1);
   at::manual_seed(41);
-  const auto make = [&](int64_t heads) {
-    return at::randn({c.batch, seq, heads, c.head_dim}, at::kDouble).to(c.dtype).transpose(1, 2);
+  const auto make = [&](int64_t heads, int64_t width) {
+    return at::randn({c.batch, seq, heads, width}, at::kDouble).to(c.dtype).transpose(1, 2);
   };
-  const Tensor q = make(c.heads), k = make(c.kv_heads), v = make(c.kv_heads), grad = make(c.heads);
+  const Tensor q = make(c.heads, c.head_dim), k = make(c.kv_heads, c.head_dim),
+               v = make(c.kv_heads, c.v_head_dim), grad = make(c.heads, c.v_head_dim);
   const auto leaf = [](const Tensor& t) { return t.detach().clone().requires_grad_(); };
   const auto part = [&](const Tensor& t) { return part_of_rank(t, c, ranks, rank, head_tail); };
   const Tensor all_q = leaf(q), all_k = leaf(k), all_v = leaf(v);
@@ -148,7 +150,7 @@ TEST_CASE("the steps of a ring take every query with each key before it once") {
 TEST_CASE("a ring of ranks gives the attention and the gradients of one rank") {
   const int ranks = GENERATE(2, 3, 4);
   const bool shared_memory = GENERATE(true, false);
-  std::vector<RingCase> cases = {{1, 4, 2, 5, 3, at::kDouble},  {3, 2, 2, 4, 6, at::kDouble},
+  std::vector<RingCase> cases = {{1, 4, 2, 5, 3, at::kDouble},  {3, 2, 2, 4, 6, at::kDouble, 4},
                                  {1, 4, 1, 1, 8, at::kDouble},  {3, 4, 2, 33, 10, at::kFloat},
                                  {1, 2, 1, 64, 16, at::kFloat}, {2, 4, 2, 40, 16, at::kBFloat16}};
   const auto all = run_ranks(ranks, [&](const parallel::Environment& environment) {

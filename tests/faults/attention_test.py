@@ -125,21 +125,60 @@ class Attention(JobTest):
                 in_trial = {"": ranks * tried, "wrong": ranks, "refuse": 0}[cudnn]  # a trial ends with its first failure
                 self.assertEqual((calls["cudnn"], calls["flash"]), (calls_of_cudnn, in_trial + (in_steps if cudnn else 0)), calls)
                 self.assertIn(f"Attention: flash, for {described}" if cudnn else f"Attention: cuDNN, tried on {described}", job.text())
-        # Halves of a part that 64 does not divide; of training, then of validation alone. Gathered keys.
+        # Halves of a part that 64 does not divide; of training, then of validation alone. Gathered parts of which that is true.
         validation = ("--validation.enable", "--validation.dataset=jsonl", f"--validation.dataset_path={self.folder}/data.jsonl",
                       "--validation.steps=1", "--validation.freq=100", "--validation.seq_len=128")
-        for options in ((*ring, *validation), *(((*ring, "--training.seq_len=128"), (*ring, "--training.document_mask"), gathered) if ALL else ())):
+        for options in ((*ring, *validation), *(((*ring, "--training.seq_len=128"), (*ring, "--training.document_mask"), (*gathered, "--training.seq_len=128")) if ALL else ())):
             with self.subTest(options):
                 job, calls = self.run_on_gpus(*options, ranks=ranks)
                 self.assertEqual(calls["cudnn"], 0, calls)
                 said = "validation.seq_len = 128: cuDNN's attention serves all blocks of a ring or none" in job.text()
                 self.assertEqual(said, validation[0] in options)
                 self.run_on_gpus(*options, "--model.attention=cudnn", ranks=ranks, code=2,
-                                 says=['parallelism.context_parallel_rotate_method = "alltoall"'])
+                                 says=["among the multiples of 256"])
         if not ALL:
             return
         _, calls = self.run_on_gpus(*ring, "--training.seq_len=128", "--parallelism.context_parallel_load_balancer=None", ranks=ranks)
         self.assertEqual(calls["flash"], ranks * 2, calls)  # in the trial; there are no halves
+
+    def test_gathered_keys_are_two_calls_of_cudnn_for_each_part_or_one_of_flash(self):
+        gathered = ("--training.seq_len=256", "--parallelism.context_parallel_degree=2")
+        described = "4 x 4 heads of 8, 2 sequences of 256 tokens"
+        ranks, kept = 2, 2 * 2  # steps, blocks, which keep what attention gives
+        calls_of_cudnn = 3 + 4  # of both ranks: their own keys and those before, of which the first part of the sequence has none
+        self.run_job(*SHORT, *gathered, ranks=ranks, code=0)
+        on_cpu = self.losses()
+        for cudnn, calls_wanted in (("", (ranks * 2 + kept * calls_of_cudnn, ranks)), ("wrong", (ranks * 2, ranks + kept * 2 * ranks))):
+            with self.subTest(cudnn=cudnn):
+                job, calls = self.run_on_gpus(*gathered, cudnn=cudnn, ranks=ranks)
+                for here, there in zip(self.losses(), on_cpu, strict=True):
+                    self.assertAlmostEqual(here, there, delta=2e-3)
+                self.assertEqual((calls["cudnn"], calls["flash"]), calls_wanted, calls)
+                self.assertIn(f"Attention: flash, for {described}" if cudnn else f"Attention: cuDNN, tried on {described}", job.text())
+
+    def test_latent_heads_of_192_go_to_cudnn_with_values_of_128_and_padded_to_flash(self):
+        latent = ("--model.name=deepseek_v3", "--model.args.n_layers=2", "--model.args.n_dense_layers=2", "--model.args.kv_lora_rank=8",
+                  "--model.args.qk_nope_head_dim=128", "--model.args.qk_rope_head_dim=64", "--model.args.v_head_dim=128")
+        context = ("--training.seq_len=256", "--parallelism.context_parallel_degree=2")
+        ring = (*context, "--parallelism.context_parallel_rotate_method=alltoall")
+        described = "4 x 4 heads of 192 with values of 128"
+        # ranks; forward calls of cuDNN in the trials and in the steps, and of flash in its place
+        for options, ranks, in_trial, in_steps, flash in (((), 1, 1, STEPS_FORWARD, STEPS_FORWARD), (context, 2, 2 * 2, 4 * 7, 4 * 2 * 2),
+                                                          (ring, 2, 2 * 3, 4 * 2 * 2, 4 * 2 * 2)):
+            self.run_job(*SHORT, *latent, *options, ranks=ranks, code=0)
+            on_cpu = self.losses()
+            for choice in ("auto", "flash"):
+                with self.subTest(options=options, choice=choice):
+                    job, calls = self.run_on_gpus(*latent, *options, f"--model.attention={choice}", ranks=ranks)
+                    for here, there in zip(self.losses(), on_cpu, strict=True):
+                        self.assertAlmostEqual(here, there, delta=2e-3)
+                    if choice == "auto":
+                        self.assertEqual(calls["cudnn"], in_trial + in_steps, calls)
+                        self.assertIn(f"Attention: cuDNN, tried on {described}", job.text())
+                    else:
+                        self.assertEqual((calls["cudnn"], calls["flash"]), (0, flash), calls)
+        self.run_on_gpus(*latent, cudnn="refuse", says=[f"cuDNN's attention failed its trial on {described}, 2 sequences of 64 tokens",
+                                                        f"Attention: flash, for {described}"])
 
     def test_a_cpu_takes_every_value_but_cudnn(self):
         for options, kernel in ((("--model.attention=auto",), "our kernel for CPUs"),

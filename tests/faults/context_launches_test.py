@@ -18,6 +18,7 @@ RANKS, LAYERS = 16, 2
 RING = "--parallelism.context_parallel_rotate_method=alltoall"
 # Kernels, copies and collectives of a block, forward and backward: as few as have been reached.
 MORE_OF_A_BLOCK = 19  # than without context parallelism, keys gathered
+MORE_OF_TWO_CALLS = 8  # of cuDNN for a part with keys before it: the first part of the first rank has none
 MORE_OF_A_RING = 19  # of two ranks, than without context parallelism
 MORE_OF_A_STEP = 10  # of a ring: two hops, three attentions and what they are merged and added by
 
@@ -54,7 +55,7 @@ class ContextLaunches(JobTest):
                 more = {degree: self.launches(degree, *options) - alone for degree in (2, 8, 16)}
                 print(f"\n{' '.join(options) or 'two parts'}: {alone} of a block, more: {more}", flush=True)
                 self.assertEqual(len(set(more.values())), 1, more)
-                self.assertLessEqual(more[2], MORE_OF_A_BLOCK + len(options))
+                self.assertLessEqual(more[2], MORE_OF_A_BLOCK + (len(options) or MORE_OF_TWO_CALLS))
 
     def test_a_ring_launches_more_for_every_rank_and_those_of_its_step_alone(self):
         one, two, four, sixteen = (self.launches(degree, *(RING,) * (degree > 1)) for degree in (1, 2, 4, 16))
@@ -79,9 +80,9 @@ class ContextLaunches(JobTest):
 
     def test_exchanges_are_started_before_the_attention_that_hides_them(self):
         # The second parts travel under the attention of the first ones, behind which they are first looked at; in backward the gradients of the
-        # second ones under that of the first.
-        forward = ["all_gather", "all_gather", "copy", "forward", "copy", "forward", "copy"]
-        backward = ["all_gather", "all_gather", "copy", "backward", "copy", "reduce_scatter", "backward", "copy", "reduce_scatter", "copy"]
+        # second ones under that of the first. A second part is two calls of cuDNN.
+        forward = ["all_gather", "all_gather", "copy", "forward", "copy", "forward", "forward", "copy"]
+        backward = ["all_gather", "all_gather", "copy", "backward", "backward", "copy", "reduce_scatter", "backward", "copy", "reduce_scatter", "copy"]
         self.assertEqual(self.order(), LAYERS * forward + LAYERS * backward)
         # Each hop of the keys under the attention to those that are here, and of gradients under the backward of the next step.
         forward = [*2 * ["transfers", "forward", "copy"], "transfers", "forward", "copy", "forward", "copy"]

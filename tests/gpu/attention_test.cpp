@@ -27,16 +27,18 @@ struct AttentionCase {
   int64_t seq, head_dim;
   bool documents, deterministic;
   at::ScalarType dtype;
+  int64_t v_head_dim = head_dim;
 };
 
 std::vector<double> attention_errors(const AttentionCase& c) {
   at::manual_seed(1);
   at::globalContext().setDeterministicAlgorithms(c.deterministic, /*warn_only=*/false);
   // As the model makes them: [batch, seq, heads, head_dim], transposed.
-  const auto make = [&](int64_t heads) {
-    return at::randn({2, c.seq, heads, c.head_dim}).to(c.dtype).transpose(1, 2);
+  const auto make = [&](int64_t heads, int64_t width) {
+    return at::randn({2, c.seq, heads, width}).to(c.dtype).transpose(1, 2);
   };
-  const at::Tensor q = make(8), k = make(2), v = make(2), grad = make(8);
+  const at::Tensor q = make(8, c.head_dim), k = make(2, c.head_dim), v = make(2, c.v_head_dim),
+                   grad = make(8, c.v_head_dim);
   // two documents
   const at::Tensor positions = at::cat({at::arange(c.seq / 3), at::arange(c.seq - c.seq / 3)})
                                    .to(at::kInt)
@@ -96,11 +98,13 @@ TEST_CASE("attention on a GPU agrees with the CPU for every kernel and head size
       for (bool documents : {false, true})
         for (bool deterministic : {false, true})
           cases.push_back({seq, head_dim, documents, deterministic, dtype});
+  for (bool documents : {false, true})  // latent attention's heads
+    cases.push_back({128, 192, documents, false, at::kBFloat16, /*v_head_dim=*/128});
   const auto worst =
       errors_of(cases, [](const AttentionCase& c) { return std::ranges::max(attention_errors(c)); });
   for (size_t i = 0; i < cases.size(); ++i) {
     const AttentionCase& c = cases[i];
-    CAPTURE(c.dtype, c.seq, c.head_dim, c.documents, c.deterministic);
+    CAPTURE(c.dtype, c.seq, c.head_dim, c.v_head_dim, c.documents, c.deterministic);
     CHECK(worst.at(i) < 1.0);
   }
 }

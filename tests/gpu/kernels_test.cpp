@@ -227,7 +227,7 @@ Results run_expert_kernels(const ExpertCase& c, at::ScalarType dtype) {
 }
 
 struct LatentCase {
-  int64_t plain, rotated, values;
+  int64_t plain, rotated, values, value_width;
   bool by_document;
 };
 Results run_latent_heads(const LatentCase& c, at::ScalarType dtype) {
@@ -237,8 +237,9 @@ Results run_latent_heads(const LatentCase& c, at::ScalarType dtype) {
                shared = random({2, 5, c.rotated}),
                angles = (c.by_document ? at::rand({2, 5, c.rotated / 2}) : at::rand({5, c.rotated / 2})) * 6,
                cos = angles.cos(), sin = angles.sin();
-  const Heads made = fused.latent_heads(to_gpu(q), to_gpu(kv), to_gpu(shared), to_gpu(cos), to_gpu(sin), 1.5),
-              heads = kernels::plain::latent_heads(q, kv, shared, cos, sin, 1.5);
+  const Heads made = fused.latent_heads(to_gpu(q), to_gpu(kv), to_gpu(shared), to_gpu(cos), to_gpu(sin), 1.5,
+                                        c.value_width),
+              heads = kernels::plain::latent_heads(q, kv, shared, cos, sin, 1.5, c.value_width);
   const auto back = fused.latent_heads_backward(made, to_gpu(cos), to_gpu(sin), 1.5, c.values),
              of_heads = kernels::plain::latent_heads_backward(heads, cos, sin, 1.5, c.values);
   return {.found = {made.q, made.k, made.v, back.q, back.kv, back.shared},
@@ -398,8 +399,9 @@ TEST_CASE("fused kernels of experts and latent attention on a GPU follow the pla
           for (const ExpertCase& c : {ExpertCase{kSoftmax, 8, 8, 136}, ExpertCase{kSoftmax, 0, 0, 45},
                                       ExpertCase{kSigmoid, 8, 0, 136}, ExpertCase{kSigmoid, 0, 8, 45}})
             compare([&] { return run_expert_kernels(c, dtype); });
-          for (const LatentCase& c : {LatentCase{128, 64, 128, false}, LatentCase{128, 64, 128, true},
-                                      LatentCase{12, 10, 12, false}, LatentCase{12, 10, 14, true}})
+          for (const LatentCase& c :
+               {LatentCase{128, 64, 128, 192, false}, LatentCase{128, 64, 128, 128, true},
+                LatentCase{12, 10, 12, 22, false}, LatentCase{12, 10, 14, 14, true}})
             compare([&] { return run_latent_heads(c, dtype); });
           return all;
         },

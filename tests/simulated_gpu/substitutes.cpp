@@ -66,20 +66,25 @@ struct Call {
   bool shifted() const { return mask == Mask::kFromLastKey && q.size(2) != k.size(2); }
 };
 
+// The CPU's takes heads of one width: values narrower than keys have zeros behind them.
+Tensor padded(const Tensor& t, int64_t width) {
+  return t.size(3) == width ? t : at::constant_pad_nd(t, {0, width - t.size(3)});
+}
+
 std::pair<Tensor, Tensor> forward(const Call& call) {
-  const int64_t heads = call.q.size(1);
+  const int64_t heads = call.q.size(1), width = call.q.size(3);
   auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
-      call.q, repeated(call.k, heads), repeated(call.v, heads), 0.0, call.causal(),
+      call.q, repeated(call.k, heads), padded(repeated(call.v, heads), width), 0.0, call.causal(),
       optional(call.mask_or_bias()), call.scale);
-  return {out, lse};
+  return {out.narrow(3, 0, call.v.size(3)), lse};
 }
 
 Values backward(const Call& call, const Tensor& grad, const Tensor& out, const Tensor& lse) {
-  const int64_t heads = call.q.size(1);
+  const int64_t heads = call.q.size(1), width = call.q.size(3);
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      grad, call.q, repeated(call.k, heads), repeated(call.v, heads), out, lse, 0.0, call.causal(),
-      optional(call.mask_or_bias()), call.scale);
-  return {dq, summed(dk, call.k.size(1)), summed(dv, call.v.size(1))};
+      padded(grad, width), call.q, repeated(call.k, heads), padded(repeated(call.v, heads), width),
+      padded(out, width), lse, 0.0, call.causal(), optional(call.mask_or_bias()), call.scale);
+  return {dq, summed(dk, call.k.size(1)), summed(dv.narrow(3, 0, call.v.size(3)), call.v.size(1))};
 }
 
 Values flash(const Values& a) {
@@ -239,7 +244,9 @@ Values cudnn(const Values& a) {
 Values cudnn_results(const Values& a) {
   TORCH_CHECK(cudnn_fault() != "refuse", "No valid execution plans built.");
   const Tensor q = a[0].toTensor();
-  return {at::empty_like(q),
+  std::vector<int64_t> tokens_first = q.transpose(1, 2).sizes().vec();
+  tokens_first.back() = a[2].toTensor().size(3);
+  return {at::empty(tokens_first, q.options()).transpose(1, 2),
           at::empty({q.size(0), q.size(1), q.size(2), 1}, q.options().dtype(at::kFloat)),
           Tensor(),
           Tensor(),
@@ -273,7 +280,9 @@ Values cudnn_sequences(const Values& a) {
 Values cudnn_sequences_results(const Values& a) {
   TORCH_CHECK(cudnn_fault() != "refuse", "No valid execution plans built.");
   const Tensor q = a[0].toTensor();
-  return {at::empty_like(q),
+  std::vector<int64_t> tokens_first = q.transpose(1, 2).sizes().vec();
+  tokens_first.back() = a[2].toTensor().size(3);
+  return {at::empty(tokens_first, q.options()).transpose(1, 2),
           at::empty({q.size(0), q.size(1), 1}, q.options().dtype(at::kFloat)),
           a[4],
           a[5],
@@ -376,7 +385,7 @@ Values cross_entropy(const Values& a) {
 }
 Values latent_heads(const Values& a) {
   const auto heads = plain::latent_heads(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), a[3].toTensor(),
-                                         a[4].toTensor(), a[5].toDouble());
+                                         a[4].toTensor(), a[5].toDouble(), a[6].toInt());
   return {heads.q, heads.k, heads.v};
 }
 Values latent_heads_backward(const Values& a) {

@@ -15,6 +15,8 @@
 #include "base/log.h"
 #include "base/processor.h"
 #include "models/args/attention_heads.h"
+#include "models/args/sequence_parts.h"
+#include "models/description.h"
 #include "models/kernels/attention/attention.h"
 #include "models/kernels/attention/cpu.h"
 #include "parallel/job/phase.h"
@@ -41,56 +43,42 @@ bool is_ring(Context context) {
   return context == Context::kRing || context == Context::kRingOfHalves;
 }
 
+// Into how many parts context parallel ranks divide a sequence.
+int64_t parts_of_sequence(const config::JobConfig& config) {
+  const auto& degrees = config.parallelism;
+  return models::length_divisor(degrees.context_parallel_degree,
+                                degrees.context_parallel_load_balancer.has_value(),
+                                /*tensor=*/1);
+}
+
 // Attention of one block of the model.
 struct Shape {
-  int64_t heads, kv_heads, head_dim;
-  int64_t batch, length;  // sequences, and the tokens of each that a rank has: in a ring its part, else all
+  int64_t heads, kv_heads, head_dim, v_head_dim;
+  int64_t batch, length;  // sequences, and the keys of each that a rank attends to at once
+  int64_t queries;        // of a call to `length` keys
   at::ScalarType dtype;
   MaskKind mask;
   Context context;
 
   std::string describe() const {
-    return fmt::format("{} x {} heads of {}, {} of {} tokens{}", heads, kv_heads, head_dim,
+    return fmt::format("{} x {} heads of {}{}, {} of {} tokens{}", heads, kv_heads, head_dim,
+                       v_head_dim == head_dim ? "" : fmt::format(" with values of {}", v_head_dim),
                        counted(batch, "sequence"), length, is_ring(context) ? " in a ring" : "");
   }
 };
 
-Shape shape_of(const models::ModelArgs& args, const config::JobConfig& config, int64_t batch_size,
-               int64_t seq_len) {
-  const auto& degrees = config.parallelism;
-  const int64_t ranks = degrees.tensor_parallel_degree;  // that divide the heads
-  const Context context = context_of(config);
-  return {.heads = args.attention.n_heads / ranks,
-          .kv_heads = args.attention.n_kv_heads / ranks,
-          .head_dim = args.attention.head_dim,
-          .batch = config::microbatch_rows(config, batch_size),
-          .length = is_ring(context) ? seq_len / degrees.context_parallel_degree : seq_len,
-          .dtype = checkpointing::scalar_type(config.training.mixed_precision_param),
-          .mask = config.training.document_mask ? MaskKind::kDocuments : MaskKind::kCausal,
-          .context = context};
-}
-
-// Returns the shapes of training, and those of validation if they differ.
-std::vector<Shape> attention_shapes(const models::ModelArgs& args, const config::JobConfig& config) {
-  const auto& training = config.training;
-  const auto& validation = config.validation;
-  std::vector<Shape> shapes = {shape_of(args, config, training.local_batch_size, training.seq_len)};
-  if (!validation.enable) return shapes;
-  const Shape other = shape_of(args, config, validation.local_batch_size, validation.seq_len);
-  if (other.batch != shapes[0].batch || other.length != shapes[0].length) shapes.push_back(other);
-  return shapes;
-}
-
-// Returns the kernel calls of a step: one, or in a ring three, for the keys of this rank, of ranks before it
-// and of ranks after it (ring_steps() in models/parts/attention/ring_attention.h). Gathered keys are more
-// than the queries, which cuDNN does not take.
+// Returns the kernel calls of a step: one, with gathered keys that to the most keys, or in a ring three, for
+// the keys of this rank, of ranks before it and of ranks after it (ring_steps() in
+// models/parts/attention/ring_attention.h).
 std::vector<AttentionTrial> calls_of(const Shape& shape) {
   const auto call = [&](int64_t queries, int64_t keys, MaskKind mask) {
-    return AttentionTrial{
-        shape.batch, shape.heads, shape.kv_heads, {shape.dtype, shape.head_dim, queries, keys, mask}};
+    return AttentionTrial{shape.batch,
+                          shape.heads,
+                          shape.kv_heads,
+                          {shape.dtype, shape.head_dim, shape.v_head_dim, queries, keys, mask}};
   };
   const int64_t all = shape.length, half = all / 2;
-  std::vector<AttentionTrial> calls = {call(all, all, shape.mask)};
+  std::vector<AttentionTrial> calls = {call(shape.queries, all, shape.mask)};
   if (shape.context == Context::kRing) calls.push_back(call(all, all, MaskKind::kAllKeys));
   if (shape.context == Context::kRingOfHalves) {
     calls.push_back(call(all, half, MaskKind::kAllKeys));
@@ -101,20 +89,53 @@ std::vector<AttentionTrial> calls_of(const Shape& shape) {
 
 // The kernel that serves a shape, where cuDNN is allowed as far as it is now. In a ring cuDNN serves all
 // calls or none: what one call's forward leaves besides its results goes to every call's backward.
-AttentionKernel kernel_of(const Shape& shape, const config::JobConfig& config) {
+AttentionKernel kernel_of(const Shape& shape, const config::JobConfig& config, at::Device device) {
   for (const AttentionTrial& trial : calls_of(shape)) {
-    const AttentionKernel kernel = kernels::attention_kernel(trial.call, at::kCUDA);
+    const AttentionKernel kernel = kernels::attention_kernel(trial.call, device);
     if (kernel != AttentionKernel::kCudnn) return kernel;
   }
-  const bool no_cudnn = config.debug.deterministic || shape.context == Context::kGathered;
-  return no_cudnn ? AttentionKernel::kFlash : AttentionKernel::kCudnn;
+  return config.debug.deterministic ? AttentionKernel::kFlash : AttentionKernel::kCudnn;
 }
 
-// Which lengths of sequences cuDNN serves in a ring.
-std::string lengths_of_ring(const config::JobConfig& config) {
-  const bool halves = context_of(config) == Context::kRingOfHalves;
-  return fmt::format("multiples of {}", kernels::gpu::kCudnnLength *
-                                            config.parallelism.context_parallel_degree * (halves ? 2 : 1));
+Shape shape_of(const models::ModelArgs& args, const config::JobConfig& config, at::Device device,
+               int64_t batch_size, int64_t seq_len) {
+  const auto& degrees = config.parallelism;
+  const int64_t ranks = degrees.tensor_parallel_degree;  // that divide the heads
+  const Context context = context_of(config);
+  // Attention has the same widths in all blocks.
+  const models::ModelDescription model = models::describe_model(args);
+  const models::AttentionWidths& widths = *model.kinds.front().attention.attention;
+  const int64_t length = is_ring(context) ? seq_len / degrees.context_parallel_degree : seq_len;
+  Shape shape = {.heads = widths.heads / ranks,
+                 .kv_heads = widths.kv_heads / ranks,
+                 .head_dim = widths.head_dim,
+                 .v_head_dim = widths.v_head_dim,
+                 .batch = config::microbatch_rows(config, batch_size),
+                 .length = length,
+                 .queries = context == Context::kGathered ? seq_len / parts_of_sequence(config) : length,
+                 .dtype = checkpointing::scalar_type(config.training.mixed_precision_param),
+                 .mask = config.training.document_mask ? MaskKind::kDocuments : MaskKind::kCausal,
+                 .context = context};
+  // Other kernels are given values that are padded to the width of keys.
+  if (kernel_of(shape, config, device) != AttentionKernel::kCudnn) shape.v_head_dim = shape.head_dim;
+  return shape;
+}
+
+// Returns the shapes of training, and those of validation if they differ.
+std::vector<Shape> attention_shapes(const models::ModelArgs& args, const config::JobConfig& config,
+                                    at::Device device) {
+  const auto& training = config.training;
+  const auto& validation = config.validation;
+  std::vector<Shape> shapes = {shape_of(args, config, device, training.local_batch_size, training.seq_len)};
+  if (!validation.enable) return shapes;
+  const Shape other = shape_of(args, config, device, validation.local_batch_size, validation.seq_len);
+  if (other.batch != shapes[0].batch || other.length != shapes[0].length) shapes.push_back(other);
+  return shapes;
+}
+
+// Which lengths of sequences cuDNN serves with context parallelism.
+std::string lengths_of_parts(const config::JobConfig& config) {
+  return fmt::format("multiples of {}", kernels::gpu::kCudnnLength * parts_of_sequence(config));
 }
 
 // Why cuDNN cannot be used for one of `shapes`; empty: it can.
@@ -155,7 +176,7 @@ void agree_on_cudnn(const std::string& why_not, const Shape& training, bool requ
   kernels::allow_cudnn_attention(false);
 }
 
-void choose_on_cpu(const models::ModelArgs& args, const config::JobConfig& config) {
+void choose_on_cpu(const models::ModelArgs& args, const config::JobConfig& config, at::Device device) {
   if (config.model.attention == config::AttentionChoice::kCudnn)
     throw_config(
         "model.attention = \"cudnn\": this job runs on a CPU, which has no cuDNN; set model.attention = "
@@ -166,7 +187,7 @@ void choose_on_cpu(const models::ModelArgs& args, const config::JobConfig& confi
         "This processor has no AVX2 with FMA and BMI2: plain code computes in their place, several times "
         "slower");
   const bool flash = config.model.attention == config::AttentionChoice::kFlash;
-  const Shape shape = attention_shapes(args, config).front();
+  const Shape shape = attention_shapes(args, config, device).front();
   const kernels::AttentionCall call = calls_of(shape).front().call;
   const bool libtorch =
       flash && shape.context == Context::kAlone && kernels::serves(AttentionKernel::kLibtorchCpu, call);
@@ -191,10 +212,12 @@ void choose_on_gpu(const models::ModelArgs& args, const config::JobConfig& confi
   const bool flash = config.model.attention == config::AttentionChoice::kFlash;
   const bool required = config.model.attention == config::AttentionChoice::kCudnn;
   kernels::allow_cudnn_attention(true);
-  const std::vector<Shape> shapes = attention_shapes(args, config);
+  const std::vector<Shape> shapes = attention_shapes(args, config, device);
   const Shape& training = shapes.front();
   const bool alone = training.context == Context::kAlone, ring = is_ring(training.context);
-  const auto served = [&](const Shape& shape) { return kernel_of(shape, config) == AttentionKernel::kCudnn; };
+  const auto served = [&](const Shape& shape) {
+    return kernel_of(shape, config, device) == AttentionKernel::kCudnn;
+  };
 
   // A shape that must be served and is not: training's, in a ring validation's too.
   const auto last = ring ? shapes.end() : shapes.begin() + 1;
@@ -202,14 +225,10 @@ void choose_on_gpu(const models::ModelArgs& args, const config::JobConfig& confi
   if (required && not_served != last)
     throw_config(
         "model.attention = \"cudnn\": cuDNN serves bfloat16 without training.document_mask, heads of up to "
-        "128, lengths that are multiples of {}, and not debug.deterministic; with context parallelism only "
-        "parallelism.context_parallel_rotate_method = \"alltoall\"{}; this job has {}, {}{}{}{}; set "
-        "model.attention = \"auto\"",
-        kernels::gpu::kCudnnLength,
-        ring ? fmt::format(", here with training.seq_len and validation.seq_len that are {}",
-                           lengths_of_ring(config))
-             : "",
-        not_served->describe(), checkpoint::torch_name(config.training.mixed_precision_param),
+        "128 or of 192 with values of 128, training.seq_len{} among the {}, and not "
+        "debug.deterministic; this job has {}, {}{}{}{}; set model.attention = \"auto\"",
+        ring ? " and validation.seq_len" : "", lengths_of_parts(config), not_served->describe(),
+        checkpoint::torch_name(config.training.mixed_precision_param),
         config.training.document_mask ? ", training.document_mask" : "",
         config.debug.deterministic ? ", debug.deterministic" : "",
         alone ? "" : ", parallelism.context_parallel_degree");
@@ -217,10 +236,10 @@ void choose_on_gpu(const models::ModelArgs& args, const config::JobConfig& confi
     log_warning(
         "validation.seq_len = {}: cuDNN's attention serves all blocks of a ring or none, and not those of "
         "this length: every rank uses flash attention, in training too; choose one of the {}",
-        config.validation.seq_len, lengths_of_ring(config));
+        config.validation.seq_len, lengths_of_parts(config));
 
   std::vector<Shape> by_cudnn;
-  if (!flash && (alone || not_served == last))
+  if (!flash && (!ring || not_served == last))
     std::ranges::copy_if(shapes, std::back_inserter(by_cudnn), served);
   if (by_cudnn.empty()) {
     kernels::allow_cudnn_attention(false);
@@ -230,7 +249,7 @@ void choose_on_gpu(const models::ModelArgs& args, const config::JobConfig& confi
     c10::getDeviceAllocator(device.type())->emptyCache();  // the model's memory is what the step line reports
     agree_on_cudnn(why_not, training, required, ranks);
   }
-  const AttentionKernel kernel = kernel_of(training, config);
+  const AttentionKernel kernel = kernel_of(training, config, device);
   log_info("Attention: {} {}",
            kernel == AttentionKernel::kCudnn   ? "cuDNN, tried on"
            : kernel == AttentionKernel::kFlash ? "flash, for"
@@ -243,7 +262,7 @@ void choose_on_gpu(const models::ModelArgs& args, const config::JobConfig& confi
 void choose_attention(const models::ModelArgs& args, const config::JobConfig& config, at::Device device,
                       parallel::Communicator& ranks) {
   if (device.is_cpu())
-    choose_on_cpu(args, config);
+    choose_on_cpu(args, config, device);
   else
     choose_on_gpu(args, config, device, ranks);
 }

@@ -44,13 +44,12 @@ struct TriedAttention : Function<TriedAttention> {
   }
 };
 
-// [batch, heads, length, head_dim] in the layout that the model's blocks have. The heads differ, sequences do
+// [batch, heads, length, width] in the layout that the model's blocks have. The heads differ, sequences do
 // not. Random numbers of the device are left alone: they are part of a job's state.
-Tensor make_input(const AttentionTrial& trial, int64_t heads, int64_t length, uint64_t seed,
+Tensor make_input(const AttentionTrial& trial, int64_t heads, int64_t length, int64_t width, uint64_t seed,
                   at::Device device) {
   const auto options = at::TensorOptions(at::kFloat);
-  const Tensor values =
-      at::randn({length, 1, trial.call.head_dim}, at::detail::createCPUGenerator(seed), options);
+  const Tensor values = at::randn({length, 1, width}, at::detail::createCPUGenerator(seed), options);
   const Tensor of_heads = at::linspace(0.5, 1.5, heads, options).view({heads, 1});
   return (values.to(device) * of_heads.to(device))
       .to(trial.call.dtype)
@@ -76,10 +75,10 @@ Results compute(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
 
 std::string try_cudnn(const AttentionTrial& trial, at::Device device) {
   const kernels::AttentionCall& call = trial.call;
-  const Tensor q = make_input(trial, trial.heads, call.queries, 1, device),
-               k = make_input(trial, trial.kv_heads, call.keys, 2, device),
-               v = make_input(trial, trial.kv_heads, call.keys, 3, device),
-               grad = make_input(trial, trial.heads, call.queries, 4, device);
+  const Tensor q = make_input(trial, trial.heads, call.queries, call.head_dim, 1, device),
+               k = make_input(trial, trial.kv_heads, call.keys, call.head_dim, 2, device),
+               v = make_input(trial, trial.kv_heads, call.keys, call.v_head_dim, 3, device),
+               grad = make_input(trial, trial.heads, call.queries, call.v_head_dim, 4, device);
   Results cudnn;
   try {
     cudnn = compute(q, k, v, grad, call.mask);

@@ -11,8 +11,8 @@
 
 namespace hyperion::trainer {
 
-// One call of an attention kernel: q [batch, heads, queries, head_dim], k and v [batch, kv_heads,
-// keys, head_dim].
+// One call of an attention kernel: q [batch, heads, queries, head_dim], k [batch, kv_heads, keys,
+// head_dim], v [batch, kv_heads, keys, v_head_dim].
 struct AttentionTrial {
   int64_t batch, heads, kv_heads;
   kernels::AttentionCall call;

@@ -63,10 +63,12 @@ void require_keys_for_each_query(const at::Tensor& q, const at::Tensor& k, const
               q.size(2), k.size(2));
 }
 
-AttentionKernel kernel_of(const at::Tensor& q, const at::Tensor& k, const AttentionMask& mask) {
+AttentionKernel kernel_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const AttentionMask& mask) {
   require_keys_for_each_query(q, k, mask);
   return attention_kernel({.dtype = q.scalar_type(),
                            .head_dim = q.size(3),
+                           .v_head_dim = v.size(3),
                            .queries = q.size(2),
                            .keys = k.size(2),
                            .mask = mask.kind},
@@ -84,19 +86,21 @@ void use_libtorch_attention_on_cpu(bool used) {
 }
 
 bool serves(AttentionKernel kernel, const AttentionCall& call) {
-  const bool fp32 = call.dtype == at::kFloat;
+  const bool fp32 = call.dtype == at::kFloat, one_width = call.v_head_dim == call.head_dim;
   const auto divides = [](int64_t length) { return length % gpu::kCudnnLength == 0; };
-  // Causal masks of libtorch's kernels for CPUs and of cuDNN begin with the first key.
+  // The causal mask of libtorch's kernel for CPUs begins with the first key.
   const bool from_first =
       call.mask == MaskKind::kAllKeys || (call.mask == MaskKind::kCausal && call.queries == call.keys);
   switch (kernel) {
     case AttentionKernel::kLibtorchCpu:
-      return is_fused_dtype(call.dtype) && from_first;
+      return is_fused_dtype(call.dtype) && one_width && from_first;
     case AttentionKernel::kCpu:
-      return is_fused_dtype(call.dtype) && call.head_dim <= cpu::kLargestHead;
+      return is_fused_dtype(call.dtype) && one_width && call.head_dim <= cpu::kLargestHead;
     case AttentionKernel::kCudnn:
-      return !fp32 && call.head_dim <= gpu::kLargestCudnnHead && from_first && divides(call.queries) &&
-             divides(call.keys);
+      return !fp32 && call.mask != MaskKind::kDocuments && divides(call.queries) && divides(call.keys) &&
+             (one_width
+                  ? call.head_dim <= gpu::kLargestCudnnHead
+                  : call.head_dim == gpu::kCudnnLatentHead && call.v_head_dim == gpu::kLargestCudnnHead);
     case AttentionKernel::kFlash:
       return !fp32 && call.head_dim <= gpu::kLargestFlashHead;
     case AttentionKernel::kPlain:
@@ -117,9 +121,13 @@ AttentionKernel attention_kernel(const AttentionCall& call, at::Device device) {
   return serves(kFlash, call) ? kFlash : kEfficient;
 }
 
+int64_t value_width(const AttentionCall& call, at::Device device) {
+  return attention_kernel(call, device) == AttentionKernel::kCudnn ? call.v_head_dim : call.head_dim;
+}
+
 AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const AttentionMask& mask) {
-  switch (const AttentionKernel kernel = kernel_of(q, k, mask)) {
+  switch (const AttentionKernel kernel = kernel_of(q, k, v, mask)) {
     case AttentionKernel::kLibtorchCpu:
       return libtorch_cpu_forward(q, k, v, mask);
     case AttentionKernel::kCpu:
@@ -135,7 +143,7 @@ AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, cons
 AttentionGradients attention_backward(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k,
                                       const at::Tensor& v, const AttentionMask& mask,
                                       const AttentionResult& result) {
-  switch (const AttentionKernel kernel = kernel_of(q, k, mask)) {
+  switch (const AttentionKernel kernel = kernel_of(q, k, v, mask)) {
     case AttentionKernel::kLibtorchCpu:
       return libtorch_cpu_backward(grad_output, q, k, v, result, mask);
     case AttentionKernel::kCpu:

@@ -22,14 +22,16 @@ struct AttentionResult {
 };
 
 // q [batch, heads, queries, head_dim]; k, v [batch, kv_heads, keys, head_dim], heads a multiple of kv_heads;
-// scale 1/sqrt(head_dim). `mask` is on q's device.
+// scale 1/sqrt(head_dim). `mask` is on q's device. Values, the output and its gradient may have a smaller
+// v_head_dim, which costs a copy where value_width() is head_dim.
 AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const AttentionMask& mask);
 
 // The facts of a call by which its kernel is chosen.
 struct AttentionCall {
   at::ScalarType dtype;
-  int64_t head_dim, queries, keys;
+  int64_t head_dim, v_head_dim;  // of queries and keys, and of values
+  int64_t queries, keys;
   MaskKind mask = MaskKind::kCausal;
 };
 enum class AttentionKernel {
@@ -37,7 +39,8 @@ enum class AttentionKernel {
   kCpu,          // on a CPU ours (models/kernels/attention/cpu.h)
   kPlain,        // on a CPU plain operations
   // cuDNN is the fastest on Hopper, but builds a graph for every new length (prompts come in all lengths) and
-  // does not repeat its bits.
+  // does not repeat its bits. Causal attention to more keys than queries is two of its calls
+  // (models/kernels/attention/merge.h).
   kCudnn,
   // Flash repeats its bits where libtorch is asked for deterministic algorithms, and takes documents as
   // sequences of different lengths.
@@ -48,6 +51,9 @@ enum class AttentionKernel {
 bool serves(AttentionKernel kernel, const AttentionCall& call);
 // The fastest kernel of the device that serves the call and may be chosen.
 AttentionKernel attention_kernel(const AttentionCall& call, at::Device device);
+// The width in which a call's values are best made: v_head_dim where its kernel takes values narrower than
+// keys, else head_dim, with zeros behind them.
+int64_t value_width(const AttentionCall& call, at::Device device);
 // Sets whether attention_kernel() may choose cuDNN from now on, in the whole process (true at first); flash
 // serves in its place. Not to be changed between a forward and its backward.
 void allow_cudnn_attention(bool allowed);

@@ -18,6 +18,7 @@
 #include <ATen/ops/constant_pad_nd.h>
 
 #include "models/kernels/attention/heads.h"
+#include "models/kernels/attention/merge.h"
 
 namespace hyperion::kernels::gpu {
 namespace {
@@ -28,25 +29,27 @@ constexpr double kNoDropout = 0.0;
 // head change no product; the scale is that of the true dimension.
 constexpr int64_t kAlignment = 8;
 
-at::Tensor pad_last_dim(const at::Tensor& t) {
-  const int64_t over = t.size(-1) % kAlignment;
-  return over == 0 ? t : at::constant_pad_nd(t, {0, kAlignment - over});
+int64_t padded_width(int64_t width) {
+  return (width + kAlignment - 1) / kAlignment * kAlignment;
 }
 
 struct CudaInput {
-  CudaInput(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionMask& mask)
-      : q(pad_last_dim(q)),
-        k(pad_last_dim(k)),
-        v(pad_last_dim(v)),
+  CudaInput(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionMask& mask,
+            AttentionKernel kernel)
+      : q(pad_heads(q, padded_width(q.size(3)))),
+        k(pad_heads(k, this->q.size(3))),
+        // Of these kernels cuDNN alone takes values of another width.
+        v(pad_heads(v, kernel == AttentionKernel::kCudnn ? padded_width(v.size(3)) : this->q.size(3))),
         mask(mask),
         causal(mask.kind != MaskKind::kAllKeys),
         head_dim(q.size(3)),
+        v_head_dim(v.size(3)),
         scale(1 / std::sqrt(static_cast<double>(q.size(3)))) {}
 
   at::Tensor q, k, v;
   const AttentionMask& mask;
   bool causal;  // from the last key
-  int64_t head_dim;
+  int64_t head_dim, v_head_dim;
   double scale;
 };
 
@@ -203,24 +206,34 @@ CudaForm cuda_form(AttentionKernel kernel, const CudaInput& in) {
   return {efficient_forward, efficient_backward};
 }
 
+// cuDNN's causal mask begins with the first key.
+bool in_two_calls(AttentionKernel kernel, const at::Tensor& q, const at::Tensor& k,
+                  const AttentionMask& mask) {
+  return kernel == AttentionKernel::kCudnn && mask.kind == MaskKind::kCausal && k.size(2) > q.size(2);
+}
+
 }  // namespace
 
 AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const AttentionMask& mask, AttentionKernel kernel) {
-  const CudaInput in(q, k, v, mask);
+  if (in_two_calls(kernel, q, k, mask)) return causal_attention_in_two_calls(q, k, v);
+  const CudaInput in(q, k, v, mask, kernel);
   AttentionResult result = cuda_form(kernel, in).forward(in);
-  result.output = result.output.narrow(3, 0, in.head_dim);
+  result.output = result.output.narrow(3, 0, in.v_head_dim);
   return result;
 }
 
 AttentionGradients attention_backward(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k,
                                       const at::Tensor& v, const AttentionMask& mask,
                                       const AttentionResult& result, AttentionKernel kernel) {
-  const CudaInput in(q, k, v, mask);
-  const AttentionResult padded = {pad_last_dim(result.output), result.lse, result.extras};
-  AttentionGradients grads = cuda_form(kernel, in).backward(pad_last_dim(grad_output), in, padded);
-  for (at::Tensor* t : {&grads.q, &grads.k, &grads.v}) *t = t->narrow(3, 0, in.head_dim);
-  return grads;
+  if (in_two_calls(kernel, q, k, mask))
+    return causal_attention_in_two_calls_backward(grad_output, q, k, v, result);
+  const CudaInput in(q, k, v, mask, kernel);
+  const int64_t width = in.v.size(3);
+  const AttentionResult padded = {pad_heads(result.output, width), result.lse, result.extras};
+  const AttentionGradients grads = cuda_form(kernel, in).backward(pad_heads(grad_output, width), in, padded);
+  return {grads.q.narrow(3, 0, in.head_dim), grads.k.narrow(3, 0, in.head_dim),
+          grads.v.narrow(3, 0, in.v_head_dim)};
 }
 
 }  // namespace hyperion::kernels::gpu

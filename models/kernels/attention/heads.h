@@ -1,7 +1,8 @@
-// Grouped queries for operations that know one head of keys for each head of queries.
+// Heads for operations that know one head of keys for each head of queries, or heads of one width.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/constant_pad_nd.h>
 
 namespace hyperion::kernels {
 
@@ -14,6 +15,11 @@ inline at::Tensor repeat_heads(const at::Tensor& t, int64_t heads) {
 inline at::Tensor sum_heads(const at::Tensor& grad, int64_t kv_heads) {
   if (grad.size(1) == kv_heads) return grad;
   return grad.unflatten(1, {kv_heads, grad.size(1) / kv_heads}).sum(2);
+}
+
+// Returns t [..., d] with zeros at the end of each head, [..., width]; t itself where d is the width.
+inline at::Tensor pad_heads(const at::Tensor& t, int64_t width) {
+  return t.size(-1) == width ? t : at::constant_pad_nd(t, {0, width - t.size(-1)});
 }
 
 }  // namespace hyperion::kernels

@@ -64,13 +64,13 @@ struct Parts {
 }  // namespace
 
 Heads latent_heads(const Tensor& q, const Tensor& kv, const Tensor& shared, const Tensor& cos,
-                   const Tensor& sin, double factor) {
+                   const Tensor& sin, double factor, int64_t value_width) {
   const int64_t tokens = q.size(0) * q.size(1), heads = q.size(2), width = q.size(3);
   const Parts parts(cos, sin, width);
   const int64_t plain = parts.plain, rotated = parts.rotated, values = kv.size(3) - plain;
   const auto scale = static_cast<float>(factor);
   const Heads out = {at::empty(q.sizes(), q.options()), at::empty(q.sizes(), q.options()),
-                     at::empty(q.sizes(), q.options())};
+                     at::empty({q.size(0), q.size(1), heads, value_width}, q.options())};
   with_element_type(q, [&]<typename T>(T) {
     const HeadsOf<T> from_q(q), from_kv(kv), from_shared(shared.unsqueeze(2)), to_q(out.q), to_k(out.k),
         to_v(out.v);
@@ -86,7 +86,7 @@ Heads latent_heads(const Tensor& q, const Tensor& kv, const Tensor& shared, cons
           std::copy_n(source, plain, key);
           rows::narrow(of_keys, key + plain, rotated);
           std::copy_n(source + plain, values, value);
-          std::fill_n(value + values, width - values, T(0));
+          std::fill_n(value + values, value_width - values, T(0));
           parts.move_query<T>(query, moved, angle, 1, scale, scratch);
           query += from_q.stride, source += from_kv.stride;
           moved += to_q.stride, key += to_k.stride, value += to_v.stride;

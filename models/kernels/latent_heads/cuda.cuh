@@ -64,12 +64,21 @@ template <typename T, int kChunk>
 __global__ void __launch_bounds__(kLatentThreads) latent_heads_token(const LatentHeadsTask task) {
   const LatentToken<T> token(task);
   const int width = task.plain + task.rotated, per_head = width / kChunk;
-  const int units = 3 * task.heads * per_head;  // queries, keys, values
+  const int per_value = task.value_width / kChunk, units = task.heads * (2 * per_head + per_value);
   for (int unit = static_cast<int>(threadIdx.x); unit < units; unit += static_cast<int>(blockDim.x)) {
+    const int of_values = unit - 2 * task.heads * per_head;  // behind queries and keys
+    if (of_values >= 0) {
+      const int head = of_values / per_value, at = of_values % per_value * kChunk;
+      const float zeros[kChunk] = {};
+      store<kChunk>(token.head(task.v, head) + at,
+                    at < task.values ? load<kChunk>(token.head(task.kv, head) + task.plain + at)
+                                     : rounded_chunk<T, kChunk>(zeros));
+      continue;
+    }
     const int head = unit / per_head % task.heads, at = unit % per_head * kChunk;
     if (unit < task.heads * per_head) {
       move_query<T, kChunk>(token, token.head(task.q, head), token.head(task.queries, head), at, false);
-    } else if (unit < 2 * task.heads * per_head) {
+    } else {
       T* const to = token.head(task.keys, head) + at;
       if (at < task.plain) {
         store<kChunk>(to, load<kChunk>(token.head(task.kv, head) + at));
@@ -79,11 +88,6 @@ __global__ void __launch_bounds__(kLatentThreads) latent_heads_token(const Laten
       widen_chunk(load<kChunk>(token.head(task.shared, 0) + at - task.plain), x);
       token.template rotate<kChunk>(x, at - task.plain, false);
       store<kChunk>(to, rounded_chunk<T, kChunk>(x));
-    } else {
-      const float zeros[kChunk] = {};
-      store<kChunk>(token.head(task.v, head) + at,
-                    at < task.values ? load<kChunk>(token.head(task.kv, head) + task.plain + at)
-                                     : rounded_chunk<T, kChunk>(zeros));
     }
   }
 }
@@ -140,7 +144,7 @@ __global__ void __launch_bounds__(kLatentThreads)
 
 // Returns whether all heads can be read in chunks of so many elements.
 inline bool in_chunks(const LatentLayouts& task, int chunk) {
-  bool chunks = divides(chunk, {task.plain, task.rotated, task.values});
+  bool chunks = divides(chunk, {task.plain, task.rotated, task.values, task.value_width});
   for (const HeadsLayout* heads : {&task.q, &task.kv, &task.shared, &task.queries, &task.keys, &task.v})
     chunks =
         chunks && aligned({heads->data}) && divides(chunk, {heads->sequence, heads->position, heads->head});
@@ -153,8 +157,8 @@ cudaError_t plan(const LatentHeadsTask& task, Element element, const Run& run) {
                                               latent_heads_token<__nv_bfloat16, 8>,
                                               latent_heads_token<__nv_bfloat16, 2>};
   const bool chunks = in_chunks(task, chunk_of(element));
-  const int64_t units =
-      int64_t{3} * task.heads * (task.plain + task.rotated) / (chunks ? chunk_of(element) : 2);
+  const int64_t units = int64_t{task.heads} * (2 * (task.plain + task.rotated) + task.value_width) /
+                        (chunks ? chunk_of(element) : 2);
   return run(variants.of(element, chunks ? 2 : 1), task, task.sequences * task.length,
              threads_for(units, 2, kLatentThreads));
 }

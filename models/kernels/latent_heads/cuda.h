@@ -1,6 +1,8 @@
 // Calls latent_heads/cuda.cuh with tensors.
 #pragma once
 
+#include <algorithm>
+
 #include <ATen/ops/empty.h>
 
 #include "models/kernels/common/tensors.h"
@@ -44,7 +46,7 @@ Task latent_task(const Tensor& q, const Tensor& cos, const Tensor& sin, double f
 template <typename Launch>
 Heads latent_heads(const Launch& launch, const Tensor& given_q, const Tensor& given_kv,
                    const Tensor& given_shared, const Tensor& given_cos, const Tensor& given_sin,
-                   double factor) {
+                   double factor, int64_t value_width) {
   require_alike(given_kv, given_q, "latent_heads");
   require_alike(given_shared, given_q, "latent_heads");
   const Tensor q = with_pairs(given_q), kv = with_pairs(given_kv),
@@ -57,8 +59,9 @@ Heads latent_heads(const Launch& launch, const Tensor& given_q, const Tensor& gi
   require_numbers(kv, tokens * q.size(2) * (plain + values), "latent_heads: kv");
   require_numbers(shared, tokens * rotated, "latent_heads: shared");
   const Heads out = {at::empty(q.sizes(), q.options()), at::empty(q.sizes(), q.options()),
-                     at::empty(q.sizes(), q.options())};
+                     at::empty({q.size(0), q.size(1), q.size(2), value_width}, q.options())};
   auto task = latent_task<LatentHeadsTask>(q, cos, sin, factor, values);
+  task.value_width = static_cast<int>(value_width);
   task.q = latent_layout(q);
   task.kv = latent_layout(kv);
   task.shared = latent_layout(shared);
@@ -77,7 +80,7 @@ LatentGradients latent_heads_backward(const Launch& launch, const Heads& grads, 
   const Tensor q = with_pairs(grads.q), k = with_pairs(grads.k), v = with_pairs(grads.v),
                cos = given_cos.contiguous(), sin = given_sin.contiguous();
   require_numbers(k, q.numel(), "latent_heads_backward: keys");
-  require_numbers(v, q.numel(), "latent_heads_backward: values");
+  require_numbers(v, q.numel() / q.size(-1) * std::max(values, v.size(-1)), "latent_heads_backward: values");
   auto task = latent_task<LatentHeadsBackwardTask>(q, cos, sin, factor, values);
   const int64_t batch = q.size(0), seq = q.size(1);
   LatentGradients out = {at::empty(q.sizes(), q.options()),

@@ -26,7 +26,7 @@ Tensor rotate_neighbours(const Tensor& x, const Tensor& cos, const Tensor& sin, 
 }  // namespace
 
 Heads latent_heads(const Tensor& q, const Tensor& kv, const Tensor& shared, const Tensor& cos,
-                   const Tensor& sin, double factor) {
+                   const Tensor& sin, double factor, int64_t value_width) {
   const int64_t rotated = shared.size(-1), plain = q.size(-1) - rotated, values = kv.size(-1) - plain;
   Tensor queries = at::cat(
       {wide(q.narrow(-1, 0, plain)), rotate_neighbours(wide(q.narrow(-1, plain, rotated)), cos, sin)}, -1);
@@ -36,7 +36,7 @@ Heads latent_heads(const Tensor& q, const Tensor& kv, const Tensor& shared, cons
                                   .expand({-1, -1, q.size(2), -1});
   const Tensor keys = at::cat({kv.narrow(-1, 0, plain), rotated_keys}, -1);
   return {queries.to(q.scalar_type()), keys,
-          at::constant_pad_nd(kv.narrow(-1, plain, values), {0, plain + rotated - values})};
+          at::constant_pad_nd(kv.narrow(-1, plain, values), {0, value_width - values})};
 }
 
 LatentGradients latent_heads_backward(const Heads& grads, const Tensor& cos, const Tensor& sin, double factor,

@@ -10,6 +10,7 @@ struct LatentLayouts {
   HeadsLayout q, kv, shared;                          // inputs; in backward their gradients, the outputs
   HeadsLayout queries, keys, v;                       // outputs; in backward their gradients, the inputs
   int heads = 0, plain = 0, rotated = 0, values = 0;  // the number of heads, and widths
+  int value_width = 0;                                // of v: values and the zeros behind them
   int64_t sequences = 0, length = 0;                  // tokens: sequences * length
   const float *cos = nullptr, *sin = nullptr;         // [positions, rotated / 2]
   int64_t positions = 0;                              // length, or sequences * length

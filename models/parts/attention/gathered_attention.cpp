@@ -1,5 +1,6 @@
 #include "models/parts/attention/gathered_attention.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -7,6 +8,7 @@
 #include <ATen/ops/empty.h>
 
 #include "base/failpoint.h"
+#include "models/kernels/attention/heads.h"
 #include "models/kernels/common/dtype.h"
 #include "models/kernels/kernels.h"
 #include "models/layers/activation_checkpoint.h"
@@ -21,7 +23,8 @@ using at::Tensor;
 using Parts = std::vector<SequencePart>;
 
 // Keys and values are all-gathered together, one collective per part, as chunks
-// (models/kernels/key_chunks/key_chunks.h). The chunks of one rank are [parts, 1, 2, batch, tokens, ...].
+// (models/kernels/key_chunks/key_chunks.h). The chunks of one rank are [parts, 1, 2, batch, tokens, ...],
+// where narrower values have zeros behind them.
 
 Tensor empty_chunks(const Tensor& local, int64_t ranks, at::ScalarType dtype) {
   std::vector<int64_t> shape = local.sizes().vec();
@@ -29,17 +32,17 @@ Tensor empty_chunks(const Tensor& local, int64_t ranks, at::ScalarType dtype) {
   return at::empty(shape, local.options().dtype(dtype));
 }
 
-// Packs this rank's k, v [batch, kv_heads, seq, head_dim] into chunks.
+// Packs this rank's k, v [batch, kv_heads, seq, head_dim or v_head_dim] into chunks.
 Tensor packed_by_part(const Tensor& k, const Tensor& v, int64_t parts) {
   const Tensor packed =
       at::empty({parts, 1, 2, k.size(0), k.size(2) / parts, k.size(1), k.size(3)}, k.options());
-  kernels::table().pack_keys(packed, k, v);
+  kernels::table().pack_keys(packed, k, kernels::pad_heads(v, k.size(3)));
   return packed;
 }
 
-// [2, batch, seq, kv_heads, head_dim] -> keys and values [batch, kv_heads, seq, head_dim]
-std::pair<Tensor, Tensor> by_heads(const Tensor& keys) {
-  return {keys.select(0, 0).transpose(1, 2), keys.select(0, 1).transpose(1, 2)};
+// [2, batch, seq, kv_heads, head_dim] -> keys and values [batch, kv_heads, seq, head_dim or v_head_dim]
+std::pair<Tensor, Tensor> by_heads(const Tensor& keys, int64_t v_head_dim) {
+  return {keys.select(0, 0).transpose(1, 2), keys.select(0, 1).transpose(1, 2).narrow(3, 0, v_head_dim)};
 }
 
 class GatheredKeys {
@@ -55,16 +58,16 @@ class GatheredKeys {
       pending_.push_back(cp_group.start_all_gather_into(exchanged_.select(0, i), local.select(0, i)));
   }
 
-  // Returns keys and values [batch, kv_heads, end, head_dim] of the sequence, where `end` is the end of part
-  // i.
-  std::pair<Tensor, Tensor> before(int64_t end, int64_t i) {
+  // Returns keys and values [batch, kv_heads, end, head_dim or v_head_dim] of the sequence, where `end` is
+  // the end of part i.
+  std::pair<Tensor, Tensor> before(int64_t end, int64_t i, int64_t v_head_dim) {
     if (i >= taken_) {
       for (int64_t part = taken_; part <= i; ++part) pending_[part].wait();
       kernels::table().unpack_keys(in_order_, exchanged_.narrow(0, taken_, i + 1 - taken_), taken_);
       taken_ = i + 1;
       if (taken_ == exchanged_.size(0)) exchanged_.reset();
     }
-    return by_heads(in_order_.narrow(2, 0, end));
+    return by_heads(in_order_.narrow(2, 0, end), v_head_dim);
   }
 
  private:
@@ -81,25 +84,27 @@ class KeyGradients {
   KeyGradients(const Tensor& local, Exchange& cp_group)
       : cp_group_(cp_group), sums_(empty_chunks(local, 1, kernels::opmath_dtype(local))) {}
 
-  // Adds the gradients k, v [batch, kv_heads, end, head_dim] from the queries of this rank's part i. Parts
-  // are added from the last to the first, so the gradients of part i of all ranks are then complete: starts
-  // their reduce-scatter.
+  // Adds the gradients k, v [batch, kv_heads, end, head_dim or v_head_dim] from the queries of this rank's
+  // part i. Parts are added from the last to the first, so the gradients of part i of all ranks are then
+  // complete: starts their reduce-scatter.
   void add(const Tensor& k, const Tensor& v, int64_t i) {
     const bool first = !partial_.defined();  // the last part sees the most keys
     if (first) partial_ = empty_chunks(sums_, cp_group_.size(), sums_.scalar_type());
-    (first ? kernels::table().pack_keys : kernels::table().add_keys)(partial_.narrow(0, 0, i + 1), k, v);
+    (first ? kernels::table().pack_keys : kernels::table().add_keys)(partial_.narrow(0, 0, i + 1), k,
+                                                                     kernels::pad_heads(v, k.size(3)));
     failpoint("step.keys");
     pending_.push_back(cp_group_.start_reduce_scatter_sum(sums_.select(0, i), partial_.select(0, i)));
   }
 
-  // Returns the gradients of this rank's keys and values, [batch, kv_heads, seq, head_dim] of `dtype`.
-  std::pair<Tensor, Tensor> take(at::ScalarType dtype) {
+  // Returns the gradients of this rank's keys and values, [batch, kv_heads, seq, head_dim or v_head_dim] of
+  // `dtype`.
+  std::pair<Tensor, Tensor> take(at::ScalarType dtype, int64_t v_head_dim) {
     for (Pending& pending : pending_) pending.wait();
     const Tensor local =
         at::empty({2, sums_.size(3), sums_.size(0) * sums_.size(4), sums_.size(5), sums_.size(6)},
                   sums_.options().dtype(dtype));
     kernels::table().unpack_keys(local, sums_, /*first_part=*/0);
-    return by_heads(local);
+    return by_heads(local, v_head_dim);
   }
 
  private:
@@ -117,12 +122,17 @@ Tensor joined(const variable_list& parts) {
   return at::cat(rows, 1).transpose(1, 2);
 }
 
+bool passes_in_ring(const SequenceContext& context, const ContextGroup& cp) {
+  return cp.ring && serves_ring(context.parts.front().mask.kind);
+}
+
 // Returns the output, then the log-sum-exp and the extras of the kernel for each part.
-variable_list attend(const Tensor& q, const Tensor& local, const Parts& parts, Exchange& cp_group) {
+variable_list attend(const Tensor& q, const Tensor& local, int64_t v_head_dim, const Parts& parts,
+                     Exchange& cp_group) {
   GatheredKeys keys(local, parts, cp_group);
   variable_list outputs, others;
   for (size_t i = 0; i < parts.size(); ++i) {
-    const auto [k, v] = keys.before(parts[i].range.end, i);
+    const auto [k, v] = keys.before(parts[i].range.end, i, v_head_dim);
     const int64_t tokens = parts[i].range.size();
     kernels::AttentionResult result = kernels::attention_forward(
         q.narrow(2, static_cast<int64_t>(i) * tokens, tokens), k, v, parts[i].mask);
@@ -144,8 +154,8 @@ struct GatheredAttentionFunction : Function<GatheredAttentionFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Parts& parts, Exchange* cp_group, SelectiveCheckpoint* checkpoint) {
     const Tensor local = packed_by_part(k, v, static_cast<int64_t>(parts.size()));
-    const variable_list results =
-        saved_or_computed(checkpoint, /*save=*/true, [&] { return attend(q, local, parts, *cp_group); });
+    const variable_list results = saved_or_computed(
+        checkpoint, /*save=*/true, [&] { return attend(q, local, v.size(3), parts, *cp_group); });
     variable_list saved = {q, local};
     saved.insert(saved.end(), results.begin(), results.end());
     context->save_for_backward(saved);
@@ -158,12 +168,13 @@ struct GatheredAttentionFunction : Function<GatheredAttentionFunction> {
     const Parts& parts = state->parts;
     const auto saved = context->get_saved_variables();
     const Tensor &q = saved[0], &local = saved[1], &output = saved[2];
+    const int64_t v_head_dim = output.size(3);
     const auto others = static_cast<int64_t>((saved.size() - 3) / parts.size());  // of each part
     GatheredKeys keys(local, parts, *state->cp_group);
     KeyGradients sums(local, *state->cp_group);
     variable_list grad_q(parts.size());
     for (size_t i = parts.size(); i-- > 0;) {
-      const auto [k, v] = keys.before(parts[i].range.end, i);
+      const auto [k, v] = keys.before(parts[i].range.end, i, v_head_dim);
       const auto queries = [&, tokens = parts[i].range.size()](const Tensor& t) {
         return t.narrow(2, static_cast<int64_t>(i) * tokens, tokens);
       };
@@ -174,19 +185,44 @@ struct GatheredAttentionFunction : Function<GatheredAttentionFunction> {
       grad_q[i] = std::move(gradients.q);
       sums.add(gradients.k, gradients.v, i);
     }
-    const auto [grad_k, grad_v] = sums.take(local.scalar_type());
+    const auto [grad_k, grad_v] = sums.take(local.scalar_type(), v_head_dim);
     return {joined(grad_q), grad_k, grad_v, Tensor(), Tensor(), Tensor()};
   }
 };
 
 }  // namespace
 
+int64_t value_width_over_ranks(const Tensor& q, int64_t v_head_dim, const SequenceContext& context,
+                               const ContextGroup& cp) {
+  const int64_t head_dim = q.size(3), seq = q.size(1);
+  int64_t width = v_head_dim;
+  const auto add_call = [&](int64_t queries, int64_t keys, kernels::MaskKind mask) {
+    width = std::max(width, kernels::value_width({.dtype = q.scalar_type(),
+                                                  .head_dim = head_dim,
+                                                  .v_head_dim = v_head_dim,
+                                                  .queries = queries,
+                                                  .keys = keys,
+                                                  .mask = mask},
+                                                 q.device()));
+  };
+  if (cp.group == nullptr) {
+    add_call(seq, seq, context.mask.kind);
+  } else if (passes_in_ring(context, cp)) {
+    const int64_t rows = seq / static_cast<int64_t>(context.parts.size());  // the shortest of a call
+    add_call(rows, rows, kernels::MaskKind::kCausal);
+  } else {
+    for (const SequencePart& part : context.parts)
+      add_call(part.range.size(), part.range.end, part.mask.kind);
+  }
+  return width;
+}
+
 Tensor attention_over_ranks(const Tensor& q, const Tensor& k, const Tensor& v, const SequenceContext& context,
                             const ContextGroup& cp, const BlockRun& run) {
   SelectiveCheckpoint* checkpoint = run.attention_checkpoint();
   if (cp.group == nullptr) return ops::attention(q, k, v, context.mask, checkpoint);
   const Parts& parts = context.parts;
-  if (cp.ring && serves_ring(parts.front().mask.kind))
+  if (passes_in_ring(context, cp))
     return ring_attention(q, k, v, *cp.group, /*head_tail=*/parts.size() == 2, checkpoint);
   return GatheredAttentionFunction::apply(q, k, v, parts, cp.group, checkpoint);
 }

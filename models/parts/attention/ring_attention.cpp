@@ -8,6 +8,7 @@
 #include <ATen/ops/stack.h>
 
 #include "base/failpoint.h"
+#include "models/kernels/attention/heads.h"
 #include "models/kernels/attention/merge.h"
 #include "models/kernels/common/dtype.h"
 #include "models/kernels/kernels.h"
@@ -53,9 +54,9 @@ class RingBuffer {
   }
 
   const Tensor& here() const { return here_; }
-  // [batch, kv_heads, seq, head_dim]
+  // [batch, kv_heads, seq, head_dim or v_head_dim]
   Tensor k() const { return here_.select(0, 0).transpose(1, 2); }
-  Tensor v() const { return here_.select(0, 1).transpose(1, 2); }
+  Tensor v(int64_t v_head_dim) const { return here_.select(0, 1).transpose(1, 2).narrow(3, 0, v_head_dim); }
 
  private:
   Exchange& cp_group_;
@@ -64,8 +65,9 @@ class RingBuffer {
   Pending pending_;
 };
 
+// Narrower values have zeros behind them.
 Tensor packed_keys(const Tensor& k, const Tensor& v) {
-  return at::stack({k.transpose(1, 2), v.transpose(1, 2)});
+  return at::stack({k.transpose(1, 2), kernels::pad_heads(v, k.size(3)).transpose(1, 2)});
 }
 
 // Returns the output, the log-sum-exp of all keys, and the extras of the kernel of the first step.
@@ -82,7 +84,7 @@ variable_list attend_round(const Tensor& q, const Tensor& k, const Tensor& v, Ex
     if (!step.attends) continue;
     merge_attention(ring_rows(output, step.queries), ring_rows(own.lse, step.queries),
                     kernels::attention_forward(ring_rows(q, step.queries), ring_rows(keys.k(), step.keys),
-                                               ring_rows(keys.v(), step.keys), {step.mask}));
+                                               ring_rows(keys.v(v.size(3)), step.keys), {step.mask}));
   }
   variable_list results = {output.to(q.scalar_type()), own.lse};
   results.insert(results.end(), own.extras.begin(), own.extras.end());
@@ -106,7 +108,8 @@ kernels::AttentionGradients gradients_round(const Tensor& grad, const Tensor& q,
   // Adds the gradients of all of a rank's keys, or of the first half.
   const auto add = [&](const Tensor& grad_k, const Tensor& grad_v) {
     const Tensor halves = gradients.here().unflatten(2, {head_tail ? 2 : 1, -1}).permute({2, 0, 1, 3, 4, 5});
-    (begun ? kernels::table().add_keys : kernels::table().pack_keys)(halves.unsqueeze(1), grad_k, grad_v);
+    (begun ? kernels::table().add_keys : kernels::table().pack_keys)(
+        halves.unsqueeze(1), grad_k, kernels::pad_heads(grad_v, grad_k.size(3)));
   };
   for (const RingStep& step : ring_steps(cp_group.size(), cp_group.rank(), head_tail)) {
     if (step.source == cp_group.rank()) continue;
@@ -119,9 +122,9 @@ kernels::AttentionGradients gradients_round(const Tensor& grad, const Tensor& q,
         lse_of_second_half = ring_rows(lse, RingRows::kSecondHalf).contiguous();
       const kernels::AttentionResult step_result = {ring_rows(result.output, step.queries),
                                                     all ? lse : lse_of_second_half, result.extras};
-      step_gradients = kernels::attention_backward(ring_rows(grad, step.queries), ring_rows(q, step.queries),
-                                                   ring_rows(keys.k(), step.keys),
-                                                   ring_rows(keys.v(), step.keys), {step.mask}, step_result);
+      step_gradients = kernels::attention_backward(
+          ring_rows(grad, step.queries), ring_rows(q, step.queries), ring_rows(keys.k(), step.keys),
+          ring_rows(keys.v(v.size(3)), step.keys), {step.mask}, step_result);
       ring_rows(grad_q, step.queries).add_(step_gradients.q);
     }
     gradients.finish();  // from the previous rank, which had these keys in the previous step
@@ -136,7 +139,7 @@ kernels::AttentionGradients gradients_round(const Tensor& grad, const Tensor& q,
   add(own.k, own.v);
   const Tensor grad_keys = gradients.here().to(k.scalar_type());
   return {grad_q.to(q.scalar_type()), grad_keys.select(0, 0).transpose(1, 2),
-          grad_keys.select(0, 1).transpose(1, 2)};
+          grad_keys.select(0, 1).transpose(1, 2).narrow(3, 0, v.size(3))};
 }
 
 struct RingState : torch::CustomClassHolder {

@@ -47,9 +47,9 @@ constexpr bool serves_ring(kernels::MaskKind mask) {
 std::vector<RingStep> ring_steps(int ranks, int rank, bool head_tail);
 
 // Computes the attention of q [batch, heads, seq, head_dim] and k, v [batch, kv_heads, seq, head_dim], this
-// rank's tokens -> the shape of q. The mask is causal. All ranks of the group must call it in the
-// same order, in backward too. `checkpoint`, which may be null, saves the output, so that the recomputation
-// communicates nothing.
+// rank's tokens -> the shape of q; values and the result may have a smaller v_head_dim. The mask is causal.
+// All ranks of the group must call it in the same order, in backward too. `checkpoint`, which may be null,
+// saves the output, so that the recomputation communicates nothing.
 at::Tensor ring_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Exchange& cp_group,
                           bool head_tail, SelectiveCheckpoint* checkpoint);
 

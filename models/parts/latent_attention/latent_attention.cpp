@@ -13,11 +13,12 @@ using at::Tensor;
 
 struct LatentHeadsFunction : Function<LatentHeadsFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& q, const Tensor& kv,
-                               const Tensor& shared, const Tensor& cos, const Tensor& sin, double factor) {
+                               const Tensor& shared, const Tensor& cos, const Tensor& sin, double factor,
+                               int64_t value_width) {
     context->save_for_backward({cos, sin});
     context->saved_data["factor"] = factor;
     context->saved_data["values"] = kv.size(-1) - (q.size(-1) - shared.size(-1));
-    const kernels::Heads heads = kernels::table().latent_heads(q, kv, shared, cos, sin, factor);
+    const kernels::Heads heads = kernels::table().latent_heads(q, kv, shared, cos, sin, factor, value_width);
     return {heads.q, heads.k, heads.v};
   }
 
@@ -26,7 +27,7 @@ struct LatentHeadsFunction : Function<LatentHeadsFunction> {
     const kernels::LatentGradients gradients = kernels::table().latent_heads_backward(
         {grads[0], grads[1], grads[2]}, saved[0], saved[1], context->saved_data["factor"].toDouble(),
         context->saved_data["values"].toInt());
-    return {gradients.q, gradients.kv, gradients.shared, Tensor(), Tensor(), Tensor()};
+    return {gradients.q, gradients.kv, gradients.shared, Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -78,14 +79,14 @@ LatentAttention::Projections LatentAttention::project(at::TensorList x, const Bl
 
 Tensor LatentAttention::forward(at::TensorList x, const SequenceContext& context, const BlockRun& run) const {
   const auto [q, kv, shared] = project(x, run);
-  const variable_list heads =
-      LatentHeadsFunction::apply(q.unflatten(-1, {heads_, -1}), kv.unflatten(-1, {heads_, -1}), shared,
-                                 context.cos, context.sin, context.attention_factor);
-  const Tensor attended = attention_over_ranks(heads[0].transpose(1, 2), heads[1].transpose(1, 2),
-                                               heads[2].transpose(1, 2), context, context_group_, run)
-                              .narrow(-1, 0, value_width_)
-                              .transpose(1, 2);  // [batch, seq, heads, value width]
-  return row_linear(attended.flatten(-2), wo_, OutputUse::kRecomputed, run);
+  const Tensor queries = q.unflatten(-1, {heads_, -1});
+  const variable_list heads = LatentHeadsFunction::apply(
+      queries, kv.unflatten(-1, {heads_, -1}), shared, context.cos, context.sin, context.attention_factor,
+      value_width_over_ranks(queries, value_width_, context, context_group_));
+  Tensor attended = attention_over_ranks(heads[0].transpose(1, 2), heads[1].transpose(1, 2),
+                                         heads[2].transpose(1, 2), context, context_group_, run);
+  if (attended.size(-1) != value_width_) attended = attended.narrow(-1, 0, value_width_);
+  return row_linear(attended.transpose(1, 2).flatten(-2), wo_, OutputUse::kRecomputed, run);
 }
 
 }  // namespace hyperion::models

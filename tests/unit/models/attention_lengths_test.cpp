@@ -4,6 +4,7 @@
 #include <cmath>
 #include <memory>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include <catch2/catch.hpp>
@@ -263,6 +264,27 @@ TEST_CASE("attention to parts of the keys is merged into that to all, forward an
       CHECK(
           largest_relative({result.output, result.lse, dq, at::cat(dk, 2), at::cat(dv, 2)}, wanted, in.grad) <
           (dtype == at::kDouble ? 1e-12 : (dtype == at::kFloat ? 3e-6 : 1.2e-2) * factor));
+    }
+}
+
+TEST_CASE("causal attention to more keys in two calls is that of one call") {
+  at::manual_seed(36);
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16})
+    for (const auto& [queries, keys, v_head_dim] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
+             {64, 128, 24}, {70, 230, 24}, {64, 448, 16}, {1, 9, 16}}) {
+      const Lengths c = {2, 4, 2, queries, keys, 24};
+      LengthInput in = input_of(c, dtype);
+      in.v = in.v.narrow(3, 0, v_head_dim);
+      in.grad = in.grad.narrow(3, 0, v_head_dim);
+      const auto result = kernels::causal_attention_in_two_calls(in.q, in.k, in.v);
+      const auto grads = kernels::causal_attention_in_two_calls_backward(in.grad, in.q, in.k, in.v, result);
+      CAPTURE(dtype, queries, keys, v_head_dim);
+      CHECK(largest_relative({result.output, result.lse, grads.q, grads.k, grads.v},
+                             by_plain_form(c, widened(in)), in.grad) < (dtype == at::kDouble  ? 1e-12
+                                                                        : dtype == at::kFloat ? 3e-6
+                                                                                              : 1.2e-2));
+      CHECK(result.output.scalar_type() == dtype);
+      CHECK(grads.v.sizes() == in.v.sizes());
     }
 }
 

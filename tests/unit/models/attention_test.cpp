@@ -276,7 +276,7 @@ TEST_CASE("libtorch's attention serves a CPU where it is asked for and packed do
 
 TEST_CASE("the kernels for CPUs take float32 and bfloat16 and heads of up to 256") {
   const auto serves = [](int64_t head_dim, at::ScalarType dtype) {
-    return kernels::serves(kernels::AttentionKernel::kCpu, {dtype, head_dim, 3, 3});
+    return kernels::serves(kernels::AttentionKernel::kCpu, {dtype, head_dim, head_dim, 3, 3});
   };
   CHECK(serves(256, at::kFloat));
   CHECK(serves(1, at::kBFloat16));

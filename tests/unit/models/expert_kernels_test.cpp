@@ -75,36 +75,43 @@ TEST_CASE("the source of the CUDA heads of latent attention follows the plain fo
     const Tensor angles =
         c.by_document ? at::rand({c.batch, c.seq, c.rotated / 2}) * 6 : at::rand({c.seq, c.rotated / 2}) * 6;
     const Tensor cos = angles.cos(), sin = angles.sin();
-    const kernels::Heads made = own::latent_heads(kOnThreads, q, kv, shared, cos, sin, c.factor),
-                         wanted = plain::latent_heads(q, kv, shared, cos, sin, c.factor);
-    CHECK(made.q.equal(wanted.q));
-    CHECK(made.k.equal(wanted.k));
-    CHECK(made.v.equal(wanted.v));
-    const kernels::Heads on_cpu = kernels::cpu::latent_heads(q, kv, shared, cos, sin, c.factor);
-    CHECK(near_plain(on_cpu.q, wanted.q));
-    CHECK(near_plain(on_cpu.k, wanted.k));
-    CHECK(on_cpu.v.equal(wanted.v));
-    // Gradients as attention gives them, heads before tokens.
-    const auto grad = [&] { return random_of({c.batch, c.heads, c.seq, width}, dtype).transpose(1, 2); };
-    const kernels::Heads grads = {grad(), grad(), grad()};
-    const auto back = own::latent_heads_backward(kOnThreads, grads, cos, sin, c.factor, c.values),
-               expected = plain::latent_heads_backward(grads, cos, sin, c.factor, c.values);
-    CHECK(back.q.equal(expected.q));
-    CHECK(back.kv.equal(expected.kv));
-    CHECK(near_plain(back.shared, expected.shared));
-    const auto cpu_back = kernels::cpu::latent_heads_backward(grads, cos, sin, c.factor, c.values);
-    CHECK(near_plain(cpu_back.q, expected.q));
-    CHECK(cpu_back.kv.equal(expected.kv));
-    CHECK(near_plain(cpu_back.shared, expected.shared));
+    for (const int64_t value_width : {width, c.values}) {
+      const kernels::Heads made =
+                               own::latent_heads(kOnThreads, q, kv, shared, cos, sin, c.factor, value_width),
+                           wanted = plain::latent_heads(q, kv, shared, cos, sin, c.factor, value_width);
+      CHECK(wanted.v.size(-1) == value_width);
+      CHECK(made.q.equal(wanted.q));
+      CHECK(made.k.equal(wanted.k));
+      CHECK(made.v.equal(wanted.v));
+      const kernels::Heads on_cpu =
+          kernels::cpu::latent_heads(q, kv, shared, cos, sin, c.factor, value_width);
+      CHECK(near_plain(on_cpu.q, wanted.q));
+      CHECK(near_plain(on_cpu.k, wanted.k));
+      CHECK(on_cpu.v.equal(wanted.v));
+      // Gradients as attention gives them, heads before tokens.
+      const auto grad = [&](int64_t of_head) {
+        return random_of({c.batch, c.heads, c.seq, of_head}, dtype).transpose(1, 2);
+      };
+      const kernels::Heads grads = {grad(width), grad(width), grad(value_width)};
+      const auto back = own::latent_heads_backward(kOnThreads, grads, cos, sin, c.factor, c.values),
+                 expected = plain::latent_heads_backward(grads, cos, sin, c.factor, c.values);
+      CHECK(back.q.equal(expected.q));
+      CHECK(back.kv.equal(expected.kv));
+      CHECK(near_plain(back.shared, expected.shared));
+      const auto cpu_back = kernels::cpu::latent_heads_backward(grads, cos, sin, c.factor, c.values);
+      CHECK(near_plain(cpu_back.q, expected.q));
+      CHECK(cpu_back.kv.equal(expected.kv));
+      CHECK(near_plain(cpu_back.shared, expected.shared));
+    }
   }
   const Tensor heads = at::ones({1, 2, 2, 8}), angles = at::ones({2, 2});
-  CHECK_THROWS(own::latent_heads(kOnThreads, heads, heads, at::ones({1, 2, 2}), angles, angles, 1.0));
-  CHECK_THROWS(
-      own::latent_heads(kOnThreads, heads, at::ones({1, 1, 2, 8}), at::ones({1, 2, 4}), angles, angles, 1.0));
+  CHECK_THROWS(own::latent_heads(kOnThreads, heads, heads, at::ones({1, 2, 2}), angles, angles, 1.0, 8));
+  CHECK_THROWS(own::latent_heads(kOnThreads, heads, at::ones({1, 1, 2, 8}), at::ones({1, 2, 4}), angles,
+                                 angles, 1.0, 8));
   const auto& table = kernels::table();
   const Tensor odd = at::ones({1, 2, 2, 7}), shared = at::ones({1, 2, 4});
-  CHECK(table.latent_heads.why_plain(odd, heads, shared, angles, angles, 1.0) == "heads of odd widths");
-  CHECK(table.latent_heads.why_plain(heads, odd, shared, angles, angles, 1.0) == "heads of odd widths");
+  CHECK(table.latent_heads.why_plain(odd, heads, shared, angles, angles, 1.0, 8) == "heads of odd widths");
+  CHECK(table.latent_heads.why_plain(heads, odd, shared, angles, angles, 1.0, 8) == "heads of odd widths");
 }
 
 TEST_CASE("the source of the CUDA router chooses as the plain form and follows its weights and gradients") {

@@ -261,7 +261,7 @@ TEST_CASE("Each thread's scratch of attention counts on a CPU") {
   };
   for (const int64_t head_dim : {17, 24, 256})  // padded as the kernels pad them
     CHECK(fp32_with(head_dim) == Approx(scratch(blocks.fp32, head_dim)).epsilon(0.01));
-  CHECK_FALSE(kernels::serves(kernels::AttentionKernel::kCpu, {at::kFloat, 257, 1, 1}));
+  CHECK_FALSE(kernels::serves(kernels::AttentionKernel::kCpu, {at::kFloat, 257, 257, 1, 1}));
   CHECK(fp32_with(257) == 0);
   CHECK(size.attention_threads == static_cast<double>(model.attention.n_kv_heads));
   const double one = size.states() + size.description + size.activations + size.tokens + size.attention;
