@@ -59,7 +59,7 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
   const bool real = options.backend != CommBackend::kFake && environment.world_size > 1;
   const bool nccl = options.backend == CommBackend::kNccl;
   if (real) {
-    network_ = describe_network(gloo_interfaces(environment), nccl, network_variables());
+    network_ = describe_network(gloo_interfaces(environment), nccl && !options.staged, network_variables());
     if (nccl) {
       require_consistent_variables();
       set_unless_user_did(nccl_environment(options));
@@ -67,7 +67,7 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
     Fingerprint identity = options.identity;
     identity["WORLD_SIZE"] = std::to_string(environment.world_size);
     identity["mesh"] = mesh.describe();
-    identity["device"] = nccl ? "cuda" : "cpu";
+    identity["device"] = options.staged ? "cuda, HYPERION_COMM=staged" : nccl ? "cuda" : "cpu";
     identity["WORLD_SIZE = LOCAL_WORLD_SIZE"] = environment.single_host() ? "yes" : "no";
     store_ = join_ranks(environment, identity, options.init_timeout, options.response_timeout);
     const StoreWatch watch(environment, 2 * options.init_timeout);
@@ -98,7 +98,8 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
   const auto name = [&, slice = mesh.slice(environment.rank, MeshDim::kPp)](const char* what) {
     return fmt::format("{}/{}", what, slice);
   };
-  if (real && nccl && stages.size() > 1)
+  // Through shared memory one group serves both directions: who waits for one moves the bytes of the other.
+  if (real && nccl && !options.staged && stages.size() > 1)
     pp_down_ = make_group(name("pp_down"), mesh.coordinate(environment.rank, MeshDim::kPp), stages, options,
                           environment.single_host(), GroupTraffic::kStages);
   if (options.tied) {
@@ -245,6 +246,15 @@ std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name,
       if (!group) {
         group = make_gloo_communicator(name, rank, ranks, store, environment_, options.init_timeout);
       }
+    } else if (options.staged) {
+      const StoreWatch watch(environment_, 2 * options.init_timeout);
+      group = make_shared_memory_communicator(name, rank, ranks, *store, options.init_timeout,
+                                              options.mailbox_pieces, /*staged=*/true);
+      if (!group)
+        throw_config(
+            "HYPERION_COMM=staged: the ranks of group {} cannot map each other's memory; start them "
+            "in one PID namespace of one host",
+            name);
     } else {
       const PhaseGuard phase(fmt::format("connection of group {}", name));
       const CtaLimits limits = cta_limits(traffic, options.pipeline_ctas);
@@ -261,7 +271,7 @@ std::shared_ptr<Communicator> ProcessGroups::make_group(const std::string& name,
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    if (options.backend == CommBackend::kNccl)
+    if (options.backend == CommBackend::kNccl && !options.staged)
       throw_what_nccl_lacks(error, environment_.rank, options, name, traffic);
     if (exhausted_resource(error) || gpu_fault(error)) throw;
     throw_comm("rank {} could not connect group {} (ranks {}): {}", environment_.rank, name, rank_list(ranks),

@@ -31,6 +31,9 @@ struct CommOptions {
   std::chrono::milliseconds response_timeout = kPeerResponseTimeout;
   bool shared_memory = true;  // kGloo: ranks of one host exchange through memory, if possible, not sockets
   int device_index = 0;       // the CUDA device of this rank (kNccl)
+  // kNccl: GPU tensors travel through pinned memory and the shared memory of this host, so that several ranks
+  // can share a GPU, which NCCL refuses (HYPERION_COMM=staged).
+  bool staged = false;
   int trace_buffer_size = 20000;  // NCCL flight recorder: number of recorded operations; 0 = off
   std::string trace_prefix{};     // NCCL flight recorder: dump file is <trace_prefix><rank>
   Fingerprint identity{};         // must be equal on all ranks, like the mesh: configuration, binary

@@ -12,8 +12,10 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
+#include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "base/device/streams.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/pack.h"
@@ -108,7 +110,7 @@ class SharedMemoryCommunicator : public Communicator {
     segments_.clear();
   }
 
- private:
+ protected:
   Finish do_all_gather(const std::vector<CollectivePart>& parts) override {
     return for_each_part(parts,
                          [this](const CollectivePart& part) { return gather_rows(part.out, part.in); });
@@ -215,6 +217,7 @@ class SharedMemoryCommunicator : public Communicator {
     };
   }
 
+ private:
   static MailboxMemory& mailbox_memory(const SharedSegment& segment, int index) {
     return reinterpret_cast<MailboxMemory*>(segment.extra())[index];
   }
@@ -393,19 +396,78 @@ class SharedMemoryCommunicator : public Communicator {
   uint64_t end_ = 0;                 // end of the last message in this rank's ring
 };
 
+// Moves GPU tensors through pinned memory, for ranks that share a GPU. The host waits for the current stream
+// before each operation, and for the other ranks in each collective, which is complete when it returns. A
+// received tensor is copied to the GPU by the stream that is current in wait().
+class StagedCommunicator final : public SharedMemoryCommunicator {
+ public:
+  using SharedMemoryCommunicator::SharedMemoryCommunicator;
+  std::string_view backend() const override { return "staged"; }
+
+ private:
+  using Base = SharedMemoryCommunicator;
+  static at::Tensor pinned_for(const at::Tensor& tensor) {
+    return at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
+  }
+  static at::Tensor start_copy_to_host(const at::Tensor& tensor) {
+    const at::Tensor host = pinned_for(tensor);
+    host.copy_(tensor, /*non_blocking=*/true);
+    return host;
+  }
+
+  Finish do_all_gather(const std::vector<CollectivePart>& parts) override {
+    return in_host_memory(parts, [this](const auto& host) { return Base::do_all_gather(host); });
+  }
+  Finish do_reduce_scatter_sum(const std::vector<CollectivePart>& parts) override {
+    return in_host_memory(parts, [this](const auto& host) { return Base::do_reduce_scatter_sum(host); });
+  }
+  template <typename Start>
+  static Finish in_host_memory(const std::vector<CollectivePart>& parts, const Start& start) {
+    if (parts[0].in.is_cpu()) return start(parts);
+    std::vector<CollectivePart> on_host;
+    for (const auto& [out, in] : parts) on_host.push_back({pinned_for(out), start_copy_to_host(in)});
+    DeviceStream::current(parts[0].in.device()).synchronize();
+    start(on_host)();
+    for (size_t i = 0; i < parts.size(); ++i) parts[i].out.copy_(on_host[i].out, /*non_blocking=*/true);
+    return nullptr;
+  }
+  Finish do_all_reduce(const at::Tensor& tensor, bool max) override {
+    if (tensor.is_cpu()) return Base::do_all_reduce(tensor, max);
+    const at::Tensor on_host = start_copy_to_host(tensor);
+    DeviceStream::current(tensor.device()).synchronize();
+    Base::do_all_reduce(on_host, max)();
+    tensor.copy_(on_host, /*non_blocking=*/true);
+    return nullptr;
+  }
+  Finish do_transfers(const std::vector<Transfer>& transfers, bool is_all_to_all) override {
+    if (transfers[0].tensor.is_cpu()) return Base::do_transfers(transfers, is_all_to_all);
+    std::vector<Transfer> on_host = transfers;
+    for (auto& [kind, tensor, peer] : on_host)
+      tensor = kind == Transfer::Kind::kSend ? start_copy_to_host(tensor) : pinned_for(tensor);
+    DeviceStream::current(transfers[0].tensor.device()).synchronize();
+    return [transfers, on_host, finish = Base::do_transfers(on_host, is_all_to_all)] {
+      finish();
+      for (size_t i = 0; i < transfers.size(); ++i) {
+        if (transfers[i].kind == Transfer::Kind::kReceive)
+          transfers[i].tensor.copy_(on_host[i].tensor, /*non_blocking=*/true);
+      }
+    };
+  }
+};
+
 }  // namespace
 
 std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, int rank,
                                                               std::vector<int> global_ranks,
                                                               c10d::Store& store,
                                                               std::chrono::milliseconds timeout,
-                                                              uint32_t mailbox_pieces) {
+                                                              uint32_t mailbox_pieces, bool staged) {
   const int size = static_cast<int>(global_ranks.size());
   const size_t mailboxes = SharedMemoryCommunicator::mailbox_bytes(global_ranks.size());
   std::optional<SharedSegment> local = SharedSegment::create(mailboxes);
   if (!local)
-    log_warning("rank {}: no shared memory between the ranks of this host ({}): they use Gloo",
-                global_ranks[rank], std::strerror(errno));
+    log_warning("rank {}: no shared memory between the ranks of this host ({}){}", global_ranks[rank],
+                std::strerror(errno), staged ? "" : ": they use Gloo");
   // Exchanges a value between all ranks in two requests to the store.
   const auto exchange = [&]<typename Value>(const char* what, const Value& local_value) {
     std::vector<std::string> keys;
@@ -428,6 +490,9 @@ std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, 
     if (good) segments.push_back(std::move(*segment));
   }
   if (std::ranges::count(exchange("good", good), false) > 0) return nullptr;
+  if (staged)
+    return std::make_unique<StagedCommunicator>(std::move(name), rank, std::move(global_ranks),
+                                                std::move(segments), timeout, mailbox_pieces);
   return std::make_unique<SharedMemoryCommunicator>(std::move(name), rank, std::move(global_ranks),
                                                     std::move(segments), timeout, mailbox_pieces);
 }

@@ -21,11 +21,12 @@ namespace hyperion::parallel {
 
 // Collective over the group; `store` must be scoped to it. `mailbox_pieces` is the ring size of each
 // mailbox, at most MailboxMemory::kPieces. Returns null on every rank if any rank cannot map the memory of
-// another (separate PID namespaces): then use Gloo.
+// another (separate PID namespaces): then use Gloo. `staged`: it also takes GPU tensors, which it moves
+// through pinned memory.
 std::unique_ptr<Communicator> make_shared_memory_communicator(std::string name, int rank,
                                                               std::vector<int> global_ranks,
                                                               c10d::Store& store,
                                                               std::chrono::milliseconds timeout,
-                                                              uint32_t mailbox_pieces);
+                                                              uint32_t mailbox_pieces, bool staged = false);
 
 }  // namespace hyperion::parallel

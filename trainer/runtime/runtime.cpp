@@ -34,6 +34,24 @@ parallel::Fingerprint job_identity(const config::JobConfig& config) {
   return identity;
 }
 
+// Whether GPU tensors travel through the host's memory.
+bool wants_staging(bool on_gpu, bool dry_run, const parallel::Environment& environment) {
+  const std::optional<std::string> wanted = environment_variable("HYPERION_COMM");
+  if (!wanted || wanted->empty()) return false;
+  if (*wanted != "staged")
+    throw_config("HYPERION_COMM = \"{}\": expected \"staged\", or no such variable", *wanted);
+  if (!on_gpu || dry_run || !environment.single_host())
+    throw_config("HYPERION_COMM=staged is for ranks of one host that share its GPUs, but {}: unset it",
+                 dry_run   ? "this is a dry run"
+                 : !on_gpu ? "this job runs on CPUs"
+                           : "this job has several hosts");
+  log_warning(
+      "HYPERION_COMM=staged: GPU tensors travel through this host's memory while their GPU waits; this "
+      "checks "
+      "values and is no way to train");
+  return true;
+}
+
 }  // namespace
 
 parallel::Environment job_environment(const config::JobConfig& config) {
@@ -155,6 +173,7 @@ Runtime start_runtime(const config::ResolvedConfig& resolved, const models::Mode
     // nothing.
     ::setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);
   }
+  options.staged = wants_staging(runtime.device.is_cuda(), runtime.dry_run, environment);
   options.identity = job_identity(config);
   if (config::is_dry_run(config)) {
     options.backend = parallel::CommBackend::kFake;
