@@ -1,6 +1,6 @@
-// What a GPU reaches in the operations that a training of llama3 8B consists of, each with a check of its
-// numbers where it could be wrong:
-//   benchmark_gpu [--small] ceilings | attention | block | operations | float8
+// What a GPU reaches in the operations that a training of llama3 8B consists of, and in those of experts,
+// each with a check of its numbers where it could be wrong:
+//   benchmark_gpu [--small] ceilings | attention | block | operations | float8 | experts
 // Prints a JSON object per line; one with "wrong" says what is wrong, and the exit code is then 1. --small:
 // sizes for a rehearsal on a simulated GPU. Without a GPU: exit code 77.
 #include <algorithm>
@@ -34,7 +34,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "base/error.h"
-#include "benchmarks/device_timing.h"
+#include "benchmarks/gpu.h"
 #include "models/flavors/registry.h"
 #include "models/float8/cast.h"
 #include "models/float8/scaled_matmul.h"
@@ -44,54 +44,13 @@
 
 using namespace hyperion;
 using at::Tensor;
-using Works = std::vector<std::function<void()>>;
 
 namespace {
 
-constexpr int kRounds = 9;
 constexpr int64_t kWorlds[] = {8, 64, 256, 1024};
-// One BF16 rounding is up to 2^-9 of a value; sums of a block's length leave about this of the norm.
-constexpr double kBf16Error = 0.02;
-
-bool small = false;
-bool found_wrong = false;
-
-int64_t size(int64_t whole, int64_t rehearsed) {
-  return small ? rehearsed : whole;
-}
-
-Tensor random(at::IntArrayRef shape, at::ScalarType dtype = at::kBFloat16) {
-  return at::randn(shape, at::TensorOptions(at::kCUDA)).to(dtype);
-}
-
-// `fields`: further members of the object, each with a comma before it. `wrong`: what is wrong, or "".
-void print_row(std::string_view name, const std::string& fields, const std::string& wrong = "") {
-  fmt::print("{{\"name\": \"{}\"{}{}}}\n", name, fields,
-             wrong.empty() ? "" : fmt::format(", \"wrong\": \"{}\"", wrong));
-  std::fflush(stdout);
-  found_wrong = found_wrong || !wrong.empty();
-}
-
-std::vector<double> medians(const Works& works, int times) {
-  return interleaved_medians(works, at::kCUDA, small ? 1 : kRounds, small ? 1 : times);
-}
-
-double seconds_of(const std::function<void()>& work, int times = 5) {
-  return medians({work}, times)[0];
-}
-
-double relative_error(const Tensor& found, const Tensor& reference) {
-  const Tensor wanted = reference.to(at::kFloat);
-  return ((found.to(at::kFloat) - wanted).norm() / wanted.norm()).item<double>();
-}
 
 float8::Quantized transposed(const float8::Quantized& x) {
   return {x.values.t(), x.scale.t(), x.inverse.defined() ? x.inverse.t() : x.inverse};
-}
-
-// NaN never passes.
-std::string error_over(double error, double limit) {
-  return error <= limit ? "" : fmt::format("relative error {:.3g}, at most {:.3g} expected", error, limit);
 }
 
 // --- ceilings ----------------------------------------------------------------------------------------------
@@ -502,15 +461,13 @@ int main(int argc, char** argv) try {
     void (*run)(const BenchmarkDevice&);
     bool gradients = false;
   };
-  constexpr Part kParts[] = {{"ceilings", ceilings},
-                             {"attention", attention},
-                             {"block", block, true},
-                             {"operations", operations},
-                             {"float8", float8_shapes}};
+  constexpr Part kParts[] = {{"ceilings", ceilings},     {"attention", attention},  {"block", block, true},
+                             {"operations", operations}, {"float8", float8_shapes}, {"experts", experts}};
   const auto part = std::ranges::find(kParts, words.empty() ? "" : words.back(), &Part::name);
   if (part == std::end(kParts) || std::ssize(words) != 1 + (small ? 1 : 0)) {
-    std::fprintf(stderr,
-                 "usage: benchmark_gpu [--small] ceilings | attention | block | operations | float8\n");
+    std::fprintf(
+        stderr,
+        "usage: benchmark_gpu [--small] ceilings | attention | block | operations | float8 | experts\n");
     return 2;
   }
   const BenchmarkDevice place = choose_benchmark_device();

@@ -158,6 +158,13 @@ def measured(rows):
         for direction in ("forward", "backward"):
             if (cool := row_of(rows, name, f"{direction}_tflops")) and clock:
                 found[f"{kernel}_{direction}"] = cool * clock, cool
+    # Three products of one model's experts, beside those of a dense block.
+    experts = {}
+    for row in rows:
+        if row["name"].startswith("experts of ") and " bf16 " in row["name"]:
+            experts.setdefault(row["name"].rpartition(" ")[0], []).append(row["tflops"])
+    if experts and bf16:
+        found["grouped"] = [len(rates) / sum(1 / rate for rate in rates) / (bf16[0] / clock) for rates in experts.values()]
     if copy := row_of(rows, "copy on the device, bytes read and written", "gb_per_s"):
         found["copy"] = copy * (1 - SPREAD), copy * (1 + SPREAD)
     if shares := [row["of_copy"] for row in rows if row["name"].endswith(", fused") and "of_copy" in row]:
