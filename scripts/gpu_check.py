@@ -362,7 +362,8 @@ def choose(options, place):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=pathlib.Path)
-    parser.add_argument("--part", choices=("1", "2", "3", "all"), default="all", help="1 NCCL, kernels and 8B, 2 speed, 3 the rest; each takes less than ten minutes")
+    parser.add_argument("--part", choices=("0", "1", "2", "3", "all"), default="all",
+                        help="0 the first hour: NCCL, experts, rings, pipelines; 1 other kernels and 8B, 2 speed, 3 the rest; each takes less than ten minutes")
     parser.add_argument("--only", metavar="NAME", default="", help="checks with this in their name")
     parser.add_argument("--budget", metavar="SECONDS", type=float, default=BUDGET_SECONDS, help="of each part, its start with it (570)")
     parser.add_argument("--json", type=pathlib.Path, help="the report; default: gpu_check.json, or gpu_check.partN.json of one part")

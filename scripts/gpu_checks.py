@@ -1,9 +1,11 @@
-"""What scripts/gpu_check.py runs, in three parts, with a limit for each check; and how its output is read.
+"""What scripts/gpu_check.py runs, in four parts, with a limit for each check; and how its output is read.
 
-Part 1: NCCL, kernels and numbers, then a step of llama3 8B as rank 0 of 8 (collectives are copies on this GPU). Part 2: speed, what the
-card can do and torchtitan 0.2.2 on the same task. Part 3: the rest, memory errors last.
+Part 0, the first hour on a card: NCCL and the newest kernels, losses of three models, products of experts, and steps of five models as rank
+0 of a job (collectives are copies on this GPU). Part 1: the other kernels and numbers, and llama3 8B in other forms. Part 2: speed, what
+the card can do and torchtitan 0.2.2 on the same task. Part 3: the rest, memory errors last.
 """
 import dataclasses
+import functools
 import importlib.util
 import json
 import pathlib
@@ -45,10 +47,12 @@ class Check:
     allotment: str = ""  # checks of one allotment share ALLOTMENTS[allotment] seconds
 
 
-ALLOTMENTS = {"first tests": 200, "other tests": 125}
-# Tests of part 1 by what is in their names: the only contact with NCCL that one GPU allows comes first.
-FIRST_TESTS = ("every collective of NCCL", "fused kernel", "kernel of a norm", "every kernel", "products of bf16", "gradients that a GPU packs",
-               "attention on a GPU", "the FP8 cast on a GPU", "FP8 scales", "FP8 products", "MXFP8")
+ALLOTMENTS = {"first tests": 120, "kernel tests": 140, "other tests": 125}
+# Tests of part 0 by what is in their names: the only contact with NCCL that one GPU allows comes first.
+FIRST_TESTS = ("every collective of NCCL", "exchanges with itself", "products of groups", "fused kernels of experts", "attention to keys of another length",
+               "attention on a GPU", "products of experts in FP8", "the FP8 cast on a GPU", "gradients of blocks with experts")
+KERNEL_TESTS = ("fused kernel", "kernel of a norm", "every kernel", "products of bf16", "gradients that a GPU packs", "FP8 scales", "FP8 products",
+                "cast of a training")  # of part 1
 RANK_OF_FOUR = ("a rank of four",)
 SANITIZED = "every kernel takes odd shapes and one row and long rows and unaligned addresses in one process"  # of gpu_tests
 
@@ -89,17 +93,19 @@ def falling_loss(output, _):
     return (f"loss {first['loss']} -> {last['loss']}; memory: {last['reserved_gib']}GiB  tps: {last['tps']:,.0f}", {"steps": steps})
 
 
-def speed(output, _):
-    """Medians of the steps from the fourth on."""
+def speed(output, _, causal_share=CAUSAL_SHARE):
+    """Medians of the steps from the fourth on. No `causal_share`: of another model or length than llama3 8B's 8192."""
     steps = steps_of(output)
     warm = [step for step in steps if step["step"] >= 4]
     if not warm:
         raise ValueError("no step line of step 4 or later")
     figures = {name: statistics.median(step[name] for step in warm) for name in ("tps", "tflops", "mfu")}
-    figures["mfu_causal"] = figures["mfu"] * CAUSAL_SHARE
+    if causal_share:
+        figures["mfu_causal"] = figures["mfu"] * causal_share
     figures["reserved_gib"] = max(step["reserved_gib"] for step in steps)
-    return (f"{figures['tps']:,.0f} tokens/s, {figures['tflops']:.0f} TFLOP/s, MFU {figures['mfu']:.1f} % "
-            f"(causal {figures['mfu_causal']:.1f} %), {figures['reserved_gib']:.1f} GiB reserved", figures)
+    causal = f" (causal {figures['mfu_causal']:.1f} %)" if causal_share else ""
+    return (f"{figures['tps']:,.0f} tokens/s, {figures['tflops']:.0f} TFLOP/s, MFU {figures['mfu']:.1f} %{causal}, "
+            f"{figures['reserved_gib']:.1f} GiB reserved", figures)
 
 
 def same_losses(output, _):
@@ -112,6 +118,20 @@ def same_losses(output, _):
     if not apart < 0.02:
         raise ValueError(f"the losses are up to {apart:.4f} apart")
     return f"losses at most {apart:.5f} apart over {half} steps", {"gpu": losses[:half], "cpu": losses[half:]}
+
+
+def as_one_rank(output, _):
+    """Of trainings of one model: one rank, a pipeline, other meshes; then the digests of the first two."""
+    digests, steps = re.findall(r"^([0-9a-f]{16})  total ", output, re.MULTILINE), steps_of(output)
+    runs = [[step["loss"] for step in steps[first:first + STAGED_STEPS]] for first in range(0, len(steps), STAGED_STEPS)]
+    if len(digests) != 2 or len(steps) != STAGED_STEPS * (2 + len(STAGED_MESHES)):
+        raise ValueError(f"{len(steps)} step lines and {len(digests)} digests of {2 + len(STAGED_MESHES)} trainings")
+    if digests[0] != digests[1]:
+        raise ValueError("the pipeline's digest is not one rank's")
+    apart = max(abs(here - there) for run in runs[2:] for here, there in zip(run, runs[0]))
+    if not apart < 0.005:
+        raise ValueError(f"the losses of other meshes are up to {apart:.4f} apart from one rank's")
+    return f"the pipeline has one rank's digest; losses of other meshes at most {apart:.5f} apart from one rank's", {"losses": runs, "digest": digests[0]}
 
 
 def json_lines(output, _):
@@ -144,9 +164,9 @@ def traced(_, folder):
             table)
 
 
-def traced_speed(output, folder):
+def traced_speed(output, folder, causal_share=CAUSAL_SHARE):
     """Medians leave the few steps out that the profiler slows down."""
-    (speed_note, figures), (trace_note, table) = speed(output, folder), traced(output, folder)
+    (speed_note, figures), (trace_note, table) = speed(output, folder, causal_share), traced(output, folder)
     return f"{speed_note}; {trace_note}", {**figures, "trace": table}
 
 
@@ -156,15 +176,17 @@ def traced_speed(output, folder):
 SMALL_BATCH = ["--training.local_batch_size=1", "--training.seq_len=64"]
 
 
-def benchmark(place, part, limit):
+def benchmark(place, part, limit, name=""):
     small = ["--small"] if place.small else []
-    return Check("benchmark", part, limit, [[str(place.programs / "benchmark_gpu"), *small, part]], read=json_lines)
+    return Check("benchmark", name or part, limit, [[str(place.programs / "benchmark_gpu"), *small, part]], read=json_lines)
 
 
-def rank_0(place, name, limit, mode, options=(), ranks=8, steps=8, read=speed, skipped=""):
-    model = DEBUG if place.small else LARGE
-    command = [str(place.binary), "train", model, "--comm.mode=fake_backend", *ASSETS, f"--training.steps={steps}", "--metrics.log_freq=1",
-               "--metrics.disable_color_printing", f"--activation_checkpoint.mode={mode}", "--job.dump_folder={folder}", *options, *(SMALL_BATCH if place.small else [])]
+def rank_0(place, name, limit, mode, options=(), ranks=8, steps=8, read=speed, skipped="", model=LARGE, small=(DEBUG,)):
+    """`small`: what a rehearsal trains in the place of `model`: a configuration and options. No mode: the configuration's."""
+    given = [small[0], *options, *SMALL_BATCH, *small[1:]] if place.small else [model, *options]
+    mode = [f"--activation_checkpoint.mode={mode}"] if mode else []
+    command = [str(place.binary), "train", given[0], "--comm.mode=fake_backend", *ASSETS, f"--training.steps={steps}", "--metrics.log_freq=1",
+               "--metrics.disable_color_printing", *mode, "--job.dump_folder={folder}", *given[1:]]
     return Check("rank 0", name, limit, [command], {"NGPU": str(ranks), "HYPERION_DEVICE": "cuda"}, read, skipped)
 
 
@@ -189,23 +211,48 @@ def torchtitan(place, name, limit, mode, compiled=False, float8=False):
     return Check("torchtitan", name, limit, [command], environment, speed, skipped)
 
 
-def training(place, name, limit, options, ranks=1, skipped="", read=falling_loss, devices=("cuda",)):
+def training(place, name, limit, options, ranks=1, skipped="", read=falling_loss, devices=("cuda",), model=DEBUG):
     commands = []
     for device in devices:
         launch = ["env", f"HYPERION_DEVICE={device}", f"NPROC={ranks}", sys.executable, str(place.root / "scripts" / "launch.py")]
-        commands.append([*launch, str(place.binary), "train", DEBUG, "--metrics.log_freq=1", "--metrics.disable_color_printing",
+        commands.append([*launch, str(place.binary), "train", model, "--metrics.log_freq=1", "--metrics.disable_color_printing",
                          f"--job.dump_folder={{folder}}/{device}", *options, *(SMALL_BATCH if place.small else [])])
     return Check("training", name, limit, commands, read=read, skipped=skipped)
+
+
+def losses_as_on_the_cpu(place, model, options=()):
+    name = pathlib.Path(model).stem.removesuffix("_debug").replace("debug_model", "llama3")
+    return training(place, f"losses as on the CPU, {name}", 20, ["--training.steps=6", "--training.local_batch_size=1", "--training.seq_len=512",
+                                                                 "--debug.seed=1", *options], read=same_losses, devices=("cuda", "cpu"), model=model)
+
+
+STAGED_STEPS = 3
+STAGED_MESHES = {"experts": ["--parallelism.expert_parallel_degree=2"], "context": ["--parallelism.context_parallel_degree=2"]}
+
+
+def staged(place, limit):
+    """Two ranks on one GPU (HYPERION_COMM=staged): kernels, streams and what is exchanged are those of several GPUs, NCCL is not."""
+    common = [str(place.binary), "train", "configs/deepseek_v3_debug.toml", *FEW_EXPERTS, f"--training.steps={STAGED_STEPS}", "--training.global_batch_size=4",
+              f"--training.seq_len={64 if place.small else 512}", "--metrics.log_freq=1", "--metrics.disable_color_printing", "--debug.seed=1",
+              "--debug.deterministic", "--checkpoint.enable", "--checkpoint.interval=1000", "--comm.speed_check_seconds=0"]
+    pipeline = ["--training.local_batch_size=4", "--parallelism.pipeline_parallel_degree=2", "--parallelism.fsdp_reshard_after_forward=always"]
+    runs = {"one": ["--training.local_batch_size=1"], "pipeline": pipeline,
+            **{name: ["--training.local_batch_size=1", *options] for name, options in STAGED_MESHES.items()}}
+    commands = [["env", "HYPERION_DEVICE=cuda", *(["NPROC=1"] if name == "one" else ["NPROC=2", "HYPERION_COMM=staged"]), sys.executable,
+                 str(place.root / "scripts" / "launch.py"), *common, f"--job.dump_folder={{folder}}/{name}", *options] for name, options in runs.items()]
+    commands += [[str(place.binary), "ckpt", "digest", f"{{folder}}/{name}/checkpoint/step-{STAGED_STEPS}"] for name in ("one", "pipeline")]
+    return Check("training", "ranks on one GPU give one rank's numbers", limit, commands, read=as_one_rank)
 
 
 def no_fp8(place):
     return "" if all(capability >= FIRST_WITH_FP8 for capability in place.capabilities) else "this GPU has no FP8"
 
 
-def gpu_tests(place, names, allotment):
-    """The tests with one of these in their names, in the order of the names."""
+def gpu_tests(place, names, allotment, but=()):
+    """The tests with one of these in their names and none of `but`, in the order of the names."""
     def order(test):
-        return next((number for number, name in enumerate(names) if name in test["name"]), len(names))
+        left_out = any(name in test["name"] for name in but)
+        return next((number for number, name in enumerate(names) if name in test["name"] and not left_out), len(names))
 
     return [Check("test", test["name"], 60, [test["command"]], dict(entry.split("=", 1) for entry in test["environment"]),
                   skip=tuple(test["skip"]), allotment=allotment)
@@ -223,15 +270,44 @@ def training_options(place):
     return [f"--training.steps={6 if place.small else 20}"]
 
 
-def part_1(place):
-    profiled = ["--profiling.enable_profiling", "--profiling.profile_freq=12", "--profiling.profiler_warmup=1",
-                "--profiling.profiler_active=2"]
+PROFILED = ["--profiling.enable_profiling", "--profiling.profile_freq=12", "--profiling.profiler_warmup=1", "--profiling.profiler_active=2"]
+# A ring of 8 ranks with 32k tokens of a sequence on each, in 4 blocks: a step of all 32 takes some 20 seconds.
+LONG_OF_8B = ["--training.seq_len=262144", "--model.args.max_seq_len=262144", "--model.args.n_layers=4"]
+# Rank 0 of the 405B pipeline with 4 stages of 2 layers, the embedding among them: half of what it has, and half of its microbatches.
+HALF_OF_405B = ["--model.args.n_layers=62", "--parallelism.pipeline_parallel_layers_per_stage=2", "--training.local_batch_size=8"]
+FEW_EXPERTS = ["--model.args.n_layers=2", "--model.args.num_experts=16"]  # of a debug model
+
+
+def part_0(place):
+    other_speed, other_trace = (functools.partial(read, causal_share=None) for read in (speed, traced_speed))
+    experts = ["configs/qwen3_moe_debug.toml", *FEW_EXPERTS, "--parallelism.expert_parallel_degree=8"]
+    latent = ["configs/deepseek_v3_debug.toml", *FEW_EXPERTS, "--parallelism.expert_parallel_degree=8"]
+    ring = [DEBUG, "--parallelism.context_parallel_degree=8", "--parallelism.context_parallel_rotate_method=alltoall"]
+    pipeline = [DEBUG, "--model.args.n_layers=6", "--parallelism.pipeline_parallel_degree=4", "--parallelism.pipeline_parallel_schedule=Interleaved1F1B",
+                "--parallelism.pipeline_parallel_layers_per_stage=1", "--parallelism.tensor_parallel_degree=2", "--training.local_batch_size=4",
+                "--parallelism.pipeline_parallel_microbatch_size=1"]
     return [
         *gpu_tests(place, FIRST_TESTS, "first tests"),
-        training(place, "losses as on the CPU", 40, [*training_options(place), "--training.local_batch_size=1", "--debug.seed=1"],
-                 read=same_losses, devices=("cuda", "cpu")),
-        *gpu_tests(place, RANK_OF_FOUR, "first tests"),
-        rank_0(place, "none, traced", 60, "none", profiled, steps=12, read=traced_speed),
+        losses_as_on_the_cpu(place, DEBUG),
+        losses_as_on_the_cpu(place, "configs/qwen3_moe_debug.toml", FEW_EXPERTS),
+        losses_as_on_the_cpu(place, "configs/deepseek_v3_debug.toml", FEW_EXPERTS),
+        benchmark(place, "experts", 45, "experts, timed"),
+        rank_0(place, "30B-A3B, traced", 50, "", PROFILED, steps=12, read=other_trace, model="configs/qwen3_30b_a3b.toml", small=experts),
+        rank_0(place, "16B, traced", 50, "", ["--training.local_batch_size=2", *PROFILED], steps=12, read=other_trace,
+               model="configs/deepseek_v3_16b.toml", small=latent),
+        rank_0(place, "none, traced", 50, "none", PROFILED, steps=12, read=traced_speed),
+        rank_0(place, "8B, ring of 8, 32k local tokens, 4 blocks", 40, "full", LONG_OF_8B, steps=5, read=other_speed,
+               model="configs/llama3_8b_128k.toml", small=ring),
+        rank_0(place, "405B, of 512, 8 layers", 45, "", HALF_OF_405B, ranks=512, steps=5, read=other_speed,
+               model="configs/llama3_405b_512gpus.toml", small=pipeline),
+        staged(place, 35),
+    ]
+
+
+def part_1(place):
+    return [
+        *gpu_tests(place, KERNEL_TESTS, "kernel tests", but=FIRST_TESTS),
+        *gpu_tests(place, RANK_OF_FOUR, "kernel tests"),
         rank_0(place, "none, reshard never", 45, "none", ["--parallelism.fsdp_reshard_after_forward=never"]),
         rank_0(place, "FP8, none", 45, "none", FP8, skipped=no_fp8(place)),
         benchmark(place, "attention", 30),
@@ -255,9 +331,8 @@ def part_2(place):
 def part_3(place):
     gpus, steps = len(place.capabilities), training_options(place)
     learns = speed if place.small else falling_loss  # a few tokens per step do not lower the loss for certain
-    first = {check.name for check in gpu_tests(place, FIRST_TESTS + RANK_OF_FOUR, "")}
     return [
-        *(check for check in gpu_tests(place, ("",), "other tests") if check.name not in first),
+        *gpu_tests(place, ("",), "other tests", but=FIRST_TESTS + KERNEL_TESTS + RANK_OF_FOUR),
         training(place, "FP8 tensorwise", 25, [*steps, *FP8], skipped=no_fp8(place), read=learns),
         training(place, "FP8 rowwise", 25, [*steps, FP8[0], "--quantize.linear.float8.recipe_name=rowwise"],
                  skipped=no_fp8(place), read=learns),
@@ -274,7 +349,7 @@ def part_3(place):
     ]
 
 
-PARTS = {1: part_1, 2: part_2, 3: part_3}
+PARTS = {0: part_0, 1: part_1, 2: part_2, 3: part_3}
 
 
 def limits(checks):
