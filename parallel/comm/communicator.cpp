@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <stdexcept>
 
@@ -12,6 +13,7 @@
 #include <c10/util/accumulate.h>
 
 #include "base/device/error_text.h"
+#include "base/device/streams.h"
 #include "base/error.h"
 #include "base/gpu_fault.h"
 #include "base/rank_list.h"
@@ -322,7 +324,11 @@ class LocalCommunicator : public Communicator {
       for (const auto& [kind, tensor, peer] : transfers)
         if (kind == Transfer::Kind::kReceive) tensor.zero_();
     });
-    return nullptr;
+    // A receive may be started on another stream than the one that reads it.
+    const at::Device device = transfers[0].tensor.device();
+    const auto received = std::make_shared<DeviceEvent>();
+    received->record(DeviceStream::current(device));
+    return [received, device] { DeviceStream::current(device).wait(*received); };
   }
   Finish do_gather(const at::Tensor& out, const at::Tensor& in) override {
     if (rank() == 0) copy_into_slots({{out, in}});
