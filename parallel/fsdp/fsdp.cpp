@@ -13,59 +13,13 @@
 
 #include "parallel/comm/step_timer.h"
 #include "parallel/comm/trace_range.h"
+#include "parallel/fsdp/gradient_pack.h"
 
 namespace hyperion::parallel {
 namespace {
 
-constexpr at::ScalarType kSumDtype =
-    at::kFloat;  // of sums over microbatches, in whatever dtype they are sent
-
-// Writes the rows of a gradient into `slots`, [world, padded numel], or adds them to it: row r is what rank r
-// holds of it, in torch.chunk's layout. Some ranks hold full rows, then one may hold fewer, and the rest
-// none: the number of copies does not depend on the number of ranks.
-void pack(const at::Tensor& grad, const at::Tensor& slots, bool add) {
-  if (!grad.defined()) {
-    if (!add) slots.zero_();
-    return;
-  }
-  const auto write = [&](const at::Tensor& to, const at::Tensor& from) {
-    if (add)
-      to.add_(from);
-    else
-      to.copy_(from);
-  };
-  const at::Tensor flat = grad.reshape(-1);
-  const int64_t count = slots.size(1), full = flat.numel() / count, rest = flat.numel() % count;
-  write(slots.narrow(0, 0, full), flat.narrow(0, 0, full * count).view({full, count}));
-  if (rest > 0) write(slots.select(0, full).narrow(0, 0, rest), flat.narrow(0, full * count, rest));
-  if (add) return;
-  if (rest > 0) slots.select(0, full).narrow(0, rest, count - rest).zero_();
-  const int64_t used = full + (rest > 0 ? 1 : 0);
-  if (used < slots.size(0)) slots.narrow(0, used, slots.size(0) - used).zero_();
-}
-
-// Returns whether libtorch's kernel for it takes these: one launch for all.
-bool chunk_cat_takes(const std::vector<at::Tensor>& grads, const at::Tensor& packed) {
-  constexpr int64_t kMaxChunks = 65'535;  // of its grid
-  return packed.is_cuda() && packed.size(0) <= kMaxChunks &&
-         std::ranges::all_of(grads,
-                             [&](const auto& grad) {
-                               return grad.defined() && grad.is_contiguous() &&
-                                      grad.scalar_type() == grads[0].scalar_type();
-                             }) &&
-         (grads[0].scalar_type() == packed.scalar_type() ||
-          (grads[0].scalar_type() == at::kBFloat16 && packed.scalar_type() == at::kFloat));
-}
-
-// Returns whether gradients are added to a sum by a kernel for each of them, 10 bytes an element of bf16. Two
-// kernels for all of them make another pack and add it: 18 bytes, which small gradients take for fewer
-// launches.
-bool adds_in_place(const std::vector<at::Tensor>& grads) {
-  constexpr int64_t kNumelOfALaunch = 1 << 20;  // 8 MB of memory traffic take about as long as a launch
-  int64_t numel = 0;
-  for (const at::Tensor& grad : grads) numel += grad.numel();
-  return numel >= kNumelOfALaunch * std::ssize(grads);
-}
+// Of sums over microbatches, in whatever dtype they are sent.
+constexpr at::ScalarType kSumDtype = at::kFloat;
 
 // For each pack of these parameters whose weights can lie side by side: a weight that is gathered with
 // padding behind it, or encoded with a scale of its own, cannot, nor can a frozen one next to others.
@@ -437,7 +391,7 @@ void ShardGroup::pack_gradients(const SentPart& part, const at::Tensor& packed, 
   for (size_t i = 0; i < grads.size(); ++i) {
     const ShardedParameter& parameter = *trained_[part.first + i];
     const int64_t count = parameter.padded_numel(), slot = parameter.aligned_numel();
-    pack(grads[i], packed.narrow(1, offset, count), add);
+    write_rows(grads[i], packed.narrow(1, offset, count), add);
     if (!add && slot > count) packed.narrow(1, offset + count, slot - count).zero_();
     grads[i].reset();
     offset += slot;

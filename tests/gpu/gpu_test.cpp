@@ -6,6 +6,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 
+#include "models/kernels/kernels.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tiny_training.h"
 
@@ -191,6 +192,25 @@ TEST_CASE("state on the host trains to the losses of state on the GPU") {
     const double difference = largest_difference(with(true), with(false));
     CAPTURE(compute, difference);
     CHECK(difference < (compute == at::kFloat ? 1e-4 : 2e-2));
+  }
+}
+
+TEST_CASE("a GPU trains with fused kernels to the losses of plain ones") {
+  if (gpus() == 0) return;
+  for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
+    const auto with = [&](kernels::KernelChoice choice) {
+      return run_one_rank(
+          [compute, choice](const parallel::Environment& environment) {
+            use_gpu(0);
+            kernels::choose_kernels(choice, at::kCUDA);
+            return train_tiny({.compute = compute, .device = at::Device(at::kCUDA, 0)}, environment, 20);
+          },
+          kGpuTimeout);
+    };
+    const double difference =
+        largest_difference(with(kernels::KernelChoice::kAuto), with(kernels::KernelChoice::kPlain));
+    CAPTURE(compute, difference);
+    CHECK(difference < (compute == at::kFloat ? 1e-4 : 0.02));
   }
 }
 

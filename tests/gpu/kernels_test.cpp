@@ -512,23 +512,4 @@ TEST_CASE("every kernel takes odd shapes and one row and long rows and unaligned
     }
 }
 
-TEST_CASE("a GPU trains with fused kernels to the losses of plain ones") {
-  if (gpus() == 0) return;
-  for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
-    const auto with = [&](kernels::KernelChoice choice) {
-      return run_one_rank(
-          [compute, choice](const parallel::Environment& environment) {
-            use_gpu(0);
-            kernels::choose_kernels(choice, at::kCUDA);
-            return train_tiny({.compute = compute, .device = at::Device(at::kCUDA, 0)}, environment, 20);
-          },
-          kGpuTimeout);
-    };
-    const double difference =
-        largest_difference(with(kernels::KernelChoice::kAuto), with(kernels::KernelChoice::kPlain));
-    CAPTURE(compute, difference);
-    CHECK(difference < (compute == at::kFloat ? 1e-4 : 0.02));
-  }
-}
-
 }  // namespace hyperion

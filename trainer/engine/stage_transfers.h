@@ -38,8 +38,8 @@ class StageTransfers {
   // Takes back the memory of a received tensor. Only work already queued on the current stream may still read
   // it.
   void recycle(at::Tensor tensor);
-  // Through shared memory the send is complete when this returns. With more than parallel::kMaxSends in flight
-  // in a direction the compute stream (over sockets: the host) waits for the oldest.
+  // Through shared memory the send is complete when this returns. With more than parallel::kMaxSends in
+  // flight in a direction the compute stream (over sockets: the host) waits for the oldest.
   void send(const at::Tensor& tensor, int peer);
   // Makes the current stream wait for all sends, so that it may overwrite the sent tensors.
   void finish();

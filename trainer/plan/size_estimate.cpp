@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "models/args/attention_heads.h"
+#include "parallel/pipeline/lowering.h"
 #include "trainer/config/schema.h"
 #include "trainer/config/validate.h"
 #include "trainer/config/writers_choice.h"

@@ -63,8 +63,8 @@ variable_list stack_gradients(const SavedExperts& saved, std::function<variable_
   return variable_list(saved.stacks.size());
 }
 
-// Returns a gradient as products of groups read it. gate's and up's lie side by side, so their rows have gaps,
-// which a product of all groups and FP8 casts read.
+// Returns a gradient as products of groups read it. gate's and up's lie side by side, so their rows have
+// gaps, which a product of all groups and FP8 casts read.
 Tensor readable_rows(const Tensor& grad, const Dispatch& dispatch) {
   const bool reads_gaps = dispatch.groups().ends.defined() && grad.stride(1) == 1;
   return reads_gaps ? grad : grad.contiguous();

@@ -9,6 +9,7 @@
 #include "models/kernels/attention/cpu.h"
 #include "models/kernels/attention/cpu_blocks.h"
 #include "tests/support/error_of.h"
+#include "tests/unit/trainer/plan/job_sizes.h"
 #include "trainer/metrics/flops.h"
 #include "trainer/plan/memory_needs.h"
 
@@ -19,10 +20,6 @@ using Catch::Contains;
 
 constexpr double kGB = 1e9;
 
-config::ResolvedConfig resolved(const std::string& toml) {
-  return config::parse_config(toml, "job.toml", {});
-}
-
 std::string refusal(const std::string& toml, const models::ModelArgs& model, double host, int64_t shards = 1,
                     std::optional<double> device = std::nullopt) {
   const config::ResolvedConfig config = resolved(toml);
@@ -31,16 +28,6 @@ std::string refusal(const std::string& toml, const models::ModelArgs& model, dou
   const std::string said = error_of(
       ExitCode::kUsage, [&] { require_memory(config, job_size(config.config, model, shards, 1), memory); });
   return said == "nothing was thrown" ? "" : said;
-}
-
-using parallel::GradientProgress;
-// A share with one moment, in which all stages have the same weights and gradients.
-PipelineShare share_of(const std::vector<PipelineShare::Stage>& stages, int64_t kept_inputs,
-                       const parallel::StageWeights& weights = {}, int64_t deferred_blocks = 0) {
-  return {.stages = stages,
-          .moments = {{.weights = std::vector(stages.size(), weights),
-                       .kept_inputs = kept_inputs,
-                       .deferred_blocks = deferred_blocks}}};
 }
 
 }  // namespace
@@ -79,74 +66,6 @@ TEST_CASE("Tensor parallel ranks share the matrices and the kept activations but
   config.parallelism.disable_loss_parallel = true;
   CHECK(job_size(config, model, 4, 1).activations - eight.activations ==
         Approx(7.0 / 8 * 8192 * 128256 * 4));  // all logits
-}
-
-TEST_CASE("A rank of a pipeline has its stages and what it holds of microbatches at the largest moment") {
-  const models::ModelArgs model = models::model_args("llama3", "8B");
-  const auto parameters = static_cast<double>(models::count_parameters(model).total);
-  const config::JobConfig config =
-      resolved(
-          "[training]\nseq_len = 8192\nlocal_batch_size = 8\n[parallelism]\npipeline_parallel_degree = 2")
-          .config;
-  const PipelineShare first = share_of({{.end_block = 16, .embedding = true}}, 32),
-                      last = share_of({{.first_block = 16, .end_block = 32, .head = true}}, 17);
-  CHECK(parameters_of(model, first.stages[0]) + parameters_of(model, last.stages[0]) == Approx(parameters));
-  const JobSize size = job_size(config, model, 4, 1, &first);
-  CHECK(size.states() == Approx(18 * parameters_of(model, first.stages[0]) / 4));
-  CHECK(size.gathered == 0);
-  const double boundary = 8192.0 * 4096 * 2, rope = 8192.0 * 128 * 4;
-  CHECK(size.activations == Approx(34 * boundary + rope));  // and a tensor each way; no logits
-  CHECK(job_size(config, model, 4, 1, &last).activations > 19 * boundary + rope);
-
-  // A schedule that divides backwards keeps inputs of the four products and gradients of their results.
-  const double read = 2 * 4096 + 4096 + 14336 + 4096 + 2 * 1024 + 2 * 14336 + 2 * 4096;
-  const PipelineShare divided = share_of(first.stages, 32, {}, /*deferred_blocks=*/64);
-  CHECK(job_size(config, model, 4, 1, &divided).activations == Approx(64 * 8192.0 * 2 * read + rope));
-  const PipelineShare few = share_of(first.stages, 32, {}, /*deferred_blocks=*/1);
-  CHECK(job_size(config, model, 4, 1, &few).activations == size.activations);
-
-  PipelineShare looped;
-  for (const int64_t blocks : {4, 1, 2, 3}) looped.stages.push_back({.end_block = blocks});
-  const parallel::StageWeights gathered{.gathered = true}, sharded{};
-  looped.moments = {{.weights = {gathered, gathered, gathered, sharded}, .kept_inputs = 1},
-                    {.weights = {gathered, sharded, gathered, gathered}, .kept_inputs = 1}};
-  CHECK(job_size(config, model, 4, 1, &looped).gathered ==
-        Approx(2 * parameters_of(model, {.end_block = 9})));
-  CHECK(job_size(config, model, 1, 1, &looped).gathered == 0);
-  CHECK(largest_job_size(config, model, 4, 1, std::vector{looped, first}).states() == size.states());
-}
-
-TEST_CASE("A stage of a pipeline has unsharded sums from its first gradients to its last") {
-  const models::ModelArgs model = models::model_args("llama3", "8B");
-  const config::JobConfig config = resolved("[parallelism]\npipeline_parallel_degree = 2").config;
-  using enum GradientProgress;
-  const PipelineShare::Stage first{.end_block = 3}, last{.first_block = 3, .end_block = 4, .head = true};
-  const double blocks = parameters_of(model, first), block = parameters_of(model, {.end_block = 1}),
-               head = parameters_of(model, last) - block;
-  const auto size_of = [&](const std::vector<parallel::StageWeights>& weights, int64_t shards = 4) {
-    const PipelineShare share{.stages = {first, last}, .moments = {{.weights = weights}}};
-    return job_size(config, model, shards, 1, &share);
-  };
-  const auto check = [](const JobSize& size, double sums, double reduced) {
-    CHECK(size.sums == Approx(sums));
-    CHECK(size.reduced == Approx(reduced));
-    CHECK(size.activations == 0);  // no microbatch is in flight
-  };
-  check(size_of({{}, {.head_gradients = kPartial}}), 4 * head, 0);
-  check(size_of({{}, {.gradients = kPartial, .head_gradients = kComplete}}), 4 * block, head);
-  check(size_of({{.gradients = kPartial}, {.gradients = kComplete, .head_gradients = kComplete}}), 4 * blocks,
-        block + head);
-  // One shard adds each microbatch to the gradients.
-  check(size_of({{}, {.gradients = kPartial, .head_gradients = kPartial}}, 1), 0, 4 * (block + head));
-  const PipelineShare share{
-      .stages = {first, last},
-      .moments = {{.weights = {{}, {}}, .kept_inputs = 1}, {.weights = {{.gradients = kPartial}, {}}}}};
-  const JobSize size = job_size(config, model, 4, 1, &share);  // the moment with more bytes
-  CHECK(size.sums == Approx(4 * blocks));
-  // A host holds all sharded gradients throughout.
-  const double small = size.tokens + size.description + size.attention;
-  CHECK(total(memory_needs(config, size, /*on_gpu=*/false).host) ==
-        Approx(size.states() + size.sums + small));
 }
 
 TEST_CASE("stages and tensor parallel ranks of a model with experts have their parts of the parameters") {
@@ -332,24 +251,6 @@ TEST_CASE("Gradients that are reduced once per step need fp32 sums of a tensor p
                  Contains("set parallelism.fsdp_reduce_gradients = \"every_microbatch\""));
   job.config.parallelism.tensor_parallel_degree = 8;
   CHECK(job_size(job.config, model, 8, 4).sums == Approx(parameters / 2).epsilon(1e-3));
-}
-
-TEST_CASE("on a GPU up to four sends of a pipeline are in flight, of which one is among the activations") {
-  const models::ModelArgs model = models::model_args("llama3", "8B");
-  const PipelineShare share{.stages = {{.end_block = 16, .embedding = true}}, .kept_inputs = 16};
-  const double boundary = 2.0 * 2048 * 4096;
-  for (const auto& [sequences, sends] : {std::pair(1, 0), {2, 1}, {4, 3}, {8, 3}}) {
-    config::JobConfig config =
-        resolved("[training]\nseq_len = 2048\n[parallelism]\npipeline_parallel_degree = 2").config;
-    config.training.local_batch_size = sequences;
-    JobSize size = job_size(config, model, 1, 1, &share);
-    CHECK(size.sends == sends * boundary);
-    const double with_sends = total(memory_needs(config, size, /*on_gpu=*/true).device),
-                 on_cpu = total(memory_needs(config, size, /*on_gpu=*/false).host);
-    size.sends = 0;
-    CHECK(with_sends - total(memory_needs(config, size, /*on_gpu=*/true).device) == Approx(sends * boundary));
-    CHECK(on_cpu == total(memory_needs(config, size, /*on_gpu=*/false).host));
-  }
 }
 
 TEST_CASE("what a rank needs is told apart by host and GPU, each part once") {

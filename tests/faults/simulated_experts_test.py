@@ -1,0 +1,90 @@
+"""Experts on simulated GPUs (docs/simulated_gpu.md): what a step launches, copies, exchanges and waits for.
+
+    python3 tests/faults/simulated_experts_test.py build/hyperion
+
+Standard library only.
+"""
+
+import re
+
+from jobs import main
+from simulated_jobs import EP, EXPERTS, FP8_EXPERTS, ONCE, SimulatedJobTest
+
+
+class SimulatedExperts(SimulatedJobTest):
+    def test_gradients_of_experts_are_added_to_their_sum_where_it_is(self):
+        step = self.steady_step(*EXPERTS, EP, ONCE, "--comm.mode=fake_backend", "--activation_checkpoint.mode=none", "--model.args.moe_hidden_dim=1024",
+                                "--training.local_batch_size=1", "--training.global_batch_size=12",
+                                env={"NGPU": "4", "HYPERION_SIMULATED_GPUS": "8", "HYPERION_SIMULATED_COMPUTE": "off"})
+        moved = 0
+        for line, times in step.items():
+            if line.startswith("cost\t") and "\tin=accumulate layers.0" in line:  # of its experts too
+                moved += times * sum(map(int, re.findall(r"\t(?:read|written)=(\d+)", line)))
+        elements = 3 * 32 * 1024 * 32  # w1, w2 and w3 of 32 of the 64 experts
+        written, added = 2 + 4, 2 + 4 + 4  # bytes of an element of the first microbatch and of the second; the third one is reduced
+        self.assertGreaterEqual(moved, (written + added) * elements)
+        self.assertLess(moved, 1.01 * (written + added) * elements)
+
+    def test_experts_take_as_many_launches_whatever_their_number_and_no_wait_for_their_counts(self):
+        none = "--activation_checkpoint.mode=none"
+        steps = {number: self.steady_step(*EXPERTS, none, f"--model.args.num_experts={number}") for number in (8, 256)}
+        launches = {number: sum(times for line, times in step.items() if line.startswith("kernel")) for number, step in steps.items()}
+        blocks = 2
+        self.assertEqual(launches[256], launches[8])
+        products = blocks * (3 + 3 + 3)  # forward, of the inputs' gradients and the weights'
+        in_float8 = {number: self.steady_step(*EXPERTS, *FP8_EXPERTS, none, f"--model.args.num_experts={number}") for number in (8, 256)}
+        launches = {number: sum(times for line, times in step.items() if line.startswith("kernel")) for number, step in in_float8.items()}
+        self.assertLessEqual(launches[256] - launches[8], blocks)
+        for operator, found in (("_grouped_mm", steps), ("_scaled_grouped_mm", in_float8)):
+            for step in found.values():
+                self.assertEqual(step[f"operator\taten::{operator}"], products)
+                self.assertEqual({line: times for line, times in step.items() if line.startswith(("synchronize", "copy\tto pageable"))},
+                                 {"synchronize\tevent": 1.0})
+                copies = [line for line in step if re.match(r"cost\taten::copy_\t.*of=bf16\[\d+,16\]", line)]
+                self.assertEqual(copies, [])  # the gradients of gate and up are read side by side
+        for step in in_float8.values():  # maxima of groups are of our kernel: of the rows and gradients of w1, w2 and w3
+            self.assertEqual(step["operator\thyperion::float8_amax_groups"], blocks * (5 + 3))  # and of the stacks' columns
+            self.assertEqual(step["operator\thyperion::float8_cast_stack"], blocks * 3)
+            passes = r"cost\taten::((segment_reduce|abs)\t.*of=bf16|copy_\t.*of=bf16\[\d+,(16,32|32,16)\])"  # copies: of transposed stacks
+            self.assertEqual([line for line in step if re.match(passes, line)], [])
+        one_by_one = self.run_job(*EXPERTS, none, "--training.mixed_precision_param=float32", "--training.steps=2", code=0, env=self.gpu())
+        self.assertIn("Experts: multiplied one by one, and in each layer the host waits once for their counts of tokens: libtorch's grouped "
+                      "product is one of bfloat16", one_by_one.text())
+
+    def test_expert_parallel_ranks_exchange_by_one_call_each_and_wait_once_a_block_for_the_copies_of_their_counts(self):
+        step = self.steady_step(*EXPERTS, EP, "--activation_checkpoint.mode=none", ranks=2)
+        blocks = 2
+        self.assertEqual([step.get(f"c10d\t{call}") for call in ("all_to_allv", "send", "recv")], [blocks * 5, None, None])
+        counts = f"copy\tto pinned, {8 * 64} bytes"  # of 64 experts: those to send, and those to receive
+        self.assertEqual({line: times for line, times in step.items() if line.startswith("synchronize") or "pageable" in line or line == counts},
+                         {"synchronize\tevent": blocks + 1, counts: blocks * 2})
+        self.assertEqual(step["operator\taten::_grouped_mm"], blocks * (3 + 3 + 3))  # also with the experts of one rank
+
+    def test_rows_travel_while_the_shared_experts_run_and_the_host_waits_under_the_gather_of_the_rows_to_send(self):
+        trace = self.folder / "trace"
+        shared = ["--model.name=deepseek_v3", "--model.args.n_layers=1", "--model.args.n_dense_layers=0", "--model.args.num_experts=4",
+                  "--model.args.top_k=2", "--model.args.num_shared_experts=1", "--model.args.moe_hidden_dim=16", "--model.args.kv_lora_rank=8",
+                  "--model.args.qk_nope_head_dim=4", "--model.args.qk_rope_head_dim=4", "--model.args.v_head_dim=8"]
+        self.run_job(*shared, EP, "--activation_checkpoint.mode=none", "--training.steps=3", "--metrics.log_freq=100", code=0, ranks=2,
+                     env=self.gpu("eager"), env_of={0: {"HYPERION_SIMULATED_TRACE": trace}})
+        names = {"operator\thyperion::order_rows": "order", "operator\thyperion::gather_rows": "gather", "operator\thyperion::sum_rows": "sum",
+                 "operator\taten::mm": "product", "operator\taten::_grouped_mm": "experts", "c10d\tall_to_allv": "exchange", "c10d\twait": "arrived",
+                 "synchronize\tevent": "host waits", "copy\tto pinned, 32 bytes": "copy of counts"}
+        lines = trace.read_text().splitlines()
+        # Nothing else is copied before the first rows leave.
+        found = [names.get(line, line) for line in lines if line in names or line.startswith("copy")]
+        forward = ["order", "exchange", "arrived", *2 * ["copy of counts"], "gather", "arrived", "host waits", "exchange", "order", *2 * ["product"], "arrived"]
+        first = max(i for i, name in enumerate(found) if found[i:i + len(forward)] == forward)
+        step = [name for name in found[first:] if name not in ("gather", "sum") and not name.startswith("copy")]
+        self.assertRegex(" ".join(step), "(experts ){3}exchange arrived (product )+exchange arrived (experts ){6}exchange (product ){4}arrived")
+
+    def test_memory_that_runs_out_on_the_rows_of_experts_is_said_with_block_rows_and_mean(self):
+        job = self.start(*EXPERTS, EP, "--model.args.moe_hidden_dim=2048", "--activation_checkpoint.mode=none", "--training.seq_len=256",
+                         "--training.local_batch_size=8", ranks=2, env=self.gpu(HYPERION_SIMULATED_MEMORY=520 << 20, HYPERION_SIMULATED_NCCL_MEMORY=1 << 20))
+        self.assertIn(72, job.codes(), job.text())
+        self.assertRegex(job.text() + job.text(1), r"layers\.\d\.moe\.experts: memory ran out with 1\d{4} rows for the experts of this rank; the mean of the "
+                                                   r"ranks is 16384\n")
+
+
+if __name__ == "__main__":
+    main()
