@@ -196,7 +196,8 @@ class SizeOfJob {
   // Adds the memory of a step without a pipeline: all units have partial sums at once. Of a pipeline whose
   // moments are unknown it counts the kept inputs alone.
   void add_step() {
-    size_.activations = activations(static_cast<double>(model_.blocks()) / pipeline_ + 1, /*deferred=*/0);
+    size_.activations =
+        activations(static_cast<double>(model_.blocks()) / pipeline_ + 1, /*deferred_blocks=*/0);
     if (pipeline_ > 1) return;
     const auto sum_of = [&](double GradientBytes::*bytes) {
       return sum_over_model(

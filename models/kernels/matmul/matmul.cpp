@@ -24,7 +24,7 @@ void matmul_into(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b
   const bool ours = table().cpu_matmul != nullptr && cpu::takes_matmul(a, b);
   at::Tensor to = out;
   if (ours || (a.is_cpu() && a.scalar_type() == at::kBFloat16 && widens_bf16()))
-    to.copy_(matmul(a, b));
+    to.copy_(kernels::matmul(a, b));
   else
     at::mm_out(to, a, b);
 }
