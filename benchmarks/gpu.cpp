@@ -1,5 +1,5 @@
-// What a GPU reaches in the operations that a training of llama3 8B consists of, and in those of experts,
-// each with a check of its numbers where it could be wrong:
+// This program measures what a GPU reaches in the operations of a training of llama3 8B and in those of
+// experts. It checks the numbers of an operation where it could be wrong:
 //   benchmark_gpu [--small] ceilings | attention | block | operations | float8 | experts
 // Prints a JSON object per line; one with "wrong" says what is wrong, and the exit code is then 1. --small:
 // sizes for a rehearsal on a simulated GPU. Without a GPU: exit code 77.

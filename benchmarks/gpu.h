@@ -1,4 +1,4 @@
-// What the parts of benchmark_gpu share (benchmarks/gpu.cpp): sizes of a rehearsal, rows of the output,
+// The parts of benchmark_gpu (benchmarks/gpu.cpp) share the sizes of a rehearsal, rows of the output and
 // medians.
 #pragma once
 

@@ -1,6 +1,6 @@
-// What experts of three models reach on this GPU: the grouped products of a rank with an eighth (30B-A3B,
-// 16B) or a 64th (671B) of the experts, in bf16 and in FP8, with equal and with skewed groups of rows; and
-// what is around them: the cast by columns of groups, the order of rows, and the counts on their way to the
+// This part of benchmark_gpu times the experts of three models: the grouped products of a rank with an eighth
+// (30B-A3B, 16B) or a 64th (671B) of the experts, in bf16 and in FP8, with equal and with skewed groups of
+// rows. It also times the cast by columns of groups, the order of rows, and the copy of the counts to the
 // host.
 #include <algorithm>
 #include <numeric>
@@ -92,7 +92,7 @@ ThreeProducts float8_products(const ExpertOperands& of, const float8::Scaling& b
           }};
 }
 
-// Of the first group, in fp32.
+// Returns the three products of the first group in fp32.
 std::vector<Tensor> first_group_of(const ExpertOperands& of) {
   const auto rows = [&](const Tensor& all) { return all.narrow(0, 0, of.first_end).to(at::kFloat); };
   const Tensor x = rows(of.x), grad = rows(of.grad), matrix = of.stack[0].to(at::kFloat);
@@ -138,7 +138,7 @@ void time_products(const BenchmarkDevice& place, const ExpertShape& shape, bool 
             fmt::format(", \"us\": {:.1f}, \"gb_per_s\": {:.1f}", 1e6 * seconds, bytes / seconds / 1e9));
 }
 
-// Of as many tokens as the rank has rows, divided by how many experts each chooses.
+// Times the order of rows. Each token chooses top_k experts, so there are rows / top_k tokens.
 void time_order(const ExpertShape& shape) {
   const int64_t tokens = shape.rows / shape.top_k;
   const Tensor choices =

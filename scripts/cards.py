@@ -158,7 +158,7 @@ def measured(rows):
         for direction in ("forward", "backward"):
             if (cool := row_of(rows, name, f"{direction}_tflops")) and clock:
                 found[f"{kernel}_{direction}"] = cool * clock, cool
-    # Three products of one model's experts, beside those of a dense block.
+    # Three products of one model's experts, compared with those of a dense block.
     experts = {}
     for row in rows:
         if row["name"].startswith("experts of ") and " bf16 " in row["name"]:

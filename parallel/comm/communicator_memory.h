@@ -9,7 +9,7 @@ namespace hyperion::parallel {
 
 enum class GroupTraffic : uint8_t {
   kCollectives,  // all-gathers and reductions of weights, gradients and activations
-  kExchanges,    // all-to-alls, rings, and chunks that travel beside a matmul
+  kExchanges,    // all-to-alls, rings, and chunks that overlap a matmul
   kStages,       // sends and receives between pipeline stages
 };
 

@@ -45,7 +45,7 @@ struct CommOptions {
   // of their own.
   std::optional<std::pair<int, int>> tied{};
   int pipeline_ctas = kPipelineCtas;    // kNccl: the most thread blocks of a transfer between pipeline stages
-  bool chunks_tensor_parallel = false;  // tp ranks exchange chunks beside matmuls (kNccl)
+  bool chunks_tensor_parallel = false;  // tp ranks exchange chunks that overlap matmuls (kNccl)
 };
 
 // Environment variables for NCCL's flight recorder and error handling. They are set before the first group

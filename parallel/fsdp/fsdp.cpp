@@ -370,31 +370,31 @@ at::Tensor ShardGroup::empty_pack(const SentPart& part, at::ScalarType dtype) co
 // Writes the gradients of a part's parameters into `packed`, or adds them to it: row r is what rank r will
 // hold. Frees the gradients.
 void ShardGroup::pack_gradients(const SentPart& part, const at::Tensor& packed, bool add) {
-  std::vector<at::Tensor> grads, in_slots;
+  std::vector<at::Tensor> grads, aligned;
   for (size_t i = part.first; i < part.last; ++i) {
     at::Tensor grad = std::exchange(trained_[i]->parameter().weight.mutable_grad(), {});
     if (grad.defined() && trained_[i]->blocks() != grad.size(0))
       grad = grad.reshape({trained_[i]->blocks(), -1});
     grads.push_back(std::move(grad));
-    in_slots.push_back(grads.back());
+    aligned.push_back(grads.back());
     if (const int64_t zeros = trained_[i]->aligned_numel() - trained_[i]->padded_numel(); zeros > 0)
-      in_slots.push_back(zeros_.narrow(0, 0, packed.size(0) * zeros).view({packed.size(0), zeros}));
+      aligned.push_back(zeros_.narrow(0, 0, packed.size(0) * zeros).view({packed.size(0), zeros}));
   }
-  if (chunk_cat_takes(in_slots, packed) && !(add && adds_in_place(grads))) {
+  if (chunk_cat_takes(aligned, packed) && !(add && adds_in_place(grads))) {
     at::Tensor out = add ? at::empty_like(packed) : packed;
-    at::_chunk_cat_out(out, in_slots, /*dim=*/0, /*num_chunks=*/packed.size(0));
+    at::_chunk_cat_out(out, aligned, /*dim=*/0, /*num_chunks=*/packed.size(0));
     if (add) packed.add_(out);
     return;
   }
-  in_slots.clear();
+  aligned.clear();
   int64_t offset = 0;
   for (size_t i = 0; i < grads.size(); ++i) {
     const ShardedParameter& parameter = *trained_[part.first + i];
-    const int64_t count = parameter.padded_numel(), slot = parameter.aligned_numel();
+    const int64_t count = parameter.padded_numel(), aligned_count = parameter.aligned_numel();
     write_rows(grads[i], packed.narrow(1, offset, count), add);
-    if (!add && slot > count) packed.narrow(1, offset + count, slot - count).zero_();
+    if (!add && aligned_count > count) packed.narrow(1, offset + count, aligned_count - count).zero_();
     grads[i].reset();
-    offset += slot;
+    offset += aligned_count;
   }
 }
 

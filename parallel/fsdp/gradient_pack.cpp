@@ -4,9 +4,9 @@
 
 namespace hyperion::parallel {
 
-void write_rows(const at::Tensor& grad, const at::Tensor& slots, bool add) {
+void write_rows(const at::Tensor& grad, const at::Tensor& rows, bool add) {
   if (!grad.defined()) {
-    if (!add) slots.zero_();
+    if (!add) rows.zero_();
     return;
   }
   const auto write = [&](const at::Tensor& to, const at::Tensor& from) {
@@ -16,13 +16,13 @@ void write_rows(const at::Tensor& grad, const at::Tensor& slots, bool add) {
       to.copy_(from);
   };
   const at::Tensor flat = grad.reshape(-1);
-  const int64_t count = slots.size(1), full = flat.numel() / count, rest = flat.numel() % count;
-  write(slots.narrow(0, 0, full), flat.narrow(0, 0, full * count).view({full, count}));
-  if (rest > 0) write(slots.select(0, full).narrow(0, 0, rest), flat.narrow(0, full * count, rest));
+  const int64_t count = rows.size(1), full = flat.numel() / count, rest = flat.numel() % count;
+  write(rows.narrow(0, 0, full), flat.narrow(0, 0, full * count).view({full, count}));
+  if (rest > 0) write(rows.select(0, full).narrow(0, 0, rest), flat.narrow(0, full * count, rest));
   if (add) return;
-  if (rest > 0) slots.select(0, full).narrow(0, rest, count - rest).zero_();
+  if (rest > 0) rows.select(0, full).narrow(0, rest, count - rest).zero_();
   const int64_t used = full + (rest > 0 ? 1 : 0);
-  if (used < slots.size(0)) slots.narrow(0, used, slots.size(0) - used).zero_();
+  if (used < rows.size(0)) rows.narrow(0, used, rows.size(0) - used).zero_();
 }
 
 bool chunk_cat_takes(const std::vector<at::Tensor>& grads, const at::Tensor& packed) {

@@ -7,10 +7,10 @@
 
 namespace hyperion::parallel {
 
-// Writes the rows of a gradient into `slots`, [world, padded numel], or adds them to it: row r is what rank r
+// Writes the rows of a gradient into `rows`, [world, padded numel], or adds them to it: row r is what rank r
 // holds of it, in torch.chunk's layout. Some ranks hold full rows, then one may hold fewer, and the rest
 // none: the number of copies does not depend on the number of ranks.
-void write_rows(const at::Tensor& grad, const at::Tensor& slots, bool add);
+void write_rows(const at::Tensor& grad, const at::Tensor& rows, bool add);
 
 // Returns whether libtorch's kernel for it takes these: one launch for all.
 bool chunk_cat_takes(const std::vector<at::Tensor>& grads, const at::Tensor& packed);

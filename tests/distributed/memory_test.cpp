@@ -103,10 +103,10 @@ constexpr int kShards = 2;
 struct PipelineCase {
   parallel::PipelineKind schedule;
   int ranks, rank;
-  int64_t layers = 96;  // many, so that sums are large beside one unit's weights and gradients
+  int64_t layers = 96;  // many, so that sums are large compared with one unit's weights and gradients
 };
 
-// Bytes of one rank in a step, beside the state that it holds throughout.
+// The bytes that one rank allocates in a step, in addition to its state.
 struct StepMemory {
   int64_t sums, total;  // estimated: the unsharded sums, and these with gathered weights and activations
   int64_t measured;

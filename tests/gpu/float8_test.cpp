@@ -57,6 +57,12 @@ auto on_float8_gpu(const Function& function, int first_capability = 89)
       kGpuTimeout);
 }
 
+// Checks that each of the function's counts of differences is 0.
+template <typename Function>
+void check_none_differ(const Function& function, int first_capability = 89) {
+  for (const auto count : on_float8_gpu(function, first_capability)) CHECK(count == 0);
+}
+
 Tensor on_gpu(const Tensor& x) {
   return x.to(at::kCUDA);
 }
@@ -96,7 +102,7 @@ double sqnr(const Tensor& reference, const Tensor& other) {
 }  // namespace
 
 TEST_CASE("the FP8 cast on a GPU has the bits of its plain form") {
-  const auto differing = on_float8_gpu([](const Environment&) {
+  check_none_differ([](const Environment&) {
     at::manual_seed(11);
     std::vector<int> results;
     for (at::ScalarType from : {at::kFloat, at::kBFloat16})
@@ -112,12 +118,11 @@ TEST_CASE("the FP8 cast on a GPU has the bits of its plain form") {
           }
     return results;
   });
-  for (const auto count : differing) CHECK(count == 0);
 }
 
 TEST_CASE(
     "the FP8 cast on a GPU rounds every bf16 number as libtorch does and takes any address and any rows") {
-  const auto differing = on_float8_gpu([](const Environment&) -> std::vector<int64_t> {
+  check_none_differ([](const Environment&) -> std::vector<int64_t> {
     const Tensor every = at::arange(65536, at::kInt).to(at::kShort).view(at::kBFloat16).view({512, 128});
     int64_t sum = 0;
     for (at::ScalarType dtype : {kE4m3, kE5m2})
@@ -142,11 +147,10 @@ TEST_CASE(
     sum += empty.rows.numel() + empty.columns.numel();
     return {sum};
   });
-  for (const auto count : differing) CHECK(count == 0);
 }
 
 TEST_CASE("the FP8 cast on a GPU makes the scales of amaxes on the way") {
-  const auto differing = on_float8_gpu([](const Environment&) {
+  check_none_differ([](const Environment&) {
     at::manual_seed(15);
     std::vector<int> results;
     for (at::ScalarType from : {at::kFloat, at::kBFloat16})
@@ -172,7 +176,6 @@ TEST_CASE("the FP8 cast on a GPU makes the scales of amaxes on the way") {
           }
     return results;
   });
-  for (const auto count : differing) CHECK(count == 0);
 }
 
 TEST_CASE("products of experts in FP8 on a GPU are near their emulation") {
@@ -211,7 +214,7 @@ TEST_CASE("products of experts in FP8 on a GPU are near their emulation") {
 }
 
 TEST_CASE("the cast to MXFP8 on a GPU has the bits of its plain form") {
-  const auto differing = on_float8_gpu([](const Environment&) {
+  check_none_differ([](const Environment&) {
     at::manual_seed(16);
     std::vector<int> results;
     for (at::ScalarType from : {at::kFloat, at::kBFloat16})
@@ -230,7 +233,6 @@ TEST_CASE("the cast to MXFP8 on a GPU has the bits of its plain form") {
         }
     return results;
   });
-  for (const auto count : differing) CHECK(count == 0);
 }
 
 TEST_CASE("MXFP8 products of a GPU are near their emulation") {
@@ -265,7 +267,7 @@ TEST_CASE("MXFP8 products of a GPU are near their emulation") {
 }
 
 TEST_CASE("FP8 scales of a GPU have the bits of the CPU's") {
-  const auto differing = on_float8_gpu([](const Environment&) {
+  check_none_differ([](const Environment&) {
     at::manual_seed(13);
     std::vector<int> results;
     for (at::ScalarType from : {at::kFloat, at::kBFloat16})
@@ -280,11 +282,10 @@ TEST_CASE("FP8 scales of a GPU have the bits of the CPU's") {
           }
     return results;
   });
-  for (const auto count : differing) CHECK(count == 0);
 }
 
 TEST_CASE("maxima of groups of rows on a GPU have the bits of the plain form") {
-  const auto differing = on_float8_gpu([](const Environment&) {
+  check_none_differ([](const Environment&) {
     at::manual_seed(18);
     std::vector<int> results;
     for (at::ScalarType from : {at::kFloat, at::kBFloat16})
@@ -298,11 +299,10 @@ TEST_CASE("maxima of groups of rows on a GPU have the bits of the plain form") {
       }
     return results;
   });
-  for (const auto count : differing) CHECK(count == 0);
 }
 
 TEST_CASE("a stack is cast on a GPU to the bits of the CPU's") {
-  const auto differing = on_float8_gpu([](const Environment&) {
+  check_none_differ([](const Environment&) {
     at::manual_seed(19);
     std::vector<int> results;
     for (at::ScalarType from : {at::kFloat, at::kBFloat16})
@@ -319,11 +319,10 @@ TEST_CASE("a stack is cast on a GPU to the bits of the CPU's") {
       }
     return results;
   });
-  for (const auto count : differing) CHECK(count == 0);
 }
 
 TEST_CASE("FP8 products are rescaled on a GPU to the bits of the CPU's") {
-  const auto differing = on_float8_gpu([](const Environment&) {
+  check_none_differ([](const Environment&) {
     at::manual_seed(14);
     std::vector<int> results;
     for (const auto& [m, n] : {std::pair(1, 16), std::pair(33, 48), std::pair(1000, 1040)})
@@ -335,7 +334,6 @@ TEST_CASE("FP8 products are rescaled on a GPU to the bits of the CPU's") {
         }
     return results;
   });
-  for (const auto count : differing) CHECK(count == 0);
 }
 
 // What libtorch and cuBLAS refuse of rows that 16 does not divide is for gpu_check to record

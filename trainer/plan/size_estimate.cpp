@@ -173,7 +173,7 @@ class SizeOfJob {
   // Bytes of the gradients of some parameters.
   struct GradientBytes {
     double sums = 0;      // unsharded sums while some microbatches have added their gradients
-    double partial = 0;   // sharded gradients beside these sums
+    double partial = 0;   // sharded gradients in addition to these sums
     double complete = 0;  // sharded gradients when all microbatches have added theirs
   };
 

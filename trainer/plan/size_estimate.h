@@ -25,7 +25,7 @@ struct JobSize {
   double optimizer = 0;    // optimizer states
   double gradients = 0;    // sharded gradients
   double sums = 0;         // unsharded gradients, summed over the microbatches of a step
-  double reduced = 0;      // sharded gradients that a GPU holds beside `sums`
+  double reduced = 0;      // sharded gradients that a GPU holds in addition to `sums`
   double gathered = 0;     // gathered weights: of pipeline stages (for several microbatches) or of a block
   double averages = 0;     // EMA
   double activations = 0;  // most at once: block inputs or deferred wgrad inputs, and a chunk of logits
@@ -51,7 +51,7 @@ struct PipelineShare {
     bool embedding = false, head = false;
   };
   std::vector<Stage> stages{};
-  // What the rank holds at one moment of a step, beside the state that it holds throughout.
+  // A Moment is what the rank holds at one moment of a step, in addition to its state.
   struct Moment {
     std::vector<parallel::StageWeights> weights{};  // of `stages`
     int64_t kept_inputs = 0;      // saved inputs of blocks and head, over all microbatches in flight

@@ -101,8 +101,8 @@ class Cast {
     return made.t();
   }
 
-  // Of x as a stack of `matrices` -> [matrices, n, rows of each], each matrix with the scales of its columns,
-  // [matrices, n].
+  // Takes x as a stack of `matrices` and returns [matrices, n, rows of each]. Each matrix has the scales of
+  // its columns, [matrices, n].
   Tensor columns_of_stack(int64_t matrices, const Tensor& scale) {
     task_.stack_rows = matrices == 0 ? 0 : task_.m / matrices;
     TORCH_CHECK(task_.stack_rows * matrices == task_.m && task_.stack_rows % kRowMultiple == 0 &&

@@ -47,12 +47,12 @@ enum class AttentionKernel {
   kFlash,
   kEfficient,  // takes documents as kFlash does
 };
-// Whether a kernel computes the call, with its mask, on the kernel's device. Pure.
+// Returns whether a kernel computes the call, with its mask, on the kernel's device. It is a pure function.
 bool serves(AttentionKernel kernel, const AttentionCall& call);
-// The fastest kernel of the device that serves the call and may be chosen.
+// Returns the fastest kernel of the device that serves the call and may be chosen.
 AttentionKernel attention_kernel(const AttentionCall& call, at::Device device);
-// The width in which a call's values are best made: v_head_dim where its kernel takes values narrower than
-// keys, else head_dim, with zeros behind them.
+// Returns the width in which a call's values are best made: v_head_dim if its kernel takes values narrower
+// than keys, else head_dim, with zeros behind the values.
 int64_t value_width(const AttentionCall& call, at::Device device);
 // Sets whether attention_kernel() may choose cuDNN from now on, in the whole process (true at first); flash
 // serves in its place. Not to be changed between a forward and its backward.

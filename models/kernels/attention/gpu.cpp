@@ -38,7 +38,7 @@ struct CudaInput {
             AttentionKernel kernel)
       : q(pad_heads(q, padded_width(q.size(3)))),
         k(pad_heads(k, this->q.size(3))),
-        // Of these kernels cuDNN alone takes values of another width.
+        // Only cuDNN takes values of another width.
         v(pad_heads(v, kernel == AttentionKernel::kCudnn ? padded_width(v.size(3)) : this->q.size(3))),
         mask(mask),
         causal(mask.kind != MaskKind::kAllKeys),

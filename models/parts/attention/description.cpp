@@ -3,8 +3,9 @@
 namespace hyperion::models {
 
 PartDescription describe_attention(const ModelArgs& args) {
-  const int64_t queries = args.attention.n_heads * args.attention.head_dim,
-                keys = args.attention.n_kv_heads * args.attention.head_dim;
+  const AttentionArgs& attention = args.attention;
+  const int64_t queries = attention.n_heads * attention.head_dim,
+                keys = attention.n_kv_heads * attention.head_dim;
   const auto theirs = [](const char* name, bool rotated = false) {
     return HuggingFaceTensor{.name = std::string("model.layers.*.self_attn.") + name + ".weight",
                              .rotated = rotated};
@@ -30,23 +31,23 @@ PartDescription describe_attention(const ModelArgs& args) {
                       .draw = Draw::kResidual,
                       .split = kSplitByColumns,
                       .hugging_face = theirs("o_proj")}},
-      .attention = AttentionWidths{.heads = args.attention.n_heads,
-                                   .kv_heads = args.attention.n_kv_heads,
-                                   .head_dim = args.attention.head_dim,
-                                   .v_head_dim = args.attention.head_dim,
-                                   .rotated = args.attention.head_dim},
+      .attention = AttentionWidths{.heads = attention.n_heads,
+                                   .kv_heads = attention.n_kv_heads,
+                                   .head_dim = attention.head_dim,
+                                   .v_head_dim = attention.head_dim,
+                                   .rotated = attention.head_dim},
       .weight_gradient_inputs = {.gathered = args.dim,
                                  .sharded = 2 * queries + 2 * keys,
                                  .scattered = args.dim},
-      .extents = {{.what = "heads", .extent = args.attention.n_heads, .evenly = true},
-                  {.what = "key-value heads", .extent = args.attention.n_kv_heads, .evenly = true}}};
-  if (args.attention.qk_norm)
-    part.parameters.insert(part.parameters.end(), {{.name = "attention.q_norm.weight",
-                                                    .dims = {args.attention.head_dim},
-                                                    .hugging_face = theirs("q_norm")},
-                                                   {.name = "attention.k_norm.weight",
-                                                    .dims = {args.attention.head_dim},
-                                                    .hugging_face = theirs("k_norm")}});
+      .extents = {{.what = "heads", .extent = attention.n_heads, .evenly = true},
+                  {.what = "key-value heads", .extent = attention.n_kv_heads, .evenly = true}}};
+  if (attention.qk_norm)
+    part.parameters.insert(
+        part.parameters.end(),
+        {{.name = "attention.q_norm.weight", .dims = {attention.head_dim}, .hugging_face = theirs("q_norm")},
+         {.name = "attention.k_norm.weight",
+          .dims = {attention.head_dim},
+          .hugging_face = theirs("k_norm")}});
   return part;
 }
 

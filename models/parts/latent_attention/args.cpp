@@ -16,10 +16,8 @@ void check(const LatentArgs& latent, const AttentionArgs& attention, DimensionCh
                                                               {"v_head_dim", latent.v_head_dim}})
     checks.in_range({key}, width, 0, kLargestDimension);
   if (!latent.is_present()) return;
-  checks.refuse_if(latent.qk_nope_head_dim == 0, {"qk_nope_head_dim"},
-                   "qk_nope_head_dim is 0, expected a value from 1 to 2^31");
-  checks.refuse_if(latent.qk_rope_head_dim == 0, {"qk_rope_head_dim"},
-                   "qk_rope_head_dim is 0, expected a value from 1 to 2^31");
+  checks.positive({"qk_nope_head_dim"}, latent.qk_nope_head_dim);
+  checks.positive({"qk_rope_head_dim"}, latent.qk_rope_head_dim);
   checks.refuse_if(latent.v_head_dim < 1 || latent.v_head_dim > attention.head_dim, {"v_head_dim"},
                    fmt::format("v_head_dim is {}, expected a value from 1 to the {} elements of a key",
                                latent.v_head_dim, attention.head_dim));

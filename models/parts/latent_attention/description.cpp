@@ -23,36 +23,37 @@ ParameterShape latent_norm(const char* name, const char* theirs, int64_t width) 
 }  // namespace
 
 PartDescription describe_latent_attention(const ModelArgs& args) {
-  const int64_t queries = args.attention.n_heads * args.attention.head_dim,
-                values = args.attention.n_heads * args.latent.v_head_dim;
+  const AttentionArgs& attention = args.attention;
+  const LatentArgs& latent = args.latent;
+  const int64_t queries = attention.n_heads * attention.head_dim,
+                values = attention.n_heads * latent.v_head_dim;
   PartDescription part;
-  if (args.latent.q_lora_rank > 0)
-    part.parameters = {latent_projection("wq_a", "q_a_proj", args.latent.q_lora_rank, args.dim, {}),
-                       latent_norm("q_norm", "q_a_layernorm", args.latent.q_lora_rank),
-                       latent_projection("wq_b", "q_b_proj", queries, args.latent.q_lora_rank, kSplitByRows)};
+  if (latent.q_lora_rank > 0)
+    part.parameters = {latent_projection("wq_a", "q_a_proj", latent.q_lora_rank, args.dim, {}),
+                       latent_norm("q_norm", "q_a_layernorm", latent.q_lora_rank),
+                       latent_projection("wq_b", "q_b_proj", queries, latent.q_lora_rank, kSplitByRows)};
   else
     part.parameters = {latent_projection("wq", "q_proj", queries, args.dim, kSplitByRows)};
-  part.parameters.insert(
-      part.parameters.end(),
-      {latent_projection("wkv_a", "kv_a_proj_with_mqa",
-                         args.latent.kv_lora_rank + args.latent.qk_rope_head_dim, args.dim, {}),
-       latent_norm("kv_norm", "kv_a_layernorm", args.latent.kv_lora_rank),
-       latent_projection("wkv_b", "kv_b_proj",
-                         args.attention.n_heads * (args.latent.qk_nope_head_dim + args.latent.v_head_dim),
-                         args.latent.kv_lora_rank, kSplitByRows),
-       {.name = "attention.wo.weight",
-        .dims = {args.dim, values},
-        .draw = Draw::kResidual,
-        .split = kSplitByColumns,
-        .hugging_face = {.name = "model.layers.*.self_attn.o_proj.weight"}}});
-  part.attention = AttentionWidths{.heads = args.attention.n_heads,
-                                   .kv_heads = args.attention.n_heads,
-                                   .head_dim = args.attention.head_dim,
-                                   .v_head_dim = args.latent.v_head_dim,
-                                   .rotated = args.latent.qk_rope_head_dim};
+  part.parameters.insert(part.parameters.end(),
+                         {latent_projection("wkv_a", "kv_a_proj_with_mqa",
+                                            latent.kv_lora_rank + latent.qk_rope_head_dim, args.dim, {}),
+                          latent_norm("kv_norm", "kv_a_layernorm", latent.kv_lora_rank),
+                          latent_projection("wkv_b", "kv_b_proj",
+                                            attention.n_heads * (latent.qk_nope_head_dim + latent.v_head_dim),
+                                            latent.kv_lora_rank, kSplitByRows),
+                          {.name = "attention.wo.weight",
+                           .dims = {args.dim, values},
+                           .draw = Draw::kResidual,
+                           .split = kSplitByColumns,
+                           .hugging_face = {.name = "model.layers.*.self_attn.o_proj.weight"}}});
+  part.attention = AttentionWidths{.heads = attention.n_heads,
+                                   .kv_heads = attention.n_heads,
+                                   .head_dim = attention.head_dim,
+                                   .v_head_dim = latent.v_head_dim,
+                                   .rotated = latent.qk_rope_head_dim};
   part.weight_gradient_inputs = {.scattered = args.dim};  // of wo alone, the least there is
-  part.extents = {{.what = "heads", .extent = args.attention.n_heads, .evenly = true},
-                  {.what = "key-value heads", .extent = args.attention.n_kv_heads, .evenly = true}};
+  part.extents = {{.what = "heads", .extent = attention.n_heads, .evenly = true},
+                  {.what = "key-value heads", .extent = attention.n_kv_heads, .evenly = true}};
   return part;
 }
 
