@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/progress.h"
+#include "data/json_lines.h"
 #include "data/sources.h"
 #include "data/token_shards.h"
 #include "data/tokenizer/tokenizer.h"
@@ -35,7 +36,7 @@ void add_documents(const std::vector<data::CorpusFile>& files, const data::Encod
   std::vector<int64_t> tokens;
   for (const data::CorpusFile& file : files) {
     const auto source = data::open_source(file, encode, field);
-    const uint64_t documents = source->documents();
+    const uint64_t documents = source->open_block(0).value();
     for (uint64_t i = 0; i < documents; ++i) {
       tokens.resize(source->open(i));
       source->copy(0, tokens);

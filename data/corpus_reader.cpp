@@ -27,8 +27,9 @@ uint64_t CorpusReader::documents(const StreamPosition& position, uint64_t seed) 
     file_.reset();
     source_ = open_source(files_[index], encode_, field_);
     file_ = index;
+    documents_ = source_->open_block(0).value();
   }
-  return source_->documents();
+  return documents_;
 }
 
 DocumentInfo CorpusReader::open(const StreamPosition& position, uint64_t seed) {
@@ -45,7 +46,7 @@ DocumentInfo CorpusReader::open(const StreamPosition& position, uint64_t seed) {
     length_ = source_->open(chosen);
     document_ = chosen;
   }
-  return {*file_, count, source_->line(chosen), length_};
+  return {*file_, count, source_->location(chosen), length_};
 }
 
 }  // namespace hyperion::data

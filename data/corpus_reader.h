@@ -31,7 +31,7 @@ struct StreamPosition {
 struct DocumentInfo {
   uint64_t file = 0;       // index in the corpus's list
   uint64_t documents = 0;  // number of documents in that file
-  uint64_t line = 0;       // see DocumentSource::line()
+  uint64_t line = 0;       // see BlockFile::location()
   uint64_t length = 0;     // in tokens
 };
 
@@ -55,6 +55,7 @@ class CorpusReader {
   bool shuffle_;
   TextField field_;
   std::unique_ptr<DocumentSource> source_;
+  uint64_t documents_ = 0;            // in source_
   std::optional<size_t> file_;        // index in files_ of source_
   std::optional<uint64_t> document_;  // index in source_ of the open document
   uint64_t length_ = 0;               // length of the open document, in tokens

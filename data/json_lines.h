@@ -13,6 +13,8 @@
 
 #include "base/files.h"
 #include "data/decompress.h"
+#include "data/document_source.h"
+#include "data/text_field.h"
 
 namespace simdjson::dom {
 class parser;
@@ -20,31 +22,28 @@ class parser;
 
 namespace hyperion::data {
 
-// The field of each line that holds the document's text.
-struct TextField {
-  std::string name = "text";
-  std::string key = "training.text_field";  // the option that sets it, for messages
-  std::string default_key{};                // the source of `name` if `key` is not set
-};
-
-class JsonLines {
+class JsonLines : public TextFile {
  public:
   static constexpr size_t kLineLimit = size_t{64} << 20;
 
   // Throws Error(kBadData) if the file cannot be read, its compression is damaged, or it has no document.
   explicit JsonLines(const std::filesystem::path& path, TextField field = {}, size_t line_limit = kLineLimit);
-  ~JsonLines();
+  ~JsonLines() override;
 
   // The number of lines that are not blank.
   uint64_t documents() const { return begins_.size() - 1; }
   // The line number of a document, counted from 1, blank lines included.
   uint64_t line(uint64_t document) const;
+  std::optional<uint64_t> open_block(uint64_t block) override {
+    return block == 0 ? std::optional(documents()) : std::nullopt;
+  }
+  uint64_t location(uint64_t document) const override { return line(document); }
   // Returns the text field, valid until the next call. Other fields are ignored, with any valid JSON in
   // them. Bytes that are not UTF-8 are read as U+FFFD, as Tokenizer::encode() does, with one warning per
   // file. Throws Error(kBadData) naming file:line if the line is not JSON, not an object, lacks the field
   // (listing its fields) or has it twice, if the field is not a string, the line is over the limit, or the
   // file became shorter.
-  std::string_view text(uint64_t document);
+  std::string_view text(uint64_t document) override;
 
   // Returns text() of a file's first document and throws like it, without reading the rest of a compressed
   // file.

@@ -11,26 +11,29 @@
 #include "base/log.h"
 #include "base/printable.h"
 #include "data/file_formats.h"
+#include "data/json_lines.h"
 #include "data/token_shards.h"
 
 namespace hyperion::data {
 namespace fs = std::filesystem;
 namespace {
 
-// Tokenizes JSON lines one document at a time.
+// Tokenizes the texts of a file one document at a time.
 class TextSource : public DocumentSource {
  public:
-  TextSource(const fs::path& path, Encode encode, const TextField& field)
-      : name_(path.string()), lines_(path, field), encode_(std::move(encode)) {}
+  TextSource(const fs::path& path, std::unique_ptr<TextFile> file, Encode encode)
+      : name_(path.string()), file_(std::move(file)), encode_(std::move(encode)) {}
 
-  uint64_t documents() const override { return lines_.documents(); }
-  uint64_t line(uint64_t document) const override { return lines_.line(document); }
+  std::optional<uint64_t> blocks() const override { return file_->blocks(); }
+  std::optional<uint64_t> open_block(uint64_t block) override { return file_->open_block(block); }
+  uint64_t bytes_after_block() const override { return file_->bytes_after_block(); }
+  uint64_t location(uint64_t document) const override { return file_->location(document); }
   uint64_t open(uint64_t document) override {
-    const std::string_view text = lines_.text(document);
+    const std::string_view text = file_->text(document);
     try {
       tokens_ = encode_(text);
     } catch (const Error& error) {
-      throw_data("{}:{}: {}", name_, lines_.line(document), error.what());
+      throw_data("{}:{}: {}", name_, location(document), error.what());
     }
     return tokens_.size();
   }
@@ -40,7 +43,7 @@ class TextSource : public DocumentSource {
 
  private:
   std::string name_;
-  JsonLines lines_;
+  std::unique_ptr<TextFile> file_;
   Encode encode_;
   std::vector<int32_t> tokens_;
 };
@@ -199,11 +202,16 @@ void check_text_field(const std::string& dataset_path, const TextField& field, c
     if (file.format == CorpusFormat::kText) JsonLines::check_first_line(file.path, field);
 }
 
+std::unique_ptr<TextFile> open_text(const CorpusFile& file, const TextField& field) {
+  if (file.format != CorpusFormat::kText) return nullptr;
+  return std::make_unique<JsonLines>(file.path, field);
+}
+
 std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode& encode,
                                             const TextField& field) {
   if (file.format == CorpusFormat::kTokenShard) return std::make_unique<ShardSource>(file.path);
   if (!encode) throw_bug("{}: holds text, but no tokenizer was given", file.path.string());
-  return std::make_unique<TextSource>(file.path, encode, field);
+  return std::make_unique<TextSource>(file.path, open_text(file, field), encode);
 }
 
 }  // namespace hyperion::data

@@ -10,27 +10,13 @@
 #include <string_view>
 #include <vector>
 
-#include "data/json_lines.h"
+#include "data/document_source.h"
+#include "data/text_field.h"
 
 namespace hyperion::data {
 
 // Encodes one document's text, with BOS and EOS if the tokenizer has them.
 using Encode = std::function<std::vector<int32_t>(std::string_view)>;
-
-// The documents of one file or token shard, with random access. Not thread-safe.
-class DocumentSource {
- public:
-  virtual ~DocumentSource() = default;
-
-  virtual uint64_t documents() const = 0;  // at least 1
-  // The document's line in the file (in a token shard: its number), counted from 1.
-  virtual uint64_t line(uint64_t document) const = 0;
-  // Makes a document the current one and returns its length in tokens. Throws Error(kBadData) naming
-  // file:line.
-  virtual uint64_t open(uint64_t document) = 0;
-  // Copies tokens [offset, offset + out.size()) of the current document.
-  virtual void copy(uint64_t offset, std::span<int64_t> out) const = 0;
-};
 
 enum class CorpusFormat { kText, kTokenShard };  // JSON lines, a folder of `hyperion tokenize`
 
@@ -60,6 +46,9 @@ uint64_t corpus_fingerprint(const std::vector<CorpusFile>& files);
 // Checks that the first line of each text file holds the field, as JsonLines::check_first_line() does.
 // `key` as for find_corpus_and_log().
 void check_text_field(const std::string& dataset_path, const TextField& field, const std::string& key);
+
+// Opens a file of texts; null for other formats.
+std::unique_ptr<TextFile> open_text(const CorpusFile& file, const TextField& field);
 
 // Opens one file (see JsonLines and ShardSource for the cost). `encode` and `field` are not used by shards.
 std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode& encode,

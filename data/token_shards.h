@@ -60,8 +60,10 @@ class ShardSource : public DocumentSource {
  public:
   explicit ShardSource(const std::filesystem::path& folder);
 
-  uint64_t documents() const override { return header_.documents; }
-  uint64_t line(uint64_t document) const override { return document + 1; }
+  std::optional<uint64_t> open_block(uint64_t block) override {
+    return block == 0 ? std::optional(header_.documents) : std::nullopt;
+  }
+  uint64_t location(uint64_t document) const override { return document + 1; }
   uint64_t open(uint64_t document) override;
   void copy(uint64_t offset, std::span<int64_t> out) const override;
 

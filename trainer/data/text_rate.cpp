@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/counted.h"
+#include "data/json_lines.h"
 #include "data/sources.h"
 #include "trainer/data/job_data.h"
 

@@ -74,8 +74,9 @@ I64 naive_stream(const test::Corpus& corpus, uint64_t seed, bool shuffle, uint64
     for (size_t i = 0; i < files.size(); ++i) {
       const uint64_t file = file_order(files.size(), seed, epoch, shuffle)(i);
       const auto source = open_source(files[file], test::encode_bytes);
-      for (uint64_t j = 0; j < source->documents(); ++j) {
-        I64 tokens(source->open(document_order(source->documents(), file, seed, epoch, shuffle)(j)));
+      const uint64_t documents = source->open_block(0).value();
+      for (uint64_t j = 0; j < documents; ++j) {
+        I64 tokens(source->open(document_order(documents, file, seed, epoch, shuffle)(j)));
         source->copy(0, tokens);
         stream.insert(stream.end(), tokens.begin(), tokens.end());
       }
@@ -414,7 +415,8 @@ TEST_CASE("token shards give the same batches as the text they were made from") 
   const auto source = open_source(find_corpus(text)[0], test::encode_bytes);
   TokenShardWriter writer(folder.path() / "t", 258, "fingerprint", "");
   I64 tokens;
-  for (uint64_t i = 0; i < source->documents(); ++i) {
+  const uint64_t documents = source->open_block(0).value();
+  for (uint64_t i = 0; i < documents; ++i) {
     tokens.resize(source->open(i));
     source->copy(0, tokens);
     writer.add(tokens);

@@ -128,13 +128,13 @@ TEST_CASE("a source gives the tokens of any document in part or whole") {
   const test::TemporaryFolder folder;
   const auto files = find_corpus(folder.write("a.jsonl", "{\"text\": \"ab\"}\n{\"text\": \"\"}\n"));
   const auto source = open_source(files[0], test::encode_bytes);
-  REQUIRE(source->documents() == 2);
+  REQUIRE(source->open_block(0) == 2);
   CHECK(source->open(1) == 2);
   REQUIRE(source->open(0) == 4);
   std::vector<int64_t> tokens(2);
   source->copy(1, tokens);
   CHECK(tokens == std::vector<int64_t>{'a', 'b'});
-  CHECK(source->line(1) == 2);
+  CHECK(source->location(1) == 2);
 }
 
 }  // namespace hyperion::data
