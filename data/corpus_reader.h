@@ -1,4 +1,6 @@
-// A CorpusReader opens tokenized documents of a corpus by their position in the order of (seed, epoch).
+// A CorpusReader draws the documents of a corpus in the order of (seed, epoch) and opens them. The order is a
+// function of the seed, the window and the files, so it is the same on every mesh, and nothing in memory
+// grows with the corpus beyond the list of its files.
 #pragma once
 
 #include <cstddef>
@@ -8,57 +10,79 @@
 #include <span>
 #include <vector>
 
-#include "data/document_order.h"
+#include "data/shuffle_plan.h"
 #include "data/sources.h"
+#include "data/stream_position.h"
 
 namespace hyperion::data {
 
-// The position of the next token. `file` and `document` count in the epoch's order, not the corpus's, so
-// the position is meaningful only with the same seed and data.
-struct StreamPosition {
-  uint64_t epoch = 0;
-  uint64_t file = 0;
-  uint64_t document = 0;
-  uint64_t token = 0;
-
-  // Moves to the start of the next document. `documents` is the number in this file, `files` the number in
-  // the corpus.
-  void next_document(uint64_t documents, uint64_t files);
-  bool operator==(const StreamPosition&) const = default;
+struct StreamOptions {
+  uint64_t seed = 0;
+  bool shuffle = true;   // else documents are read in the order of the sorted files
+  bool repeat = true;    // continue with the next epoch, in a new order; else the stream ends after the first
+  uint64_t window = 64;  // training.shuffle_window: the largest number of slots, at least 1
 };
 
 // An open document.
 struct DocumentInfo {
-  uint64_t file = 0;       // index in the corpus's list
-  uint64_t documents = 0;  // number of documents in that file
-  uint64_t line = 0;       // see BlockFile::location()
-  uint64_t length = 0;     // in tokens
+  uint64_t file = 0;      // index in the corpus's list
+  uint64_t location = 0;  // see BlockFile::location()
+  uint64_t length = 0;    // in tokens
 };
 
-// Keeps one file and one of its documents open. Not thread-safe.
+// Keeps one block of each slot open, and one document. Not thread-safe. All functions throw Error(kBadData)
+// naming the file for invalid data.
 class CorpusReader {
  public:
-  CorpusReader(std::vector<CorpusFile> files, Encode encode, bool shuffle, TextField field = {});
+  // Begins at the first document of the order of `options.seed`.
+  CorpusReader(std::vector<CorpusFile> files, Encode encode, const StreamOptions& options,
+               TextField field = {});
 
-  // Opens the file of `position` and returns its number of documents.
-  uint64_t documents(const StreamPosition& position, uint64_t seed);
-  // Opens the document of `position`. Throws Error(kBadData).
-  DocumentInfo open(const StreamPosition& position, uint64_t seed);
+  // Continues at `position`: its document is the one drawn last (none, if draws is 0).
+  void seek(const StreamPosition& position, uint64_t seed);
+  // Draws the next document, after the epoch's last one that of the next epoch; nullopt instead if
+  // `one_epoch`.
+  std::optional<DrawnDocument> draw(bool one_epoch = false);
+  // The document drawn last.
+  const DrawnDocument& drawn() const { return drawn_; }
+  // Opens the document drawn last.
+  DocumentInfo open();
   // Copies tokens [offset, offset + out.size()) of the open document.
-  void copy(uint64_t offset, std::span<int64_t> out) const { source_->copy(offset, out); }
+  void copy(uint64_t offset, std::span<int64_t> out) const { slots_[drawn_.slot].source->copy(offset, out); }
 
   const std::vector<CorpusFile>& files() const { return files_; }
+  uint64_t slots() const { return slots_.size(); }
 
  private:
+  struct Slot {
+    std::vector<CorpusPart> parts;
+    SlotPosition at;                         // the next document; of the slot drawn last, the one drawn
+    uint64_t weight = 0;                     // estimated number of documents from `at` on
+    std::unique_ptr<DocumentSource> source;  // of the file of the open part
+    const CorpusPart* part = nullptr;        // the open part
+    std::optional<uint64_t> bytes_after;     // of the parts behind the one of `at`, if computed
+    uint64_t first_block = 0;                // of the open part
+    std::optional<uint64_t> blocks;          // of the open part
+    std::optional<uint64_t> block;           // the open block in the file
+    uint64_t documents = 0;                  // in the open block
+  };
+  void begin_epoch(uint64_t epoch);
+  // Moves from the end of a block or part to the next document, opens its block, and sets the weight.
+  void settle(size_t index);
+  void open_part(Slot& slot, size_t index);
+  // Opens the block of `slot.at` in the open part; false if the part ends before it.
+  bool open_block(Slot& slot);
+  uint64_t estimate_documents(const Slot& slot) const;
+
   std::vector<CorpusFile> files_;
   Encode encode_;
   bool shuffle_;
+  uint64_t window_;
   TextField field_;
-  std::unique_ptr<DocumentSource> source_;
-  uint64_t documents_ = 0;            // in source_
-  std::optional<size_t> file_;        // index in files_ of source_
-  std::optional<uint64_t> document_;  // index in source_ of the open document
-  uint64_t length_ = 0;               // length of the open document, in tokens
+  uint64_t seed_;
+  std::vector<Slot> slots_;
+  bool placed_ = false;  // the slots are at their positions
+  DrawnDocument drawn_;
 };
 
 }  // namespace hyperion::data

@@ -32,4 +32,29 @@ uint64_t Permutation::operator()(uint64_t index) const {
   return index;
 }
 
+namespace {
+// Ranges of `stream`: documents have the numbers of files plus 1.
+constexpr uint32_t kBlocks = 1u << 31;
+constexpr uint32_t kParts = 3u << 30;
+
+// Another seed for each number; the seed itself for 0.
+uint64_t seed_for(uint64_t seed, uint64_t number) {
+  return seed ^ (number * 0x9E3779B97F4A7C15);
+}
+}  // namespace
+
+Permutation part_order(uint64_t parts, uint32_t slot, uint64_t seed, uint64_t epoch, bool shuffle) {
+  return {parts, seed, epoch, kParts | slot, shuffle};
+}
+
+Permutation block_order(uint64_t blocks, uint32_t file, uint32_t part, uint64_t seed, uint64_t epoch,
+                        bool shuffle) {
+  return {blocks, seed_for(seed, part), epoch, kBlocks | file, shuffle};
+}
+
+Permutation document_order(uint64_t documents, uint32_t file, uint64_t block, uint64_t seed, uint64_t epoch,
+                           bool shuffle) {
+  return {documents, seed_for(seed, block), epoch, file + 1, shuffle};
+}
+
 }  // namespace hyperion::data

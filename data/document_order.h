@@ -1,5 +1,5 @@
-// The order of files and documents in an epoch: a function of (seed, epoch) only, the same on every mesh,
-// with no array in memory whatever the number of documents.
+// The orders of files, blocks and documents in an epoch: a function of (seed, epoch) only, the same on every
+// mesh, with no array in memory whatever the number of documents.
 #pragma once
 
 #include <cstdint>
@@ -27,13 +27,12 @@ class Permutation {
   bool shuffle_;
 };
 
-// The order of `files` files, and of the documents inside file number `file`, in an epoch.
-inline Permutation file_order(uint64_t files, uint64_t seed, uint64_t epoch, bool shuffle) {
-  return {files, seed, epoch, 0, shuffle};
-}
-inline Permutation document_order(uint64_t documents, uint32_t file, uint64_t seed, uint64_t epoch,
-                                  bool shuffle) {
-  return {documents, seed, epoch, file + 1, shuffle};
-}
+// The orders in an epoch: of the parts in a slot, of the blocks in a part of a file, of the documents in a
+// block (see shuffle_plan.h).
+Permutation part_order(uint64_t parts, uint32_t slot, uint64_t seed, uint64_t epoch, bool shuffle);
+Permutation block_order(uint64_t blocks, uint32_t file, uint32_t part, uint64_t seed, uint64_t epoch,
+                        bool shuffle);
+Permutation document_order(uint64_t documents, uint32_t file, uint64_t block, uint64_t seed, uint64_t epoch,
+                           bool shuffle);
 
 }  // namespace hyperion::data

@@ -38,32 +38,27 @@ TokenStream make_stream(const LoaderOptions& options) {
   std::vector<CorpusFile> files = find_corpus(options.dataset_path, options.dataset_key);
   for (const CorpusFile& file : files)
     if (file.format == CorpusFormat::kTokenShard) check_shard(file, options);
-  return {{std::move(files), options.encode, options.order.shuffle, options.text_field}, options.order};
+  return {{std::move(files), options.encode, options.order, options.text_field}, options.order};
 }
 
 }  // namespace
 
 std::string LoaderState::to_json() const {
-  return nlohmann::ordered_json{{"version", 1},
-                                {"epoch", position.epoch},
-                                {"file", position.file},
-                                {"document", position.document},
-                                {"token_offset", position.token},
-                                {"sequence", sequence},
-                                {"seed", seed},
-                                {"shuffle", shuffle},
-                                {"fingerprint", fmt::format("{:016x}", fingerprint)}}
+  return nlohmann::ordered_json{{"version", 2},         {"position", position.to_json()},
+                                {"sequence", sequence}, {"seed", seed},
+                                {"shuffle", shuffle},   {"fingerprint", fmt::format("{:016x}", fingerprint)}}
       .dump();
 }
 
 LoaderState LoaderState::from_json(std::string_view text) try {
-  const auto json = parse_json(text, "data loader state", /*max_depth=*/2);
+  const auto json = parse_json(text, "data loader state", /*max_depth=*/5);
   const JsonNode node(json, "data loader state");
-  if (const uint64_t version = node["version"].count(); version != 1)
-    throw_data("data loader state: version {}, expected 1: it was written by another Hyperion", version);
+  const uint64_t version = node["version"].count();
+  if (version != 1 && version != 2)
+    throw_data("data loader state: version {}, expected 1 or 2: it was written by another Hyperion", version);
   LoaderState state;
-  state.position = {node["epoch"].count(), node["file"].count(), node["document"].count(),
-                    node["token_offset"].count()};
+  state.position =
+      version == 1 ? StreamPosition::from_json_version_1(node) : StreamPosition::from_json(node["position"]);
   state.sequence = node["sequence"].count();
   state.seed = node["seed"].count();
   state.shuffle = node["shuffle"].flag();

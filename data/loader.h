@@ -37,7 +37,7 @@ struct LoaderOptions {
   int64_t rows = 0;        // L, the local batch size
   int64_t dp_degree = 1;   // D
   int64_t dp_rank = 0;
-  StreamOptions order;         // training repeats; validation is {.shuffle = false, .repeat = false}
+  StreamOptions order;         // training repeats; validation is in the files' order, once
   bool document_mask = false;  // see packing.h
   int prefetch = 4;            // number of microbatches kept ready
   // If set, the ranks of this node share tokenization. Used if all files are text and the order repeats.
@@ -55,10 +55,10 @@ struct LoaderState {
 
   bool operator==(const LoaderState&) const = default;
 
-  // {"version": 1, "epoch": .., "file": .., "document": .., "token_offset": .., "sequence": .., "seed": ..,
-  //  "shuffle": .., "fingerprint": ".."}
+  // {"version": 2, "position": .., "sequence": .., "seed": .., "shuffle": .., "fingerprint": ".."}
   std::string to_json() const;
-  // Throws Error(kBadData) naming the field.
+  // Reads version 1 too, whose position is of one file after another. Throws Error(kBadData) naming the
+  // field.
   static LoaderState from_json(std::string_view text);
 };
 

@@ -25,16 +25,16 @@ constexpr uint64_t words_of(uint64_t bytes) {
   return (bytes + kWord - 1) / kWord;
 }
 
+}  // namespace
+
 // Precedes each document.
-struct Head {
+struct NodeDocuments::Head {
   enum Kind : uint64_t { kTokens, kError };
   uint64_t kind = kTokens;
-  StreamPosition position;
-  DocumentInfo info;  // for an error `length` is that of its text
+  DrawnDocument drawn{};
+  DocumentInfo info{};      // for an error `length` is that of its text
+  uint64_t next_owner = 0;  // the rank that tokenizes the next document
 };
-static_assert(sizeof(Head) % kWord == 0);
-
-}  // namespace
 
 // Layout of a segment's payload: the progress of its writer and of the node's readers, and the words
 // themselves.
@@ -135,7 +135,8 @@ void NodeDocuments::start(CorpusReader& reader, const StreamPosition& position, 
   stop();
   interrupted_ = false;
   ++generation_;
-  next_document_ = 0;
+  slots_ = reader.slots();
+  next_owner_ = owner_of(0, position.slot);
   max_words_ = std::clamp(words_of(tokens_ahead * sizeof(int32_t) / rings_.size()), kMinWords, Ring::kWords);
   std::ranges::fill(words_read_, 0);
   rings_[local_rank_]->written.store({0, generation_}, std::memory_order_release);
@@ -157,34 +158,50 @@ namespace {
 struct Interrupted {};
 }  // namespace
 
-void NodeDocuments::tokenise(CorpusReader& reader, StreamPosition position, uint64_t seed) {
-  const auto count = static_cast<uint64_t>(ranks_of_node());
-  position.token = 0;
+int NodeDocuments::owner_of(uint64_t number, uint64_t slot) const {
+  constexpr uint64_t kMinSlots = 4;  // per rank: with fewer, some ranks would have much more text than others
+  const uint64_t ranks = rings_.size();
+  return static_cast<int>((slots_ >= kMinSlots * ranks ? slot : number) % ranks);
+}
+
+void NodeDocuments::tokenise(CorpusReader& reader, const StreamPosition& position, uint64_t seed) {
+  const auto own = static_cast<uint64_t>(local_rank_);
   try {
-    for (uint64_t number = 0; !interrupted_; ++number) {
-      try {
-        if (number % count == static_cast<uint64_t>(local_rank_)) {
-          const DocumentInfo info = reader.open(position, seed);
+    try {
+      reader.seek(position, seed);
+      for (uint64_t number = 0; !interrupted_; ++number) {
+        const DrawnDocument drawn = reader.drawn();
+        const bool owns = owner_of(number, drawn.slot) == local_rank_;
+        DocumentInfo info;
+        std::vector<int32_t> tokens;
+        if (owns) {
+          info = reader.open();
           widened_.resize(info.length);
           reader.copy(0, widened_);
-          const std::vector<int32_t> tokens(widened_.begin(), widened_.end());
-          publish(position, Head::kTokens, info, tokens.data(), tokens.size() * sizeof(int32_t));
+          tokens.assign(widened_.begin(), widened_.end());
         }
-        position.next_document(reader.documents(position, seed), reader.files().size());
-      } catch (const std::exception& error) {
-        // Replaces this rank's next document: no rank gets beyond it.
-        const std::string text = encode_error(error_from(error));
-        publish(position, Head::kError, {.length = text.size()}, text.data(), text.size());
-        return;
+        std::exception_ptr failure;  // of the next document: this one is good
+        uint64_t next_owner = own;
+        try {
+          next_owner = static_cast<uint64_t>(owner_of(number + 1, reader.draw()->slot));
+        } catch (const std::exception&) {
+          failure = std::current_exception();
+        }
+        if (owns)
+          publish({Head::kTokens, drawn, info, next_owner}, tokens.data(), tokens.size() * sizeof(int32_t));
+        if (failure) std::rethrow_exception(failure);
       }
+    } catch (const std::exception& error) {
+      // Replaces this rank's next document: no rank gets beyond it.
+      const std::string text = encode_error(error_from(error));
+      publish({Head::kError, {}, {.length = text.size()}, own}, text.data(), text.size());
     }
   } catch (const Interrupted&) {
   }
 }
 
-void NodeDocuments::publish(const StreamPosition& position, uint64_t kind, const DocumentInfo& info,
-                            const void* data, uint64_t bytes) {
-  const Head head{kind, position, info};
+void NodeDocuments::publish(const Head& head, const void* data, uint64_t bytes) {
+  static_assert(sizeof(Head) % kWord == 0 && std::is_trivially_copyable_v<Head>);
   write(&head, sizeof head);
   write(data, bytes);
   Ring& ring = *rings_[local_rank_];
@@ -267,25 +284,17 @@ void NodeDocuments::read(int owner, void* data, uint64_t bytes) {
   }
 }
 
-TokenisedDocument NodeDocuments::next(const StreamPosition& position) {
-  const int owner = static_cast<int>(next_document_ % rings_.size());
+TokenisedDocument NodeDocuments::next() {
   Head head;
-  read(owner, &head, sizeof head);
+  read(next_owner_, &head, sizeof head);
   if (head.kind == Head::kError) {
     std::string text(head.info.length, '\0');
-    read(owner, text.data(), text.size());
+    read(next_owner_, text.data(), text.size());
     throw_encoded_error(text);
   }
-  const StreamPosition& sent = head.position;
-  if (std::tie(sent.epoch, sent.file, sent.document) !=
-      std::tie(position.epoch, position.file, position.document))
-    throw_bug(
-        "data loader: rank {} has tokenised document {} of file {} of epoch {}, awaited is {} of {} of {}",
-        ranks_[owner], sent.document, sent.file, sent.epoch, position.document, position.file,
-        position.epoch);
-  TokenisedDocument document{head.info, std::vector<int32_t>(head.info.length)};
-  read(owner, document.tokens.data(), document.tokens.size() * sizeof(int32_t));
-  ++next_document_;
+  TokenisedDocument document{head.drawn, head.info, std::vector<int32_t>(head.info.length)};
+  read(next_owner_, document.tokens.data(), document.tokens.size() * sizeof(int32_t));
+  next_owner_ = static_cast<int>(head.next_owner);
   return document;
 }
 

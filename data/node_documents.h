@@ -1,6 +1,7 @@
-// NodeDocuments tokenizes text once per node: document k of the order, counted from the ranks' start
-// position, is tokenized by rank k mod L of the L ranks of a node, and all of them read it from that rank's
-// shared memory. Every rank gets the documents that it would tokenize itself, in the same order.
+// NodeDocuments tokenizes text once per node: the documents of slot s are tokenized by rank s mod L of the L
+// ranks of a node, so that each rank decodes the blocks of its slots only; in an order of few slots document
+// k, counted from the ranks' start position, by rank k mod L. All ranks read it from that rank's shared
+// memory, and get the documents that they would tokenize themselves, in the same order.
 #pragma once
 
 #include <atomic>
@@ -16,6 +17,7 @@
 namespace hyperion::data {
 
 struct TokenisedDocument {
+  DrawnDocument drawn;
   DocumentInfo info;
   std::vector<int32_t> tokens;
 };
@@ -32,14 +34,14 @@ class NodeDocuments {
 
   int ranks_of_node() const { return static_cast<int>(rings_.size()); }
 
-  // Starts serving documents from `position` on, epoch after epoch: a thread tokenizes this rank's share,
-  // as far ahead as its ring has space, and owns `reader` until stop(). All ranks must start equally often,
-  // at the same position, with the same seed, and only after all have read what they need of the previous
-  // start's documents, which are dropped.
+  // Starts serving documents from that of `position` on (one must have been drawn), epoch after epoch: a
+  // thread tokenizes this rank's share, as far ahead as its ring has space, and owns `reader` until stop().
+  // All ranks must start equally often, at the same position, with the same seed, and only after all have
+  // read what they need of the previous start's documents, which are dropped.
   void start(CorpusReader& reader, const StreamPosition& position, uint64_t seed, uint64_t tokens_ahead);
-  // Returns the next document, which must be that of `position`. Rethrows the error of tokenizing it on its
-  // rank; throws Error(kCommunication) if that rank has ended or after interrupt().
-  TokenisedDocument next(const StreamPosition& position);
+  // Returns the next document, the first after start() being that of its position. Rethrows the error of
+  // tokenizing it on its rank; throws Error(kCommunication) if that rank has ended or after interrupt().
+  TokenisedDocument next();
   // Makes next() throw, also if it is waiting, until the next start().
   void interrupt();
   // Ends the thread. Its written documents stay available to the other ranks.
@@ -48,9 +50,11 @@ class NodeDocuments {
  private:
   struct Ring;
   NodeDocuments(std::vector<SharedSegment> segments, std::vector<int> ranks, int local_rank);
-  void tokenise(CorpusReader& reader, StreamPosition position, uint64_t seed);
-  void publish(const StreamPosition& position, uint64_t kind, const DocumentInfo& info, const void* data,
-               uint64_t bytes);
+  struct Head;
+  // The rank of the node that tokenizes document `number` from the start, which is of `slot`.
+  int owner_of(uint64_t number, uint64_t slot) const;
+  void tokenise(CorpusReader& reader, const StreamPosition& position, uint64_t seed);
+  void publish(const Head& head, const void* data, uint64_t bytes);
   void write(const void* data, uint64_t bytes);
   void read(int owner, void* data, uint64_t bytes);
 
@@ -61,7 +65,8 @@ class NodeDocuments {
   std::atomic<bool> interrupted_ = false;
   uint64_t generation_ = 0;           // number of starts
   uint64_t max_words_ = 0;            // capacity of this rank's ring
-  uint64_t next_document_ = 0;        // counted from the start
+  uint64_t slots_ = 0;                // of the order
+  int next_owner_ = 0;                // the rank that tokenizes the next document
   std::vector<uint64_t> words_read_;  // words read from each ring since the start
   std::vector<int64_t> widened_;      // used by the thread
   std::jthread thread_;

@@ -207,8 +207,16 @@ std::unique_ptr<TextFile> open_text(const CorpusFile& file, const TextField& fie
   return std::make_unique<JsonLines>(file.path, field);
 }
 
+bool is_sequential(const CorpusFile& file) {
+  return file.format == CorpusFormat::kText && is_named(file.path, FormatUse::kCompressed);
+}
+
+bool has_many_blocks(const CorpusFile& file) {
+  return file.format == CorpusFormat::kText && !is_sequential(file);
+}
+
 std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode& encode,
-                                            const TextField& field) {
+                                            const TextField& field, bool one_block) {
   if (file.format == CorpusFormat::kTokenShard) return std::make_unique<ShardSource>(file.path);
   if (!encode) throw_bug("{}: holds text, but no tokenizer was given", file.path.string());
   return std::make_unique<TextSource>(file.path, open_text(file, field), encode);

@@ -50,8 +50,14 @@ void check_text_field(const std::string& dataset_path, const TextField& field, c
 // Opens a file of texts; null for other formats.
 std::unique_ptr<TextFile> open_text(const CorpusFile& file, const TextField& field);
 
+// Whether the blocks of the file can be opened in any order, as far as its name tells, and whether they are
+// opened in ascending order.
+bool has_many_blocks(const CorpusFile& file);
+bool is_sequential(const CorpusFile& file);
+
 // Opens one file (see JsonLines and ShardSource for the cost). `encode` and `field` are not used by shards.
+// With `one_block` a file of plain text is one block, so that its documents can be in any order.
 std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode& encode,
-                                            const TextField& field = {});
+                                            const TextField& field = {}, bool one_block = false);
 
 }  // namespace hyperion::data

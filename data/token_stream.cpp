@@ -8,16 +8,27 @@
 
 namespace hyperion::data {
 
-void TokenStream::open_document() {
-  document_.reset();
+bool TokenStream::open_next() {
   if (node_ != nullptr) {
-    TokenisedDocument next = node_->next(position_);
+    TokenisedDocument next = node_->next();
     tokens_ = std::move(next.tokens);
     document_ = next.info;
+    position_.move_to(next.drawn, reader_.slots());
   } else {
-    document_ = reader_.open(position_, options_.seed);
+    if (finished_) {
+      const std::optional<DrawnDocument> drawn = reader_.draw(/*one_epoch=*/!options_.repeat);
+      if (!drawn) {
+        position_ = {.epoch = position_.epoch + 1, .draws = 0, .slot = 0, .token = 0, .slots = {}};
+        document_.reset();
+        return false;
+      }
+      position_.move_to(*drawn, reader_.slots());
+    }
+    document_ = reader_.open();
   }
   open_ = true;
+  finished_ = false;
+  return true;
 }
 
 void TokenStream::share(NodeDocuments& node, uint64_t tokens_ahead) {
@@ -35,7 +46,7 @@ void TokenStream::copy_tokens(uint64_t offset, std::span<int64_t> out) const {
 bool TokenStream::advance_to_token() {
   const uint64_t first_epoch = position_.epoch;
   while (options_.repeat || position_.epoch == 0) {
-    if (!open_) open_document();
+    if (!open_ && !open_next()) return false;
     if (position_.token < document_->length) return true;
     if (position_.token > document_->length) {
       throw_data(
@@ -44,7 +55,7 @@ bool TokenStream::advance_to_token() {
           position_.token, describe_position(), document_->length);
     }
     open_ = false;
-    position_.next_document(document_->documents, files().size());
+    finished_ = true;
     if (position_.epoch > first_epoch + 1)
       throw_data("dataset {} ({} files): its documents hold no tokens", files()[0].path.string(),
                  files().size());
@@ -63,6 +74,8 @@ void TokenStream::seek(const StreamPosition& position, uint64_t seed) {
   node_ = nullptr;
   position_ = position;
   open_ = false;
+  finished_ = position.draws == 0;
+  reader_.seek(position, seed);
   advance_to_token();
 }
 
@@ -96,7 +109,7 @@ size_t TokenStream::skip(size_t count) {
 
 std::string TokenStream::describe_position() const {
   if (!document_) return "the end of the data";
-  return fmt::format("{}:{}", files()[document_->file].path.string(), document_->line);
+  return fmt::format("{}:{}", files()[document_->file].path.string(), document_->location);
 }
 
 }  // namespace hyperion::data

@@ -15,17 +15,11 @@
 
 namespace hyperion::data {
 
-struct StreamOptions {
-  uint64_t seed = 0;
-  bool shuffle = true;  // files, then the documents inside each file, in a new order every epoch
-  bool repeat = true;   // continue with the next epoch; else the stream ends after the first
-};
-
 // Not thread-safe.
 // All functions throw Error(kBadData) naming file:line for invalid data.
 class TokenStream {
  public:
-  // `reader` must have the same shuffle.
+  // `reader` must have been made with the same options.
   TokenStream(CorpusReader reader, const StreamOptions& options)
       : reader_(std::move(reader)), options_(options) {}
 
@@ -49,8 +43,9 @@ class TokenStream {
   const std::vector<CorpusFile>& files() const { return reader_.files(); }
 
  private:
-  // Opens the file and the document of position_ unless they are open.
-  void open_document();
+  // Opens the document after the current one, after a seek the current one. Returns false at the stream's
+  // end.
+  bool open_next();
   // Skips exhausted documents, so that position_ is at a token. Returns false if the stream has ended.
   bool advance_to_token();
   void copy_tokens(uint64_t offset, std::span<int64_t> out) const;
@@ -64,6 +59,7 @@ class TokenStream {
   std::optional<DocumentInfo> document_;  // the document opened last
   std::vector<int32_t> tokens_;           // its tokens, if it comes from node_
   bool open_ = false;                     // document_ is the one at position_
+  bool finished_ = true;                  // the document at position_ has been read, or there is none
 };
 
 }  // namespace hyperion::data

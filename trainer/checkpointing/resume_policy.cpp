@@ -49,6 +49,7 @@ constexpr Setting kSettings[] = {
     {"training.max_norm", checkpoint::kTrainStateComponent},
     {"training.mixed_precision_param", checkpoint::kTrainStateComponent},
     {kShuffleKey, checkpoint::kLoaderComponent},
+    {"training.shuffle_window", checkpoint::kLoaderComponent},
     {"training.document_mask", checkpoint::kLoaderComponent},
     {"ema.decay", checkpoint::kEmaComponent},
     {"ema.every", checkpoint::kEmaComponent},

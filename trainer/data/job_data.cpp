@@ -107,7 +107,10 @@ std::unique_ptr<data::DataLoader> training_loader(const config::JobConfig& confi
   data::LoaderOptions options = loader_options(data, context, training_files(config), training_field(config));
   options.seq_len = training.seq_len;
   options.rows = training.local_batch_size;
-  options.order = {.seed = context.seed, .shuffle = training.shuffle, .repeat = true};
+  options.order = {.seed = context.seed,
+                   .shuffle = training.shuffle,
+                   .repeat = true,
+                   .window = static_cast<uint64_t>(training.shuffle_window)};
   options.document_mask = training.document_mask;
   options.node = std::move(node);
   return std::make_unique<data::DataLoader>(std::move(options));

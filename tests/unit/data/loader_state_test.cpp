@@ -7,7 +7,8 @@ namespace hyperion::data {
 
 TEST_CASE("a loader state survives JSON in a few bytes") {
   LoaderState state;
-  state.position = {3, 1, 123456789012, 77};
+  state.position = {
+      .epoch = 3, .draws = 9, .slot = 1, .token = 77, .slots = {{1, 0, 4}, {1, 7, 123456789012}}};
   state.sequence = 1ull << 50;
   state.seed = ~0ull;
   state.shuffle = false;
@@ -15,6 +16,15 @@ TEST_CASE("a loader state survives JSON in a few bytes") {
   CHECK(LoaderState::from_json(state.to_json()) == state);
   CHECK(LoaderState::from_json(LoaderState{}.to_json()) == LoaderState{});
   CHECK(state.to_json().size() < 256);
+}
+
+TEST_CASE("a state of a program that read one file after another is read") {
+  const LoaderState state = LoaderState::from_json(
+      R"({"version":1,"epoch":2,"file":0,"document":41,"token_offset":7,"sequence":9,"seed":5,"shuffle":true,)"
+      R"("fingerprint":"00000000000000ff"})");
+  CHECK(state.position ==
+        StreamPosition{.epoch = 2, .draws = 1, .slot = 0, .token = 7, .slots = {{0, 0, 41}}});
+  CHECK(state.sequence == 9);
 }
 
 TEST_CASE("a damaged loader state is an error that names the field") {
@@ -27,8 +37,8 @@ TEST_CASE("a damaged loader state is an error that names the field") {
   CHECK_THROWS_WITH(LoaderState::from_json(""), Catch::Contains("JSON"));
   CHECK_THROWS_WITH(LoaderState::from_json("[1]"), Catch::Contains("is array, expected an object"));
   CHECK_THROWS_WITH(LoaderState::from_json("{}"), Catch::Contains("version"));
-  CHECK_THROWS_WITH(LoaderState::from_json(changed("\"version\":1", "\"version\":2")),
-                    Catch::Contains("version 2"));
+  CHECK_THROWS_WITH(LoaderState::from_json(changed("\"version\":2", "\"version\":3")),
+                    Catch::Contains("version 3"));
   CHECK_THROWS_WITH(LoaderState::from_json(changed("\"epoch\":0", "\"epoch\":-1")), Catch::Contains("epoch"));
   CHECK_THROWS_WITH(LoaderState::from_json(changed("\"token_offset\":0", "\"token_offset\":1.5")),
                     Catch::Contains("token_offset"));

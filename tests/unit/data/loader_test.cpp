@@ -66,21 +66,16 @@ std::map<uint64_t, Sequence> run_mesh(const LoaderOptions& options, int64_t degr
   return sequences;
 }
 
-// The stream written down naively: every text of the corpus in the order of the pure functions.
+// The documents that a reader draws in some epochs, one after another (corpus_reader_test.cpp has their
+// order).
 I64 naive_stream(const test::Corpus& corpus, uint64_t seed, bool shuffle, uint64_t epochs) {
-  const std::vector<CorpusFile> files = find_corpus(corpus.path().string());
+  CorpusReader reader(find_corpus(corpus.path().string()), test::encode_bytes, {.shuffle = shuffle});
+  reader.seek({}, seed);
   I64 stream;
-  for (uint64_t epoch = 0; epoch < epochs; ++epoch) {
-    for (size_t i = 0; i < files.size(); ++i) {
-      const uint64_t file = file_order(files.size(), seed, epoch, shuffle)(i);
-      const auto source = open_source(files[file], test::encode_bytes);
-      const uint64_t documents = source->open_block(0).value();
-      for (uint64_t j = 0; j < documents; ++j) {
-        I64 tokens(source->open(document_order(documents, file, seed, epoch, shuffle)(j)));
-        source->copy(0, tokens);
-        stream.insert(stream.end(), tokens.begin(), tokens.end());
-      }
-    }
+  while (reader.draw()->epoch < epochs) {
+    I64 tokens(reader.open().length);
+    reader.copy(0, tokens);
+    stream.insert(stream.end(), tokens.begin(), tokens.end());
   }
   return stream;
 }
@@ -239,8 +234,9 @@ TEST_CASE("a state of other data or a damaged one is refused") {
   CHECK_THROWS_WITH(loader.load_state(with([](auto& s) { s.fingerprint ^= 1; })), Contains("other data"));
   CHECK_THROWS_WITH(loader.load_state(with([](auto& s) { s.shuffle = false; })),
                     Contains("training.shuffle"));
-  CHECK_THROWS_WITH(loader.load_state(with([](auto& s) { s.position.file = 3; })), Contains("file 3 of 3"));
-  CHECK_THROWS_WITH(loader.load_state(with([](auto& s) { s.position.document = 500; })),
+  CHECK_THROWS_WITH(loader.load_state(with([](auto& s) { s.position.slots[0].part = 2; })),
+                    Contains("file 2 of 1"));
+  CHECK_THROWS_WITH(loader.load_state(with([](auto& s) { s.position.slots[1].document = 500; })),
                     Contains("document 500"));
   CHECK_THROWS_WITH(loader.load_state(with([](auto& s) { s.position.token = 1u << 30; })),
                     Contains("token 1073741824"));

@@ -1,0 +1,150 @@
+#include "data/corpus_reader.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+#include <string>
+
+#include <catch2/catch.hpp>
+
+#include "data/document_order.h"
+#include "data/token_stream.h"
+#include "tests/support/documents.h"
+#include "tests/support/temporary_folder.h"
+
+namespace hyperion::data {
+namespace {
+
+using Place = std::pair<uint64_t, uint64_t>;  // file, location
+
+std::vector<Place> epoch_of(CorpusReader& reader) {
+  std::vector<Place> places;
+  while (reader.draw(/*one_epoch=*/true)) {
+    const DocumentInfo info = reader.open();
+    places.emplace_back(info.file, info.location);
+  }
+  return places;
+}
+
+CorpusReader reader_of(const std::string& path, const StreamOptions& options = {}) {
+  return {find_corpus(path), test::encode_bytes, options};
+}
+
+// A folder of files whose documents begin with the file's letter.
+void write_kinds(const test::TemporaryFolder& folder, int files, int kinds, int documents, size_t length) {
+  for (int file = 0; file < files; ++file) {
+    std::string lines;
+    for (int i = 0; i < documents; ++i)
+      lines += R"({"text": ")" + std::string(length, static_cast<char>('a' + file * kinds / files)) + "\"}\n";
+    folder.write(fmt::format("{:04}.jsonl", file), lines);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("an epoch holds each document once, in another order each time") {
+  const test::Corpus corpus;
+  CorpusReader reader = reader_of(corpus.path().string());
+  reader.seek({}, 5);
+  std::vector<std::vector<Place>> epochs(3);
+  for (DrawnDocument drawn = *reader.draw(); drawn.epoch < 3; drawn = *reader.draw()) {
+    const DocumentInfo info = reader.open();
+    epochs[drawn.epoch].emplace_back(info.file, info.location);
+    REQUIRE(drawn.draws == epochs[drawn.epoch].size());
+  }
+  CHECK(epochs[0] != epochs[1]);
+  CHECK(epochs[1] != epochs[2]);
+  std::ranges::sort(epochs[0]);
+  for (auto& epoch : epochs) {
+    std::ranges::sort(epoch);
+    CHECK(epoch == epochs[0]);
+  }
+  CHECK(std::set(epochs[0].begin(), epochs[0].end()).size() == epochs[0].size());
+}
+
+TEST_CASE("a corpus of one plain file has the order of its documents alone") {
+  const test::TemporaryFolder folder;
+  CorpusReader reader = reader_of(folder.write("t.jsonl", test::json_lines(100, "document")));
+  reader.seek({}, 42);
+  const std::vector<Place> places = epoch_of(reader);
+  REQUIRE(places.size() == 100);
+  const Permutation order(100, 42, 0, 1, true);
+  for (uint64_t i = 0; i < 100; ++i) CHECK(places[i] == Place{0, order(i) + 1});
+}
+
+TEST_CASE("without shuffling documents are in the order of the sorted files") {
+  const test::Corpus corpus;
+  CorpusReader reader = reader_of(corpus.path().string(), {.shuffle = false});
+  reader.seek({}, 5);
+  const std::vector<Place> places = epoch_of(reader);
+  CHECK(std::ranges::is_sorted(places));
+  CHECK(places.size() == 60);
+}
+
+TEST_CASE("a reader continues at any position with the same documents") {
+  const test::TemporaryFolder folder;
+  write_kinds(folder, 9, 3, 7, 20);
+  const std::string path = folder.path().string();
+  const StreamOptions options{.seed = 3, .window = 4};
+  TokenStream stream(reader_of(path, options), options);
+  std::vector<StreamPosition> positions;
+  std::vector<std::vector<int64_t>> windows;
+  std::vector<DocumentSpan> spans;
+  for (int i = 0; i < 300; ++i) {  // three epochs
+    positions.push_back(stream.position());
+    windows.emplace_back(12);
+    REQUIRE(stream.read_window(windows.back(), spans) == 12);
+  }
+  CHECK(positions.back().epoch >= 2);
+  TokenStream other(reader_of(path, options), options);
+  for (const size_t at : {299, 0, 17, 150, 151, 60}) {
+    CAPTURE(at);
+    other.seek(StreamPosition::from_json({nlohmann::json(positions[at].to_json()), "state"}), 3);
+    for (size_t i = at; i < std::min<size_t>(at + 40, 300); ++i) {
+      REQUIRE(other.position() == positions[i]);
+      std::vector<int64_t> window(12);
+      other.read_window(window, spans);
+      REQUIRE(window == windows[i]);
+    }
+  }
+}
+
+// The kinds of 100 stretches of 256 sequences, against their shares by Pearson's chi-square with 7 degrees of
+// freedom, whose 0.1 % point is 24.32.
+TEST_CASE("a corpus that is sorted by kind is read as a mixture of its kinds") {
+  const test::TemporaryFolder folder;
+  constexpr int kKinds = 8, kSequences = 256;
+  write_kinds(folder, 1000, kKinds, 45, 30);
+  const StreamOptions options{.seed = 11};
+  TokenStream stream(reader_of(folder.path().string(), options), options);
+  int passed = 0;
+  double worst = 0;
+  for (int stretch = 0; stretch < 100; ++stretch) {
+    std::array<int, kKinds> counts{};
+    for (int i = 0; i < kSequences; ++i) {
+      std::vector<int64_t> window(33);  // a document of 32 tokens, and the next one's first
+      std::vector<DocumentSpan> spans;
+      REQUIRE(stream.read_window(window, spans) == 33);
+      ++counts.at(static_cast<size_t>(window[1] - 'a'));
+    }
+    double chi_square = 0;
+    constexpr double kExpected = double{kSequences} / kKinds;
+    for (const int count : counts) chi_square += (count - kExpected) * (count - kExpected) / kExpected;
+    passed += chi_square < 24.32;
+    worst = std::max(worst, chi_square);
+  }
+  INFO("the worst chi-square is " << worst);
+  CHECK(passed >= 98);
+}
+
+TEST_CASE("a position of another window is refused") {
+  const test::TemporaryFolder folder;
+  write_kinds(folder, 9, 3, 2, 20);
+  CorpusReader reader = reader_of(folder.path().string(), {.window = 4});
+  StreamPosition position{.epoch = 0, .draws = 1, .slot = 0, .token = 0, .slots = {{0, 0, 1}}};
+  CHECK_THROWS_WITH(reader.seek(position, 1), Catch::Contains("has 1 slots") && Catch::Contains("have 4") &&
+                                                  Catch::Contains("training.shuffle_window"));
+}
+
+}  // namespace hyperion::data
