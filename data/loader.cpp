@@ -1,11 +1,11 @@
 #include "data/loader.h"
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <utility>
 
 #include "base/clock.h"
+#include "base/counted.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/json.h"
@@ -34,54 +34,107 @@ void check_shard(const CorpusFile& file, const LoaderOptions& options) {
   }
 }
 
-TokenStream make_stream(const LoaderOptions& options) {
-  std::vector<CorpusFile> files = find_corpus(options.dataset_path, options.dataset_key);
+TokenStream make_stream(const LoaderOptions& options, const SourceOptions& source) {
+  std::vector<CorpusFile> files = find_corpus(source.path, source.key);
   for (const CorpusFile& file : files)
     if (file.format == CorpusFormat::kTokenShard) check_shard(file, options);
-  return {{std::move(files), options.encode, options.order, options.text_field}, options.order};
+  return {{std::move(files), options.encode, options.order, source.text_field}, options.order};
+}
+
+// The sources of a loader; without LoaderOptions::sources one without a name.
+std::vector<SourceOptions> sources_of(const LoaderOptions& options) {
+  if (!options.sources.empty()) return options.sources;
+  return {{.name = "",
+           .path = options.dataset_path,
+           .key = options.dataset_key,
+           .text_field = options.text_field,
+           .node = options.node}};
+}
+
+std::vector<double> weights_of(const std::vector<SourceOptions>& sources) {
+  std::vector<double> weights;
+  for (const SourceOptions& source : sources) weights.push_back(source.weight);
+  return weights;
+}
+
+// The saved sources; of a state without sources one without a name.
+std::vector<SourceState> saved_sources(const LoaderState& state, int64_t seq_len) {
+  if (!state.sources.empty()) return state.sources;
+  return {{.name = "",
+           .fingerprint = state.fingerprint,
+           .position = state.position,
+           .tokens = state.sequence * static_cast<uint64_t>(seq_len)}};
 }
 
 }  // namespace
 
 std::string LoaderState::to_json() const {
+  if (!sources.empty()) {
+    nlohmann::ordered_json list = nlohmann::ordered_json::array();
+    for (const SourceState& source : sources) list.push_back(source.to_json());
+    return nlohmann::ordered_json{{"version", 3},
+                                  {"sequence", sequence},
+                                  {"seed", seed},
+                                  {"shuffle", shuffle},
+                                  {"fingerprint", fingerprint_text(fingerprint)},
+                                  {"sources", std::move(list)}}
+        .dump();
+  }
   return nlohmann::ordered_json{{"version", 2},         {"position", position.to_json()},
                                 {"sequence", sequence}, {"seed", seed},
-                                {"shuffle", shuffle},   {"fingerprint", fmt::format("{:016x}", fingerprint)}}
+                                {"shuffle", shuffle},   {"fingerprint", fingerprint_text(fingerprint)}}
       .dump();
 }
 
 LoaderState LoaderState::from_json(std::string_view text) try {
-  const auto json = parse_json(text, "data loader state", /*max_depth=*/5);
+  const auto json = parse_json(text, "data loader state", /*max_depth=*/7);
   const JsonNode node(json, "data loader state");
   const uint64_t version = node["version"].count();
-  if (version != 1 && version != 2)
-    throw_data("data loader state: version {}, expected 1 or 2: it was written by another Hyperion", version);
+  if (version < 1 || version > 3)
+    throw_data("data loader state: version {}, expected 1 to 3: it was written by another Hyperion", version);
   LoaderState state;
-  state.position =
-      version == 1 ? StreamPosition::from_json_version_1(node) : StreamPosition::from_json(node["position"]);
+  if (version == 1) state.position = StreamPosition::from_json_version_1(node);
+  if (version == 2) state.position = StreamPosition::from_json(node["position"]);
+  if (version == 3)
+    node["sources"].each(
+        [&](const JsonNode& source) { state.sources.push_back(SourceState::from_json(source)); });
+  if (version == 3 && state.sources.empty()) throw_data("data loader state: has no sources");
   state.sequence = node["sequence"].count();
   state.seed = node["seed"].count();
   state.shuffle = node["shuffle"].flag();
-  const std::string& digits = node["fingerprint"].text();
-  const auto [end, error] =
-      std::from_chars(digits.data(), digits.data() + digits.size(), state.fingerprint, 16);
-  if (error != std::errc() || end != digits.data() + digits.size())
-    throw_data("data loader state: fingerprint '{}' is no hexadecimal number", digits);
+  state.fingerprint = fingerprint_of(node["fingerprint"]);
   return state;
 } catch (const Error& error) {
   throw_data("{}: load another checkpoint", error.what());
 }
 
-DataLoader::DataLoader(LoaderOptions options) : options_(std::move(options)), stream_(make_stream(options_)) {
+DataLoader::DataLoader(LoaderOptions options)
+    : options_(std::move(options)), mix_(weights_of(sources_of(options_))) {
   initial_.seed = options_.order.seed;
   initial_.shuffle = options_.order.shuffle;
-  initial_.fingerprint = hash_text(options_.tokenizer_fingerprint, corpus_fingerprint(stream_.files()));
-  if (options_.text_field.name != TextField().name)
-    initial_.fingerprint = hash_text(options_.text_field.name, initial_.fingerprint);
+  initial_.fingerprint = hash_text("sources");
+  const bool named = !options_.sources.empty();
+  for (const SourceOptions& one : sources_of(options_)) {
+    sources_.push_back({one, make_stream(options_, one)});
+    Source& source = sources_.back();
+    const std::vector<CorpusFile>& files = source.stream.files();
+    source.fingerprint = hash_text(options_.tokenizer_fingerprint, corpus_fingerprint(files));
+    if (source.options.text_field.name != TextField().name)
+      source.fingerprint = hash_text(source.options.text_field.name, source.fingerprint);
+    initial_.fingerprint =
+        named ? hash_text(source.options.name + fingerprint_text(source.fingerprint), initial_.fingerprint)
+              : source.fingerprint;
+    const bool text =
+        std::ranges::all_of(files, [](const CorpusFile& file) { return file.format == CorpusFormat::kText; });
+    if (!text || !options_.order.repeat) source.options.node.reset();
+    if (named)
+      initial_.sources.push_back({.name = source.options.name,
+                                  .fingerprint = source.fingerprint,
+                                  .share = mix_.shares()[sources_.size() - 1]});
+  }
+  options_.node.reset();  // sources_ has it
+  for (SourceOptions& source : options_.sources) source.node.reset();
   state_ = initial_;
-  const bool text = std::ranges::all_of(
-      stream_.files(), [](const CorpusFile& file) { return file.format == CorpusFormat::kText; });
-  if (!text || !options_.order.repeat) options_.node.reset();
 }
 
 DataLoader::~DataLoader() {
@@ -91,9 +144,19 @@ DataLoader::~DataLoader() {
 void DataLoader::stop_thread() {
   if (!thread_.joinable()) return;
   thread_.request_stop();
-  if (options_.node) options_.node->interrupt();
+  for (Source& source : sources_)
+    if (source.options.node) source.options.node->interrupt();
   thread_.join();
-  if (options_.node) options_.node->stop();
+  for (Source& source : sources_)
+    if (source.options.node) source.options.node->stop();
+}
+
+// The shares of the sources that have not ended.
+SourceMix DataLoader::make_mix() const {
+  std::vector<double> weights;
+  for (const Source& source : sources_) weights.push_back(source.ended ? 0 : source.options.weight);
+  const bool none = std::ranges::all_of(sources_, &Source::ended);
+  return SourceMix(none ? std::vector<double>(weights.size(), 1) : weights);  // none: nothing is drawn
 }
 
 void DataLoader::restart_from(const LoaderState& state) {
@@ -101,9 +164,29 @@ void DataLoader::restart_from(const LoaderState& state) {
   ready_.clear();
   error_ = nullptr;
   recent_.clear();
-  stream_.seek(state.position, state.seed);
+  const bool named = !options_.sources.empty();
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    Source& source = sources_[i];
+    source.stream.seek(named ? state.sources[i].position : state.position, state.seed);
+    source.tokens = named ? state.sources[i].tokens : 0;
+    const auto& epochs = source.options.max_epochs;
+    source.ended = epochs && source.stream.position().epoch >= *epochs;
+  }
+  mix_ = make_mix();
+  if (named) {
+    std::vector<uint64_t> drawn;
+    bool same_shares = true;
+    for (size_t i = 0; i < sources_.size(); ++i) {
+      drawn.push_back(state.sources[i].drawn);
+      same_shares &= state.sources[i].share == (sources_[i].ended ? 0 : mix_.shares()[i]);
+    }
+    if (same_shares && !mix_.restore(drawn))
+      throw_data(
+          "data loader state: the sequences of its sources cannot be by their shares: load another "
+          "checkpoint");
+  }
   prepared_ = state.sequence;
-  state_ = state;
+  state_ = named ? prepared_state() : state;
 }
 
 void DataLoader::reset() {
@@ -115,14 +198,44 @@ void DataLoader::reset(uint64_t seed) {
   reset();
 }
 
-void DataLoader::load_state(const LoaderState& state) {
-  if (state.fingerprint != initial_.fingerprint) {
+// Returns `state` for the sources of this loader.
+LoaderState DataLoader::adapted_state(const LoaderState& state) const {
+  LoaderState adapted = state;
+  adapted.fingerprint = initial_.fingerprint;
+  if (options_.sources.empty()) {
+    const auto same = std::ranges::find(state.sources, initial_.fingerprint, &SourceState::fingerprint);
+    if (!state.sources.empty() && same != state.sources.end()) {
+      log_info("The data continue as the source {} of the checkpoint alone", same->name);
+      adapted.position = same->position;
+      adapted.sources.clear();
+      return adapted;
+    }
     throw_data(
         "data loader state: was saved with other data, another text field or another tokenizer (fingerprint "
         "{:016x}) than {} has now ({:016x}): restore them, or start this data from its beginning with "
         "--checkpoint.exclude_from_loading=dataloader",
         state.fingerprint, options_.dataset_path, initial_.fingerprint);
   }
+  const std::vector<SourceState> saved = saved_sources(state, options_.seq_len);
+  for (const std::string& difference : source_differences(saved, initial_.sources))
+    log_info("training.sources: {}", difference);
+  adapted.sources = continued_sources(saved, initial_.sources);
+  // The shares count from here on, unless they are those of the state.
+  const auto same_mix = [](const SourceState& a, const SourceState& b) { return a.name == b.name; };
+  if (std::ranges::equal(adapted.sources, saved, same_mix)) {
+    for (size_t i = 0; i < saved.size(); ++i) {
+      adapted.sources[i].share = saved[i].share;
+      adapted.sources[i].drawn = saved[i].drawn;
+    }
+  }
+  return adapted;
+}
+
+void DataLoader::load_state(const LoaderState& state) {
+  const bool same_data =
+      state.fingerprint == initial_.fingerprint &&
+      std::ranges::equal(state.sources, initial_.sources, {}, &SourceState::name, &SourceState::name);
+  const LoaderState adapted = same_data ? state : adapted_state(state);
   if (state.shuffle != initial_.shuffle) {
     throw_data(
         "data loader state: was saved with shuffling {}, but this job has it {}: set training.shuffle back",
@@ -131,34 +244,84 @@ void DataLoader::load_state(const LoaderState& state) {
   if (state.seed != initial_.seed)
     log_info("The data order continues with the checkpoint's seed {} instead of {}", state.seed,
              initial_.seed);
-  restart_from(state);
+  restart_from(adapted);
+}
+
+LoaderState DataLoader::prepared_state() {
+  LoaderState state = initial_;
+  state.seed = sources_.front().stream.options().seed;
+  state.sequence = prepared_;
+  if (state.sources.empty()) state.position = sources_.front().stream.position();
+  for (size_t i = 0; i < state.sources.size(); ++i) {
+    state.sources[i].position = sources_[i].stream.position();
+    state.sources[i].share = sources_[i].ended ? 0 : mix_.shares()[i];
+    state.sources[i].drawn = mix_.drawn()[i];
+    state.sources[i].tokens = sources_[i].tokens;
+  }
+  return state;
+}
+
+void DataLoader::end_source_if_read(Source& source) {
+  const auto& epochs = source.options.max_epochs;
+  if (!epochs || source.stream.position().epoch < *epochs) return;
+  source.ended = true;
+  mix_ = make_mix();
+}
+
+size_t DataLoader::draw_source() {
+  const auto ended = std::ranges::find(sources_, true, &Source::ended);
+  const bool all = std::ranges::all_of(sources_, &Source::ended);
+  if (ended != sources_.end() && (all || options_.stops_at_source_end))
+    throw_data(
+        "training.sources: {} been read {} after {} sequences, as max_epochs says; for more, raise it{}, or "
+        "train fewer steps",
+        all && sources_.size() > 1 ? "every source has" : ended->options.name + " has",
+        counted(*ended->options.max_epochs, "time"), prepared_,
+        all ? "" : ", set training.on_source_end = \"renormalize\" to go on with the other sources");
+  return mix_.draw();
 }
 
 DataLoader::PreparedBatch DataLoader::prepare_batch() {
-  const size_t local_tokens = static_cast<size_t>(options_.rows * options_.seq_len);
-  const size_t before = local_tokens * static_cast<size_t>(options_.dp_rank);
-  const size_t after = local_tokens * static_cast<size_t>(options_.dp_degree - 1 - options_.dp_rank);
   PreparedBatch ready{.first = prepared_};
-  stream_.position();
-  const std::string begin = stream_.describe_position();
-  std::vector<int64_t> tokens(local_tokens + 1);
-  std::vector<DocumentSpan> spans;
-  const size_t skipped = stream_.skip(before);
-  tokens.resize(stream_.read_window(tokens, spans));
-  if (skipped + tokens.size() >=
-      2) {  // an input and its label: else every rank would get nothing but padding
-    ready.batch = pack(tokens, spans, options_.rows, options_.seq_len, options_.document_mask);
-    ready.batch->first_sequence = prepared_ + static_cast<uint64_t>(options_.dp_rank * options_.rows);
-    stream_.skip(after);
+  const int64_t first_own = options_.dp_rank * options_.rows, end_own = first_own + options_.rows;
+  const size_t length = static_cast<size_t>(options_.seq_len);
+  Batch batch;
+  batch.seq_len = options_.seq_len;
+  batch.first_sequence = prepared_ + static_cast<uint64_t>(first_own);
+  std::vector<std::string> begins(sources_.size());  // of the sources that this batch reads
+  size_t seen = 0;                                   // tokens of all rows
+  for (int64_t row = 0; row < options_.dp_degree * options_.rows; ++row) {
+    const size_t index = draw_source();
+    Source& source = sources_[index];
+    if (begins[index].empty()) {
+      source.stream.position();
+      begins[index] = source.stream.describe_position();
+    }
+    source.tokens += length;
+    if (row < first_own || row >= end_own) {
+      seen += source.stream.skip(length);
+    } else {
+      std::vector<int64_t> tokens(length + 1);
+      std::vector<DocumentSpan> spans;
+      tokens.resize(source.stream.read_window(tokens, spans));
+      seen += tokens.size();
+      append_rows(pack(tokens, spans, 1, options_.seq_len, options_.document_mask), batch);
+      if (!options_.sources.empty()) batch.source_of_row.push_back(static_cast<int32_t>(index));
+    }
+    end_source_if_read(source);
+  }
+  if (seen >= 2) {  // an input and its label: else every rank would get nothing but padding
+    ready.batch = std::move(batch);
     prepared_ += static_cast<uint64_t>(options_.dp_degree * options_.rows);
-    ready.range = begin + ".." + stream_.describe_position();
+    for (size_t i = 0; i < sources_.size(); ++i) {
+      if (begins[i].empty()) continue;
+      ready.range += fmt::format("{}{}..{}", ready.range.empty() ? "" : ", ", begins[i],
+                                 sources_[i].stream.describe_position());
+    }
   } else if (prepared_ == 0) {
     throw_data("dataset {}: holds fewer than 2 tokens, too few for one prediction", options_.dataset_path);
   }
-  ready.after = initial_;
-  ready.after.seed = stream_.options().seed;
-  ready.after.position = stream_.position();
-  ready.after.sequence = prepared_;
+  ready.after = prepared_state();
   return ready;
 }
 
@@ -185,7 +348,13 @@ std::optional<Batch> DataLoader::next() try {
   const auto begin = std::chrono::steady_clock::now();
   if (!thread_.joinable()) {
     const int64_t tokens = options_.dp_degree * options_.rows * options_.seq_len;  // per microbatch
-    if (options_.node) stream_.share(*options_.node, static_cast<uint64_t>(tokens * options_.prefetch));
+    for (size_t i = 0; i < sources_.size(); ++i) {
+      const double share = static_cast<double>(mix_.shares()[i]) / static_cast<double>(SourceMix::kWhole);
+      if (sources_[i].options.node)
+        sources_[i].stream.share(
+            *sources_[i].options.node,
+            static_cast<uint64_t>(static_cast<double>(tokens * options_.prefetch) * share));
+    }
     thread_ = std::jthread([this](const std::stop_token& stop) { prefetch(stop); });
   }
   PreparedBatch ready;
@@ -209,6 +378,18 @@ std::optional<Batch> DataLoader::next() try {
 } catch (const Error& error) {
   if (options_.dp_degree == 1) throw;
   throw Error(error.code(), fmt::format("data-parallel rank {}: {}", options_.dp_rank, error.what()));
+}
+
+std::vector<std::vector<CorpusFile>> DataLoader::files() const {
+  std::vector<std::vector<CorpusFile>> files;
+  for (const Source& source : sources_) files.push_back(source.stream.files());
+  return files;
+}
+
+int DataLoader::tokenising_ranks() const {
+  for (const Source& source : sources_)
+    if (source.options.node) return source.options.node->ranks_of_node();
+  return 1;
 }
 
 std::string DataLoader::where(uint64_t sequence) const {

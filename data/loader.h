@@ -6,6 +6,9 @@
 // step and a global batch of G = A * D * L, batch n is sequences [n * G, (n + 1) * G), and microbatch a,
 // rank d, row l holds number a * D * L + d * L + l of it. Every rank reads the entire stream and keeps its
 // own rows: text is tokenized by every rank, shards (token_shards.h) are skipped over.
+//
+// Several sources have a token stream each. Sequence n is the next one of the stream that SourceMix draws for
+// n, so it is the same one on every mesh.
 #pragma once
 
 #include <condition_variable>
@@ -21,11 +24,29 @@
 #include <vector>
 
 #include "data/packing.h"
+#include "data/source_mix.h"
+#include "data/source_state.h"
 #include "data/token_stream.h"
 
 namespace hyperion::data {
 
+// One of several sources of training data.
+struct SourceOptions {
+  std::string name;  // in messages, metrics and states; unique
+  std::string path;  // see find_corpus
+  std::string key;   // the option that set the path, for messages
+  TextField text_field{};
+  double weight = 1;                      // above 0; in any unit
+  std::optional<uint64_t> max_epochs{};   // the source has ended after these
+  std::shared_ptr<NodeDocuments> node{};  // see LoaderOptions
+};
+
 struct LoaderOptions {
+  // If there are any, they are in place of dataset_path, dataset_key, text_field and node, and the order
+  // repeats.
+  std::vector<SourceOptions> sources{};
+  bool stops_at_source_end = true;  // else the other sources go on by their weights
+
   std::string dataset_path;                           // see find_corpus
   std::string dataset_key = "training.dataset_path";  // the option that set it, for messages
   TextField text_field;                               // for JSON lines
@@ -47,15 +68,17 @@ struct LoaderOptions {
 // The position in the data, as stored in a checkpoint. It counts consumed data, not prefetched data, and
 // holds no rank or mesh, so it is valid at any data-parallel degree, batch size and sequence length.
 struct LoaderState {
-  StreamPosition position;  // position of the next token
-  uint64_t sequence = 0;    // number of sequences consumed
-  uint64_t seed = 0;        // seed of the document order
+  StreamPosition position;             // position of the next token, without `sources`
+  std::vector<SourceState> sources{};  // of a loader with LoaderOptions::sources, in their order
+  uint64_t sequence = 0;               // number of sequences consumed
+  uint64_t seed = 0;                   // seed of the document order
   bool shuffle = true;
   uint64_t fingerprint = 0;  // fingerprint of the data and its tokenizer
 
   bool operator==(const LoaderState&) const = default;
 
-  // {"version": 2, "position": .., "sequence": .., "seed": .., "shuffle": .., "fingerprint": ".."}
+  // {"version": 2, "position": .., "sequence": .., "seed": .., "shuffle": .., "fingerprint": ".."}; with
+  // sources version 3, and "sources": [..] in place of the position
   std::string to_json() const;
   // Reads version 1 too, whose position is of one file after another. Throws Error(kBadData) naming the
   // field.
@@ -79,7 +102,9 @@ class DataLoader {
   // The state after the microbatches that next() has returned.
   const LoaderState& state() const { return state_; }
   // Continues after `state`, with its seed. Throws Error(kBadData) if the data, the tokenizer or
-  // training.shuffle differ from those of `state`.
+  // training.shuffle differ from those of `state`. With sources, or a state with sources, those that both
+  // have go on (continued_sources()), others begin, and new shares count from here on; the differences are
+  // logged.
   void load_state(const LoaderState& state);
   // Returns to the first sequence.
   void reset();
@@ -91,10 +116,14 @@ class DataLoader {
   std::string where(uint64_t sequence) const;
 
   uint64_t fingerprint() const { return initial_.fingerprint; }
+  // The first state: its sources with their names and fingerprints.
+  const LoaderState& initial_state() const { return initial_; }
+  // The files of each source; of a loader without sources one list.
+  std::vector<std::vector<CorpusFile>> files() const;
   // Seconds that next() has waited for data since construction.
   double wait_seconds() const { return wait_seconds_; }
   // The number of ranks that tokenize the stream together: 1, or the ranks of this node.
-  int tokenising_ranks() const { return options_.node ? options_.node->ranks_of_node() : 1; }
+  int tokenising_ranks() const;
 
  private:
   struct PreparedBatch {
@@ -103,13 +132,29 @@ class DataLoader {
     LoaderState after{};
     std::string range{};  // file:line range over all ranks' rows
   };
+  // A source, or the only data of a loader without sources. Used by the thread while it runs.
+  struct Source {
+    SourceOptions options;
+    TokenStream stream;
+    uint64_t fingerprint = 0;
+    uint64_t tokens = 0;  // consumed
+    bool ended = false;   // max_epochs are read
+  };
   void prefetch(const std::stop_token& stop);
   PreparedBatch prepare_batch();
+  size_t draw_source();
+  // Ends a source that has been read max_epochs times.
+  void end_source_if_read(Source& source);
+  SourceMix make_mix() const;
+  // The state of `sources_`.
+  LoaderState prepared_state();
+  LoaderState adapted_state(const LoaderState& state) const;
   void stop_thread();
   void restart_from(const LoaderState& state);
 
   LoaderOptions options_;
-  TokenStream stream_;     // used by the thread while it runs
+  std::vector<Source> sources_;
+  SourceMix mix_;          // used by the thread while it runs
   uint64_t prepared_ = 0;  // number of sequences prepared; used by the thread while it runs
   LoaderState initial_;
   LoaderState state_;

@@ -1,6 +1,7 @@
 #include "data/packing.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace hyperion::data {
 namespace {
@@ -59,6 +60,18 @@ Batch pack(std::span<const int64_t> tokens, std::span<const DocumentSpan> spans,
   batch.sources = row_sources(spans, inputs, rows, static_cast<size_t>(seq_len));
   if (document_mask) mask_documents(spans, batch);
   return batch;
+}
+
+void append_rows(Batch more, Batch& batch) {
+  const auto append = [](auto& from, auto& to) {
+    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+  };
+  batch.rows += more.rows;
+  append(more.tokens, batch.tokens);
+  append(more.labels, batch.labels);
+  append(more.positions, batch.positions);
+  append(more.sources, batch.sources);
+  append(more.source_of_row, batch.source_of_row);
 }
 
 void ignore_sequences_from(uint64_t end, Batch& batch) {

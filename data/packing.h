@@ -34,6 +34,8 @@ struct Batch {
   // from the previous row). Empty without document masking.
   std::vector<int32_t> positions;
   std::vector<std::string> sources;  // [rows]: "file:line" or "file:line..file:line" of the row's documents
+  // [rows]: index of the source that each row is from (LoaderOptions::sources). Empty without sources.
+  std::vector<int32_t> source_of_row{};
 };
 
 // Packs `tokens`: rows * seq_len + 1 tokens of the stream, or fewer at its end, padded by token 0 with
@@ -41,6 +43,9 @@ struct Batch {
 // document's last token, which is the next document's first token, is -100, and positions are filled.
 Batch pack(std::span<const int64_t> tokens, std::span<const DocumentSpan> spans, int64_t rows,
            int64_t seq_len, bool document_mask);
+
+// Appends the rows of `more`, which has the same sequence length.
+void append_rows(Batch more, Batch& batch);
 
 // Sets the labels of rows whose sequence is `end` or later to -100.
 void ignore_sequences_from(uint64_t end, Batch& batch);
