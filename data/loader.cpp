@@ -288,14 +288,14 @@ DataLoader::PreparedBatch DataLoader::prepare_batch() {
   Batch batch;
   batch.seq_len = options_.seq_len;
   batch.first_sequence = prepared_ + static_cast<uint64_t>(first_own);
-  std::vector<std::string> begins(sources_.size());  // of the sources that this batch reads
-  size_t seen = 0;                                   // tokens of all rows
+  std::vector<std::optional<DocumentPlace>> begins(sources_.size());  // of the sources that this batch reads
+  size_t seen = 0;                                                    // tokens of all rows
   for (int64_t row = 0; row < options_.dp_degree * options_.rows; ++row) {
     const size_t index = draw_source();
     Source& source = sources_[index];
-    if (begins[index].empty()) {
+    if (!begins[index]) {
       source.stream.position();
-      begins[index] = source.stream.describe_position();
+      begins[index] = source.stream.place();
     }
     source.tokens += length;
     if (row < first_own || row >= end_own) {
@@ -314,9 +314,7 @@ DataLoader::PreparedBatch DataLoader::prepare_batch() {
     ready.batch = std::move(batch);
     prepared_ += static_cast<uint64_t>(options_.dp_degree * options_.rows);
     for (size_t i = 0; i < sources_.size(); ++i) {
-      if (begins[i].empty()) continue;
-      ready.range += fmt::format("{}{}..{}", ready.range.empty() ? "" : ", ", begins[i],
-                                 sources_[i].stream.describe_position());
+      if (begins[i]) ready.range.push_back({*begins[i], sources_[i].stream.place()});
     }
   } else if (prepared_ == 0) {
     throw_data("dataset {}: holds fewer than 2 tokens, too few for one prediction", options_.dataset_path);
@@ -396,7 +394,7 @@ std::string DataLoader::where(uint64_t sequence) const {
   for (const PreparedBatch& ready : recent_) {
     if (sequence < ready.first || sequence >= ready.after.sequence) continue;
     const uint64_t row = sequence - ready.batch->first_sequence;  // wraps to a large number before the first
-    return row < ready.batch->sources.size() ? ready.batch->sources[row] : ready.range;
+    return row < ready.batch->sources.size() ? ready.batch->sources[row].describe() : describe(ready.range);
   }
   return fmt::format("sequence {}, read too long ago to be remembered", sequence);
 }

@@ -130,7 +130,7 @@ class DataLoader {
     uint64_t first = 0;  // first sequence over all ranks
     std::optional<Batch> batch{};
     LoaderState after{};
-    std::string range{};  // file:line range over all ranks' rows
+    std::vector<PlaceRange> range{};  // over all ranks' rows, of each source
   };
   // A source, or the only data of a loader without sources. Used by the thread while it runs.
   struct Source {

@@ -6,21 +6,20 @@
 namespace hyperion::data {
 namespace {
 
-std::vector<std::string> row_sources(std::span<const DocumentSpan> spans, size_t tokens, int64_t rows,
-                                     size_t seq_len) {
-  std::vector<std::string> sources;
+std::vector<PlaceRange> row_sources(std::span<const DocumentSpan> spans, size_t tokens, int64_t rows,
+                                    size_t seq_len) {
+  std::vector<PlaceRange> sources;
   size_t first = 0;
   for (int64_t row = 0; row < rows; ++row) {
     const size_t begin = static_cast<size_t>(row) * seq_len;
     if (begin >= tokens) {
-      sources.emplace_back("padding");
+      sources.emplace_back();
       continue;
     }
     while (first + 1 < spans.size() && spans[first + 1].begin <= begin) ++first;
     size_t last = first;
     while (last + 1 < spans.size() && spans[last + 1].begin < begin + seq_len) ++last;
-    const bool one = spans[first].where == spans[last].where;
-    sources.push_back(one ? spans[first].where : spans[first].where + ".." + spans[last].where);
+    sources.push_back({spans[first].place, spans[last].place});
   }
   return sources;
 }

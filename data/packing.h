@@ -9,8 +9,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <vector>
+
+#include "data/document_place.h"
 
 namespace hyperion::data {
 
@@ -19,8 +20,8 @@ inline constexpr int64_t kIgnoreLabel = -100;
 
 // The part of a document in a window of tokens.
 struct DocumentSpan {
-  size_t begin;       // index of its first token in the window
-  std::string where;  // "file:line"
+  size_t begin;  // index of its first token in the window
+  DocumentPlace place;
 };
 
 // The rows of one microbatch on one data-parallel rank. Matrices are [rows, seq_len], row by row.
@@ -33,7 +34,7 @@ struct Batch {
   // Positions inside the document's part of this row (0 at the row's start, even if a document continues
   // from the previous row). Empty without document masking.
   std::vector<int32_t> positions;
-  std::vector<std::string> sources;  // [rows]: "file:line" or "file:line..file:line" of the row's documents
+  std::vector<PlaceRange> sources;  // [rows]: the documents of each row
   // [rows]: index of the source that each row is from (LoaderOptions::sources). Empty without sources.
   std::vector<int32_t> source_of_row{};
 };

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include <fmt/format.h>
-
 #include "base/error.h"
 
 namespace hyperion::data {
@@ -52,7 +50,7 @@ bool TokenStream::advance_to_token() {
       throw_data(
           "data position: token {} of {}, which has {} tokens: the data or the tokenizer changed since it "
           "was saved",
-          position_.token, describe_position(), document_->length);
+          position_.token, place().describe(), document_->length);
     }
     open_ = false;
     finished_ = true;
@@ -94,11 +92,11 @@ size_t TokenStream::consume(size_t count, const Take& take) {
 size_t TokenStream::read_window(std::span<int64_t> out, std::vector<DocumentSpan>& spans) {
   const size_t inputs = out.size() - 1;
   const size_t count = consume(inputs, [&](size_t begin, size_t part) {
-    spans.push_back({begin, describe_position()});
+    spans.push_back({begin, place()});
     copy_tokens(position_.token, out.subspan(begin, part));
   });
   if (count < inputs || !advance_to_token()) return count;
-  if (position_.token == 0) spans.push_back({inputs, describe_position()});
+  if (position_.token == 0) spans.push_back({inputs, place()});
   copy_tokens(position_.token, out.last(1));
   return out.size();
 }
@@ -107,9 +105,9 @@ size_t TokenStream::skip(size_t count) {
   return consume(count, [](size_t, size_t) {});
 }
 
-std::string TokenStream::describe_position() const {
-  if (!document_) return "the end of the data";
-  return fmt::format("{}:{}", files()[document_->file].path.string(), document_->location);
+DocumentPlace TokenStream::place() const {
+  if (!document_) return {};
+  return {&files()[document_->file], document_->location};
 }
 
 }  // namespace hyperion::data

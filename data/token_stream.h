@@ -36,8 +36,8 @@ class TokenStream {
   // tokens, which is smaller than out.size() only at the stream's end.
   size_t read_window(std::span<int64_t> out, std::vector<DocumentSpan>& spans);
   size_t skip(size_t count);
-  // "file:line" of the document at position(), which must have been called last.
-  std::string describe_position() const;
+  // The document at position(), which must have been called last; at the end of the data none.
+  DocumentPlace place() const;
 
   const StreamOptions& options() const { return options_; }
   const std::vector<CorpusFile>& files() const { return reader_.files(); }

@@ -5,7 +5,6 @@
 #include <string>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full_like.h>
@@ -78,17 +77,15 @@ at::Tensor TrainingStep::gradient_norm(int64_t step) const {
 
 CheckedGradients TrainingStep::check_and_clip(const StepFlags& own, const StepInput& input,
                                               const StepLosses& losses, const at::Tensor& norm) {
-  std::vector<std::string> sources;  // of each microbatch
+  std::vector<std::vector<data::PlaceRange>> sources;  // of each microbatch
   for (size_t i = 0; i < microbatches(input); ++i) {
     const auto [batch, first_row] = rows_of(i, input);
-    sources.push_back(fmt::format(
-        "{}",
-        fmt::join(
-            std::span(batch.sources).subspan(static_cast<size_t>(first_row), static_cast<size_t>(rows_)),
-            ", ")));
+    const auto rows =
+        std::span(batch.sources).subspan(static_cast<size_t>(first_row), static_cast<size_t>(rows_));
+    sources.emplace_back(rows.begin(), rows.end());
   }
-  auto [skip, agreed] =
-      guard_.check(own, losses.sums, norm, losses.scale, [sources](size_t i) { return sources.at(i); });
+  auto [skip, agreed] = guard_.check(own, losses.sums, norm, losses.scale,
+                                     [sources](size_t i) { return data::describe(sources.at(i)); });
   CheckedGradients checked{std::move(skip), std::move(agreed)};
   if (model_.optimizer->divides_gradients())
     checked.divisor = optim::clip_divisor(checked.norm, max_norm_);

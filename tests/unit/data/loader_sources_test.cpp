@@ -210,7 +210,7 @@ TEST_CASE("a changed list of sources goes on with those that it still has") {
     one.dataset_path = (folder.path() / "wiki.jsonl").string();
     DataLoader single(one);
     for (int i = 0; i < 20; ++i) single.next();
-    CHECK_THAT(single.state().to_json(), Contains("\"version\":1"));
+    CHECK_THAT(single.state().to_json(), Contains("\"version\":2"));
     DataLoader several(before);
     several.load_state(LoaderState::from_json(single.state().to_json()));
     CHECK(several.state().sources[2].position == single.state().position);

@@ -4,7 +4,17 @@
 
 #include <catch2/catch.hpp>
 
+#include "data/sources.h"
+
 namespace hyperion::data {
+namespace {
+
+DocumentPlace at(uint64_t line) {
+  static const CorpusFile file{.path = "f", .name = "f", .size = 1, .format = CorpusFormat::kText};
+  return {&file, line};
+}
+
+}  // namespace
 
 using I64 = std::vector<int64_t>;
 using I32 = std::vector<int32_t>;
@@ -26,37 +36,37 @@ TEST_CASE("sequences from a given one on have no labels") {
 
 TEST_CASE("labels are the next tokens and rows share one token") {
   const I64 tokens = {10, 11, 12, 13, 14, 15, 16};
-  const std::vector<DocumentSpan> pieces = {{0, "f:1"}, {4, "f:2"}};
+  const std::vector<DocumentSpan> pieces = {{0, at(1)}, {4, at(2)}};
   const Batch batch = pack(tokens, pieces, 2, 3, false);
   CHECK(batch.tokens == I64{10, 11, 12, 13, 14, 15});
   CHECK(batch.labels == I64{11, 12, 13, 14, 15, 16});
   CHECK(batch.positions.empty());
-  CHECK(batch.sources == std::vector<std::string>{"f:1", "f:1..f:2"});
+  CHECK(describe(batch.sources) == "f:1, f:1..f:2");
 }
 
 TEST_CASE("document masking drops the transition between documents and restarts positions") {
   const I64 tokens = {1, 2, 3, 4, 5, 6, 7, 8, 9};
-  const std::vector<DocumentSpan> pieces = {{0, "f:1"}, {2, "f:2"}, {4, "f:3"}, {5, "f:4"}, {8, "f:5"}};
+  const std::vector<DocumentSpan> pieces = {{0, at(1)}, {2, at(2)}, {4, at(3)}, {5, at(4)}, {8, at(5)}};
   const Batch batch = pack(tokens, pieces, 2, 4, true);
   CHECK(batch.labels == I64{2, -100, 4, -100, -100, 7, 8, -100});
   CHECK(batch.positions == I32{0, 1, 0, 1, 0, 0, 1, 2});
-  CHECK(batch.sources == std::vector<std::string>{"f:1..f:2", "f:3..f:4"});
+  CHECK(describe(batch.sources) == "f:1..f:2, f:3..f:4");
 }
 
 TEST_CASE("a document that goes on in the next row starts again at position 0 there") {
   const I64 tokens = {1, 2, 3, 4, 5, 6, 7};
-  const std::vector<DocumentSpan> pieces = {{0, "f:1"}};
+  const std::vector<DocumentSpan> pieces = {{0, at(1)}};
   const Batch batch = pack(tokens, pieces, 2, 3, true);
   CHECK(batch.positions == I32{0, 1, 2, 0, 1, 2});
   CHECK(batch.labels == I64{2, 3, 4, 5, 6, 7});
 }
 
 TEST_CASE("what is missing at the end is padding without labels") {
-  const std::vector<DocumentSpan> pieces = {{0, "f:1"}};
+  const std::vector<DocumentSpan> pieces = {{0, at(1)}};
   const Batch batch = pack(I64{1, 2, 3, 4}, pieces, 3, 2, false);
   CHECK(batch.tokens == I64{1, 2, 3, 4, 0, 0});
   CHECK(batch.labels == I64{2, 3, 4, -100, -100, -100});
-  CHECK(batch.sources == std::vector<std::string>{"f:1", "f:1", "padding"});
+  CHECK(describe(batch.sources) == "f:1, f:1, padding");
   const Batch empty = pack({}, {}, 1, 2, true);
   CHECK(empty.tokens == I64{0, 0});
   CHECK(empty.labels == I64{-100, -100});
