@@ -304,13 +304,22 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
                    "GB of memory of a rank's GPU, as it is sold; those of this host's GPU unless set")
       ->check(at_least(1));
 
+  CLI::App* data =
+      app.add_subcommand("data", "Show what a job reads: sequences as text, with their documents");
+  add_path(*data, "FILE", file, "The TOML file");
+  data->add_option("--sequence", result.data.sequence, "The sequence of this number, counted from 0")
+      ->check(CLI::Range(int64_t{0}, int64_t{1'000'000'000}));
+  data->add_option("--sequences", result.data.sequences, "How many of the first sequences (2)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}));
+  data->add_flag("--full", result.data.full, "Show long documents without a gap");
+
   const std::pair<CLI::App*, Action> tools[] = {{add_tokenize(app, result.tokenize), Action::kTokenize},
                                                 {add_generate(app, result.generate), Action::kGenerate},
                                                 {add_eval(app, result.eval), Action::kEval},
                                                 {add_ckpt(app, result.ckpt), Action::kCkpt},
                                                 {add_report(app, result.report), Action::kReport}};
   app.require_subcommand(0, 1);
-  for (CLI::App* command : {&app, config, check}) command->footer(kOverridesHelp);
+  for (CLI::App* command : {&app, config, check, data}) command->footer(kOverridesHelp);
   take_last_values(app);
   require_known_commands(app, arguments);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
@@ -323,7 +332,8 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
   } catch (const CLI::ParseError& error) {
     const CLI::App* command = &app;  // or the tool of a subcommand
     while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
-    const bool takes_keys = command == &app || command == train || command == config || command == check;
+    const bool takes_keys =
+        command == &app || command == train || command == config || command == check || command == data;
     const std::string extras = describe_extras(*command, app.remaining(/*recurse=*/true), takes_keys);
     throw_config("command line: {} (see hyperion --help)", extras.empty() ? error.what() : extras);
   }
@@ -344,11 +354,17 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
   if (app.get_subcommands().empty() && result.overrides.empty()) result.text = app.help();
   if (!result.text.empty()) return result;
   result.config_file = take_config_file(file, result.overrides);
-  const CLI::App* command = config->parsed() ? config : check->parsed() ? check : train;
+  const CLI::App* command = config->parsed()  ? config
+                            : check->parsed() ? check
+                            : data->parsed()  ? data
+                                              : train;
   if (result.config_file.empty())
     throw_config("command line: no configuration file: write hyperion {} FILE.toml [overrides]",
                  command->get_name());
-  result.action = command == config ? Action::kConfig : command == check ? Action::kCheck : Action::kTrain;
+  result.action = command == config  ? Action::kConfig
+                  : command == check ? Action::kCheck
+                  : command == data  ? Action::kData
+                                     : Action::kTrain;
   return result;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct CommandLine {
     kTrain,     // train by config_file and overrides
     kCheck,     // run the checks of a job of config_file and overrides
     kConfig,    // print the configuration that config_file and overrides resolve to
+    kData,      // print sequences that a job of config_file and overrides reads
     kTokenize,  // write token shards by `tokenize`
     kGenerate,  // continue a text by `generate`
     kEval,      // compute the loss on a data set by `eval`
@@ -30,6 +32,12 @@ struct CommandLine {
     std::string tokenizer = config::JobConfig::Model().hf_assets_path;  // folder with tokenizer files
     std::string text_field = "text";                                    // field of the lines
     std::vector<std::string> inputs;  // files, folders or globs of JSON lines
+  };
+
+  struct Data {
+    std::optional<int64_t> sequence;  // the one to show
+    int64_t sequences = 2;            // how many to show from the first on
+    bool full = false;                // long documents are not shortened
   };
 
   // Options of both generate and eval.
@@ -79,6 +87,7 @@ struct CommandLine {
   int64_t ranks = 0;             // check: the job's ranks; 0: from the environment
   double gpu_memory = 0;         // check: GiB of a rank's GPU; 0: those of this host's GPU, if any
   bool allow_faults = false;     // failpoints named in the environment may act (tests)
+  Data data;
   Tokenize tokenize;
   Generate generate;
   Eval eval;

@@ -14,6 +14,10 @@ struct ModelSource;  // model_source.h
 // lists all failures.
 ExitCode check_command(const CommandLine& line);
 
+// Prints what a job of config_file and overrides would read: its first sequences, or one of any number,
+// decoded and with the place of each document.
+ExitCode data_command(const CommandLine& line);
+
 // Converts text corpora to one token shard (token_shards.h), so that training reads tokens instead of text.
 // `out` must be missing or empty. `tokenizer` is a path for resolve_input(). `inputs` are as for
 // find_corpus() and are read in order; files of one input are read by name. Logs the written files. After an

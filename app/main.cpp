@@ -164,6 +164,8 @@ ExitCode run(const std::vector<std::string>& command) {
       return check_command(line);
     case CommandLine::Action::kConfig:
       return show_config(line);
+    case CommandLine::Action::kData:
+      return data_command(line);
     case CommandLine::Action::kTokenize:
       return tokenize_command(line.tokenize);
     case CommandLine::Action::kGenerate:

@@ -368,7 +368,7 @@ std::optional<Batch> DataLoader::next() try {
   wait_seconds_ += seconds_since(begin);
   Batch batch = std::exchange(*ready.batch, {});
   ready.batch->first_sequence = batch.first_sequence;
-  ready.batch->sources = batch.sources;
+  ready.batch->documents = batch.documents;
   state_ = ready.after;
   recent_.push_back(std::move(ready));
   if (recent_.size() > kRememberedBatches) recent_.pop_front();
@@ -394,7 +394,8 @@ std::string DataLoader::where(uint64_t sequence) const {
   for (const PreparedBatch& ready : recent_) {
     if (sequence < ready.first || sequence >= ready.after.sequence) continue;
     const uint64_t row = sequence - ready.batch->first_sequence;  // wraps to a large number before the first
-    return row < ready.batch->sources.size() ? ready.batch->sources[row].describe() : describe(ready.range);
+    return row < ready.batch->documents.size() ? places_of_row(*ready.batch, row).describe()
+                                               : describe(ready.range);
   }
   return fmt::format("sequence {}, read too long ago to be remembered", sequence);
 }

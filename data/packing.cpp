@@ -6,22 +6,20 @@
 namespace hyperion::data {
 namespace {
 
-std::vector<PlaceRange> row_sources(std::span<const DocumentSpan> spans, size_t tokens, int64_t rows,
-                                    size_t seq_len) {
-  std::vector<PlaceRange> sources;
+// The parts of `spans` in each row, counted from the row's first token.
+std::vector<std::vector<DocumentSpan>> documents_of_rows(std::span<const DocumentSpan> spans, size_t tokens,
+                                                         int64_t rows, size_t seq_len) {
+  std::vector<std::vector<DocumentSpan>> documents(static_cast<size_t>(rows));
   size_t first = 0;
-  for (int64_t row = 0; row < rows; ++row) {
-    const size_t begin = static_cast<size_t>(row) * seq_len;
-    if (begin >= tokens) {
-      sources.emplace_back();
-      continue;
-    }
+  for (size_t row = 0; row < documents.size() && row * seq_len < tokens; ++row) {
+    const size_t begin = row * seq_len;
     while (first + 1 < spans.size() && spans[first + 1].begin <= begin) ++first;
-    size_t last = first;
-    while (last + 1 < spans.size() && spans[last + 1].begin < begin + seq_len) ++last;
-    sources.push_back({spans[first].place, spans[last].place});
+    for (size_t i = first; i < spans.size() && (i == first || spans[i].begin < begin + seq_len); ++i) {
+      const size_t at = std::max(spans[i].begin, begin);
+      documents[row].push_back({at - begin, spans[i].place, spans[i].offset + (at - spans[i].begin)});
+    }
   }
-  return sources;
+  return documents;
 }
 
 void mask_documents(std::span<const DocumentSpan> spans, Batch& batch) {
@@ -56,9 +54,14 @@ Batch pack(std::span<const int64_t> tokens, std::span<const DocumentSpan> spans,
   if (labels > 0)
     batch.labels.assign(tokens.begin() + 1, tokens.begin() + 1 + static_cast<ptrdiff_t>(labels));
   batch.labels.resize(size, kIgnoreLabel);
-  batch.sources = row_sources(spans, inputs, rows, static_cast<size_t>(seq_len));
+  batch.documents = documents_of_rows(spans, inputs, rows, static_cast<size_t>(seq_len));
   if (document_mask) mask_documents(spans, batch);
   return batch;
+}
+
+PlaceRange places_of_row(const Batch& batch, size_t row) {
+  const std::vector<DocumentSpan>& documents = batch.documents[row];
+  return documents.empty() ? PlaceRange{} : PlaceRange{documents.front().place, documents.back().place};
 }
 
 void append_rows(Batch more, Batch& batch) {
@@ -69,7 +72,7 @@ void append_rows(Batch more, Batch& batch) {
   append(more.tokens, batch.tokens);
   append(more.labels, batch.labels);
   append(more.positions, batch.positions);
-  append(more.sources, batch.sources);
+  append(more.documents, batch.documents);
   append(more.source_of_row, batch.source_of_row);
 }
 

@@ -22,6 +22,7 @@ inline constexpr int64_t kIgnoreLabel = -100;
 struct DocumentSpan {
   size_t begin;  // index of its first token in the window
   DocumentPlace place;
+  uint64_t offset = 0;  // of that token in the document
 };
 
 // The rows of one microbatch on one data-parallel rank. Matrices are [rows, seq_len], row by row.
@@ -34,10 +35,13 @@ struct Batch {
   // Positions inside the document's part of this row (0 at the row's start, even if a document continues
   // from the previous row). Empty without document masking.
   std::vector<int32_t> positions;
-  std::vector<PlaceRange> sources;  // [rows]: the documents of each row
+  std::vector<std::vector<DocumentSpan>> documents;  // [rows]: those of each row, in whole or in part
   // [rows]: index of the source that each row is from (LoaderOptions::sources). Empty without sources.
   std::vector<int32_t> source_of_row{};
 };
+
+// The documents of a row; none ("padding") for a row of padding.
+PlaceRange places_of_row(const Batch& batch, size_t row);
 
 // Packs `tokens`: rows * seq_len + 1 tokens of the stream, or fewer at its end, padded by token 0 with
 // label -100. `spans` begin in ascending order, the first at 0. With `document_mask`, the label at a

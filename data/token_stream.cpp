@@ -92,11 +92,11 @@ size_t TokenStream::consume(size_t count, const Take& take) {
 size_t TokenStream::read_window(std::span<int64_t> out, std::vector<DocumentSpan>& spans) {
   const size_t inputs = out.size() - 1;
   const size_t count = consume(inputs, [&](size_t begin, size_t part) {
-    spans.push_back({begin, place()});
+    spans.push_back({begin, place(), position_.token});
     copy_tokens(position_.token, out.subspan(begin, part));
   });
   if (count < inputs || !advance_to_token()) return count;
-  if (position_.token == 0) spans.push_back({inputs, place()});
+  if (position_.token == 0) spans.push_back({inputs, place(), 0});
   copy_tokens(position_.token, out.last(1));
   return out.size();
 }

@@ -80,9 +80,9 @@ CheckedGradients TrainingStep::check_and_clip(const StepFlags& own, const StepIn
   std::vector<std::vector<data::PlaceRange>> sources;  // of each microbatch
   for (size_t i = 0; i < microbatches(input); ++i) {
     const auto [batch, first_row] = rows_of(i, input);
-    const auto rows =
-        std::span(batch.sources).subspan(static_cast<size_t>(first_row), static_cast<size_t>(rows_));
-    sources.emplace_back(rows.begin(), rows.end());
+    std::vector<data::PlaceRange>& places = sources.emplace_back();
+    for (int64_t row = first_row; row < first_row + rows_; ++row)
+      places.push_back(data::places_of_row(batch, static_cast<size_t>(row)));
   }
   auto [skip, agreed] = guard_.check(own, losses.sums, norm, losses.scale,
                                      [sources](size_t i) { return data::describe(sources.at(i)); });

@@ -160,7 +160,7 @@ TEST_CASE("a restored loader continues exactly where the saved one was") {
     REQUIRE(a.tokens == b.tokens);
     REQUIRE(a.labels == b.labels);
     REQUIRE(a.first_sequence == b.first_sequence);
-    REQUIRE(describe(a.sources) == describe(b.sources));
+    REQUIRE(places_of_row(a, 0).describe() == places_of_row(b, 0).describe());
     REQUIRE(original.state() == restored.state());
   }
   CHECK(original.state().position.epoch > 1);  // the test went through epoch boundaries
@@ -344,7 +344,7 @@ TEST_CASE("where names file and line of own rows and the range of other rows") {
   options.order.shuffle = false;
   DataLoader loader(options);
   const Batch batch = *loader.next();  // rank 1's row: tokens 9 to 17 of documents of 12, 3 and 12 tokens
-  CHECK(batch.sources[0].describe() == path + ":1.." + path + ":3");
+  CHECK(places_of_row(batch, 0).describe() == path + ":1.." + path + ":3");
   CHECK(loader.where(1) == path + ":1.." + path + ":3");
   CHECK(loader.where(0) == path + ":1.." + path + ":3");
   CHECK_THAT(loader.where(2), Contains("sequence 2"));

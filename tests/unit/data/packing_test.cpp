@@ -14,6 +14,12 @@ DocumentPlace at(uint64_t line) {
   return {&file, line};
 }
 
+std::string rows_of(const Batch& batch) {
+  std::vector<PlaceRange> rows;
+  for (size_t row = 0; row < batch.documents.size(); ++row) rows.push_back(places_of_row(batch, row));
+  return describe(rows);
+}
+
 }  // namespace
 
 using I64 = std::vector<int64_t>;
@@ -41,7 +47,7 @@ TEST_CASE("labels are the next tokens and rows share one token") {
   CHECK(batch.tokens == I64{10, 11, 12, 13, 14, 15});
   CHECK(batch.labels == I64{11, 12, 13, 14, 15, 16});
   CHECK(batch.positions.empty());
-  CHECK(describe(batch.sources) == "f:1, f:1..f:2");
+  CHECK(rows_of(batch) == "f:1, f:1..f:2");
 }
 
 TEST_CASE("document masking drops the transition between documents and restarts positions") {
@@ -50,7 +56,7 @@ TEST_CASE("document masking drops the transition between documents and restarts 
   const Batch batch = pack(tokens, pieces, 2, 4, true);
   CHECK(batch.labels == I64{2, -100, 4, -100, -100, 7, 8, -100});
   CHECK(batch.positions == I32{0, 1, 0, 1, 0, 0, 1, 2});
-  CHECK(describe(batch.sources) == "f:1..f:2, f:3..f:4");
+  CHECK(rows_of(batch) == "f:1..f:2, f:3..f:4");
 }
 
 TEST_CASE("a document that goes on in the next row starts again at position 0 there") {
@@ -66,7 +72,7 @@ TEST_CASE("what is missing at the end is padding without labels") {
   const Batch batch = pack(I64{1, 2, 3, 4}, pieces, 3, 2, false);
   CHECK(batch.tokens == I64{1, 2, 3, 4, 0, 0});
   CHECK(batch.labels == I64{2, 3, 4, -100, -100, -100});
-  CHECK(describe(batch.sources) == "f:1, f:1, padding");
+  CHECK(rows_of(batch) == "f:1, f:1, padding");
   const Batch empty = pack({}, {}, 1, 2, true);
   CHECK(empty.tokens == I64{0, 0});
   CHECK(empty.labels == I64{-100, -100});

@@ -12,7 +12,7 @@ namespace {
 
 // Two rows of eight tokens; the second one has two documents, of three and five tokens, and one label less.
 data::Batch batch(bool documents) {
-  data::Batch made{.rows = 2, .seq_len = 8, .tokens = {}, .labels = {}, .positions = {}, .sources = {}};
+  data::Batch made{.rows = 2, .seq_len = 8, .tokens = {}, .labels = {}, .positions = {}, .documents = {}};
   for (int64_t i = 0; i < 16; ++i) {
     made.tokens.push_back(i);
     made.labels.push_back(i == 10 ? data::kIgnoreLabel : i + 1);
