@@ -1,4 +1,5 @@
 #include <chrono>
+#include <optional>
 #include <string_view>
 
 #include "app/commands.h"
@@ -6,7 +7,6 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/progress.h"
-#include "data/json_lines.h"
 #include "data/sources.h"
 #include "data/token_shards.h"
 #include "data/tokenizer/tokenizer.h"
@@ -36,13 +36,15 @@ void add_documents(const std::vector<data::CorpusFile>& files, const data::Encod
   std::vector<int64_t> tokens;
   for (const data::CorpusFile& file : files) {
     const auto source = data::open_source(file, encode, field);
-    const uint64_t documents = source->open_block(0).value();
-    for (uint64_t i = 0; i < documents; ++i) {
-      tokens.resize(source->open(i));
-      source->copy(0, tokens);
-      writer.add(tokens);
-      progress.update(done + static_cast<uint64_t>(static_cast<double>(file.size) * static_cast<double>(i) /
-                                                   static_cast<double>(documents)));
+    for (uint64_t block = 0; const std::optional<uint64_t> documents = source->open_block(block); ++block) {
+      for (uint64_t i = 0; i < *documents; ++i) {
+        tokens.resize(source->open(i));
+        source->copy(0, tokens);
+        if (!tokens.empty()) writer.add(tokens);
+      }
+      const std::optional<uint64_t> blocks = source->blocks();
+      progress.update(done +
+                      (blocks ? file.size * (block + 1) / *blocks : file.size - source->bytes_after_block()));
     }
     done += file.size;
   }
@@ -57,7 +59,7 @@ ExitCode tokenize_command(const CommandLine::Tokenize& options) {
   data::warn_of_missing_tokens(*loaded, tokenizer);
   const data::TextField field = {options.text_field, "--text-field"};
   const std::vector<data::CorpusFile> files = find_inputs(options.inputs);
-  for (const data::CorpusFile& file : files) data::JsonLines::check_first_line(file.path, field);
+  for (const data::CorpusFile& file : files) data::sample_text(file, field);
   data::TokenShardWriter writer(options.out, static_cast<uint64_t>(loaded->vocab_size()),
                                 data::tokenizer_fingerprint(tokenizer), tokenizer);
   add_documents(

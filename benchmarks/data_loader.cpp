@@ -122,7 +122,7 @@ int main(int argc, char** argv) {
   JsonLines lines(folder / "text.jsonl");
   std::vector<std::string> texts;
   const double parse = seconds_of([&] {
-    for (uint64_t i = 0; i < lines.documents(); ++i) texts.emplace_back(lines.text(i));
+    for (uint64_t i = 0, n = *lines.open_block(0); i < n; ++i) texts.emplace_back(lines.text(i));
   });
   std::vector<std::vector<int32_t>> documents;
   const double tokenise = seconds_of([&] {

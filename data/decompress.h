@@ -1,9 +1,11 @@
 // Decompresses .gz and .zst files, recognized by their first bytes and not by the file's name.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <string_view>
-#include <utility>
 
 #include "base/files.h"
 
@@ -15,38 +17,34 @@ bool is_compressed(const InputFile& file);
 // MiB and at most 64 GiB.
 uint64_t inflation_limit(uint64_t compressed);
 
-// Text in its own pages, which grow without being copied and are returned to the system at once.
-class InflatedText {
+// The text of a compressed file, which may be several gzip members or zstd frames in a row, from its
+// beginning on. Needs 256 KiB and the decoder's window: 32 KiB for gzip, for zstd what the frame asks for (2
+// MiB if it was compressed at the default level, at most 128 MiB).
+class InflatedStream {
  public:
-  InflatedText() = default;
-  InflatedText(InflatedText&& other) noexcept { *this = std::move(other); }
-  InflatedText& operator=(InflatedText&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(capacity_, other.capacity_);
-    std::swap(size_, other.size_);
-    return *this;
-  }
-  ~InflatedText();
+  // `file` must outlive the stream. The text may have `limit` bytes.
+  InflatedStream(const InputFile& file, uint64_t limit);
+  ~InflatedStream();
 
-  std::string_view view() const { return {data_, size_}; }
-  uint64_t capacity() const { return capacity_; }
-  void reserve(uint64_t bytes);  // `bytes` must exceed capacity(); throws std::bad_alloc
-  char* end() { return data_ + size_; }
-  uint64_t free_bytes() const { return capacity_ - size_; }
-  void advance(uint64_t bytes) { size_ += bytes; }  // call after writing `bytes` at end()
+  // Copies the next bytes of the text and returns their number, which is smaller than `bytes` only at its
+  // end. Throws Error(kBadData) naming the file if the data is damaged, ends early, or is more than `limit`
+  // bytes.
+  size_t read(char* out, size_t bytes);
+  // The number of bytes of the file that the text so far is from.
+  uint64_t consumed() const { return consumed_; }
 
  private:
-  char* data_ = nullptr;
-  uint64_t capacity_ = 0, size_ = 0;
+  struct Decoder;
+  struct Gzip;
+  struct Zstd;
+
+  const InputFile& file_;
+  uint64_t limit_;
+  std::unique_ptr<Decoder> decoder_;
+  std::string piece_;    // of the file
+  std::string_view in_;  // what is left of piece_
+  uint64_t consumed_ = 0, produced_ = 0;
+  bool inside_ = true;  // of a member or frame
 };
-
-// Decompresses a file, which may be several gzip members or zstd frames in a row, entirely or up to at
-// least its first `wanted` bytes. Throws Error(kBadData) naming the file if the data is damaged, ends
-// early, or decompresses to more than `limit` bytes.
-InflatedText decompress(const InputFile& file, uint64_t limit, uint64_t wanted = UINT64_MAX);
-
-// Reads the first `size` bytes of a file's text, compressed or not, or all of it if it is shorter; reads no
-// further.
-InflatedText read_begin(const InputFile& file, uint64_t size);
 
 }  // namespace hyperion::data

@@ -1,13 +1,12 @@
 #include "data/document_place.h"
 
-#include <fmt/format.h>
-
+#include "data/line_file.h"
 #include "data/sources.h"
 
 namespace hyperion::data {
 
 std::string DocumentPlace::describe() const {
-  return file == nullptr ? "padding" : fmt::format("{}:{}", file->path.string(), location);
+  return file == nullptr ? "padding" : describe_location(file->path, location);
 }
 
 std::string PlaceRange::describe() const {

@@ -13,7 +13,7 @@ struct DocumentPlace {
   const CorpusFile* file = nullptr;  // of a loader's or reader's list, which must outlive this; null: none
   uint64_t location = 0;             // see BlockFile::location()
 
-  // "file:location"; "padding" without a file.
+  // "file:line" (see describe_location()); "padding" without a file.
   std::string describe() const;
   bool operator==(const DocumentPlace&) const = default;
 };

@@ -36,6 +36,7 @@ inline constexpr std::array kFileFormats = {
     FileFormat{FormatUse::kText, "JSON lines", ".ndjson", ""},
     FileFormat{FormatUse::kCompressed, "gzip", ".gz", "\x1F\x8B"},
     FileFormat{FormatUse::kCompressed, "zstd", ".zst", "\x28\xB5\x2F\xFD"},
+    FileFormat{FormatUse::kCompressed, "zstd", ".zstd", "\x28\xB5\x2F\xFD"},
     FileFormat{FormatUse::kRefused, "Parquet", ".parquet", "PAR1", kConvert},
     FileFormat{FormatUse::kRefused, "Arrow", ".arrow", "ARROW1", kConvert},
     FileFormat{FormatUse::kRefused, "bzip2", ".bz2", "BZh", kDecompress},

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include <simdjson.h>
 
@@ -115,36 +116,51 @@ std::optional<std::string> unescaped(std::string_view token, simdjson::dom::pars
   return std::string(text);
 }
 
+// Copies an object to `out` with 0 in place of every value except those that `field` may lead to.
+bool reduce_object(TokenReader& in, std::string_view field, simdjson::dom::parser& parser, std::string& out) {
+  if (!in.take_char('{')) return false;
+  out += '{';
+  bool more = !in.take_char('}'), first = true;
+  while (more) {
+    in.skip_space();
+    const std::string_view key = in.take_string();
+    if (key.empty() || !in.take_char(':')) return false;
+    in.skip_space();
+    const std::optional<std::string> name = unescaped(key, parser);
+    if (!std::exchange(first, false)) out += ',';
+    for (size_t i = 0; i < key.size(); ++i) {  // a key that is not text becomes one that no field matches
+      const bool inner_quote = key[i] == '"' && i > 0 && i + 1 < key.size();
+      if (!name && (key[i] == '\\' || inner_quote)) out += '\\';
+      out += key[i];
+    }
+    out += ':';
+    const bool leads_in = name && field.size() > name->size() && field.starts_with(*name + '.');
+    if (leads_in && in.front() == '{') {  // not deeper than `field` has dots
+      if (!reduce_object(in, field.substr(name->size() + 1), parser, out)) return false;
+    } else {
+      std::string_view value = in.take_string();
+      const bool is_text = !value.empty() && name == field;
+      if (value.empty()) value = in.take_scalar();
+      const bool is_null = value == "null" && (leads_in || name == field);
+      if (value.empty() && !skip_structure(in)) return false;
+      out += is_text || is_null ? value : "0";
+    }
+    more = in.take_char(',');
+    if (!more && !in.take_char('}')) return false;
+  }
+  out += '}';
+  return true;
+}
+
 }  // namespace
 
 std::string without_other_values(std::string_view json, std::string_view field) {
   TokenReader in(json);
-  if (!in.take_char('{')) return {};
   simdjson::dom::parser parser;
-  std::string object = "{";
-  bool more = !in.take_char('}');
-  while (more) {
-    in.skip_space();
-    const std::string_view key = in.take_string();
-    if (key.empty() || !in.take_char(':')) return {};
-    in.skip_space();
-    const std::optional<std::string> name = unescaped(key, parser);
-    if (object.size() > 1) object += ',';
-    for (size_t i = 0; i < key.size(); ++i) {  // a key that is not text becomes one that no field matches
-      const bool inner_quote = key[i] == '"' && i > 0 && i + 1 < key.size();
-      if (!name && (key[i] == '\\' || inner_quote)) object += '\\';
-      object += key[i];
-    }
-    object += ':';
-    std::string_view value = in.take_string();
-    const bool is_text = !value.empty() && name == field;
-    if (value.empty() && in.take_scalar().empty() && !skip_structure(in)) return {};
-    object += is_text ? value : "0";
-    more = in.take_char(',');
-    if (!more && !in.take_char('}')) return {};
-  }
+  std::string object;
+  if (!reduce_object(in, field, parser, object)) return {};
   in.skip_space();
-  return in.at_end() ? object + '}' : std::string();
+  return in.at_end() ? object : std::string();
 }
 
 }  // namespace hyperion::data

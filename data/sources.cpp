@@ -18,11 +18,13 @@ namespace hyperion::data {
 namespace fs = std::filesystem;
 namespace {
 
+constexpr uint64_t kLargestWhole = uint64_t{4} << 20;  // of compressed text
+
 // Tokenizes the texts of a file one document at a time.
 class TextSource : public DocumentSource {
  public:
   TextSource(const fs::path& path, std::unique_ptr<TextFile> file, Encode encode)
-      : name_(path.string()), file_(std::move(file)), encode_(std::move(encode)) {}
+      : path_(path), file_(std::move(file)), encode_(std::move(encode)) {}
 
   std::optional<uint64_t> blocks() const override { return file_->blocks(); }
   std::optional<uint64_t> open_block(uint64_t block) override { return file_->open_block(block); }
@@ -30,10 +32,12 @@ class TextSource : public DocumentSource {
   uint64_t location(uint64_t document) const override { return file_->location(document); }
   uint64_t open(uint64_t document) override {
     const std::string_view text = file_->text(document);
+    tokens_.clear();
+    if (text.empty()) return 0;  // not even BOS and EOS
     try {
       tokens_ = encode_(text);
     } catch (const Error& error) {
-      throw_data("{}:{}: {}", name_, location(document), error.what());
+      throw BadDocument(fmt::format("{}: {}", describe_location(path_, location(document)), error.what()));
     }
     return tokens_.size();
   }
@@ -42,7 +46,7 @@ class TextSource : public DocumentSource {
   }
 
  private:
-  std::string name_;
+  fs::path path_;
   std::unique_ptr<TextFile> file_;
   Encode encode_;
   std::vector<int32_t> tokens_;
@@ -166,7 +170,7 @@ std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::
     }
     throw_data(
         "{} {}: no such file, and no folder or pattern with files named *.json, *.jsonl or *.ndjson (plain, "
-        ".gz or .zst) or token shards{}",
+        ".gz, .zst or .zstd) or token shards{}",
         key, dataset_path,
         left_out.empty()
             ? ""
@@ -197,14 +201,9 @@ uint64_t corpus_fingerprint(const std::vector<CorpusFile>& files) {
   return hash;
 }
 
-void check_text_field(const std::string& dataset_path, const TextField& field, const std::string& key) {
-  for (const CorpusFile& file : find_corpus_and_log(dataset_path, key))
-    if (file.format == CorpusFormat::kText) JsonLines::check_first_line(file.path, field);
-}
-
-std::unique_ptr<TextFile> open_text(const CorpusFile& file, const TextField& field) {
+std::unique_ptr<TextFile> open_text(const CorpusFile& file, const TextField& field, TextBlocks blocks) {
   if (file.format != CorpusFormat::kText) return nullptr;
-  return std::make_unique<JsonLines>(file.path, field);
+  return std::make_unique<JsonLines>(file.path, field, blocks);
 }
 
 bool is_sequential(const CorpusFile& file) {
@@ -219,7 +218,27 @@ std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode
                                             const TextField& field, bool one_block) {
   if (file.format == CorpusFormat::kTokenShard) return std::make_unique<ShardSource>(file.path);
   if (!encode) throw_bug("{}: holds text, but no tokenizer was given", file.path.string());
-  return std::make_unique<TextSource>(file.path, open_text(file, field), encode);
+  const bool whole = one_block && (file.size <= kLargestWhole || !is_compressed(InputFile(file.path)));
+  auto text = open_text(file, field, whole ? TextBlocks::kWhole : TextBlocks::kStretches);
+  return std::make_unique<TextSource>(file.path, std::move(text), encode);
+}
+
+std::optional<std::string> sample_text(const CorpusFile& file, const TextField& field) {
+  constexpr uint64_t kMaxLooked = 256;
+  const std::unique_ptr<TextFile> texts = open_text(file, field, TextBlocks::kSample);
+  if (!texts) return std::nullopt;
+  uint64_t looked = 0;
+  for (uint64_t block = 0; looked < kMaxLooked; ++block) {
+    const std::optional<uint64_t> documents = texts->open_block(block);
+    if (!documents) break;
+    for (uint64_t i = 0; i < *documents && looked < kMaxLooked; ++i, ++looked)
+      if (const std::string_view text = texts->text(i); !text.empty()) return std::string(text);
+  }
+  return "";
+}
+
+void check_text_field(const std::string& dataset_path, const TextField& field, const std::string& key) {
+  for (const CorpusFile& file : find_corpus_and_log(dataset_path, key)) sample_text(file, field);
 }
 
 }  // namespace hyperion::data

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -29,8 +30,8 @@ struct CorpusFile {
 
 // The files behind a dataset path, sorted by name. A path is a file of JSON lines, a token shard, a folder,
 // or a glob pattern (* ? [...] {a,b}) of these. A folder is searched recursively for token shards and for
-// names that end in .json, .jsonl or .ndjson, plain or with .gz or .zst. Names in it that begin with a dot
-// are left out, and so are such names that match a pattern component which does not begin with a dot. If
+// names that end in .json, .jsonl or .ndjson, plain or with .gz, .zst or .zstd. Names in it that begin with a
+// dot are left out, and so are such names that match a pattern component which does not begin with a dot. If
 // `hidden` is not null, it receives the names left out in folders, without their content. Throws
 // Error(kBadData) if there are no files or one is empty; `key` is the option that set the path.
 std::vector<CorpusFile> find_corpus(const std::string& dataset_path,
@@ -43,21 +44,27 @@ std::vector<CorpusFile> find_corpus_and_log(const std::string& dataset_path, con
 // XXH3 of names, sizes and shard headers. Ranks compare it at start, and a restored loader requires it.
 uint64_t corpus_fingerprint(const std::vector<CorpusFile>& files);
 
-// Checks that the first line of each text file holds the field, as JsonLines::check_first_line() does.
-// `key` as for find_corpus_and_log().
-void check_text_field(const std::string& dataset_path, const TextField& field, const std::string& key);
-
 // Opens a file of texts; null for other formats.
-std::unique_ptr<TextFile> open_text(const CorpusFile& file, const TextField& field);
+std::unique_ptr<TextFile> open_text(const CorpusFile& file, const TextField& field,
+                                    TextBlocks blocks = TextBlocks::kStretches);
 
 // Whether the blocks of the file can be opened in any order, as far as its name tells, and whether they are
 // opened in ascending order.
 bool has_many_blocks(const CorpusFile& file);
 bool is_sequential(const CorpusFile& file);
 
-// Opens one file (see JsonLines and ShardSource for the cost). `encode` and `field` are not used by shards.
-// With `one_block` a file of plain text is one block, so that its documents can be in any order.
+// Opens one file (see LineFile and ShardSource for the cost). `encode` and `field` are not used by shards.
+// With `one_block` a file of plain text is one block, so that its documents can be in any order, and so is
+// compressed text of at most 4 MiB on disk.
 std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode& encode,
                                             const TextField& field = {}, bool one_block = false);
+
+// A file's first text that is not empty, of the first hundreds of documents, without reading the rest; "" if
+// they are all empty. Throws as TextFile::text() does. nullopt for formats that hold no text.
+std::optional<std::string> sample_text(const CorpusFile& file, const TextField& field);
+
+// Checks that the first document of each text file holds the field, as sample_text() does. `key` as for
+// find_corpus_and_log().
+void check_text_field(const std::string& dataset_path, const TextField& field, const std::string& key);
 
 }  // namespace hyperion::data

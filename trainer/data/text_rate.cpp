@@ -7,7 +7,6 @@
 
 #include "base/clock.h"
 #include "base/counted.h"
-#include "data/json_lines.h"
 #include "data/sources.h"
 #include "trainer/data/job_data.h"
 
@@ -25,9 +24,10 @@ std::vector<std::string> sample_of_text(const config::JobConfig& config) {
   std::vector<std::string> documents;
   for (const data::CorpusFile& file : data::find_corpus(training_files(config))) {
     if (documents.size() == kSampledFiles) break;
-    if (file.format != data::CorpusFormat::kText) continue;
-    documents.push_back(
-        data::JsonLines::check_first_line(file.path, {config.training.text_field, kTrainingKeys.field}));
+    std::optional<std::string> text =
+        data::sample_text(file, {config.training.text_field, kTrainingKeys.field});
+    if (!text || text->empty()) continue;
+    documents.push_back(*std::move(text));
     documents.back().resize(std::min(documents.back().size(), kSampledBytes));
   }
   return documents;

@@ -16,7 +16,18 @@ bool compressed(const std::string& content) {
 std::string unpack(const std::string& packed, uint64_t limit = uint64_t{1} << 30) {
   const test::TemporaryFolder folder;
   const InputFile file(folder.write("FILE", packed));
-  return std::string(decompress(file, limit).view());
+  InflatedStream stream(file, limit);
+  std::string text(64'000'000, '\0');
+  size_t size = 0;
+  for (size_t want = 1;; want = std::min<size_t>(want * 3, 1'000'000)) {  // pieces of many sizes
+    REQUIRE(size + want <= text.size());
+    const size_t got = stream.read(text.data() + size, want);
+    size += got;
+    if (got < want) break;  // the end
+  }
+  CHECK(stream.consumed() == packed.size());
+  text.resize(size);
+  return text;
 }
 
 std::string long_text() {

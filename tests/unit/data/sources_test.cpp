@@ -41,8 +41,8 @@ TEST_CASE("a folder of files in a format that is not read names the format and w
 
 TEST_CASE("a dataset path is a file or a folder or a pattern") {
   const test::TemporaryFolder folder;
-  for (const char* name :
-       {"b.jsonl", "a.json.gz", "sub/c.jsonl.zst", "sub/d.ndjson", "README.md", "sub/x.txt.gz"})
+  for (const char* name : {"b.jsonl", "a.json.gz", "sub/c.jsonl.zst", "sub/c2.jsonl.zstd", "sub/d.ndjson",
+                           "README.md", "sub/x.txt.gz"})
     folder.write(name, "{\"text\": \"a\"}\n");
   const int64_t one_token[] = {1};
   TokenShardWriter writer(folder.path() / "sub" / "shard", 2, "", "");
@@ -50,13 +50,15 @@ TEST_CASE("a dataset path is a file or a folder or a pattern") {
   writer.finish();
 
   const std::string root = folder.path().string();
-  const Names all = {"a.json.gz", "b.jsonl", "sub/c.jsonl.zst", "sub/d.ndjson", "sub/shard"};
+  const Names all = {"a.json.gz",         "b.jsonl",      "sub/c.jsonl.zst",
+                     "sub/c2.jsonl.zstd", "sub/d.ndjson", "sub/shard"};
   CHECK(names(find_corpus(root)) == all);
   CHECK(names(find_corpus(root + "/")) == all);
   CHECK(names(find_corpus(root + "/README.md")) == Names{"README.md"});
   CHECK(names(find_corpus(root + "/*.json*")) == Names{"a.json.gz", "b.jsonl"});
   CHECK(names(find_corpus(root + "/{b,a}.*")) == Names{"a.json.gz", "b.jsonl"});
-  CHECK(names(find_corpus(root + "/s*")) == Names{"sub/c.jsonl.zst", "sub/d.ndjson", "sub/shard"});
+  CHECK(names(find_corpus(root + "/s*")) ==
+        Names{"sub/c.jsonl.zst", "sub/c2.jsonl.zstd", "sub/d.ndjson", "sub/shard"});
   CHECK(names(find_corpus(root + "/sub/shard")) == Names{"shard"});
   CHECK(find_corpus(root + "/sub/shard")[0].format == CorpusFormat::kTokenShard);
   CHECK(find_corpus(root + "/b.jsonl")[0].format == CorpusFormat::kText);
@@ -129,7 +131,7 @@ TEST_CASE("a source gives the tokens of any document in part or whole") {
   const auto files = find_corpus(folder.write("a.jsonl", "{\"text\": \"ab\"}\n{\"text\": \"\"}\n"));
   const auto source = open_source(files[0], test::encode_bytes);
   REQUIRE(source->open_block(0) == 2);
-  CHECK(source->open(1) == 2);
+  CHECK(source->open(1) == 0);  // neither BOS nor EOS
   REQUIRE(source->open(0) == 4);
   std::vector<int64_t> tokens(2);
   source->copy(1, tokens);
