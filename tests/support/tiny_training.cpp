@@ -142,7 +142,7 @@ void append_sequence(int64_t sequence, data::Batch& batch) {
     token = dice % 8 == 0 ? dice % TinyTraining::kVocab : (token * 5 + 3) % TinyTraining::kVocab;
     batch.labels.push_back(token);
   }
-  batch.sources.push_back(fmt::format("sequence {}", sequence));
+  batch.documents.emplace_back();
 }
 
 parallel::CommOptions tiny_comm(const TinyJob& job, const std::optional<trainer::Pipeline>& pipeline,
