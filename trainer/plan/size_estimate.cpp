@@ -323,11 +323,12 @@ class SizeOfJob {
 
   double activations_of_shared_sequences(double kept_inputs) const {
     double bytes = 0;
-    if (runs_again())  // every block keeps its attention output
-      bytes = (kept_inputs - 1) * tokens_ / tensor_ * static_cast<double>(heads().heads * heads().head_dim) *
-              compute_;
+    if (runs_again())  // every block keeps its attention output, which Flash pads to the width of keys
+      bytes = (kept_inputs - 1) * tokens_ / tensor_ *
+              static_cast<double>(heads().heads * heads().v_head_dim) * compute_;
     // One block's backward holds keys and values of complete sequences, their gradients and gradient sums. In
-    // a ring it holds keys and values of two ranks and the gradients of one.
+    // a ring it holds keys and values of two ranks and the gradients of one. Ranks exchange values padded to
+    // the width of keys.
     return bytes + 2 * tokens_ / tensor_ * static_cast<double>(heads().kv_heads * heads().head_dim) *
                        (ring_ ? 3 * compute_ + 2 * sizeof(float) : context_ * (2 * compute_ + sizeof(float)));
   }

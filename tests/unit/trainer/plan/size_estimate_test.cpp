@@ -376,6 +376,15 @@ TEST_CASE("Ranks that share sequences keep their part, and gather keys and value
         Approx(kept / 64 + rope + logits / 8 + keys / 8 * (2 + 2 + 4)));
   CHECK(size_with(8, "[activation_checkpoint]\nmode = \"full\"\n").activations - size_with(8).activations ==
         Approx(32 * tokens / 8 * 4096 * 2));  // attention's results
+  const auto latent_with = [&](const std::string& mode) {
+    return job_size(resolved("[training]\nseq_len = 131072\n[parallelism]\ncontext_parallel_degree = 8\n"
+                             "[activation_checkpoint]\nmode = \"" +
+                             mode + "\"\n")
+                        .config,
+                    models::model_args("deepseek_v3", "16B"), 8, 1);
+  };
+  CHECK(latent_with("full").activations - latent_with("none").activations ==
+        Approx(27 * 8 * tokens / 8 * 16 * 128 * 2));  // in the width of values, 128 beside keys of 192
   CHECK(size_with(8).communicators.count() == size_with(1).communicators.count() + 1);
 
   // A GPU's kernels for fp32 take as many keys as heads: both and their gradients, of complete sequences or
