@@ -11,7 +11,7 @@ import sys
 
 KINDS = (  # the first expression that is found in a kernel's name decides
     ("collectives", r"nccl"),
-    ("attention", r"(?i)flash|fmha|sdpa|attention|cudnn_generated"),
+    ("attention", r"(?i)flash|fmha|sdpa|attention|cudnn_generated|merge_rows"),
     ("matrix products", r"(?i)gemm|nvjet|cutlass|xmma|cublas"),
     ("FP8 casts", r"float8|fp8|e4m3|e5m2"),
     ("packing", r"chunk_cat|key_chunks"),

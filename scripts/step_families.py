@@ -19,6 +19,7 @@ FAMILIES = (
     ("SwiGLU", r"gated_activation|silu", "", ""),
     ("norms", r"rms_norm|layer_norm|rsqrt|aten::(pow|mean)", "", ""),
     ("RoPE", r"rope|rotary|complex|latent_heads", "", ""),
+    ("attention", r"hyperion::merge_parts_", "", ""),
     ("casts and copies", r"hyperion::(pack|add|unpack)_keys_", "", ""),
     ("FP8 casts", r"float8|fp8|amax|cast_transpose|_scaled_mm_|triton_.*_abs_.*max", "", ""),
     ("RoPE", r"", "", "head"),

@@ -313,6 +313,7 @@ class Reading(unittest.TestCase):
         self.assertEqual(kinds, {"fused norms, RoPE and gated activations"})
         self.assertEqual({gpu_trace.kind_of(name) for name in ("cross_entropy_row", "vocab_statistics_row", "vocab_gradient_row")},
                          {"softmax and cross-entropy"})
+        self.assertEqual(gpu_trace.kind_of("void hyperion::kernels::merge_rows<__nv_bfloat16, float, 8>(MergePartsTask)"), "attention")
 
 
 class Rehearsal(GpuCheckTest):
