@@ -15,8 +15,8 @@ import signal
 import sys
 
 FILE = pathlib.Path(__file__).resolve().with_name("cards.json")
-FLOPS = ("bf16", "fp32", "cudnn_forward", "cudnn_backward", "flash_forward", "flash_backward", "efficient_forward",
-         "efficient_backward")
+FLOPS = ("bf16", "fp32", "cudnn_forward", "cudnn_backward", "flash_forward", "flash_backward", "flash_192_forward", "flash_192_backward",
+         "efficient_forward", "efficient_backward")
 SLOWER_WHEN_HIGHER = ("launch", "link_share", "overhead")
 NAMES = {*FLOPS, "flops", "grouped", "fp8", "fp8_slow", "copy", "plain_share", "cast_share", "launch", "link", "link_share", "network_share", "overhead",
          "peak"}

@@ -130,6 +130,8 @@ class Work:
 def work_of(record, times, family):
     if is_attention(record):
         kernel = next((name for name in ("cudnn", "flash", "efficient") if name in record.operator), "flash")
+        if kernel == "flash" and record.sizes[-1] > 128:
+            kernel = "flash_192"
         compute = f"{kernel}_{'backward' if 'backward' in record.operator else 'forward'}"
     else:
         compute = "grouped" if "_grouped_mm" in record.operator and record.dtype == "bf16" else record.dtype if record.dtype in ("fp8", "fp8_slow", "fp16", "fp32") else "bf16"

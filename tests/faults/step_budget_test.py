@@ -105,6 +105,12 @@ class Recorded(unittest.TestCase):
                 self.assertAlmostEqual(found["kib_per_token_and_layer"], 2.7e6 / 10 / 1024)
                 self.assertAlmostEqual(found["tokens_per_second"], 10 / sum(row["seconds"] for row in rows.values()), places=3)
 
+    def test_flash_attention_has_a_rate_of_its_own_for_heads_above_128(self):
+        for head_dim, name in ((128, "flash"), (192, "flash_192")):
+            for end, direction in (("", "forward"), ("_backward", "backward")):
+                record = step_budget.Record(f"aten::_scaled_dot_product_flash_attention{end}", flops=1, of=f"bf16[1,2,10,{head_dim}]")
+                self.assertEqual(step_budget.work_of(record, 1, "attention").compute, f"{name}_{direction}")
+
     def test_what_is_printed_are_ranges_of_a_prediction(self):
         text = self.run_script(f"first={self.short}", f"second={self.long}", "--tokens", 10, "--world", 4)
         self.assertRegex(text, r"(?m)^first: predicted [\d,]+ to [\d,]+ tokens a second and GPU")
