@@ -26,10 +26,6 @@ inline constexpr std::string_view kConvert =
     "write it as JSON lines, for example with pandas: python3 -c \"import pandas; "
     "pandas.read_{}('IN').to_json('OUT.jsonl', orient='records', lines=True)\"";
 inline constexpr std::string_view kDecompress = "decompress it, or compress it with gzip or zstd";
-inline constexpr std::string_view kMegatron = "Megatron-LM's indexed data";
-inline constexpr std::string_view kTokenizeAgain =
-    "name the JSON lines that preprocess_data.py had read, or what `hyperion tokenize` makes of them "
-    "(docs/from_megatron.md)";
 inline constexpr std::array kFileFormats = {
     FileFormat{FormatUse::kText, "JSON", ".json", ""},
     FileFormat{FormatUse::kText, "JSON lines", ".jsonl", ""},
@@ -42,8 +38,6 @@ inline constexpr std::array kFileFormats = {
     FileFormat{FormatUse::kRefused, "bzip2", ".bz2", "BZh", kDecompress},
     FileFormat{FormatUse::kRefused, "xz", ".xz", "\xFD\x37zXZ", kDecompress},
     FileFormat{FormatUse::kRefused, "lz4", ".lz4", "\x04\x22\x4D\x18", kDecompress},
-    FileFormat{FormatUse::kRefused, kMegatron, ".idx", "MMIDIDX", kTokenizeAgain},
-    FileFormat{FormatUse::kRefused, kMegatron, ".idx", "TNTIDX", kTokenizeAgain},
     FileFormat{FormatUse::kRefused, "zip", ".zip", "PK\x03\x04", kDecompress},
 };
 

@@ -23,19 +23,10 @@ constexpr int kMaxCountedLocations = 16;  // each reads the file up to there
 constexpr std::string_view kChatFields[] = {"messages", "conversations", "conversation"};
 constexpr std::string_view kTextFields[] = {"text", "content"};  // usual names
 
-// For Megatron's X.bin, tokens without a header, the format of X.idx next to it; null for other files.
-const FileFormat* format_of_index(std::filesystem::path path) {
-  std::error_code error;
-  if (path.extension() != ".bin" || !std::filesystem::is_regular_file(path.replace_extension(".idx"), error))
-    return nullptr;
-  return format_of(InputFile(path));
-}
-
 // Opens a file whose first bytes are of no other format.
 InputFile open_text_file(const std::filesystem::path& path) {
   InputFile file(path);
   const FileFormat* format = format_of(file);
-  if (format == nullptr) format = format_of_index(path);
   if (format == nullptr)
     if (const std::string other = substitute_of(file); !other.empty())
       throw_data("{}: {}", path.string(), other);

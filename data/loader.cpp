@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "data/token_formats.h"
 #include "data/token_shards.h"
 
 namespace hyperion::data {
@@ -36,8 +37,13 @@ void check_shard(const CorpusFile& file, const LoaderOptions& options) {
 
 TokenStream make_stream(const LoaderOptions& options, const SourceOptions& source) {
   std::vector<CorpusFile> files = find_corpus(source.path, source.key);
-  for (const CorpusFile& file : files)
+  const TokenFacts facts = {static_cast<uint64_t>(options.vocab_size),
+                            static_cast<uint64_t>(options.tokenizer_vocab_size), options.eos};
+  for (CorpusFile& file : files) {
     if (file.format == CorpusFormat::kTokenShard) check_shard(file, options);
+    file.facts = facts;
+  }
+  check_token_files(files, facts, source.key);
   return {{std::move(files), options.encode, options.order, source.text_field}, options.order};
 }
 

@@ -53,10 +53,12 @@ struct LoaderOptions {
   Encode encode;                                      // not needed if the path holds token shards only
   std::string tokenizer_fingerprint;                  // see token_shards.h; compared with the shards'
   std::string tokenizer_path;                         // for messages
-  int64_t vocab_size = 0;  // the model's; a shard's must not be larger (0: not compared)
-  int64_t seq_len = 0;     // S
-  int64_t rows = 0;        // L, the local batch size
-  int64_t dp_degree = 1;   // D
+  int64_t vocab_size = 0;            // the model's; a shard's must not be larger (0: not compared)
+  int64_t tokenizer_vocab_size = 0;  // for token files of other programs (0: not known)
+  std::optional<int32_t> eos{};      // the tokenizer's, where it ends documents in a token file
+  int64_t seq_len = 0;               // S
+  int64_t rows = 0;                  // L, the local batch size
+  int64_t dp_degree = 1;             // D
   int64_t dp_rank = 0;
   StreamOptions order;         // training repeats; validation is in the files' order, once
   bool document_mask = false;  // see packing.h

@@ -12,6 +12,7 @@
 #include "base/printable.h"
 #include "data/file_formats.h"
 #include "data/json_lines.h"
+#include "data/token_formats.h"
 #include "data/token_shards.h"
 
 namespace hyperion::data {
@@ -61,8 +62,10 @@ bool named_like_json_lines(const fs::path& path) {
                   FormatUse::kText);
 }
 
-CorpusFile make_corpus_file(const fs::path& path, const fs::path& root) {
-  const bool shard = is_token_shard(path);
+CorpusFile make_corpus_file(const fs::path& named, const fs::path& root) {
+  const bool shard = is_token_shard(named);
+  const auto tokens = shard ? std::nullopt : token_file_of(named, Named::kByUser);
+  const fs::path path = tokens ? tokens->first : named;
   const fs::path content = shard ? path / "tokens.bin" : path;
   std::error_code error;
   uint64_t size = 0;
@@ -73,7 +76,9 @@ CorpusFile make_corpus_file(const fs::path& path, const fs::path& root) {
   if (error) throw_data("dataset file {}: cannot be examined: {}", path.string(), error.message());
   if (size == 0) throw_data("dataset file {}: is empty: remove it or write it again", path.string());
   return {path, path.lexically_relative(root).generic_string(), size,
-          shard ? CorpusFormat::kTokenShard : CorpusFormat::kText};
+          tokens  ? tokens->second
+          : shard ? CorpusFormat::kTokenShard
+                  : CorpusFormat::kText};
 }
 
 // Adds the file, the shard, or the content of the folder, in which links to folders are not followed; names
@@ -92,7 +97,9 @@ void add_path(const fs::path& path, const fs::path& root, std::vector<CorpusFile
       if (folder || named_like_json_lines(entry)) hidden.push_back(entry);
     } else if (folder) {
       add_path(entry, root, files, hidden);
-    } else if (is_token_shard(entry) || (named_like_json_lines(entry) && !is_folder(entry))) {
+    } else if (is_token_shard(entry) ||
+               ((named_like_json_lines(entry) || token_file_of(entry, Named::kByFolder)) &&
+                !is_folder(entry))) {
       files.push_back(make_corpus_file(entry, root));
     }
   }
@@ -155,13 +162,13 @@ std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::
     add_path(path, is_folder(path) && !is_token_shard(path) ? path : path.parent_path(), files, left_out);
   } else {
     const fs::path fixed = fixed_part(dataset_path);
-    for (const fs::path& path : expand_glob(dataset_path))
-      add_path(path, fixed.parent_path(), files, left_out);
+    std::vector<fs::path> paths = expand_glob(dataset_path);
+    if (paths.empty())
+      paths = expand_glob(dataset_path + ".idx");  // Megatron's options name X.bin and X.idx as X
+    for (const fs::path& path : paths) add_path(path, fixed.parent_path(), files, left_out);
   }
   if (files.empty()) {
-    // Megatron's options name X.bin and X.idx as X.
-    const fs::path index = dataset_path + ".idx";
-    if (const fs::path other = path_exists(index) ? index : refused_file(dataset_path); !other.empty()) {
+    if (const fs::path other = refused_file(dataset_path); !other.empty()) {
       try {
         JsonLines{other};  // names the format and how to convert it
       } catch (const Error& error) {
@@ -170,7 +177,7 @@ std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::
     }
     throw_data(
         "{} {}: no such file, and no folder or pattern with files named *.json, *.jsonl or *.ndjson (plain, "
-        ".gz, .zst or .zstd) or token shards{}",
+        ".gz, .zst or .zstd), token shards or token files (*.bin with *.idx, *.ds, *.npy){}",
         key, dataset_path,
         left_out.empty()
             ? ""
@@ -178,6 +185,8 @@ std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::
   }
   std::sort(files.begin(), files.end(),
             [](const CorpusFile& a, const CorpusFile& b) { return a.name < b.name; });
+  const auto again = std::ranges::unique(files, {}, &CorpusFile::path);  // X.bin and X.idx are one
+  files.erase(again.begin(), again.end());
   if (hidden != nullptr) *hidden = std::move(left_out);
   return files;
 }
@@ -197,6 +206,10 @@ uint64_t corpus_fingerprint(const std::vector<CorpusFile>& files) {
     hash = hash_text(file.name, hash);
     hash = hash_bytes(&file.size, sizeof(file.size), hash);
     if (file.format == CorpusFormat::kTokenShard) hash = hash_text(read_file(file.path / "index.json"), hash);
+    if (const auto index = token_index_of(file); !index.empty()) {
+      const uint64_t size = InputFile(index).size();
+      hash = hash_bytes(&size, sizeof(size), hash);
+    }
   }
   return hash;
 }
@@ -216,7 +229,7 @@ bool has_many_blocks(const CorpusFile& file) {
 
 std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode& encode,
                                             const TextField& field, bool one_block) {
-  if (file.format == CorpusFormat::kTokenShard) return std::make_unique<ShardSource>(file.path);
+  if (file.format != CorpusFormat::kText) return open_tokens(file);
   if (!encode) throw_bug("{}: holds text, but no tokenizer was given", file.path.string());
   const bool whole = one_block && (file.size <= kLargestWhole || !is_compressed(InputFile(file.path)));
   auto text = open_text(file, field, whole ? TextBlocks::kWhole : TextBlocks::kStretches);

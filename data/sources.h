@@ -13,25 +13,35 @@
 
 #include "data/document_source.h"
 #include "data/text_field.h"
+#include "data/token_file.h"
 
 namespace hyperion::data {
 
 // Encodes one document's text, with BOS and EOS if the tokenizer has them.
 using Encode = std::function<std::vector<int32_t>(std::string_view)>;
 
-enum class CorpusFormat { kText, kTokenShard };  // JSON lines, a folder of `hyperion tokenize`
+enum class CorpusFormat {
+  kText,        // JSON lines
+  kTokenShard,  // a folder of `hyperion tokenize`
+  kMegatron,    // X.bin of Megatron-LM, with X.idx
+  kDatatrove,   // X.ds with X.ds.index
+  kNumpy,       // X.npy, of OLMo-core and dolma without a header, or numpy's own
+  kLlmC,        // X.bin of llm.c
+};
 
 struct CorpusFile {
   std::filesystem::path path;
   std::string name;  // relative to the dataset path, so independent of where the data is stored
   uint64_t size;     // bytes on disk (for a shard: of its tokens)
   CorpusFormat format;
+  TokenFacts facts{};  // of the job, for token_formats.h; set by the loader
 };
 
-// The files behind a dataset path, sorted by name. A path is a file of JSON lines, a token shard, a folder,
-// or a glob pattern (* ? [...] {a,b}) of these. A folder is searched recursively for token shards and for
-// names that end in .json, .jsonl or .ndjson, plain or with .gz, .zst or .zstd. Names in it that begin with a
-// dot are left out, and so are such names that match a pattern component which does not begin with a dot. If
+// The files behind a dataset path, sorted by name. A path is a file of JSON lines, a token shard, a token
+// file (token_formats.h) or X for X.bin and X.idx, a folder, or a glob pattern (* ? [...] {a,b}) of these. A
+// folder is searched recursively for token shards, token files and for names that end in .json, .jsonl or
+// .ndjson, plain or with .gz, .zst or .zstd. Names in it that begin with a dot
+// are left out, and so are such names that match a pattern component which does not begin with a dot. If
 // `hidden` is not null, it receives the names left out in folders, without their content. Throws
 // Error(kBadData) if there are no files or one is empty; `key` is the option that set the path.
 std::vector<CorpusFile> find_corpus(const std::string& dataset_path,

@@ -1,7 +1,6 @@
 #include "data/token_shards.h"
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cstring>
 
@@ -17,8 +16,6 @@
 namespace hyperion::data {
 namespace fs = std::filesystem;
 namespace {
-
-static_assert(std::endian::native == std::endian::little, "token shards are read in place");
 
 constexpr std::string_view kFormat = "hyperion-token-shard";
 constexpr uint64_t kNarrowVocabulary = 65536;
@@ -98,10 +95,19 @@ std::string shard_header_json(const ShardHeader& header) {
 }
 
 ShardSource::ShardSource(const fs::path& folder)
-    : folder_(folder),
-      header_(parse_shard_header(read_file(folder / "index.json", kMaxHeader), folder / "index.json")),
-      tokens_(folder / "tokens.bin"),
+    : ShardSource(folder,
+                  parse_shard_header(read_file(folder / "index.json", kMaxHeader), folder / "index.json")) {}
+
+ShardSource::ShardSource(const fs::path& folder, ShardHeader header)
+    : TokenFileSource("token shard " + folder.string(), header.vocab_size, "its vocabulary",
+                      "the file is damaged"),
+      folder_(folder),
+      header_(std::move(header)),
       ends_(folder / "documents.bin") {
+  tokens_.file = InputFile(folder / "tokens.bin");
+  tokens_.type = header_.wide ? TokenType::kU32 : TokenType::kU16;
+  tokens_.count = header_.tokens;
+  documents_ = header_.documents;
   const auto check_size = [&](const InputFile& input, uint64_t count, size_t width) {
     const std::string file = input.path().filename().string();
     if (input.size() != count * width) {
@@ -113,7 +119,7 @@ ShardSource::ShardSource(const fs::path& folder)
           folder.string(), file, input.size(), count, width);
     }
   };
-  check_size(tokens_, header_.tokens, header_.wide ? 4 : 2);
+  check_size(tokens_.file, header_.tokens, header_.wide ? 4 : 2);
   check_size(ends_, header_.documents, 8);
   check_documents();
 }
@@ -149,51 +155,13 @@ void ShardSource::check_documents() const {
         folder_.string(), last, header_.tokens);
 }
 
-uint64_t ShardSource::end(uint64_t document) const {
-  uint64_t value;
-  ends_.read(document * sizeof(value), &value, sizeof(value));
-  return value;
-}
-
-uint64_t ShardSource::open(uint64_t document) try {
-  const uint64_t begin = document == 0 ? 0 : end(document - 1), end_token = end(document);
-  if (begin > end_token || end_token > header_.tokens)
-    throw_data("documents.bin says tokens {} to {}: it was changed after it was opened", begin, end_token);
-  document_ = document;
-  begin_ = begin;
-  return end_token - begin;
-} catch (const Error& error) {
-  throw_data("token shard {}: document {} cannot be read: {}", folder_.string(), document + 1, error.what());
-}
-
-void ShardSource::copy(uint64_t offset, std::span<int64_t> out) const {
-  const size_t width = header_.wide ? 4 : 2;
-  stored_.resize(out.size() * width);
-  try {
-    tokens_.read((begin_ + offset) * width, stored_.data(), stored_.size());
-  } catch (const Error& error) {
-    throw_data("token shard {}: document {} cannot be read: {}", folder_.string(), document_ + 1,
-               error.what());
-  }
-  const auto widen = [&]<typename Token>(const Token* tokens) {
-    Token largest = 0;
-    for (size_t i = 0; i < out.size(); ++i) {
-      out[i] = tokens[i];
-      largest = std::max(largest, tokens[i]);
-    }
-    return uint64_t{largest};
-  };
-  const uint64_t largest = header_.wide ? widen(reinterpret_cast<const uint32_t*>(stored_.data()))
-                                        : widen(reinterpret_cast<const uint16_t*>(stored_.data()));
-  if (largest >= header_.vocab_size) {
-    throw_data(
-        "token shard {}: document {} holds token {}, but its vocabulary has {} entries: the file is damaged",
-        folder_.string(), document_ + 1, largest, header_.vocab_size);
-  }
+TokenFileSource::Range ShardSource::range(uint64_t document) const {
+  const auto [begin, end] = read_ends(ends_, document, header_.tokens);
+  return {begin, end};
 }
 
 void ShardSource::verify() const {
-  if (!header_.tokens_xxh3.empty() && hash_hex(tokens_) != header_.tokens_xxh3)
+  if (!header_.tokens_xxh3.empty() && hash_hex(tokens_.file) != header_.tokens_xxh3)
     throw_data("token shard {}: tokens.bin does not have the checksum in index.json: copy it again",
                folder_.string());
 }

@@ -30,7 +30,7 @@
 #include <vector>
 
 #include "base/files.h"
-#include "data/sources.h"
+#include "data/token_file.h"
 
 namespace hyperion::data {
 
@@ -56,32 +56,22 @@ ShardHeader parse_shard_header(const std::string& text, const std::filesystem::p
 std::string shard_header_json(const ShardHeader& header);
 
 // A shard as a source of documents. Opening checks header, sizes and the document index.
-class ShardSource : public DocumentSource {
+class ShardSource : public TokenFileSource {
  public:
   explicit ShardSource(const std::filesystem::path& folder);
-
-  std::optional<uint64_t> open_block(uint64_t block) override {
-    return block == 0 ? std::optional(header_.documents) : std::nullopt;
-  }
-  uint64_t location(uint64_t document) const override { return document + 1; }
-  uint64_t open(uint64_t document) override;
-  void copy(uint64_t offset, std::span<int64_t> out) const override;
 
   const ShardHeader& header() const { return header_; }
   // Compares tokens.bin with its checksum. Throws Error(kBadData).
   void verify() const;
 
  private:
-  uint64_t end(uint64_t document) const;
+  ShardSource(const std::filesystem::path& folder, ShardHeader header);
+  Range range(uint64_t document) const override;
   void check_documents() const;
 
   std::filesystem::path folder_;
   ShardHeader header_;
-  InputFile tokens_;
   InputFile ends_;
-  uint64_t document_ = 0;                  // the open document
-  uint64_t begin_ = 0;                     // its first token
-  mutable std::vector<std::byte> stored_;  // tokens in the file's type
 };
 
 // Writes a shard under a temporary name next to `folder`; finish() checksums it and renames it into place.

@@ -21,7 +21,7 @@ std::string files_of(const char* table, config::Dataset dataset,
   if (!default_corpus)
     throw_config(
         "{}.dataset = \"{}\" needs {}.dataset_path: JSON-lines files with a text field, a folder or glob of "
-        "them, or token shards made by `hyperion tokenize`",
+        "them, token shards made by `hyperion tokenize`, or token files (docs/data.md)",
         table, text_of(dataset), table);
   const fs::path path = config::resolve_input(corpus, config::install_root());
   if (!path_exists(path, ExitCode::kUsage))
@@ -50,6 +50,8 @@ data::LoaderOptions loader_options(const DataSetup& data, const LoaderContext& c
   options.dp_rank = context.dp_rank;
   options.dp_degree = context.dp_degree;
   options.vocab_size = context.vocab_size;
+  options.tokenizer_vocab_size = data.tokenizer->vocab_size();
+  options.eos = data.tokenizer->eos_id();
   options.encode = [tokenizer = data.tokenizer](std::string_view text) {
     return tokenizer->encode(text, true, true);
   };

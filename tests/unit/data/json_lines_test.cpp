@@ -63,19 +63,6 @@ TEST_CASE("a file in a format that is not read is named with the way to convert 
                     Contains("pandas.read_parquet('IN').to_json("));
 }
 
-TEST_CASE("Megatron's pair of files is named by either one and by what they have in common") {
-  const test::TemporaryFolder folder;
-  const auto index = folder.write("a_text.idx", std::string("MMIDIDX\0\0", 9)),
-             tokens = folder.write("a_text.bin", std::string("\1\0\2\0\3\0\4\0", 8));  // UTF-16 too
-  CHECK_THROWS_WITH(WholeFile(index),
-                    Contains("a_text.idx: is Megatron-LM's indexed data, which is not read"));
-  CHECK_THROWS_WITH(WholeFile(tokens),
-                    Contains("a_text.bin: is Megatron-LM's indexed data, which is not read"));
-  CHECK_THROWS_WITH(find_corpus((folder.path() / "a_text").string()), Contains("hyperion tokenize"));
-  const auto other = folder.write("b.bin", "{\"text\": \"a\"}\n");
-  CHECK(WholeFile(other).documents == 1);
-}
-
 TEST_CASE("escapes and other fields and order of fields do not matter") {
   const test::TemporaryFolder folder;
   WholeFile file(

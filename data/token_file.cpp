@@ -1,0 +1,172 @@
+#include "data/token_file.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <type_traits>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace hyperion::data {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "token files are read in place");
+
+constexpr uint64_t kStretchBytes = uint64_t{128} << 10;
+constexpr uint64_t kSampledTokens = uint64_t{64} << 10;  // of a stretch
+constexpr uint64_t kSampledDocuments = 64;
+
+// Calls f with a value of the C++ type.
+template <typename F>
+decltype(auto) with_type(TokenType type, const F& f) {
+  switch (type) {
+    case TokenType::kU8:
+      return f(uint8_t{});
+    case TokenType::kI8:
+      return f(int8_t{});
+    case TokenType::kU16:
+      return f(uint16_t{});
+    case TokenType::kI16:
+      return f(int16_t{});
+    case TokenType::kU32:
+      return f(uint32_t{});
+    case TokenType::kI32:
+      return f(int32_t{});
+    case TokenType::kI64:
+      return f(int64_t{});
+  }
+  throw_bug("token type {}", static_cast<int>(type));
+}
+
+// Copies the tokens and returns the largest one; a negative one has the value of its 64 bits.
+template <typename Token>
+uint64_t widen_tokens(std::span<const Token> tokens, int64_t* out) {
+  using Unsigned = std::make_unsigned_t<Token>;
+  Unsigned largest = 0;  // in the width of the file, which the compiler vectorizes
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    out[i] = static_cast<int64_t>(tokens[i]);
+    largest = std::max(largest, static_cast<Unsigned>(tokens[i]));
+  }
+  return static_cast<uint64_t>(static_cast<int64_t>(static_cast<Token>(largest)));
+}
+
+// Appends offset + i for each tokens[i] == token. Most groups hold none.
+template <typename Token>
+void find_token(std::span<const Token> tokens, Token token, uint64_t offset, std::vector<uint32_t>& found) {
+  constexpr size_t kGroup = 128;
+  for (size_t begin = 0; begin < tokens.size(); begin += kGroup) {
+    const auto group = tokens.subspan(begin, std::min(kGroup, tokens.size() - begin));
+    Token any = 0;
+    for (const Token other : group) any |= static_cast<Token>(other == token);
+    if (any == 0) continue;
+    for (size_t i = 0; i < group.size(); ++i)
+      if (group[i] == token) found.push_back(static_cast<uint32_t>(offset + begin + i));
+  }
+}
+
+}  // namespace
+
+size_t width_of(TokenType type) {
+  return with_type(type, [](auto token) { return sizeof token; });
+}
+
+const char* name_of(TokenType type) {
+  static constexpr const char* kNames[] = {"uint8", "int8", "uint16", "int16", "uint32", "int32", "int64"};
+  return kNames[static_cast<size_t>(type)];
+}
+
+template <typename Take>
+void TokenArray::read(uint64_t first, uint64_t n, const Take& take) const {
+  with_type(type, [&]<typename Token>(Token) {
+    constexpr uint64_t kStretch = kStretchBytes / sizeof(Token);
+    if (const uint64_t bytes = std::min(n, kStretch) * sizeof(Token); stored_.size() < bytes)
+      stored_.resize(bytes);
+    for (uint64_t offset = 0; offset < n; offset += kStretch) {
+      const uint64_t part = std::min(kStretch, n - offset);
+      file.read(begin + (first + offset) * sizeof(Token), stored_.data(), part * sizeof(Token));
+      take(offset, std::span(reinterpret_cast<const Token*>(stored_.data()), part));
+    }
+  });
+}
+
+uint64_t TokenArray::copy(uint64_t first, std::span<int64_t> out) const {
+  uint64_t largest = 0;
+  read(first, out.size(), [&](uint64_t offset, auto tokens) {
+    largest = std::max(largest, widen_tokens(tokens, out.data() + offset));
+  });
+  return largest;
+}
+
+std::vector<uint32_t> TokenArray::find(int64_t token, uint64_t first, uint64_t last) const {
+  std::vector<uint32_t> found;
+  read(first, last - first, [&]<typename Token>(uint64_t offset, std::span<const Token> tokens) {
+    if (std::in_range<Token>(token)) find_token(tokens, static_cast<Token>(token), offset, found);
+  });
+  return found;
+}
+
+std::string TokenFileSource::describe(uint64_t document) const {
+  return fmt::format("document {}", location(document));
+}
+
+uint64_t TokenFileSource::open(uint64_t document) try {
+  range_ = range(document);
+  document_ = document;
+  return range_.end - range_.begin;
+} catch (const Error& error) {
+  throw_data("{}: {} cannot be read: {}", name_, describe(document), error.what());
+}
+
+void TokenFileSource::copy(uint64_t offset, std::span<int64_t> out) const {
+  uint64_t largest = 0;
+  try {
+    largest = tokens_.copy(range_.begin + offset, out);
+  } catch (const Error& error) {
+    throw_data("{}: {} cannot be read: {}", name_, describe(document_), error.what());
+  }
+  constexpr uint64_t kMaxId = std::numeric_limits<int32_t>::max();
+  if (largest < (vocab_size_ > 0 ? vocab_size_ : kMaxId + 1)) return;
+  if (vocab_size_ == 0 || largest > uint64_t{std::numeric_limits<uint32_t>::max()})
+    throw_data("{}: {} holds token {}, expected 0 to {}: the file is damaged", name_, describe(document_),
+               static_cast<int64_t>(largest), vocab_size_ > 0 ? vocab_size_ - 1 : kMaxId);
+  throw_data("{}: {} holds token {}, but {} has {} entries: {}", name_, describe(document_), largest,
+             vocabulary_, vocab_size_, remedy_);
+}
+
+TokenSample TokenFileSource::sample(std::optional<int32_t> eos) {
+  TokenSample sample;
+  std::vector<int64_t> tokens(std::min(kSampledTokens, tokens_.count));
+  const uint64_t last = tokens_.count - tokens.size();  // the first token of the last stretch
+  for (const uint64_t first : {uint64_t{0}, last / 2, last}) {
+    if (first == 0 && sample.tokens > 0) continue;  // the file is short
+    sample.largest = std::max(sample.largest, tokens_.copy(first, tokens));
+    sample.tokens += tokens.size();
+  }
+  const uint64_t documents = open_block(0).value();
+  const uint64_t n = std::min(documents, kSampledDocuments);
+  for (uint64_t i = 0; i < n; ++i) {
+    const uint64_t length = open(documents / n * i);
+    if (length == 0) continue;
+    int64_t token = 0;
+    tokens_.copy(range_.begin + length - 1, std::span(&token, 1));
+    ++sample.documents;
+    if (eos && token == *eos) ++sample.with_eos;
+  }
+  return sample;
+}
+
+std::pair<uint64_t, uint64_t> read_ends(const InputFile& ends, uint64_t document, uint64_t tokens) {
+  uint64_t values[2] = {0, 0};
+  if (document == 0)
+    ends.read(0, &values[1], sizeof values[1]);
+  else
+    ends.read((document - 1) * sizeof values[0], values, sizeof values);
+  if (values[0] > values[1] || values[1] > tokens)
+    throw_data("{} says tokens {} to {} of {}", ends.path().filename().string(), values[0], values[1],
+               tokens);
+  return {values[0], values[1]};
+}
+
+}  // namespace hyperion::data

@@ -1,0 +1,107 @@
+// Documents of tokens in a binary file, read in place by pread: no array in memory grows with the file. The
+// formats differ in where the ends of documents are.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/files.h"
+#include "data/document_source.h"
+
+namespace hyperion::data {
+
+// Little-endian integers.
+enum class TokenType : uint8_t { kU8, kI8, kU16, kI16, kU32, kI32, kI64 };
+size_t width_of(TokenType type);
+const char* name_of(TokenType type);
+
+// Tokens of one type in a file.
+struct TokenArray {
+  InputFile file;
+  TokenType type = TokenType::kU16;
+  uint64_t begin = 0;  // first byte
+  uint64_t count = 0;
+
+  // Copies tokens [first, first + out.size()) in stretches of 128 KiB and returns the largest one, where a
+  // negative token counts as larger than all others. Throws Error(kBadData) naming the file.
+  uint64_t copy(uint64_t first, std::span<int64_t> out) const;
+  // Returns the indices, counted from `first`, of the tokens in [first, last) that equal `token`.
+  std::vector<uint32_t> find(int64_t token, uint64_t first, uint64_t last) const;
+
+ private:
+  // Reads tokens [first, first + count) in stretches: take(offset, tokens), with a span of their type.
+  template <typename Take>
+  void read(uint64_t first, uint64_t count, const Take& take) const;
+
+  mutable std::vector<std::byte> stored_;  // a stretch
+};
+
+// What a job knows of the tokens that it reads from files that do not say it themselves.
+struct TokenFacts {
+  uint64_t vocab_size = 0;            // the model's; every token must be below it (0: not compared)
+  uint64_t tokenizer_vocab_size = 0;  // 0: not known
+  std::optional<int32_t> eos{};       // of the tokenizer
+};
+
+// Some tokens of a file.
+struct TokenSample {
+  uint64_t tokens = 0;
+  uint64_t largest = 0;
+  uint64_t documents = 0;
+  uint64_t with_eos = 0;  // documents whose last token is EOS
+};
+
+// Base of the formats. A derived class fills `tokens_` and `documents_` and says where a document is.
+class TokenFileSource : public DocumentSource {
+ public:
+  std::optional<uint64_t> open_block(uint64_t block) override {
+    return block == 0 ? std::optional(documents_) : std::nullopt;
+  }
+  uint64_t location(uint64_t document) const override { return document + 1; }
+  uint64_t open(uint64_t document) final;
+  void copy(uint64_t offset, std::span<int64_t> out) const final;
+
+  // The tokens of up to three stretches, and up to 64 documents of the first block.
+  TokenSample sample(std::optional<int32_t> eos);
+  const TokenArray& tokens() const { return tokens_; }
+
+ protected:
+  struct Range {
+    uint64_t begin = 0, end = 0;  // indices in tokens_
+  };
+  // `name` ("token shard PATH") begins every message. `vocabulary` ("its vocabulary") and `remedy` are for
+  // the message about a token that is not below `vocab_size` (0: not compared).
+  TokenFileSource(std::string name, uint64_t vocab_size, std::string vocabulary, std::string remedy)
+      : name_(std::move(name)),
+        vocab_size_(vocab_size),
+        vocabulary_(std::move(vocabulary)),
+        remedy_(std::move(remedy)) {}
+  TokenFileSource(const std::string& file, const TokenFacts& facts)
+      : TokenFileSource(file, facts.vocab_size, "the model's vocabulary",
+                        "use the tokenizer, and a model with the vocabulary, that the file was made for") {}
+
+  virtual Range range(uint64_t document) const = 0;
+  // A document of the current block, for messages.
+  virtual std::string describe(uint64_t document) const;
+
+  std::string name_;
+  uint64_t vocab_size_;
+  TokenArray tokens_;
+  uint64_t documents_ = 0;  // in the current block
+
+ private:
+  std::string vocabulary_, remedy_;
+  uint64_t document_ = 0;  // the open document
+  Range range_;            // its tokens
+};
+
+// The end of a document before it and its own, from a file of uint64: document i is tokens [end[i-1],
+// end[i]). Throws Error(kBadData) unless begin <= end <= `tokens`.
+std::pair<uint64_t, uint64_t> read_ends(const InputFile& ends, uint64_t document, uint64_t tokens);
+
+}  // namespace hyperion::data
