@@ -224,7 +224,8 @@ bool is_sequential(const CorpusFile& file) {
 }
 
 bool has_many_blocks(const CorpusFile& file) {
-  return file.format == CorpusFormat::kText && !is_sequential(file);
+  return (file.format == CorpusFormat::kText && !is_sequential(file)) || file.format == CorpusFormat::kNumpy ||
+         file.format == CorpusFormat::kLlmC;
 }
 
 std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode& encode,
