@@ -14,6 +14,7 @@ namespace hyperion::data {
 enum class FormatUse {
   kText,        // read as JSON lines, whatever its first bytes are
   kCompressed,  // compressed text
+  kColumns,     // columns, of which one is text
   kRefused,     // refused; `remedy` makes it readable
 };
 struct FileFormat {
@@ -22,9 +23,6 @@ struct FileFormat {
   std::string_view remedy{};
 };
 
-inline constexpr std::string_view kConvert =
-    "write it as JSON lines, for example with pandas: python3 -c \"import pandas; "
-    "pandas.read_{}('IN').to_json('OUT.jsonl', orient='records', lines=True)\"";
 inline constexpr std::string_view kDecompress = "decompress it, or compress it with gzip or zstd";
 inline constexpr std::array kFileFormats = {
     FileFormat{FormatUse::kText, "JSON", ".json", ""},
@@ -33,8 +31,8 @@ inline constexpr std::array kFileFormats = {
     FileFormat{FormatUse::kCompressed, "gzip", ".gz", "\x1F\x8B"},
     FileFormat{FormatUse::kCompressed, "zstd", ".zst", "\x28\xB5\x2F\xFD"},
     FileFormat{FormatUse::kCompressed, "zstd", ".zstd", "\x28\xB5\x2F\xFD"},
-    FileFormat{FormatUse::kRefused, "Parquet", ".parquet", "PAR1", kConvert},
-    FileFormat{FormatUse::kRefused, "Arrow", ".arrow", "ARROW1", kConvert},
+    FileFormat{FormatUse::kColumns, "Parquet", ".parquet", "PAR1"},
+    FileFormat{FormatUse::kColumns, "Arrow", ".arrow", "ARROW1"},
     FileFormat{FormatUse::kRefused, "bzip2", ".bz2", "BZh", kDecompress},
     FileFormat{FormatUse::kRefused, "xz", ".xz", "\xFD\x37zXZ", kDecompress},
     FileFormat{FormatUse::kRefused, "lz4", ".lz4", "\x04\x22\x4D\x18", kDecompress},
@@ -46,6 +44,13 @@ inline bool is_named(const std::filesystem::path& path, FormatUse use) {
   return std::ranges::any_of(kFileFormats, [&, suffix = path.extension().native()](const FileFormat& format) {
     return format.use == use && format.suffix == suffix;
   });
+}
+
+// The format that the name's suffix tells; null if none.
+inline const FileFormat* format_by_name(const std::filesystem::path& path) {
+  const auto found =
+      std::ranges::find(kFileFormats, std::string_view(path.extension().native()), &FileFormat::suffix);
+  return found == kFileFormats.end() ? nullptr : &*found;
 }
 
 // A skippable frame of zstd and lz4 holds no text: these bytes (with any low half of the first one), a

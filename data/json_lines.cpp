@@ -31,8 +31,10 @@ InputFile open_text_file(const std::filesystem::path& path) {
     if (const std::string other = substitute_of(file); !other.empty())
       throw_data("{}: {}", path.string(), other);
   if (format != nullptr && format->use == FormatUse::kRefused)
-    throw_data("{}: is {}, which is not read: {}", path.string(), format->name,
-               fmt::format(fmt::runtime(format->remedy), format->name == "Parquet" ? "parquet" : "feather"));
+    throw_data("{}: is {}, which is not read: {}", path.string(), format->name, format->remedy);
+  if (format != nullptr && format->use == FormatUse::kColumns)
+    throw_data("{}: is {}: rename it so that its name ends in {}", path.string(), format->name,
+               format->suffix);
   return file;
 }
 

@@ -131,7 +131,7 @@ DataLoader::DataLoader(LoaderOptions options)
         named ? hash_text(source.options.name + fingerprint_text(source.fingerprint), initial_.fingerprint)
               : source.fingerprint;
     const bool text =
-        std::ranges::all_of(files, [](const CorpusFile& file) { return file.format == CorpusFormat::kText; });
+        std::ranges::all_of(files, [](const CorpusFile& file) { return holds_text(file.format); });
     if (!text || !options_.order.repeat) source.options.node.reset();
     if (named)
       initial_.sources.push_back({.name = source.options.name,

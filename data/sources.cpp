@@ -10,8 +10,11 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/printable.h"
+#include "data/arrow/arrow_file.h"
+#include "data/arrow/parquet_file.h"
 #include "data/file_formats.h"
 #include "data/json_lines.h"
+#include "data/split_folder.h"
 #include "data/token_formats.h"
 #include "data/token_shards.h"
 
@@ -19,6 +22,7 @@ namespace hyperion::data {
 namespace fs = std::filesystem;
 namespace {
 
+constexpr size_t kCheckedFooters = 16;
 constexpr uint64_t kLargestWhole = uint64_t{4} << 20;  // of compressed text
 
 // Tokenizes the texts of a file one document at a time.
@@ -57,9 +61,17 @@ bool is_hidden(const fs::path& path) {
   return path.filename().native().starts_with('.');
 }
 
-bool named_like_json_lines(const fs::path& path) {
+bool named_like_documents(const fs::path& path) {
+  if (is_named(path, FormatUse::kColumns)) return true;
   return is_named(is_named(path, FormatUse::kCompressed) ? fs::path(path).replace_extension() : path,
                   FormatUse::kText);
+}
+
+CorpusFormat format_of_content(const fs::path& path) {
+  const FileFormat* format = format_by_name(path);
+  if (format == nullptr) format = format_of(InputFile(path));  // given by its own path
+  if (format == nullptr || format->use != FormatUse::kColumns) return CorpusFormat::kText;
+  return format->name == "Parquet" ? CorpusFormat::kParquet : CorpusFormat::kArrow;
 }
 
 CorpusFile make_corpus_file(const fs::path& named, const fs::path& root) {
@@ -78,7 +90,7 @@ CorpusFile make_corpus_file(const fs::path& named, const fs::path& root) {
   return {path, path.lexically_relative(root).generic_string(), size,
           tokens  ? tokens->second
           : shard ? CorpusFormat::kTokenShard
-                  : CorpusFormat::kText};
+                  : format_of_content(path)};
 }
 
 // Adds the file, the shard, or the content of the folder, in which links to folders are not followed; names
@@ -92,13 +104,14 @@ void add_path(const fs::path& path, const fs::path& root, std::vector<CorpusFile
   }
   std::error_code ignored;
   for (const fs::path& entry : list_folder(path)) {
+    if (describes_dataset(entry)) continue;
     const bool folder = fs::is_directory(fs::symlink_status(entry, ignored));
     if (is_hidden(entry)) {
-      if (folder || named_like_json_lines(entry)) hidden.push_back(entry);
+      if (folder || named_like_documents(entry)) hidden.push_back(entry);
     } else if (folder) {
       add_path(entry, root, files, hidden);
     } else if (is_token_shard(entry) ||
-               ((named_like_json_lines(entry) || token_file_of(entry, Named::kByFolder)) &&
+               ((named_like_documents(entry) || token_file_of(entry, Named::kByFolder)) &&
                 !is_folder(entry))) {
       files.push_back(make_corpus_file(entry, root));
     }
@@ -176,8 +189,9 @@ std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::
       }
     }
     throw_data(
-        "{} {}: no such file, and no folder or pattern with files named *.json, *.jsonl or *.ndjson (plain, "
-        ".gz, .zst or .zstd), token shards or token files (*.bin with *.idx, *.ds, *.npy){}",
+        "{} {}: no such file, and no folder or pattern with files named *.parquet, *.arrow, *.json, *.jsonl "
+        "or *.ndjson (these plain, .gz, .zst or .zstd), token shards or token files (*.bin with *.idx, *.ds, "
+        "*.npy){}",
         key, dataset_path,
         left_out.empty()
             ? ""
@@ -187,6 +201,7 @@ std::vector<CorpusFile> find_corpus(const std::string& dataset_path, const std::
             [](const CorpusFile& a, const CorpusFile& b) { return a.name < b.name; });
   const auto again = std::ranges::unique(files, {}, &CorpusFile::path);  // X.bin and X.idx are one
   files.erase(again.begin(), again.end());
+  refuse_several_splits(files, dataset_path, key);
   if (hidden != nullptr) *hidden = std::move(left_out);
   return files;
 }
@@ -215,8 +230,16 @@ uint64_t corpus_fingerprint(const std::vector<CorpusFile>& files) {
 }
 
 std::unique_ptr<TextFile> open_text(const CorpusFile& file, const TextField& field, TextBlocks blocks) {
-  if (file.format != CorpusFormat::kText) return nullptr;
-  return std::make_unique<JsonLines>(file.path, field, blocks);
+  switch (file.format) {
+    case CorpusFormat::kText:
+      return std::make_unique<JsonLines>(file.path, field, blocks);
+    case CorpusFormat::kParquet:
+      return std::make_unique<ParquetFile>(file.path, field);
+    case CorpusFormat::kArrow:
+      return std::make_unique<ArrowFile>(file.path, field);
+    default:
+      return nullptr;  // tokens
+  }
 }
 
 bool is_sequential(const CorpusFile& file) {
@@ -224,15 +247,16 @@ bool is_sequential(const CorpusFile& file) {
 }
 
 bool has_many_blocks(const CorpusFile& file) {
-  return (file.format == CorpusFormat::kText && !is_sequential(file)) || file.format == CorpusFormat::kNumpy ||
+  return (holds_text(file.format) && !is_sequential(file)) || file.format == CorpusFormat::kNumpy ||
          file.format == CorpusFormat::kLlmC;
 }
 
 std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode& encode,
                                             const TextField& field, bool one_block) {
-  if (file.format != CorpusFormat::kText) return open_tokens(file);
+  if (!holds_text(file.format)) return open_tokens(file);
   if (!encode) throw_bug("{}: holds text, but no tokenizer was given", file.path.string());
-  const bool whole = one_block && (file.size <= kLargestWhole || !is_compressed(InputFile(file.path)));
+  const bool whole = one_block && file.format == CorpusFormat::kText &&
+                     (file.size <= kLargestWhole || !is_compressed(InputFile(file.path)));
   auto text = open_text(file, field, whole ? TextBlocks::kWhole : TextBlocks::kStretches);
   return std::make_unique<TextSource>(file.path, std::move(text), encode);
 }
@@ -252,7 +276,11 @@ std::optional<std::string> sample_text(const CorpusFile& file, const TextField& 
 }
 
 void check_text_field(const std::string& dataset_path, const TextField& field, const std::string& key) {
-  for (const CorpusFile& file : find_corpus_and_log(dataset_path, key)) sample_text(file, field);
+  const std::vector<CorpusFile> files = find_corpus_and_log(dataset_path, key);
+  const size_t step = files.size() / kCheckedFooters + 1;
+  for (size_t i = 0; i < files.size(); ++i)
+    if (files[i].format == CorpusFormat::kText || i % step == 0 || i + 1 == files.size())
+      sample_text(files[i], field);
 }
 
 }  // namespace hyperion::data

@@ -22,12 +22,19 @@ using Encode = std::function<std::vector<int32_t>(std::string_view)>;
 
 enum class CorpusFormat {
   kText,        // JSON lines
+  kParquet,     // text in a column
+  kArrow,       // the same
   kTokenShard,  // a folder of `hyperion tokenize`
   kMegatron,    // X.bin of Megatron-LM, with X.idx
   kDatatrove,   // X.ds with X.ds.index
   kNumpy,       // X.npy, of OLMo-core and dolma without a header, or numpy's own
   kLlmC,        // X.bin of llm.c
 };
+
+// Whether files of the format hold text, which is encoded while it is read.
+inline bool holds_text(CorpusFormat format) {
+  return format == CorpusFormat::kText || format == CorpusFormat::kParquet || format == CorpusFormat::kArrow;
+}
 
 struct CorpusFile {
   std::filesystem::path path;
@@ -37,13 +44,14 @@ struct CorpusFile {
   TokenFacts facts{};  // of the job, for token_formats.h; set by the loader
 };
 
-// The files behind a dataset path, sorted by name. A path is a file of JSON lines, a token shard, a token
-// file (token_formats.h) or X for X.bin and X.idx, a folder, or a glob pattern (* ? [...] {a,b}) of these. A
-// folder is searched recursively for token shards, token files and for names that end in .json, .jsonl or
-// .ndjson, plain or with .gz, .zst or .zstd. Names in it that begin with a dot
-// are left out, and so are such names that match a pattern component which does not begin with a dot. If
-// `hidden` is not null, it receives the names left out in folders, without their content. Throws
-// Error(kBadData) if there are no files or one is empty; `key` is the option that set the path.
+// The files behind a dataset path, sorted by name. A path is a file of JSON lines, Parquet or Arrow, a token
+// shard, a token file (token_formats.h) or X for X.bin and X.idx, a folder, or a glob pattern (* ? [...]
+// {a,b}) of these. A folder is searched recursively for token shards, token files, and names that end in
+// .parquet, .arrow, or .json, .jsonl or .ndjson, plain or with .gz, .zst or .zstd. Names in it that begin
+// with a dot are left out, and so are such names that match a pattern component which does not begin with a
+// dot. If `hidden` is not null, it receives the names left out in folders, without their content. Throws
+// Error(kBadData) if there are no files, one is empty, or a folder has columns of several splits (see
+// split_folder.h); `key` is the option that set the path.
 std::vector<CorpusFile> find_corpus(const std::string& dataset_path,
                                     const std::string& key = "training.dataset_path",
                                     std::vector<std::filesystem::path>* hidden = nullptr);

@@ -22,9 +22,9 @@ targets=("${@:-all}")
 build=$root/build
 [ "$preset" = release ] || build=$root/build-$preset
 
-torch=$(setup_result torch) cuda_home=$(setup_result cuda_home)
+torch=$(setup_result torch) arrow=$(setup_result arrow) cuda_home=$(setup_result cuda_home)
 if [ "$preset" = aarch64 ]; then
-  torch=$build/torch/torch
+  torch=$build/torch/torch arrow=$build/torch/pyarrow
   [ -d "$torch" ] || fail "there is no torch for aarch64" "run scripts/setup_aarch64.sh"
 fi
 [ -n "$torch" ] || fail "Hyperion is not set up" "run scripts/setup.sh"
@@ -46,12 +46,12 @@ jobs() {
 }
 
 configure() {
-  local settings="$preset $torch $cuda $cuda_home"
+  local settings="$preset $torch $arrow $cuda $cuda_home"
   [ ! -e "$build/build.ninja" ] || [ "$(cat "$build/settings" 2>/dev/null)" != "$settings" ] || return 0
   say "configuring ${build##*/}/ (preset $preset; libtorch at $torch; CUDA compiler: ${cuda_home:-none})"
   mkdir -p "$build"
   # settings from an earlier configuration, as another libtorch or CUDA compiler, must not stay in the cache
-  (cd "$root" && cmake --fresh --preset "$preset" -DHYPERION_TORCH="$torch" -DHYPERION_CUDA="$cuda") >"$build/configure.log" 2>&1 || {
+  (cd "$root" && cmake --fresh --preset "$preset" -DHYPERION_TORCH="$torch" -DHYPERION_ARROW="$arrow" -DHYPERION_CUDA="$cuda") >"$build/configure.log" 2>&1 || {
     tail -n 20 "$build/configure.log" >&2
     fail "CMake could not configure the build (its last lines are above)" "see $build/configure.log; scripts/setup.sh installs what it looks for"
   }

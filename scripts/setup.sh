@@ -8,6 +8,7 @@ usage='usage: scripts/setup.sh [--interop] [--no-apt]
   --interop  also make .venv-interop, the Python environment of the tests against PyTorch and torchtitan
   --no-apt   do not check Debian packages (they are provided in another way)
   HYPERION_TORCH=FOLDER   use the torch folder of an installed torch 2.11 instead of downloading one; remembered
+  HYPERION_ARROW=FOLDER   use the pyarrow folder of an installed pyarrow 26.0.1 to read Parquet; default: one that is beside torch
   HYPERION_PYTHON=PROGRAM the Python (3.10 to 3.14) the virtual environments are made with; default python3
   HYPERION_CUDA=ON|OFF    set up for compiling CUDA code, or not; default: when a CUDA toolkit or a GPU is there'
 help_for "$usage" "$@"
@@ -26,6 +27,7 @@ interop_venv=$root/.venv-interop
 python=${HYPERION_PYTHON:-python3}
 cuda=${HYPERION_CUDA:-AUTO}
 [ -z "${HYPERION_TORCH:-}" ] || HYPERION_TORCH=$(realpath -ms "$HYPERION_TORCH")
+[ -z "${HYPERION_ARROW:-}" ] || HYPERION_ARROW=$(realpath -ms "$HYPERION_ARROW")
 
 corpus_present() { compgen -G "$root/data/*.jsonl.gz" >/dev/null; }
 torch_in_venv() { compgen -G "$venv/lib/python3*/site-packages/torch" | head -n 1 || true; }
@@ -33,10 +35,10 @@ is_installed() { cmp --silent "$requirements/$2.lock" "$1/$2.lock"; }  # VENV LO
 
 # Everything is as the last run left it when nothing that it read has changed since it wrote $setup_state, its last act.
 nothing_to_do() {
-  local torch
-  torch=$(setup_result torch)
+  local torch arrow
+  torch=$(setup_result torch) arrow=$(setup_result arrow)
   [ -z "$(find "$root/scripts/setup.sh" "$requirements" -newer "$setup_state" 2>&1)" ] &&
-    [ "$(setup_result cuda)" = "$cuda" ] && [ "${HYPERION_TORCH:-$torch}" = "$torch" ] &&
+    [ "$(setup_result cuda)" = "$cuda" ] && [ "${HYPERION_TORCH:-$torch}" = "$torch" ] && [ "${HYPERION_ARROW:-$arrow}" = "$arrow" ] &&
     [ -e "$torch/lib/libtorch_cpu.so" ] && corpus_present || return 1
   ! $interop || { is_installed "$interop_venv" interop && [ "$(setup_result interop_torch)" = "$torch" ]; }
 }
@@ -131,6 +133,19 @@ check_torch() {  # FOLDER: is it a usable torch 2.11?
     fail "libtorch of '$1' needs libraries that are not there: $missing" "put them on LD_LIBRARY_PATH, or install the packages that torch $found depends on"
 }
 
+# pyarrow comes with a torch that is installed here, unless it cannot be had; to a torch from elsewhere nothing is added.
+find_arrow() {  # TORCH; sets `arrow`, empty: Parquet files are not read
+  arrow=${HYPERION_ARROW:-$(dirname "$1")/pyarrow}
+  if [ -z "${HYPERION_ARROW:-}" ] && [ "$1" = "$(torch_in_venv)" ] && "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    (pip_install "$venv" arrow "pyarrow, with which Parquet is read" "55 MB" 250) || true
+  fi
+  [ ! -e "$arrow/libparquet.so.2600" ] || return 0
+  [ -z "${HYPERION_ARROW:-}" ] ||
+    fail "there is no pyarrow 26.0.1 in HYPERION_ARROW=$HYPERION_ARROW (no libparquet.so.2600)" "python3 -m pip install pyarrow==26.0.1, or unset HYPERION_ARROW"
+  say "no pyarrow 26.0.1 in $arrow: Parquet and Arrow files will not be read (docs/install.md)"
+  arrow=''
+}
+
 # The interop environment sees the torch of the build through a path file.
 prepare_interop() {  # TORCH
   pip_install "$interop_venv" interop "interop: the packages that the tests compare with" "0.4 GB" 2000
@@ -146,13 +161,14 @@ set_up() {
   ! nothing_to_do || return 0  # another run has done it while this one waited
   ! $apt || install_debian_packages
   command -v "$python" >/dev/null || fail "there is no program '$python'" "install Python 3 or set HYPERION_PYTHON to one"
-  local torch=${HYPERION_TORCH:-$(setup_result torch)} toolkit='' interop_torch
+  local torch=${HYPERION_TORCH:-$(setup_result torch)} toolkit='' interop_torch arrow
   [ "$cuda" = OFF ] || toolkit=$(find_toolkit)
   if [ -z "${HYPERION_TORCH:-}" ] && { [[ $torch == "$venv"/* ]] || [ ! -e "$torch/lib/libtorch_cpu.so" ]; }; then
     install_torch "$toolkit"
     torch=$(torch_in_venv)
   fi
   check_torch "$torch"
+  find_arrow "$torch"
   if [ -z "$toolkit" ] && wants_cuda && [ -x "$torch/../nvidia/cu13/bin/nvcc" ]; then toolkit=$(realpath "$torch/../nvidia/cu13"); fi
   if ! corpus_present; then
     say "default corpus: decoding it into data/"
@@ -164,7 +180,7 @@ set_up() {
     prepare_interop "$torch"
     interop_torch=$torch
   fi
-  printf '%s\n' "torch $torch" "cuda_home $toolkit" "cuda $cuda" "interop_torch $interop_torch" >"$setup_state.new"
+  printf '%s\n' "torch $torch" "arrow $arrow" "cuda_home $toolkit" "cuda $cuda" "interop_torch $interop_torch" >"$setup_state.new"
   mv "$setup_state.new" "$setup_state"
   say "done: libtorch at $torch; CUDA compiler: ${toolkit:-none}"
 }

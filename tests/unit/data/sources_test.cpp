@@ -24,9 +24,7 @@ using Names = std::vector<std::string>;
 
 TEST_CASE("a folder of files in a format that is not read names the format and what to do") {
   for (const auto& [name, magic, format] :
-       {std::tuple("a.parquet", "PAR1", "is Parquet, which is not read: write it as JSON lines"),
-        {"a.arrow", "ARROW1", "is Arrow, which is not read: write it as JSON lines"},
-        {"a.jsonl.bz2", "BZh9", "is bzip2, which is not read: decompress it"},
+       {std::tuple("a.jsonl.bz2", "BZh9", "is bzip2, which is not read: decompress it"},
         {"a.jsonl.xz", "\xFD\x37zXZ", "is xz, which is not read: decompress it"},
         {"a.jsonl.lz4", "\x04\x22\x4D\x18", "is lz4, which is not read: decompress it"},
         {"a_text_document.idx", "MMIDIDX",

@@ -1,0 +1,141 @@
+// The file of the program as Arrow's classes see it, and the memory that they may take.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include <arrow/buffer.h>
+#include <arrow/io/interfaces.h>
+#include <arrow/memory_pool.h>
+#include <arrow/result.h>
+#include <arrow/status.h>
+
+#include "data/arrow/arrow_plugin.h"
+
+namespace hyperion::data {
+
+// Memory of the system, up to a limit.
+class LimitedPool : public arrow::MemoryPool {
+ public:
+  explicit LimitedPool(uint64_t limit) : limit_(static_cast<int64_t>(limit)) {}
+
+  using MemoryPool::Allocate;
+  using MemoryPool::Free;
+  using MemoryPool::Reallocate;
+  arrow::Status Allocate(int64_t size, int64_t alignment, uint8_t** out) override {
+    ARROW_RETURN_NOT_OK(reserve(size));
+    const arrow::Status status = system_->Allocate(size, alignment, out);
+    if (!status.ok()) used_ -= size;
+    return status;
+  }
+  arrow::Status Reallocate(int64_t old_size, int64_t size, int64_t alignment, uint8_t** out) override {
+    ARROW_RETURN_NOT_OK(reserve(size - old_size));
+    const arrow::Status status = system_->Reallocate(old_size, size, alignment, out);
+    if (!status.ok()) used_ -= size - old_size;
+    return status;
+  }
+  void Free(uint8_t* buffer, int64_t size, int64_t alignment) override {
+    system_->Free(buffer, size, alignment);
+    used_ -= size;
+  }
+  int64_t bytes_allocated() const override { return used_; }
+  int64_t max_memory() const override { return system_->max_memory(); }
+  int64_t total_bytes_allocated() const override { return system_->total_bytes_allocated(); }
+  int64_t num_allocations() const override { return system_->num_allocations(); }
+  std::string backend_name() const override { return "system"; }
+
+  bool exceeded() const { return exceeded_; }
+
+ private:
+  arrow::Status reserve(int64_t size) {
+    if (size > limit_ - used_) {
+      exceeded_ = true;
+      return arrow::Status::OutOfMemory("more than ", limit_ >> 20, " MiB of memory are needed");
+    }
+    used_ += size;
+    return arrow::Status::OK();
+  }
+
+  arrow::MemoryPool* system_ = arrow::system_memory_pool();
+  int64_t limit_;
+  std::atomic<int64_t> used_ = 0;
+  bool exceeded_ = false;
+};
+
+// Reads through ArrowHost::read.
+class HostFile : public arrow::io::RandomAccessFile {
+ public:
+  HostFile(const ArrowHost& host, uint64_t size, arrow::MemoryPool* pool)
+      : host_(host), size_(static_cast<int64_t>(size)), pool_(pool) {
+    set_mode(arrow::io::FileMode::READ);
+  }
+
+  arrow::Result<int64_t> GetSize() override { return size_; }
+  arrow::Result<int64_t> Tell() const override { return position_; }
+  arrow::Status Seek(int64_t position) override {
+    if (position < 0 || position > size_) return arrow::Status::IOError("a position outside the file");
+    position_ = position;
+    return arrow::Status::OK();
+  }
+  arrow::Status Close() override { return arrow::Status::OK(); }
+  bool closed() const override { return false; }
+
+  using RandomAccessFile::ReadAt;
+  arrow::Result<int64_t> ReadAt(int64_t position, int64_t bytes, void* out) override {
+    if (position < 0 || position > size_ || bytes < 0)
+      return arrow::Status::IOError("a position outside the file");
+    bytes = std::min(bytes, size_ - position);
+    if (bytes > 0 &&
+        !host_.read(host_.context, static_cast<uint64_t>(position), out, static_cast<uint64_t>(bytes)))
+      return arrow::Status::IOError("the file cannot be read");
+    return bytes;
+  }
+  arrow::Result<std::shared_ptr<arrow::Buffer>> ReadAt(int64_t position, int64_t bytes) override {
+    if (position < 0 || position > size_ || bytes < 0)
+      return arrow::Status::IOError("a position outside the file");
+    bytes = std::min(bytes, size_ - position);
+    ARROW_ASSIGN_OR_RAISE(std::unique_ptr<arrow::Buffer> buffer, arrow::AllocateBuffer(bytes, pool_));
+    ARROW_RETURN_NOT_OK(ReadAt(position, bytes, buffer->mutable_data()));
+    return std::shared_ptr<arrow::Buffer>(std::move(buffer));
+  }
+  arrow::Result<int64_t> Read(int64_t bytes, void* out) override {
+    ARROW_ASSIGN_OR_RAISE(const int64_t count, ReadAt(position_, bytes, out));
+    position_ += count;
+    return count;
+  }
+  arrow::Result<std::shared_ptr<arrow::Buffer>> Read(int64_t bytes) override {
+    ARROW_ASSIGN_OR_RAISE(std::shared_ptr<arrow::Buffer> buffer, ReadAt(position_, bytes));
+    position_ += buffer->size();
+    return buffer;
+  }
+
+ private:
+  const ArrowHost& host_;
+  int64_t size_;
+  arrow::MemoryPool* pool_;
+  int64_t position_ = 0;
+};
+
+// Passes a message to the program.
+inline void report(const ArrowHost& host, const std::string& message, bool too_large) {
+  host.fail(host.context, message.data(), message.size(), too_large);
+}
+
+// Calls `body`, turns what it throws into a message, and returns `failed` then.
+template <typename Result, typename Body>
+Result guarded(const ArrowHost& host, const LimitedPool& pool, Result failed, const Body& body) noexcept {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    report(host, "there is not enough memory", true);
+  } catch (const std::exception& error) {
+    report(host, error.what(), pool.exceeded());
+  } catch (...) {
+    report(host, "an unknown error", false);
+  }
+  return failed;
+}
+
+}  // namespace hyperion::data
