@@ -23,17 +23,20 @@ using Names = std::vector<std::string>;
 }  // namespace
 
 TEST_CASE("a folder of files in a format that is not read names the format and what to do") {
-  for (const auto& [name, magic, format] :
-       {std::tuple("a.jsonl.bz2", "BZh9", "is bzip2, which is not read: decompress it"},
-        {"a.jsonl.xz", "\xFD\x37zXZ", "is xz, which is not read: decompress it"},
-        {"a.jsonl.lz4", "\x04\x22\x4D\x18", "is lz4, which is not read: decompress it"},
-        {"a_text_document.idx", "MMIDIDX",
-         "is an index of Megatron-LM, but a_text_document.bin is not beside it"},
-        {"a.zip", "PK\x03\x04", "is zip, which is not read: decompress it"}}) {
+  struct Refused {
+    const char *name, *magic, *message;
+  };
+  for (const Refused& file : std::initializer_list<Refused>{
+           {"a.jsonl.bz2", "BZh9", "is bzip2, which is not read: decompress it"},
+           {"a.jsonl.xz", "\xFD\x37zXZ", "is xz, which is not read: decompress it"},
+           {"a.jsonl.lz4", "\x04\x22\x4D\x18", "is lz4, which is not read: decompress it"},
+           {"a_text_document.idx", "MMIDIDX",
+            "is an index of Megatron-LM, but a_text_document.bin is not beside it"},
+           {"a.zip", "PK\x03\x04", "is zip, which is not read: decompress it"}}) {
     const test::TemporaryFolder folder;
-    folder.write(name, magic);
+    folder.write(file.name, file.magic);
     CHECK_THROWS_WITH(find_corpus(folder.path().string()),
-                      Catch::Contains(std::string(name) + ": ") && Catch::Contains(format));
+                      Catch::Contains(std::string(file.name) + ": ") && Catch::Contains(file.message));
   }
 }
 
