@@ -175,7 +175,7 @@ def hostile_inputs():
                 "jsonl:1: tokenizer: 8388609 bytes of text without a place to split them")
     yield Input("one line", document[0], b'{"text": "' + b"x" * (64 * MIB) + b'"}\n', document[1], 40, 65,
                 "jsonl:1: the line is too long, at most 67108864 bytes")
-    zeros = gzip.compress(b'{"text": "a first line as it should be"}\n' + bytes(300 * MIB), compresslevel=1)
+    zeros = gzip.compress(b'{"text": "a first line as it should be"}\n' + b"\n" * (300 * MIB), compresslevel=1)
     yield Input("zeros", "text/book.jsonl.gz", zeros, document[1] + ".gz", 1.5, 65, "decompresses to more than 268435456 bytes",
                 size=256 * MIB)
 
