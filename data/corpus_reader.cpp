@@ -20,6 +20,7 @@ CorpusReader::CorpusReader(std::vector<CorpusFile> files, Encode encode, const S
       encode_(std::move(encode)),
       shuffle_(options.shuffle),
       window_(options.window),
+      skips_bad_(options.skips_bad_documents),
       field_(std::move(field)),
       seed_(options.seed) {
   std::vector<PlannedFile> planned;
@@ -104,8 +105,15 @@ DocumentInfo CorpusReader::open() {
   const Slot& slot = slots_[drawn_.slot];
   const uint64_t document = document_order(slot.documents, slot.part->file, *slot.block, seed_, drawn_.epoch,
                                            shuffle_)(slot.at.document);
-  const uint64_t length = slot.source->open(document);
-  return {slot.part->file, slot.source->location(document), length};
+  DocumentInfo info{slot.part->file, slot.source->location(document), 0};
+  bad_.clear();
+  try {
+    info.length = slot.source->open(document);
+  } catch (const BadDocument& error) {
+    if (!skips_bad_) throw;
+    bad_ = error.what();
+  }
+  return info;
 }
 
 void CorpusReader::settle(size_t index) {

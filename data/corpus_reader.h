@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "data/shuffle_plan.h"
@@ -21,6 +22,7 @@ struct StreamOptions {
   bool shuffle = true;   // else documents are read in the order of the sorted files
   bool repeat = true;    // continue with the next epoch, in a new order; else the stream ends after the first
   uint64_t window = 64;  // training.shuffle_window: the largest number of slots, at least 1
+  bool skips_bad_documents = false;  // training.on_bad_document; else they are errors
 };
 
 // An open document.
@@ -45,8 +47,10 @@ class CorpusReader {
   std::optional<DrawnDocument> draw(bool one_epoch = false);
   // The document drawn last.
   const DrawnDocument& drawn() const { return drawn_; }
-  // Opens the document drawn last.
+  // Opens the document drawn last. A bad one has length 0 if they are skipped.
   DocumentInfo open();
+  // The message about the open document if it is bad, else "".
+  const std::string& bad() const { return bad_; }
   // Copies tokens [offset, offset + out.size()) of the open document.
   void copy(uint64_t offset, std::span<int64_t> out) const { slots_[drawn_.slot].source->copy(offset, out); }
 
@@ -78,11 +82,13 @@ class CorpusReader {
   Encode encode_;
   bool shuffle_;
   uint64_t window_;
+  bool skips_bad_;
   TextField field_;
   uint64_t seed_;
   std::vector<Slot> slots_;
   bool placed_ = false;  // the slots are at their positions
   DrawnDocument drawn_;
+  std::string bad_;
 };
 
 }  // namespace hyperion::data

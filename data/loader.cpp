@@ -145,6 +145,7 @@ DataLoader::DataLoader(LoaderOptions options)
 
 DataLoader::~DataLoader() {
   stop_thread();
+  for (const Source& source : sources_) source.stream.skipped().log_summary(source.options.path);
 }
 
 void DataLoader::stop_thread() {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <fstream>
 #include <random>
+#include <utility>
 
 #include <unistd.h>
 
@@ -29,10 +30,10 @@ constexpr uint64_t words_of(uint64_t bytes) {
 
 // Precedes each document.
 struct NodeDocuments::Head {
-  enum Kind : uint64_t { kTokens, kError };
+  enum Kind : uint64_t { kTokens, kBad, kError };
   uint64_t kind = kTokens;
   DrawnDocument drawn{};
-  DocumentInfo info{};      // for an error `length` is that of its text
+  DocumentInfo info{};      // unless kTokens `length` is that of a message
   uint64_t next_owner = 0;  // the rank that tokenizes the next document
 };
 
@@ -187,8 +188,12 @@ void NodeDocuments::tokenise(CorpusReader& reader, const StreamPosition& positio
         } catch (const std::exception&) {
           failure = std::current_exception();
         }
-        if (owns)
+        if (const std::string& bad = reader.bad(); owns && !bad.empty()) {
+          info.length = bad.size();
+          publish({Head::kBad, drawn, info, next_owner}, bad.data(), bad.size());
+        } else if (owns) {
           publish({Head::kTokens, drawn, info, next_owner}, tokens.data(), tokens.size() * sizeof(int32_t));
+        }
         if (failure) std::rethrow_exception(failure);
       }
     } catch (const std::exception& error) {
@@ -292,8 +297,14 @@ TokenisedDocument NodeDocuments::next() {
     read(next_owner_, text.data(), text.size());
     throw_encoded_error(text);
   }
-  TokenisedDocument document{head.drawn, head.info, std::vector<int32_t>(head.info.length)};
-  read(next_owner_, document.tokens.data(), document.tokens.size() * sizeof(int32_t));
+  TokenisedDocument document{head.drawn, head.info, {}};
+  if (head.kind == Head::kBad) {
+    document.bad.resize(std::exchange(document.info.length, 0));
+    read(next_owner_, document.bad.data(), document.bad.size());
+  } else {
+    document.tokens.resize(head.info.length);
+    read(next_owner_, document.tokens.data(), document.tokens.size() * sizeof(int32_t));
+  }
   next_owner_ = static_cast<int>(head.next_owner);
   return document;
 }

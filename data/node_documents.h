@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct TokenisedDocument {
   DrawnDocument drawn;
   DocumentInfo info;
   std::vector<int32_t> tokens;
+  std::string bad{};  // see CorpusReader::bad()
 };
 
 // start(), next() and stop() are for one thread at a time; interrupt() is thread-safe.

@@ -1,6 +1,7 @@
 #include "data/sources.h"
 
 #include <algorithm>
+#include <exception>
 #include <span>
 
 #include <glob.h>
@@ -261,26 +262,35 @@ std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode
   return std::make_unique<TextSource>(file.path, std::move(text), encode);
 }
 
-std::optional<std::string> sample_text(const CorpusFile& file, const TextField& field) {
+std::optional<std::string> sample_text(const CorpusFile& file, const TextField& field, bool skip_bad) {
   constexpr uint64_t kMaxLooked = 256;
   const std::unique_ptr<TextFile> texts = open_text(file, field, TextBlocks::kSample);
   if (!texts) return std::nullopt;
-  uint64_t looked = 0;
+  uint64_t looked = 0, bad = 0;
+  std::exception_ptr first_bad;
   for (uint64_t block = 0; looked < kMaxLooked; ++block) {
     const std::optional<uint64_t> documents = texts->open_block(block);
     if (!documents) break;
-    for (uint64_t i = 0; i < *documents && looked < kMaxLooked; ++i, ++looked)
-      if (const std::string_view text = texts->text(i); !text.empty()) return std::string(text);
+    for (uint64_t i = 0; i < *documents && looked < kMaxLooked; ++i, ++looked) {
+      try {
+        if (const std::string_view text = texts->text(i); !text.empty()) return std::string(text);
+      } catch (const BadDocument&) {
+        if (!skip_bad) throw;
+        if (bad++ == 0) first_bad = std::current_exception();
+      }
+    }
   }
+  if (looked > 0 && bad == looked) std::rethrow_exception(first_bad);
   return "";
 }
 
-void check_text_field(const std::string& dataset_path, const TextField& field, const std::string& key) {
+void check_text_field(const std::string& dataset_path, const TextField& field, const std::string& key,
+                      bool skip_bad) {
   const std::vector<CorpusFile> files = find_corpus_and_log(dataset_path, key);
   const size_t step = files.size() / kCheckedFooters + 1;
   for (size_t i = 0; i < files.size(); ++i)
     if (files[i].format == CorpusFormat::kText || i % step == 0 || i + 1 == files.size())
-      sample_text(files[i], field);
+      sample_text(files[i], field, skip_bad);
 }
 
 }  // namespace hyperion::data

@@ -78,11 +78,13 @@ std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode
                                             const TextField& field = {}, bool one_block = false);
 
 // A file's first text that is not empty, of the first hundreds of documents, without reading the rest; "" if
-// they are all empty. Throws as TextFile::text() does. nullopt for formats that hold no text.
-std::optional<std::string> sample_text(const CorpusFile& file, const TextField& field);
+// they are all empty. Throws as TextFile::text() does, with `skip_bad` only if all of them are bad. nullopt
+// for formats that hold no text.
+std::optional<std::string> sample_text(const CorpusFile& file, const TextField& field, bool skip_bad = false);
 
 // Checks that the first document of each text file holds the field, as sample_text() does. `key` as for
 // find_corpus_and_log().
-void check_text_field(const std::string& dataset_path, const TextField& field, const std::string& key);
+void check_text_field(const std::string& dataset_path, const TextField& field, const std::string& key,
+                      bool skip_bad = false);
 
 }  // namespace hyperion::data

@@ -1,6 +1,7 @@
 #include "data/token_stream.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 
@@ -12,6 +13,7 @@ bool TokenStream::open_next() {
     tokens_ = std::move(next.tokens);
     document_ = next.info;
     position_.move_to(next.drawn, reader_.slots());
+    if (!std::exchange(served_again_, false)) skipped_.count(document_->length, next.bad);
   } else {
     if (finished_) {
       const std::optional<DrawnDocument> drawn = reader_.draw(/*one_epoch=*/!options_.repeat);
@@ -23,6 +25,7 @@ bool TokenStream::open_next() {
       position_.move_to(*drawn, reader_.slots());
     }
     document_ = reader_.open();
+    skipped_.count(document_->length, reader_.bad());
   }
   open_ = true;
   finished_ = false;
@@ -31,7 +34,7 @@ bool TokenStream::open_next() {
 
 void TokenStream::share(NodeDocuments& node, uint64_t tokens_ahead) {
   position();  // the open document may be at its end
-  open_ = false;
+  served_again_ = std::exchange(open_, false);
   node.start(reader_, position_, options_.seed, tokens_ahead);
   node_ = &node;
 }
@@ -73,6 +76,8 @@ void TokenStream::seek(const StreamPosition& position, uint64_t seed) {
   position_ = position;
   open_ = false;
   finished_ = position.draws == 0;
+  skipped_ = {};
+  served_again_ = false;
   reader_.seek(position, seed);
   advance_to_token();
 }

@@ -12,6 +12,7 @@
 #include "data/corpus_reader.h"
 #include "data/node_documents.h"
 #include "data/packing.h"
+#include "data/skipped_documents.h"
 
 namespace hyperion::data {
 
@@ -39,6 +40,8 @@ class TokenStream {
   // The document at position(), which must have been called last; at the end of the data none.
   DocumentPlace place() const;
 
+  // Since the last seek(), counted in the order of the stream: the same on every rank and mesh.
+  const SkippedDocuments& skipped() const { return skipped_; }
   const StreamOptions& options() const { return options_; }
   const std::vector<CorpusFile>& files() const { return reader_.files(); }
 
@@ -58,8 +61,10 @@ class TokenStream {
   NodeDocuments* node_ = nullptr;
   std::optional<DocumentInfo> document_;  // the document opened last
   std::vector<int32_t> tokens_;           // its tokens, if it comes from node_
-  bool open_ = false;                     // document_ is the one at position_
-  bool finished_ = true;                  // the document at position_ has been read, or there is none
+  SkippedDocuments skipped_;
+  bool served_again_ = false;  // the next document from node_ has been counted in skipped_
+  bool open_ = false;          // document_ is the one at position_
+  bool finished_ = true;       // the document at position_ has been read, or there is none
 };
 
 }  // namespace hyperion::data

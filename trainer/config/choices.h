@@ -75,6 +75,11 @@ constexpr auto choices(ResumePreflight) {
   return choice_list<ResumePreflight>({{ResumePreflight::kFull, "full"}, {ResumePreflight::kProbe, "probe"}});
 }
 
+enum class OnBadDocument { kStop, kSkip };
+constexpr auto choices(OnBadDocument) {
+  return choice_list<OnBadDocument>({{OnBadDocument::kStop, "stop"}, {OnBadDocument::kSkip, "skip"}});
+}
+
 enum class OnSaveFailure { kStop, kContinue };
 constexpr auto choices(OnSaveFailure) {
   return choice_list<OnSaveFailure>({{OnSaveFailure::kStop, "stop"}, {OnSaveFailure::kContinue, "continue"}});

@@ -42,6 +42,10 @@ data::TextField validation_field(const config::JobConfig& config, const DataKeys
   return {*config.validation.text_field, keys.field};
 }
 
+bool skips_bad_documents(const config::JobConfig& config) {
+  return config.training.on_bad_document == config::OnBadDocument::kSkip;
+}
+
 data::LoaderOptions loader_options(const DataSetup& data, const LoaderContext& context,
                                    const std::string& path, data::TextField field) {
   data::LoaderOptions options;
@@ -84,7 +88,7 @@ void check_training_documents(const config::JobConfig& config) {
   if (config::uses_default_corpus(config))
     log_info("training.dataset = \"{}\" without dataset_path: reading the default corpus {}",
              text_of(config.training.dataset), path);
-  data::check_text_field(path, training_field(config), kTrainingKeys.path);
+  data::check_text_field(path, training_field(config), kTrainingKeys.path, skips_bad_documents(config));
 }
 
 void check_validation_documents(const config::JobConfig& config, const DataKeys& keys) {
@@ -93,7 +97,7 @@ void check_validation_documents(const config::JobConfig& config, const DataKeys&
   if (config::validates_on_default_corpus(config))
     log_info("validation.dataset = \"{}\" without dataset_path: reading the default corpus {}",
              text_of(config.validation.dataset), path);
-  data::check_text_field(path, validation_field(config, keys), keys.path);
+  data::check_text_field(path, validation_field(config, keys), keys.path, skips_bad_documents(config));
 }
 
 std::string describe_training_data(const config::JobConfig& config) {
@@ -112,7 +116,8 @@ std::unique_ptr<data::DataLoader> training_loader(const config::JobConfig& confi
   options.order = {.seed = context.seed,
                    .shuffle = training.shuffle,
                    .repeat = true,
-                   .window = static_cast<uint64_t>(training.shuffle_window)};
+                   .window = static_cast<uint64_t>(training.shuffle_window),
+                   .skips_bad_documents = skips_bad_documents(config)};
   options.document_mask = training.document_mask;
   options.node = std::move(node);
   return std::make_unique<data::DataLoader>(std::move(options));
@@ -126,7 +131,10 @@ std::unique_ptr<data::DataLoader> validation_loader(const config::JobConfig& con
   options.dataset_key = keys.path;
   options.seq_len = validation.seq_len;
   options.rows = validation.local_batch_size;
-  options.order = {.seed = 0, .shuffle = false, .repeat = validation.steps > 0};
+  options.order = {.seed = 0,
+                   .shuffle = false,
+                   .repeat = validation.steps > 0,
+                   .skips_bad_documents = skips_bad_documents(config)};
   options.document_mask = config.training.document_mask;
   return std::make_unique<data::DataLoader>(std::move(options));
 }

@@ -25,7 +25,8 @@ std::vector<std::string> sample_of_text(const config::JobConfig& config) {
   for (const data::CorpusFile& file : data::find_corpus(training_files(config))) {
     if (documents.size() == kSampledFiles) break;
     std::optional<std::string> text =
-        data::sample_text(file, {config.training.text_field, kTrainingKeys.field});
+        data::sample_text(file, {config.training.text_field, kTrainingKeys.field},
+                          config.training.on_bad_document == config::OnBadDocument::kSkip);
     if (!text || text->empty()) continue;
     documents.push_back(*std::move(text));
     documents.back().resize(std::min(documents.back().size(), kSampledBytes));

@@ -43,6 +43,29 @@ void write_kinds(const test::TemporaryFolder& folder, int files, int kinds, int 
 
 }  // namespace
 
+TEST_CASE("a bad document is an error that names its line unless bad ones are skipped") {
+  const test::TemporaryFolder folder;
+  const std::string path = folder.write("a.jsonl", "{\"text\": \"a\"}\n{\"text\": 7}\n{\"text\": null}\n");
+  CorpusReader stops = reader_of(path, {.shuffle = false}),
+               skips = reader_of(path, {.shuffle = false, .skips_bad_documents = true});
+  std::vector<uint64_t> lengths;
+  std::string bad;
+  while (skips.draw(/*one_epoch=*/true)) {
+    lengths.push_back(skips.open().length);
+    bad += skips.bad();
+  }
+  CHECK(lengths == std::vector<uint64_t>{3, 0, 0});
+  CHECK_THAT(bad, Catch::Contains("a.jsonl:2: its \"text\" is no string"));
+  stops.draw();
+  CHECK(stops.open().length == 3);
+  stops.draw();
+  CHECK_THROWS_WITH(stops.open(), Catch::Contains("a.jsonl:2: its \"text\" is no string"));
+  const std::string wrong = folder.write("b.jsonl", "{\"content\": \"a\"}\n{\"content\": \"b\"}\n");
+  CHECK_THROWS_WITH(check_text_field(wrong, {}, "--data", /*skip_bad=*/true),
+                    Catch::Contains("b.jsonl:1: has no field"));
+  check_text_field(folder.write("b.jsonl", "no JSON\n{\"text\": \"b\"}\n"), {}, "--data", /*skip_bad=*/true);
+}
+
 TEST_CASE("an epoch holds each document once, in another order each time") {
   const test::Corpus corpus;
   CorpusReader reader = reader_of(corpus.path().string());

@@ -244,6 +244,46 @@ TEST_CASE("bad data of a document that one rank tokenises ends every rank after 
   for (const std::string& message : messages) CHECK_THAT(message, Contains("a.jsonl:31"));
 }
 
+TEST_CASE(
+    "skipped documents are the same alone and together, and too many end every rank after the same batch") {
+  test::TemporaryFolder folder;
+  const std::string bad = "{\"text\": 7}\n{\"texts\": \"a\"}\nno JSON\n",
+                    none = "{\"text\": null}\n{\"text\": \"\"}\n";
+  folder.write("a.jsonl", test::json_lines(250, "alpha") + bad + none + test::json_lines(150, "beta"));
+  folder.write("b.jsonl.gz",
+               test::gzip(test::json_lines(10, "gamma") + none + test::json_lines(200, "delta")));
+  folder.write("c.jsonl", test::json_lines(3, "epsilon") + bad + bad + bad + test::json_lines(90, "zeta"));
+  for (const bool shuffle : {true, false}) {
+    std::array<int, 4>
+        batches{};  // of three ranks together, and of a job of one rank that reads as much at once
+    std::array<std::string, 4> messages;
+    const auto read = [&](LoaderOptions options, size_t index) {
+      options.order.shuffle = shuffle;
+      options.order.skips_bad_documents = true;
+      DataLoader loader(options);
+      try {
+        while (loader.next()) ++batches[index];
+      } catch (const Error& error) {
+        messages[index] = error.what();
+      }
+    };
+    test::ThreadRanks::run(3, [&](Coordinator& ranks) {
+      read(node_options(folder.path(), 3, ranks.rank(), NodeDocuments::make(ranks)),
+           static_cast<size_t>(ranks.rank()));
+    });
+    LoaderOptions alone = node_options(folder.path(), 1, 0);
+    alone.rows *= 3;
+    read(alone, 3);
+    CHECK(batches[3] > 20);
+    for (const size_t rank : {0, 1, 2}) {
+      CHECK(batches[rank] == batches[3]);
+      CHECK(messages[rank] == "data-parallel rank " + std::to_string(rank) + ": " + messages[3]);
+    }
+    CHECK_THAT(messages[3], Contains("read so far cannot be used") &&
+                                Contains("at most 1 % may be skipped (training.on_bad_document)"));
+  }
+}
+
 TEST_CASE("a killed rank of the node is named by those that wait for its documents") {
   test::TemporaryFolder folder;
   folder.write("a.jsonl", long_documents(6, 2'000'000));  // two of them fill the memory that ranks share
