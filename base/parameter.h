@@ -62,9 +62,10 @@ struct Parameter {
   // the gradient.
   at::Tensor encoded{}, encoded_scale{}, encoded_inverse{};
 
-  // Of weights that read one input, shared by them: a parameter of all their rows, in their order. Its
-  // `weight` is defined where their owner has laid theirs side by side, and is the whole of them, without a
-  // gradient of its own: layers may multiply it instead of each.
+  // Of weights that read one input, shared by them: a parameter of all their rows, in their order; of stacks
+  // of matrices, with the rows of each of its matrices. Its `weight` is defined where their owner has laid
+  // theirs side by side, and is the whole of them, without a gradient of its own: layers may multiply it
+  // instead of each.
   ParameterPtr pack{};
 
   // A layer may cache here what it derived from the value; the owner drops it when the value changes or is

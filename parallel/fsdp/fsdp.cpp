@@ -22,7 +22,8 @@ namespace {
 constexpr at::ScalarType kSumDtype = at::kFloat;
 
 // For each pack of these parameters whose weights can lie side by side: a weight that is gathered with
-// padding behind it, or encoded with a scale of its own, cannot, nor can a frozen one next to others.
+// padding behind it, or encoded with a scale of its own, cannot, nor can a frozen one next to others. Nor can
+// stacks whose masters are what is gathered or read: the optimizer reads those without gaps.
 std::map<const Parameter*, PackMemory> pack_memory(const std::vector<ParameterPtr>& parameters, int world,
                                                    const ShardingOptions& options) {
   if (!options.pack_weights) return {};
@@ -30,13 +31,16 @@ std::map<const Parameter*, PackMemory> pack_memory(const std::vector<ParameterPt
   for (const ParameterPtr& parameter : parameters) {
     if (!parameter->pack) continue;
     const auto [pack, is_first] = fits.try_emplace(parameter->pack.get(), true);
+    const size_t dim = parameter->local.size() - 2;  // of a matrix's rows, also in a stack of matrices
     if (is_first) {
-      pack->first->local = {0, parameter->local.at(1)};
+      pack->first->local = parameter->local;
+      pack->first->local[dim] = 0;
       pack->first->trainable = parameter->trainable;
     }
-    pack->first->local[0] += parameter->rows();
+    pack->first->local[dim] += parameter->local[dim];
     if (parameter->rows() % world != 0 || (options.codec && options.codec->applies(*parameter)) ||
-        parameter->trainable != pack->first->trainable)
+        parameter->trainable != pack->first->trainable ||
+        (dim > 0 && options.compute_dtype == options.state_dtype))
       pack->second = false;
   }
   std::map<const Parameter*, PackMemory> memory;
@@ -257,6 +261,7 @@ void ShardGroup::start_unshard() {
   // parameters of a group may differ in dtype.
   std::vector<CollectivePart> parts;
   for (const ShardedParameter* parameter : missing) {
+    if (parameter->all_gather_output().numel() == 0) continue;  // another one's part has it
     const at::Tensor all = parameter->all_gather_output().view(at::kByte);
     at::Tensor own = parameter->all_gather_input().view(at::kByte);
     if (own.device() != all.device()) {  // offloaded state

@@ -22,6 +22,15 @@ at::Tensor tensor_on_storage(const c10::Storage& storage, at::IntArrayRef shape,
   return tensor;
 }
 
+// Returns the matrices of one weight of a pack of stacks, of which `whole` has the storage. `offset` is their
+// place in each expert.
+at::Tensor matrices_on_storage(const at::Tensor& whole, at::IntArrayRef shape,
+                               const std::vector<int64_t>& expert, int64_t offset) {
+  at::Tensor tensor = tensor_on_storage(whole.storage(), shape, whole.options(), offset);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(shape, {expert[0] * expert[1], expert[1], 1});
+  return tensor;
+}
+
 // Returns whether layers read the shard itself: nothing is gathered.
 bool reads_shards(int64_t world, const ShardingOptions& options) {
   return world == 1 && options.state_device == options.device;
@@ -55,8 +64,10 @@ void TensorMemory::free() {
 PackMemory::PackMemory(Parameter& pack, int world, const ShardingOptions& options) {
   const at::TensorOptions compute = options.computed();
   const int64_t numel = whole_box(pack.local).numel();
-  if (reads_shards(world, options)) {
-    shards = at::zeros({numel}, compute);
+  const bool direct = reads_shards(world, options), stacks = pack.local.size() == 3;
+  if (stacks) expert = {pack.local[1], pack.local[2]};
+  if (direct || stacks) shards = at::zeros({numel / world}, options.state().dtype(options.compute_dtype));
+  if (direct) {
     pack.weight = shards.view(pack.local);
   } else {
     gathered = std::make_shared<TensorMemory>(numel * compute.dtype().itemsize(), options.device);
@@ -76,6 +87,14 @@ ShardedParameter::ShardedParameter(ParameterPtr parameter, Placement placement,
     if (cut.dim > 0) blocks_ *= cut.parts;
   }
   direct_ = reads_shards(world_, options);
+  if (pack != nullptr && !pack->expert.empty())
+    lie_in_stack(options, *pack);
+  else
+    lie_alone_or_in_rows(options, pack);
+  parameter_->weight.requires_grad_(parameter_->trainable);
+}
+
+void ShardedParameter::lie_alone_or_in_rows(const ShardingOptions& options, PackMemory* pack) {
   const int64_t numel = padded_numel();
   const at::TensorOptions state = options.state();
   const bool encoded = options.codec && options.codec->applies(*parameter_);
@@ -110,7 +129,20 @@ ShardedParameter::ShardedParameter(ParameterPtr parameter, Placement placement,
   } else {
     parameter_->weight = unsharded(compute);
   }
-  parameter_->weight.requires_grad_(parameter_->trainable);
+}
+
+// Shards and gathered weights have the gaps of the pack; master, gradient and optimizer state have none.
+void ShardedParameter::lie_in_stack(const ShardingOptions& options, PackMemory& pack) {
+  const int64_t numel = padded_numel(), before = std::exchange(pack.taken, pack.taken + numel);
+  const at::Tensor& whole = parameter_->pack->weight;
+  master_ = unpadded(at::zeros({numel}, options.state()));
+  const int64_t place = before / master_.size(0);
+  compute_shard_ = matrices_on_storage(pack.shards, master_.sizes(), pack.expert, place);
+  parameter_->weight = matrices_on_storage(whole, parameter_->local, pack.expert, place);
+  all_gather_input_ = before == 0 ? pack.shards : pack.shards.narrow(0, 0, 0);
+  gathered_ = pack.gathered;
+  const at::Tensor all = direct_ ? pack.shards : gathered_->tensor({whole.numel()}, whole.options());
+  all_gather_output_ = before == 0 ? all : all.narrow(0, 0, 0);
 }
 
 at::Tensor ShardedParameter::unpadded(const at::Tensor& padded) const {
@@ -121,7 +153,7 @@ at::Tensor ShardedParameter::unpadded(const at::Tensor& padded) const {
 bool ShardedParameter::acquire() {
   if (direct_ || users_++ > 0) return false;
   gathered_->allocate();
-  parameter_->derived.reset();
+  drop_derived();
   return true;
 }
 
@@ -130,7 +162,7 @@ void ShardedParameter::release() {
   if (users_ == 0) throw_bug("{}: released more often than acquired", parameter_->fqn);
   if (--users_ > 0) return;
   gathered_->free();
-  parameter_->derived.reset();
+  drop_derived();
 }
 
 void ShardedParameter::allocate_grad() {
@@ -162,7 +194,12 @@ void ShardedParameter::drop_grad() {
 
 void ShardedParameter::contents_changed() {
   stale_ = true;
+  drop_derived();
+}
+
+void ShardedParameter::drop_derived() const {
   parameter_->derived.reset();
+  if (parameter_->pack) parameter_->pack->derived.reset();
 }
 
 void ShardedParameter::encode(const GatherCodec& codec) {

@@ -55,13 +55,15 @@ class TensorMemory {
   c10::Storage storage_;
 };
 
-// The weights of one pack (Parameter::pack) are gathered side by side into a PackMemory.
+// The weights of one pack (Parameter::pack) are gathered side by side into a PackMemory. The matrices of a
+// pack of stacks lie side by side for each expert, in the shards too: one all-gather moves whole experts.
 struct PackMemory {
   // Sets pack.weight. pack.local is the shape that layers of this rank read: the rows of all its weights.
   PackMemory(Parameter& pack, int world, const ShardingOptions& options);
 
-  at::Tensor shards{};  // shard degree 1: the weights that layers read, 1-D in the compute dtype
-  std::shared_ptr<TensorMemory> gathered{};  // other degrees: the memory of the gathered weights
+  at::Tensor shards{};  // 1-D in the compute dtype, for stacks or shard degree 1: this rank's weights
+  std::shared_ptr<TensorMemory> gathered{};  // of a shard degree above 1: the memory of the gathered weights
+  std::vector<int64_t> expert{};             // the shape of one expert's matrices in a pack of stacks
   int64_t taken = 0;                         // elements of one rank's shards that have a place
 };
 
@@ -99,7 +101,7 @@ class ShardedParameter {
   void drop_grad();
   void allocate_grad();
   // Returns the rows in the compute dtype, which the optimizer writes: the master itself if dtype and device
-  // are equal, or if the weight is gathered encoded.
+  // are equal, or if the weight is gathered encoded. It has gaps between experts in a pack of stacks.
   const at::Tensor& compute_shard() const { return compute_shard_; }
   bool has_separate_compute_shard() const { return !compute_shard_.is_same(master_); }
 
@@ -114,7 +116,7 @@ class ShardedParameter {
   // Returns padded_numel() rounded up to the alignment: zeros pad the gap to the next shard in a buffer.
   int64_t aligned_numel() const { return (padded_numel() + alignment_ - 1) / alignment_ * alignment_; }
   // Returns the tensor that this rank sends in an all-gather: 1-D [padded_numel] in the compute dtype, or
-  // encoded.
+  // encoded. The first of a pack of stacks sends the shards of all; the others are empty.
   const at::Tensor& all_gather_input() const { return all_gather_input_; }
   bool encoded() const { return parameter_->encoded.defined(); }
 
@@ -123,7 +125,7 @@ class ShardedParameter {
   bool needs_encoding() const { return stale_ && encoded(); }
   // Encodes with the parameter's encoded_scale, which has been written.
   void encode(const GatherCodec& codec);
-  // Returns the tensor that an all-gather writes: 1-D [world * padded_numel], without storage while sharded.
+  // Returns the tensor that an all-gather writes: 1-D, world times the input, without storage while sharded.
   const at::Tensor& all_gather_output() const { return all_gather_output_; }
 
   // Several groups may use a parameter (a tied head). acquire() allocates the unsharded weight and returns
@@ -139,6 +141,10 @@ class ShardedParameter {
   at::Tensor unpadded(const at::Tensor& padded) const;
 
  private:
+  void lie_alone_or_in_rows(const ShardingOptions& options, PackMemory* pack);
+  void lie_in_stack(const ShardingOptions& options, PackMemory& pack);
+  void drop_derived() const;
+
   ParameterPtr parameter_;
   Placement placement_;
   int64_t rank_ = 0, world_ = 1;  // this rank in the shard group, and its size

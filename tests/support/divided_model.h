@@ -81,12 +81,14 @@ inline void lay_side_by_side(const Transformer& model) {
   for (const auto& [pack, parameters] : packs) {
     std::vector<Tensor> weights;
     for (const ParameterPtr& parameter : parameters) weights.push_back(parameter->weight.detach());
-    pack->weight = at::cat(weights);
+    const int64_t dim = weights[0].dim() - 2;  // of a matrix's rows, also in a stack of matrices
+    pack->weight = at::cat(weights, dim);
     pack->local = pack->weight.sizes().vec();
     int64_t first = 0;
     for (const ParameterPtr& parameter : parameters) {
-      parameter->weight = pack->weight.narrow(0, first, parameter->rows()).detach().requires_grad_();
-      first += parameter->rows();
+      const int64_t rows = parameter->weight.size(dim);
+      parameter->weight = pack->weight.narrow(dim, first, rows).detach().requires_grad_();
+      first += rows;
     }
   }
 }

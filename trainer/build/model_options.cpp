@@ -77,6 +77,18 @@ std::optional<std::string> separate_products(models::Transformer& model, const p
     if (!reason.empty() && named.insert(in_block).second)
       reasons.push_back(fmt::format("{}: {}", in_block, reason));
   }
+  const auto& sharding = fsdp.options();
+  for (const ParameterPtr& stack : model.parameters()) {
+    // Stacks that this rank has, in a dtype of their own; others are read where the optimizer writes them.
+    if (!stack->pack || stack->shape.size() != 3 || !stack->weight.defined() ||
+        stack->pack->weight.defined() || sharding.compute_dtype == sharding.state_dtype)
+      continue;
+    reasons.push_back(stack->trainable != stack->pack->trainable
+                          ? "experts' w1 and w3: one is trained, the other frozen"
+                          : fmt::format("experts' w1 and w3: {} do not divide by the shards",
+                                        counted(stack->rows(), "expert")));
+    break;
+  }
   if (reasons.empty()) return std::nullopt;
   return fmt::format("Layers that read one input are multiplied one by one ({})", fmt::join(reasons, "; "));
 }

@@ -34,11 +34,14 @@ Adam::Adam(const std::vector<parallel::ShardedParameterPtr>& parameters,
     tensors.grads.push_back(parameter->grad());
     tensors.exp_avgs.push_back(moments[0]);
     tensors.exp_avg_sqs.push_back(moments[1]);
-    tensors.copies.push_back(parameter->has_separate_compute_shard() ? parameter->compute_shard()
-                                                                     : at::Tensor());
-    if (tensors.copies.back().defined()) {
+    const bool copies = parameter->has_separate_compute_shard();
+    const bool together = copies && parameter->compute_shard().is_contiguous();
+    tensors.copies.push_back(together ? parameter->compute_shard() : at::Tensor());
+    if (together) {
       masters_to_copy_.push_back(master);
-      compute_shards_.push_back(tensors.copies.back());
+      compute_shards_.push_back(parameter->compute_shard());
+    } else if (copies) {
+      shards_with_gaps_.push_back(parameter);
     }
   }
   if (options.implementation == config::OptimizerImplementation::kFused && !updates_.empty() &&
@@ -68,7 +71,9 @@ void Adam::step(double lr, const at::Tensor& skip, const std::optional<at::Tenso
   at::NoGradGuard no_grad;
   step_.add_(1 - skip);
   if (one_pass_ != nullptr) {
-    if (skip.item<float>() == 0) update_in_one_pass(updates_.front(), lr, divisor);
+    if (skip.item<float>() != 0) return;
+    update_in_one_pass(updates_.front(), lr, divisor);
+    copy_to_shards_with_gaps();
     return;
   }
   for (kernels::AdamTensors& tensors : updates_) {
@@ -78,6 +83,13 @@ void Adam::step(double lr, const at::Tensor& skip, const std::optional<at::Tenso
       update_by_formula(tensors, lr, skip);
   }
   if (!compute_shards_.empty()) at::_foreach_copy_(compute_shards_, masters_to_copy_, /*non_blocking=*/true);
+  copy_to_shards_with_gaps();
+}
+
+// A copy of many tensors by one kernel takes none with gaps.
+void Adam::copy_to_shards_with_gaps() const {
+  for (const parallel::ShardedParameterPtr& parameter : shards_with_gaps_)
+    parameter->compute_shard().copy_(parameter->master(), /*non_blocking=*/true);
 }
 
 void Adam::update_fused(kernels::AdamTensors& tensors, double lr, const at::Tensor& skip,

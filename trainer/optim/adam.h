@@ -35,10 +35,13 @@ class Adam final : public Optimizer {
   void update_in_one_pass(const kernels::AdamTensors& tensors, double lr,
                           const std::optional<at::Tensor>& divisor) const;
 
+  void copy_to_shards_with_gaps() const;
+
   config::JobConfig::Optimizer options_;
   std::vector<kernels::AdamTensors>
       updates_;  // together, or one by one; without parameters that have no local rows
-  std::vector<at::Tensor> masters_to_copy_, compute_shards_;  // if the compute dtype differs
+  std::vector<at::Tensor> masters_to_copy_, compute_shards_;     // if the compute dtype differs
+  std::vector<parallel::ShardedParameterPtr> shards_with_gaps_;  // the same, of packs of stacks
   kernels::AdamUpdate* one_pass_ = nullptr;  // update_in_one_pass()'s kernel, if one fits all
 };
 

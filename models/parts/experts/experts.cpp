@@ -63,13 +63,6 @@ variable_list stack_gradients(const SavedExperts& saved, std::function<variable_
   return variable_list(saved.stacks.size());
 }
 
-// Returns a gradient as products of groups read it. gate's and up's lie side by side, so their rows have
-// gaps, which a product of all groups and FP8 casts read.
-Tensor readable_rows(const Tensor& grad, const Dispatch& dispatch) {
-  const bool reads_gaps = dispatch.groups().ends.defined() && grad.stride(1) == 1;
-  return reads_gaps ? grad : grad.contiguous();
-}
-
 using OptionalTensor = std::optional<Tensor>;
 
 // Gathers rows and multiplies them by w1 and w3: x [tokens, dim], weights [tokens, k] or undefined -> gate
@@ -85,8 +78,7 @@ struct GateUpFunction : Function<GateUpFunction> {
     const bool saves = selective != nullptr && selective->saves_all_products();
     variable_list results = saved_or_computed(selective, saves, [&] {
       Operand rows(gather_rows(x, *dispatch, weights));
-      return variable_list{products.output(rows, *stacks[0], dispatch->groups()),
-                           products.output(rows, *stacks[1], dispatch->groups())};
+      return products.gate_and_up(rows, *stacks[0], *stacks[1], dispatch->groups());
     });
     SavedExperts saved;
     saved.stacks = stacks;
@@ -103,9 +95,12 @@ struct GateUpFunction : Function<GateUpFunction> {
     const auto saved = kept_state<SavedExperts>(context);
     const Dispatch& dispatch = *saved->dispatch;
     const ExpertProducts& products = saved->products;
-    Operand gate(readable_rows(grads[0], dispatch)), up(readable_rows(grads[1], dispatch));
-    Tensor grad_rows = products.input_gradient(up, *saved->stacks[1], dispatch.groups());
-    grad_rows.add_(products.input_gradient(gate, *saved->stacks[0], dispatch.groups()));
+    const Tensor gate = readable_rows(grads[0], dispatch.groups()),
+                 up = readable_rows(grads[1], dispatch.groups());
+    const bool together = saved->stacks[0]->pack->weight.defined();  // then they are read where they are
+    Tensor grad_rows =
+        products.input_gradient_of_both(together ? grads[0] : gate, together ? grads[1] : up,
+                                        *saved->stacks[0], *saved->stacks[1], dispatch.groups());
     const Tensor grad_x = sum_rows(grad_rows, dispatch, saved->weights);
     Tensor grad_weights;
     if (saved->weights.defined())
@@ -113,10 +108,9 @@ struct GateUpFunction : Function<GateUpFunction> {
     grad_rows.reset();
     // The input is moved: this frees it before autograd runs the next node.
     const variable_list grad_stacks = stack_gradients(
-        *saved, [products = saved->products, stacks = saved->stacks, sent = saved->dispatch,
-                 gate_values = gate.values, up_values = up.values, weights = detached(saved->weights),
-                 x = detached(std::exchange(saved->input, {}))] {
-          Operand rows(gather_rows(x, *sent, weights)), grad_gate(gate_values), grad_up(up_values);
+        *saved, [products = saved->products, stacks = saved->stacks, sent = saved->dispatch, gate, up,
+                 weights = detached(saved->weights), x = detached(std::exchange(saved->input, {}))] {
+          Operand rows(gather_rows(x, *sent, weights)), grad_gate(gate), grad_up(up);
           const auto gradient_of = [&](const ParameterPtr& stack, Operand& grad) {
             return stack->trainable ? products.weight_gradient(grad, rows, sent->groups()) : Tensor();
           };
@@ -217,7 +211,11 @@ Experts::Experts(const PartParameters& parameters, const ModelArgs& args, const 
       score_before_(args.experts.score_before_experts),
       w1_(parameters.at("moe.experts.w1")),
       w2_(parameters.at("moe.experts.w2")),
-      w3_(parameters.at("moe.experts.w3")) {}
+      w3_(parameters.at("moe.experts.w3")) {
+  std::vector<int64_t> shape = w1_->shape;
+  shape[1] += w3_->shape[1];
+  w1_->pack = w3_->pack = make_parameter(w1_->fqn + " and w3", std::move(shape), Init::ones(), w1_->split);
+}
 
 std::optional<int64_t> Experts::unit_of_rows(const Tensor& x) const {
   if (products_.float8) return products_.float8->unit();

@@ -1,5 +1,6 @@
 // Experts are the routed experts of a block. Each computes w2(activation(w1 x) * w3 x) for the rows that are
-// routed to it. The matrices of all experts are stacks: w1, w2 and w3 are one parameter each.
+// routed to it. The matrices of all experts are stacks: w1, w2 and w3 are one parameter each. w1 and w3 are
+// one product where their owner has laid them side by side (Parameter::pack).
 //
 // Two autograd nodes surround the activation. They gather and sum rows of tokens themselves and keep no
 // tensor of [rows, dim]: backward gathers again, which is cheaper than keeping top_k copies of a token.

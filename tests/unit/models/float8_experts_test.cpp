@@ -9,6 +9,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
 
@@ -187,6 +188,31 @@ TEST_CASE("FP8 experts differ from those in high precision by what FP8 rounds") 
         for (const ParameterPtr& stack : experts.layer.parameters()) stack->derived.reset();
       }
     }
+}
+
+TEST_CASE("FP8 experts cast w1 and w3 as one stack, which changes no bit but the gradient of the input") {
+  for (const auto& [name, recipe] : kGroupedRecipes) {
+    CAPTURE(name);
+    ExpertLayer experts(at::kBFloat16);
+    experts.layer.set_float8(nullptr);
+    const std::vector<Tensor> plain = experts.run(experts.even, std::nullopt);
+    experts.convert(recipe);
+    const std::vector<Tensor> apart = experts.run(experts.even, float8::unit_of(recipe));
+    const ParameterPtr w1 = experts.layer.parameters()[0], w3 = experts.layer.parameters()[2],
+                       pack = w1->pack;
+    const Tensor both = at::cat({w1->weight, w3->weight}, 1).detach();
+    pack->weight = both;
+    w1->weight = both.narrow(1, 0, w1->local[1]).detach().requires_grad_();
+    w3->weight = both.narrow(1, w1->local[1], w3->local[1]).detach().requires_grad_();
+    experts.convert(recipe);
+    const std::vector<Tensor> one = experts.run(experts.even, float8::unit_of(recipe));
+    CHECK(experts.counters->products == 2 + 2 + 3);  // forward, and the gradients of inputs and of weights
+    CHECK(experts.counters->weight_casts == 2);      // of the pack: w2's copies are still there
+    for (size_t i = 0; i < one.size(); ++i)
+      if (i != 1) CHECK(one[i].equal(apart[i]));
+    INFO("dB: one product " << decibel(plain[1], one[1]) << ", two " << decibel(plain[1], apart[1]));
+    CHECK(decibel(plain[1], one[1]) > decibel(plain[1], apart[1]) - 0.1);
+  }
 }
 
 TEST_CASE("zeros that fill up a segment change no bit of FP8 experts") {

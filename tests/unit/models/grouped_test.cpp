@@ -12,12 +12,14 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
 
 #include "models/flavors/registry.h"
+#include "models/kernels/common/dtype.h"
 #include "models/parts/experts/description.h"
 #include "models/parts/experts/experts.h"
 #include "tests/support/unwritten_is_nan.h"
@@ -107,6 +109,57 @@ TEST_CASE("experts that are multiplied all at once are those that are multiplied
       for (size_t i = 4; i < found[1].size(); ++i)
         CHECK(found[1][i].narrow(0, k, experts - k).count_nonzero().item<int64_t>() == 0);
   }
+}
+
+TEST_CASE("w1 and w3 as one stack change no bit but the gradient of the input, which is no less exact") {
+  const UnwrittenIsNaN guard;
+  const bool padded = GENERATE(false, true), before = GENERATE(true, false);
+  const int64_t experts = 6, k = 2, tokens = 150, dim = 64;
+  const ModelArgs args = model_args(
+      "qwen3", "debugmodel_moe",
+      {.dim = dim, .num_experts = experts, .moe_hidden_dim = 96, .top_k = k, .score_before_experts = before});
+  const Experts layer(PartParameters(describe_experts(args), args, 0, {}), args, {});
+  const ParameterPtr w1 = layer.parameters()[0], w3 = layer.parameters()[2], pack = w1->pack;
+  at::manual_seed(2);
+  std::vector<Tensor> stacks;
+  for (const ParameterPtr& stack : layer.parameters())
+    stacks.push_back(at::randn(stack->shape).mul(0.3).to(at::kBFloat16));
+  const Tensor given = at::randn({tokens, dim}).to(at::kBFloat16),
+               seed = at::randn({tokens, dim}).to(at::kBFloat16), weight = at::rand({tokens, k}),
+               choices = at::rand({tokens, experts}).argsort(1, true).narrow(1, 0, k);
+  const auto run = [&](at::ScalarType dtype, bool side_by_side) {
+    for (size_t i = 0; i < stacks.size(); ++i)
+      layer.parameters()[i]->weight = stacks[i].to(dtype, false, /*copy=*/true).requires_grad_();
+    pack->weight = side_by_side ? at::cat({stacks[0], stacks[2]}, 1).to(dtype) : Tensor();
+    if (side_by_side) {
+      w1->weight = pack->weight.narrow(1, 0, w1->local[1]).detach().requires_grad_();
+      w3->weight = pack->weight.narrow(1, w1->local[1], w3->local[1]).detach().requires_grad_();
+    }
+    const Tensor x = given.to(dtype, false, /*copy=*/true).requires_grad_(),
+                 weights = weight.to(kernels::opmath_dtype(x), false, /*copy=*/true).requires_grad_();
+    const auto dispatch = std::make_shared<const Dispatch>(dispatch_tokens(
+        choices, experts, padded && dtype != at::kDouble ? RowCounts::kPadded : RowCounts::kOnHost));
+    const Tensor y = layer.forward(x, weights, Tensor(), {dispatch}, {});
+    y.backward(seed.to(dtype));
+    return std::vector<Tensor>{y.detach(),
+                               x.grad(),
+                               layer.parameters()[0]->weight.grad(),
+                               layer.parameters()[1]->weight.grad(),
+                               layer.parameters()[2]->weight.grad(),
+                               weights.grad()};
+  };
+  const std::vector<Tensor> apart = run(at::kBFloat16, false), one = run(at::kBFloat16, true);
+  const Tensor exact = run(at::kDouble, false)[1];
+  for (size_t i = 0; i < one.size(); ++i) {
+    CAPTURE(i, padded, before);
+    CHECK(one[i].is_contiguous());
+    if (i != 1 && !(i == 5 && before)) CHECK(one[i].equal(apart[i]));
+  }
+  const auto error = [&](const Tensor& found) {
+    return (found.to(at::kDouble) - exact).square().sum().item<double>();
+  };
+  INFO("squared errors: one product " << error(one[1]) << ", two " << error(apart[1]));
+  CHECK(error(one[1]) <= error(apart[1]));
 }
 
 TEST_CASE("what libtorch's grouped product does not take is named") {

@@ -8,8 +8,10 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 
@@ -211,6 +213,58 @@ TEST_CASE("weights lie side by side only where they are gathered without padding
       CHECK(weight.data_ptr() == pack->weight[row].data_ptr());
       row += weight.size(0);
     }
+    unit.reshard();
+    if (world > 1) CHECK(pack->weight.storage().nbytes() == 0);
+  }
+}
+
+TEST_CASE("two stacks of experts' matrices are gathered as one whose experts have both") {
+  const int world = GENERATE(1, 2, 8);  // eight ranks have no whole expert each
+  const at::ScalarType compute = GENERATE(at::kFloat, at::kBFloat16);
+  std::vector<int> ranks(static_cast<size_t>(world));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const int rank = world - 1;
+  const auto shard = make_fake_communicator("efsdp/0", rank, ranks);
+  const auto replicate = make_solo_communicator("dp_replicate/0", 0);
+  FsdpContext context(Mesh({}, world), rank, *shard, *replicate,
+                      {.compute_dtype = compute, .pack_weights = true});
+  const ParameterPtr pack = make_parameter("w1 and w3", {4, 10, 3}, Init::ones());
+  std::vector<ParameterPtr> parameters;
+  for (const int64_t rows : {6, 4}) {
+    parameters.push_back(make_parameter("w", {4, rows, 3}, Init::ones()));
+    parameters.back()->pack = pack;
+  }
+  std::map<const Parameter*, ShardedParameterPtr> known;
+  ShardGroup unit("unit", parameters, known, context);
+  const bool fits = compute == at::kBFloat16 && world < 8;
+  CHECK(pack->weight.defined() == fits);
+  std::vector<at::Tensor> wholes;
+  for (const ShardedParameterPtr& parameter : unit.parameters()) {
+    CHECK(parameter->master().is_contiguous());
+    CHECK(parameter->grad().is_contiguous());
+    const at::Tensor whole = at::randint(0, 100, parameter->parameter().shape, at::kFloat);
+    wholes.push_back(whole);
+    // The fake communicator gathers copies of this rank's shard.
+    parameter->master().copy_(whole.narrow(0, parameter->box().offset[0], parameter->box().shape[0])
+                                  .narrow(1, parameter->box().offset[1], parameter->box().shape[1]));
+    if (parameter->has_separate_compute_shard()) parameter->compute_shard().copy_(parameter->master());
+    parameter->contents_changed();
+  }
+  for (int again = 0; again < 2 && fits; ++again) {
+    unit.finish_unshard();
+    const int64_t own = 4 / world;
+    CHECK(pack->weight.sizes() == at::IntArrayRef({4, 10, 3}));
+    const at::Tensor both = at::cat(wholes, 1).narrow(0, 4 - own, own).to(compute);
+    for (int64_t first = 0; first < 4; first += own) CHECK(pack->weight.narrow(0, first, own).equal(both));
+    int64_t row = 0;
+    for (const ParameterPtr& parameter : parameters) {
+      CHECK(parameter->weight.data_ptr() == pack->weight[0][row].data_ptr());
+      CHECK(parameter->weight.equal(pack->weight.narrow(1, row, parameter->local[1])));
+      row += parameter->local[1];
+    }
+    pack->derived = std::make_shared<DerivedWeight>();
+    unit.parameters()[1]->contents_changed();
+    CHECK(pack->derived == nullptr);
     unit.reshard();
     if (world > 1) CHECK(pack->weight.storage().nbytes() == 0);
   }

@@ -174,8 +174,22 @@ TEST_CASE("a skipped update changes no weight and no state even with non-finite 
 }
 
 TEST_CASE("the update writes the bf16 copy that is gathered") {
+  const Implementation implementation = GENERATE(Implementation::kFused, Implementation::kForeach);
   Shards shards(at::kBFloat16);
-  Adam adam(shards.all, {});
+  // Two stacks of matrices whose copies lie side by side for each expert, with gaps between.
+  const parallel::ShardingOptions options{.compute_dtype = at::kBFloat16};
+  const ParameterPtr pack = make_parameter("w1 and w3", {2, 6, 4}, Init::ones());
+  parallel::PackMemory memory(*pack, 1, options);
+  for (int i = 0; i < 2; ++i) {
+    const ParameterPtr parameter = make_parameter("w", {2, 3, 4}, Init::ones());
+    parameter->pack = pack;
+    shards.all.push_back(
+        std::make_shared<parallel::ShardedParameter>(parameter, test::cut_by_rows(1), options, &memory));
+    shards.grads.push_back(at::zeros({2 * 3 * 4}));
+    shards.all.back()->bind_grad(shards.grads.back());
+    CHECK_FALSE(shards.all.back()->compute_shard().is_contiguous());
+  }
+  Adam adam(shards.all, {.implementation = implementation});
   shards.set_grads(0);
   adam.step(1e-2, kGo);
   for (const auto& shard : shards.all) {
