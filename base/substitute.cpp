@@ -25,8 +25,7 @@ std::string substitute_of(std::string_view head, bool text) {
     return "is text in UTF-16, expected UTF-8: convert it, for example with iconv -f UTF-16 -t UTF-8";
   if (head.starts_with("version https://git-lfs"))
     return "is a pointer of Git LFS and not the file itself: run git lfs pull where it was cloned, or "
-           "download the "
-           "file";
+           "download the file";
   if (head.starts_with("\xEF\xBB\xBF")) head.remove_prefix(3);
   head.remove_prefix(std::min(head.find_first_not_of(" \t\r\n"), head.size()));
   std::string begin(head.substr(0, 14));
@@ -34,8 +33,7 @@ std::string substitute_of(std::string_view head, bool text) {
                          [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
   if (begin.starts_with("<!doctype html") || begin.starts_with("<html") || begin.starts_with("<?xml"))
     return "is a page of a web server (HTML or XML) and not the file itself: it names the reason; download "
-           "the file "
-           "again, with a login where the server wants one";
+           "the file again, with a login where the server wants one";
   return "";
 }
 

@@ -87,22 +87,19 @@ Mesh::Mesh(const MeshConfig& config, int world_size)
     if (other_degrees > world_size)
       throw_config(
           "world size {} is less than pp x dp_replicate x cp x tp (mesh {}); change the degrees or the "
-          "number "
-          "of ranks",
+          "number of ranks",
           world_size, product_text(degrees_));
     if (world_size % other_degrees != 0)
       throw_config(
           "world size {} is not divisible by pp x dp_replicate x cp x tp = {} (mesh {}); change the degrees "
-          "or "
-          "the number of ranks",
+          "or the number of ranks",
           world_size, other_degrees, product_text(degrees_));
     shard = static_cast<int>(world_size / other_degrees);
   }
   if (other_degrees > world_size || other_degrees * shard != world_size) {
     throw_config(
         "world size {} is not the product of the mesh {}; change the degrees (dp_shard = -1 takes the rest) "
-        "or "
-        "the number of ranks",
+        "or the number of ranks",
         world_size, product_text(degrees_));
   }
   const int64_t block = int64_t{shard} * config.cp * config.tp, parts = int64_t{config.ep} * config.etp;

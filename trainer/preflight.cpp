@@ -97,9 +97,8 @@ DataSetup checked_tokenizer(const config::ResolvedConfig& resolved, config::RunC
   if (entries < rows / 2)
     log_warning(
         "model.hf_assets_path: the tokenizer {} has {} entries, fewer than half of the model's vocabulary of "
-        "{}: the "
-        "other rows of the embedding and the head are not trained; name the model's own tokenizer, or set "
-        "model.args.vocab_size = {}",
+        "{}: the other rows of the embedding and the head are not trained; name the model's own tokenizer, "
+        "or set model.args.vocab_size = {}",
         data.tokenizer_path, entries, rows, entries);
   return data;
 }
@@ -125,9 +124,8 @@ std::vector<std::string> start_warnings(const config::JobConfig& config, const m
         "torchtitan masks documents in this flavour: training.document_mask = true is the same here");
   if (model.experts.are_present() && model.experts.blocks(model.n_layers) == 0)
     warnings.push_back(fmt::format(
-        "model.args.num_experts = {}, but no block has experts: n_layers = {}, n_dense_layers = "
-        "{} and moe_every "
-        "= {} leave none",
+        "model.args.num_experts = {}, but no block has experts: n_layers = {}, n_dense_layers = {} and "
+        "moe_every = {} leave none",
         model.experts.num_experts, model.n_layers, model.experts.n_dense_layers, model.experts.moe_every));
   if (config.model.flavor == models::kFlavorFromHf && !loads_weights && !config::is_dry_run(config))
     warnings.emplace_back(

@@ -150,8 +150,7 @@ FolderLock::FolderLock(const fs::path& folder) : folder_(folder), created_folder
   if (folder_descriptor_ && ::flock(folder_descriptor_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
     throw_config(
         "{}: another run writes checkpoints here: it holds the folder, and the {} that named it was removed; "
-        "stop "
-        "that run, or give this one another checkpoint folder",
+        "stop that run, or give this one another checkpoint folder",
         printable(folder), kLockFile);
   const LockOwner self = this_process();
   if (owner) {

@@ -291,8 +291,7 @@ std::string summarize(const Verification& one, bool quick) {
   if (one.kind == CheckpointKind::kForeign)
     return fmt::format(
         "no damage seen: {}, the CRCs of all tensors fit and all numbers are finite; no manifest "
-        "(hyperion.json), "
-        "so the index and files of another save would not be noticed",
+        "(hyperion.json), so the index and files of another save would not be noticed",
         seen);
   return fmt::format("intact: {}, every byte compared", seen);
 }

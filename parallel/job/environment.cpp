@@ -182,8 +182,7 @@ void require_started_ranks(const Environment& environment) {
   if (environment.batch_shell)
     throw_config(
         "this is the batch shell of SLURM job {} (SLURM_NTASKS is {}), outside of a step that srun starts, "
-        "and "
-        "no other rank was started: start the program with srun, as scripts/train.slurm does, or with "
+        "and no other rank was started: start the program with srun, as scripts/train.slurm does, or with "
         "scripts/train.sh",
         environment_variable("SLURM_JOB_ID").value_or(""), environment.world_size);
 }

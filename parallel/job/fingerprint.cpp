@@ -47,8 +47,7 @@ std::string describe_differences(const Fingerprint& rank0, const std::vector<Dif
   const size_t listed = std::min(lines.size(), kMaxListed);
   std::string message = fmt::format(
       "the ranks do not run the same job; start all of them with the same launcher, configuration, binary "
-      "and data. "
-      "{} {}:{}",
+      "and data. {} {}:{}",
       lines.size(), lines.size() == 1 ? "entry differs" : "entries differ",
       fmt::join(lines.begin(), lines.begin() + static_cast<ptrdiff_t>(listed), ""));
   if (listed < lines.size()) message += fmt::format("\n  and {} more", lines.size() - listed);

@@ -106,8 +106,7 @@ int microbatches_of_step(int microbatches, int batches, int stages) {
   if (per_step > kMost / std::max(stages, 1))
     throw_config(
         "a step has {} microbatches of parallelism.pipeline_parallel_microbatch_size in {} stages, expected "
-        "at most "
-        "{} together (microbatches x stages): raise it, or lower training.local_batch_size or "
+        "at most {} together (microbatches x stages): raise it, or lower training.local_batch_size or "
         "training.global_batch_size",
         per_step, stages, kMost);
   return static_cast<int>(per_step);

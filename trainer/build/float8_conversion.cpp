@@ -44,8 +44,7 @@ float8::Gemm mx_gemm_of(const config::JobConfig::Quantize::Linear::Mx& options, 
     throw_config(
         "quantize.linear.mx.recipe_name = \"{}\": {} has no MXFP8 tensor cores (SM100 or newer has); set "
         "quantize.linear.mx.emulate = true to train with the same numbers in the compute dtype, or remove "
-        "the "
-        "converter",
+        "the converter",
         text_of(options.recipe_name),
         device.cpu ? "a CPU" : fmt::format("{} (SM{})", device.name, device.compute_capability));
   return float8::Gemm::kNative;
@@ -264,8 +263,7 @@ std::string describe_gathers(const std::vector<parallel::ShardedParameterPtr>& p
                        mib(others * width));
   return fmt::format(
       "float8: an all-gather of all weights moves {} in float8_e4m3fn (in {} they would be {}) and {} of "
-      "norms, "
-      "embedding and layers left alone in {}",
+      "norms, embedding and layers left alone in {}",
       mib(encoded), plain, mib(encoded * width), mib(others * width), plain);
 }
 

@@ -45,8 +45,7 @@ std::optional<parallel::PipelineSchedule> listed_schedule(const config::JobConfi
   if (!config::matches_a_file(path))
     throw_config(
         "parallelism.pipeline_parallel_schedule_csv = \"{}\": there is no such file; leave the key out to "
-        "take the "
-        "order of parallelism.pipeline_parallel_schedule",
+        "take the order of parallelism.pipeline_parallel_schedule",
         path);
   return parallel::parse_csv_schedule(read_file(path, kLargestSchedule), path,
                                       static_cast<int>(options.pipeline_parallel_degree),

@@ -275,8 +275,7 @@ class Planner {
                order != changes.end()) {
       throw_config(
           "The checkpoint at step {} is at a place in data of another order:{}\nConfigure the saved {}; or, "
-          "to "
-          "begin the data from their beginning, {}.",
+          "to begin the data from their beginning, {}.",
           request_->step, describe_changes(resolved_, {*order}), kShuffleKey, leave_out_data());
     }
     for (const SettingChange& change : changes) {

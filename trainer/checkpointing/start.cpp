@@ -106,8 +106,7 @@ void warn_of_lost_manifest(const std::vector<checkpoint::StepFolder>& entries, c
   if (it == entries.end() || it->manifest || it->unreadable() || other == entries.end()) return;
   log_warning(
       "Checkpoint {} has no hyperion.json, which {} beside it has: whether its files are those that were "
-      "saved "
-      "cannot be compared",
+      "saved cannot be compared",
       chosen.string(), other->path.filename().string());
 }
 

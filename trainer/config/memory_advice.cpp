@@ -64,8 +64,7 @@ std::string memory_advice(const JobConfig& config, bool of_gpu) {
   if (of_gpu && !training.enable_cpu_offload)
     ways.emplace_back(
         "set training.enable_cpu_offload = true (false now), with which weights, gradients and optimizer "
-        "state "
-        "are in the host's memory and steps take longer");
+        "state are in the host's memory and steps take longer");
   ways.emplace_back("shard over more ranks");
   if (parallelism.data_parallel_replicate_degree > 1)
     ways.back() += fmt::format(" in place of replicas (parallelism.data_parallel_replicate_degree = {} now)",

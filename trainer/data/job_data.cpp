@@ -27,8 +27,7 @@ std::string files_of(const char* table, config::Dataset dataset,
   if (!path_exists(path, ExitCode::kUsage))
     throw_config(
         "{}.dataset = \"{}\" stands for the default corpus, but {} is not there: run scripts/setup.sh, or "
-        "set "
-        "{}.dataset_path",
+        "set {}.dataset_path",
         table, text_of(dataset), path.string(), table);
   return path.string();
 }

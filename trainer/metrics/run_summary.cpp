@@ -25,8 +25,7 @@ std::string precision_of(const config::JobConfig::Training& training) {
                        text_of(training.dtype), text_of(training.mixed_precision_reduce));
   return fmt::format(
       "master weights, gradients and optimizer states {}, compute copies of the weights {}, gradients "
-      "reduced "
-      "in {}",
+      "reduced in {}",
       text_of(training.dtype), text_of(training.mixed_precision_param),
       text_of(training.mixed_precision_reduce));
 }

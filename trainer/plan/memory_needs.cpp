@@ -62,8 +62,7 @@ std::string offloading_remedy(config::JobConfig config, const JobSize& size, con
   if (total(needs.device) > memory.device->bytes || total(needs.host) > memory.host.bytes) return "";
   return fmt::format(
       "set training.enable_cpu_offload = true ({} of it are in the host's memory then, and steps take "
-      "longer), "
-      "or ",
+      "longer), or ",
       format_size(total(needs.host) - host_now));
 }
 

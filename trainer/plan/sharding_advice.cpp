@@ -161,8 +161,7 @@ std::optional<std::string> advice_on_context(const config::JobConfig& config, co
   return fmt::format(
       "parallelism.context_parallel_degree: {} ranks share each sequence and exchange keys and values in "
       "every block; with tensor_parallel_degree = {} they are {} neighbours, and a node has {}: some of "
-      "these "
-      "groups lie on several nodes and exchange over the network{}",
+      "these groups lie on several nodes and exchange over the network{}",
       context, tensor, context * tensor, counted(ranks_per_node, "rank"),
       ring ? ", under attention as far as that takes longer"
       : config.training.document_mask
@@ -179,10 +178,9 @@ std::optional<std::string> advice_on_gathered_keys(const config::JobConfig& conf
     return std::nullopt;
   return fmt::format(
       "parallelism.context_parallel_rotate_method = \"allgather\": with training.seq_len = {} each rank "
-      "waits "
-      "for the keys and values of complete sequences in every block and holds them, and their gradients in "
-      "fp32; set parallelism.context_parallel_rotate_method = \"alltoall\", which passes them on under "
-      "attention and holds those of two ranks",
+      "waits for the keys and values of complete sequences in every block and holds them, and their "
+      "gradients in fp32; set parallelism.context_parallel_rotate_method = \"alltoall\", which passes them "
+      "on under attention and holds those of two ranks",
       length);
 }
 

@@ -27,9 +27,8 @@ std::vector<std::string> save_time_warnings(const SaveTimes& times) {
   if (times.lead && stop > static_cast<double>(*times.lead)) {
     warnings.push_back(
         fmt::format("a stop before the time limit may take {:.0f} s (a step of {:.1f} s and {} of {:.1f} s), "
-                    "but the warning signal "
-                    "comes {} s before the limit: give sbatch --signal=USR1@{:.0f}, and the same number as "
-                    "HYPERION_SIGNAL_LEAD",
+                    "but the warning signal comes {} s before the limit: give sbatch --signal=USR1@{:.0f}, "
+                    "and the same number as HYPERION_SIGNAL_LEAD",
                     std::ceil(stop), times.step_seconds,
                     times.background ? "a save after one that may be under way, each" : "a save",
                     times.save_seconds, *times.lead, std::ceil(1.5 * stop)));
@@ -40,16 +39,14 @@ std::vector<std::string> save_time_warnings(const SaveTimes& times) {
   };
   if (times.background && times.save_seconds > between) {
     warnings.push_back(
-        fmt::format("a save takes {:.1f} s, longer than the {:.1f} s of the {} between two: training "
-                    "will wait for each one; "
-                    "raise checkpoint.interval to {:.0f} or more",
+        fmt::format("a save takes {:.1f} s, longer than the {:.1f} s of the {} between two: training will "
+                    "wait for each one; raise checkpoint.interval to {:.0f} or more",
                     times.save_seconds, between, counted(times.interval, "step"), steps_for(1)));
   } else if (!times.background &&
              times.save_seconds > kLargestShareOfSaves * (between + times.save_seconds)) {
     warnings.push_back(
         fmt::format("saves will take {:.0f} % of the time ({:.1f} s after every {} of {:.2f} s): raise "
-                    "checkpoint.interval "
-                    "to {:.0f} or more, or set checkpoint.async_mode",
+                    "checkpoint.interval to {:.0f} or more, or set checkpoint.async_mode",
                     100 * times.save_seconds / (between + times.save_seconds), times.save_seconds,
                     counted(times.interval, "step"), times.step_seconds, steps_for(kLargestShareOfSaves)));
   }

@@ -47,8 +47,7 @@ bool wants_staging(bool on_gpu, bool dry_run, const parallel::Environment& envir
                            : "this job has several hosts");
   log_warning(
       "HYPERION_COMM=staged: GPU tensors travel through this host's memory while their GPU waits; this "
-      "checks "
-      "values and is no way to train");
+      "checks values and is no way to train");
   return true;
 }
 

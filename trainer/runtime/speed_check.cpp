@@ -153,10 +153,8 @@ std::vector<std::string> slow_cards(const std::vector<CardSpeed>& cards) {
         named.insert(card.rank);
         found.push_back(
             fmt::format("the GPU of rank {} on {} {} at {:.0f} {}, {:.0f} % of the median of {:.0f}{}: all "
-                        "ranks wait for it in every "
-                        "step; see its clocks and throttle reasons (nvidia-smi -q -d CLOCK,PERFORMANCE), and "
-                        "leave the host out "
-                        "(--exclude) if it stays so",
+                        "ranks wait for it in every step; see its clocks and throttle reasons (nvidia-smi -q "
+                        "-d CLOCK,PERFORMANCE), and leave the host out (--exclude) if it stays so",
                         card.rank, card.host, what, card.*member, unit, 100 * card.*member / usual, usual,
                         describe_clocks(card)));
       }
@@ -181,10 +179,9 @@ std::vector<std::string> slow_groups(const std::vector<GroupSpeed>& groups) {
     if (group.on_host == group.ranks || speed >= least) continue;
     found.push_back(
         fmt::format("group {} of {} ranks over several hosts exchanges at {:.1f} GB/s per rank{}: NCCL may "
-                    "talk plain TCP. "
-                    "NCCL_DEBUG=INFO says what it uses: \"NET/Socket\" is TCP; look for the InfiniBand verbs "
-                    "(libibverbs) in the "
-                    "container, NCCL's OFI plugin on EFA, and NCCL_IB_HCA (docs/cluster.md, Networks)",
+                    "talk plain TCP. NCCL_DEBUG=INFO says what it uses: \"NET/Socket\" is TCP; look for the "
+                    "InfiniBand verbs (libibverbs) in the container, NCCL's OFI plugin on EFA, and "
+                    "NCCL_IB_HCA (docs/cluster.md, Networks)",
                     group.group, group.ranks, speed,
                     in_node > 0 ? fmt::format(", inside a host at {:.0f}", in_node) : ""));
   }

@@ -52,8 +52,7 @@ void log_plain_attention(const at::Tensor& q) {
   if (!logged.exchange(true))
     log_info(
         "Attention: plain operations, which are slow and hold all scores; the kernels for CPUs take float32 "
-        "and "
-        "bfloat16 and heads of up to 256, this is {} and {}",
+        "and bfloat16 and heads of up to 256, this is {} and {}",
         c10::toString(q.scalar_type()), q.size(3));
 }
 
