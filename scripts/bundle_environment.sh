@@ -1,5 +1,6 @@
 # Sourced by the programs of a bundle (scripts/package.sh): lets the loader find the libtorch of an installed torch 2.11.
 #   HYPERION_TORCH=FOLDER    the torch folder to use; default: the one that HYPERION_PYTHON (default python3) imports
+#   HYPERION_ARROW=FOLDER    the pyarrow folder, for Parquet and Arrow files; default: the one that HYPERION_PYTHON imports
 # shellcheck shell=sh
 
 : "${bundle:?the file that sources this one sets it to the folder of the bundle}"
@@ -8,11 +9,17 @@ bundle_fail() {
   exit 2
 }
 
+bundle_find() {  # PACKAGE: its folder
+  "${HYPERION_PYTHON:-python3}" -c '
+import importlib.util, sys
+spec = importlib.util.find_spec(sys.argv[1])
+print(spec.submodule_search_locations[0] if spec else "")' "$1" 2>/dev/null
+}
+
 bundle_prepare() {
-  bundle_torch=${HYPERION_TORCH:-$("${HYPERION_PYTHON:-python3}" -c '
-import importlib.util
-spec = importlib.util.find_spec("torch")
-print(spec.submodule_search_locations[0] if spec else "")' 2>/dev/null)}
+  bundle_torch=${HYPERION_TORCH:-$(bundle_find torch)}
+  HYPERION_ARROW=${HYPERION_ARROW:-$(bundle_find pyarrow || true)}
+  export HYPERION_ARROW
   bundle_remedy="install torch 2.11 for python3, or set HYPERION_PYTHON to a Python that has it, or HYPERION_TORCH to its torch folder"
   [ -e "$bundle_torch/lib/libtorch_cpu.so" ] || bundle_fail "no libtorch found (looked in '$bundle_torch')" "$bundle_remedy"
   case $(sed -n "s/^__version__ = '\(.*\)'/\1/p" "$bundle_torch/version.py") in

@@ -79,6 +79,7 @@ mkdir -p "$stage"/{libexec,lib,scripts,tests/assets,data} "$licenses"
 # --- programs ---------------------------------------------------------------------------------------------------------
 programs=("$build/hyperion")
 [ ! -e "$build/libhyperion_cuda.so" ] || programs+=("$build/libhyperion_cuda.so")
+[ ! -e "$build/libhyperion_arrow.so" ] || programs+=("$build/libhyperion_arrow.so")
 # The tests of the label gpu are described by ctest; their programs, the benchmarks that need a GPU and how all are started go
 # into the bundle.
 if [ $wheel = no ]; then
@@ -124,6 +125,10 @@ libraries "${programs[@]}" | while IFS= read -r library; do
   copy_license "${package%%:*}"
 done
 for package in libcli11-dev libspdlog-dev libtoml11-dev libxxhash-dev nlohmann-json3-dev; do copy_license $package; done  # compiled in
+if [ -e "$build/libhyperion_arrow.so" ]; then  # its headers are compiled in; its libraries come with the pyarrow of the user
+  pyarrow=$(sed -n 's/^HYPERION_ARROW:PATH=//p' "$build/CMakeCache.txt")
+  cat "$pyarrow"-*.dist-info/licenses/{LICENSE,NOTICE}.txt >"$licenses/pyarrow" || fail "the licence of $pyarrow is not beside it" "install pyarrow by pip"
+fi
 
 # --- everything else --------------------------------------------------------------------------------------------------
 scripts=(launch.py failures.py train.slurm slurm_rank.sh)
@@ -162,8 +167,9 @@ not_above() { [ "$(printf '%s\n' "$1" "$2" | sort -V | tail -n 1)" = "$2" ]; }
 not_above "$glibc" $highest_glibc || fail "a file needs GLIBC $glibc, more than $highest_glibc" "find it: objdump -T in $stage; make it on Debian 12"
 not_above "$glibcxx" $highest_glibcxx ||
   fail "a file needs GLIBCXX $glibcxx, more than $highest_glibcxx" "find the symbol: objdump -T in $stage (base/condition_variable_wait.cpp)"
-cuda=no
+cuda=no parquet=no
 [ ! -e "$stage/libexec/libhyperion_cuda.so" ] || cuda=yes
+[ ! -e "$stage/libexec/libhyperion_arrow.so" ] || parquet=yes
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 315532800)}
 export SOURCE_DATE_EPOCH
 if [ $wheel = yes ]; then
@@ -173,6 +179,7 @@ else
 Hyperion $version, commit $(git -C "$root" rev-parse HEAD 2>/dev/null || echo unknown)
 needs: $arch, any Python's torch 2.11, $needs
 CUDA code: $cuda
+reads Parquet and Arrow, with pyarrow 26.0.1: $parquet
 END
   archive=$dist/$name.tar.gz
   tar -C "$dist" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -cf - "$name" | gzip -9 >"$archive.new"
@@ -181,6 +188,7 @@ fi
 size=$(stat -c %s "$archive")
 say "it needs $needs"
 say "CUDA code: $cuda"
+say "reads Parquet and Arrow, with pyarrow 26.0.1: $parquet"
 say "libraries brought along: $(find "$stage/lib" -maxdepth 1 -type f -printf '%f ')"
 say "$archive: $(awk -v bytes="$size" 'BEGIN { printf "%.1f MiB", bytes / 1048576 }') of at most $largest_mib MiB"
 [ "$size" -le $((largest_mib << 20)) ] || fail "$archive is too large" "see what is in $stage"

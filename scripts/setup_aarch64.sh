@@ -6,7 +6,7 @@ set -euo pipefail
 
 usage='usage: scripts/setup_aarch64.sh
   sysroot/  the libraries of scripts/requirements/apt.txt for arm64, of this Debian, unpacked (155 MB; nothing of this system changes)
-  torch/    the packages of scripts/requirements/torch-aarch64.lock for aarch64 (1.6 GB)
+  torch/    the packages of scripts/requirements/torch-aarch64.lock and arrow.lock for aarch64 (1.8 GB)
   Then: scripts/build.sh --preset aarch64 hyperion, and scripts/package.sh --arch aarch64
   PIP_FIND_LINKS=FOLDER  wheels that need not be downloaded'
 help_for "$usage" "$@"
@@ -68,15 +68,15 @@ install_torch() {
   say "torch: the wheels for aarch64 (0.6 GB to download, less what is there)"
   rm -rf "$folder/torch"
   retry "${HYPERION_PYTHON:-python3}" -m pip install --quiet --target "$folder/torch" "${platforms[@]}" --python-version 3.11 --only-binary=:all: --no-deps \
-    --no-compile --require-hashes -r "$requirements/torch-aarch64.lock" >&2 ||
-    fail "pip could not install scripts/requirements/torch-aarch64.lock" "check the network and pip's settings, then run this again"
-  cp "$requirements/torch-aarch64.lock" "$folder/torch/"
+    --no-compile --require-hashes -r "$requirements/torch-aarch64.lock" -r "$requirements/arrow.lock" >&2 ||
+    fail "pip could not install scripts/requirements/torch-aarch64.lock and arrow.lock" "check the network and pip's settings, then run this again"
+  cp "$requirements"/{torch-aarch64,arrow}.lock "$folder/torch/"
 }
 
 set_up() {
   install_compiler
   cmp --silent "$requirements/apt.txt" "$folder/sysroot/apt.txt" || make_sysroot
-  cmp --silent "$requirements/torch-aarch64.lock" "$folder/torch/torch-aarch64.lock" || install_torch
+  cmp --silent "$requirements/torch-aarch64.lock" "$folder/torch/torch-aarch64.lock" && cmp --silent "$requirements/arrow.lock" "$folder/torch/arrow.lock" || install_torch
 }
 mkdir -p "$folder"
 one_at_a_time setup_aarch64 set_up

@@ -20,7 +20,8 @@ ROOT = Path(sys.argv[1]).resolve()
 # What the tag manylinux_2_34 promises (RHEL 9), and what torch brings.
 HIGHEST = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13), "GCC": (7, 0, 0), "GOMP": (4, 0)}
 OF_THE_SYSTEM = r"(ld-linux-x86-64|libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s)\.so\.\d"
-OF_TORCH = {"libtorch_cpu.so", "libtorch_cuda.so", "libc10.so", "libc10_cuda.so", "libgomp.so.1", "libcudart.so.13", "libnccl.so.2"}
+OF_TORCH = {"libtorch_cpu.so", "libtorch_cuda.so", "libc10.so", "libc10_cuda.so", "libgomp.so.1", "libcudart.so.13", "libnccl.so.2",
+            "libarrow.so.2600", "libparquet.so.2600"}  # the last two of pyarrow
 SMALL = ["--training.steps=4", "--training.seq_len=128", "--training.local_batch_size=2", "--comm.speed_check_seconds=0",
          "--debug.seed=1"]  # the loss falls in so few steps
 AUDIT = """
@@ -119,10 +120,11 @@ class Wheel(unittest.TestCase):
         metadata = next((self.folder / "unpacked").glob("*.dist-info"))
         text = (metadata / "METADATA").read_text()
         self.assertIn("Requires-Dist: torch (==2.11.*)", text)
+        self.assertIn("Requires-Dist: pyarrow (==26.0.1) ; extra == 'parquet'", text)
         self.assertIn(f"\nCUDA code: {'yes' if 'libhyperion_cuda.so' in names else 'no'}\n", text)
         licenses = {path.name for path in (metadata / "licenses").iterdir()}
         self.assertLessEqual({"hyperion", "libjemalloc2", "libpcre2-8-0", "libspdlog-dev", "libzstd1"}, licenses)
-        self.assertEqual(len(licenses), len([name for name in names if ".so." in name]) + 6)
+        self.assertEqual(len(licenses), len([name for name in names if ".so." in name]) + 6 + ("libhyperion_arrow.so" in names))
 
     def test_no_file_needs_more_of_a_system_than_the_tag_promises(self):
         brought = {path.name for path in self.elf}
@@ -170,6 +172,16 @@ class Wheel(unittest.TestCase):
         self.assertEqual(arguments, f"--nodes=2 {package}/scripts/train.slurm debug_model --training.steps=1", done.stderr)
         self.assertRegex(variables, rf"^{re.escape(f'{package} {self.venv}/bin/hyperion {self.venv}/bin/python')}[\d.]*$")
         self.assert_refused(self.run_command("hyperion-slurm", "debug_model", PATH="/nowhere"), "sbatch cannot be run")
+
+    def test_parquet_is_read_with_the_pyarrow_beside_torch_or_refused_with_the_command_of_pip(self):
+        if not (self.site / "hyperion_trainer/libexec/libhyperion_arrow.so").exists():
+            self.skipTest("this build has no pyarrow")
+        tokenize = ["tokenize", ROOT / "tests/assets/arrow/small.parquet", "--out", self.work / "shard", "--tokenizer", ROOT / "tests/assets/tokenizer"]
+        self.assert_refused(self.run_command("hyperion", *tokenize, HYPERION_ARROW=self.work), f"HYPERION_ARROW={self.work} has no libarrow.so.2600",
+                            "python3 -m pip install pyarrow==26.0.1")
+        done = self.run_command("hyperion", *tokenize)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("1 files, 6 documents", done.stdout + done.stderr)
 
     def test_a_processor_without_avx2_trains_and_says_that_it_is_slow(self):
         emulator = shutil.which("qemu-x86_64")

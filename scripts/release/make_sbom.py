@@ -40,7 +40,7 @@ def linked(wheel, arch, dpkg):
     """The Debian packages whose licences the wheel has."""
     with zipfile.ZipFile(wheel) as archive:
         names = re.findall(r"^License-File: (.*)$", archive.read(next(name for name in archive.namelist() if name.endswith("/METADATA"))).decode(), re.MULTILINE)
-    for package in sorted({name.rpartition("/")[2] for name in names} - {"hyperion"}):
+    for package in sorted({name.rpartition("/")[2] for name in names} - {"hyperion", "pyarrow"}):
         if package not in LICENSES:
             sys.exit(f"[make_sbom.py] the licence of {package} is not known\n  remedy: read its copyright file and add it to LICENSES")
         version, of_arch = subprocess.run(["dpkg-query", f"--admindir={dpkg}", "-W", "-f", "${Version} ${Architecture}\n", package], capture_output=True,
@@ -59,15 +59,17 @@ def main():
         components |= {found.bom_ref.value: found for found in linked(wheel, arch, dpkg)}
     torch = component("torch", "2.11.0", "BSD-3-Clause", PackageURL("pypi", None, "torch", "2.11.0"), scope=ComponentScope.REQUIRED,
                       description="not in the files: pip installs it, with the CUDA libraries that it depends on")
+    pyarrow = component("pyarrow", "26.0.1", "Apache-2.0", PackageURL("pypi", None, "pyarrow", "26.0.1"), scope=ComponentScope.OPTIONAL,
+                        description="its headers are compiled in; its libraries are not in the files: pip installs them for Parquet and Arrow files")
     files = [Component(name=path.name, type=ComponentType.FILE, bom_ref=path.name,
                        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=hashlib.sha256(path.read_bytes()).hexdigest())])
              for path in sorted(folder.iterdir())]
     hyperion = component("hyperion", version, "BSD-3-Clause", PackageURL("generic", None, "hyperion", version, {"vcs_commit": commit}),
                          type=ComponentType.APPLICATION)
     time = datetime.datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), datetime.timezone.utc)
-    bom = Bom(components=[*components.values(), torch, *files], metadata=BomMetaData(component=hyperion, timestamp=time),
+    bom = Bom(components=[*components.values(), torch, pyarrow, *files], metadata=BomMetaData(component=hyperion, timestamp=time),
               serial_number=uuid.uuid5(NAMESPACE, f"hyperion {version} {commit}"))
-    bom.register_dependency(hyperion, [*components.values(), torch])
+    bom.register_dependency(hyperion, [*components.values(), torch, pyarrow])
     (folder / f"hyperion-{version}.cdx.json").write_text(JsonV1Dot6(bom).output_as_string(indent=1) + "\n")
 
 

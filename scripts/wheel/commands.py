@@ -90,6 +90,13 @@ def check_torch(torch, others):
         fail(f"the torch in {torch} is made with the C++ ABI of before GCC 5", f"{INSTALL} --force-reinstall")
 
 
+def find_arrow():
+    """The pyarrow folder on this Python's path with the release that the program reads Parquet with, else the first one or ""."""
+    found = [folder for folder in (os.path.join(entry, "pyarrow") for entry in sys.path) if os.path.exists(os.path.join(folder, "__init__.py"))]
+    right = [folder for folder in found if os.path.exists(os.path.join(folder, "libparquet.so.2600"))]
+    return (right or found or [""])[0]
+
+
 def environment():
     """The variables with which the loader finds all that the program needs, which is checked."""
     torch, *others = find_torches()
@@ -97,7 +104,8 @@ def environment():
     nvidia = [folder for entry in (torch.parent, *sys.path) for folder in sorted(pathlib.Path(entry).glob("nvidia/*/lib"))]  # RHEL has lib64 and lib
     folders = [*dict.fromkeys([torch / "lib", *nvidia]), pathlib.Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda") / "lib64"]
     path = [str(folder) for folder in folders if folder.is_dir()]
-    variables = dict(os.environ, LD_LIBRARY_PATH=":".join([*path, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]))
+    variables = dict({"HYPERION_ARROW": find_arrow()}, **os.environ)
+    variables["LD_LIBRARY_PATH"] = ":".join([*path, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
     try:  # what ldd does
         loaded = subprocess.run([PROGRAM], env={**variables, "LD_TRACE_LOADED_OBJECTS": "1"}, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:

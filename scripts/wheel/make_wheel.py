@@ -22,11 +22,14 @@ License-Expression: BSD-3-Clause
 {license_files}
 Requires-Python: >=3.10
 Requires-Dist: torch (==2.11.*)
+Provides-Extra: parquet
+Requires-Dist: pyarrow (==26.0.1) ; extra == 'parquet'
 Description-Content-Type: text/markdown
 
 Installs three commands. `hyperion train debug_model` trains a small model on a small corpus, both of which are in the package;
 `hyperion train FILE.toml` trains what the file says; `hyperion --help` lists the other commands. `hyperion-launch FILE.toml` starts `NPROC`
 ranks on this host, and `hyperion-slurm FILE.toml` submits a job to SLURM. The libraries that the program brings have licences of their own.
+With the extra `parquet` the program reads Parquet and Arrow files.
 
 CUDA code: {cuda}
 """
