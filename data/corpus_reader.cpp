@@ -24,8 +24,10 @@ CorpusReader::CorpusReader(std::vector<CorpusFile> files, Encode encode, const S
       field_(std::move(field)),
       seed_(options.seed) {
   std::vector<PlannedFile> planned;
-  for (const CorpusFile& file : files_)  // a file alone is one block
-    planned.push_back({file.size, files_.size() > 1 && has_many_blocks(file), is_sequential(file)});
+  for (const CorpusFile& file : files_) {
+    const bool one_block = files_.size() == 1 && !holds_columns(file.format);  // a file alone is one block
+    planned.push_back({file.size, !one_block && has_many_blocks(file), is_sequential(file)});
+  }
   for (std::vector<CorpusPart>& parts : plan_slots(planned, shuffle_ ? window_ : 1))
     slots_.emplace_back().parts = std::move(parts);
 }

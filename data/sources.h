@@ -31,9 +31,14 @@ enum class CorpusFormat {
   kLlmC,        // X.bin of llm.c
 };
 
+// Whether files of the format hold columns, one of which is the text.
+inline bool holds_columns(CorpusFormat format) {
+  return format == CorpusFormat::kParquet || format == CorpusFormat::kArrow;
+}
+
 // Whether files of the format hold text, which is encoded while it is read.
 inline bool holds_text(CorpusFormat format) {
-  return format == CorpusFormat::kText || format == CorpusFormat::kParquet || format == CorpusFormat::kArrow;
+  return format == CorpusFormat::kText || holds_columns(format);
 }
 
 struct CorpusFile {

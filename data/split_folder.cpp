@@ -61,7 +61,7 @@ void refuse_several_splits(std::span<const CorpusFile> files, const std::string&
   };
   std::map<std::string_view, Split> splits;
   for (const CorpusFile& file : files) {
-    if (file.format != CorpusFormat::kParquet && file.format != CorpusFormat::kArrow) continue;
+    if (!holds_columns(file.format)) continue;
     const std::string_view split = split_of(file.name);
     if (split.empty()) continue;
     if (Split& found = splits[split]; found.files++ == 0) {
