@@ -20,8 +20,8 @@ std::string files_of(const char* table, config::Dataset dataset,
   if (dataset_path) return config::resolve_input(*dataset_path, config::install_root()).string();
   if (!default_corpus)
     throw_config(
-        "{}.dataset = \"{}\" needs {}.dataset_path: JSON-lines files with a text field, a folder or glob of "
-        "them, token shards made by `hyperion tokenize`, or token files (docs/data.md)",
+        "{}.dataset = \"{}\" needs {}.dataset_path: JSON lines, Parquet or Arrow files with a text field, a "
+        "folder or glob of them, token shards made by `hyperion tokenize`, or token files (docs/data.md)",
         table, text_of(dataset), table);
   const fs::path path = config::resolve_input(corpus, config::install_root());
   if (!path_exists(path, ExitCode::kUsage))
