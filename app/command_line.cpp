@@ -103,13 +103,15 @@ void add_inference_options(CLI::App& command, CommandLine::Inference& inference)
 }
 
 CLI::App* add_tokenize(CLI::App& app, CommandLine::Tokenize& tokenize) {
-  CLI::App* command = app.add_subcommand("tokenize", "Write JSON lines as token shards");
-  add_path(*command, "--out", tokenize.out, "Folder to write")->required();
+  CLI::App* command = app.add_subcommand("tokenize", "Write text or token files as token shards");
+  add_path(*command, "--out", tokenize.out, "Folder to write; for megatron X of X.bin and X.idx")->required();
   add_path(*command, "--tokenizer", tokenize.tokenizer, "Folder with the tokenizer's files")
       ->capture_default_str();
   command->add_option("--text-field", tokenize.text_field, "Field of each line that holds the text (text)");
-  add_path(*command, "INPUT", tokenize.inputs, "Files, folders or globs of JSON lines (plain, .gz, .zst)")
-      ->required();
+  command
+      ->add_option("--format", tokenize.format, "shard (a token shard), or megatron (.bin and .idx) (shard)")
+      ->check(CLI::IsMember({"shard", "megatron"}));
+  add_path(*command, "INPUT", tokenize.inputs, "Files, folders or globs of text or token files")->required();
   return command;
 }
 

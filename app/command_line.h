@@ -31,7 +31,8 @@ struct CommandLine {
     std::string out;                                                    // folder to write
     std::string tokenizer = config::JobConfig::Model().hf_assets_path;  // folder with tokenizer files
     std::string text_field = "text";                                    // field of the lines
-    std::vector<std::string> inputs;  // files, folders or globs of JSON lines
+    std::vector<std::string> inputs;                                    // as training.dataset_path
+    std::string format = "shard";                                       // or "megatron"
   };
 
   struct Data {

@@ -18,10 +18,11 @@ ExitCode check_command(const CommandLine& line);
 // decoded and with the place of each document.
 ExitCode data_command(const CommandLine& line);
 
-// Converts text corpora to one token shard (token_shards.h), so that training reads tokens instead of text.
-// `out` must be missing or empty. `tokenizer` is a path for resolve_input(). `inputs` are as for
-// find_corpus() and are read in order; files of one input are read by name. Logs the written files. After an
-// error nothing is left at `out`.
+// Converts text and token files to one token shard (token_shards.h), so that training reads tokens instead of
+// text, or to Megatron's pair of files. `out` must be missing or empty. `tokenizer` is a path for
+// resolve_input(). `inputs` are as for find_corpus() and are read in order; files of one input are read by
+// name. Logs the written files. After an error nothing is at `out`; OUT.partial holds finished files, behind
+// which the same command goes on.
 ExitCode tokenize_command(const CommandLine::Tokenize& options);
 
 // Both run a checkpoint's model on this machine's first GPU, or on its CPU. generate prints the continuation

@@ -1,12 +1,9 @@
 #include "data/token_shards.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -18,8 +15,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kFormat = "hyperion-token-shard";
-constexpr uint64_t kNarrowVocabulary = 65536;
-
 constexpr uint64_t kHashBlock = uint64_t{1} << 20;
 constexpr size_t kMaxHeader = size_t{1} << 20;
 
@@ -34,14 +29,13 @@ void each_block(const InputFile& file, const Take& take) {
   }
 }
 
-// XXH3-64 as 16 hex digits.
+}  // namespace
+
 std::string hash_hex(const InputFile& file) {
   RunningHash hash;
   each_block(file, [&](std::span<const std::byte> block) { hash.add(block.data(), block.size()); });
   return fmt::format("{:016x}", hash.value());
 }
-
-}  // namespace
 
 bool is_token_shard(const fs::path& folder) {
   std::error_code error;
@@ -164,75 +158,6 @@ void ShardSource::verify() const {
   if (!header_.tokens_xxh3.empty() && hash_hex(tokens_.file) != header_.tokens_xxh3)
     throw_data("token shard {}: tokens.bin does not have the checksum in index.json: copy it again",
                folder_.string());
-}
-
-TokenShardWriter::TokenShardWriter(const fs::path& folder, uint64_t vocab_size, std::string tokenizer,
-                                   std::string tokenizer_path)
-    : folder_(folder) {
-  if (!folder_.has_filename()) folder_ = folder_.parent_path();
-  std::error_code error;
-  if (fs::exists(fs::symlink_status(folder_, error)) && !fs::is_empty(folder_, error))
-    throw_config("output folder {}: exists and is not empty: give another one or remove it",
-                 folder_.string());
-  header_.wide = vocab_size > kNarrowVocabulary;
-  header_.vocab_size = vocab_size;
-  header_.tokenizer = std::move(tokenizer);
-  header_.tokenizer_path = std::move(tokenizer_path);
-  temporary_ = folder_;
-  temporary_ += fmt::format(".tmp.{}", ::getpid());
-  fs::remove_all(temporary_, error);  // left by a killed process with the same pid
-  if (temporary_.has_parent_path()) fs::create_directories(temporary_.parent_path(), error);
-  const bool created = ::mkdir(temporary_.c_str(), 0777) == 0;
-  if (created) tokens_.reset(std::fopen((temporary_ / "tokens.bin").c_str(), "wbxe"));
-  if (tokens_) ends_.reset(std::fopen((temporary_ / "documents.bin").c_str(), "wbxe"));
-  if (!ends_) {
-    const int reason = errno;
-    if (created) fs::remove_all(temporary_, error);
-    throw_save_failed("token shard {}: cannot be created: {}", temporary_.string(), std::strerror(reason));
-  }
-}
-
-TokenShardWriter::~TokenShardWriter() {
-  std::error_code ignored;
-  if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
-}
-
-void TokenShardWriter::write(File& file, const void* data, size_t size) {
-  if (std::fwrite(data, 1, size, file.get()) != size)
-    throw_save_failed("token shard {}: write failed: {}", temporary_.string(), std::strerror(errno));
-}
-
-void TokenShardWriter::add(std::span<const int64_t> tokens) {
-  for (const int64_t token : tokens) {
-    if (token < 0 || static_cast<uint64_t>(token) >= header_.vocab_size)
-      throw_bug("token {} does not fit a vocabulary of {} entries", token, header_.vocab_size);
-  }
-  const auto write_as = [&]<typename Token>(Token) {
-    const std::vector<Token> narrow(tokens.begin(), tokens.end());
-    write(tokens_, narrow.data(), narrow.size() * sizeof(Token));
-  };
-  header_.wide ? write_as(uint32_t{}) : write_as(uint16_t{});
-  header_.tokens += tokens.size();
-  header_.documents += 1;
-  write(ends_, &header_.tokens, sizeof(header_.tokens));
-}
-
-ShardHeader TokenShardWriter::finish() {
-  if (header_.tokens == 0) throw_data("token shard {}: the input holds no tokens", folder_.string());
-  for (File* file : {&tokens_, &ends_}) {
-    if (std::fflush(file->get()) != 0 || ::fsync(::fileno(file->get())) != 0)
-      throw_save_failed("token shard {}: write failed: {}", temporary_.string(), std::strerror(errno));
-    file->reset();
-  }
-  header_.tokens_xxh3 = hash_hex(InputFile(temporary_ / "tokens.bin"));
-  header_.documents_xxh3 = hash_hex(InputFile(temporary_ / "documents.bin"));
-  write_file_atomic(temporary_ / "index.json", shard_header_json(header_));
-  // rename(2) replaces an empty folder, and refuses one that was filled in the meantime.
-  if (std::rename(temporary_.c_str(), folder_.c_str()) != 0)
-    throw_save_failed("token shard {}: cannot be renamed to {}: {}", temporary_.string(), folder_.string(),
-                      std::strerror(errno));
-  temporary_.clear();
-  return header_;
 }
 
 }  // namespace hyperion::data

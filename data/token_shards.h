@@ -37,6 +37,10 @@ namespace hyperion::data {
 // Returns whether `folder` is a folder whose index.json declares a token shard.
 bool is_token_shard(const std::filesystem::path& folder);
 
+inline constexpr uint64_t kNarrowVocabulary = 65536;  // at most as many entries: uint16
+
+// XXH3-64 of a file, as 16 hex digits.
+std::string hash_hex(const InputFile& file);
 // XXH3-64 (16 hex digits) of the tokenizer file at `path`, or of tokenizer.json (else tokenizer.model) in it.
 std::string tokenizer_fingerprint(const std::filesystem::path& path);
 
@@ -74,18 +78,38 @@ class ShardSource : public TokenFileSource {
   InputFile ends_;
 };
 
+// What a TokenShardWriter writes, and whether a later one may go on with it.
+struct ShardOutput {
+  bool megatron = false;  // FOLDER.bin and FOLDER.idx (megatron.h) instead of a shard
+  // What is written, in the form of a hash: a later writer of the same continues behind the last record().
+  // "": nothing is kept.
+  std::string job;
+};
+
 // Writes a shard under a temporary name next to `folder`; finish() checksums it and renames it into place.
-// Without finish() nothing is left behind. `folder` must be missing or empty, else Error(kUsage).
+// Without finish() nothing is left behind but what was recorded: in FOLDER.partial. `folder` must be missing
+// or empty, else Error(kUsage), which also refuses FOLDER.partial of another job or of a running process.
 class TokenShardWriter {
  public:
   TokenShardWriter(const std::filesystem::path& folder, uint64_t vocab_size, std::string tokenizer,
-                   std::string tokenizer_path);
+                   std::string tokenizer_path, ShardOutput output = {});
   TokenShardWriter(const TokenShardWriter&) = delete;
   TokenShardWriter& operator=(const TokenShardWriter&) = delete;
   ~TokenShardWriter();
 
   // Appends one document. Every token must be in [0, vocab_size).
-  void add(std::span<const int64_t> tokens);
+  void add(std::span<const int64_t> tokens) {
+    append(tokens);
+    end_document();
+  }
+  // The same in pieces.
+  void append(std::span<const int64_t> tokens);
+  void end_document();
+  // Records that everything up to here comes from the first `inputs` inputs; durable.
+  void record(uint64_t inputs);
+  // The recorded inputs, whose documents need not be added again.
+  uint64_t recorded() const { return recorded_; }
+  const ShardHeader& header() const { return header_; }
   // Returns the written header.
   ShardHeader finish();
 
@@ -94,13 +118,20 @@ class TokenShardWriter {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
   using File = std::unique_ptr<std::FILE, Close>;
+  std::filesystem::path megatron_file(const char* suffix) const;
+  void require_free_place() const;
+  void continue_or_begin();
+  File open(const char* name) const;
+  void flush(File& file);
   void write(File& file, const void* data, size_t size);
 
   std::filesystem::path folder_;
   std::filesystem::path temporary_;
+  ShardOutput output_;
   ShardHeader header_;
   File tokens_;
   File ends_;
+  uint64_t recorded_ = 0;
 };
 
 }  // namespace hyperion::data
