@@ -133,12 +133,13 @@ std::optional<uint64_t> DelimitedSource::open_block(uint64_t block) {
   if (block == 0 && (begins_in_block_.empty() || begins_in_block_[0] != 0))
     begins_in_block_.insert(begins_in_block_.begin(), 0);
   documents_ = begins_in_block_.size();
+  uint64_t stretch = uint64_t{4} << 10;
   while (documents_ > 0 && end_ < tokens_.count) {  // to the end of the last document
-    constexpr uint64_t kStretch = uint64_t{64} << 10;
-    const uint64_t last = std::min(end_ + kStretch, tokens_.count);
+    const uint64_t last = std::min(end_ + stretch, tokens_.count);
     const std::vector<uint32_t> found = next_begins(end_, last);
     end_ = found.empty() ? last : end_ + found[0];
     if (!found.empty()) break;
+    stretch = std::min(stretch * 2, kBlockTokens);
   }
   return documents_;
 }
