@@ -17,6 +17,7 @@ static_assert(std::endian::native == std::endian::little, "token files are read 
 constexpr uint64_t kStretchBytes = uint64_t{128} << 10;
 constexpr uint64_t kSampledTokens = uint64_t{64} << 10;  // of a stretch
 constexpr uint64_t kSampledDocuments = 64;
+constexpr size_t kGroup = 128;  // tokens of a loop of known length, which the compiler vectorizes
 
 // Calls f with a value of the C++ type.
 template <typename F>
@@ -44,22 +45,27 @@ decltype(auto) with_type(TokenType type, const F& f) {
 template <typename Token>
 uint64_t widen_tokens(std::span<const Token> tokens, int64_t* out) {
   using Unsigned = std::make_unsigned_t<Token>;
-  Unsigned largest = 0;  // in the width of the file, which the compiler vectorizes
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    out[i] = static_cast<int64_t>(tokens[i]);
-    largest = std::max(largest, static_cast<Unsigned>(tokens[i]));
-  }
+  Unsigned largest = 0;
+  const auto widen = [&](const Token* from, int64_t* to, size_t n) {
+    for (size_t i = 0; i < n; ++i) to[i] = static_cast<int64_t>(from[i]);
+    for (size_t i = 0; i < n; ++i) largest = std::max(largest, static_cast<Unsigned>(from[i]));
+  };
+  size_t i = 0;
+  for (; i + kGroup <= tokens.size(); i += kGroup) widen(tokens.data() + i, out + i, kGroup);
+  widen(tokens.data() + i, out + i, tokens.size() - i);
   return static_cast<uint64_t>(static_cast<int64_t>(static_cast<Token>(largest)));
 }
 
 // Appends offset + i for each tokens[i] == token. Most groups hold none.
 template <typename Token>
 void find_token(std::span<const Token> tokens, Token token, uint64_t offset, std::vector<uint32_t>& found) {
-  constexpr size_t kGroup = 128;
   for (size_t begin = 0; begin < tokens.size(); begin += kGroup) {
     const auto group = tokens.subspan(begin, std::min(kGroup, tokens.size() - begin));
-    Token any = 0;
-    for (const Token other : group) any |= static_cast<Token>(other == token);
+    Token any = 1;
+    if (group.size() == kGroup) {
+      any = 0;
+      for (size_t i = 0; i < kGroup; ++i) any |= static_cast<Token>(group[i] == token);
+    }
     if (any == 0) continue;
     for (size_t i = 0; i < group.size(); ++i)
       if (group[i] == token) found.push_back(static_cast<uint32_t>(offset + begin + i));
