@@ -55,10 +55,14 @@ bool matches_a_file(const fs::path& path) {
   return found;
 }
 
+bool matches_an_input(const fs::path& path) {
+  return matches_a_file(path) || matches_a_file(path.native() + ".idx");
+}
+
 fs::path resolve_input(const std::string& path, const fs::path& base) {
-  if (path.empty() || matches_a_file(path) || fs::path(path).is_absolute()) return path;
+  if (path.empty() || matches_an_input(path) || fs::path(path).is_absolute()) return path;
   const fs::path below = (base / path).lexically_normal();
-  return matches_a_file(below) ? below : fs::path(path);
+  return matches_an_input(below) ? below : fs::path(path);
 }
 
 fs::path config_file(const fs::path& named, const fs::path& base) {

@@ -29,5 +29,7 @@ std::string expand_home(const std::string& path);
 
 // Returns whether `path` exists or is a glob that matches a file.
 bool matches_a_file(const std::filesystem::path& path);
+// The same, or `path` is X of Megatron-LM's X.bin and X.idx.
+bool matches_an_input(const std::filesystem::path& path);
 
 }  // namespace hyperion::config

@@ -327,15 +327,10 @@ void check_input(const ResolvedConfig& resolved, const char* key, const fs::path
   std::error_code error;
   if (!fs::exists(file, error) && error)
     problems.add(resolved, key, fmt::format("cannot be read: {}", errno_text(error.value())));
-  else if (!matches_a_file(file))
-    problems.add(
-        resolved, key,
-        fmt::format("no such file or folder, neither in {} nor in {}{}", fs::current_path().string(),
-                    base.string(),
-                    matches_a_file(resolve_input(*path + ".idx", base))
-                        ? "; Megatron-LM's indexed data (.bin and .idx), which this may name, is not "
-                          "read (docs/from_megatron.md)"
-                        : ""));
+  else if (!matches_an_input(file))
+    problems.add(resolved, key,
+                 fmt::format("no such file or folder, neither in {} nor in {}", fs::current_path().string(),
+                             base.string()));
 }
 
 void require_valid_config(const ResolvedConfig& resolved, const RunContext& run,

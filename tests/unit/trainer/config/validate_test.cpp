@@ -470,8 +470,8 @@ TEST_CASE("inputs are looked for as given and then below the base folder") {
   REQUIRE(lines.size() == 3);
   CHECK_THAT(lines[0], Contains("job.toml:2:18: model.hf_assets_path = \"none\": no such file or folder"));
   folder.write("mega.idx", "");
-  CHECK_THAT(input_problems(tokenizer + "[training]\ndataset_path = \"mega\"").at(0),
-             Contains("Megatron-LM's indexed data"));
+  CHECK(input_problems(tokenizer + "[training]\ndataset_path = \"mega\"").empty());
+  CHECK(resolve_input("mega", folder.path()) == folder.path() / "mega");
 }
 
 TEST_CASE("a configuration is named by its path or by the name of a preset") {
