@@ -32,6 +32,7 @@
 #include "trainer/config/load.h"
 #include "trainer/config/validate.h"
 #include "trainer/config/writers_choice.h"
+#include "trainer/data/source_report.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
 #include "trainer/plan/sharding_advice.h"
@@ -167,9 +168,10 @@ std::string describe_context(const config::JobConfig& config, const models::Mode
       readable_bytes(traffic.forward), readable_bytes(traffic.backward), readable_bytes(traffic.step));
 }
 
-std::string describe_files(const std::string& path) {
+std::string describe_files(const trainer::DataSet& set) {
+  const std::string& path = set.path;
   std::vector<fs::path> hidden;
-  const std::vector<data::CorpusFile> files = data::find_corpus(path, "training.dataset_path", &hidden);
+  const std::vector<data::CorpusFile> files = data::find_corpus(path, set.key, &hidden);
   uint64_t bytes = 0;
   for (const data::CorpusFile& file : files) bytes += file.size;
   const std::string left_out =
@@ -374,19 +376,37 @@ class JobCheck {
       require_configuration();
       trainer::check_training_documents(config());
       // A job reads tokens in the order of its shuffle and cannot compare them with a checksum.
-      for (const data::CorpusFile& file : data::find_corpus(trainer::training_files(config())))
-        if (file.format == data::CorpusFormat::kTokenShard) data::ShardSource(file.path).verify();
+      const std::vector<trainer::DataSet> sets = trainer::training_data(config());
+      for (const trainer::DataSet& set : sets)
+        for (const data::CorpusFile& file : data::find_corpus(set.path, set.key))
+          if (file.format == data::CorpusFormat::kTokenShard) data::ShardSource(file.path).verify();
       loader_ = trainer::training_loader(config(), tokenizer(), loader_context());
-      return describe_files(trainer::training_files(config()));
+      return config().training.sources.empty() ? describe_files(sets.front())
+                                               : counted(sets.size(), "source");
     });
+    if (resolved_ && !config().training.sources.empty() && loader_) check_sources();
     if (resolved_ && config().validation.enable)
       table_.check("validation data", readable_keys(), [&] {
         require_input(*resolved_, "validation.dataset_path");
         require_configuration();
         trainer::check_validation_documents(config());
-        trainer::validation_loader(config(), tokenizer(), loader_context());
-        return describe_files(trainer::validation_files(config()));
+        trainer::validation_loaders(config(), tokenizer(), loader_context());
+        std::string text;
+        for (const trainer::DataSet& set : trainer::validation_data(config()))
+          text +=
+              (text.empty() ? "" : "; ") + (set.name.empty() ? "" : set.name + ": ") + describe_files(set);
+        return text;
       });
+  }
+
+  // A row for each source of the training data.
+  void check_sources() {
+    const int64_t ranks = mesh_->degree(parallel::MeshDim::kBatch);
+    const auto& training = config().training;
+    const int64_t global = config::microbatches_of(training, ranks) * training.local_batch_size * ranks;
+    for (const auto& [name, text] :
+         trainer::source_table(config(), *loader_, *data_->tokenizer, {.global_batch = global}))
+      table_.print_row("source " + name, "-", text);
   }
 
   void check_memory() {
@@ -415,7 +435,7 @@ class JobCheck {
     table_.check(
         "writers", {"configuration"}, [&] { return describe_writers(); }, "-");
     table_.check("settings", {"checkpoints", "tokenizer", "training data"}, [&] {
-      plan_ = trainer::plan_run(*resolved_, model_, *mesh_, seed(), loader_->fingerprint(),
+      plan_ = trainer::plan_run(*resolved_, model_, *mesh_, seed(), loader_->initial_state(),
                                 trainer::job_record(*resolved_, *data_), chosen());
       for (const std::string& warning : plan_->warnings) log_warning("{}", warning);
       if (config().checkpoint.on_config_change == config::OnConfigChange::kKeep) follow_plan();

@@ -96,9 +96,11 @@ ExitCode eval_command(const CommandLine::Eval& options, const ModelSource& sourc
   const trainer::DataSetup data = matching_tokenizer(options, source);
   const trainer::DataKeys keys = {"--data", "--text-field"};
   trainer::check_validation_documents(config, keys);
-  const auto loader = trainer::validation_loader(config, data, {.vocab_size = source.args.vocab_size}, keys);
+  const auto loaders =
+      trainer::validation_loaders(config, data, {.vocab_size = source.args.vocab_size}, keys);
   inference::InferenceEngine engine = make_engine(options, source);
-  const inference::Evaluation result = inference::evaluate(engine, *loader, options.max_batches);
+  const inference::Evaluation result =
+      inference::evaluate(engine, *loaders.front().loader, options.max_batches);
   print_text(options.json ? inference::evaluation_json(result, options.checkpoint, options.data)
                           : inference::evaluation_table(result, options.checkpoint, options.data));
   return ExitCode::kOk;

@@ -19,6 +19,8 @@
 #include "models/flavors/registry.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/config/print.h"
+#include "trainer/config/validate.h"
+#include "trainer/data/source_report.h"
 #include "trainer/data/text_rate.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
@@ -135,6 +137,24 @@ void warn_of_slow_tokenizer(const RunDescription& run) {
   if (advice) log_warning("{}", *advice);
 }
 
+// Logs the share of each source, and when those with max_epochs end. The rank that prints measures them.
+void describe_sources(const RunDescription& run, int64_t start_step) {
+  const data::LoaderState& state = run.job.loader->state();
+  if (state.sources.empty() || !run.job.runtime.prints) return;
+  std::string shares;
+  for (const data::SourceState& source : state.sources)
+    shares +=
+        fmt::format("{}{} {:.3g} %", shares.empty() ? "" : ", ", source.name,
+                    100 * static_cast<double>(source.share) / static_cast<double>(data::SourceMix::kWhole));
+  log_info("Sources: {} of the sequences", shares);
+  const int64_t ranks = run.job.runtime.mesh->degree(parallel::MeshDim::kBatch);
+  const auto& training = run.config.training;
+  for (const std::string& line : explain_source_ends(
+           run.config, *run.job.loader, *run.job.data.tokenizer,
+           {config::microbatches_of(training, ranks) * training.local_batch_size * ranks, start_step + 1}))
+    log_info("{}", line);
+}
+
 // Returns the FLOP/s that the step line's mfu refers to.
 double peak_flops(const config::JobConfig::Training& training, const Runtime& runtime) {
   if (runtime.device.is_cuda()) {
@@ -229,6 +249,7 @@ void log_start(const RunDescription& run, const checkpointing::Checkpointer& che
        start_warnings(run.config, run.job.model, loads_weights || checkpointer.finished()))
     log_warning("{}", warning);
   warn_of_slow_tokenizer(run);
+  describe_sources(run, start_step);
   log_info("Seed: {} ({})", run.seed, seed_origin(run));
   for (const std::string& line : runtime.groups->network()) log_info("{}", line);
   metrics::JsonFields start = {

@@ -169,7 +169,7 @@ void require_checkpoint_of_job(const config::ResolvedConfig& resolved, const mod
 }
 
 checkpointing::ResumePlan plan_run(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
-                                   const parallel::Mesh& mesh, uint64_t seed, uint64_t data,
+                                   const parallel::Mesh& mesh, uint64_t seed, const data::LoaderState& data,
                                    const checkpointing::JobRecord& record,
                                    const checkpointing::ChosenCheckpoint* chosen) {
   const auto& training = resolved.config.training;
@@ -178,7 +178,8 @@ checkpointing::ResumePlan plan_run(const config::ResolvedConfig& resolved, const
       .data_parallel_degree = degree,
       .global_batch_size = config::microbatches_of(training, degree) * training.local_batch_size * degree,
       .seed = seed,
-      .data = data,
+      .data = data.fingerprint,
+      .sources = data.sources,
       .data_path = record.data,
       .model = model,
       .require_runnable = [&](const config::ResolvedConfig& followed) {
@@ -195,8 +196,11 @@ checkpointing::ResumePlan plan_run(const config::ResolvedConfig& resolved, const
     request.stored_model = settings_of_source(*chosen, training.seq_len);
   const auto* step = chosen->find_value<int64_t>(checkpoint::kStepKey);
   request.step = step ? *step : checkpoint::step_of_name(chosen->path.filename().string()).value_or(0);
-  if (const auto* position = chosen->find_value<std::string>(checkpoint::kLoaderPositionKey))
-    request.data = data::LoaderState::from_json(*position).fingerprint;
+  if (const auto* position = chosen->find_value<std::string>(checkpoint::kLoaderPositionKey)) {
+    data::LoaderState saved = data::LoaderState::from_json(*position);
+    request.data = saved.fingerprint;
+    request.sources = std::move(saved.sources);
+  }
   request.data_path = checkpointing::read_record(chosen->checkpoint).data;
   return checkpointing::resume_plan(resolved, facts, request);
 }

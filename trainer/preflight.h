@@ -55,10 +55,10 @@ void require_checkpoint_of_job(const config::ResolvedConfig& resolved, const mod
                                const checkpointing::ChosenCheckpoint& chosen);
 
 // Plans the run from its configuration and the checkpoint that it continues (`chosen`, or null). `seed` is
-// the configured one, `data` is DataLoader::fingerprint(), `record` is job_record(). Throws Error(kUsage) as
-// resume_plan() does, and the errors of require_checkpoint_of_job().
+// the configured one, `data` is DataLoader::initial_state(), `record` is job_record(). Throws Error(kUsage)
+// as resume_plan() does, and the errors of require_checkpoint_of_job().
 checkpointing::ResumePlan plan_run(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
-                                   const parallel::Mesh& mesh, uint64_t seed, uint64_t data,
+                                   const parallel::Mesh& mesh, uint64_t seed, const data::LoaderState& data,
                                    const checkpointing::JobRecord& record,
                                    const checkpointing::ChosenCheckpoint* chosen);
 

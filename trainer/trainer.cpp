@@ -20,6 +20,7 @@
 #include "trainer/config/input_path.h"
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
+#include "trainer/data/source_report.h"
 #include "trainer/engine/layer_metrics.h"
 #include "trainer/monitoring.h"
 #include "trainer/preflight.h"
@@ -77,8 +78,8 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
     const parallel::PhaseGuard phase("start of the validation data");
     validator_.emplace(
         config().validation, runtime,
-        validation_loader(config(), job_.data,
-                          loader_context(*runtime.mesh, runtime.rank(), plan_.seed, job_.model)));
+        validation_loaders(config(), job_.data,
+                           loader_context(*runtime.mesh, runtime.rank(), plan_.seed, job_.model)));
   }
   at::globalContext().setDeterministicAlgorithms(config().debug.deterministic,
                                                  config().debug.deterministic_warn_only);
@@ -130,7 +131,7 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
 }
 
 checkpointing::ResumePlan Trainer::plan() const {
-  return plan_run(job_.configured, job_.model, *job_.runtime.mesh, job_.seed, job_.loader->fingerprint(),
+  return plan_run(job_.configured, job_.model, *job_.runtime.mesh, job_.seed, job_.loader->initial_state(),
                   job_.record, checkpointer_->chosen());
 }
 
@@ -310,15 +311,15 @@ std::optional<StepInput> Trainer::fetch(int64_t step) {
     return std::nullopt;
   }
   input.global_valid = *global_valid;
-  if (const uint64_t epoch = job_.loader->state().position.epoch; epoch != before.position.epoch)
-    log_info("The training data start over in step {}: epoch {}", step, epoch + 1);
+  for (const std::string& event : source_events(before, job_.loader->state(), step)) log_info("{}", event);
   return input;
 }
 
 // The step itself is TrainingStep's; here is what the job does between its parts.
 void Trainer::train_step(int64_t step, const StepInput& input) {
   const bool logs = metrics_->should_log(step);
-  models::LayerMetrics reported{.activations = config().metrics.log_layer_activations};
+  models::LayerMetrics reported{.activations = config().metrics.log_layer_activations,
+                                .losses_of_rows = !job_.loader->state().sources.empty()};
   models::LayerMetrics* const reports = logs ? &reported : nullptr;
   const StepLosses losses = training_step_->make_gradients(step, input, reports);
   if (step == 1 && gradient_dump_)
@@ -370,6 +371,13 @@ void Trainer::log_step(int64_t step, const StepInput& input, const StepLosses& l
                                .extra = keep_worst_block(reduce_layer_metrics(
                                    reported, job_.runtime.groups->all_ranks(),
                                    job_.runtime.groups->get(parallel::MeshDim::kPp), job_.runtime.device))};
+  for (const auto& metric : source_metrics(job_.loader->state())) metrics.extra.push_back(metric);
+  const std::vector<data::SourceState>& sources = job_.loader->state().sources;
+  const std::vector<double> losses_of_sources =
+      training_step_->reduce_source_losses(input, reported, sources.size());
+  for (size_t i = 0; i < losses_of_sources.size(); ++i)
+    if (!std::isnan(losses_of_sources[i]))
+      metrics.extra.emplace_back(fmt::format("sources/{}/loss", sources[i].name), losses_of_sources[i]);
   if (collapse_watch_)
     if (const std::string warning = collapse_watch_->add(metrics.extra); !warning.empty())
       log_warning("step {}: {}", step, warning);
@@ -408,7 +416,10 @@ void Trainer::validate(int64_t step) {
     model_.stage->weights_changed();
   }
   metrics_->add_batch(result.tokens, 0.0);
-  metrics_->log_validation(step, result.loss);
+  metrics::MetricList of_sources;
+  for (const auto& [name, loss] : result.sources)
+    of_sources.emplace_back(fmt::format("{}{}", metrics::kValidationLossOfSource, name), loss);
+  metrics_->log_validation(step, result.loss, of_sources);
 }
 
 // The job ends after `step`, as a signal asked.

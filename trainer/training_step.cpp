@@ -1,5 +1,6 @@
 #include "trainer/training_step.h"
 
+#include <algorithm>
 #include <cmath>
 #include <span>
 #include <string>
@@ -37,6 +38,7 @@ TrainingStep::TrainingStep(ModelAndOptimizer& model, const config::JobConfig& co
       expert_ranks_(ranks_of(context, parallel::MeshDim::kEp)),
       rows_(config::microbatch_rows(config, config.training.local_batch_size)),
       per_batch_(static_cast<size_t>(config.training.local_batch_size / rows_)),
+      counts_tokens_(context.mesh.counts_in_loss_groups(context.rank)),
       max_norm_(config.training.max_norm),
       mover_(*model.transformer, context.device, /*labels=*/model.stage->has_head(),
              sequence_split(config, context.mesh, context.rank)),
@@ -122,6 +124,38 @@ TrainingStep::Loss TrainingStep::reduce_losses(const StepInput& input, const Ste
   groups.all_reduce_sum(mean);
   groups.all_reduce_max(max);
   return {mean.item<double>(), max.item<double>()};
+}
+
+std::vector<double> TrainingStep::reduce_source_losses(const StepInput& input,
+                                                       const models::LayerMetrics& reported,
+                                                       size_t sources) const {
+  if (sources == 0) return {};
+  const auto count = static_cast<int64_t>(sources);
+  at::Tensor sums = at::zeros({2, count}, at::TensorOptions(at::kDouble));  // losses, tokens with a label
+  auto sum = sums.accessor<double, 2>();
+  for (size_t i = 0; i < microbatches(input); ++i) {
+    const auto [batch, first_row] = rows_of(i, input);
+    const auto losses = reported.row_losses.find(i);  // none on a rank without the head
+    const at::Tensor host =
+        losses == reported.row_losses.end() ? at::Tensor() : losses->second.to(at::kCPU, at::kDouble);
+    for (int64_t row = 0; row < rows_; ++row) {
+      const int64_t source = batch.source_of_row.at(static_cast<size_t>(first_row + row));
+      if (host.defined()) sum[0][source] += host[row].item<double>();
+      const auto labels = std::span(batch.labels)
+                              .subspan(static_cast<size_t>((first_row + row) * batch.seq_len),
+                                       static_cast<size_t>(batch.seq_len));
+      if (counts_tokens_)
+        sum[1][source] += static_cast<double>(labels.size() - std::ranges::count(labels, data::kIgnoreLabel));
+    }
+  }
+  const at::Device device = input.global_valid.device();
+  at::Tensor total = sums.to(device, device.is_cpu() ? at::kDouble : at::kFloat);
+  groups_.loss_groups().all_reduce_sum(total);
+  total = total.to(at::kCPU, at::kDouble);
+  std::vector<double> means;
+  for (int64_t i = 0; i < count; ++i)
+    means.push_back(total[0][i].item<double>() / total[1][i].item<double>());  // 0 / 0: NaN
+  return means;
 }
 
 }  // namespace hyperion::trainer

@@ -69,6 +69,10 @@ class TrainingStep {
     double mean, max;
   };
   Loss reduce_losses(const StepInput& input, const StepLosses& losses) const;
+  // The mean loss of each of `sources` sources in a step with LayerMetrics::losses_of_rows; NaN for one
+  // without a label. Collective, unless there are none; waits for the device.
+  std::vector<double> reduce_source_losses(const StepInput& input, const models::LayerMetrics& reported,
+                                           size_t sources) const;
 
   FiniteGuard& guard() { return guard_; }
   const FiniteGuard& guard() const { return guard_; }
@@ -84,6 +88,7 @@ class TrainingStep {
   parallel::Communicator *tensor_ranks_, *expert_ranks_;  // null: one
   int64_t rows_;                                          // of a microbatch
   size_t per_batch_;                                      // microbatches
+  bool counts_tokens_;                                    // Mesh::counts_in_loss_groups()
   double max_norm_;
   BatchMover mover_;
   FiniteGuard guard_;

@@ -2,6 +2,7 @@
 // under its tag.
 #pragma once
 
+#include <cstddef>
 #include <map>
 #include <string>
 #include <vector>
@@ -21,7 +22,10 @@ struct LayerMetrics {
     std::vector<at::Tensor> values;
   };
 
-  bool activations = false;                // whether blocks record their outputs
+  bool activations = false;     // whether blocks record their outputs
+  bool losses_of_rows = false;  // whether the head records the loss of each row too
+  // By microbatch: the summed cross-entropy of each row, [rows], of the tokens of this rank.
+  std::map<size_t, at::Tensor> row_losses{};
   std::map<std::string, Metric> by_tag{};  // every rank has the same tags and as many values of each
 
   // Records a 0-dim tensor of any device. Launches nothing and does not wait: the value is read after the

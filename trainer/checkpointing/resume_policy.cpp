@@ -14,6 +14,7 @@
 #include "base/printable.h"
 #include "models/args/model_args.h"
 #include "models/flavors/registry.h"
+#include "trainer/checkpointing/source_policy.h"
 #include "trainer/config/print.h"
 #include "trainer/config/schema.h"
 #include "trainer/optim/lr_schedule.h"
@@ -27,6 +28,7 @@ constexpr const char* kStart = "lr_scheduler.start_step";  // no key of the conf
 constexpr const char* kSeed = "debug.seed";
 constexpr const char* kGlobalBatch = "training.global_batch_size";
 constexpr std::string_view kLengthKey = "training.seq_len", kShuffleKey = "training.shuffle";
+constexpr const char* kSources = "training.sources";                // shares_text()
 constexpr const char* kForcedBalance = "model.force_load_balance";  // debug.moe_force_load_balance
 
 // Keys of the configuration that shape the curve, with the component that the setting belongs to: a setting
@@ -58,7 +60,7 @@ constexpr Setting kSettings[] = {
 // Returns "" for facts that are not compared as settings: the curve's length and start, and the data.
 std::string_view component_of_setting(std::string_view key) {
   if (key.starts_with("model.")) return checkpoint::kModelComponent;
-  if (key == kSeed) return checkpoint::kLoaderComponent;
+  if (key == kSeed || key == kSources) return checkpoint::kLoaderComponent;
   if (key == kGlobalBatch) return checkpoint::kTrainStateComponent;
   const auto found = std::ranges::find(kSettings, key, &Setting::key);
   return found == std::end(kSettings) ? "" : found->component;
@@ -91,6 +93,7 @@ CurveSettings configured_settings(const config::ResolvedConfig& resolved, const 
   add(kStart, 0);
   add(kGlobalBatch, job.global_batch_size);
   add(kSeed, job.seed);
+  add(kSources, shares_text(job.sources));
   add("data", fmt::format("{:016x}", job.data));
   std::ranges::move(model_settings(job.model), std::back_inserter(settings));
   return settings;
@@ -118,11 +121,12 @@ std::vector<SettingChange> changed_settings(const config::ResolvedConfig& resolv
                                             const CurveSettings& configured, const CurveSettings& stored,
                                             const checkpoint::ComponentSet& components) {
   // Checkpoints older than the setting were all trained with this value.
-  static const std::string silu(text_of(models::Activation::kSilu));
+  static const std::string silu(text_of(models::Activation::kSilu)), one_data_set(kOneDataSet);
   std::vector<SettingChange> changes;
   for (const auto& [key, now] : configured) {
     const std::string* saved = find_setting(stored, key);
     if (saved == nullptr && key == "model.activation" && !stored.empty()) saved = &silu;
+    if (saved == nullptr && key == kSources && !stored.empty()) saved = &one_data_set;
     if (saved == nullptr || *saved == now || !components.contains(component_of_setting(key))) continue;
     if (key == kSeed && !resolved.config.debug.seed) continue;  // the saved one is used
     changes.push_back({key, *saved, now});
@@ -145,6 +149,7 @@ std::string describe_changes(const config::ResolvedConfig& resolved,
 // Puts the saved value into the configuration. Returns false if no key can express it.
 bool take_saved_value(const SettingChange& change, const JobContext& job, config::JobConfig& config) {
   if (change.key == kSeed) return true;  // keep_seed() takes it over in any case
+  if (change.key == kSources) return take_shares(change.saved, config.training.sources);
   const int64_t configured_length = config.training.seq_len;
   const config::Option* option = config::find_option(change.key);
   const std::optional<config::Value> value =
@@ -249,6 +254,9 @@ class Planner {
     std::vector<SettingChange> changes =
         changed_settings(resolved_, plan_.settings,
                          request_->stored ? *request_->stored : request_->stored_model, request_->components);
+    if (loads(checkpoint::kLoaderComponent))
+      for (const auto& [saved, now] : sources_of_other_data(request_->sources, job_.sources))
+        changes.push_back({kSources, saved, now});
     const auto is_of_run = [](const SettingChange& one) { return !is_of_weights(one.key); };
     if (loads_weights_alone()) std::erase_if(changes, is_of_run);
     std::vector<SettingChange> compared = changes;
@@ -290,6 +298,10 @@ class Planner {
   // Returns why the loader's position does not fit, because the data differ; "" if they are the same.
   std::string data_difference() const {
     if (!loads(checkpoint::kLoaderComponent) || request_->data.value_or(job_.data) == job_.data) return "";
+    // A list of sources is compared source by source, and one data set may continue as one of them.
+    if (!job_.sources.empty() ||
+        std::ranges::count(request_->sources, job_.data, &data::SourceState::fingerprint) > 0)
+      return "";
     const auto describe = [](const std::string& where, uint64_t fingerprint) {
       return fmt::format("{} (fingerprint {:08x})", where.empty() ? "data that it does not name" : where,
                          fingerprint >> 32);
@@ -322,8 +334,10 @@ class Planner {
                                                ResumePlan& plan) const {
     std::vector<SettingChange> impossible;
     for (const SettingChange& change : changes) {
-      set_setting(plan.settings, change.key, change.saved);
-      if (!take_saved_value(change, job_, plan.config)) impossible.push_back(change);
+      if (take_saved_value(change, job_, plan.config))
+        set_setting(plan.settings, change.key, change.saved);
+      else
+        impossible.push_back(change);
     }
     return impossible;
   }

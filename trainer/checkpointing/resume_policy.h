@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "data/source_state.h"
 #include "models/args/model_args.h"
 #include "trainer/checkpointing/component_choice.h"
 #include "trainer/config/load.h"
@@ -28,10 +29,11 @@ CurveSettings model_settings(const models::ModelArgs& model);
 // Facts of the job that the configuration does not hold.
 struct JobContext {
   int64_t data_parallel_degree = 1;
-  int64_t global_batch_size = 0;  // sequences per step
-  uint64_t seed = 0;              // debug.seed, or the seed that rank 0 drew
-  uint64_t data = 0;              // DataLoader::fingerprint()
-  std::string data_path{};        // path of the documents, for messages
+  int64_t global_batch_size = 0;             // sequences per step
+  uint64_t seed = 0;                         // debug.seed, or the seed that rank 0 drew
+  uint64_t data = 0;                         // DataLoader::fingerprint()
+  std::vector<data::SourceState> sources{};  // of DataLoader::initial_state()
+  std::string data_path{};                   // path of the documents, for messages
   models::ModelArgs model;
   // Throws Error(kUsage) if this job cannot run with that configuration. If empty, nothing is checked.
   std::function<void(const config::ResolvedConfig&)> require_runnable{};
@@ -67,6 +69,7 @@ struct ResumeRequest {
   std::string data_path{};                // path of the documents; "" if unknown
   std::vector<std::string> left_out{};    // the parts of ComponentChoice::left_out that it holds
   CurveSettings stored_model{};  // model_settings() of a checkpoint without `stored`, if it records its model
+  std::vector<data::SourceState> sources{};  // of its position in the data
 };
 
 // Plans a resumed run. Throws Error(kUsage) in four cases. (1) Curve settings differ, or model settings

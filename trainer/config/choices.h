@@ -69,6 +69,12 @@ constexpr auto choices(AttentionChoice) {
                                        {AttentionChoice::kFlash, "flash"}});
 }
 
+// What happens when max_epochs of a source are read.
+enum class OnSourceEnd { kStop, kRenormalize };
+constexpr auto choices(OnSourceEnd) {
+  return choice_list<OnSourceEnd>({{OnSourceEnd::kStop, "stop"}, {OnSourceEnd::kRenormalize, "renormalize"}});
+}
+
 // The preflight of a resumed job writes a full save or a probe.
 enum class ResumePreflight { kFull, kProbe };
 constexpr auto choices(ResumePreflight) {

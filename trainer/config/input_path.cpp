@@ -34,6 +34,9 @@ std::string path_problem(std::string_view path) {
                         return std::isalnum(c) != 0 || c == '+' || c == '-' || c == '.';
                       });
   if (!is_url) return "";
+  if (scheme == "hf")
+    return "is a data set of the Hugging Face Hub, and nothing is downloaded: get it with `hf download "
+           "--repo-type dataset OWNER/NAME --local-dir FOLDER`, and give that folder";
   if (scheme == "file") return "is a URL, expected a path: leave out file://";
   return fmt::format(
       "is a URL, and only the file systems of this machine are read and written: mount what {}:// names "

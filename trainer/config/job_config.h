@@ -11,6 +11,7 @@
 
 #include "models/flavors/registry.h"
 #include "trainer/config/choices.h"
+#include "trainer/config/data_source.h"
 
 namespace hyperion::config {
 

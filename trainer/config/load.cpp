@@ -71,8 +71,9 @@ std::string unknown_key_hint(const std::string& name) {
 }
 
 // Assigns the value. Returns "", or the problem of the value; nullopt is a value that no option takes.
-std::string assign_or_explain(const Option& option, const std::optional<Value>& value, JobConfig& config) {
-  if (value && assign(option, *value, config)) return "";
+template <typename Object>  // JobConfig, or an entry of a list of tables
+std::string assign_or_explain(const Option& option, const std::optional<Value>& value, Object& object) {
+  if (value && assign(option, *value, object)) return "";
   const auto* text = value ? std::get_if<std::string>(&*value) : nullptr;
   const std::string problem = text != nullptr && option.names_a_file() ? path_problem(*text) : "";
   if (!problem.empty()) return problem;
@@ -193,13 +194,53 @@ class FileReader {
   }
 
   void read_option(const Option& option, const toml::value& value) {
+    option.kind() == Kind::kSources ? read_sources(option, value)
+                                    : read_member(option, value, option.name, resolved_.config);
+  }
+
+  // `name` is the option's in messages and origins.
+  template <typename Object>
+  void read_member(const Option& option, const toml::value& value, const std::string& name, Object& object) {
     std::optional<Value> held = to_value(value, option.kind());
     if (may_be_clamped(value) && (option.kind() == Kind::kInteger || option.kind() == Kind::kNumber))
       held = parse_text(option, toml::detail::get_region(value)->str());
-    if (const std::string wrong = assign_or_explain(option, held, resolved_.config); !wrong.empty())
-      return add_problem(value, fmt::format("{} = {}: {}", option.name, source_text(value), wrong));
+    if (const std::string wrong = assign_or_explain(option, held, object); !wrong.empty())
+      return add_problem(value, fmt::format("{} = {}: {}", name, source_text(value), wrong));
+    add_origin(name, value);
+  }
+
+  void add_origin(const std::string& name, const toml::value& value) {
     const Position position = position_of(value);
-    resolved_.origins[option.name] = fmt::format("{}:{}:{}", name_, position.first, position.second);
+    resolved_.origins[name] = fmt::format("{}:{}:{}", name_, position.first, position.second);
+  }
+
+  void read_sources(const Option& option, const toml::value& value) {
+    const auto is_table = [](const toml::value& entry) { return entry.is_table(); };
+    if (!value.is_array() || !std::ranges::all_of(value.as_array(), is_table))
+      return add_problem(
+          value, fmt::format("{} = {}: expected {}", option.name, source_text(value), expected(option)));
+    DataSources sources;
+    for (const toml::value& entry : value.as_array()) {
+      const std::string table = fmt::format("{}[{}]", option.name, sources.size());
+      DataSource& source = sources.emplace_back();
+      for (const auto& [key, member] : entry.as_table()) read_source_key(option, key, member, table, source);
+      if (!entry.contains("path"))
+        add_problem(entry, fmt::format("{}: has no path, which names its files", table));
+      add_origin(table, entry);
+    }
+    if (!sources.empty()) add_origin(option.name, value.as_array().front());
+    assign(option, Value(std::move(sources)), resolved_.config);
+  }
+
+  void read_source_key(const Option& list, const std::string& key, const toml::value& value,
+                       const std::string& table, DataSource& source) {
+    const auto option = std::ranges::find(*list.table_keys, key, &Option::key);
+    const std::string name = fmt::format("{}.{}", table, one_line(key));
+    if (option != list.table_keys->end()) return read_member(*option, value, name, source);
+    std::vector<std::string> keys;
+    for (const Option& known : *list.table_keys) keys.emplace_back(known.key());
+    add_problem(value, fmt::format("{} = {}: there is no such key{}", name, source_text(value),
+                                   did_you_mean(nearest_name(key, keys))));
   }
 
   const std::string& name_;
@@ -231,7 +272,19 @@ void read_toml(const std::string& text, const std::string& name, ResolvedConfig&
   reader.report_problems(problems);
 }
 
+// Returns whether `name` is a list of tables, or a key of one ("training.sources.weight").
+bool is_list_of_tables(const std::string& name) {
+  return std::ranges::any_of(all_options(), [&](const Option& option) {
+    return option.table_keys != nullptr && (name == option.name || name.starts_with(option.name + "."));
+  });
+}
+
 void apply_override(const Override& override, ResolvedConfig& resolved, Problems& problems) {
+  if (is_list_of_tables(override.name))
+    return problems.add(fmt::format(
+        "command line: --{}: lists of tables are set in the file alone, as [[training.sources]]; to train on "
+        "one data set, name it in the file by training.dataset_path",
+        one_line(override.name)));
   const Option* option = find_option(override.name);
   if (option == nullptr)
     return problems.add(fmt::format("command line: --{}: there is no such option{}", one_line(override.name),

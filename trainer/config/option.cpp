@@ -144,12 +144,24 @@ bool acceptable(const Option& option, const Value& value) {
 
 }  // namespace
 
-bool assign(const Option& option, const Value& value, JobConfig& config) {
+namespace {
+
+bool assign_to(const Option& option, const Value& value, void* object) {
   if (!acceptable(option, value)) return false;
   const auto* text = std::get_if<std::string>(&value);
   const bool path = text != nullptr && option.names_a_file();
   return option.type->assign(path ? Value(expand_home(*text)) : value,
-                             reinterpret_cast<std::byte*>(&config) + option.offset);
+                             static_cast<std::byte*>(object) + option.offset);
+}
+
+}  // namespace
+
+bool assign(const Option& option, const Value& value, JobConfig& config) {
+  return assign_to(option, value, &config);
+}
+
+bool assign(const Option& option, const Value& value, DataSource& source) {
+  return assign_to(option, value, &source);
 }
 
 Value read(const Option& option, const JobConfig& config) {
@@ -174,6 +186,8 @@ std::optional<Value> parse_text(const Option& option, std::string_view text) {
       return Value(split(text, ','));
     case Kind::kTable:
       return parse_table(text);
+    case Kind::kSources:
+      return std::nullopt;
     case Kind::kListOfLists:
       break;
   }
@@ -202,7 +216,10 @@ std::string toml_text(const Value& value) {
           return entries.empty() ? "{}" : fmt::format("{{ {} }}", fmt::join(entries, ", "));
         } else {
           std::vector<std::string> entries;
-          for (const auto& entry : held) entries.push_back(toml_text(Value(entry)));
+          if constexpr (std::is_same_v<T, DataSources>)
+            for (const DataSource& source : held) entries.push_back(toml_text(source));
+          else
+            for (const auto& entry : held) entries.push_back(toml_text(Value(entry)));
           return fmt::format("[{}]", fmt::join(entries, ", "));
         }
       },
@@ -230,6 +247,8 @@ std::string expected(const Option& option) {
       return option.choices.empty() ? "a list of texts" : "a list of " + choices_text(option);
     case Kind::kTable:
       return "a table of at most 1000 texts, each key once, nothing empty";
+    case Kind::kSources:
+      return fmt::format("tables, each written [[{}]]", option.name);
     case Kind::kListOfLists:
       break;
   }
@@ -238,7 +257,7 @@ std::string expected(const Option& option) {
 
 std::string type_name(const Option& option) {
   static constexpr const char* kNames[] = {"true/false", "integer",       "number", "text",
-                                           "list",       "list of lists", "table"};
+                                           "list",       "list of lists", "table",  "list of tables"};
   return kNames[static_cast<int>(option.kind())];
 }
 

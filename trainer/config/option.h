@@ -19,10 +19,10 @@ namespace hyperion::config {
 
 // A value that is read from or written to a JobConfig; monostate means unset.
 using Value = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<std::string>,
-                           std::vector<std::vector<std::string>>, TextTable>;
+                           std::vector<std::vector<std::string>>, TextTable, DataSources>;
 
 // The alternatives of Value except monostate, in its order.
-enum class Kind { kBool, kInteger, kNumber, kText, kList, kListOfLists, kTable };
+enum class Kind { kBool, kInteger, kNumber, kText, kList, kListOfLists, kTable, kSources };
 
 // Reads and writes members of one C++ type. schema.cpp creates them.
 struct MemberType {
@@ -44,7 +44,7 @@ struct Feature {
 struct Option {
   std::string name{};  // dotted: "training.dataloader.num_workers"
   const MemberType* type = nullptr;
-  size_t offset = 0;  // byte offset of the member in a JobConfig
+  size_t offset = 0;  // byte offset of the member in a JobConfig, or in an entry of a list of tables
   std::string meaning{};
 
   std::vector<std::string> choices{};  // allowed texts, also for each entry of a list
@@ -57,9 +57,10 @@ struct Option {
   bool any_case = false;  // a choice may be written in upper or lower case
   std::string form{};     // if set, a text must be a positive whole number or one of `choices`
   bool path = false;      // a file or folder; must not be empty, which would mean the current folder
-  const Feature* feature = nullptr;  // the option matters while this is on
-  bool python_only = false;          // configures Python: accepted, without effect
-  bool in_torchtitan = true;         // torchtitan v0.2.2 has this key
+  const std::vector<Option>* table_keys = nullptr;  // of a list of tables: the keys of each
+  const Feature* feature = nullptr;                 // the option matters while this is on
+  bool python_only = false;                         // configures Python: accepted, without effect
+  bool in_torchtitan = true;                        // torchtitan v0.2.2 has this key
 
   Option& at_least(double value) { return minimum = value, *this; }
   Option& above(double value) { return minimum = value, above_minimum = true, *this; }
@@ -83,6 +84,7 @@ struct Option {
     return choices = {std::move(value)}, form = std::move(form_text), *this;
   }
   Option& a_path() { return path = true, *this; }
+  Option& tables_of(const std::vector<Option>& keys) { return table_keys = &keys, *this; }
   Option& when(const Feature& value) { return feature = &value, *this; }
   Option& only_python() { return python_only = true, *this; }
   Option& hyperion_only() { return in_torchtitan = false, *this; }
@@ -101,12 +103,14 @@ struct Option {
 // Stores `value` if it has the option's type (a whole number is a number too) and range; a path goes through
 // expand_home(). Otherwise leaves `config` unchanged and returns false.
 bool assign(const Option& option, const Value& value, JobConfig& config);
+// Does the same for a key of a list of tables.
+bool assign(const Option& option, const Value& value, DataSource& source);
 
 Value read(const Option& option, const JobConfig& config);
 
 // Parses a command-line text by the option's type, without checking its range: "None" unsets an optional,
 // "a,b" is a list, "a,b;c" a list of lists, "a=b,c=d" a table. Returns nullopt if the text does not have that
-// type.
+// type; lists of tables are in files only.
 std::optional<Value> parse_text(const Option& option, std::string_view text);
 
 // Formats a value as TOML: 0.0008, "text", ["a", "b"], { "a" = "b" }; "null" if unset, which TOML cannot
@@ -118,7 +122,8 @@ std::string command_line_text(const Value& value);
 // Describes the values that the option accepts: "a whole number of at least 1, or -1", "\"full\", \"none\" or
 // ...".
 std::string expected(const Option& option);
-// Returns "true/false", "integer", "number", "text", "list", "list of lists" or "table".
+// Returns "true/false", "integer", "number", "text", "list", "list of lists", "table" or "list of
+// tables".
 std::string type_name(const Option& option);
 
 }  // namespace hyperion::config

@@ -40,6 +40,29 @@ std::string to_toml(const ResolvedConfig& resolved, const models::ModelOverrides
   return text;
 }
 
+namespace {
+
+// Unset keys are null.
+nlohmann::ordered_json json_of(const DataSources& sources) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const DataSource& source : sources) {
+    nlohmann::ordered_json table;
+    const auto add = [&](const char* key, const auto& member) {
+      if constexpr (requires { member.has_value(); })
+        table[key] = member ? nlohmann::ordered_json(*member) : nlohmann::ordered_json();
+      else
+        table[key] = member;
+    };
+#define SOURCE_KEY(type, key, ...) add(#key, source.key);
+#define TRAINING_SOURCE_KEY(type, key, ...) add(#key, source.key);
+#include "trainer/config/sources.def"
+    list.push_back(std::move(table));
+  }
+  return list;
+}
+
+}  // namespace
+
 std::string to_json(const JobConfig& config) {
   using Json = nlohmann::ordered_json;
   Json tree;
@@ -53,6 +76,8 @@ std::string to_json(const JobConfig& config) {
             return nullptr;
           else if constexpr (std::is_same_v<T, TextTable>)
             return Json::object_t(held.begin(), held.end());
+          else if constexpr (std::is_same_v<T, DataSources>)
+            return json_of(held);
           else if constexpr (std::is_same_v<T, double>)  // JSON has no infinite numbers
             return std::isfinite(held) ? Json(held) : Json(toml_text(Value(held)));
           else

@@ -76,19 +76,40 @@ std::string options_help(int width) {
   return text;
 }
 
+namespace {
+
+std::string table_head() {
+  return "| key | type | default | meaning | when | status |\n|---|---|---|---|---|---|\n";
+}
+
+std::string table_row(const Option& option, const std::string& default_value) {
+  std::string meaning = meaning_and_values(option);
+  if (!option.in_torchtitan) meaning += " *Hyperion's own key.*";
+  const std::string when =
+      option.feature == nullptr || option.feature->key == option.name ? "" : option.feature->condition;
+  return fmt::format("| `{}` | {} | `{}` | {} | {} | {} |\n", option.key(), type_name(option), default_value,
+                     meaning, when, status_text(option));
+}
+
+// The default of a key of one table of a list.
+std::string default_of_source(const Option& option) {
+  const DataSource source;
+  const Value value = option.type->read(reinterpret_cast<const std::byte*>(&source) + option.offset);
+  return std::holds_alternative<std::monostate>(value) || option.path ? "not set" : toml_text(value);
+}
+
+}  // namespace
+
 std::string configuration_reference() {
   std::string text = kIntroduction;
   for (const Section& section : schema()) {
-    text += fmt::format(
-        "\n## [{}]\n\n{}\n\n| key | type | default | meaning | when | status |\n|---|---|---|---|---|---|\n",
-        section.name, section.meaning);
+    text += fmt::format("\n## [{}]\n\n{}\n\n{}", section.name, section.meaning, table_head());
+    for (const Option& option : section.options) text += table_row(option, default_text(option));
     for (const Option& option : section.options) {
-      std::string meaning = meaning_and_values(option);
-      if (!option.in_torchtitan) meaning += " *Hyperion's own key.*";
-      const std::string when =
-          option.feature == nullptr || option.feature->key == option.name ? "" : option.feature->condition;
-      text += fmt::format("| `{}` | {} | `{}` | {} | {} | {} |\n", option.key(), type_name(option),
-                          default_text(option), meaning, when, status_text(option));
+      if (option.table_keys == nullptr) continue;
+      text += fmt::format("\n### [[{}]]\n\nThe keys of each table, in the file alone.\n\n{}", option.name,
+                          table_head());
+      for (const Option& key : *option.table_keys) text += table_row(key, default_of_source(key));
     }
   }
   text += "\n## Not available\n\n| key | refused when | because |\n|---|---|---|\n";

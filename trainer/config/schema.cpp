@@ -141,6 +141,32 @@ class SchemaBuilder {
   Option common_;
 };
 
+template <typename T>
+Option source_key(std::string_view list, const char* key, const DataSource& source, const T& member,
+                  const char* meaning) {
+  Option option;
+  option.name = std::string(list) + "." + key;
+  option.type = &member_type<T>();
+  option.offset = static_cast<size_t>(reinterpret_cast<const std::byte*>(&member) -
+                                      reinterpret_cast<const std::byte*>(&source));
+  option.meaning = meaning;
+  option.in_torchtitan = false;
+  return option;
+}
+
+std::vector<Option> build_source_keys(std::string_view list, bool of_training) {
+  const DataSource source;  // whose members' places in memory are measured
+  std::vector<Option> keys;
+#define SOURCE_KEY(type, key, value, meaning, ...) \
+  keys.push_back(source_key(list, #key, source, source.key, meaning) __VA_ARGS__);
+#define TRAINING_SOURCE_KEY(...) \
+  if (of_training) {             \
+    SOURCE_KEY(__VA_ARGS__)      \
+  }
+#include "trainer/config/sources.def"
+  return keys;
+}
+
 std::vector<Section> build() {
   SchemaBuilder builder;
   const JobConfig& table = builder.config();
@@ -178,6 +204,12 @@ const std::vector<const Feature*>& features() {
 #include "trainer/config/features.def"
   };
   return all;
+}
+
+const std::vector<Option>& source_keys(std::string_view list) {
+  static const std::vector<Option> training = build_source_keys("training.sources", true),
+                                   validation = build_source_keys("validation.sources", false);
+  return list == "training.sources" ? training : validation;
 }
 
 const std::vector<Section>& schema() {

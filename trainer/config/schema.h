@@ -23,6 +23,9 @@ struct Section {
   std::vector<Option> options;
 };
 
+// The keys of one table of "training.sources" or "validation.sources", named "training.sources.path".
+const std::vector<Option>& source_keys(std::string_view list);
+
 const std::vector<Section>& schema();
 // Returns the options of all sections in the schema's order.
 const std::vector<std::reference_wrapper<const Option>>& all_options();

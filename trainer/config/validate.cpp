@@ -16,6 +16,7 @@
 #include "trainer/config/mesh_fits.h"
 #include "trainer/config/schema.h"
 #include "trainer/config/validate_experts.h"
+#include "trainer/config/validate_sources.h"
 
 namespace hyperion::config {
 namespace fs = std::filesystem;
@@ -293,10 +294,11 @@ void require_dataset_path(const ResolvedConfig& resolved, std::string_view key, 
                     "too, because nothing is downloaded; \"c4_test\" alone is the {}",
                     key, own));
   };
-  if (key == "training.dataset_path" && !config.training.dataset_path && !uses_default_corpus(config))
+  if (key == "training.dataset_path" && !config.training.dataset_path && config.training.sources.empty() &&
+      !uses_default_corpus(config))
     refuse("training.dataset", "default corpus");
   if (key == "validation.dataset_path" && config.validation.enable && !config.validation.dataset_path &&
-      !validates_on_default_corpus(config))
+      config.validation.sources.empty() && !validates_on_default_corpus(config))
     refuse("validation.dataset", "novel held out of the default corpus");
 }
 
@@ -314,10 +316,12 @@ void check_config(const ResolvedConfig& resolved, const RunContext& run, Problem
   checks.float8();
   checks.model();
   checks.checkpoints();
+  check_sources(resolved, problems);
 }
 
 void check_input(const ResolvedConfig& resolved, const char* key, const fs::path& base, Problems& problems) {
   require_dataset_path(resolved, key, problems);
+  check_source_paths(resolved, key, base, problems);
   const Value value = read(*find_option(key), resolved.config);
   const auto* path = std::get_if<std::string>(&value);
   if (path == nullptr ||
@@ -393,13 +397,15 @@ std::vector<std::string> keys_of_parallelism_without_effect(const ResolvedConfig
 }
 
 bool uses_default_corpus(const JobConfig& config) {
-  return config.training.dataset == Dataset::kC4Test && !config.training.dataset_path;
+  return config.training.dataset == Dataset::kC4Test && !config.training.dataset_path &&
+         config.training.sources.empty();
 }
 
 bool validates_on_default_corpus(const JobConfig& config) {
   const auto& v = config.validation;
-  return !v.dataset_path && (v.dataset == Dataset::kC4Test ||
-                             (v.dataset == Dataset::kC4Validation && uses_default_corpus(config)));
+  return !v.dataset_path && v.sources.empty() &&
+         (v.dataset == Dataset::kC4Test ||
+          (v.dataset == Dataset::kC4Validation && uses_default_corpus(config)));
 }
 
 std::optional<int64_t> checkpointed_blocks(const JobConfig::ActivationCheckpoint& options) {

@@ -1,5 +1,7 @@
 #include "trainer/data/job_data.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
@@ -32,10 +34,6 @@ std::string files_of(const char* table, config::Dataset dataset,
   return path.string();
 }
 
-data::TextField training_field(const config::JobConfig& config) {
-  return {config.training.text_field, kTrainingKeys.field};
-}
-
 data::TextField validation_field(const config::JobConfig& config, const DataKeys& keys) {
   if (!config.validation.text_field) return {config.training.text_field, keys.field, kTrainingKeys.field};
   return {*config.validation.text_field, keys.field};
@@ -45,11 +43,27 @@ bool skips_bad_documents(const config::JobConfig& config) {
   return config.training.on_bad_document == config::OnBadDocument::kSkip;
 }
 
-data::LoaderOptions loader_options(const DataSetup& data, const LoaderContext& context,
-                                   const std::string& path, data::TextField field) {
+// The data sets of a list of sources. `otherwise` is the text field of those that set none.
+std::vector<DataSet> listed_data(const std::string& list, const config::DataSources& sources,
+                                 const data::TextField& otherwise) {
+  std::vector<DataSet> sets;
+  for (const config::DataSource& source : sources) {
+    DataSet& set = sets.emplace_back();
+    set.name = config::name_of(source);
+    set.path = config::resolve_input(source.path, config::install_root()).string();
+    set.key = fmt::format("{}[{}].path", list, sets.size() - 1);
+    const std::string field_key = fmt::format("{}[{}].text_field", list, sets.size() - 1);
+    set.field = source.text_field ? data::TextField{*source.text_field, field_key}
+                                  : data::TextField{otherwise.name, field_key, otherwise.key};
+    set.weight = source.weight;
+    if (source.max_epochs) set.max_epochs = static_cast<uint64_t>(*source.max_epochs);
+  }
+  std::ranges::sort(sets, {}, &DataSet::name);  // the order of the file changes nothing
+  return sets;
+}
+
+data::LoaderOptions loader_options(const DataSetup& data, const LoaderContext& context) {
   data::LoaderOptions options;
-  options.dataset_path = path;
-  options.text_field = std::move(field);
   options.dp_rank = context.dp_rank;
   options.dp_degree = context.dp_degree;
   options.vocab_size = context.vocab_size;
@@ -65,14 +79,26 @@ data::LoaderOptions loader_options(const DataSetup& data, const LoaderContext& c
 
 }  // namespace
 
-std::string training_files(const config::JobConfig& config) {
-  return files_of("training", config.training.dataset, config.training.dataset_path,
-                  config::uses_default_corpus(config), kTrainingCorpus);
+std::vector<DataSet> training_data(const config::JobConfig& config) {
+  const data::TextField field = {config.training.text_field, kTrainingKeys.field};
+  if (!config.training.sources.empty())
+    return listed_data("training.sources", config.training.sources, field);
+  return {{.name = "",
+           .path = files_of("training", config.training.dataset, config.training.dataset_path,
+                            config::uses_default_corpus(config), kTrainingCorpus),
+           .key = kTrainingKeys.path,
+           .field = field}};
 }
 
-std::string validation_files(const config::JobConfig& config) {
-  return files_of("validation", config.validation.dataset, config.validation.dataset_path,
-                  config::validates_on_default_corpus(config), kHeldOutCorpus);
+std::vector<DataSet> validation_data(const config::JobConfig& config, const DataKeys& keys) {
+  const data::TextField field = validation_field(config, keys);
+  if (!config.validation.sources.empty())
+    return listed_data("validation.sources", config.validation.sources, field);
+  return {{.name = "",
+           .path = files_of("validation", config.validation.dataset, config.validation.dataset_path,
+                            config::validates_on_default_corpus(config), kHeldOutCorpus),
+           .key = keys.path,
+           .field = field}};
 }
 
 DataSetup load_tokenizer(const config::JobConfig& config) {
@@ -83,33 +109,39 @@ DataSetup load_tokenizer(const config::JobConfig& config) {
 }
 
 void check_training_documents(const config::JobConfig& config) {
-  const std::string path = training_files(config);
-  if (config::uses_default_corpus(config))
-    log_info("training.dataset = \"{}\" without dataset_path: reading the default corpus {}",
-             text_of(config.training.dataset), path);
-  data::check_text_field(path, training_field(config), kTrainingKeys.path, skips_bad_documents(config));
+  for (const DataSet& set : training_data(config)) {
+    if (config::uses_default_corpus(config))
+      log_info("training.dataset = \"{}\" without dataset_path: reading the default corpus {}",
+               text_of(config.training.dataset), set.path);
+    data::check_text_field(set.path, set.field, set.key, skips_bad_documents(config));
+  }
 }
 
 void check_validation_documents(const config::JobConfig& config, const DataKeys& keys) {
   if (!config.validation.enable) return;
-  const std::string path = validation_files(config);
-  if (config::validates_on_default_corpus(config))
-    log_info("validation.dataset = \"{}\" without dataset_path: reading the default corpus {}",
-             text_of(config.validation.dataset), path);
-  data::check_text_field(path, validation_field(config, keys), keys.path, skips_bad_documents(config));
+  for (const DataSet& set : validation_data(config, keys)) {
+    if (config::validates_on_default_corpus(config))
+      log_info("validation.dataset = \"{}\" without dataset_path: reading the default corpus {}",
+               text_of(config.validation.dataset), set.path);
+    data::check_text_field(set.path, set.field, set.key, skips_bad_documents(config));
+  }
 }
 
 std::string describe_training_data(const config::JobConfig& config) {
-  const std::string path = fs::absolute(training_files(config)).lexically_normal().string();
-  const std::string& field = config.training.text_field;
-  return field == "text" ? path : fmt::format("{}, field \"{}\"", path, field);
+  std::string text;
+  for (const DataSet& set : training_data(config)) {
+    const std::string path = fs::absolute(set.path).lexically_normal().string();
+    text += (text.empty() ? "" : "; ") + (set.name.empty() ? "" : set.name + ": ") + path +
+            (set.field.name == "text" ? "" : fmt::format(", field \"{}\"", set.field.name));
+  }
+  return text;
 }
 
 std::unique_ptr<data::DataLoader> training_loader(const config::JobConfig& config, const DataSetup& data,
                                                   const LoaderContext& context,
-                                                  std::shared_ptr<data::NodeDocuments> node) {
+                                                  std::vector<std::shared_ptr<data::NodeDocuments>> nodes) {
   const auto& training = config.training;
-  data::LoaderOptions options = loader_options(data, context, training_files(config), training_field(config));
+  data::LoaderOptions options = loader_options(data, context);
   options.seq_len = training.seq_len;
   options.rows = training.local_batch_size;
   options.order = {.seed = context.seed,
@@ -118,24 +150,47 @@ std::unique_ptr<data::DataLoader> training_loader(const config::JobConfig& confi
                    .window = static_cast<uint64_t>(training.shuffle_window),
                    .skips_bad_documents = skips_bad_documents(config)};
   options.document_mask = training.document_mask;
-  options.node = std::move(node);
+  options.stops_at_source_end = training.on_source_end == config::OnSourceEnd::kStop;
+  const std::vector<DataSet> sets = training_data(config);
+  nodes.resize(sets.size());
+  for (size_t i = 0; i < sets.size(); ++i) {
+    const DataSet& set = sets[i];
+    if (set.name.empty()) {
+      options.dataset_path = set.path;
+      options.text_field = set.field;
+      options.node = nodes[i];
+    } else {
+      options.sources.push_back({.name = set.name,
+                                 .path = set.path,
+                                 .key = set.key,
+                                 .text_field = set.field,
+                                 .weight = set.weight,
+                                 .max_epochs = set.max_epochs,
+                                 .node = nodes[i]});
+    }
+  }
   return std::make_unique<data::DataLoader>(std::move(options));
 }
 
-std::unique_ptr<data::DataLoader> validation_loader(const config::JobConfig& config, const DataSetup& data,
-                                                    const LoaderContext& context, const DataKeys& keys) {
+std::vector<ValidationLoader> validation_loaders(const config::JobConfig& config, const DataSetup& data,
+                                                 const LoaderContext& context, const DataKeys& keys) {
   const auto& validation = config.validation;
-  data::LoaderOptions options =
-      loader_options(data, context, validation_files(config), validation_field(config, keys));
-  options.dataset_key = keys.path;
-  options.seq_len = validation.seq_len;
-  options.rows = validation.local_batch_size;
-  options.order = {.seed = 0,
-                   .shuffle = false,
-                   .repeat = validation.steps > 0,
-                   .skips_bad_documents = skips_bad_documents(config)};
-  options.document_mask = config.training.document_mask;
-  return std::make_unique<data::DataLoader>(std::move(options));
+  std::vector<ValidationLoader> loaders;
+  for (const DataSet& set : validation_data(config, keys)) {
+    data::LoaderOptions options = loader_options(data, context);
+    options.dataset_path = set.path;
+    options.dataset_key = set.key;
+    options.text_field = set.field;
+    options.seq_len = validation.seq_len;
+    options.rows = validation.local_batch_size;
+    options.order = {.seed = 0,
+                     .shuffle = false,
+                     .repeat = validation.steps > 0,
+                     .skips_bad_documents = skips_bad_documents(config)};
+    options.document_mask = config.training.document_mask;
+    loaders.push_back({set.name, std::make_unique<data::DataLoader>(std::move(options))});
+  }
+  return loaders;
 }
 
 }  // namespace hyperion::trainer

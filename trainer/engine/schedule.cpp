@@ -393,6 +393,8 @@ std::vector<at::Tensor> ScheduleRunner::run(const Plan& plan, const StepInput& i
       case ActionKind::kLoss: {
         MicrobatchState& state = ready_state(action, input);
         gather(action, forward);
+        if (input.metrics != nullptr && input.metrics->losses_of_rows)
+          input.metrics->row_losses[action.microbatch] = stage_.losses_of_rows(state);
         losses[action.microbatch] = stage_.loss(state, input.scale);
         break;
       }

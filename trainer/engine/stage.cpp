@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/stack.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "parallel/comm/trace_range.h"
@@ -152,6 +153,16 @@ at::Tensor Stage::loss(MicrobatchState& state, const at::Tensor& scale) const {
   state.gradient = grad_x;
   state.activation.reset();
   return loss;
+}
+
+at::Tensor Stage::losses_of_rows(const MicrobatchState& state) const {
+  const TraceRange range("losses of rows", group(state.units.end - 1).name());
+  const at::Tensor activation = state.activation.detach();
+  std::vector<at::Tensor> losses;
+  for (int64_t row = 0; row < activation.size(0); ++row)
+    losses.push_back(
+        model_.head().loss_sum(activation.narrow(0, row, 1), state.batch.labels.narrow(0, row, 1)));
+  return at::stack(losses);
 }
 
 void Stage::backward(size_t unit, MicrobatchState& state) const {

@@ -113,6 +113,9 @@ class Stage {
   // Returns the summed cross-entropy (0-dim). If a backward follows, it computes the gradient of
   // scale * loss too: the head runs forward and backward in one call, so that its weights are gathered once.
   at::Tensor loss(MicrobatchState& state, const at::Tensor& scale) const;
+  // Returns the summed cross-entropy of each row, [rows], by a forward of the head for each. Call it before
+  // loss().
+  at::Tensor losses_of_rows(const MicrobatchState& state) const;
   // Runs the backward of a block, whose weights must be gathered, or of the embedding, which needs no
   // weights. Adds to the weights' .grad().
   void backward(size_t unit, MicrobatchState& state) const;

@@ -130,7 +130,7 @@ void MetricsLogger::begin_validation() {
   start_window(window_.steps_done);
 }
 
-void MetricsLogger::log_validation(int64_t step, double loss, const MetricList& extra) {
+void MetricsLogger::log_validation(int64_t step, double loss, const MetricList& losses) {
   if (!paused_) throw_bug("log_validation(step {}) without begin_validation()", step);
   const double seconds = sources_.clock() - window_.start;
   const double tps = tokens_per_second(seconds);
@@ -138,10 +138,13 @@ void MetricsLogger::log_validation(int64_t step, double loss, const MetricList& 
   if (run_.prints || writes_files()) {
     MetricList list = {{"validation_metrics/loss", loss}, {"validation_metrics/throughput(tps)", tps}};
     append_memory(list, "validation_metrics/", memory);
-    list.insert(list.end(), extra.begin(), extra.end());
+    list.insert(list.end(), losses.begin(), losses.end());
     write(step, list);
-    log_coloured(validation_line(
-        {step, loss, gib(memory.max_reserved_bytes), memory.max_reserved_percent, tps}, color_));
+    std::string line = validation_line(
+        {step, loss, gib(memory.max_reserved_bytes), memory.max_reserved_percent, tps}, color_);
+    for (const auto& [tag, value] : losses)
+      line += fmt::format("  {}: {}", tag.substr(tag.rfind('/') + 1), python_fixed(value, 7, 4));
+    log_coloured(line);
   }
   paused_->start += sources_.clock() - window_.start;  // the validation's time did not pass for training
   window_ = *std::exchange(paused_, std::nullopt);

@@ -55,6 +55,9 @@ struct StepMetrics {
   MetricList extra{};          // additional tags for TensorBoard and metrics.jsonl
 };
 
+// Begins the tag of a source's validation loss; its name follows.
+inline constexpr const char* kValidationLossOfSource = "validation_metrics/loss/";
+
 class MetricsLogger {
  public:
   // Creates <dump>/<save_tb_folder>/YYYYMMDD-HHMM[/rank_N] and <dump>/metrics.jsonl; if all ranks save, ranks
@@ -70,7 +73,8 @@ class MetricsLogger {
 
   // Call them around a validation run, so that its tokens, time and memory peak do not count as training's.
   void begin_validation();
-  void log_validation(int64_t step, double loss, const MetricList& extra = {});
+  // `losses`: those of the sources by their tags, which end the line too.
+  void log_validation(int64_t step, double loss, const MetricList& losses = {});
 
   // Writes an event after `step` to metrics.jsonl; docs/metrics.md lists the events. Callable from any
   // thread.
