@@ -8,14 +8,6 @@
 #include "models/description.h"
 
 namespace hyperion::hugging_face {
-namespace {
-
-bool is_expert_bias(std::string_view fqn) {
-  return fqn.starts_with("layers.") && fqn.ends_with(".moe.expert_bias");
-}
-
-}  // namespace
-
 std::vector<HfTensor> hf_tensors(const models::ModelArgs& args, std::string_view fqn) {
   const std::optional<models::NamedShape> found = models::find_shape(args, fqn);
   if (!found) throw_bug("parameter \"{}\" has no name in Hugging Face's {}", fqn, args.family);
@@ -44,7 +36,7 @@ bool hf_may_ignore(const models::ModelArgs& args, std::string_view name) {
 }
 
 bool hf_keeps_float32(std::string_view fqn) {
-  return is_expert_bias(fqn);
+  return fqn.starts_with("layers.") && fqn.ends_with(".moe.expert_bias");
 }
 
 int64_t hf_row(const HfTensor& tensor, int64_t our_row) {

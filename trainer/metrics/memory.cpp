@@ -20,10 +20,6 @@ int64_t peak_of(const c10::CachingAllocator::StatArray& stats) {
   return stats[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)].peak;
 }
 
-int64_t physical_memory() {
-  return int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
-}
-
 // VmHWM of /proc/self/status, which reset_peak() can lower; without /proc the peak since the process started.
 int64_t peak_resident_bytes() {
   std::ifstream status("/proc/self/status");
@@ -38,7 +34,7 @@ int64_t peak_resident_bytes() {
 
 MemoryMonitor::MemoryMonitor(int cuda_index) : cuda_index_(cuda_index) {
   const bool cpu = cuda_index_ == kCpu;
-  capacity_ = cpu ? physical_memory()
+  capacity_ = cpu ? int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE)
                   : static_cast<int64_t>(
                         cuda_allocator().getMemoryInfo(static_cast<c10::DeviceIndex>(cuda_index_)).second);
   reset_peak();
