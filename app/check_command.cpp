@@ -101,6 +101,15 @@ std::string describe_communicators(const trainer::Communicators& communicators, 
                      needs + sum > memory ? ": with them the memory may run out" : "");
 }
 
+// Routers do not deal tokens out evenly: the rows of a rank are reserved for at 1.25 times the mean.
+std::string describe_expert_rows(double rows, double needs, double memory) {
+  if (rows == 0) return "";
+  const double more = rows / 4;
+  return fmt::format(
+      "; experts' rows, counted at the mean of the ranks: a rank with 1.25 times as many needs {} more{}",
+      readable_bytes(more), needs + more > memory ? ", and the memory runs out" : "");
+}
+
 // Returns "3.00 GiB: weights 2.00 GiB, gradients 1.00 GiB", with `words` after the sum.
 std::string sum_of_parts(std::vector<trainer::MemoryPart> parts, const char* words = "") {
   const double sum = trainer::total(parts);
@@ -147,6 +156,7 @@ CheckTable::Verdict check_memory_of_rank(const config::ResolvedConfig& resolved,
   }
   text += known.gpu
               ? fmt::format("; {} is {}", known.gpu->what, readable_bytes(known.gpu->bytes)) +
+                    describe_expert_rows(size.expert_rows, trainer::total(needs.device), known.gpu->bytes) +
                     describe_communicators(size.communicators, config.comm.pipeline_max_ctas,
                                            trainer::total(needs.device), known.gpu->bytes)
               : "; not compared with a GPU's memory: none is in use here, and --gpu-memory is not given";

@@ -120,7 +120,7 @@ Tensor dequantize_blocks(const Quantized& x, at::ScalarType dtype) {
   const Tensor scale =
       at::where(bits.eq(kNan), std::numeric_limits<float>::quiet_NaN(), powers.view(at::kFloat)).to(dtype);
   return x.values.to(dtype)
-      .view({x.values.size(0), -1, kBlock})
+      .view({x.values.size(0), x.values.size(1) / kBlock, kBlock})
       .mul(scale.unsqueeze(-1))
       .view(x.values.sizes());
 }

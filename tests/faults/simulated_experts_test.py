@@ -5,6 +5,7 @@
 Standard library only.
 """
 
+import json
 import re
 
 from jobs import main
@@ -77,6 +78,16 @@ class SimulatedExperts(SimulatedJobTest):
         first = max(i for i, name in enumerate(found) if found[i:i + len(forward)] == forward)
         step = [name for name in found[first:] if name not in ("gather", "sum") and not name.startswith("copy")]
         self.assertRegex(" ".join(step), "(experts ){2}exchange arrived (product )+exchange arrived (experts ){5}exchange (product ){4}arrived")
+
+    def test_rows_beyond_twice_the_mean_run_in_chunks_which_bounds_the_memory_of_a_rank_that_the_router_prefers(self):
+        (self.folder / "data.jsonl").write_text(json.dumps({"text": " a" * 100_000}) + "\n")  # all tokens alike, and their experts
+        tokens = 8 * 256
+        job = self.run_job(*EXPERTS, "--parallelism.expert_parallel_degree=4", "--model.args.num_experts=4", "--model.args.top_k=1", "--model.args.moe_hidden_dim=2048",
+                     "--activation_checkpoint.mode=none", "--training.seq_len=256", "--training.local_batch_size=8", "--training.steps=2", code=0, ranks=4,
+                     env=self.gpu(HYPERION_SIMULATED_MEMORY=200 << 20, HYPERION_SIMULATED_NCCL_MEMORY=1 << 20))
+        said = [f".moe.experts: {4 * tokens} rows for the experts of this rank run in chunks of the ranks' mean, {tokens}" in job.text(r) for r in range(4)]
+        self.assertEqual(sum(said), 1)
+        self.assertEqual(self.metrics()[0]["experts/most_rows_of_a_rank"], 4 * tokens)
 
     def test_memory_that_runs_out_on_the_rows_of_experts_is_said_with_block_rows_and_mean(self):
         job = self.start(*EXPERTS, EP, "--model.args.moe_hidden_dim=2048", "--activation_checkpoint.mode=none", "--training.seq_len=256",

@@ -117,6 +117,7 @@ class SizeOfJob {
                     tokens_ / tensor_ * dim() * compute_;
     size_.repeated = repeated_keys(heads(), static_cast<double>(rows_), keys_at_once(), tensor_, compute_);
     add_attention();
+    if (experts_ > 1 && blocks_with_experts_ > 0) size_.expert_rows = expert_rows();
     size_.tokens = static_cast<double>(rows_) * length_ * static_cast<double>(microbatches_) * 2 *
                    sizeof(int64_t);  // tokens and labels
     return size_;
@@ -303,15 +304,21 @@ class SizeOfJob {
     return least;
   }
 
-  // Counts one block's expert rows, and the FP8 copies of its expert weights.
-  double activations_of_experts() const {
+  // Counts one block's expert rows, as many as the mean of the ranks.
+  double expert_rows() const {
     const models::ExpertWidths& widths = *experts();
     // If TP or ETP shards each expert, each of its ranks holds the rows of the whole group.
+    const double parts = config::divides_experts(config_)
+                             ? static_cast<double>(config_.parallelism.expert_tensor_parallel_degree)
+                             : tensor_;
+    return tokens_ / tensor_ * parts * static_cast<double>(widths.top_k) * compute_ *
+           widths.elements_per_row(parts);
+  }
+
+  // Counts one block's expert rows, and the FP8 copies of its expert weights.
+  double activations_of_experts() const {
     const bool exchanged = config::divides_experts(config_);
-    const double parts =
-        exchanged ? static_cast<double>(config_.parallelism.expert_tensor_parallel_degree) : tensor_;
-    const double rows = tokens_ / tensor_ * parts * static_cast<double>(widths.top_k) * compute_ *
-                        widths.elements_per_row(parts);
+    const double rows = expert_rows();
     if (!config::kGroupedFloat8.on(config_) && !config::kGroupedMx.on(config_)) return rows;
     // FP8 keeps two copies of each expert weight while it is gathered; an unsharded weight always is.
     const double block = block_with_experts()->sum([&](const models::ParameterShape& shape) {

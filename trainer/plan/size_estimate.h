@@ -29,6 +29,7 @@ struct JobSize {
   double gathered = 0;     // gathered weights: of pipeline stages (for several microbatches) or of a block
   double averages = 0;     // EMA
   double activations = 0;  // most at once: block inputs or deferred wgrad inputs, and a chunk of logits
+  double expert_rows = 0;  // of `activations`: rows that ranks exchange, as many as the mean of the ranks
   double sends = 0;        // activations and gradients on their way to other pipeline stages, on a GPU
   double repeated = 0;     // keys and values repeated for all heads, for GPU kernels without GQA
   double attention = 0;    // scratch per thread that computes attention on a CPU

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <functional>
+#include <mutex>
 #include <numeric>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include <ATen/TensorOperators.h>
@@ -17,6 +19,7 @@
 #include "models/layers/deferred_weights.h"
 #include "models/layers/node_state.h"
 #include "models/layers/ops.h"
+#include "models/parts/experts/expert_chunks.h"
 
 namespace hyperion::models {
 namespace {
@@ -180,6 +183,16 @@ struct DownFunction : Function<DownFunction> {
   }
 };
 
+// All ranks send as many rows, so the rows that one of them sends are the mean of those they receive.
+int64_t sum_of_rows(const std::vector<int64_t>& rows) {
+  return std::accumulate(rows.begin(), rows.end(), int64_t{0});
+}
+
+// Returns "layers.3.moe.experts".
+std::string block_of(const Parameter& stack) {
+  return stack.fqn.substr(0, stack.fqn.rfind('.'));
+}
+
 // Runs `work` on the rows that the routers have sent to this rank. If memory runs out, the log says how many
 // they are.
 template <typename Work>
@@ -189,14 +202,11 @@ auto with_received_rows(const Parameter& stack, const KeptRouting& routing, cons
   } catch (const std::exception& error) {
     const std::optional<ExhaustedResource> resource = exhausted_resource(error);
     if (resource && resource->kind == ExhaustedResource::Kind::kMemory && routing.exchange != nullptr) {
-      const auto sum = [](const std::vector<int64_t>& rows) {
-        return std::accumulate(rows.begin(), rows.end(), int64_t{0});
-      };
-      // All ranks send as many rows.
-      const int64_t received = sum(routing.exchange->received), mean = sum(routing.exchange->sent);
+      const int64_t received = sum_of_rows(routing.exchange->received),
+                    mean = sum_of_rows(routing.exchange->sent);
       log_error("{}: memory ran out with {} rows for the experts of this rank; the mean of the ranks is {}{}",
-                stack.fqn.substr(0, stack.fqn.rfind('.')), received, mean,
-                received > 2 * mean ? ": the router prefers them" : "");
+                block_of(stack), received, mean,
+                runs_in_chunks(received, mean) ? ": the router prefers them" : "");
     }
     throw;
   }
@@ -245,10 +255,29 @@ Tensor Experts::forward(RowsForExperts rows, const Tensor& weights, const Tensor
   // The gradient of weights reads the rows that come back; SAC saves them.
   const bool computes = !run.recomputes() || (after.defined() && run.selective == nullptr);
   return with_received_rows(*w1_, rows.routing(), [&] {
-    const Tensor outputs =
-        forward_local(rows.wait(), none, none, rows.routing().exchange->experts, run, computes);
+    const Tensor outputs = forward_received(rows.wait(), rows.routing(), run, computes);
     return sum_of_experts(outputs, after, shared, rows.routing(), *ep_group_, run);
   });
+}
+
+Tensor Experts::forward_received(const Tensor& rows, const KeptRouting& routing, const BlockRun& run,
+                                 bool computes) const {
+  const ExpertExchange& exchange = *routing.exchange;
+  const int64_t received = sum_of_rows(exchange.received), mean = sum_of_rows(exchange.sent);
+  if (!runs_in_chunks(received, mean)) {
+    const Tensor none;
+    return forward_local(rows, none, none, exchange.experts, run, computes);
+  }
+  static std::once_flag said;
+  std::call_once(said, [&] {
+    log_info(
+        "{}: {} rows for the experts of this rank run in chunks of the ranks' mean, {}; so do all above "
+        "twice the mean",
+        block_of(*w1_), received, mean);
+  });
+  const int64_t unit = unit_of_rows(rows).value_or(1);
+  return experts_in_chunks(rows, {.w1 = w1_, .w2 = w2_, .w3 = w3_}, products_, activation_, exchange.experts,
+                           std::max(unit, mean / unit * unit), computes);
 }
 
 Tensor Experts::forward_local(const Tensor& x, const Tensor& weights, const Tensor& shared,

@@ -53,6 +53,9 @@ class Experts {
   std::vector<ParameterPtr> parameters() const { return {w1_, w2_, w3_}; }
 
  private:
+  // The part of forward() between the exchanges.
+  at::Tensor forward_received(const at::Tensor& rows, const KeptRouting& routing, const BlockRun& run,
+                              bool computes) const;
   // The part of forward() on local experts. x has the rows of these experts, or all tokens without an EP
   // group.
   at::Tensor forward_local(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& shared,

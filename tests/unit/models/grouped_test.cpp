@@ -13,14 +13,17 @@
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/randperm.h>
 #include <ATen/ops/tensor.h>
 
 #include "models/flavors/registry.h"
 #include "models/kernels/common/dtype.h"
 #include "models/parts/experts/description.h"
+#include "models/parts/experts/expert_chunks.h"
 #include "models/parts/experts/experts.h"
 #include "tests/support/unwritten_is_nan.h"
 
@@ -160,6 +163,62 @@ TEST_CASE("w1 and w3 as one stack change no bit but the gradient of the input, w
   };
   INFO("squared errors: one product " << error(one[1]) << ", two " << error(apart[1]));
   CHECK(error(one[1]) <= error(apart[1]));
+}
+
+TEST_CASE("chunks of rows begin at multiples and name the experts that have rows in them") {
+  const std::vector<int64_t> ends = {3, 3, 20, 21, 21};
+  std::vector<std::vector<int64_t>> found;
+  for (const RowChunk& chunk : cut_rows(ends, 8))
+    found.push_back({chunk.first_row, chunk.rows, chunk.first_expert, chunk.experts, chunk.divides_last});
+  CHECK(found == std::vector<std::vector<int64_t>>{{0, 8, 0, 3, 1}, {8, 8, 2, 1, 1}, {16, 5, 2, 2, 0}});
+}
+
+TEST_CASE("experts in chunks of rows have the bits of one run but where a cut divides an expert") {
+  const UnwrittenIsNaN guard;
+  const bool padded = GENERATE(false, true);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const int64_t experts = 6, rows = 400, dim = 64, unit = kernels::kGroupUnit;
+  const ModelArgs args = model_args("qwen3", "debugmodel_moe",
+                                    {.dim = dim, .num_experts = experts, .moe_hidden_dim = 96, .top_k = 1});
+  const Experts layer(PartParameters(describe_experts(args), args, 0, {}), args, {});
+  at::manual_seed(2);
+  for (const ParameterPtr& stack : layer.parameters())
+    stack->weight = at::randn(stack->shape).mul(0.3).to(dtype).requires_grad_();
+  const Tensor x = at::randn({rows, dim}).to(dtype), seed = at::randn({rows, dim}).to(dtype);
+  // Expert 1 has most rows, expert 4 none.
+  const Tensor choices =
+      at::cat({at::tensor({0, 5, 3, 2}).repeat({30}), at::full({rows - 120}, 1, at::kLong)})
+          .index_select(0, at::randperm(rows))
+          .unsqueeze(1);
+  const Tensor expert = choices.squeeze(1),
+               rows_of_undivided = (expert != 1).logical_and_(expert != 5).nonzero().squeeze(1);
+  const auto dispatch = std::make_shared<const Dispatch>(
+      dispatch_tokens(choices, experts, padded ? RowCounts::kPadded : RowCounts::kOnHost));
+  const auto run = [&](const auto& forward) {
+    const Tensor leaf = x.detach().clone().requires_grad_();
+    const Tensor y = forward(leaf);
+    y.backward(seed);
+    std::vector<Tensor> all = {y.detach(), leaf.grad()};
+    for (const ParameterPtr& stack : layer.parameters())
+      all.push_back(std::exchange(stack->weight.mutable_grad(), {}));
+    return all;
+  };
+  const std::vector<Tensor> whole =
+      run([&](const Tensor& leaf) { return layer.forward(leaf, Tensor(), Tensor(), {dispatch}, {}); });
+  const ExpertStacks stacks = {layer.parameters()[0], layer.parameters()[1], layer.parameters()[2]};
+  const std::vector<Tensor> cut = run([&](const Tensor& leaf) {
+    return experts_in_chunks(leaf, stacks, {}, args.activation, dispatch, 12 * unit, true);
+  });
+  for (size_t i = 0; i < cut.size(); ++i) {
+    CAPTURE(i, padded, dtype);
+    // A CPU's product of fewer rows may add up in another order.
+    const Tensor own = i < 2 ? rows_of_undivided : at::tensor({0, 2, 3, 4}, at::kLong);
+    CHECK(cut[i].index_select(0, own).equal(whole[i].index_select(0, own)));
+    // Each term of a divided expert's sum is rounded to 2^-9 of itself, and so is the whole.
+    const double apart = (cut[i].to(at::kDouble) - whole[i].to(at::kDouble)).norm().item<double>(),
+                 all = whole[i].to(at::kDouble).norm().item<double>();
+    CHECK(apart <= (dtype == at::kFloat ? 1e-6 : 1.0 / 256) * all);
+  }
 }
 
 TEST_CASE("what libtorch's grouped product does not take is named") {

@@ -1,0 +1,188 @@
+#include "models/parts/experts/expert_chunks.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+
+#include "models/kernels/common/dtype.h"
+#include "models/kernels/kernels.h"
+#include "models/layers/node_state.h"
+
+namespace hyperion::models {
+namespace {
+
+using at::Tensor;
+
+std::vector<int64_t> ends_on_host(const kernels::RowGroups& groups) {
+  std::vector<int64_t> ends;
+  if (groups.ends.defined()) {
+    const Tensor on_host = groups.ends.cpu().to(at::kLong);
+    ends.assign(on_host.const_data_ptr<int64_t>(), on_host.const_data_ptr<int64_t>() + on_host.numel());
+    return ends;
+  }
+  for (const int64_t count : groups.counts) ends.push_back((ends.empty() ? 0 : ends.back()) + count);
+  return ends;
+}
+
+// The groups of a chunk's rows: of all experts, some of them without rows, or of the experts that have some.
+// A product over rows, wgrad, takes no groups without rows.
+struct GroupsOfChunk {
+  GroupsOfChunk(const RowChunk& chunk, const kernels::RowGroups& groups, const std::vector<int64_t>& ends) {
+    const int64_t last_row = chunk.first_row + chunk.rows;
+    const auto first = static_cast<size_t>(chunk.first_expert), experts = static_cast<size_t>(chunk.experts);
+    if (groups.ends.defined()) {
+      all.ends = groups.ends.sub(chunk.first_row).clamp_(0, chunk.rows);
+      present.ends = all.ends.narrow(0, chunk.first_expert, chunk.experts).contiguous();
+      return;
+    }
+    int64_t before = 0;
+    for (const int64_t end : ends) {
+      counts.push_back(std::max<int64_t>(
+          0, std::min(end, last_row) - std::max(std::exchange(before, end), chunk.first_row)));
+    }
+    all.counts = counts;
+    present.counts = all.counts.subspan(first, experts);
+  }
+
+  std::vector<int64_t> counts;
+  kernels::RowGroups all, present;
+};
+
+// The wgrad of a stack as a sum over chunks in order.
+class StackGradient {
+ public:
+  StackGradient(const Parameter& stack, const Tensor& like)
+      : sum_(stack.trainable ? at::zeros(stack.local, like.options()) : Tensor()) {}
+
+  // of_chunk: the wgrad of the chunk's experts.
+  template <typename OfChunk>
+  void add(const RowChunk& chunk, const OfChunk& of_chunk) {
+    if (!sum_.defined()) return;
+    const Tensor terms = of_chunk();
+    int64_t first = 0, end = chunk.experts;
+    if (divided_.defined()) {
+      divided_.add_(terms[first++]);
+      if (end > 1 || !chunk.divides_last) sum_[chunk.first_expert].copy_(std::exchange(divided_, {}));
+    }
+    if (chunk.divides_last && !divided_.defined())
+      divided_ = terms[--end].to(kernels::opmath_dtype(terms), /*non_blocking=*/false, /*copy=*/true);
+    if (end > first)
+      sum_.narrow(0, chunk.first_expert + first, end - first).copy_(terms.narrow(0, first, end - first));
+  }
+
+  const Tensor& sum() const { return sum_; }
+
+ private:
+  Tensor sum_;
+  Tensor divided_;  // of an expert whose rows go on in the next chunk
+};
+
+struct SavedChunks : torch::CustomClassHolder {
+  ExpertStacks stacks;
+  ExpertProducts products;
+  Activation activation{};
+  std::shared_ptr<const Dispatch> dispatch;
+  std::vector<int64_t> ends;
+  std::vector<RowChunk> chunks;
+  Tensor input;
+};
+
+struct ExpertsInChunksFunction : Function<ExpertsInChunksFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& /*w1*/, const Tensor& w2,
+                        const Tensor& /*w3*/, SavedChunks* given, bool computes) {
+    const SavedChunks& job = *given;
+    Tensor outputs;
+    if (computes) {
+      const Tensor rows = gather_rows(x, *job.dispatch, Tensor());
+      outputs = at::empty_like(rows);
+      for (const RowChunk& chunk : job.chunks) {
+        const GroupsOfChunk groups(chunk, job.dispatch->groups(), job.ends);
+        const auto own = [&](const Tensor& all) { return all.narrow(0, chunk.first_row, chunk.rows); };
+        Operand input(own(rows));
+        const variable_list gate_up =
+            job.products.gate_and_up(input, *job.stacks.w1, *job.stacks.w3, groups.all);
+        Operand hidden(kernels::table().gated_activation(gate_up[0], gate_up[1], job.activation));
+        own(outputs).copy_(job.products.output(hidden, *job.stacks.w2, groups.all));
+      }
+      outputs = sum_rows(outputs, *job.dispatch, Tensor());
+    } else {
+      outputs = at::empty({x.size(0), w2.size(1)}, x.options());
+    }
+    SavedChunks saved = std::move(*given);
+    saved.input = x;
+    keep_state(context, std::move(saved));
+    return outputs;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto saved = kept_state<SavedChunks>(context);
+    const ExpertProducts& products = saved->products;
+    const auto& [w1, w2, w3] = saved->stacks;
+    const Tensor grad_rows = gather_rows(grads[0].contiguous(), *saved->dispatch, Tensor());
+    const Tensor rows = gather_rows(std::exchange(saved->input, {}), *saved->dispatch, Tensor());
+    const Tensor grad_inputs = at::empty_like(rows);
+    StackGradient of_w1(*w1, rows), of_w2(*w2, rows), of_w3(*w3, rows);
+    for (const RowChunk& chunk : saved->chunks) {
+      const GroupsOfChunk groups(chunk, saved->dispatch->groups(), saved->ends);
+      const auto own = [&](const Tensor& all) { return all.narrow(0, chunk.first_row, chunk.rows); };
+      Operand input(own(rows)), grad(own(grad_rows));
+      const variable_list gate_up = products.gate_and_up(input, *w1, *w3, groups.all);
+      const Tensor grad_hidden = products.input_gradient(grad, *w2, groups.all);
+      of_w2.add(chunk, [&] {
+        Operand hidden(kernels::table().gated_activation(gate_up[0], gate_up[1], saved->activation));
+        return products.weight_gradient(grad, hidden, groups.present);
+      });
+      const auto [gate, up] =
+          kernels::table().gated_activation_backward(grad_hidden, gate_up[0], gate_up[1], saved->activation);
+      own(grad_inputs).copy_(products.input_gradient_of_both(gate, up, *w1, *w3, groups.all));
+      const auto gradient_of = [&](const Tensor& values) {
+        Operand of_stack(readable_rows(values, groups.all));
+        return products.weight_gradient(of_stack, input, groups.present);
+      };
+      of_w1.add(chunk, [&] { return gradient_of(gate); });
+      of_w3.add(chunk, [&] { return gradient_of(up); });
+    }
+    return {sum_rows(grad_inputs, *saved->dispatch, Tensor()),
+            of_w1.sum(),
+            of_w2.sum(),
+            of_w3.sum(),
+            Tensor(),
+            Tensor()};
+  }
+};
+
+}  // namespace
+
+std::vector<RowChunk> cut_rows(const std::vector<int64_t>& ends, int64_t rows_of_chunk) {
+  std::vector<RowChunk> chunks;
+  for (int64_t row = 0; row < ends.back(); row += rows_of_chunk) {
+    const int64_t end = std::min(row + rows_of_chunk, ends.back());
+    const auto first = std::ranges::upper_bound(ends, row), last = std::ranges::lower_bound(ends, end);
+    chunks.push_back({.first_row = row,
+                      .rows = end - row,
+                      .first_expert = first - ends.begin(),
+                      .experts = last - first + 1,
+                      .divides_last = *last > end});
+  }
+  return chunks;
+}
+
+Tensor experts_in_chunks(const Tensor& x, const ExpertStacks& stacks, const ExpertProducts& products,
+                         Activation activation, const std::shared_ptr<const Dispatch>& dispatch,
+                         int64_t rows_of_chunk, bool computes) {
+  SavedChunks job;
+  job.stacks = stacks;
+  job.products = products;
+  job.activation = activation;
+  job.dispatch = dispatch;
+  job.ends = ends_on_host(dispatch->groups());
+  job.chunks = cut_rows(job.ends, rows_of_chunk);
+  return ExpertsInChunksFunction::apply(x, stacks.w1->weight, stacks.w2->weight, stacks.w3->weight, &job,
+                                        computes);
+}
+
+}  // namespace hyperion::models
