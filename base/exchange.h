@@ -51,6 +51,11 @@ struct Transfer {
   int peer = 0;  // the other rank's index in the group
 };
 
+// The rows [first, first + rows) of a tensor.
+struct RowBlock {
+  int64_t first = 0, rows = 0;
+};
+
 class Exchange {
  public:
   virtual ~Exchange() = default;
@@ -69,11 +74,19 @@ class Exchange {
   virtual Pending start_all_reduce_sum(const at::Tensor& tensor) = 0;
   virtual Pending start_all_reduce_max(const at::Tensor& tensor) = 0;
 
-  // Sends row blocks in rank order: the in_rows[r] rows of `in` go to rank r, out_rows[r] rows of `out`
-  // come from it (its in_rows[rank()]); zero is allowed. Both tensors are [sum of rows, ...] with rows of
-  // one size and one dtype.
-  virtual Pending start_all_to_all(const at::Tensor& out, const at::Tensor& in,
-                                   std::span<const int64_t> out_rows, std::span<const int64_t> in_rows) = 0;
+  // An all-to-all of n blocks of rows for each rank, which lie anywhere in `in` and `out`. Block r * n + i of
+  // `in_blocks` goes to rank r, that of `out_blocks` comes from it; the i-th block that one rank sends is the
+  // i-th that the other receives. Blocks may be empty. Both tensors have rows of one size and one dtype. Rows
+  // of `out` outside the blocks are not written.
+  virtual Pending start_block_exchange(const at::Tensor& out, const at::Tensor& in,
+                                       std::span<const RowBlock> out_blocks,
+                                       std::span<const RowBlock> in_blocks) = 0;
+  // Sends all rows in rank order: the in_rows[r] rows of `in` go to rank r, out_rows[r] rows of `out` come
+  // from it (its in_rows[rank()]); zero is allowed.
+  Pending start_all_to_all(const at::Tensor& out, const at::Tensor& in, std::span<const int64_t> out_rows,
+                           std::span<const int64_t> in_rows) {
+    return start_block_exchange(out, in, blocks_of_all(out, out_rows), blocks_of_all(in, in_rows));
+  }
 
   // Runs several sends and receives as one operation. A received tensor has the number of elements and the
   // dtype that its peer sends. Start both directions between two ranks before waiting for either, over NCCL
@@ -85,6 +98,19 @@ class Exchange {
   }
   Pending start_recv(const at::Tensor& tensor, int peer) {
     return start_transfers({{Transfer::Kind::kReceive, tensor, peer}});
+  }
+
+ private:
+  // Returns blocks of so many rows behind each other; none if these are not all rows, which is refused then.
+  static std::vector<RowBlock> blocks_of_all(const at::Tensor& tensor, std::span<const int64_t> counts) {
+    std::vector<RowBlock> blocks;
+    int64_t first = 0;
+    for (const int64_t rows : counts) {
+      blocks.push_back({first, rows});
+      first += rows;
+    }
+    if (tensor.dim() == 0 || first != tensor.size(0)) blocks.clear();
+    return blocks;
   }
 };
 

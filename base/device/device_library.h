@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include <c10/util/intrusive_ptr.h>
@@ -31,7 +32,7 @@ struct NcclOptions {
 
 // Every function may throw c10::Error. Device indices count the visible devices.
 struct DeviceLibrary {
-  static constexpr uint32_t kVersion = 7;  // raised whenever this struct or Kernels changes
+  static constexpr uint32_t kVersion = 8;  // raised whenever this struct or Kernels changes
   uint32_t version;
   uint32_t struct_size;
 
@@ -59,6 +60,16 @@ struct DeviceLibrary {
   // Collective over the group's ranks, which are connected when it returns.
   c10::intrusive_ptr<c10d::Backend> (*make_nccl_backend)(const c10::intrusive_ptr<c10d::Store>& store,
                                                          int rank, int size, const NcclOptions& options);
+  // A send or receive of bytes on the GPU.
+  struct NcclMessage {
+    bool sends = false;
+    int peer = 0;
+    void* memory = nullptr;
+    size_t bytes = 0;
+  };
+  // Adds messages to the coalesced operation of a group of make_nccl_backend(), behind its first call. They
+  // are part of that operation's Work, and cost the host no call of c10d each.
+  void (*add_nccl_messages)(c10d::Backend& group, int device_index, std::span<const NcclMessage> messages);
 };
 
 // The only symbol that libhyperion_cuda.so exports for us: const DeviceLibrary* hyperion_device_library().

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <exception>
 #include <stdexcept>
@@ -14,6 +15,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "base/device/device_library.h"
 #include "base/device/error_text.h"
 #include "base/hash.h"
 #include "base/log.h"
@@ -242,6 +244,20 @@ class GlooCommunicator : public BackendCommunicator {
   std::vector<uint32_t> sent_, received_;  // number of messages, by peer
 };
 
+// If the blocks are one for each rank and lie behind each other, returns their rows and sets their number for
+// each rank.
+at::Tensor rows_behind_each_other(const at::Tensor& tensor, std::span<const RowBlock> blocks,
+                                  std::vector<int64_t>& rows) {
+  if (blocks.size() != rows.size()) return {};
+  int64_t end = blocks[0].first;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i].first != end) return {};
+    rows[i] = blocks[i].rows;
+    end += rows[i];
+  }
+  return tensor.narrow(0, blocks[0].first, end - blocks[0].first);
+}
+
 // --- NCCL: asyncOp = false launches on the current stream, so there is nothing to wait for ---
 
 class NcclCommunicator : public BackendCommunicator {
@@ -293,12 +309,37 @@ class NcclCommunicator : public BackendCommunicator {
     return [work = c10d_backend().barrier()] { work->wait(); };
   }
   // One c10d call for all blocks: a send and a receive cost the host 10 us each, and an entry of the flight
-  // recorder. NCCL copies this rank's own block too.
-  Finish do_all_to_all(const at::Tensor& out, const at::Tensor& in, std::span<const int64_t> out_rows,
-                       std::span<const int64_t> in_rows) override {
-    at::Tensor to = out, from = in;
-    std::vector<int64_t> received(out_rows.begin(), out_rows.end()), sent(in_rows.begin(), in_rows.end());
-    return [work = c10d_backend().alltoall_base(to, from, received, sent), out, in] { work->wait(); };
+  // recorder. NCCL copies this rank's own blocks too. Where blocks do not lie behind each other, the call is
+  // an all-to-all of no rows, which makes the streams wait for each other; the blocks are added to its group.
+  Finish do_all_to_all(const at::Tensor& out, const at::Tensor& in, std::span<const RowBlock> out_blocks,
+                       std::span<const RowBlock> in_blocks) override {
+    const auto ranks = static_cast<size_t>(size());
+    std::vector<int64_t> received(ranks), sent(ranks);
+    at::Tensor to = rows_behind_each_other(out, out_blocks, received),
+               from = rows_behind_each_other(in, in_blocks, sent);
+    if (to.defined() && from.defined())
+      return [work = c10d_backend().alltoall_base(to, from, received, sent), out, in] { work->wait(); };
+    std::vector<DeviceLibrary::NcclMessage> messages;
+    const size_t each = in_blocks.size() / ranks;
+    const int64_t row_bytes =
+        static_cast<int64_t>(in.element_size()) * c10::multiply_integers(in.sizes().slice(1));
+    const auto add = [&](bool sends, void* data, const RowBlock& block, size_t i) {
+      if (block.rows > 0)
+        messages.push_back({sends, static_cast<int>(i / each),
+                            static_cast<std::byte*>(data) + block.first * row_bytes,
+                            static_cast<size_t>(block.rows * row_bytes)});
+    };
+    for (size_t i = 0; i < in_blocks.size(); ++i) {
+      add(/*sends=*/true, in.data_ptr(), in_blocks[i], i);
+      add(/*sends=*/false, out.data_ptr(), out_blocks[i], i);
+    }
+    to = out.narrow(0, 0, 0);
+    from = in.narrow(0, 0, 0);
+    std::vector<int64_t> none(ranks);
+    c10d_backend().startCoalescing();
+    c10d_backend().alltoall_base(to, from, none, none);
+    device_library().add_nccl_messages(c10d_backend(), out.get_device(), messages);
+    return [work = c10d_backend().endCoalescing(), out, in] { work->wait(); };
   }
   // Runs as one group call. NCCL connects two ranks at their first transfer.
   Finish do_transfers(const std::vector<Transfer>& transfers, bool /*is_all_to_all*/) override {

@@ -4,10 +4,10 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <stdexcept>
 
 #include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/_foreach_zero.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <c10/util/accumulate.h>
@@ -120,46 +120,54 @@ Pending Communicator::start_all_reduce(const at::Tensor& tensor, bool max) {
   return start_collective("all_reduce", [&] { return do_all_reduce(tensor, max); });
 }
 
-Pending Communicator::start_all_to_all(const at::Tensor& out, const at::Tensor& in,
-                                       std::span<const int64_t> out_rows, std::span<const int64_t> in_rows) {
-  const auto ranks = static_cast<size_t>(size()), self = static_cast<size_t>(rank());
-  // Returns the number of elements of a row, or -1 if the counts do not add up to the tensor's rows.
-  const auto row_numel = [&](const at::Tensor& tensor, std::span<const int64_t> counts) -> int64_t {
-    if (counts.size() != ranks || tensor.dim() == 0 ||
-        std::ranges::any_of(counts, [](int64_t n) { return n < 0; }))
-      return -1;
-    const int64_t rows = std::accumulate(counts.begin(), counts.end(), int64_t{0});
-    return rows == tensor.size(0) ? c10::multiply_integers(tensor.sizes().slice(1)) : -1;
+Pending Communicator::start_block_exchange(const at::Tensor& out, const at::Tensor& in,
+                                           std::span<const RowBlock> out_blocks,
+                                           std::span<const RowBlock> in_blocks) {
+  const size_t ranks = static_cast<size_t>(size()), each = in_blocks.size() / ranks;
+  const auto of_rank = [&](std::span<const RowBlock> blocks, int r) {
+    return blocks.subspan(static_cast<size_t>(r) * each, each);
   };
-  const int64_t width = row_numel(in, in_rows);
-  require_matching_tensors(width >= 0 && width == row_numel(out, out_rows) && in_rows[self] == out_rows[self],
-                           *this, "all_to_all", out, in);
+  // Returns the number of elements of a row, or -1 if the blocks do not lie in the tensor.
+  const auto row_numel = [&](const at::Tensor& tensor, std::span<const RowBlock> blocks) -> int64_t {
+    if (each == 0 || blocks.size() != each * ranks || tensor.dim() == 0) return -1;
+    for (const auto& [first, rows] : blocks)
+      if (first < 0 || rows < 0 || first + rows > tensor.size(0)) return -1;
+    return c10::multiply_integers(tensor.sizes().slice(1));
+  };
+  const int64_t width = row_numel(in, in_blocks);
+  const auto as_many = [](const RowBlock& a, const RowBlock& b) { return a.rows == b.rows; };
+  require_matching_tensors(
+      width >= 0 && width == row_numel(out, out_blocks) &&
+          std::ranges::equal(of_rank(in_blocks, rank()), of_rank(out_blocks, rank()), as_many),
+      *this, "all_to_all", out, in);
+  int64_t sent = 0;
+  for (int r = 0; r < size(); ++r)
+    for (const RowBlock& block : of_rank(in_blocks, r)) sent += r == rank() ? 0 : block.rows;
   if (out.numel() > 0 || in.numel() > 0)
-    notify_observer(
-        "all_to_all", in.scalar_type(),
-        static_cast<int64_t>(in.nbytes()) - in_rows[self] * width * static_cast<int64_t>(in.element_size()));
-  return start_collective("all_to_all", [&] { return do_all_to_all(out, in, out_rows, in_rows); });
+    notify_observer("all_to_all", in.scalar_type(), sent * width * static_cast<int64_t>(in.element_size()));
+  return start_collective("all_to_all", [&] { return do_all_to_all(out, in, out_blocks, in_blocks); });
 }
 
 Communicator::Finish Communicator::do_all_to_all(const at::Tensor& out, const at::Tensor& in,
-                                                 std::span<const int64_t> out_rows,
-                                                 std::span<const int64_t> in_rows) {
+                                                 std::span<const RowBlock> out_blocks,
+                                                 std::span<const RowBlock> in_blocks) {
+  const size_t each = in_blocks.size() / static_cast<size_t>(size());
   std::vector<Transfer> transfers;
-  at::Tensor own_out, own_in;
-  int64_t out_row = 0, in_row = 0;
-  for (int r = 0; r < size(); ++r) {
-    const at::Tensor from = out.narrow(0, out_row, out_rows[r]), to = in.narrow(0, in_row, in_rows[r]);
-    if (r == rank_) {
-      own_out = from;
-      own_in = to;
-    } else {
-      transfers.push_back({Transfer::Kind::kSend, to, r});
-      transfers.push_back({Transfer::Kind::kReceive, from, r});
+  std::vector<at::Tensor> own_out, own_in;
+  for (size_t i = 0; i < in_blocks.size(); ++i) {
+    const at::Tensor from = out.narrow(0, out_blocks[i].first, out_blocks[i].rows),
+                     to = in.narrow(0, in_blocks[i].first, in_blocks[i].rows);
+    if (const int peer = static_cast<int>(i / each); peer != rank_) {
+      transfers.push_back({Transfer::Kind::kSend, to, peer});
+      transfers.push_back({Transfer::Kind::kReceive, from, peer});
+    } else if (each == 1) {
+      from.copy_(to, /*non_blocking=*/true);
+    } else if (to.numel() > 0) {
+      own_out.push_back(from);
+      own_in.push_back(to);
     }
-    out_row += out_rows[r];
-    in_row += in_rows[r];
   }
-  own_out.copy_(own_in, /*non_blocking=*/true);
+  if (!own_out.empty()) at::_foreach_copy_(own_out, own_in, /*non_blocking=*/true);
   return transfers.empty() ? nullptr : do_transfers(transfers, /*is_all_to_all=*/true);
 }
 
@@ -324,17 +332,41 @@ class LocalCommunicator : public Communicator {
       for (const auto& [kind, tensor, peer] : transfers)
         if (kind == Transfer::Kind::kReceive) tensor.zero_();
     });
-    // A receive may be started on another stream than the one that reads it.
-    const at::Device device = transfers[0].tensor.device();
-    const auto received = std::make_shared<DeviceEvent>();
-    received->record(DeviceStream::current(device));
-    return [received, device] { DeviceStream::current(device).wait(*received); };
+    return received_on(transfers[0].tensor.device());
+  }
+  // Own blocks are copied in the range too: NCCL's kernel copies them.
+  Finish do_all_to_all(const at::Tensor& out, const at::Tensor& in, std::span<const RowBlock> out_blocks,
+                       std::span<const RowBlock> in_blocks) override {
+    const size_t each = in_blocks.size() / static_cast<size_t>(size());
+    std::vector<at::Tensor> own_out, own_in, received;
+    size_t bytes = 0;
+    for (size_t i = 0; i < in_blocks.size(); ++i) {
+      const at::Tensor from = out.narrow(0, out_blocks[i].first, out_blocks[i].rows),
+                       to = in.narrow(0, in_blocks[i].first, in_blocks[i].rows);
+      const bool own = static_cast<int>(i / each) == rank();
+      if (!own) bytes += to.nbytes();
+      if (from.numel() == 0) continue;
+      (own ? own_out : received).push_back(from);
+      if (own) own_in.push_back(to);
+    }
+    stand_in("fake transfers", bytes, [&] {
+      if (!own_out.empty()) at::_foreach_copy_(own_out, own_in, /*non_blocking=*/true);
+      if (!received.empty()) at::_foreach_zero_(received);
+    });
+    return received_on(out.device());
   }
   Finish do_gather(const at::Tensor& out, const at::Tensor& in) override {
     if (rank() == 0) copy_into_slots({{out, in}});
     return nullptr;
   }
   Finish do_broadcast(const at::Tensor&) override { return nullptr; }
+
+  // A receive may be started on another stream than the one that reads it.
+  static Finish received_on(at::Device device) {
+    const auto received = std::make_shared<DeviceEvent>();
+    received->record(DeviceStream::current(device));
+    return [received, device] { DeviceStream::current(device).wait(*received); };
+  }
 
   size_t peers() const { return static_cast<size_t>(size()) - 1; }
 

@@ -97,8 +97,9 @@ class Communicator : public Coordinator, public Exchange {
 
   // A size or dtype that differs from the peer's is an error on the receiving rank. NCCL does not notice
   // it: there the group's timeout ends the job.
-  Pending start_all_to_all(const at::Tensor& out, const at::Tensor& in, std::span<const int64_t> out_rows,
-                           std::span<const int64_t> in_rows) override;
+  Pending start_block_exchange(const at::Tensor& out, const at::Tensor& in,
+                               std::span<const RowBlock> out_blocks,
+                               std::span<const RowBlock> in_blocks) override;
   Pending start_transfers(std::vector<Transfer> transfers) override;
 
   // Returns when every rank has arrived. On CUDA it blocks the host.
@@ -133,9 +134,9 @@ class Communicator : public Coordinator, public Exchange {
   virtual Finish do_reduce_scatter_sum(const std::vector<CollectivePart>& parts) = 0;
   virtual Finish do_all_reduce(const at::Tensor& tensor, bool max) = 0;
   virtual Finish do_barrier() = 0;
-  // Runs start_all_to_all(). The default copies this rank's block and sends the others as messages.
-  virtual Finish do_all_to_all(const at::Tensor& out, const at::Tensor& in, std::span<const int64_t> out_rows,
-                               std::span<const int64_t> in_rows);
+  // Runs start_block_exchange(). The default copies this rank's blocks and sends the others as messages.
+  virtual Finish do_all_to_all(const at::Tensor& out, const at::Tensor& in,
+                               std::span<const RowBlock> out_blocks, std::span<const RowBlock> in_blocks);
   // Runs the messages of one operation, including empty ones. With `is_all_to_all` they are the blocks
   // exchanged with other ranks. Groups that move nothing between two ranks do not implement it.
   virtual Finish do_transfers(const std::vector<Transfer>& transfers, bool is_all_to_all);

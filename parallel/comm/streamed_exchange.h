@@ -36,9 +36,10 @@ class StreamedExchange : public Exchange {
   Pending start_all_reduce_sum(const at::Tensor& tensor) override;
   Pending start_all_reduce_max(const at::Tensor& tensor) override;
   // The group already runs these on its own stream.
-  Pending start_all_to_all(const at::Tensor& out, const at::Tensor& in, std::span<const int64_t> out_rows,
-                           std::span<const int64_t> in_rows) override {
-    return group_.start_all_to_all(out, in, out_rows, in_rows);
+  Pending start_block_exchange(const at::Tensor& out, const at::Tensor& in,
+                               std::span<const RowBlock> out_blocks,
+                               std::span<const RowBlock> in_blocks) override {
+    return group_.start_block_exchange(out, in, out_blocks, in_blocks);
   }
   Pending start_transfers(std::vector<Transfer> transfers) override {
     return group_.start_transfers(std::move(transfers));

@@ -93,9 +93,9 @@ class WatchedExchange final : public Exchange {
   }
   Pending start_all_reduce_sum(const Tensor& tensor) override { return group_.start_all_reduce_sum(tensor); }
   Pending start_all_reduce_max(const Tensor& tensor) override { return group_.start_all_reduce_max(tensor); }
-  Pending start_all_to_all(const Tensor& out, const Tensor& in, std::span<const int64_t> out_rows,
-                           std::span<const int64_t> in_rows) override {
-    return group_.start_all_to_all(out, in, out_rows, in_rows);
+  Pending start_block_exchange(const Tensor& out, const Tensor& in, std::span<const RowBlock> out_blocks,
+                               std::span<const RowBlock> in_blocks) override {
+    return group_.start_block_exchange(out, in, out_blocks, in_blocks);
   }
   Pending start_transfers(std::vector<Transfer> transfers) override {
     held.push_back(memory_.live());

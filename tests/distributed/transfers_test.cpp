@@ -65,6 +65,37 @@ int64_t wrong_in_all_to_all(Communicator& group, int64_t scale, at::ScalarType d
   return out.ne(expected).sum().item<int64_t>();
 }
 
+// Block `part` of `from` for `to` is numbered as if each part had ranks of its own.
+at::Tensor block_of(int from, int to, int part, int64_t scale, int64_t width) {
+  return numbers(from + 5 * part, to, rows(from + part, to, scale) * width, at::kBFloat16);
+}
+
+// Three blocks for each rank, from places in another order than they are sent in, to places with gaps.
+int64_t wrong_in_blocks(Communicator& group, int64_t scale) {
+  constexpr int64_t kWidth = 5, kGap = 2;
+  constexpr int kParts = 3;
+  const int own = group.rank(), ranks = group.size();
+  std::vector<RowBlock> in_blocks(static_cast<size_t>(ranks * kParts)), out_blocks(in_blocks);
+  std::vector<at::Tensor> in, wanted;
+  int64_t in_rows = 0, out_rows = 0;
+  for (int part = 0; part < kParts; ++part) {
+    for (int r = 0; r < ranks; ++r) {
+      const auto block = static_cast<size_t>(r * kParts + part);
+      in.push_back(block_of(own, r, part, scale, kWidth));
+      wanted.push_back(block_of(r, own, part, scale, kWidth));
+      in_blocks[block] = {in_rows, in.back().numel() / kWidth};
+      out_blocks[block] = {out_rows, wanted.back().numel() / kWidth};
+      in_rows += in_blocks[block].rows;
+      out_rows += out_blocks[block].rows;
+    }
+    wanted.push_back(at::full({kGap * kWidth}, -1, at::kBFloat16));
+    out_rows += kGap;
+  }
+  const at::Tensor out = at::full({out_rows, kWidth}, -1, at::kBFloat16);
+  group.start_block_exchange(out, at::cat(in).view({-1, kWidth}), out_blocks, in_blocks).wait();
+  return out.view({-1}).ne(at::cat(wanted)).sum().item<int64_t>();
+}
+
 }  // namespace
 
 TEST_CASE("an all-to-all brings every row to its rank also where some have none") {
@@ -77,6 +108,8 @@ TEST_CASE("an all-to-all brings every row to its rank also where some have none"
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kLong, at::kByte})
       for (const int64_t scale : {int64_t{0}, int64_t{1}, int64_t{70'001}})  // up to 8 MiB for one rank
         wrong += wrong_in_all_to_all(job.group, dtype == at::kLong ? scale / 3 : scale, dtype);
+    for (const int64_t scale : {int64_t{0}, int64_t{1}, int64_t{10'001}})
+      wrong += wrong_in_blocks(job.group, scale);
     return wrong;
   });
   for (const int64_t wrong : results) CHECK(wrong == 0);

@@ -86,6 +86,27 @@ TEST_CASE("all-to-alls and transfers over NCCL bring everything to its rank what
             group.all_reduce_sum(sum);
             exchange.wait();
             wrong += differences(out, wanted) + differences(sum, at::full_like(sum, 4));
+            // The halves of each block of rows, all first halves before the others, and a gap behind each.
+            std::vector<RowBlock> in_blocks, out_blocks;
+            std::vector<at::Tensor> placed;
+            int64_t in_first = 0, out_first = 0, gap = out.size(0);
+            for (int r = 0; r < 4; ++r) {
+              const int64_t in_half = in_rows[r] / 2, out_half = out_rows[r] / 2;
+              in_blocks.insert(in_blocks.end(),
+                               {{in_first, in_half}, {in_first + in_half, in_rows[r] - in_half}});
+              out_blocks.insert(out_blocks.end(), {{out_first, out_half}, {gap, out_rows[r] - out_half}});
+              in_first += in_rows[r];
+              out_first += out_half;
+              gap += out_rows[r] - out_half + 1;
+            }
+            const at::Tensor apart = at::full({gap, 3}, -1.0, out.options());
+            Pending blocks =
+                group.start_block_exchange(apart, at::cat(in).view({-1, 3}), out_blocks, in_blocks);
+            group.all_reduce_sum(sum);
+            blocks.wait();
+            for (const auto& [first, rows] : out_blocks) placed.push_back(apart.narrow(0, first, rows));
+            wrong += differences(at::cat(placed), wanted) + differences(sum, at::full_like(sum, 16));
+            wrong += static_cast<double>((apart.eq(-1).all(1).sum() != gap - wanted.size(0)).item<bool>());
           }
           // A ring: what was received is sent on, three times.
           at::Tensor held = numbers(own, own, 500'003);

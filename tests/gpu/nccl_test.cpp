@@ -73,8 +73,8 @@ class HandedBack final : public Exchange {
   Pending start_reduce_scatter_sum(const at::Tensor&, const at::Tensor&) override { return none(); }
   Pending start_all_reduce_sum(const at::Tensor&) override { return none(); }
   Pending start_all_reduce_max(const at::Tensor&) override { return none(); }
-  Pending start_all_to_all(const at::Tensor&, const at::Tensor&, std::span<const int64_t>,
-                           std::span<const int64_t>) override {
+  Pending start_block_exchange(const at::Tensor&, const at::Tensor&, std::span<const RowBlock>,
+                               std::span<const RowBlock>) override {
     return none();
   }
   Pending start_transfers(std::vector<Transfer> transfers) override {

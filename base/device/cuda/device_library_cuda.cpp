@@ -77,6 +77,26 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10
   return group;
 }
 
+// Names what ProcessGroupNCCL protects: the stream that its collectives run on.
+struct StreamOfGroup : c10d::ProcessGroupNCCL {
+  static cudaStream_t get(c10d::ProcessGroupNCCL& group, int device_index) {
+    return (group.*(&StreamOfGroup::ncclStreams_)).at(std::to_string(device_index)).stream();
+  }
+};
+
+void add_nccl_messages(c10d::Backend& group, int device_index,
+                       std::span<const DeviceLibrary::NcclMessage> messages) {
+  auto& nccl = dynamic_cast<c10d::ProcessGroupNCCL&>(group);
+  auto* const communicator = reinterpret_cast<ncclComm_t>(nccl.getCommPtr());
+  TORCH_CHECK(communicator != nullptr, "the group has no NCCL communicator yet");
+  const cudaStream_t stream = StreamOfGroup::get(nccl, device_index);
+  for (const auto& [sends, peer, memory, bytes] : messages) {
+    const ncclResult_t result = sends ? ncclSend(memory, bytes, ncclInt8, peer, communicator, stream)
+                                      : ncclRecv(memory, bytes, ncclInt8, peer, communicator, stream);
+    TORCH_CHECK(result == ncclSuccess || result == ncclInProgress, "NCCL: ", ncclGetErrorString(result));
+  }
+}
+
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) const DeviceLibrary* hyperion_device_library() {
@@ -96,6 +116,7 @@ extern "C" __attribute__((visibility("default"))) const DeviceLibrary* hyperion_
       .memory_snapshot = torch::cuda::_memory_snapshot_pickled,
       .add_kernels = kernels::add_cuda_kernels,
       .make_nccl_backend = make_nccl_backend,
+      .add_nccl_messages = add_nccl_messages,
   };
   return &library;
 }

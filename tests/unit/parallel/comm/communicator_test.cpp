@@ -7,6 +7,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
@@ -147,6 +148,14 @@ TEST_CASE("a fake group receives zeros and keeps its own block of an all-to-all"
   CHECK(out[0].equal(at::zeros({2})));
   CHECK(out[3].equal(at::zeros({2})));
   CHECK(ledger.entry("ep/0", "all_to_all").bytes == 4 * 2 * 4);
+  // Two blocks for each rank, received in another order, with a row between them.
+  const std::vector<RowBlock> in_blocks = {{0, 1}, {1, 0}, {1, 1}, {2, 1}, {3, 2}, {5, 1}},
+                              out_blocks = {{0, 1}, {3, 1}, {4, 1}, {1, 1}, {6, 0}, {5, 1}};
+  const at::Tensor apart = at::full({6, 2}, 7.0);
+  group->start_block_exchange(apart, in, out_blocks, in_blocks).wait();
+  const at::Tensor zeros = at::zeros({1, 2}), gap = at::full({1, 2}, 7.0);
+  CHECK(apart.equal(at::cat({zeros, in.narrow(0, 2, 1), gap, zeros, in.narrow(0, 1, 1), zeros})));
+  CHECK(ledger.entry("ep/0", "all_to_all").bytes == 4 * 2 * 4 + 4 * 2 * 4);
   const at::Tensor received = at::ones({5});
   group->start_transfers({{Transfer::Kind::kSend, in, 2}, {Transfer::Kind::kReceive, received, 0}}).wait();
   CHECK(received.equal(at::zeros({5})));
@@ -167,6 +176,14 @@ TEST_CASE("all-to-alls and transfers that do not fit are refused before anything
   CHECK_THROWS_AS(all_to_all({3, 2}, {2, 1}, {1, 3}, {0, 1}), Error);     // rows of two sizes
   CHECK_THROWS_AS(all_to_all({3, 2}, {2, 1, 0}, {1, 2}, {0, 1}), Error);  // of three ranks
   CHECK_THROWS_AS(all_to_all({1, 2}, {0, 1}, {1, 2}, {-1, 2}), Error);    // less than none
+  const auto exchange = [&](const std::vector<RowBlock>& out, const std::vector<RowBlock>& in) {
+    return group->start_block_exchange(at::zeros({3, 2}), at::zeros({2, 2}), out, in);
+  };
+  exchange({{0, 1}, {1, 0}, {2, 1}, {1, 1}}, {{0, 0}, {0, 1}, {1, 1}, {0, 1}}).wait();
+  CHECK_THROWS_AS(exchange({{0, 4}, {0, 1}}, {{0, 1}, {1, 1}}), Error);          // behind the end
+  CHECK_THROWS_AS(exchange({{-1, 1}, {0, 1}}, {{0, 1}, {1, 1}}), Error);         // before the first row
+  CHECK_THROWS_AS(exchange({{0, 1}, {1, 1}}, {{0, 1}, {1, 1}, {0, 0}}), Error);  // not as many for each rank
+  CHECK_THROWS_AS(exchange({}, {}), Error);
   for (const int peer : {-1, 1, 2})
     CHECK_THROWS_WITH(group->start_send(at::zeros({1}), peer),
                       Catch::Contains("group ep/0: rank 1 of 2 has no peer"));
