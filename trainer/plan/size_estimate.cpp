@@ -290,7 +290,8 @@ class SizeOfJob {
     const double boundary = tokens_ / tensor_ * dim() * compute_;
     double bytes = std::max(boundary * kept_inputs, deferred) +
                    length_ * static_cast<double>(heads().rotated) * sizeof(float);
-    if (blocks_with_experts_ > 0) bytes += activations_of_experts();
+    if (blocks_with_experts_ > 0)  // a pipeline's inputs from and for other stages have no order of rows
+      bytes += activations_of_experts() + order_of_rows() * (kept_inputs - (share_ == nullptr ? 0 : 2));
     if (context_ > 1) bytes += activations_of_shared_sequences(kept_inputs);
     if (share_ == nullptr || share_->has_head()) bytes += logits();
     return bytes;
@@ -307,12 +308,7 @@ class SizeOfJob {
   // Counts one block's expert rows, as many as the mean of the ranks.
   double expert_rows() const {
     const models::ExpertWidths& widths = *experts();
-    // If TP or ETP shards each expert, each of its ranks holds the rows of the whole group.
-    const double parts = config::divides_experts(config_)
-                             ? static_cast<double>(config_.parallelism.expert_tensor_parallel_degree)
-                             : tensor_;
-    return tokens_ / tensor_ * parts * static_cast<double>(widths.top_k) * compute_ *
-           widths.elements_per_row(parts);
+    return assignments() * compute_ * widths.elements_per_row(parts_of_expert());
   }
 
   // Counts one block's expert rows, and the FP8 copies of its expert weights.
@@ -326,6 +322,34 @@ class SizeOfJob {
     });
     const bool stays = exchanged ? !shards_experts_ : shards_ == 1;
     return rows + 2 * block * (stays ? blocks_with_experts_ : 1);
+  }
+
+  // Returns between how many ranks TP or ETP shards each expert.
+  double parts_of_expert() const {
+    return config::divides_experts(config_)
+               ? static_cast<double>(config_.parallelism.expert_tensor_parallel_degree)
+               : tensor_;
+  }
+  // Returns a block's assignments of tokens to experts. Each of the ranks that share an expert has those of
+  // all of them.
+  double assignments() const {
+    return tokens_ / tensor_ * parts_of_expert() * static_cast<double>(experts()->top_k);
+  }
+  // Bytes that a kept input adds for the order of its block's rows (models/parts/experts/dispatch.h): the
+  // choice, the assignment, the token and the row of each assignment. All inputs count as if they were of the
+  // stage with the fewest blocks with experts; the head has none.
+  double order_of_rows() const {
+    double least = 1;
+    const auto add = [&](const PipelineShare::Stage& stage) {
+      const auto inputs = static_cast<double>(stage.end_block - stage.first_block + stage.head);
+      const double with_experts = model_.sum_over_blocks(
+          stage.first_block, stage.end_block,
+          [](const models::BlockDescription& block) { return block.feed_forward.experts ? 1.0 : 0.0; });
+      if (inputs > 0) least = std::min(least, with_experts / inputs);
+    };
+    if (share_ == nullptr) add({.end_block = model_.blocks(), .head = true});
+    if (share_ != nullptr) std::ranges::for_each(share_->stages, add);
+    return least * assignments() * 4 * sizeof(int32_t);
   }
 
   double activations_of_shared_sequences(double kept_inputs) const {

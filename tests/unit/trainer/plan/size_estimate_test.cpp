@@ -77,7 +77,8 @@ TEST_CASE("stages and tensor parallel ranks of a model with experts have their p
   // What makes the latents, the gate and four norms are on both ranks.
   CHECK(2 * parameters_of(model, block, 2) - parameters_of(model, block) ==
         Approx(7168 * (1536 + 512 + 64 + 256 + 2) + 1536 + 512));
-  // Rows of experts lie where there are some: eight of each token, as inputs and as two hidden rows, in bf16.
+  // Rows of experts lie where there are some: eight of each token, as inputs and as two hidden rows, in bf16,
+  // and four numbers of 32 bits as their order.
   const auto of_experts = [&](const std::string& keys) {
     const config::JobConfig job =
         resolved("[model]\nname = \"deepseek_v3\"\nflavor = \"671B\"\n" + keys).config;
@@ -87,12 +88,25 @@ TEST_CASE("stages and tensor parallel ranks of a model with experts have their p
     };
     return activations(3) - activations(0);
   };
-  const double slots = 8.0 * 2048 * 8, eight = 2048 / 8;
-  CHECK(of_experts("") == Approx(2 * slots * (7168 + 2 * 2048)));
+  const double slots = 8.0 * 2048 * 8, eight = 2048 / 8, order = 4 * 4;
+  CHECK(of_experts("") == Approx(slots * (2 * (7168 + 2 * 2048) + order)));
   // Tensor parallel ranks that divide each expert have the rows of all of them, else those of their tokens.
   const std::string parts = "[parallelism]\ntensor_parallel_degree = 8\n";
-  CHECK(of_experts(parts) == Approx(2 * slots * (7168 + 2 * eight)));
-  CHECK(of_experts(parts + "expert_parallel_degree = 2") == Approx(2 * slots / 8 * (7168 + 2 * 2048)));
+  CHECK(of_experts(parts) == Approx(slots * (2 * (7168 + 2 * eight) + order)));
+  CHECK(of_experts(parts + "expert_parallel_degree = 2") ==
+        Approx(slots / 8 * (2 * (7168 + 2 * 2048) + order)));
+  // Each kept block has an order of its own; dense blocks and the head have none.
+  const config::JobConfig job = resolved("[model]\nname = \"deepseek_v3\"\nflavor = \"671B\"\n").config;
+  const auto kept = [&](const PipelineShare::Stage& stage, int64_t inputs) {
+    const PipelineShare share = share_of({stage}, inputs);
+    return job_size(job, model, 1, 1, &share).activations;
+  };
+  const double boundary = 2.0 * 8 * 2048 * 7168;
+  CHECK(kept({.first_block = 3, .end_block = 5}, 12) - kept({.first_block = 3, .end_block = 5}, 2) ==
+        Approx(10 * (boundary + slots * order)));
+  CHECK(kept({.first_block = 1, .end_block = 4, .head = true}, 12) -
+            kept({.first_block = 1, .end_block = 4, .head = true}, 2) ==
+        Approx(10 * (boundary + slots * order / 4)));
   // In FP8 two copies of the stacks besides.
   const std::string converted = "converters = [\"quantize.grouped_mm.float8\"]\n";
   CHECK(of_experts(converted) - of_experts("") == Approx(2 * 3.0 * 7168 * 2048 * 256));
