@@ -142,7 +142,8 @@ void time_products(const BenchmarkDevice& place, const ExpertShape& shape, bool 
 void time_order(const ExpertShape& shape) {
   const int64_t tokens = shape.rows / shape.top_k;
   const Tensor choices =
-      std::get<1>(at::rand({tokens, shape.layer_experts}, at::TensorOptions(at::kCUDA)).topk(shape.top_k));
+      std::get<1>(at::rand({tokens, shape.layer_experts}, at::TensorOptions(at::kCUDA)).topk(shape.top_k))
+          .to(at::kInt);
   const auto order = [&] {
     return kernels::table().order_rows(choices, shape.layer_experts, kernels::kGroupUnit);
   };

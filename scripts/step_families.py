@@ -29,7 +29,7 @@ FAMILIES = (
     ("norms", r"aten::(add|copy)", "", "model in fp32"),
     ("residual adds", r"aten::add|foreach_add|triton_poi_.*add", "", "model"),
     ("casts and copies", r"aten::(copy_|cat|_to_copy|clone)", "", ""),
-    ("fills", r"aten::(zero_|fill_)|memset", "", ""),
+    ("fills", r"aten::(zero_|fill_|_foreach_zero_)|memset", "", ""),
 )
 PRODUCTS, HEAD_PRODUCTS, GROUPED, ROUTING, OTHER = "products", "products of the head", "products of experts", "routing and order", "other"
 OF_BLOCKS = {PRODUCTS, GROUPED, ROUTING, "attention", "norms", "RoPE", "SwiGLU", "residual adds", "casts and copies", "FP8 casts"}
@@ -100,7 +100,7 @@ class Widths:
 
 def is_routing(record, widths):
     """Choices, counts and order are integers; scores, terms and sums of a token's rows and the gradient of its weights are in fp32."""
-    if not widths.experts or not OF_A_BLOCK.search(record.range) or re.search("embedding|aten::(zero|fill)_", record.operator):
+    if not widths.experts or not OF_A_BLOCK.search(record.range) or re.search("embedding|aten::(zero_|fill_|_foreach_zero)", record.operator):
         return False
     return bool(re.search(OF_ROUTING, record.operator)) or record.dtype in ("Long", "Int", "Bool") or (
         record.operator == "aten::sum" or record.dtype == "fp32" and len(record.sizes) in (2, 3))

@@ -60,6 +60,11 @@ class SimulatedExperts(SimulatedJobTest):
         self.assertEqual({line: times for line, times in step.items() if line.startswith("synchronize") or "pageable" in line or line == counts},
                          {"synchronize\tevent": blocks + 1, counts: blocks * 2})
         self.assertEqual(step["operator\taten::_grouped_mm"], blocks * (2 + 2 + 3))  # also with the experts of one rank
+        # Rows are permuted by the rank whose tokens they are: as they leave, and as they or their gradients come back.
+        passes = {"order_rows": 1, "gather_rows": 1 + 2, "sum_rows": 1 + 1, "products_of_rows": 1, "weight_rows": None}
+        self.assertEqual({name: step.get(f"operator\thyperion::{name}") for name in passes},
+                         {name: times and blocks * times for name, times in passes.items()})
+        self.assertEqual([line for line in step if "repeat_interleave" in line or "index_fill" in line], [])
 
     def test_rows_travel_while_the_shared_experts_run_and_the_host_waits_under_the_gather_of_the_rows_to_send(self):
         trace = self.folder / "trace"
@@ -70,13 +75,13 @@ class SimulatedExperts(SimulatedJobTest):
                      env=self.gpu("eager"), env_of={0: {"HYPERION_SIMULATED_TRACE": trace}})
         names = {"operator\thyperion::order_rows": "order", "operator\thyperion::gather_rows": "gather", "operator\thyperion::sum_rows": "sum",
                  "operator\taten::mm": "product", "operator\taten::_grouped_mm": "experts", "c10d\tall_to_allv": "exchange", "c10d\twait": "arrived",
-                 "synchronize\tevent": "host waits", "copy\tto pinned, 32 bytes": "copy of counts"}
+                 "synchronize\tevent": "host waits", "copy\tto pinned, 32 bytes": "copy of counts", "copy\tfrom pinned, 8 bytes": "ends of groups"}
         lines = trace.read_text().splitlines()
-        # Nothing else is copied before the first rows leave.
+        # Nothing else is copied before the first rows leave, and nothing orders those that come.
         found = [names.get(line, line) for line in lines if line in names or line.startswith("copy")]
-        forward = ["order", "exchange", "arrived", *2 * ["copy of counts"], "gather", "arrived", "host waits", "exchange", "order", *2 * ["product"], "arrived"]
+        forward = ["order", "exchange", "arrived", *2 * ["copy of counts"], "gather", "arrived", "host waits", "exchange", "ends of groups", *2 * ["product"], "arrived"]
         first = max(i for i, name in enumerate(found) if found[i:i + len(forward)] == forward)
-        step = [name for name in found[first:] if name not in ("gather", "sum") and not name.startswith("copy")]
+        step = [name for name in found[first:] if name not in ("gather", "sum", "ends of groups") and not name.startswith("copy")]
         self.assertRegex(" ".join(step), "(experts ){2}exchange arrived (product )+exchange arrived (experts ){5}exchange (product ){4}arrived")
 
     def test_rows_beyond_twice_the_mean_run_in_chunks_which_bounds_the_memory_of_a_rank_that_the_router_prefers(self):

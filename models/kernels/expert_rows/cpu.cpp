@@ -30,9 +30,9 @@ const float* weights_or_null(const Tensor& weights) {
 RowOrder order_rows(const Tensor& given, int64_t experts, int64_t unit) {
   const Tensor choices = given.contiguous();
   const int64_t assignments = choices.numel(), k = choices.size(1);
-  const auto* choice = choices.const_data_ptr<int64_t>();
+  const auto* choice = choices.const_data_ptr<int32_t>();
   RowOrder order;
-  order.expert_rows = at::zeros({experts}, choices.options());
+  order.expert_rows = at::zeros({experts}, choices.options().dtype(at::kLong));
   auto* counts = order.expert_rows.mutable_data_ptr<int64_t>();
   for (int64_t assignment = 0; assignment < assignments; ++assignment) ++counts[choice[assignment]];
   std::vector<int64_t> next(static_cast<size_t>(experts));  // row of each expert
@@ -50,13 +50,13 @@ RowOrder order_rows(const Tensor& given, int64_t experts, int64_t unit) {
   order.assignments = at::zeros({rows}, choices.options());
   order.tokens = at::zeros({rows}, choices.options());
   order.rows = at::empty({assignments}, choices.options());
-  auto *assignment_of = order.assignments.mutable_data_ptr<int64_t>(),
-       *token_of = order.tokens.mutable_data_ptr<int64_t>(), *row_of = order.rows.mutable_data_ptr<int64_t>();
+  auto *assignment_of = order.assignments.mutable_data_ptr<int32_t>(),
+       *token_of = order.tokens.mutable_data_ptr<int32_t>(), *row_of = order.rows.mutable_data_ptr<int32_t>();
   for (int64_t assignment = 0; assignment < assignments; ++assignment) {
     const int64_t row = next[choice[assignment]]++;
-    assignment_of[row] = assignment;
-    token_of[row] = assignment / k;
-    row_of[assignment] = row;
+    assignment_of[row] = static_cast<int32_t>(assignment);
+    token_of[row] = static_cast<int32_t>(assignment / k);
+    row_of[assignment] = static_cast<int32_t>(row);
   }
   return order;
 }
@@ -65,9 +65,9 @@ Tensor gather_rows(const Tensor& given, const RowOrder& order, const Tensor& wei
   const Tensor x = given.contiguous();
   const int64_t rows = order.tokens.numel(), n = x.size(1);
   Tensor out = at::empty({rows, n}, x.options());
-  const auto *token_of = order.tokens.const_data_ptr<int64_t>(),
-             *assignment_of = order.assignments.const_data_ptr<int64_t>(),
-             *row_of = order.rows.const_data_ptr<int64_t>();
+  const auto *token_of = order.tokens.const_data_ptr<int32_t>(),
+             *assignment_of = order.assignments.const_data_ptr<int32_t>(),
+             *row_of = order.rows.const_data_ptr<int32_t>();
   const float* weight = weights_or_null(weights);
   with_element_type(x, [&]<typename T>(T) {
     const T* from = x.const_data_ptr<T>();
@@ -96,7 +96,7 @@ Tensor sum_rows(const Tensor& given_rows, const Tensor& row_of_assignment, const
   const Tensor rows = given_rows.contiguous(), weights = dense(given_weights), added = dense(given_added);
   const int64_t n = rows.size(1), tokens = row_of_assignment.numel() / k;
   Tensor out = at::empty({tokens, n}, rows.options());
-  const auto* row_of = row_of_assignment.const_data_ptr<int64_t>();
+  const auto* row_of = row_of_assignment.const_data_ptr<int32_t>();
   const float* weight = weights_or_null(weights);
   with_element_type(rows, [&]<typename T>(T) {
     const T *from = rows.const_data_ptr<T>(), *more = added.defined() ? added.const_data_ptr<T>() : nullptr;
@@ -120,7 +120,7 @@ Tensor products_of_rows(const Tensor& given_a, const Tensor& given_b, const Tens
   const Tensor a = given_a.contiguous(), b = given_b.contiguous();
   const int64_t n = a.size(1);
   Tensor products = at::empty(row_of_assignment.sizes(), a.options().dtype(at::kFloat));
-  const auto* row_of = row_of_assignment.const_data_ptr<int64_t>();
+  const auto* row_of = row_of_assignment.const_data_ptr<int32_t>();
   auto* product = products.mutable_data_ptr<float>();
   with_element_type(a, [&]<typename T>(T) {
     const T *of_a = a.const_data_ptr<T>(), *of_b = b.const_data_ptr<T>();
@@ -138,8 +138,8 @@ WeightedRows weight_rows(const Tensor& given_a, const Tensor& given_b, const Row
   const int64_t n = a.size(1);
   WeightedRows out = {at::empty_like(a), at::empty_like(b),
                       at::empty(order.rows.sizes(), a.options().dtype(at::kFloat))};
-  const auto *assignment_of = order.assignments.const_data_ptr<int64_t>(),
-             *row_of = order.rows.const_data_ptr<int64_t>();
+  const auto *assignment_of = order.assignments.const_data_ptr<int32_t>(),
+             *row_of = order.rows.const_data_ptr<int32_t>();
   const auto* weight = weights.const_data_ptr<float>();
   auto* product = out.products.mutable_data_ptr<float>();
   with_element_type(a, [&]<typename T>(T) {

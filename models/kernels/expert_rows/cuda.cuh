@@ -15,7 +15,7 @@ constexpr unsigned kRowThreads = 256, kSumThreads = 256;
 // Reads the block's choices; entries behind the last choice are -1.
 __device__ inline void read_choices(const OrderRowsTask& task, int* choices) {
   const int64_t assignment = static_cast<int64_t>(blockIdx.x) * kAssignmentsPerBlock + threadIdx.x;
-  choices[threadIdx.x] = assignment < task.assignment_count ? static_cast<int>(task.choices[assignment]) : -1;
+  choices[threadIdx.x] = assignment < task.assignment_count ? task.choices[assignment] : -1;
   __syncthreads();
 }
 
@@ -102,11 +102,11 @@ __global__ void __launch_bounds__(kAssignments) place_slots(const OrderRowsTask 
   __syncthreads();
   const int expert = choices[thread];
   if (expert < 0) return;
-  int64_t row = next[expert];
+  int row = next[expert];
   for (int i = 0; i < thread; ++i) row += choices[i] == expert ? 1 : 0;
   const int64_t assignment = static_cast<int64_t>(block) * kAssignments + thread;
-  task.assignments[row] = assignment;
-  task.tokens[row] = assignment / task.top_k;
+  task.assignments[row] = static_cast<int>(assignment);
+  task.tokens[row] = static_cast<int>(assignment / task.top_k);
   task.rows[assignment] = row;
 }
 
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kRowThreads) gather_row(const GatherRowsTask t
 template <typename T, int kChunk>
 __global__ void __launch_bounds__(kRowThreads) sum_rows_of_token(const SumRowsTask task) {
   const int64_t token = blockIdx.x;
-  const int64_t* const rows = task.rows + token * task.top_k;
+  const int32_t* const rows = task.rows + token * task.top_k;
   const float* const weights = task.weights == nullptr ? nullptr : task.weights + token * task.top_k;
   const int64_t stride = static_cast<int64_t>(blockDim.x) * kChunk;
   for (int64_t at = static_cast<int64_t>(threadIdx.x) * kChunk; at < task.n; at += stride) {

@@ -23,15 +23,15 @@ RowOrder order_rows(const Launch& launch, const Tensor& given, int64_t experts, 
               kMaxFusedExperts);
   const int64_t blocks =
       std::max<int64_t>((assignments + kAssignmentsPerBlock - 1) / kAssignmentsPerBlock, 1);
-  const auto integers = choices.options(), small = integers.dtype(at::kInt);
+  const auto small = choices.options(), integers = small.dtype(at::kLong);
   const Tensor counts = at::empty({blocks + 1, experts}, small);
-  RowOrder order = {at::empty({rows}, integers),
-                    at::empty({rows}, integers),
-                    at::empty({assignments}, integers),
+  RowOrder order = {at::empty({rows}, small),
+                    at::empty({rows}, small),
+                    at::empty({assignments}, small),
                     at::empty({experts}, integers),
                     {},
                     {}};
-  OrderRowsTask task{.choices = choices.const_data_ptr<int64_t>(),
+  OrderRowsTask task{.choices = choices.const_data_ptr<int32_t>(),
                      .assignment_count = assignments,
                      .row_count = rows,
                      .blocks = static_cast<int>(blocks),
@@ -39,9 +39,9 @@ RowOrder order_rows(const Launch& launch, const Tensor& given, int64_t experts, 
                      .top_k = static_cast<int>(choices.size(1)),
                      .unit = static_cast<int>(unit),
                      .counts = counts.mutable_data_ptr<int>(),
-                     .assignments = order.assignments.mutable_data_ptr<int64_t>(),
-                     .tokens = order.tokens.mutable_data_ptr<int64_t>(),
-                     .rows = order.rows.mutable_data_ptr<int64_t>(),
+                     .assignments = order.assignments.mutable_data_ptr<int32_t>(),
+                     .tokens = order.tokens.mutable_data_ptr<int32_t>(),
+                     .rows = order.rows.mutable_data_ptr<int32_t>(),
                      .expert_rows = order.expert_rows.mutable_data_ptr<int64_t>()};
   if (unit > 0) {
     order.ends = at::empty({experts}, small);
@@ -69,9 +69,9 @@ Tensor gather_rows(const Launch& launch, const Tensor& given_x, const RowOrder& 
   Tensor out = at::empty({rows, x.size(1)}, x.options());
   const GatherRowsTask task{.x = x.const_data_ptr(),
                             .out = out.mutable_data_ptr(),
-                            .assignments = order.assignments.const_data_ptr<int64_t>(),
-                            .tokens = order.tokens.const_data_ptr<int64_t>(),
-                            .rows = order.rows.const_data_ptr<int64_t>(),
+                            .assignments = order.assignments.const_data_ptr<int32_t>(),
+                            .tokens = order.tokens.const_data_ptr<int32_t>(),
+                            .rows = order.rows.const_data_ptr<int32_t>(),
                             .weights = weights_of(weights, order.rows.numel(), "gather_rows: weights"),
                             .row_count = rows,
                             .n = x.size(1)};
@@ -93,7 +93,7 @@ Tensor sum_rows(const Launch& launch, const Tensor& given_rows, const Tensor& ro
   const SumRowsTask task{.in = rows.const_data_ptr(),
                          .added = added.defined() ? added.const_data_ptr() : nullptr,
                          .out = out.mutable_data_ptr(),
-                         .rows = row_of_assignment.const_data_ptr<int64_t>(),
+                         .rows = row_of_assignment.const_data_ptr<int32_t>(),
                          .weights = weights_of(weights, row_of_assignment.numel(), "sum_rows: weights"),
                          .tokens = tokens,
                          .n = rows.size(1),
@@ -112,7 +112,7 @@ Tensor products_of_rows(const Launch& launch, const Tensor& given_a, const Tenso
   const RowProductsTask task{.a = a.const_data_ptr(),
                              .b = b.const_data_ptr(),
                              .products = products.mutable_data_ptr<float>(),
-                             .rows = row_of_assignment.const_data_ptr<int64_t>(),
+                             .rows = row_of_assignment.const_data_ptr<int32_t>(),
                              .assignment_count = row_of_assignment.numel(),
                              .row_count = a.size(0),
                              .n = a.size(1)};
@@ -133,8 +133,8 @@ WeightedRows weight_rows(const Launch& launch, const Tensor& given_a, const Tens
                              .weighted_a = out.a.mutable_data_ptr(),
                              .weighted_b = out.b.mutable_data_ptr(),
                              .products = out.products.mutable_data_ptr<float>(),
-                             .assignments = order.assignments.const_data_ptr<int64_t>(),
-                             .rows = order.rows.const_data_ptr<int64_t>(),
+                             .assignments = order.assignments.const_data_ptr<int32_t>(),
+                             .rows = order.rows.const_data_ptr<int32_t>(),
                              .weights = weights_of(weights, order.rows.numel(), "weight_rows: weights"),
                              .assignment_count = order.rows.numel(),
                              .row_count = a.size(0),

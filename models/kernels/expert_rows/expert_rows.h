@@ -6,13 +6,13 @@
 namespace hyperion::kernels {
 
 struct RowOrder {
-  at::Tensor assignments, tokens;  // int64 [rows]: the assignment and the token of each row
-  at::Tensor rows;                 // int64 [assignments]: the row of each assignment
+  at::Tensor assignments, tokens;  // int32 [rows]: the assignment and the token of each row
+  at::Tensor rows;                 // int32 [assignments]: the row of each assignment
   at::Tensor expert_rows;          // int64 [experts]: the number of assignments of each expert
   at::Tensor ends,
       padding;  // see PaddedGroups; undefined without padding. Padding rows have arbitrary assignments.
 };
-// Sorts the assignments of choices, int64 [tokens, top_k], by expert; the sort is stable. unit: groups are
+// Sorts the assignments of choices, int32 [tokens, top_k], by expert; the sort is stable. unit: groups are
 // padded to multiples of it; 0: no padding.
 using OrderRows = RowOrder(const at::Tensor& choices, int64_t experts, int64_t unit);
 

@@ -33,7 +33,7 @@ Tensor times_weights(const Tensor& rows, const RowOrder& order, const Tensor& we
 }  // namespace
 
 RowOrder order_rows(const Tensor& choices, int64_t experts, int64_t unit) {
-  const Tensor flat = choices.flatten();
+  const Tensor flat = choices.flatten().to(at::kLong);
   const int64_t assignments = flat.numel();
   RowOrder order;
   order.expert_rows = at::zeros({experts}, flat.options()).scatter_add_(0, flat, at::ones_like(flat));
@@ -52,6 +52,8 @@ RowOrder order_rows(const Tensor& choices, int64_t experts, int64_t unit) {
   }
   order.tokens = order.assignments.floor_divide(choices.size(1));
   order.rows = at::empty_like(flat).index_copy_(0, sorted, row);
+  for (Tensor* const numbers : {&order.assignments, &order.tokens, &order.rows})
+    *numbers = numbers->to(at::kInt);
   return order;
 }
 

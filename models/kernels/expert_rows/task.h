@@ -1,5 +1,5 @@
-// The arguments of the CUDA kernels of experts' rows. Indices are int64, weights and products are fp32, and
-// rows are contiguous.
+// The arguments of the CUDA kernels of experts' rows. Indices of rows are int32, weights and products are
+// fp32, and rows are contiguous.
 #pragma once
 
 #include "models/kernels/common/launch.h"
@@ -13,11 +13,12 @@ constexpr int kMaxBlocksRead = 400;  // each of so many blocks reads the counts 
 // Takes two launches: the first counts the assignments of each expert in each block, the last places the
 // rows. Above kMaxBlocksRead blocks a launch between them sums the counts.
 struct OrderRowsTask {
-  const int64_t* choices = nullptr;  // [assignments]
+  const int32_t* choices = nullptr;  // [assignments]
   int64_t assignment_count = 0, row_count = 0;
   int blocks = 0, experts = 0, top_k = 0, unit = 0;
   int* counts = nullptr;  // [blocks + 1, experts], the last of them for the sums of all blocks
-  int64_t *assignments = nullptr, *tokens = nullptr, *rows = nullptr, *expert_rows = nullptr;
+  int32_t *assignments = nullptr, *tokens = nullptr, *rows = nullptr;
+  int64_t* expert_rows = nullptr;
   int* ends = nullptr;         // null: groups are not padded
   int64_t* padding = nullptr;  // [experts, unit]
 };
@@ -26,7 +27,7 @@ struct OrderRowsTask {
 struct GatherRowsTask {
   const void* x = nullptr;  // [tokens, n]
   void* out = nullptr;      // [row_count, n]
-  const int64_t *assignments = nullptr, *tokens = nullptr, *rows = nullptr;
+  const int32_t *assignments = nullptr, *tokens = nullptr, *rows = nullptr;
   const float* weights = nullptr;  // [assignments]; null: none
   int64_t row_count = 0, n = 0;
 };
@@ -34,7 +35,7 @@ struct GatherRowsTask {
 struct SumRowsTask {
   const void *in = nullptr, *added = nullptr;  // [rows, n]; [tokens, n] or null
   void* out = nullptr;                         // [tokens, n]
-  const int64_t* rows = nullptr;               // [tokens, top_k]
+  const int32_t* rows = nullptr;               // [tokens, top_k]
   const float* weights = nullptr;              // [tokens, top_k]; null: none
   int64_t tokens = 0, n = 0;
   int top_k = 0;
@@ -46,7 +47,7 @@ struct RowProductsTask {
   const void *a = nullptr, *b = nullptr;  // [row_count, n]
   void *weighted_a = nullptr, *weighted_b = nullptr;
   float* products = nullptr;  // [assignments]
-  const int64_t *assignments = nullptr, *rows = nullptr;
+  const int32_t *assignments = nullptr, *rows = nullptr;
   const float* weights = nullptr;
   int64_t assignment_count = 0, row_count = 0, n = 0;
 };

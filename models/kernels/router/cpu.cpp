@@ -23,19 +23,20 @@ bool chosen_before(float a, float b) {
 
 // The indices of the `count` first of values in the order of RoutedTokens. In one pass: most candidates come
 // after all of those found before.
-void choose_first(const float* values, int64_t n, int64_t count, int64_t* out) {
+template <typename Index>
+void choose_first(const float* values, int64_t n, int64_t count, Index* out) {
   int64_t found = 0;
   for (int64_t candidate = 0; candidate < n; ++candidate) {
     if (found == count && !chosen_before(values[candidate], values[out[count - 1]])) continue;
     int64_t place = found < count ? found++ : count - 1;
     for (; place > 0 && chosen_before(values[candidate], values[out[place - 1]]); --place)
       out[place] = out[place - 1];
-    out[place] = candidate;
+    out[place] = static_cast<Index>(candidate);
   }
 }
 
 void choose_of_tokens(const float* scores, const float* bias, const RoutingOptions& options, int64_t begin,
-                      int64_t end, int64_t* choices) {
+                      int64_t end, int32_t* choices) {
   const int64_t experts = options.experts, groups = options.groups;
   const int64_t in_group = groups > 0 ? experts / groups : 0;
   std::vector<float> biased(static_cast<size_t>(experts)), of_groups(static_cast<size_t>(groups));
@@ -61,9 +62,9 @@ void choose_of_tokens(const float* scores, const float* bias, const RoutingOptio
 RoutedTokens route_tokens(const Tensor& logits, const Tensor& given_bias, const RoutingOptions& options) {
   const Tensor scores = plain::expert_scores(logits, options).contiguous(),
                bias = given_bias.to(at::kFloat).contiguous();
-  const Tensor choices = at::empty({scores.size(0), options.top_k}, scores.options().dtype(at::kLong));
+  const Tensor choices = at::empty({scores.size(0), options.top_k}, scores.options().dtype(at::kInt));
   const auto *score = scores.const_data_ptr<float>(), *added = bias.const_data_ptr<float>();
-  auto* out = choices.mutable_data_ptr<int64_t>();
+  auto* out = choices.mutable_data_ptr<int32_t>();
   parallel_for(0, scores.size(0), kTokens,
                [&](int64_t begin, int64_t end) { choose_of_tokens(score, added, options, begin, end, out); });
   return {scores, choices};
@@ -74,7 +75,7 @@ Tensor routing_weights(const Tensor& given_scores, const Tensor& given_choices,
   const Tensor scores = given_scores.contiguous(), choices = given_choices.contiguous();
   Tensor weights = at::empty(choices.sizes(), scores.options());
   const auto* score = scores.const_data_ptr<float>();
-  const auto* choice = choices.const_data_ptr<int64_t>();
+  const auto* choice = choices.const_data_ptr<int32_t>();
   auto* out = weights.mutable_data_ptr<float>();
   const int64_t k = options.top_k, experts = options.experts;
   const auto factor = static_cast<float>(options.scale);
@@ -98,7 +99,7 @@ Tensor routing_weights_backward(const Tensor& given_grad, const Tensor& given_sc
                choices = given_choices.contiguous();
   const Tensor grad_logits = at::empty(scores.sizes(), scores.options());
   const auto *grad = grads.const_data_ptr<float>(), *score = scores.const_data_ptr<float>();
-  const auto* choice = choices.const_data_ptr<int64_t>();
+  const auto* choice = choices.const_data_ptr<int32_t>();
   auto* out = grad_logits.mutable_data_ptr<float>();
   const int64_t k = options.top_k, experts = options.experts;
   const auto factor = static_cast<float>(options.scale);

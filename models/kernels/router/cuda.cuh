@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads) routing_weights_tokens(const Routing
   const int64_t token = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (token >= task.tokens) return;
   const float* const scores = task.scores + token * task.experts;
-  const int64_t* const choices = task.choices + token * task.top_k;
+  const int32_t* const choices = task.choices + token * task.top_k;
   float sum = 0;
   for (int k = 0; k < task.top_k; ++k) sum += scores[choices[k]];
   sum += static_cast<float>(kLeastSum);
@@ -128,7 +128,7 @@ template <typename T>
 __global__ void __launch_bounds__(kWarp) routing_weights_backward_token(const RoutingWeightsTask task) {
   const int64_t token = blockIdx.x;
   const float* const scores = task.scores + token * task.experts;
-  const int64_t* const choices = task.choices + token * task.top_k;
+  const int32_t* const choices = task.choices + token * task.top_k;
   const float* const grads = task.grad + token * task.top_k;
   float sum = 0, dot = 0;  // sums of the chosen scores, and of these times the scaled gradients
   for (int k = 0; k < task.top_k; ++k) {

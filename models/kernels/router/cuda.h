@@ -20,12 +20,12 @@ RoutedTokens route_tokens(const Launch& launch, const Tensor& given_logits, cons
               "route_tokens: ", options.top_k, " of ", options.experts, " experts, expected at most all of ",
               kMaxFusedExperts);
   RoutedTokens out = {at::empty(logits.sizes(), logits.options().dtype(at::kFloat)),
-                      at::empty({tokens, options.top_k}, logits.options().dtype(at::kLong))};
+                      at::empty({tokens, options.top_k}, logits.options().dtype(at::kInt))};
   require_alike(bias, out.scores, "route_tokens: bias");
   const RouteTokensTask task{.logits = logits.const_data_ptr(),
                              .bias = bias.const_data_ptr<float>(),
                              .scores = out.scores.mutable_data_ptr<float>(),
-                             .choices = out.choices.mutable_data_ptr<int64_t>(),
+                             .choices = out.choices.mutable_data_ptr<int32_t>(),
                              .tokens = tokens,
                              .experts = static_cast<int>(options.experts),
                              .top_k = static_cast<int>(options.top_k),
@@ -40,7 +40,7 @@ inline RoutingWeightsTask routing_task(const Tensor& scores, const Tensor& choic
                                        const RoutingOptions& options) {
   require_numbers(scores, choices.size(0) * options.experts, "routing_weights: scores");
   return {.scores = scores.const_data_ptr<float>(),
-          .choices = choices.const_data_ptr<int64_t>(),
+          .choices = choices.const_data_ptr<int32_t>(),
           .tokens = choices.size(0),
           .experts = static_cast<int>(options.experts),
           .top_k = static_cast<int>(options.top_k),

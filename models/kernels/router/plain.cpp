@@ -49,7 +49,7 @@ Tensor choose_experts(const Tensor& scores, const Tensor& bias, const RoutingOpt
         at::ones_like(of_groups, of_groups.options().dtype(at::kBool)).scatter_(1, kept, false);
     biased = grouped.masked_fill(left_out.unsqueeze(-1), -INFINITY).view(scores.sizes());
   }
-  return largest_first(biased).narrow(1, 0, options.top_k).contiguous();
+  return largest_first(biased).narrow(1, 0, options.top_k).to(at::kInt);
 }
 
 RoutedTokens route_tokens(const Tensor& logits, const Tensor& bias, const RoutingOptions& options) {
@@ -59,13 +59,14 @@ RoutedTokens route_tokens(const Tensor& logits, const Tensor& bias, const Routin
 }
 
 Tensor routing_weights(const Tensor& scores, const Tensor& choices, const RoutingOptions& options) {
-  Tensor weights = scores.gather(1, choices);
+  Tensor weights = scores.gather(1, choices.to(at::kLong));
   if (options.normalise) weights = weights / (weights.sum(1, /*keepdim=*/true) + kLeastSum);
   return weights * options.scale;
 }
 
-Tensor routing_weights_backward(const Tensor& grad_weights, const Tensor& scores, const Tensor& choices,
+Tensor routing_weights_backward(const Tensor& grad_weights, const Tensor& scores, const Tensor& given_choices,
                                 const RoutingOptions& options, at::ScalarType dtype) {
+  const Tensor choices = given_choices.to(at::kLong);
   Tensor grad = grad_weights * options.scale;
   if (options.normalise) {
     const Tensor chosen = scores.gather(1, choices), sum = chosen.sum(1, true) + kLeastSum;

@@ -30,7 +30,7 @@ inline void append(Values& values, const RoutingOptions& options) {
 }
 
 // Routes tokens: logits [tokens, experts], bias [experts] -> scores [tokens, experts] in (0, 1), of
-// opmath_dtype(), and choices int64 [tokens, top_k]. Choices are the experts with the largest score plus
+// opmath_dtype(), and choices int32 [tokens, top_k]. Choices are the experts with the largest score plus
 // bias, best first; of equal ones the lower index. NaN is larger than all numbers, in sums of groups too, as
 // in libtorch.
 struct RoutedTokens {

@@ -1,4 +1,4 @@
-// The arguments of the router CUDA kernels. Scores, weights and their gradients are fp32, choices are int64.
+// The arguments of the router CUDA kernels. Scores, weights and their gradients are fp32, choices are int32.
 #pragma once
 
 #include "models/kernels/common/launch.h"
@@ -10,7 +10,7 @@ struct RouteTokensTask {
   const void* logits = nullptr;  // [tokens, experts]
   const float* bias = nullptr;   // [experts]
   float* scores = nullptr;       // [tokens, experts]
-  int64_t* choices = nullptr;    // [tokens, top_k]
+  int32_t* choices = nullptr;    // [tokens, top_k]
   int64_t tokens = 0;
   int experts = 0, top_k = 0, groups = 0, limited_groups = 0;
   bool softmax = false;
@@ -19,7 +19,7 @@ struct RouteTokensTask {
 // The kernel runs backward if `grad` is not null.
 struct RoutingWeightsTask {
   const float* scores = nullptr;     // [tokens, experts]
-  const int64_t* choices = nullptr;  // [tokens, top_k]
+  const int32_t* choices = nullptr;  // [tokens, top_k]
   float* weights = nullptr;          // forward: [tokens, top_k]
   int64_t tokens = 0;
   int experts = 0, top_k = 0;

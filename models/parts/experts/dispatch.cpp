@@ -1,6 +1,7 @@
 #include "models/parts/experts/dispatch.h"
 
 #include <algorithm>
+#include <limits>
 #include <span>
 #include <utility>
 
@@ -8,12 +9,20 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include "base/error.h"
 #include "models/kernels/kernels.h"
 
 namespace hyperion::models {
 using at::Tensor;
 
 Dispatch dispatch_tokens(const Tensor& choices, int64_t experts, RowCounts counts, int64_t unit) {
+  // The order of rows is kept for backward, in numbers of 32 bits.
+  if (choices.numel() + (experts + 1) * unit > std::numeric_limits<int>::max())
+    throw_config(
+        "the experts of a layer would get {} rows from a rank's tokens at once, and their order has numbers "
+        "of 32 "
+        "bits: use a smaller training.local_batch_size, training.seq_len or model.args.top_k",
+        choices.numel());
   const Tensor dense = choices.contiguous();
   const bool padded = counts == RowCounts::kPadded;
   Dispatch dispatch = {kernels::table().order_rows(dense, experts, padded ? unit : 0), dense};
@@ -28,11 +37,13 @@ Dispatch dispatch_tokens(const Tensor& choices, int64_t experts, RowCounts count
 }
 
 Tensor gather_rows(const Tensor& x, const Dispatch& dispatch, const Tensor& weights) {
+  if (dispatch.in_order()) return x;
   if (x.size(0) == 0) return at::zeros({dispatch.tokens.size(0), x.size(1)}, x.options());  // padding alone
   return kernels::table().gather_rows(x, dispatch, weights.defined() ? weights.flatten() : weights);
 }
 
 Tensor sum_rows(const Tensor& rows, const Dispatch& dispatch, const Tensor& weights, const Tensor& added) {
+  if (dispatch.in_order() && !added.defined()) return rows;
   return kernels::table().sum_rows(rows, dispatch.rows, weights, added, dispatch.top_k());
 }
 

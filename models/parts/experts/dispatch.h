@@ -17,10 +17,15 @@ namespace hyperion::models {
 struct ExpertExchange;
 
 struct Dispatch : kernels::RowOrder {
-  at::Tensor choices{};           // int64 [tokens, k]: the experts of each token, all different
+  at::Tensor choices{};           // int32 [tokens, k]: the experts of each token, all different
   std::vector<int64_t> counts{};  // expert_rows on the host; empty if the groups of rows are padded
 
+  // Returns whether rows are not sorted, because they come in the order of the experts: each row is then a
+  // token, and there are neither choices nor an order.
+  bool in_order() const { return !rows.defined(); }
   int64_t top_k() const { return choices.size(1); }
+  // Returns the number of tokens that `row_count` rows are of.
+  int64_t tokens_of(int64_t row_count) const { return in_order() ? row_count : choices.size(0); }
   kernels::RowGroups groups() const { return {counts, ends}; }
 };
 

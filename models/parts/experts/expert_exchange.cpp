@@ -1,14 +1,15 @@
 #include "models/parts/experts/expert_exchange.h"
 
+#include <algorithm>
 #include <numeric>
 #include <optional>
 #include <utility>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_foreach_zero.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/repeat_interleave.h>
 
 #include "base/failpoint.h"
 #include "models/layers/activation_checkpoint.h"
@@ -32,20 +33,26 @@ int64_t sum_of(std::span<const int64_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
-// Starts the all-to-all of rows. The result is valid after `pending`.
-Tensor start_rows(const Tensor& rows, std::span<const int64_t> to, std::span<const int64_t> from,
-                  Exchange& ep_group, Pending& pending) {
-  const Tensor out = at::empty({sum_of(from), rows.size(1)}, rows.options());
-  pending = ep_group.start_all_to_all(out, rows.contiguous(), from, to);
+// Starts the exchange of rows. The blocks of the result are valid after `pending`.
+Tensor start_rows(const Tensor& rows, int64_t out_rows, std::span<const RowBlock> to,
+                  std::span<const RowBlock> from, Exchange& ep_group, Pending& pending) {
+  const Tensor out = at::empty({out_rows, rows.size(1)}, rows.options());
+  pending = ep_group.start_block_exchange(out, rows.contiguous(), from, to);
   return out;
 }
 Tensor to_experts(const Tensor& rows, const ExpertExchange& exchange, Exchange& ep_group, Pending& pending) {
-  return start_rows(rows, exchange.sent, exchange.received, ep_group, pending);
+  const Tensor received = start_rows(rows, exchange.received_rows, exchange.sent_blocks,
+                                     exchange.received_blocks, ep_group, pending);
+  std::vector<Tensor> padding;  // filled while rows travel
+  for (const auto& [first, count] : exchange.padding) padding.push_back(received.narrow(0, first, count));
+  if (!padding.empty()) at::_foreach_zero_(padding);
+  return received;
 }
 Tensor from_experts(const Tensor& rows, const ExpertExchange& exchange, Exchange& ep_group,
                     Pending& pending) {
   failpoint("step.rows");
-  return start_rows(rows, exchange.received, exchange.sent, ep_group, pending);
+  return start_rows(rows, sum_of(exchange.sent), exchange.received_blocks, exchange.sent_blocks, ep_group,
+                    pending);
 }
 
 // The state of SendRowsFunction and of ReceiveRowsFunction.
@@ -170,30 +177,54 @@ std::span<const int64_t> numbers_of(const Tensor& counts) {
 
 }  // namespace
 
-ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const int64_t> received, int ranks) {
+ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const int64_t> received, int ranks,
+                             std::optional<int64_t> unit) {
   const size_t local_experts = counts.size() / static_cast<size_t>(ranks);
   ExpertExchange exchange;
+  int64_t sent = 0;
   for (size_t first = 0; first < counts.size(); first += local_experts) {
     exchange.sent.push_back(sum_of(counts.subspan(first, local_experts)));
     exchange.received.push_back(sum_of(received.subspan(first, local_experts)));
   }
+  for (const int64_t rows : counts) {
+    exchange.sent_blocks.push_back({sent, rows});
+    sent += rows;
+  }
+  exchange.received_blocks.resize(received.size());
+  int64_t& end = exchange.received_rows;
+  for (size_t expert = 0; expert < local_experts; ++expert) {
+    const int64_t begin = end;
+    for (size_t block = expert; block < received.size(); block += local_experts) {
+      exchange.received_blocks[block] = {end, received[block]};
+      end += received[block];
+    }
+    if (!unit) continue;
+    const int64_t rows = end - begin, padded = std::max<int64_t>((rows + *unit - 1) / *unit, 1) * *unit;
+    if (padded > rows) exchange.padding.push_back({end, padded - rows});
+    end = begin + padded;
+  }
   return exchange;
 }
 
-Dispatch order_received(std::span<const int64_t> received, const Tensor& received_on_device, int ranks,
-                        std::optional<int64_t> unit) {
-  const int64_t local_experts = static_cast<int64_t>(received.size()) / ranks;
-  // The expert of each received row: the counts are in the order of ranks, then of local experts.
-  const std::optional<int64_t> rows = sum_of(received);
-  const Tensor experts =
-      at::repeat_interleave(received_on_device, rows).remainder_(local_experts).unsqueeze(1);
-  Dispatch order = dispatch_tokens(experts, local_experts, unit ? RowCounts::kPadded : RowCounts::kOnDevice,
-                                   unit.value_or(kernels::kGroupUnit));
-  if (unit) return order;
-  order.counts.assign(static_cast<size_t>(local_experts), 0);
-  for (size_t i = 0; i < received.size(); ++i)
-    order.counts[i % static_cast<size_t>(local_experts)] += received[i];
-  return order;
+Dispatch groups_of_received(const ExpertExchange& exchange, std::optional<int64_t> unit, at::Device device) {
+  const size_t ranks = exchange.received.size(), local_experts = exchange.received_blocks.size() / ranks;
+  Dispatch groups;
+  if (!unit) {
+    groups.counts.assign(local_experts, 0);
+    for (size_t i = 0; i < exchange.received_blocks.size(); ++i)
+      groups.counts[i % local_experts] += exchange.received_blocks[i].rows;
+    return groups;
+  }
+  // A group ends where the next one begins.
+  const auto options = at::TensorOptions(at::kInt);
+  const Tensor ends =
+      at::empty({static_cast<int64_t>(local_experts)}, options.pinned_memory(device.is_cuda()));
+  auto* const end = ends.mutable_data_ptr<int>();
+  for (size_t expert = 1; expert < local_experts; ++expert)
+    end[expert - 1] = static_cast<int>(exchange.received_blocks[expert].first);
+  end[local_experts - 1] = static_cast<int>(exchange.received_rows);
+  groups.ends = ends.to(device, /*non_blocking=*/true);
+  return groups;
 }
 
 CountsExchange::CountsExchange(std::shared_ptr<Dispatch> dispatch, Exchange& ep_group, bool equal,
@@ -203,7 +234,6 @@ CountsExchange::CountsExchange(std::shared_ptr<Dispatch> dispatch, Exchange& ep_
   const int64_t local_experts = sent.numel() / ep_size_;
   if (equal) {
     const int64_t first = ep_group.rank() * local_experts;
-    received_ = sent.narrow(0, first, local_experts).repeat({ep_size_});
     for (int r = 0; r < ep_size_; ++r)
       received_on_host_.insert(received_on_host_.end(), dispatch_->counts.begin() + first,
                                dispatch_->counts.begin() + first + local_experts);
@@ -233,11 +263,12 @@ std::shared_ptr<ExpertExchange> CountsExchange::wait() {
     const std::span<const int64_t> sent = numbers_of(copies_.defined() ? copies_[0] : dispatch_->expert_rows);
     dispatch_->counts.assign(sent.begin(), sent.end());
   }
-  return std::make_shared<ExpertExchange>(plan_exchange(dispatch_->counts, received_on_host_, ep_size_));
+  return std::make_shared<ExpertExchange>(
+      plan_exchange(dispatch_->counts, received_on_host_, ep_size_, unit_));
 }
 
-std::shared_ptr<const Dispatch> CountsExchange::order() const {
-  return std::make_shared<const Dispatch>(order_received(received_on_host_, received_, ep_size_, unit_));
+std::shared_ptr<const Dispatch> CountsExchange::groups(const ExpertExchange& plan) const {
+  return std::make_shared<const Dispatch>(groups_of_received(plan, unit_, dispatch_->expert_rows.device()));
 }
 
 RowsForExperts::RowsForExperts(const Tensor& x, const Tensor& weights, KeptRouting& routing,
@@ -251,7 +282,7 @@ RowsForExperts::RowsForExperts(const Tensor& x, const Tensor& weights, KeptRouti
   if (counts) routing.exchange = plan = counts->wait();
   routing_ = routing;
   rows_ = SendRowsFunction::apply(x, optional_of(weights), routing_, ep_group_, in_flight_, run.selective);
-  if (counts) plan->experts = counts->order();  // while the rows travel
+  if (counts) plan->experts = counts->groups(*plan);  // while the rows travel
 }
 
 Tensor RowsForExperts::wait() {

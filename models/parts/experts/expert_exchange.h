@@ -2,9 +2,10 @@
 // and the experts' outputs back. Each of E ranks holds the same number of experts; rank r holds the r-th
 // part.
 //
-// Rows are sorted by expert (models/parts/experts/dispatch.h), so the rows for one rank are contiguous. A
-// rank receives the rows of rank 0 first, and sorts them by its experts; rows of one expert stay in rank
-// order.
+// Rows are sorted by expert (models/parts/experts/dispatch.h), so the rows for one expert are a block. A rank
+// receives each block at its place in the order of its experts, where groups may be padded, and sends the
+// experts' outputs back from there: received rows are never permuted. Rows of one expert are in the order of
+// the ranks that sent them.
 #pragma once
 
 #include <memory>
@@ -24,32 +25,35 @@ namespace hyperion::models {
 // The plan of the all-to-all of one layer and microbatch.
 struct ExpertExchange {
   std::vector<int64_t> sent, received;  // the number of rows to and from each rank
-  std::shared_ptr<const Dispatch>
-      experts{};  // sorts received rows by local expert; each row is one assignment
+  // [ranks * local experts]: the rows of each rank in turn for each local expert of the rank that receives
+  // them, in the tensor of sent rows and in that of received ones.
+  std::vector<RowBlock> sent_blocks, received_blocks;
+  std::vector<RowBlock> padding;              // the other rows of the tensor of received rows, in their order
+  int64_t received_rows = 0;                  // with padding
+  std::shared_ptr<const Dispatch> experts{};  // the groups of received rows, which are in order
 };
 
 // Returns how many rows go to and come from each rank. counts: this rank's rows for each expert of the layer.
-// received: [ranks * local experts], the rows of each rank in turn for each local expert.
-ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const int64_t> received, int ranks);
-// Returns ExpertExchange::experts. received: the counts on the host. received_on_device: the same counts on
-// the device of the rows, where the order is computed; the host does not wait. unit: groups are padded to
-// multiples of it; nullopt: they are not padded.
-Dispatch order_received(std::span<const int64_t> received, const at::Tensor& received_on_device, int ranks,
-                        std::optional<int64_t> unit);
+// received: [ranks * local experts], the rows of each rank in turn for each local expert. unit: groups of
+// received rows are padded to multiples of it, and to at least `unit`; nullopt: they are not padded.
+ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const int64_t> received, int ranks,
+                             std::optional<int64_t> unit);
+// Returns ExpertExchange::experts on the device of the rows. The host does not wait.
+Dispatch groups_of_received(const ExpertExchange& exchange, std::optional<int64_t> unit, at::Device device);
 
 // The exchange of row counts over the EP group, in flight, and then their copy to the host on a stream of its
 // own.
 class CountsExchange {
  public:
   // equal: all ranks have the same counts (debug.moe_force_load_balance), so nothing is communicated. unit:
-  // see order_received().
+  // see plan_exchange().
   CountsExchange(std::shared_ptr<Dispatch> dispatch, Exchange& ep_group, bool equal,
                  std::optional<int64_t> unit);
   // Waits for the copy, not for work that the compute stream has queued since, sets the counts of the
-  // dispatch and returns the plan without its order. This is the only place where the host waits.
+  // dispatch and returns the plan without its groups. This is the only place where the host waits.
   std::shared_ptr<ExpertExchange> wait();
-  // The order that wait()'s plan lacks.
-  std::shared_ptr<const Dispatch> order() const;
+  // The groups that wait()'s plan lacks.
+  std::shared_ptr<const Dispatch> groups(const ExpertExchange& plan) const;
 
  private:
   std::shared_ptr<Dispatch> dispatch_;
@@ -75,7 +79,8 @@ class RowsForExperts {
   RowsForExperts(const at::Tensor& x, const at::Tensor& weights, KeptRouting& routing,
                  std::optional<CountsExchange> counts, Exchange& ep_group, const BlockRun& run);
   const KeptRouting& routing() const { return routing_; }
-  // Returns the rows for this rank's experts, [received, dim]. Call it once.
+  // Returns the rows for this rank's experts in their order, [received, dim]; rows of the padding are zeros.
+  // Call it once.
   at::Tensor wait();
 
  private:
@@ -85,9 +90,10 @@ class RowsForExperts {
   at::Tensor rows_;  // an output of the graph; its elements are undefined until wait()
 };
 
-// Sends the experts' output rows [received, dim] back and returns their sum for each token, [tokens, dim], as
-// sum_rows() does with `weights` and `shared`. Collective, as is its backward. A recomputation leaves the
-// elements undefined, and sends nothing without weights. SAC saves the rows that came back.
+// Sends the experts' output rows [received, dim] back, without those of the padding, and returns their sum
+// for each token, [tokens, dim], as sum_rows() does with `weights` and `shared`. Collective, as is its
+// backward. A recomputation leaves the elements undefined, and sends nothing without weights. SAC saves the
+// rows that came back.
 at::Tensor sum_of_experts(const at::Tensor& outputs, const at::Tensor& weights, const at::Tensor& shared,
                           const KeptRouting& routing, Exchange& ep_group, const BlockRun& run);
 

@@ -146,7 +146,7 @@ struct DownFunction : Function<DownFunction> {
     saved.deferred = deferred;
     keep_state(context, std::move(saved));
     context->saved_data["adds"] = shared.defined();
-    if (!computes) return at::empty({dispatch->choices.size(0), w2.size(1)}, h.options());
+    if (!computes) return at::empty({dispatch->tokens_of(h.size(0)), w2.size(1)}, h.options());
     return sum_rows(outputs, *dispatch, weights, shared);
   }
 

@@ -43,7 +43,7 @@ kernels::RoutedTokens route_tokens(const Tensor& logits, const Tensor& bias, con
 }
 
 Tensor balanced_choices(const Tensor& scores, const RoutingOptions& options) {
-  return at::arange(scores.size(0) * options.top_k, scores.options().dtype(at::kLong))
+  return at::arange(scores.size(0) * options.top_k, scores.options().dtype(at::kInt))
       .remainder(options.experts)
       .view({scores.size(0), options.top_k});
 }

@@ -48,7 +48,7 @@ bool near_plain(const Tensor& a, const Tensor& b, double roundings = 1) {
 
 // Of random choices, distinct in each token.
 Tensor random_choices(int64_t tokens, int64_t experts, int64_t top_k) {
-  return std::get<1>(at::rand({tokens, experts}).sort(1)).narrow(1, 0, top_k).contiguous();
+  return std::get<1>(at::rand({tokens, experts}).sort(1)).narrow(1, 0, top_k).to(at::kInt);
 }
 
 Tensor random_of(at::IntArrayRef shape, at::ScalarType dtype) {
@@ -177,7 +177,7 @@ TEST_CASE("the source of the CUDA router chooses as the plain form and follows i
   none.top_k = 2;
   none.score = ScoreFunction::kSigmoid;
   none.normalise = true;
-  const Tensor zeros = at::zeros({1, 4}), pair = at::zeros({1, 2}), chosen = at::ones({1, 2}, at::kLong);
+  const Tensor zeros = at::zeros({1, 4}), pair = at::zeros({1, 2}), chosen = at::ones({1, 2}, at::kInt);
   chosen[0][0] = 3;
   for (const Tensor& weights :
        {plain::routing_weights(zeros, chosen, none), kernels::cpu::routing_weights(zeros, chosen, none),
@@ -217,8 +217,8 @@ TEST_CASE("the source of the CUDA order of experts' rows has the plain form's nu
       CHECK(made.padding.equal(wanted.padding));
     }
   }
-  CHECK_THROWS(own::order_rows(kOnThreads, at::zeros({1, 1}, at::kLong), kernels::kMaxFusedExperts + 1, 0));
-  CHECK_THROWS(own::order_rows(kOnThreads, at::zeros({1, 1}, at::kLong), 1024, int64_t{1} << 21));
+  CHECK_THROWS(own::order_rows(kOnThreads, at::zeros({1, 1}, at::kInt), kernels::kMaxFusedExperts + 1, 0));
+  CHECK_THROWS(own::order_rows(kOnThreads, at::zeros({1, 1}, at::kInt), 1024, int64_t{1} << 21));
 }
 
 TEST_CASE("the source of the CUDA gathers and sums of experts' rows follows the plain forms") {

@@ -72,8 +72,9 @@ struct ExpertLayer {
     x = at::randn({kTokens, kDim}).to(dtype);
     seed = at::randn({kTokens, kDim}).to(dtype);
     weights = at::rand({kTokens, kTopK});
-    even = at::rand({kTokens, kExperts}).argsort(1, true).narrow(1, 0, kTopK).contiguous();
-    few = at::arange(kTopK).expand({kTokens, kTopK}).contiguous();  // the other experts have no rows
+    even = at::rand({kTokens, kExperts}).argsort(1, true).narrow(1, 0, kTopK).to(at::kInt);
+    few =
+        at::arange(kTopK, at::kInt).expand({kTokens, kTopK}).contiguous();  // the other experts have no rows
   }
   void convert(GroupedRecipe recipe) {
     counters = std::make_shared<float8::Counters>();

@@ -86,8 +86,8 @@ TEST_CASE("experts that are multiplied all at once are those that are multiplied
     stack->weight = at::randn(stack->shape).mul(0.3).requires_grad_();
   const Tensor given = at::randn({tokens, 16}), seed = at::randn({tokens, 16}),
                weight = at::rand({tokens, k}),
-               even = at::rand({tokens, experts}).argsort(1, true).narrow(1, 0, k),
-               one = at::arange(k).expand({tokens, k}).contiguous();  // the others have no rows
+               even = at::rand({tokens, experts}).argsort(1, true).narrow(1, 0, k).to(at::kInt),
+               one = at::arange(k, at::kInt).expand({tokens, k}).contiguous();  // the others have no rows
   for (const Tensor& choices : {even, one}) {
     std::vector<std::vector<Tensor>> found;
     for (const bool padded : {false, true}) {

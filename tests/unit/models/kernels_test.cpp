@@ -101,7 +101,7 @@ TEST_CASE("products and sums of a row have the same bits wherever the row lies i
   const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
   // Odd widths, so that the rows begin at different places of a vector.
   for (const int64_t width : {5, 45, 143}) {
-    const Tensor all = at::arange(16);
+    const Tensor all = at::arange(16, at::kInt);
     const auto copies = [&] { return values({1, width}, dtype).expand({16, width}).contiguous(); };
     const Tensor a = copies(), b = copies(), products = kernels::table().products_of_rows(a, b, all),
                  sums = kernels::table().sum_rows(a, all, at::full({16, 1}, 0.3), b, 1);

@@ -125,8 +125,8 @@ TEST_CASE("experts are chosen as a scalar rule says, ties to the lower one") {
         CHECK(routed.choices.equal(plain::choose_experts(routed.scores, bias, options)));
         for (int64_t token = 0; token < 200; ++token) {
           const Tensor expected = found[token].contiguous();
-          const std::vector<int64_t> of_token(expected.const_data_ptr<int64_t>(),
-                                              expected.const_data_ptr<int64_t>() + c.top_k);
+          const std::vector<int64_t> of_token(expected.const_data_ptr<int32_t>(),
+                                              expected.const_data_ptr<int32_t>() + c.top_k);
           std::vector<double> wide = row(scores, token);
           if (dtype == at::kFloat && !ties) continue;  // sums in fp32 may tie where fp64's do not
           CHECK(of_token == chosen_by_hand(wide, row(bias.unsqueeze(0), 0), options));
@@ -144,8 +144,8 @@ TEST_CASE("choices are experts and distinct whatever the scores are") {
   const auto [scores, choices] = route_tokens(logits, bias, options);
   CHECK(choices.equal(plain::choose_experts(scores, bias, options)));
   for (int64_t token = 0; token < 4; ++token) {
-    std::vector<int64_t> chosen(choices[token].const_data_ptr<int64_t>(),
-                                choices[token].const_data_ptr<int64_t>() + 3);
+    std::vector<int64_t> chosen(choices[token].const_data_ptr<int32_t>(),
+                                choices[token].const_data_ptr<int32_t>() + 3);
     std::ranges::sort(chosen);
     CHECK(std::ranges::adjacent_find(chosen) == chosen.end());
     CHECK((chosen.front() >= 0 && chosen.back() < 4));
@@ -206,11 +206,11 @@ TEST_CASE("rows are the assignments in a stable order by expert, and back") {
     for (int64_t token = 0; token < c.tokens; ++token)
       rows.push_back(at::randperm(c.experts).narrow(0, 0, c.top_k).unsqueeze(0));
     const Tensor choices = at::cat(rows);
-    const Dispatch dispatch = dispatch_tokens(choices, c.experts);
+    const Dispatch dispatch = dispatch_tokens(choices.to(at::kInt), c.experts);
     const Tensor flat = choices.flatten();
-    CHECK(dispatch.assignments.equal(flat.argsort(/*stable=*/true, 0, false)));
+    CHECK(dispatch.assignments.equal(flat.argsort(/*stable=*/true, 0, false).to(at::kInt)));
     CHECK(dispatch.tokens.equal(dispatch.assignments.floor_divide(c.top_k)));
-    CHECK(dispatch.rows.index_select(0, dispatch.assignments).equal(at::arange(flat.numel())));
+    CHECK(dispatch.rows.index_select(0, dispatch.assignments).equal(at::arange(flat.numel(), at::kInt)));
     CHECK(dispatch.expert_rows.equal(flat.bincount({}, c.experts)));
     for (int64_t e = 0; e < c.experts; ++e)
       CHECK(dispatch.counts[e] == dispatch.expert_rows[e].item<int64_t>());
@@ -226,7 +226,7 @@ TEST_CASE("rows are the assignments in a stable order by expert, and back") {
 }
 
 TEST_CASE("rows of experts that get no token are zeros") {
-  const Dispatch dispatch = dispatch_tokens(at::zeros({0, 2}, at::kLong), 3, RowCounts::kPadded);
+  const Dispatch dispatch = dispatch_tokens(at::zeros({0, 2}, at::kInt), 3, RowCounts::kPadded);
   const Tensor rows = gather_rows(at::zeros({0, 4}), dispatch, Tensor());
   CHECK(rows.equal(at::zeros({dispatch.assignments.size(0), 4})));
   const auto [a, b, products] = weight_rows(rows + 1, rows + 2, dispatch, at::zeros({0, 2}));
@@ -234,8 +234,14 @@ TEST_CASE("rows of experts that get no token are zeros") {
   CHECK(products.sizes() == at::IntArrayRef({0, 2}));
 }
 
+TEST_CASE("more rows than 32 bits can number are refused") {
+  const Tensor many = at::zeros({1, 1}, at::kInt).expand({int64_t{1} << 30, 2});  // holds one number
+  CHECK_THROWS_WITH(dispatch_tokens(many, 8),
+                    Catch::Contains("2147483648 rows") && Catch::Contains("local_batch_size"));
+}
+
 TEST_CASE("sums over experts are in fp32, in the order of the assignments, and rounded once") {
-  const Dispatch dispatch = dispatch_tokens(at::arange(3).view({1, 3}), 3);
+  const Dispatch dispatch = dispatch_tokens(at::arange(3, at::kInt).view({1, 3}), 3);
   const Tensor rows = at::zeros({3, 1}, at::kBFloat16), weights = at::ones({1, 3}, at::kFloat);
   rows[0] = 256.0;  // bf16 has 8 bits: 256 + 1 is 256 there
   rows[1] = 1.0;
