@@ -13,8 +13,8 @@
 namespace hyperion::trainer {
 namespace {
 
-constexpr size_t kSampledFiles = 16;
-constexpr size_t kSampledBytes = size_t{64} << 10;  // of a document
+constexpr size_t kTimedFiles = 16;
+constexpr size_t kTimedBytes = size_t{64} << 10;  // of a document
 constexpr double kMeasuredSeconds = 0.1;
 constexpr double kDependable = 0.8;  // share of the measured rate: the thread also reads and cuts batches
 
@@ -23,7 +23,7 @@ constexpr double kDependable = 0.8;  // share of the measured rate: the thread a
 std::vector<std::string> sample_of_text(const config::JobConfig& config) {
   std::vector<std::string> documents;
   const std::vector<DataSet> sets = training_data(config);
-  const size_t of_each = std::max<size_t>(kSampledFiles / sets.size(), 1);
+  const size_t of_each = std::max<size_t>(kTimedFiles / sets.size(), 1);
   for (const DataSet& set : sets) {
     const size_t before = documents.size();
     for (const data::CorpusFile& file : data::find_corpus(set.path, set.key)) {
@@ -32,7 +32,7 @@ std::vector<std::string> sample_of_text(const config::JobConfig& config) {
           data::sample_text(file, set.field, config.training.on_bad_document == config::OnBadDocument::kSkip);
       if (!text || text->empty()) continue;
       documents.push_back(*std::move(text));
-      documents.back().resize(std::min(documents.back().size(), kSampledBytes));
+      documents.back().resize(std::min(documents.back().size(), kTimedBytes));
     }
   }
   return documents;
