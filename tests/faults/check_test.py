@@ -106,7 +106,7 @@ class Check(CheckpointTest):
 
     def test_other_text_in_a_data_file_is_found(self):
         (self.folder / "data.jsonl").write_bytes(b"PAR1")
-        self.check(code=65, says=["is Parquet, which is not read"])
+        self.check(code=65, says=["is Parquet: rename it so that its name ends in .parquet"])
 
     def test_a_token_shard_whose_tokens_have_changed_is_found(self):
         shard = self.folder / "corpus" / "shard"
