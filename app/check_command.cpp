@@ -178,18 +178,6 @@ std::string describe_context(const config::JobConfig& config, const models::Mode
       readable_bytes(traffic.forward), readable_bytes(traffic.backward), readable_bytes(traffic.step));
 }
 
-std::string describe_files(const trainer::DataSet& set) {
-  const std::string& path = set.path;
-  std::vector<fs::path> hidden;
-  const std::vector<data::CorpusFile> files = data::find_corpus(path, set.key, &hidden);
-  uint64_t bytes = 0;
-  for (const data::CorpusFile& file : files) bytes += file.size;
-  const std::string left_out =
-      hidden.empty() ? ""
-                     : fmt::format("; left out: {} beginning with a dot", counted(hidden.size(), "name"));
-  return fmt::format("{}: {}, {}{}", path, counted(files.size(), "file"), counted(bytes, "byte"), left_out);
-}
-
 // Makes a file in the folder and removes it, with the folders that were missing.
 std::string probe_writable(const fs::path& folder) {
   std::vector<fs::path> made;  // the deepest first
@@ -391,7 +379,7 @@ class JobCheck {
         for (const data::CorpusFile& file : data::find_corpus(set.path, set.key))
           if (file.format == data::CorpusFormat::kTokenShard) data::ShardSource(file.path).verify();
       loader_ = trainer::training_loader(config(), tokenizer(), loader_context());
-      return config().training.sources.empty() ? describe_files(sets.front())
+      return config().training.sources.empty() ? trainer::describe_files(sets.front())
                                                : counted(sets.size(), "source");
     });
     if (resolved_ && !config().training.sources.empty() && loader_) check_sources();
@@ -403,8 +391,8 @@ class JobCheck {
         trainer::validation_loaders(config(), tokenizer(), loader_context());
         std::string text;
         for (const trainer::DataSet& set : trainer::validation_data(config()))
-          text +=
-              (text.empty() ? "" : "; ") + (set.name.empty() ? "" : set.name + ": ") + describe_files(set);
+          text += (text.empty() ? "" : "; ") + (set.name.empty() ? "" : set.name + ": ") +
+                  trainer::describe_files(set);
         return text;
       });
   }

@@ -10,6 +10,7 @@
 #include "base/standard_streams.h"
 #include "trainer/config/load.h"
 #include "trainer/data/job_data.h"
+#include "trainer/data/source_report.h"
 
 namespace hyperion::app {
 namespace {
@@ -76,6 +77,11 @@ ExitCode data_command(const CommandLine& line) {
   if (!config.debug.seed && config.training.shuffle)
     log_warning(
         "debug.seed is not set: a job draws a seed and reads another order than the one of seed 0 here");
+  const std::vector<trainer::DataSet> sets = trainer::training_data(config);
+  for (size_t i = 0; i < sets.size(); ++i)
+    print_text(fmt::format(
+        "{}{}: {}\n", sets[i].name.empty() ? "" : sets[i].name + ", ", sets[i].path,
+        trainer::describe_size(trainer::measure_source(sets[i], loader->files()[i], *setup.tokenizer))));
   for (int64_t i = 0; i < (line.data.sequence ? 1 : line.data.sequences); ++i) {
     const data::Batch batch = *loader->next();
     const std::string source =

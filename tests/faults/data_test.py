@@ -39,6 +39,7 @@ class Data(JobTest):
         for (file, line), text in shown.items():
             name = file.removesuffix(".jsonl")[-1]
             self.assertIn(text[:9], f"{name}{line - 1} begins\n", (file, line))
+        self.assertIn("corpus: 3 files, ", output)
         one = self.data(*options, "--sequence=2")
         self.assertIn(one[one.index("sequence 2"):].rstrip(), output)
         job = self.run_job(*options, "--training.steps=1", code=0)

@@ -188,6 +188,18 @@ const char* consequence(const config::JobConfig& config) {
 
 }  // namespace
 
+std::string describe_files(const DataSet& set) {
+  const std::string& path = set.path;
+  std::vector<std::filesystem::path> hidden;
+  const std::vector<data::CorpusFile> files = data::find_corpus(path, set.key, &hidden);
+  uint64_t bytes = 0;
+  for (const data::CorpusFile& file : files) bytes += file.size;
+  const std::string left_out =
+      hidden.empty() ? ""
+                     : fmt::format("; left out: {} beginning with a dot", counted(hidden.size(), "name"));
+  return fmt::format("{}: {}, {}{}", path, counted(files.size(), "file"), counted(bytes, "byte"), left_out);
+}
+
 std::vector<std::pair<std::string, std::string>> source_table(const config::JobConfig& config,
                                                               const data::DataLoader& loader,
                                                               const data::Tokenizer& tokenizer,

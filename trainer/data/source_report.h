@@ -39,6 +39,9 @@ std::vector<SourcePlan> plan_sources(const std::vector<SourceFacts>& sources, do
 // "3 files, 1.50 GiB, about 1,234 documents, about 345,678 tokens (from a sample)".
 std::string describe_size(const SourceSize& size);
 
+// "PATH: 3 files, 1,234 bytes", and how many names were left out.
+std::string describe_files(const DataSet& set);
+
 // The part of a job that plan_sources() needs.
 struct SourceSteps {
   int64_t global_batch = 0;  // sequences of one step
