@@ -56,7 +56,7 @@ const char* format_name(CorpusFormat format) {
 }
 
 bool is_token_file(const CorpusFile& file) {
-  return file.format != CorpusFormat::kText && file.format != CorpusFormat::kTokenShard;
+  return !holds_text(file.format) && file.format != CorpusFormat::kTokenShard;
 }
 
 }  // namespace

@@ -1,4 +1,6 @@
 // Implements DeviceLibrary with libtorch's CUDA allocator, the CUDA runtime and ProcessGroupNCCL.
+#include <bit>
+
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 #include <nccl.h>
@@ -87,8 +89,7 @@ struct StreamOfGroup : c10d::ProcessGroupNCCL {
 void add_nccl_messages(c10d::Backend& group, int device_index,
                        std::span<const DeviceLibrary::NcclMessage> messages) {
   auto& nccl = dynamic_cast<c10d::ProcessGroupNCCL&>(group);
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): libtorch gives the pointer as a number
-  auto* const communicator = reinterpret_cast<ncclComm_t>(nccl.getCommPtr());
+  auto* const communicator = std::bit_cast<ncclComm_t>(nccl.getCommPtr());
   TORCH_CHECK(communicator != nullptr, "the group has no NCCL communicator yet");
   const cudaStream_t stream = StreamOfGroup::get(nccl, device_index);
   for (const auto& [sends, peer, memory, bytes] : messages) {
