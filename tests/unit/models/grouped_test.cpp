@@ -129,7 +129,7 @@ TEST_CASE("w1 and w3 as one stack change no bit but the gradient of the input, w
     stacks.push_back(at::randn(stack->shape).mul(0.3).to(at::kBFloat16));
   const Tensor given = at::randn({tokens, dim}).to(at::kBFloat16),
                seed = at::randn({tokens, dim}).to(at::kBFloat16), weight = at::rand({tokens, k}),
-               choices = at::rand({tokens, experts}).argsort(1, true).narrow(1, 0, k);
+               choices = at::rand({tokens, experts}).argsort(1, true).narrow(1, 0, k).to(at::kInt);
   const auto run = [&](at::ScalarType dtype, bool side_by_side) {
     for (size_t i = 0; i < stacks.size(); ++i)
       layer.parameters()[i]->weight = stacks[i].to(dtype, false, /*copy=*/true).requires_grad_();
@@ -193,7 +193,7 @@ TEST_CASE("experts in chunks of rows have the bits of one run but where a cut di
   const Tensor expert = choices.squeeze(1),
                rows_of_undivided = (expert != 1).logical_and_(expert != 5).nonzero().squeeze(1);
   const auto dispatch = std::make_shared<const Dispatch>(
-      dispatch_tokens(choices, experts, padded ? RowCounts::kPadded : RowCounts::kOnHost));
+      dispatch_tokens(choices.to(at::kInt), experts, padded ? RowCounts::kPadded : RowCounts::kOnHost));
   const auto run = [&](const auto& forward) {
     const Tensor leaf = x.detach().clone().requires_grad_();
     const Tensor y = forward(leaf);
