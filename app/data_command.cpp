@@ -7,10 +7,12 @@
 #include "base/counted.h"
 #include "base/log.h"
 #include "base/printable.h"
+#include "base/progress.h"
 #include "base/standard_streams.h"
 #include "trainer/config/load.h"
 #include "trainer/data/job_data.h"
 #include "trainer/data/source_report.h"
+#include "trainer/preflight.h"
 
 namespace hyperion::app {
 namespace {
@@ -63,16 +65,14 @@ void print_sequence(const data::Batch& batch, const std::string& source, const d
 ExitCode data_command(const CommandLine& line) {
   config::ResolvedConfig resolved = config::load_config(line.config_file, line.overrides);
   for (const std::string& warning : resolved.warnings) log_warning("{}", warning);
+  trainer::check_keys(resolved, {});
   config::JobConfig& config = resolved.config;
   const trainer::DataSetup setup = trainer::load_tokenizer(config);
   trainer::check_training_documents(config);
   config.training.local_batch_size = 1;
-  // Sequence N is the row of rank N of N + 1 in the first microbatch.
   const int64_t first = line.data.sequence.value_or(0);
   const auto loader = trainer::training_loader(config, setup,
-                                               {.dp_rank = first,
-                                                .dp_degree = first + 1,
-                                                .seed = static_cast<uint64_t>(config.debug.seed.value_or(0)),
+                                               {.seed = static_cast<uint64_t>(config.debug.seed.value_or(0)),
                                                 .vocab_size = setup.tokenizer->vocab_size()});
   if (!config.debug.seed && config.training.shuffle)
     log_warning(
@@ -82,6 +82,13 @@ ExitCode data_command(const CommandLine& line) {
     print_text(fmt::format(
         "{}{}: {}\n", sets[i].name.empty() ? "" : sets[i].name + ", ", sets[i].path,
         trainer::describe_size(trainer::measure_source(sets[i], loader->files()[i], *setup.tokenizer))));
+  {
+    Progress progress("reading the sequences before it", static_cast<uint64_t>(first), "sequences");
+    for (int64_t i = 0; i < first; ++i) {
+      loader->next();
+      progress.update(static_cast<uint64_t>(i) + 1);
+    }
+  }
   for (int64_t i = 0; i < (line.data.sequence ? 1 : line.data.sequences); ++i) {
     const data::Batch batch = *loader->next();
     const std::string source =

@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/progress.h"
+#include "data/shuffle_plan.h"
 #include "data/sources.h"
 #include "data/token_formats.h"
 #include "data/token_shards.h"
@@ -34,7 +35,7 @@ std::vector<data::CorpusFile> find_inputs(const std::vector<std::string>& inputs
   return files;
 }
 
-// What is written, as ShardOutput::job.
+// Describes what is written, as ShardOutput::job.
 std::string describe_job(const std::vector<data::CorpusFile>& files, const data::Tokenizer& tokenizer,
                          const CommandLine::Tokenize& options) {
   const uint64_t hash = data::corpus_fingerprint(files);
@@ -43,12 +44,13 @@ std::string describe_job(const std::vector<data::CorpusFile>& files, const data:
       hash_text(fmt::format("{} {} {}", tokenizer.hash(), options.format, options.text_field), hash));
 }
 
-void add_documents(const std::vector<data::CorpusFile>& files, const data::Encode& encode,
-                   const data::TextField& field, data::TokenShardWriter& writer) {
+// Returns the number of documents without text, which are left out.
+uint64_t add_documents(const std::vector<data::CorpusFile>& files, const data::Encode& encode,
+                       const data::TextField& field, data::TokenShardWriter& writer) {
   uint64_t bytes = 0;
   for (const data::CorpusFile& file : files) bytes += file.size;
   Progress progress("tokenize", bytes, "B");
-  uint64_t done = 0, inputs = 0;
+  uint64_t done = 0, inputs = 0, empty = 0;
   std::vector<int64_t> tokens;
   std::optional<std::chrono::steady_clock::time_point> recorded;
   for (const data::CorpusFile& file : files) {
@@ -63,17 +65,21 @@ void add_documents(const std::vector<data::CorpusFile>& files, const data::Encod
           source->copy(offset, tokens);
           writer.append(tokens);
         }
-        if (length > 0) writer.end_document();
+        if (length > 0)
+          writer.end_document();
+        else
+          ++empty;
       }
       const std::optional<uint64_t> blocks = source->blocks();
       const uint64_t bytes_after =
-          blocks ? file.size - file.size * (block + 1) / *blocks : source->bytes_after_block();
+          blocks ? file.size - data::scaled(file.size, block + 1, *blocks) : source->bytes_after_block();
       progress.update(done - bytes_after);
     }
     if (recorded && seconds_since(*recorded) < kSecondsBetweenRecords) continue;
     writer.record(inputs);
     recorded = std::chrono::steady_clock::now();
   }
+  return empty;
 }
 
 }  // namespace
@@ -99,10 +105,12 @@ ExitCode tokenize_command(const CommandLine::Tokenize& options) {
     log_info("Goes on with {}.partial, which holds {} of {}: {}, {}", options.out, recorded,
              counted(files.size(), "file"), counted(writer.header().documents, "document"),
              counted(writer.header().tokens, "token"));
-  add_documents(
+  const uint64_t empty = add_documents(
       files, [&](std::string_view text) { return loaded->encode(text, true, true); }, field, writer);
   const data::ShardHeader header = writer.finish();
   const double seconds = seconds_since(begin);
+  if (empty > 0)
+    log_info("{} had no text and {} left out", counted(empty, "document"), empty == 1 ? "was" : "were");
   log_info(
       "Tokenised {} files, {} documents, {} tokens into {} in {:.1f} s ({:.0f} tokens/s): set "
       "training.dataset_path to it",

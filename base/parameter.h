@@ -62,8 +62,8 @@ struct Parameter {
   // the gradient.
   at::Tensor encoded{}, encoded_scale{}, encoded_inverse{};
 
-  // Of weights that read one input, shared by them: a parameter of all their rows, in their order; of stacks
-  // of matrices, with the rows of each of its matrices. Its `weight` is defined where their owner has laid
+  // A parameter of all rows, in their order, of several weights that read one input; they share it. Weights
+  // that are stacks of matrices have the rows of each matrix side by side in it. Its `weight` is defined where their owner has laid
   // theirs side by side, and is the whole of them, without a gradient of its own: layers may multiply it
   // instead of each.
   ParameterPtr pack{};

@@ -94,7 +94,7 @@ double source_rate(const fs::path& path) {
   return static_cast<double>(count) / seconds;
 }
 
-// The same number for pread() of the tokens of uint16 in pieces.
+// Returns the same number for pread() of the tokens of uint16 in pieces.
 double pread_rate(const fs::path& path, size_t bytes) {
   const InputFile file(path);
   std::vector<char> piece(bytes);

@@ -25,7 +25,7 @@ CorpusReader::CorpusReader(std::vector<CorpusFile> files, Encode encode, const S
       seed_(options.seed) {
   std::vector<PlannedFile> planned;
   for (const CorpusFile& file : files_) {
-    const bool one_block = files_.size() == 1 && !holds_columns(file.format);  // a file alone is one block
+    const bool one_block = files_.size() == 1 && file.format == CorpusFormat::kText;
     planned.push_back({file.size, !one_block && has_many_blocks(file), is_sequential(file)});
   }
   for (std::vector<CorpusPart>& parts : plan_slots(planned, shuffle_ ? window_ : 1))
@@ -54,8 +54,7 @@ void CorpusReader::seek(const StreamPosition& position, uint64_t seed) {
     throw_data(
         "data position: its order has {} slots, but these data with training.shuffle_window {} have {} (a "
         "Hyperion that read one file after another stored one): set training.shuffle_window back, or start "
-        "the "
-        "data from their beginning with --checkpoint.exclude_from_loading=dataloader",
+        "the data from their beginning with --checkpoint.exclude_from_loading=dataloader",
         position.slots.size(), window_, slots_.size());
   drawn_ = {position.epoch, position.draws, position.slot, {}};
   for (size_t i = 0; i < slots_.size(); ++i) {
@@ -195,8 +194,10 @@ uint64_t CorpusReader::estimate_documents(const Slot& slot) const {
     bytes_after = slot.part->bytes - block_bytes * (slot.at.block + 1);
     if (slot.at.block + 1 == *slot.blocks) bytes_after = 0;
   } else {
-    bytes_after = std::min(slot.source->bytes_after_block(), slot.part->bytes);
-    block_bytes = (slot.part->bytes - bytes_after) / (slot.at.block + 1);
+    const uint64_t bytes =
+        files_[slot.part->file].size;  // the first part of a sequential file reads all of it
+    bytes_after = std::min(slot.source->bytes_after_block(), bytes);
+    block_bytes = (bytes - bytes_after) / (slot.at.block + 1);
   }
   return slot.documents - slot.at.document +
          scaled(slot.documents, bytes_after + *slot.bytes_after, std::max<uint64_t>(block_bytes, 1));

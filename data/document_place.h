@@ -1,4 +1,4 @@
-// Where a document is, kept as two numbers and put into words when a message needs it.
+// The place of a document, kept as two numbers and put into words when a message needs it.
 #pragma once
 
 #include <cstdint>

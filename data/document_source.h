@@ -31,8 +31,8 @@ class BlockFile {
   virtual std::optional<uint64_t> open_block(uint64_t block) = 0;
   // Bytes on disk behind the current block. For files whose number of blocks is not known.
   virtual uint64_t bytes_after_block() const { return 0; }
-  // Where a document of the current block is in the file, for describe_location(): its line, row or number,
-  // counted from 1.
+  // The place of a document of the current block in the file, for describe_location(): its line, row or
+  // number, counted from 1.
   virtual uint64_t location(uint64_t document) const = 0;
 };
 

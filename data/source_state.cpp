@@ -69,7 +69,7 @@ std::vector<std::string> source_differences(const std::vector<SourceState>& save
     if (same == nullptr)
       differences.push_back(find_source(saved, source.name) != nullptr
                                 ? fmt::format("{} has other files, another text field or another tokenizer "
-                                              "and begins anew",
+                                              "and starts again from its beginning",
                                               source.name)
                                 : fmt::format("{} is new and begins", source.name));
   }

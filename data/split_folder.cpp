@@ -86,7 +86,7 @@ bool describes_dataset(const fs::path& path) {
   if (name == "dataset_info.json" || name == "dataset_infos.json" || name == "dataset_dict.json") return true;
   std::error_code ignored;
   const bool saved = fs::exists(path.parent_path() / "dataset_info.json", ignored);
-  // The datasets library keeps the results of map() and filter() beside what it saved.
+  // The datasets library keeps the results of map() and filter() next to what it saved.
   return saved && (name == "state.json" || (name.starts_with("cache-") && path.extension() == ".arrow"));
 }
 

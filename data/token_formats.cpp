@@ -68,7 +68,7 @@ std::optional<std::pair<fs::path, CorpusFormat>> token_file_of(const fs::path& p
     const fs::path tokens = fs::path(path).replace_extension(".bin");
     if (is_file(tokens)) return {{tokens, CorpusFormat::kMegatron}};
     if (begins_with(InputFile(path), "MMIDIDX"))
-      throw_data("{}: is an index of Megatron-LM, but {} is not beside it: copy that too", path.string(),
+      throw_data("{}: is an index of Megatron-LM, but {} is not next to it: copy that too", path.string(),
                  tokens.filename().string());
   } else if (extension == ".bin") {
     if (is_file(megatron_index(path))) return {{path, CorpusFormat::kMegatron}};
@@ -77,12 +77,12 @@ std::optional<std::pair<fs::path, CorpusFormat>> token_file_of(const fs::path& p
     const bool wanted =
         named == Named::kByUser ? !begins_with(file, "{") : has_megatron_index(path.parent_path());
     if (wanted)
-      throw_data("{}: {} is not beside it, and it does not begin as a file of llm.c: copy the index too{}",
+      throw_data("{}: {} is not next to it, and it does not begin as a file of llm.c: copy the index too{}",
                  path.string(), megatron_index(path).filename().string(),
                  named == Named::kByUser ? ", or name bare tokens (nanoGPT's) X.npy" : "");
   } else if (extension == ".ds") {
     if (!is_file(datatrove_index(path)))
-      throw_data("{}: {} is not beside it: copy that too", path.string(),
+      throw_data("{}: {} is not next to it: copy that too", path.string(),
                  datatrove_index(path).filename().string());
     return {{path, CorpusFormat::kDatatrove}};
   } else if (extension == ".npy") {

@@ -27,7 +27,7 @@ std::filesystem::path token_index_of(const CorpusFile& file);
 std::unique_ptr<TokenFileSource> open_tokens(const CorpusFile& file);
 
 // Opens every token file and samples up to 16 of them: one log line says format, type, the largest token
-// beside the vocabularies and how many documents end with EOS. Throws Error(kBadData) for a file that cannot
+// with the vocabularies and how many documents end with EOS. Throws Error(kBadData) for a file that cannot
 // be read or a token outside of the model's vocabulary. `key` is the option that named the files.
 void check_token_files(std::span<const CorpusFile> files, const TokenFacts& facts, const std::string& key);
 

@@ -90,7 +90,7 @@ TokenShardWriter::File TokenShardWriter::open(const char* name) const {
   return stream;
 }
 
-// Opens the files behind what was recorded for the same job, else anew.
+// Opens the files behind what was recorded for the same job, else starts again.
 void TokenShardWriter::continue_or_begin() {
   std::optional<RecordedProgress> progress = output_.job.empty() ? std::nullopt : read_progress(temporary_);
   // A process that was killed in finish() has moved the tokens already.
@@ -115,7 +115,7 @@ void TokenShardWriter::continue_or_begin() {
   const size_t width = header_.wide ? 4 : 2;
   const auto size_of = [](const File& file) { return regular_size(::fileno(file.get()), "documents"); };
   if (progress && (size_of(tokens_) < progress->tokens * width || size_of(ends_) < progress->documents * 8))
-    progress.reset();  // the machine went down: begin anew
+    progress.reset();  // the machine went down: start again
   recorded_ = progress ? progress->inputs : 0;
   header_.tokens = progress ? progress->tokens : 0;
   header_.documents = progress ? progress->documents : 0;

@@ -7,7 +7,7 @@
 
 namespace hyperion::data {
 
-// What the plug-in calls, with `context` as the first argument. None of these throws.
+// The functions of the program that the plug-in calls, with `context` as the first argument. None throws.
 struct ArrowHost {
   void* context;
   // Copies bytes of the file; false if that fails, and then the plug-in's function fails.

@@ -18,7 +18,7 @@ namespace hyperion::data {
 
 class ColumnTexts : public TextFile {
  public:
-  // What the texts of a block, or the buffers that they are decoded with, may take.
+  // The most memory that the texts of a block, or the buffers that they are decoded with, may take.
   static constexpr uint64_t kMemoryLimit = uint64_t{512} << 20;
   static constexpr uint64_t kTextLimit = uint64_t{64} << 20;  // of one document, as in JSON lines
 
@@ -31,7 +31,7 @@ class ColumnTexts : public TextFile {
     bool text;
   };
 
-  // `format` is "Parquet" or "Arrow". Throws Error(kBadData) if the file is another's placeholder.
+  // `format` is "Parquet" or "Arrow". Throws Error(kBadData) if the file is a Git LFS pointer or a web page.
   ColumnTexts(const std::filesystem::path& path, TextField field, const char* format);
 
   const std::string& name() const { return name_; }

@@ -20,7 +20,7 @@ std::string shares_text(const std::vector<data::SourceState>& sources);
 bool take_shares(const std::string& text, config::DataSources& sources);
 
 // Returns a text of each side for every source whose files, text field or tokenizer differ: a source that
-// begins anew.
+// starts again from its beginning.
 std::vector<std::pair<std::string, std::string>> sources_of_other_data(
     const std::vector<data::SourceState>& saved, const std::vector<data::SourceState>& now);
 

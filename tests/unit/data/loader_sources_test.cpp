@@ -195,7 +195,7 @@ TEST_CASE("a changed list of sources goes on with those that it still has") {
           std::vector<std::string>{"more is new and begins", "wiki is left out"});
     CHECK(loader.next());
   }
-  SECTION("a source with other data begins anew") {
+  SECTION("a source with other data starts again") {
     LoaderOptions options = before;
     options.sources[2].path = (folder.path() / "code.jsonl").string();
     DataLoader loader(options);

@@ -31,7 +31,7 @@ TEST_CASE("a folder of files in a format that is not read names the format and w
            {"a.jsonl.xz", "\xFD\x37zXZ", "is xz, which is not read: decompress it"},
            {"a.jsonl.lz4", "\x04\x22\x4D\x18", "is lz4, which is not read: decompress it"},
            {"a_text_document.idx", "MMIDIDX",
-            "is an index of Megatron-LM, but a_text_document.bin is not beside it"},
+            "is an index of Megatron-LM, but a_text_document.bin is not next to it"},
            {"a.zip", "PK\x03\x04", "is zip, which is not read: decompress it"}}) {
     const test::TemporaryFolder folder;
     folder.write(file.name, file.magic);

@@ -312,17 +312,17 @@ TEST_CASE("token files are found by each of their names and in folders") {
   folder.write("d/a_text.idx", "MMIDIDX");
   CHECK(base != corpus_fingerprint(find_corpus(root + "/d/a_text")));
 
-  CHECK_THROWS_WITH(find_corpus(root + "/d/llm/weights.bin"), Contains("weights.idx is not beside it"));
+  CHECK_THROWS_WITH(find_corpus(root + "/d/llm/weights.bin"), Contains("weights.idx is not next to it"));
   fs::remove(root + "/d/a_text.bin");
   CHECK_THROWS_WITH(find_corpus(root + "/d"),
                     Contains("a_text.idx: is an index of Megatron-LM, but a_text.bin"));
   fs::remove(root + "/d/a_text.idx");
   fs::remove(root + "/d/b_text.idx");
   folder.write("d/z.idx", "");
-  CHECK_THROWS_WITH(find_corpus(root + "/d"), Contains("b_text.bin: b_text.idx is not beside it"));
+  CHECK_THROWS_WITH(find_corpus(root + "/d"), Contains("b_text.bin: b_text.idx is not next to it"));
   folder.write("d/b_text.idx", "");
   fs::remove(root + "/d/e.ds.index");
-  CHECK_THROWS_WITH(find_corpus(root + "/d"), Contains("e.ds: e.ds.index is not beside it"));
+  CHECK_THROWS_WITH(find_corpus(root + "/d"), Contains("e.ds: e.ds.index is not next to it"));
   const std::string text = folder.write("t/b.bin", "{\"text\": \"a\"}\n");
   CHECK(find_corpus(text).at(0).format == CorpusFormat::kText);
 }
