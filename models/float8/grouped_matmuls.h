@@ -19,9 +19,9 @@ class GroupedMatmuls {
   int64_t unit() const { return unit_of(recipe_); }
 
   // x [rows, in], grad [rows, out], stack [groups, out, in]. `group`, which may be null, shards one of the
-  // stack's widths. Scales cover the unsharded stack, so its bits do not depend on the number of ranks: the
-  // first product after a change of the contents may be collective over the group. `ends`: see
-  // models/float8/groups.h.
+  // stack's widths. Scales cover the unsharded stack, so its bits do not depend on the number of ranks
+  // (beyond whether w1 and w3 are one stack, Parameter::pack): the first product after a change of the
+  // contents may be collective over the group. `ends`: see models/float8/groups.h.
   at::Tensor output(models::Operand& x, const Parameter& stack, const at::Tensor& ends,
                     Exchange* group) const;
   at::Tensor input_gradient(models::Operand& grad, const Parameter& stack, const at::Tensor& ends,

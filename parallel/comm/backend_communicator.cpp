@@ -336,23 +336,41 @@ class NcclCommunicator : public BackendCommunicator {
     to = out.narrow(0, 0, 0);
     from = in.narrow(0, 0, 0);
     std::vector<int64_t> none(ranks);
-    c10d_backend().startCoalescing();
-    c10d_backend().alltoall_base(to, from, none, none);
-    device_library().add_nccl_messages(c10d_backend(), out.get_device(), messages);
-    return [work = c10d_backend().endCoalescing(), out, in] { work->wait(); };
+    c10d::AllToAllOptions options;
+    options.asyncOp = true;  // on the group's stream, where add_nccl_messages() adds to it
+    auto work = coalesced([&] {
+      c10d_backend().alltoall_base(to, from, none, none, options);
+      device_library().add_nccl_messages(c10d_backend(), out.get_device(), messages);
+    });
+    return [work, out, in] { work->wait(); };
   }
   // Runs as one group call. NCCL connects two ranks at their first transfer.
   Finish do_transfers(const std::vector<Transfer>& transfers, bool /*is_all_to_all*/) override {
     if (std::ranges::all_of(transfers, [](const Transfer& transfer) { return transfer.tensor.numel() == 0; }))
       return nullptr;
+    auto work = coalesced([&] {
+      for (const auto& [kind, tensor, peer] : transfers) {
+        if (tensor.numel() == 0) continue;
+        std::vector<at::Tensor> tensors = {tensor};
+        kind == Transfer::Kind::kSend ? c10d_backend().send(tensors, peer, 0)
+                                      : c10d_backend().recv(tensors, peer, 0);
+      }
+    });
+    return [work, transfers] { work->wait(); };
+  }
+
+ private:
+  // Runs what `start` starts as one group call. An error leaves no group call open.
+  template <typename Start>
+  c10::intrusive_ptr<c10d::Work> coalesced(const Start& start) {
     c10d_backend().startCoalescing();
-    for (const auto& [kind, tensor, peer] : transfers) {
-      if (tensor.numel() == 0) continue;
-      std::vector<at::Tensor> tensors = {tensor};
-      kind == Transfer::Kind::kSend ? c10d_backend().send(tensors, peer, 0)
-                                    : c10d_backend().recv(tensors, peer, 0);
+    try {
+      start();
+    } catch (...) {
+      c10d_backend().endCoalescing();
+      throw;
     }
-    return [work = c10d_backend().endCoalescing(), transfers] { work->wait(); };
+    return c10d_backend().endCoalescing();
   }
 };
 

@@ -354,7 +354,8 @@ class SizeOfJob {
 
   double activations_of_shared_sequences(double kept_inputs) const {
     double bytes = 0;
-    if (runs_again())  // every block keeps its attention output, which Flash pads to the width of keys
+    if (runs_again())  // every block keeps its attention output; a lower bound: Flash pads values to the
+                       // width of keys
       bytes = (kept_inputs - 1) * tokens_ / tensor_ *
               static_cast<double>(heads().heads * heads().v_head_dim) * compute_;
     // One block's backward holds keys and values of complete sequences, their gradients and gradient sums. In

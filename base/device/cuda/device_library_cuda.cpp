@@ -89,6 +89,8 @@ struct StreamOfGroup : c10d::ProcessGroupNCCL {
 void add_nccl_messages(c10d::Backend& group, int device_index,
                        std::span<const DeviceLibrary::NcclMessage> messages) {
   auto& nccl = dynamic_cast<c10d::ProcessGroupNCCL&>(group);
+  const c10::cuda::CUDAGuard guard(
+      static_cast<c10::DeviceIndex>(device_index));  // whose communicator is used
   auto* const communicator = std::bit_cast<ncclComm_t>(nccl.getCommPtr());
   TORCH_CHECK(communicator != nullptr, "the group has no NCCL communicator yet");
   const cudaStream_t stream = StreamOfGroup::get(nccl, device_index);

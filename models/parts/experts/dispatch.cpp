@@ -20,8 +20,7 @@ Dispatch dispatch_tokens(const Tensor& choices, int64_t experts, RowCounts count
   if (choices.numel() + (experts + 1) * unit > std::numeric_limits<int>::max())
     throw_config(
         "the experts of a layer would get {} rows from a rank's tokens at once, and their order has numbers "
-        "of 32 "
-        "bits: use a smaller training.local_batch_size, training.seq_len or model.args.top_k",
+        "of 32 bits: use a smaller training.local_batch_size, training.seq_len or model.args.top_k",
         choices.numel());
   const Tensor dense = choices.contiguous();
   const bool padded = counts == RowCounts::kPadded;
@@ -37,13 +36,20 @@ Dispatch dispatch_tokens(const Tensor& choices, int64_t experts, RowCounts count
 }
 
 Tensor gather_rows(const Tensor& x, const Dispatch& dispatch, const Tensor& weights) {
-  if (dispatch.in_order()) return x;
+  if (dispatch.in_order()) {
+    if (weights.defined()) throw_bug("rows in the order of the experts have no assignments to weigh");
+    return x;
+  }
   if (x.size(0) == 0) return at::zeros({dispatch.tokens.size(0), x.size(1)}, x.options());  // padding alone
   return kernels::table().gather_rows(x, dispatch, weights.defined() ? weights.flatten() : weights);
 }
 
 Tensor sum_rows(const Tensor& rows, const Dispatch& dispatch, const Tensor& weights, const Tensor& added) {
-  if (dispatch.in_order() && !added.defined()) return rows;
+  if (dispatch.in_order()) {
+    if (weights.defined() || added.defined())
+      throw_bug("rows in the order of the experts have no tokens to sum for");
+    return rows;
+  }
   return kernels::table().sum_rows(rows, dispatch.rows, weights, added, dispatch.top_k());
 }
 

@@ -17,17 +17,6 @@ namespace {
 
 using at::Tensor;
 
-std::vector<int64_t> ends_on_host(const kernels::RowGroups& groups) {
-  std::vector<int64_t> ends;
-  if (groups.ends.defined()) {
-    const Tensor on_host = groups.ends.cpu().to(at::kLong);
-    ends.assign(on_host.const_data_ptr<int64_t>(), on_host.const_data_ptr<int64_t>() + on_host.numel());
-    return ends;
-  }
-  for (const int64_t count : groups.counts) ends.push_back((ends.empty() ? 0 : ends.back()) + count);
-  return ends;
-}
-
 // The groups of a chunk's rows: of all experts, some of them without rows, or of the experts that have some.
 // A product over rows, wgrad, takes no groups without rows.
 struct GroupsOfChunk {
@@ -173,13 +162,13 @@ std::vector<RowChunk> cut_rows(const std::vector<int64_t>& ends, int64_t rows_of
 
 Tensor experts_in_chunks(const Tensor& x, const ExpertStacks& stacks, const ExpertProducts& products,
                          Activation activation, const std::shared_ptr<const Dispatch>& dispatch,
-                         int64_t rows_of_chunk, bool computes) {
+                         std::vector<int64_t> ends, int64_t rows_of_chunk, bool computes) {
   SavedChunks job;
   job.stacks = stacks;
   job.products = products;
   job.activation = activation;
   job.dispatch = dispatch;
-  job.ends = ends_on_host(dispatch->groups());
+  job.ends = std::move(ends);
   job.chunks = cut_rows(job.ends, rows_of_chunk);
   return ExpertsInChunksFunction::apply(x, stacks.w1->weight, stacks.w2->weight, stacks.w3->weight, &job,
                                         computes);

@@ -35,11 +35,12 @@ struct RowChunk {
 // ends: of the experts' groups, which are contiguous.
 std::vector<RowChunk> cut_rows(const std::vector<int64_t>& ends, int64_t rows_of_chunk);
 
-// Returns the experts' outputs for the rows of `x`, [rows, dim], each of which is one assignment. Where
-// groups are padded, the rows of a chunk are a multiple of the unit, and the host waits for the groups' ends.
-// A split backward does not defer the wgrads.
+// Returns the experts' outputs for the rows of `x`, [rows, dim], each of which is one assignment. `ends`: of
+// the dispatch's groups. Where groups are padded, the rows of a chunk are a multiple of the unit. A split
+// backward does not defer the wgrads: it keeps those of the three stacks until its second half, instead of
+// the rows.
 at::Tensor experts_in_chunks(const at::Tensor& x, const ExpertStacks& stacks, const ExpertProducts& products,
                              Activation activation, const std::shared_ptr<const Dispatch>& dispatch,
-                             int64_t rows_of_chunk, bool computes);
+                             std::vector<int64_t> ends, int64_t rows_of_chunk, bool computes);
 
 }  // namespace hyperion::models

@@ -206,24 +206,27 @@ ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const in
   return exchange;
 }
 
+std::vector<int64_t> ends_of_groups(const ExpertExchange& exchange) {
+  const size_t local_experts = exchange.received_blocks.size() / exchange.received.size();
+  std::vector<int64_t> ends;  // a group ends where the next one begins
+  for (size_t expert = 1; expert < local_experts; ++expert)
+    ends.push_back(exchange.received_blocks[expert].first);
+  ends.push_back(exchange.received_rows);
+  return ends;
+}
+
 Dispatch groups_of_received(const ExpertExchange& exchange, std::optional<int64_t> unit, at::Device device) {
-  const size_t ranks = exchange.received.size(), local_experts = exchange.received_blocks.size() / ranks;
+  const std::vector<int64_t> ends = ends_of_groups(exchange);
   Dispatch groups;
   if (!unit) {
-    groups.counts.assign(local_experts, 0);
-    for (size_t i = 0; i < exchange.received_blocks.size(); ++i)
-      groups.counts[i % local_experts] += exchange.received_blocks[i].rows;
+    for (int64_t before = 0; const int64_t end : ends)
+      groups.counts.push_back(end - std::exchange(before, end));
     return groups;
   }
-  // A group ends where the next one begins.
-  const auto options = at::TensorOptions(at::kInt);
-  const Tensor ends =
-      at::empty({static_cast<int64_t>(local_experts)}, options.pinned_memory(device.is_cuda()));
-  auto* const end = ends.mutable_data_ptr<int>();
-  for (size_t expert = 1; expert < local_experts; ++expert)
-    end[expert - 1] = static_cast<int>(exchange.received_blocks[expert].first);
-  end[local_experts - 1] = static_cast<int>(exchange.received_rows);
-  groups.ends = ends.to(device, /*non_blocking=*/true);
+  const Tensor on_host = at::empty({static_cast<int64_t>(ends.size())},
+                                   at::TensorOptions(at::kInt).pinned_memory(device.is_cuda()));
+  std::ranges::copy(ends, on_host.mutable_data_ptr<int>());
+  groups.ends = on_host.to(device, /*non_blocking=*/true);
   return groups;
 }
 

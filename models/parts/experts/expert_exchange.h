@@ -38,6 +38,8 @@ struct ExpertExchange {
 // received rows are padded to multiples of it, and to at least `unit`; nullopt: they are not padded.
 ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const int64_t> received, int ranks,
                              std::optional<int64_t> unit);
+// Returns where the group of each local expert ends in the tensor of received rows, padding included.
+std::vector<int64_t> ends_of_groups(const ExpertExchange& exchange);
 // Returns ExpertExchange::experts on the device of the rows. The host does not wait.
 Dispatch groups_of_received(const ExpertExchange& exchange, std::optional<int64_t> unit, at::Device device);
 

@@ -277,7 +277,7 @@ Tensor Experts::forward_received(const Tensor& rows, const KeptRouting& routing,
   });
   const int64_t unit = unit_of_rows(rows).value_or(1);
   return experts_in_chunks(rows, {.w1 = w1_, .w2 = w2_, .w3 = w3_}, products_, activation_, exchange.experts,
-                           std::max(unit, mean / unit * unit), computes);
+                           ends_of_groups(exchange), std::max(unit, mean / unit * unit), computes);
 }
 
 Tensor Experts::forward_local(const Tensor& x, const Tensor& weights, const Tensor& shared,

@@ -23,6 +23,7 @@
 #include "models/parts/experts/experts.h"
 #include "models/transformer.h"
 #include "tests/support/float8_goldens.h"
+#include "tests/support/group_ends.h"
 #include "tests/support/unwritten_is_nan.h"
 
 namespace hyperion::models {
@@ -243,7 +244,8 @@ TEST_CASE(
     const std::vector<ParameterPtr> stacks = experts.layer.parameters();
     const std::vector<Tensor> cut = run([&](const Tensor& leaf) {
       return experts_in_chunks(leaf, {stacks[0], stacks[1], stacks[2]}, {.float8 = products},
-                               Activation::kSilu, dispatch, products->unit(), true);
+                               Activation::kSilu, dispatch, test::group_ends(*dispatch), products->unit(),
+                               true);
     });
     for (size_t i = 0; i < cut.size(); ++i) {
       CAPTURE(i);

@@ -25,6 +25,7 @@
 #include "models/parts/experts/description.h"
 #include "models/parts/experts/expert_chunks.h"
 #include "models/parts/experts/experts.h"
+#include "tests/support/group_ends.h"
 #include "tests/support/unwritten_is_nan.h"
 
 namespace hyperion::models {
@@ -207,7 +208,8 @@ TEST_CASE("experts in chunks of rows have the bits of one run but where a cut di
       run([&](const Tensor& leaf) { return layer.forward(leaf, Tensor(), Tensor(), {dispatch}, {}); });
   const ExpertStacks stacks = {layer.parameters()[0], layer.parameters()[1], layer.parameters()[2]};
   const std::vector<Tensor> cut = run([&](const Tensor& leaf) {
-    return experts_in_chunks(leaf, stacks, {}, args.activation, dispatch, 12 * unit, true);
+    return experts_in_chunks(leaf, stacks, {}, args.activation, dispatch, test::group_ends(*dispatch),
+                             12 * unit, true);
   });
   for (size_t i = 0; i < cut.size(); ++i) {
     CAPTURE(i, padded, dtype);
