@@ -52,8 +52,8 @@ void CorpusReader::seek(const StreamPosition& position, uint64_t seed) {
   }
   if (position.slots.size() != slots_.size())
     throw_data(
-        "data position: its order has {} slots, but these data with training.shuffle_window {} have {} (a "
-        "Hyperion that read one file after another stored one): set training.shuffle_window back, or start "
+        "data position: its order has {} slots, but these data with training.shuffle_window {} have {}: "
+        "start "
         "the data from their beginning with --checkpoint.exclude_from_loading=dataloader",
         position.slots.size(), window_, slots_.size());
   drawn_ = {position.epoch, position.draws, position.slot, {}};

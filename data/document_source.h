@@ -36,6 +36,13 @@ class BlockFile {
   virtual uint64_t location(uint64_t document) const = 0;
 };
 
+// Returns the size of the fewest equal parts of `total`, of at most `most` each, rounded up: blocks that hold
+// about as many documents each tell how many there are in all (CorpusReader). At least 1.
+constexpr uint64_t equal_part(uint64_t total, uint64_t most) {
+  const uint64_t parts = (total + most - 1) / most;
+  return parts == 0 ? most : (total + parts - 1) / parts;
+}
+
 // A file of texts.
 class TextFile : public BlockFile {
  public:

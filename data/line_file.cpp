@@ -98,7 +98,9 @@ LineFile::LineFile(InputFile file, TextBlocks blocks, size_t line_limit)
       whole_(blocks == TextBlocks::kWhole),
       line_limit_(line_limit),
       stretch_(blocks == TextBlocks::kSample ? kFirstPiece : kStretch),
-      compressed_(is_compressed(file_)) {}
+      compressed_(is_compressed(file_)) {
+  if (!compressed_) stretch_ = equal_part(file_.size(), stretch_);
+}
 
 std::optional<uint64_t> LineFile::blocks() const {
   if (whole_) return 1;

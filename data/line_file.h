@@ -16,6 +16,7 @@
 
 #include "base/files.h"
 #include "data/decompress.h"
+#include "data/document_source.h"
 #include "data/text_field.h"
 
 namespace hyperion::data {

@@ -75,21 +75,15 @@ std::vector<SourceState> saved_sources(const LoaderState& state, int64_t seq_len
 }  // namespace
 
 std::string LoaderState::to_json() const {
-  if (!sources.empty()) {
-    nlohmann::ordered_json list = nlohmann::ordered_json::array();
-    for (const SourceState& source : sources) list.push_back(source.to_json());
-    return nlohmann::ordered_json{{"version", 3},
-                                  {"sequence", sequence},
-                                  {"seed", seed},
-                                  {"shuffle", shuffle},
-                                  {"fingerprint", fingerprint_text(fingerprint)},
-                                  {"sources", std::move(list)}}
-        .dump();
-  }
-  return nlohmann::ordered_json{{"version", 2},         {"position", position.to_json()},
-                                {"sequence", sequence}, {"seed", seed},
-                                {"shuffle", shuffle},   {"fingerprint", fingerprint_text(fingerprint)}}
-      .dump();
+  nlohmann::ordered_json json = {{"version", sources.empty() ? 2 : 3},
+                                 {"sequence", sequence},
+                                 {"seed", seed},
+                                 {"shuffle", shuffle},
+                                 {"fingerprint", fingerprint_text(fingerprint)}};
+  if (window) json["window"] = *window;
+  if (sources.empty()) json["position"] = position.to_json();
+  for (const SourceState& source : sources) json["sources"].push_back(source.to_json());
+  return json.dump();
 }
 
 LoaderState LoaderState::from_json(std::string_view text) try {
@@ -108,6 +102,7 @@ LoaderState LoaderState::from_json(std::string_view text) try {
   state.sequence = node["sequence"].count();
   state.seed = node["seed"].count();
   state.shuffle = node["shuffle"].flag();
+  if (!node["window"].is_null()) state.window = node["window"].count(1);
   state.fingerprint = fingerprint_of(node["fingerprint"]);
   return state;
 } catch (const Error& error) {
@@ -118,6 +113,7 @@ DataLoader::DataLoader(LoaderOptions options)
     : options_(std::move(options)), mix_(weights_of(sources_of(options_))) {
   initial_.seed = options_.order.seed;
   initial_.shuffle = options_.order.shuffle;
+  initial_.window = options_.order.window;
   initial_.fingerprint = hash_text("sources");
   const bool named = !options_.sources.empty();
   for (const SourceOptions& one : sources_of(options_)) {
@@ -238,16 +234,35 @@ LoaderState DataLoader::adapted_state(const LoaderState& state) const {
   return adapted;
 }
 
+void DataLoader::require_same_order(const LoaderState& state) const {
+  if (state.shuffle != initial_.shuffle)
+    throw_data(
+        "data loader state: was saved with shuffling {}, but this job has it {}: set training.shuffle back",
+        state.shuffle ? "on" : "off", initial_.shuffle ? "on" : "off");
+  if (!state.window) {
+    for (const Source& source : sources_)
+      if (const auto& files = source.stream.files(); files.size() > 1 || !is_one_block(files.front()))
+        throw_data(
+            "data loader state: was saved by a Hyperion that read one file after another, which this one "
+            "does "
+            "for a file alone: start these data from their beginning with "
+            "--checkpoint.exclude_from_loading=dataloader");
+  } else if (state.shuffle && state.window != initial_.window) {
+    throw_data(
+        "data loader state: was saved with training.shuffle_window = {}, but this job has {}, which is "
+        "another "
+        "order: set it back",
+        *state.window, *initial_.window);
+  }
+}
+
 void DataLoader::load_state(const LoaderState& state) {
   const bool same_data =
       state.fingerprint == initial_.fingerprint &&
       std::ranges::equal(state.sources, initial_.sources, {}, &SourceState::name, &SourceState::name);
-  const LoaderState adapted = same_data ? state : adapted_state(state);
-  if (state.shuffle != initial_.shuffle) {
-    throw_data(
-        "data loader state: was saved with shuffling {}, but this job has it {}: set training.shuffle back",
-        state.shuffle ? "on" : "off", initial_.shuffle ? "on" : "off");
-  }
+  LoaderState adapted = same_data ? state : adapted_state(state);
+  require_same_order(state);
+  adapted.window = initial_.window;
   if (state.seed != initial_.seed)
     log_info("The data order continues with the checkpoint's seed {} instead of {}", state.seed,
              initial_.seed);

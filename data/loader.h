@@ -75,12 +75,13 @@ struct LoaderState {
   uint64_t sequence = 0;               // number of sequences consumed
   uint64_t seed = 0;                   // seed of the document order
   bool shuffle = true;
-  uint64_t fingerprint = 0;  // fingerprint of the data and its tokenizer
+  std::optional<uint64_t> window{};  // StreamOptions::window; none: version 1, one file after another
+  uint64_t fingerprint = 0;          // fingerprint of the data and its tokenizer
 
   bool operator==(const LoaderState&) const = default;
 
-  // {"version": 2, "position": .., "sequence": .., "seed": .., "shuffle": .., "fingerprint": ".."}; with
-  // sources version 3, and "sources": [..] in place of the position
+  // {"version": 2, "position": .., "sequence": .., "seed": .., "shuffle": .., "window": ..,
+  //  "fingerprint": ".."}; with sources version 3, and "sources": [..] in place of the position
   std::string to_json() const;
   // Reads version 1 too, whose position is of one file after another. Throws Error(kBadData) naming the
   // field.
@@ -151,6 +152,8 @@ class DataLoader {
   // The state of `sources_`.
   LoaderState prepared_state();
   LoaderState adapted_state(const LoaderState& state) const;
+  // Throws Error(kBadData) unless the order of `state` is that of this loader.
+  void require_same_order(const LoaderState& state) const;
   void stop_thread();
   void restart_from(const LoaderState& state);
 

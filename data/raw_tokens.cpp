@@ -118,8 +118,9 @@ bool begins_as_numpy(const InputFile& file) {
 
 std::optional<uint64_t> DelimitedSource::open_block(uint64_t block) {
   if (block >= *blocks()) return std::nullopt;
-  block_begin_ = block * block_tokens_;
-  end_ = std::min(block_begin_ + block_tokens_,
+  const uint64_t part = equal_part(tokens_.count, block_tokens_);
+  block_begin_ = block * part;
+  end_ = std::min(block_begin_ + part,
                   tokens_.count);  // of the block, until its last document is known
   // A document begins at its delimiter, or behind that of the document before it.
   const auto next_begins = [&](uint64_t first, uint64_t last) {

@@ -28,7 +28,8 @@ class DelimitedSource : public TokenFileSource {
   static constexpr uint64_t kBlockTokens = uint64_t{1} << 20;
 
   std::optional<uint64_t> blocks() const override {
-    return (tokens_.count + block_tokens_ - 1) / block_tokens_;
+    const uint64_t part = equal_part(tokens_.count, block_tokens_);
+    return (tokens_.count + part - 1) / part;
   }
   std::optional<uint64_t> open_block(uint64_t block) override;
   uint64_t location(uint64_t document) const override { return begin_of(document) + 1; }

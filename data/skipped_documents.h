@@ -19,11 +19,10 @@ class SkippedDocuments {
   // Logs the numbers of `what`, the data's name, if any document was skipped.
   void log_summary(const std::string& what) const;
 
-  uint64_t empty() const { return empty_; }  // null, or without text
-  uint64_t bad() const { return bad_; }
-
  private:
-  uint64_t documents_ = 0, empty_ = 0, bad_ = 0;
+  uint64_t documents_ = 0;
+  uint64_t empty_ = 0;  // null, or without text
+  uint64_t bad_ = 0;
 };
 
 }  // namespace hyperion::data

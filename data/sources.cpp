@@ -43,6 +43,7 @@ class TextSource : public DocumentSource {
     try {
       tokens_ = encode_(text);
     } catch (const Error& error) {
+      if (error.code() != ExitCode::kBadData) throw;
       throw BadDocument(fmt::format("{}: {}", describe_location(path_, location(document)), error.what()));
     }
     return tokens_.size();
@@ -66,6 +67,11 @@ bool named_like_documents(const fs::path& path) {
   if (is_named(path, FormatUse::kColumns)) return true;
   return is_named(is_named(path, FormatUse::kCompressed) ? fs::path(path).replace_extension() : path,
                   FormatUse::kText);
+}
+
+bool named_like_tokens(const fs::path& path) {
+  const fs::path suffix = path.extension();
+  return suffix == ".idx" || suffix == ".npy" || suffix == ".ds";
 }
 
 CorpusFormat format_of_content(const fs::path& path) {
@@ -107,8 +113,8 @@ void add_path(const fs::path& path, const fs::path& root, std::vector<CorpusFile
   for (const fs::path& entry : list_folder(path)) {
     if (describes_dataset(entry)) continue;
     const bool folder = fs::is_directory(fs::symlink_status(entry, ignored));
-    if (is_hidden(entry)) {
-      if (folder || named_like_documents(entry)) hidden.push_back(entry);
+    if (is_hidden(entry) || entry.extension() == ".partial") {  // of a `hyperion tokenize` that was killed
+      if (folder || named_like_documents(entry) || named_like_tokens(entry)) hidden.push_back(entry);
     } else if (folder) {
       add_path(entry, root, files, hidden);
     } else if (is_token_shard(entry) ||
@@ -252,13 +258,17 @@ bool has_many_blocks(const CorpusFile& file) {
          file.format == CorpusFormat::kLlmC;
 }
 
+bool is_one_block(const CorpusFile& file) {
+  if (file.format != CorpusFormat::kText) return !has_many_blocks(file);
+  return file.size <= kLargestWhole || !is_compressed(InputFile(file.path));
+}
+
 std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode& encode,
                                             const TextField& field, bool one_block) {
   if (!holds_text(file.format)) return open_tokens(file);
   if (!encode) throw_bug("{}: holds text, but no tokenizer was given", file.path.string());
-  const bool whole = one_block && file.format == CorpusFormat::kText &&
-                     (file.size <= kLargestWhole || !is_compressed(InputFile(file.path)));
-  auto text = open_text(file, field, whole ? TextBlocks::kWhole : TextBlocks::kStretches);
+  auto text =
+      open_text(file, field, one_block && is_one_block(file) ? TextBlocks::kWhole : TextBlocks::kStretches);
   return std::make_unique<TextSource>(file.path, std::move(text), encode);
 }
 

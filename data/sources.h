@@ -75,6 +75,8 @@ std::unique_ptr<TextFile> open_text(const CorpusFile& file, const TextField& fie
 // opened in ascending order.
 bool has_many_blocks(const CorpusFile& file);
 bool is_sequential(const CorpusFile& file);
+// Returns whether the file alone is one block, with its documents in any order.
+bool is_one_block(const CorpusFile& file);
 
 // Opens one file (see LineFile and ShardSource for the cost). `encode` and `field` are not used by shards.
 // With `one_block` a file of plain text is one block, so that its documents can be in any order, and so is

@@ -117,8 +117,8 @@ std::unique_ptr<TokenFileSource> open_tokens(const CorpusFile& file) {
 void check_token_files(std::span<const CorpusFile> files, const TokenFacts& facts, const std::string& key) {
   std::map<CorpusFormat, FormatSummary> formats;
   const auto n = static_cast<size_t>(std::ranges::count_if(files, is_token_file));
-  const size_t between =
-      std::max<size_t>(n / kSampledFiles, 1);  // files from one that is sampled to the next
+  // Files from one that is sampled to the next.
+  const size_t between = std::max<size_t>((n + kSampledFiles - 1) / kSampledFiles, 1);
   for (size_t at = 0; const CorpusFile& file : files) {
     if (!is_token_file(file)) continue;
     const auto source = open_tokens(file);

@@ -53,7 +53,7 @@ bool matches_a_file(const fs::path& path) {
   std::error_code error;
   if (fs::exists(path, error)) return true;
   glob_t matches{};
-  const bool found = ::glob(path.c_str(), GLOB_NOSORT, nullptr, &matches) == 0;
+  const bool found = ::glob(path.c_str(), GLOB_NOSORT | GLOB_BRACE, nullptr, &matches) == 0;
   ::globfree(&matches);
   return found;
 }

@@ -47,7 +47,7 @@ class SourceChecks {
   void paths(const std::filesystem::path& base) {
     for (size_t i = 0; i < sources_.size(); ++i) {
       const std::string& path = sources_[i].path;
-      if (matches_a_file(resolve_input(path, base)) || matches_a_file(path + ".idx")) continue;
+      if (matches_an_input(resolve_input(path, base))) continue;
       refuse(i, "path", path,
              fmt::format("no such file or folder, neither in {} nor in {}",
                          std::filesystem::current_path().string(), base.string()));

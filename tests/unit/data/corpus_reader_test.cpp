@@ -8,6 +8,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "base/philox.h"
 #include "data/document_order.h"
 #include "data/token_stream.h"
 #include "tests/support/documents.h"
@@ -161,13 +162,62 @@ TEST_CASE("a corpus that is sorted by kind is read as a mixture of its kinds") {
   CHECK(passed >= 98);
 }
 
-TEST_CASE("a position of another window is refused") {
+TEST_CASE("a position with another number of slots is refused") {
   const test::TemporaryFolder folder;
   write_kinds(folder, 9, 3, 2, 20);
   CorpusReader reader = reader_of(folder.path().string(), {.window = 4});
   StreamPosition position{.epoch = 0, .draws = 1, .slot = 0, .token = 0, .slots = {{0, 0, 1}}};
   CHECK_THROWS_WITH(reader.seek(position, 1), Catch::Contains("has 1 slots") && Catch::Contains("have 4") &&
                                                   Catch::Contains("training.shuffle_window"));
+}
+
+// Files of several blocks: stretches of a plain file, and of compressed ones whose names say so and do not.
+// The last is planned as one that slots can share, and is read by one of them.
+TEST_CASE("files of many blocks are mixed by their sizes and go on at any position") {
+  const test::TemporaryFolder folder;
+  // Of hexadecimal digits, so that a compressed file has half of the bytes.
+  const auto lines = [](int documents) {
+    std::string text;
+    for (int i = 0; i < documents; ++i) {
+      text += R"({"text": ")";
+      for (uint64_t k = 0; k < 22; ++k)
+        for (const uint32_t word : philox4x32(static_cast<uint64_t>(i), k))
+          text += fmt::format("{:08x}", word);
+      text += "\"}\n";
+    }
+    return text;
+  };
+  folder.write("a.jsonl", lines(6000));
+  folder.write("b.jsonl.gz", test::gzip(lines(12000)));
+  folder.write("c.jsonl", test::gzip(lines(25000)));
+  const StreamOptions options{.seed = 4, .window = 16};
+  TokenStream stream(reader_of(folder.path().string(), options), options);
+  std::map<std::string, int> counts;
+  std::vector<StreamPosition> positions;
+  std::vector<std::vector<int64_t>> windows;
+  std::vector<DocumentSpan> spans;
+  for (int i = 0; i < 3000; ++i) {
+    positions.push_back(stream.position());
+    ++counts[stream.place().file->name];
+    windows.emplace_back(1001);
+    REQUIRE(stream.read_window(windows.back(), spans) == 1001);
+  }
+  // Their shares of the documents, of which an eighth has been read.
+  CAPTURE(counts["a.jsonl"], counts["b.jsonl.gz"], counts["c.jsonl"]);
+  CHECK(counts["a.jsonl"] > 300);
+  CHECK(counts["b.jsonl.gz"] > 500);
+  CHECK(counts["c.jsonl"] > 1200);
+  for (const size_t at : {2990, 7, 1500}) {
+    CAPTURE(at);
+    TokenStream other(reader_of(folder.path().string(), options), options);
+    other.seek(positions[at], 4);
+    for (size_t i = at; i < std::min<size_t>(at + 10, 3000); ++i) {
+      std::vector<int64_t> window(1001);
+      REQUIRE(other.position() == positions[i]);
+      other.read_window(window, spans);
+      REQUIRE(window == windows[i]);
+    }
+  }
 }
 
 }  // namespace hyperion::data

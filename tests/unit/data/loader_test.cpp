@@ -240,6 +240,10 @@ TEST_CASE("a state of other data or a damaged one is refused") {
                     Contains("document 500"));
   CHECK_THROWS_WITH(loader.load_state(with([](auto& s) { s.position.token = 1u << 30; })),
                     Contains("token 1073741824"));
+  CHECK_THROWS_WITH(loader.load_state(with([](auto& s) { s.window = 5; })),
+                    Contains("training.shuffle_window = 5, but this job has 64"));
+  CHECK_THROWS_WITH(loader.load_state(with([](auto& s) { s.window.reset(); })),
+                    Contains("one file after another"));
   LoaderOptions other = options;
   other.tokenizer_fingerprint = "another";
   CHECK_THROWS_WITH(DataLoader(other).load_state(good), Contains("another tokenizer"));
