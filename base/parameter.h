@@ -63,9 +63,9 @@ struct Parameter {
   at::Tensor encoded{}, encoded_scale{}, encoded_inverse{};
 
   // A parameter of all rows, in their order, of several weights that read one input; they share it. Weights
-  // that are stacks of matrices have the rows of each matrix side by side in it. Its `weight` is defined where their owner has laid
-  // theirs side by side, and is the whole of them, without a gradient of its own: layers may multiply it
-  // instead of each.
+  // that are stacks of matrices have the rows of each matrix side by side in it. Its `weight` is defined
+  // where their owner has laid theirs side by side, and is the whole of them, without a gradient of its own:
+  // layers may multiply it instead of each.
   ParameterPtr pack{};
 
   // A layer may cache here what it derived from the value; the owner drops it when the value changes or is

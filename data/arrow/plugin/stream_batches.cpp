@@ -24,7 +24,8 @@ Value checked(arrow::Result<Value> result) {
   return std::move(result).ValueUnsafe();
 }
 
-// Returns the same type with bytes for strings, which are not checked for being UTF-8; null if it holds no text.
+// Returns the same type with bytes for strings, which are not checked for being UTF-8; null if it holds no
+// text.
 std::shared_ptr<arrow::DataType> as_bytes(const arrow::DataType& type) {
   switch (type.id()) {
     case arrow::Type::STRING:
