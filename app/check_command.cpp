@@ -35,6 +35,7 @@
 #include "trainer/data/source_report.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
+#include "trainer/plan/group_report.h"
 #include "trainer/plan/sharding_advice.h"
 #include "trainer/plan/memory_needs.h"
 #include "trainer/plan/size_estimate.h"
@@ -304,6 +305,9 @@ class JobCheck {
       return line_.config_file;
     });
     table_.check("model", {"configuration"}, [&] { return describe_model(config().model, model_); });
+    if (facts_.model)
+      for (const std::string& line : trainer::describe_groups(config().optimizer, model_))
+        table_.print_row("optimizer", "-", line);
     table_.check("ranks", {"configuration"}, [&] {
       for (const std::string& warning :
            trainer::sharding_advice(config(), model_, *mesh_, environment_.local_world_size))

@@ -84,6 +84,18 @@ struct NamedShape {
 // nullopt if the model has no such parameter; a tied head is none.
 std::optional<NamedShape> find_shape(const ModelArgs& args, std::string_view fqn);
 
+// Calls f(const std::string& fqn, const ParameterShape&) for each parameter of the model by its name in
+// checkpoints, in the model's order; a tied head is none.
+template <typename F>
+void for_each_named_parameter(const ModelDescription& model, F&& f) {
+  f(model.table.name, model.table);
+  for (int64_t layer = 0; layer < model.blocks(); ++layer)
+    model.block(layer).for_each_parameter(
+        [&](const ParameterShape& shape) { f("layers." + std::to_string(layer) + "." + shape.name, shape); });
+  f(model.final_norm.name, model.final_norm);
+  if (!model.tied) f(model.output.name, model.output);
+}
+
 struct ParameterCounts {
   int64_t total = 0;      // a tied table counts once
   int64_t active = 0;     // parameters that one token uses: top_k of the experts, and all others

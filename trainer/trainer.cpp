@@ -23,6 +23,8 @@
 #include "trainer/data/source_report.h"
 #include "trainer/engine/layer_metrics.h"
 #include "trainer/monitoring.h"
+#include "trainer/optim/parameter_groups.h"
+#include "trainer/plan/group_report.h"
 #include "trainer/preflight.h"
 #include "trainer/runtime/batch_job.h"
 
@@ -94,6 +96,8 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
     for (const std::string& warning : job_.pipeline->warnings) log_warning("{}", warning);
     of_stages = fmt::format(" (of the stages of rank {} alone)", runtime.rank());
   }
+  for (const std::string& line : describe_groups(plan_.config.optimizer, job_.model))
+    log_info("Optimizer: {}", line);
   for (const std::string& line : model_.float8.log) log_info("{}", line);
   for (const std::string& warning : model_.float8.warnings) log_warning("{}", warning);
   if (model_.float8.counters) log_info("{}{}", describe_gathers(model_.parameters, *model_.fsdp), of_stages);
@@ -371,6 +375,8 @@ void Trainer::log_step(int64_t step, const StepInput& input, const StepLosses& l
                                .extra = keep_worst_block(reduce_layer_metrics(
                                    reported, job_.runtime.groups->all_ranks(),
                                    job_.runtime.groups->get(parallel::MeshDim::kPp), job_.runtime.device))};
+  for (const auto& metric : optim::rates_of_groups(config().optimizer, metrics.lr))
+    metrics.extra.push_back(metric);
   for (const auto& metric : source_metrics(job_.loader->state())) metrics.extra.push_back(metric);
   const std::vector<data::SourceState>& sources = job_.loader->state().sources;
   const std::vector<double> losses_of_sources =

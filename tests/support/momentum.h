@@ -31,7 +31,7 @@ class Momentum final : public optim::Optimizer {
       if (parameter.has_separate_compute_shard()) parameter.compute_shard().copy_(parameter.master());
     }
   }
-  std::vector<std::pair<const char*, checkpoint::Object>> settings() const override {
+  std::vector<std::pair<const char*, checkpoint::Object>> settings(const Parameter&) const override {
     return {{"momentum", 0.5}};
   }
 

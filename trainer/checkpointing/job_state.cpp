@@ -13,6 +13,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "trainer/checkpointing/job_record.h"
+#include "trainer/optim/parameter_groups.h"
 
 namespace hyperion::checkpointing {
 namespace {
@@ -150,15 +151,18 @@ std::vector<TensorState> OptimizerState::tensors() {
 }
 
 std::vector<checkpoint::ObjectState> OptimizerState::objects() {
-  std::vector<std::pair<const char*, Object>> options = optimizer_.settings();
-  options.emplace(options.begin(), "lr", learning_rate(plan_, state_.step + 1));
-  options.emplace_back("initial_lr", plan_.config.optimizer.lr);
+  const config::JobConfig::Optimizer& configured = plan_.config.optimizer;
+  const double rate = learning_rate(plan_, state_.step + 1);
   std::vector<checkpoint::ObjectState> states;
   for (const ModelParameter& parameter : parameters_) {
-    if (!parameter.parameter->trainable) continue;
+    const Parameter& p = *parameter.parameter;
+    if (!p.trainable) continue;
+    const double scale = optim::settings_of(configured, p.fqn, p.shape.size()).lr_scale;
+    std::vector<std::pair<const char*, Object>> options = optimizer_.settings(p);
+    options.emplace(options.begin(), "lr", rate * scale);
+    options.emplace_back("initial_lr", configured.lr * scale);
     for (const auto& [option, object] : options)
-      states.push_back(
-          object_state(name(), fmt::format("param_groups.{}.{}", parameter.parameter->fqn, option), object));
+      states.push_back(object_state(name(), fmt::format("param_groups.{}.{}", p.fqn, option), object));
   }
   return states;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <iterator>
+#include <map>
 #include <type_traits>
 
 #include <fmt/format.h>
@@ -27,6 +28,7 @@ constexpr const char* kTotalSteps = "lr_scheduler.total_steps";
 constexpr const char* kStart = "lr_scheduler.start_step";  // no key of the configuration
 constexpr const char* kSeed = "debug.seed";
 constexpr const char* kGlobalBatch = "training.global_batch_size";
+constexpr std::string_view kDecayOfNorms = "optimizer.decay_norms_and_biases", kGroups = "optimizer.groups";
 constexpr std::string_view kLengthKey = "training.seq_len", kShuffleKey = "training.shuffle";
 constexpr const char* kSources = "training.sources";                // shares_text()
 constexpr const char* kForcedBalance = "model.force_load_balance";  // debug.moe_force_load_balance
@@ -42,6 +44,8 @@ constexpr Setting kSettings[] = {
     {"optimizer.beta2", checkpoint::kOptimizerComponent},
     {"optimizer.eps", checkpoint::kOptimizerComponent},
     {"optimizer.weight_decay", checkpoint::kOptimizerComponent},
+    {kDecayOfNorms, checkpoint::kOptimizerComponent},
+    {kGroups, checkpoint::kOptimizerComponent},
     {"optimizer.lr", checkpoint::kSchedulerComponent},
     {"lr_scheduler.warmup_steps", checkpoint::kSchedulerComponent},
     {"lr_scheduler.decay_ratio", checkpoint::kSchedulerComponent},
@@ -121,12 +125,17 @@ std::vector<SettingChange> changed_settings(const config::ResolvedConfig& resolv
                                             const CurveSettings& configured, const CurveSettings& stored,
                                             const checkpoint::ComponentSet& components) {
   // Checkpoints older than the setting were all trained with this value.
-  static const std::string silu(text_of(models::Activation::kSilu)), one_data_set(kOneDataSet);
+  static const std::map<std::string_view, std::string> first_values = {
+      {"model.activation", std::string(text_of(models::Activation::kSilu))},
+      {kSources, kOneDataSet},
+      {kDecayOfNorms, "true"},
+      {kGroups, "[]"}};
   std::vector<SettingChange> changes;
   for (const auto& [key, now] : configured) {
     const std::string* saved = find_setting(stored, key);
-    if (saved == nullptr && key == "model.activation" && !stored.empty()) saved = &silu;
-    if (saved == nullptr && key == kSources && !stored.empty()) saved = &one_data_set;
+    if (const auto first = first_values.find(key);
+        saved == nullptr && !stored.empty() && first != first_values.end())
+      saved = &first->second;
     if (saved == nullptr || *saved == now || !components.contains(component_of_setting(key))) continue;
     if (key == kSeed && !resolved.config.debug.seed) continue;  // the saved one is used
     changes.push_back({key, *saved, now});

@@ -3,12 +3,6 @@
 #include <algorithm>
 #include <cctype>
 #include <string_view>
-#include <type_traits>
-
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
-#include "trainer/config/option.h"
 
 namespace hyperion::config {
 namespace {
@@ -16,15 +10,6 @@ namespace {
 // Endings of files that are data, the last first.
 constexpr std::string_view kEndings[] = {".gz",      ".zst",   ".zstd", ".json", ".jsonl", ".ndjson", ".txt",
                                          ".parquet", ".arrow", ".bin",  ".idx",  ".npy",   ".ds"};
-
-template <typename T>
-Value value_of(const T& member) {
-  return Value(member);
-}
-template <typename T>
-Value value_of(const std::optional<T>& member) {
-  return member ? Value(*member) : Value();
-}
 
 }  // namespace
 
@@ -49,18 +34,6 @@ std::string name_of(const DataSource& source) {
   std::ranges::replace_if(
       name, [](unsigned char c) { return !std::isalnum(c) && c != '-' && c != '.' && c != '_'; }, '_');
   return name;
-}
-
-std::string toml_text(const DataSource& source) {
-  const DataSource defaults;
-  std::vector<std::string> entries;
-  const auto add = [&](const char* key, const auto& member, const auto& unset) {
-    if (member != unset) entries.push_back(fmt::format("{} = {}", key, toml_text(value_of(member))));
-  };
-#define SOURCE_KEY(type, key, ...) add(#key, source.key, defaults.key);
-#define TRAINING_SOURCE_KEY(type, key, ...) add(#key, source.key, defaults.key);
-#include "trainer/config/sources.def"
-  return fmt::format("{{ {} }}", fmt::join(entries, ", "));
 }
 
 }  // namespace hyperion::config

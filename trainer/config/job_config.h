@@ -12,6 +12,7 @@
 #include "models/flavors/registry.h"
 #include "trainer/config/choices.h"
 #include "trainer/config/data_source.h"
+#include "trainer/config/parameter_group.h"
 
 namespace hyperion::config {
 

@@ -194,8 +194,12 @@ class FileReader {
   }
 
   void read_option(const Option& option, const toml::value& value) {
-    option.kind() == Kind::kSources ? read_sources(option, value)
-                                    : read_member(option, value, option.name, resolved_.config);
+    if (option.kind() == Kind::kSources)
+      read_tables<DataSource>(option, value);
+    else if (option.kind() == Kind::kGroups)
+      read_tables<ParameterGroup>(option, value);
+    else
+      read_member(option, value, option.name, resolved_.config);
   }
 
   // `name` is the option's in messages and origins.
@@ -214,31 +218,35 @@ class FileReader {
     resolved_.origins[name] = fmt::format("{}:{}:{}", name_, position.first, position.second);
   }
 
-  void read_sources(const Option& option, const toml::value& value) {
+  template <typename Table>
+  void read_tables(const Option& option, const toml::value& value) {
     const auto is_table = [](const toml::value& entry) { return entry.is_table(); };
     if (!value.is_array() || !std::ranges::all_of(value.as_array(), is_table))
       return add_problem(
           value, fmt::format("{} = {}: expected {}", option.name, source_text(value), expected(option)));
-    DataSources sources;
+    std::vector<Table> tables;
     for (const toml::value& entry : value.as_array()) {
-      const std::string table = fmt::format("{}[{}]", option.name, sources.size());
-      DataSource& source = sources.emplace_back();
-      for (const auto& [key, member] : entry.as_table()) read_source_key(option, key, member, table, source);
-      if (!entry.contains("path"))
-        add_problem(entry, fmt::format("{}: has no path, which names its files", table));
-      add_origin(table, entry);
+      const std::string place = fmt::format("{}[{}]", option.name, tables.size());
+      Table& table = tables.emplace_back();
+      for (const auto& [key, member] : entry.as_table()) read_table_key(option, key, member, place, table);
+      for (const Option& key : option.table->options)
+        if (!key.need.empty() && !entry.contains(std::string(key.key())))
+          add_problem(entry, fmt::format("{}: has no {}, {}", place, key.key(), key.need));
+      add_origin(place, entry);
     }
-    if (!sources.empty()) add_origin(option.name, value.as_array().front());
-    assign(option, Value(std::move(sources)), resolved_.config);
+    if (!tables.empty()) add_origin(option.name, value.as_array().front());
+    assign(option, Value(std::move(tables)), resolved_.config);
   }
 
-  void read_source_key(const Option& list, const std::string& key, const toml::value& value,
-                       const std::string& table, DataSource& source) {
-    const auto option = std::ranges::find(*list.table_keys, key, &Option::key);
-    const std::string name = fmt::format("{}.{}", table, one_line(key));
-    if (option != list.table_keys->end()) return read_member(*option, value, name, source);
+  template <typename Table>
+  void read_table_key(const Option& list, const std::string& key, const toml::value& value,
+                      const std::string& place, Table& table) {
+    const std::vector<Option>& options = list.table->options;
+    const auto option = std::ranges::find(options, key, &Option::key);
+    const std::string name = fmt::format("{}.{}", place, one_line(key));
+    if (option != options.end()) return read_member(*option, value, name, table);
     std::vector<std::string> keys;
-    for (const Option& known : *list.table_keys) keys.emplace_back(known.key());
+    for (const Option& known : options) keys.emplace_back(known.key());
     add_problem(value, fmt::format("{} = {}: there is no such key{}", name, source_text(value),
                                    did_you_mean(nearest_name(key, keys))));
   }
@@ -272,19 +280,22 @@ void read_toml(const std::string& text, const std::string& name, ResolvedConfig&
   reader.report_problems(problems);
 }
 
-// Returns whether `name` is a list of tables, or a key of one ("training.sources.weight").
-bool is_list_of_tables(const std::string& name) {
-  return std::ranges::any_of(all_options(), [&](const Option& option) {
-    return option.table_keys != nullptr && (name == option.name || name.starts_with(option.name + "."));
-  });
+// Returns the list of tables that `name` is, or has as a key ("training.sources.weight"); null for others.
+const Option* list_of_tables(const std::string& name) {
+  for (const Option& option : all_options())
+    if (option.table != nullptr && (name == option.name || name.starts_with(option.name + ".")))
+      return &option;
+  return nullptr;
 }
 
 void apply_override(const Override& override, ResolvedConfig& resolved, Problems& problems) {
-  if (is_list_of_tables(override.name))
-    return problems.add(fmt::format(
-        "command line: --{}: lists of tables are set in the file alone, as [[training.sources]]; to train on "
-        "one data set, name it in the file by training.dataset_path",
-        one_line(override.name)));
+  if (const Option* list = list_of_tables(override.name))
+    return problems.add(
+        fmt::format("command line: --{}: lists of tables are set in the file alone, as [[{}]]{}",
+                    one_line(override.name), list->name,
+                    list->kind() == Kind::kSources
+                        ? "; to train on one data set, name it in the file by training.dataset_path"
+                        : ""));
   const Option* option = find_option(override.name);
   if (option == nullptr)
     return problems.add(fmt::format("command line: --{}: there is no such option{}", one_line(override.name),

@@ -164,6 +164,10 @@ bool assign(const Option& option, const Value& value, DataSource& source) {
   return assign_to(option, value, &source);
 }
 
+bool assign(const Option& option, const Value& value, ParameterGroup& group) {
+  return assign_to(option, value, &group);
+}
+
 Value read(const Option& option, const JobConfig& config) {
   return option.type->read(reinterpret_cast<const std::byte*>(&config) + option.offset);
 }
@@ -187,6 +191,7 @@ std::optional<Value> parse_text(const Option& option, std::string_view text) {
     case Kind::kTable:
       return parse_table(text);
     case Kind::kSources:
+    case Kind::kGroups:
       return std::nullopt;
     case Kind::kListOfLists:
       break;
@@ -195,6 +200,33 @@ std::optional<Value> parse_text(const Option& option, std::string_view text) {
   for (const std::string& part : split(text, ';')) lists.push_back(split(part, ','));
   return Value(std::move(lists));
 }
+
+namespace {
+
+template <typename T>
+Value value_of(const T& member) {
+  return Value(member);
+}
+template <typename T>
+Value value_of(const std::optional<T>& member) {
+  return member ? Value(*member) : Value();
+}
+
+// Returns the keys that are set: { path = "a", weight = 2.0 }.
+template <typename Table>
+std::string toml_of_table(const Table& table) {
+  std::vector<Value> defaults;
+  for_each_key(Table{}, [&](const char*, const auto& member) { defaults.push_back(value_of(member)); });
+  std::vector<std::string> entries;
+  size_t i = 0;
+  for_each_key(table, [&](const char* key, const auto& member) {
+    const Value value = value_of(member);
+    if (value != defaults[i++]) entries.push_back(fmt::format("{} = {}", key, toml_text(value)));
+  });
+  return fmt::format("{{ {} }}", fmt::join(entries, ", "));
+}
+
+}  // namespace
 
 std::string toml_text(const Value& value) {
   return std::visit(
@@ -216,8 +248,8 @@ std::string toml_text(const Value& value) {
           return entries.empty() ? "{}" : fmt::format("{{ {} }}", fmt::join(entries, ", "));
         } else {
           std::vector<std::string> entries;
-          if constexpr (std::is_same_v<T, DataSources>)
-            for (const DataSource& source : held) entries.push_back(toml_text(source));
+          if constexpr (std::is_same_v<T, DataSources> || std::is_same_v<T, ParameterGroups>)
+            for (const auto& table : held) entries.push_back(toml_of_table(table));
           else
             for (const auto& entry : held) entries.push_back(toml_text(Value(entry)));
           return fmt::format("[{}]", fmt::join(entries, ", "));
@@ -248,6 +280,7 @@ std::string expected(const Option& option) {
     case Kind::kTable:
       return "a table of at most 1000 texts, each key once, nothing empty";
     case Kind::kSources:
+    case Kind::kGroups:
       return fmt::format("tables, each written [[{}]]", option.name);
     case Kind::kListOfLists:
       break;
@@ -256,8 +289,9 @@ std::string expected(const Option& option) {
 }
 
 std::string type_name(const Option& option) {
-  static constexpr const char* kNames[] = {"true/false", "integer",       "number", "text",
-                                           "list",       "list of lists", "table",  "list of tables"};
+  static constexpr const char* kNames[] = {"true/false", "integer",        "number",
+                                           "text",       "list",           "list of lists",
+                                           "table",      "list of tables", "list of tables"};
   return kNames[static_cast<int>(option.kind())];
 }
 

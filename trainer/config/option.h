@@ -19,10 +19,10 @@ namespace hyperion::config {
 
 // A value that is read from or written to a JobConfig; monostate means unset.
 using Value = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<std::string>,
-                           std::vector<std::vector<std::string>>, TextTable, DataSources>;
+                           std::vector<std::vector<std::string>>, TextTable, DataSources, ParameterGroups>;
 
 // The alternatives of Value except monostate, in its order.
-enum class Kind { kBool, kInteger, kNumber, kText, kList, kListOfLists, kTable, kSources };
+enum class Kind { kBool, kInteger, kNumber, kText, kList, kListOfLists, kTable, kSources, kGroups };
 
 // Reads and writes members of one C++ type. schema.cpp creates them.
 struct MemberType {
@@ -41,6 +41,8 @@ struct Feature {
   std::string refusal;  // reason why it cannot be switched on; empty if it works
 };
 
+struct TableKeys;
+
 struct Option {
   std::string name{};  // dotted: "training.dataloader.num_workers"
   const MemberType* type = nullptr;
@@ -57,10 +59,11 @@ struct Option {
   bool any_case = false;  // a choice may be written in upper or lower case
   std::string form{};     // if set, a text must be a positive whole number or one of `choices`
   bool path = false;      // a file or folder; must not be empty, which would mean the current folder
-  const std::vector<Option>* table_keys = nullptr;  // of a list of tables: the keys of each
-  const Feature* feature = nullptr;                 // the option matters while this is on
-  bool python_only = false;                         // configures Python: accepted, without effect
-  bool in_torchtitan = true;                        // torchtitan v0.2.2 has this key
+  const TableKeys* table = nullptr;  // of a list of tables: the keys of each
+  std::string need{};                // if set, each table needs this key; the reason in words
+  const Feature* feature = nullptr;  // the option matters while this is on
+  bool python_only = false;          // configures Python: accepted, without effect
+  bool in_torchtitan = true;         // torchtitan v0.2.2 has this key
 
   Option& at_least(double value) { return minimum = value, *this; }
   Option& above(double value) { return minimum = value, above_minimum = true, *this; }
@@ -84,7 +87,8 @@ struct Option {
     return choices = {std::move(value)}, form = std::move(form_text), *this;
   }
   Option& a_path() { return path = true, *this; }
-  Option& tables_of(const std::vector<Option>& keys) { return table_keys = &keys, *this; }
+  Option& tables_of(const TableKeys& keys) { return table = &keys, *this; }
+  Option& needed(std::string reason) { return need = std::move(reason), *this; }
   Option& when(const Feature& value) { return feature = &value, *this; }
   Option& only_python() { return python_only = true, *this; }
   Option& hyperion_only() { return in_torchtitan = false, *this; }
@@ -100,11 +104,18 @@ struct Option {
   std::string_view key() const { return std::string_view(name).substr(name.rfind('.') + 1); }
 };
 
+// The keys of one table of a list.
+struct TableKeys {
+  std::vector<Option> options;
+  const void* defaults;  // a table with the default of each key
+};
+
 // Stores `value` if it has the option's type (a whole number is a number too) and range; a path goes through
 // expand_home(). Otherwise leaves `config` unchanged and returns false.
 bool assign(const Option& option, const Value& value, JobConfig& config);
 // Does the same for a key of a list of tables.
 bool assign(const Option& option, const Value& value, DataSource& source);
+bool assign(const Option& option, const Value& value, ParameterGroup& group);
 
 Value read(const Option& option, const JobConfig& config);
 

@@ -43,20 +43,18 @@ std::string to_toml(const ResolvedConfig& resolved, const models::ModelOverrides
 namespace {
 
 // Unset keys are null.
-nlohmann::ordered_json json_of(const DataSources& sources) {
+template <typename Table>
+nlohmann::ordered_json json_of(const std::vector<Table>& tables) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  for (const DataSource& source : sources) {
-    nlohmann::ordered_json table;
-    const auto add = [&](const char* key, const auto& member) {
+  for (const Table& table : tables) {
+    nlohmann::ordered_json entries;
+    for_each_key(table, [&](const char* key, const auto& member) {
       if constexpr (requires { member.has_value(); })
-        table[key] = member ? nlohmann::ordered_json(*member) : nlohmann::ordered_json();
+        entries[key] = member ? nlohmann::ordered_json(*member) : nlohmann::ordered_json();
       else
-        table[key] = member;
-    };
-#define SOURCE_KEY(type, key, ...) add(#key, source.key);
-#define TRAINING_SOURCE_KEY(type, key, ...) add(#key, source.key);
-#include "trainer/config/sources.def"
-    list.push_back(std::move(table));
+        entries[key] = member;
+    });
+    list.push_back(std::move(entries));
   }
   return list;
 }
@@ -76,7 +74,7 @@ std::string to_json(const JobConfig& config) {
             return nullptr;
           else if constexpr (std::is_same_v<T, TextTable>)
             return Json::object_t(held.begin(), held.end());
-          else if constexpr (std::is_same_v<T, DataSources>)
+          else if constexpr (std::is_same_v<T, DataSources> || std::is_same_v<T, ParameterGroups>)
             return json_of(held);
           else if constexpr (std::is_same_v<T, double>)  // JSON has no infinite numbers
             return std::isfinite(held) ? Json(held) : Json(toml_text(Value(held)));

@@ -92,10 +92,9 @@ std::string table_row(const Option& option, const std::string& default_value) {
 }
 
 // The default of a key of one table of a list.
-std::string default_of_source(const Option& option) {
-  const DataSource source;
-  const Value value = option.type->read(reinterpret_cast<const std::byte*>(&source) + option.offset);
-  return std::holds_alternative<std::monostate>(value) || option.path ? "not set" : toml_text(value);
+std::string default_in_table(const Option& key, const TableKeys& table) {
+  const Value value = key.type->read(static_cast<const std::byte*>(table.defaults) + key.offset);
+  return std::holds_alternative<std::monostate>(value) || !key.need.empty() ? "not set" : toml_text(value);
 }
 
 }  // namespace
@@ -106,10 +105,11 @@ std::string configuration_reference() {
     text += fmt::format("\n## [{}]\n\n{}\n\n{}", section.name, section.meaning, table_head());
     for (const Option& option : section.options) text += table_row(option, default_text(option));
     for (const Option& option : section.options) {
-      if (option.table_keys == nullptr) continue;
+      if (option.table == nullptr) continue;
       text += fmt::format("\n### [[{}]]\n\nThe keys of each table, in the file alone.\n\n{}", option.name,
                           table_head());
-      for (const Option& key : *option.table_keys) text += table_row(key, default_of_source(key));
+      for (const Option& key : option.table->options)
+        text += table_row(key, default_in_table(key, *option.table));
     }
   }
   text += "\n## Not available\n\n| key | refused when | because |\n|---|---|---|\n";

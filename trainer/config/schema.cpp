@@ -141,30 +141,40 @@ class SchemaBuilder {
   Option common_;
 };
 
-template <typename T>
-Option source_key(std::string_view list, const char* key, const DataSource& source, const T& member,
-                  const char* meaning) {
+// Describes a key of one table of a list; `table` is the one whose members' places in memory are measured.
+template <typename Table, typename T>
+Option table_key(std::string_view list, const char* key, const Table& table, const T& member,
+                 const char* meaning) {
   Option option;
   option.name = std::string(list) + "." + key;
   option.type = &member_type<T>();
   option.offset = static_cast<size_t>(reinterpret_cast<const std::byte*>(&member) -
-                                      reinterpret_cast<const std::byte*>(&source));
+                                      reinterpret_cast<const std::byte*>(&table));
   option.meaning = meaning;
   option.in_torchtitan = false;
   return option;
 }
 
-std::vector<Option> build_source_keys(std::string_view list, bool of_training) {
-  const DataSource source;  // whose members' places in memory are measured
+TableKeys build_source_keys(std::string_view list, bool of_training) {
+  static const DataSource source;
   std::vector<Option> keys;
 #define SOURCE_KEY(type, key, value, meaning, ...) \
-  keys.push_back(source_key(list, #key, source, source.key, meaning) __VA_ARGS__);
+  keys.push_back(table_key(list, #key, source, source.key, meaning) __VA_ARGS__);
 #define TRAINING_SOURCE_KEY(...) \
   if (of_training) {             \
     SOURCE_KEY(__VA_ARGS__)      \
   }
 #include "trainer/config/sources.def"
-  return keys;
+  return {std::move(keys), &source};
+}
+
+TableKeys build_group_keys() {
+  static const ParameterGroup group;
+  std::vector<Option> keys;
+#define GROUP_KEY(type, key, value, meaning, ...) \
+  keys.push_back(table_key("optimizer.groups", #key, group, group.key, meaning) __VA_ARGS__);
+#include "trainer/config/groups.def"
+  return {std::move(keys), &group};
 }
 
 std::vector<Section> build() {
@@ -206,10 +216,15 @@ const std::vector<const Feature*>& features() {
   return all;
 }
 
-const std::vector<Option>& source_keys(std::string_view list) {
-  static const std::vector<Option> training = build_source_keys("training.sources", true),
-                                   validation = build_source_keys("validation.sources", false);
+const TableKeys& source_keys(std::string_view list) {
+  static const TableKeys training = build_source_keys("training.sources", true),
+                         validation = build_source_keys("validation.sources", false);
   return list == "training.sources" ? training : validation;
+}
+
+const TableKeys& group_keys() {
+  static const TableKeys keys = build_group_keys();
+  return keys;
 }
 
 const std::vector<Section>& schema() {

@@ -24,7 +24,9 @@ struct Section {
 };
 
 // The keys of one table of "training.sources" or "validation.sources", named "training.sources.path".
-const std::vector<Option>& source_keys(std::string_view list);
+const TableKeys& source_keys(std::string_view list);
+// The keys of one table of "optimizer.groups".
+const TableKeys& group_keys();
 
 const std::vector<Section>& schema();
 // Returns the options of all sections in the schema's order.

@@ -16,6 +16,7 @@
 #include "trainer/config/mesh_fits.h"
 #include "trainer/config/schema.h"
 #include "trainer/config/validate_experts.h"
+#include "trainer/config/validate_groups.h"
 #include "trainer/config/validate_sources.h"
 
 namespace hyperion::config {
@@ -317,6 +318,7 @@ void check_config(const ResolvedConfig& resolved, const RunContext& run, Problem
   checks.model();
   checks.checkpoints();
   check_sources(resolved, problems);
+  check_groups(resolved, run.model, problems);
 }
 
 void check_input(const ResolvedConfig& resolved, const char* key, const fs::path& base, Problems& problems) {

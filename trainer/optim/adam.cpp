@@ -1,5 +1,7 @@
 #include "trainer/optim/adam.h"
 
+#include <algorithm>
+
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
@@ -21,15 +23,15 @@ namespace hyperion::optim {
 Adam::Adam(const std::vector<parallel::ShardedParameterPtr>& parameters,
            const config::JobConfig::Optimizer& options)
     : Optimizer(parameters), options_(options) {
-  const bool one_by_one = options.implementation == config::OptimizerImplementation::kForLoop;
   for (const parallel::ShardedParameterPtr& parameter : parameters) {
     const at::Tensor& master = parameter->master();
     const bool trainable = parameter->parameter().trainable;
     const std::vector<at::Tensor>& moments =
         add_states(trainable ? kinds() : std::vector<StateKind>(), master);
     if (!trainable || master.numel() == 0) continue;
-    if (updates_.empty() || one_by_one) updates_.emplace_back();
-    kernels::AdamTensors& tensors = updates_.back();
+    const Parameter& described = parameter->parameter();
+    kernels::AdamTensors& tensors =
+        update_with(settings_of(options, described.fqn, described.shape.size())).tensors;
     tensors.weights.push_back(master);
     tensors.grads.push_back(parameter->grad());
     tensors.exp_avgs.push_back(moments[0]);
@@ -44,15 +46,23 @@ Adam::Adam(const std::vector<parallel::ShardedParameterPtr>& parameters,
       shards_with_gaps_.push_back(parameter);
     }
   }
+  const auto takes = [](const Update& update) { return kernels::takes_adam_update(update.tensors); };
   if (options.implementation == config::OptimizerImplementation::kFused && !updates_.empty() &&
-      kernels::takes_adam_update(updates_.front()))
+      std::ranges::all_of(updates_, takes))
     one_pass_ = kernels::table().adam_update;
 }
 
-std::vector<std::pair<const char*, checkpoint::Object>> Adam::settings() const {
-  return {{"betas", checkpoint::Object::tuple({options_.beta1, options_.beta2})},
+Adam::Update& Adam::update_with(const ParameterSettings& settings) {
+  const bool one_by_one = options_.implementation == config::OptimizerImplementation::kForLoop;
+  const auto found = std::ranges::find(updates_, settings, &Update::settings);
+  return found == updates_.end() || one_by_one ? updates_.emplace_back(Update{{}, settings}) : *found;
+}
+
+std::vector<std::pair<const char*, checkpoint::Object>> Adam::settings(const Parameter& parameter) const {
+  const ParameterSettings own = settings_of(options_, parameter.fqn, parameter.shape.size());
+  return {{"betas", checkpoint::Object::tuple({own.beta1, own.beta2})},
           {"eps", options_.eps},
-          {"weight_decay", options_.weight_decay},
+          {"weight_decay", own.weight_decay},
           {"amsgrad", false},
           {"maximize", false},
           {"foreach", options_.implementation == config::OptimizerImplementation::kForeach},
@@ -72,15 +82,15 @@ void Adam::step(double lr, const at::Tensor& skip, const std::optional<at::Tenso
   step_.add_(1 - skip);
   if (one_pass_ != nullptr) {
     if (skip.item<float>() != 0) return;
-    update_in_one_pass(updates_.front(), lr, divisor);
+    for (const Update& update : updates_) update_in_one_pass(update, lr, divisor);
     copy_to_shards_with_gaps();
     return;
   }
-  for (kernels::AdamTensors& tensors : updates_) {
+  for (Update& update : updates_) {
     if (options_.implementation == config::OptimizerImplementation::kFused)
-      update_fused(tensors, lr, skip, divisor);
+      update_fused(update, lr, skip, divisor);
     else
-      update_by_formula(tensors, lr, skip);
+      update_by_formula(update, lr, skip);
   }
   if (!compute_shards_.empty()) at::_foreach_copy_(compute_shards_, masters_to_copy_, /*non_blocking=*/true);
   copy_to_shards_with_gaps();
@@ -92,14 +102,15 @@ void Adam::copy_to_shards_with_gaps() const {
     parameter->compute_shard().copy_(parameter->master(), /*non_blocking=*/true);
 }
 
-void Adam::update_fused(kernels::AdamTensors& tensors, double lr, const at::Tensor& skip,
+void Adam::update_fused(Update& group, double lr, const at::Tensor& skip,
                         const std::optional<at::Tensor>& divisor) const {
+  auto& [tensors, settings] = group;
   const std::vector<at::Tensor> steps(tensors.weights.size(), step_);
   const auto scale = divisor ? std::optional(divisor->to(step_.options())) : std::nullopt;
   const auto update = [&](auto fused_kernel) {
     fused_kernel(tensors.weights, tensors.grads, tensors.exp_avgs, tensors.exp_avg_sqs,
-                 /*max_exp_avg_sqs=*/at::TensorList{}, steps, lr, options_.beta1, options_.beta2,
-                 options_.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false,
+                 /*max_exp_avg_sqs=*/at::TensorList{}, steps, lr * settings.lr_scale, settings.beta1,
+                 settings.beta2, settings.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false,
                  /*grad_scale=*/scale, /*found_inf=*/skip);
   };
   if (options_.name == config::OptimizerName::kAdamW)
@@ -108,16 +119,17 @@ void Adam::update_fused(kernels::AdamTensors& tensors, double lr, const at::Tens
     update([](auto&&... args) { at::_fused_adam_(args...); });
 }
 
-void Adam::update_in_one_pass(const kernels::AdamTensors& tensors, double lr,
+void Adam::update_in_one_pass(const Update& update, double lr,
                               const std::optional<at::Tensor>& divisor) const {
-  one_pass_(tensors, {.lr = lr,
-                      .beta1 = options_.beta1,
-                      .beta2 = options_.beta2,
-                      .eps = options_.eps,
-                      .weight_decay = options_.weight_decay,
-                      .decoupled = options_.name == config::OptimizerName::kAdamW,
-                      .updates = step_.item<double>(),
-                      .divisor = divisor ? divisor->item<double>() : 1.0});
+  const ParameterSettings& settings = update.settings;
+  one_pass_(update.tensors, {.lr = lr * settings.lr_scale,
+                             .beta1 = settings.beta1,
+                             .beta2 = settings.beta2,
+                             .eps = options_.eps,
+                             .weight_decay = settings.weight_decay,
+                             .decoupled = options_.name == config::OptimizerName::kAdamW,
+                             .updates = step_.item<double>(),
+                             .divisor = divisor ? divisor->item<double>() : 1.0});
 }
 
 // The formulas use the notation of PyTorch's documentation, with learning rate gamma and weight decay lambda:
@@ -129,9 +141,10 @@ void Adam::update_in_one_pass(const kernels::AdamTensors& tensors, double lr,
 //
 // If `skip` is 1, every factor becomes neutral without waiting for the device: the gradient counts as 0, the
 // factors of theta, m and v are 1, and the step size is 0.
-void Adam::update_by_formula(kernels::AdamTensors& tensors, double lr, const at::Tensor& skip) const {
-  auto& [theta, g, m, v, copies] = tensors;
-  const double beta1 = options_.beta1, beta2 = options_.beta2, lambda = options_.weight_decay;
+void Adam::update_by_formula(Update& group, double lr, const at::Tensor& skip) const {
+  auto& [theta, g, m, v, copies] = group.tensors;
+  const auto& [lr_scale, beta1, beta2, lambda] = group.settings;
+  lr *= lr_scale;
   const at::Tensor not_skipped = 1 - skip;  // 1, or 0 where the update is skipped
   if (options_.name == config::OptimizerName::kAdamW)
     at::_foreach_mul_(theta, 1 - not_skipped * (lr * lambda));

@@ -1,6 +1,6 @@
 // Adam and AdamW update this rank's shards (Kingma & Ba, arXiv 1412.6980; decoupled decay: Loshchilov &
-// Hutter, arXiv 1711.05101). There is one parameter group: decay applies to norms and embeddings too, as in
-// v0.2.2.
+// Hutter, arXiv 1711.05101). Parameters with equal settings (parameter_groups.h) are updated together. Unless
+// configured otherwise decay applies to norms and embeddings too, as in v0.2.2.
 #pragma once
 
 #include <optional>
@@ -10,6 +10,7 @@
 
 #include "models/kernels/adam/adam.h"
 #include "trainer/optim/optimizer.h"
+#include "trainer/optim/parameter_groups.h"
 
 namespace hyperion::optim {
 
@@ -24,25 +25,30 @@ class Adam final : public Optimizer {
   void step(double lr, const at::Tensor& skip,
             const std::optional<at::Tensor>& divisor = std::nullopt) override;
   bool divides_gradients() const override;  // true for fused implementations
-  std::vector<std::pair<const char*, checkpoint::Object>> settings() const override;
+  std::vector<std::pair<const char*, checkpoint::Object>> settings(const Parameter& parameter) const override;
 
  private:
   std::vector<StateKind> kinds_of_trainable(const Parameter&) const override { return kinds(); }
-  void update_fused(kernels::AdamTensors& tensors, double lr, const at::Tensor& skip,
+  // The tensors of parameters with equal settings.
+  struct Update {
+    kernels::AdamTensors tensors;
+    ParameterSettings settings;
+  };
+  // Returns the update that a parameter with these settings joins.
+  Update& update_with(const ParameterSettings& settings);
+  void update_fused(Update& update, double lr, const at::Tensor& skip,
                     const std::optional<at::Tensor>& divisor) const;
-  void update_by_formula(kernels::AdamTensors& tensors, double lr, const at::Tensor& skip) const;
+  void update_by_formula(Update& update, double lr, const at::Tensor& skip) const;
   // Runs the fused CPU implementation: all of step() in one pass.
-  void update_in_one_pass(const kernels::AdamTensors& tensors, double lr,
-                          const std::optional<at::Tensor>& divisor) const;
+  void update_in_one_pass(const Update& update, double lr, const std::optional<at::Tensor>& divisor) const;
 
   void copy_to_shards_with_gaps() const;
 
   config::JobConfig::Optimizer options_;
-  std::vector<kernels::AdamTensors>
-      updates_;  // together, or one by one; without parameters that have no local rows
+  std::vector<Update> updates_;  // by settings, or one by one; without parameters that have no local rows
   std::vector<at::Tensor> masters_to_copy_, compute_shards_;     // if the compute dtype differs
   std::vector<parallel::ShardedParameterPtr> shards_with_gaps_;  // the same, of packs of stacks
-  kernels::AdamUpdate* one_pass_ = nullptr;  // update_in_one_pass()'s kernel, if one fits all
+  kernels::AdamUpdate* one_pass_ = nullptr;  // update_in_one_pass()'s kernel, if it takes all
 };
 
 }  // namespace hyperion::optim

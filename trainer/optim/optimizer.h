@@ -22,10 +22,10 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Makes one update from the sharded gradients, and writes the compute-dtype copy of every shard too. `skip`
-  // is a 0-dim float tensor on the gradients' device: if it is 1 (a non-finite loss or norm), no weight and
-  // no state changes; the device decides that. `divisor` (0-dim) divides the gradients first; it is allowed
-  // only if divides_gradients().
+  // Makes one update from the sharded gradients at the schedule's learning rate `lr`, and writes the
+  // compute-dtype copy of every shard too. `skip` is a 0-dim float tensor on the gradients' device: if it is
+  // 1 (a non-finite loss or norm), no weight and no state changes; the device decides that. `divisor` (0-dim)
+  // divides the gradients first; it is allowed only if divides_gradients().
   virtual void step(double lr, const at::Tensor& skip,
                     const std::optional<at::Tensor>& divisor = std::nullopt) = 0;
   // Returns whether step() can divide the gradients in its own pass over them.
@@ -36,8 +36,10 @@ class Optimizer {
   std::vector<StateKind> kinds_of(const Parameter& parameter) const {
     return parameter.trainable ? kinds_of_trainable(parameter) : std::vector<StateKind>();
   }
-  // Returns the settings in the form and order of torch.optim's param_groups, without learning rates.
-  virtual std::vector<std::pair<const char*, checkpoint::Object>> settings() const = 0;
+  // Returns a parameter's settings in the form and order of torch.optim's param_groups, without learning
+  // rates. This rank need not hold the parameter.
+  virtual std::vector<std::pair<const char*, checkpoint::Object>> settings(
+      const Parameter& parameter) const = 0;
 
   // Returns the states of parameter i, in the constructor's order: one tensor [local rows, ...] per kind.
   const std::vector<at::Tensor>& states(size_t i) const { return states_.at(i); }

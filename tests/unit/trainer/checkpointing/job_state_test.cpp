@@ -136,6 +136,21 @@ TEST_CASE("an optimizer that comes back makes the same next update") {
   for (size_t i = 0; i < here.size(); ++i) CHECK(there[i]->master().equal(here[i]->master()));
 }
 
+TEST_CASE("each parameter is stored with the settings of its group") {
+  const auto here = weights(1);
+  ResumePlan plan = half_warm_plan();
+  plan.config.optimizer.groups = {{.match = {"w.*"}, .lr_scale = 0.5, .weight_decay = 0.25}};
+  optim::Adam adam(here, plan.config.optimizer);
+  const TrainState state{kHalfWarm};
+  OptimizerState from(adam, all_held(here), {}, plan, state);
+  const Saved saved = save(from);
+  CHECK(saved.objects.at("optimizer.param_groups.w.weight.lr") == Object(0.125));
+  CHECK(saved.objects.at("optimizer.param_groups.w.weight.initial_lr") == Object(0.25));
+  CHECK(saved.objects.at("optimizer.param_groups.w.weight.weight_decay") == Object(0.25));
+  CHECK(saved.objects.at("optimizer.param_groups.norm.weight.lr") == Object(0.25));
+  CHECK(saved.objects.at("optimizer.param_groups.norm.weight.weight_decay") == Object(0.1));
+}
+
 TEST_CASE(
     "an optimizer with other states of some parameters is described, saved and loaded by the same code") {
   const auto here = weights(1), there = weights(2);

@@ -127,7 +127,7 @@ TEST_CASE("the reference has the keys of a source") {
   CHECK_THAT(text, Contains("### [[training.sources]]"));
   CHECK_THAT(text, Contains("| `weight` | number | `1.0` |"));
   for (const char* list : {"training.sources", "validation.sources"})
-    for (const Option& key : source_keys(list)) CHECK(key.meaning.size() <= 110);
+    for (const Option& key : source_keys(list).options) CHECK(key.meaning.size() <= 110);
 }
 
 }  // namespace hyperion::config

@@ -318,7 +318,7 @@ TEST_CASE("With expert parallelism a rank never gathers other ranks' experts") {
         one.communicators.count() + 1);  // each has its own experts
   // Of a stage with half of them; tensor parallel ranks have complete ones, or a half of each.
   const PipelineShare share = share_of({{.end_block = 14, .embedding = true}}, 1,
-                                       {.gathered = true, .gradients = GradientProgress::kPartial});
+                                       {.gathered = true, .gradients = parallel::GradientProgress::kPartial});
   auto& degrees = job.config.parallelism;
   degrees.pipeline_parallel_degree = degrees.tensor_parallel_degree = 2;
   const auto of_stage = [&](int64_t parts, int64_t of_each) {
