@@ -123,6 +123,9 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
                                    const metrics::JsonFields& fields) {
     metrics_->event(step, event, fields);
   };
+  training_step_->guard().on_skip = [this](int64_t step, const std::string& reason) {
+    metrics_->event(step, "step_skipped", {{"reason", reason}});
+  };
   log_start(run, *checkpointer_, state_.step, *metrics_);
   if (!config::is_dry_run(config())) {
     std::optional<double> planned_bubble;
@@ -171,6 +174,8 @@ void Trainer::load_checkpoint() {
   if (chosen.components.contains(checkpoint::kLoaderComponent) &&
       chosen.find_object(checkpoint::kLoaderPositionKey) == nullptr)
     skip_trained_data(*job_.loader, state_.step, microbatches_);
+  training_step_->guard().restore(state_.step,
+                                  {state_.skipped_steps, state_.gradient_norms, state_.recently_skipped});
 }
 
 ExitCode Trainer::run() {
@@ -274,6 +279,7 @@ ExitCode Trainer::train() {
       const StepFlags& agreed = agreement_.agreed();
       const bool save_failed = agreed.save_failed && agreed.step > handled_failure;
       if (save_failed) handled_failure = step;
+      if (saves) keep_skips(step);
       checkpointer_->save(step, step == last, save_failed);
     }
     if (validator_ && validator_->due(step)) validate(step);
@@ -343,6 +349,14 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   profiler_->step(step);
 }
 
+// Puts what the guard knows of skipped steps into the state that is saved.
+void Trainer::keep_skips(int64_t step) {
+  SkipState skips = training_step_->guard().skips(step);
+  state_.skipped_steps = skips.skipped;
+  state_.recently_skipped = std::move(skips.recent);
+  state_.gradient_norms = std::move(skips.norms);
+}
+
 // Ends the job where the loss of a step was not finite.
 void Trainer::read_checks(bool wait) {
   training_step_->guard().raise(wait);
@@ -375,6 +389,8 @@ void Trainer::log_step(int64_t step, const StepInput& input, const StepLosses& l
                                .extra = keep_worst_block(reduce_layer_metrics(
                                    reported, job_.runtime.groups->all_ranks(),
                                    job_.runtime.groups->get(parallel::MeshDim::kPp), job_.runtime.device))};
+  if (training_step_->guard().rules().any())
+    metrics.extra.emplace_back("skipped_steps", static_cast<double>(training_step_->guard().skipped()));
   for (const auto& metric : optim::rates_of_groups(config().optimizer, metrics.lr))
     metrics.extra.push_back(metric);
   for (const auto& metric : source_metrics(job_.loader->state())) metrics.extra.push_back(metric);
@@ -439,6 +455,7 @@ ExitCode Trainer::stopped(int64_t step, StopSignal signal, bool trained) {
   }
   if (trained) {
     audit_replicas(step);
+    keep_skips(step);
     checkpointer_->save_stopped(step);
   }
   log_warning("stopped by {} after step {}; {}, start again with the same command to resume",

@@ -51,6 +51,7 @@ class Trainer {
   ExitCode complete();
   std::optional<StepInput> fetch(int64_t step);
   void train_step(int64_t step, const StepInput& input);
+  void keep_skips(int64_t step);
   void read_checks(bool wait);
   void audit_replicas(int64_t step) const;
   void log_step(int64_t step, const StepInput& input, const StepLosses& losses, const at::Tensor& norm,

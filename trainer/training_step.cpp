@@ -42,7 +42,11 @@ TrainingStep::TrainingStep(ModelAndOptimizer& model, const config::JobConfig& co
       max_norm_(config.training.max_norm),
       mover_(*model.transformer, context.device, /*labels=*/model.stage->has_head(),
              sequence_split(config, context.mesh, context.rank)),
-      guard_(context.groups.all_ranks()) {}
+      guard_(context.groups.all_ranks(),
+             {.non_finite = config.training.on_non_finite == config::OnNonFinite::kSkip,
+              .above_norm = config.training.skip_above_norm,
+              .window = config.training.skip_window,
+              .most = config.training.max_skipped_steps}) {}
 
 void TrainingStep::add(data::Batch batch, StepInput& input) const {
   input.local_valid += valid_tokens(batch);

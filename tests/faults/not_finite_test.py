@@ -5,6 +5,8 @@
 Standard library only. What a step's loss or norm being non-finite means is in exit_codes_test.py.
 """
 
+import json
+import re
 import signal
 
 import warm_start
@@ -62,6 +64,42 @@ class Saves(CheckpointTest):
     def test_settings_that_divide_0_by_0_are_refused(self):
         self.run_job("--optimizer.eps=0", code=2, says=["optimizer.eps", "above 0"])
         self.assertFalse((self.folder / "out").exists())
+
+
+class Skips(CheckpointTest):
+    """training.on_non_finite = "skip" and training.skip_above_norm."""
+
+    def test_a_mesh_and_a_resume_leave_out_the_same_steps(self):
+        rules = ["--training.skip_above_norm=0.5", "--training.skip_window=8", "--training.max_skipped_steps=8",
+                 "--training.steps=14", "--lr_scheduler.total_steps=14", "--training.global_batch_size=4",
+                 "--training.mixed_precision_param=float32", "--metrics.log_freq=1", "--checkpoint.interval=7"]
+        whole = self.run_job(*rules, "--job.dump_folder=whole", code=0).text()  # the next job has the same file
+        skipped = re.findall(r"step (\d+) is left out: its gradient norm [\d.]+ is [\d.]+ standard deviations", whole)
+        self.assertTrue(skipped)
+        self.assertLess(len(skipped), 9)
+        rows = [json.loads(line) for line in (self.folder / "whole/metrics.jsonl").read_text().splitlines()]
+        self.assertEqual([str(row["step"]) for row in rows if row.get("event") == "step_skipped"], skipped)
+        self.assertEqual([row["skipped_steps"] for row in rows if "skipped_steps" in row][-1], len(skipped))
+        two = self.run_job(*rules, "--job.dump_folder=two", ranks=2, code=0)
+        self.assertEqual(re.findall(r"step (\d+) is left out", two.text()), skipped)
+        for ours, theirs in zip(self.losses(two.text()), self.losses(whole), strict=True):
+            self.assertAlmostEqual(ours, theirs, delta=2e-5)
+        self.run_job(*rules, "--training.steps=7", "--job.dump_folder=half", code=0)
+        resumed = self.run_job(*rules, "--job.dump_folder=half", code=0, says=["Training starts at step 8"])
+        self.assertEqual(self.losses(resumed.text()), self.losses(whole)[7:])
+
+    def test_steps_that_are_not_finite_are_left_out_until_there_are_too_many(self):
+        job = self.run_job("--optimizer.lr=1e38", "--training.on_non_finite=skip", "--training.max_skipped_steps=2",
+                           "--training.steps=20", "--checkpoint.no_enable", ranks=2, code=93)
+        for rank in range(2):
+            for text in ("is left out: the loss or the gradient norm is not finite", "data.jsonl:",
+                         "2 of the last 128 steps were left out; more than 2 end the job",
+                         "3 of the last 128 steps were left out, and training.max_skipped_steps is 2"):
+                self.assertIn(text, job.text(rank))
+
+    @staticmethod
+    def losses(text):
+        return [float(loss) for loss in re.findall(r"step: +\d+  loss: +([\d.]+)", text)]
 
 
 class Reads(CheckpointTest):

@@ -59,6 +59,25 @@ std::optional<T> read_value(const checkpoint::StateComponent::Find& find, std::s
   return *found;
 }
 
+// Reads a list of numbers if it exists.
+template <typename T>
+std::vector<T> read_numbers(const checkpoint::StateComponent::Find& find, const std::string& key) {
+  const auto list = read_value<checkpoint::Sequence>(find, key);
+  std::vector<T> values;
+  for (const Object& item : list ? list->items : std::vector<Object>()) {
+    const T* value = item.get_if<T>();
+    if (value == nullptr)
+      throw_data("checkpoint: {} holds {}, which is no such number", key, checkpoint::repr(item));
+    values.push_back(*value);
+  }
+  return values;
+}
+
+template <typename T>
+Object list_of(const std::vector<T>& values) {
+  return Object::list({values.begin(), values.end()});
+}
+
 checkpoint::Bytes generator_state(const at::Generator& generator) {
   const at::Tensor state = generator.get_state().contiguous();
   return {std::string(static_cast<const char*>(state.data_ptr()), state.nbytes())};
@@ -189,12 +208,19 @@ void LoaderComponent::load(const Find& find) {
 
 std::vector<checkpoint::ObjectState> TrainStateComponent::objects() {
   // v0.2.2 stores the count of one rank; ours counts all ranks and so has another name.
-  return {object_state(name(), "step", state_.step),
-          object_state(name(), "ntokens_seen", state_.tokens_seen / batch_ranks_),
-          object_state(name(), "global_tokens_seen", state_.tokens_seen),
-          object_state(name(), "last_loss", state_.last_loss),
-          object_state(name(), "last_loss_step", state_.last_loss_step),
-          object_state(name(), "config", config_)};
+  std::vector<checkpoint::ObjectState> states = {
+      object_state(name(), "step", state_.step),
+      object_state(name(), "ntokens_seen", state_.tokens_seen / batch_ranks_),
+      object_state(name(), "global_tokens_seen", state_.tokens_seen),
+      object_state(name(), "last_loss", state_.last_loss),
+      object_state(name(), "last_loss_step", state_.last_loss_step),
+      object_state(name(), "config", config_)};
+  if (state_.skipped_steps > 0 || !state_.gradient_norms.empty()) {
+    states.push_back(object_state(name(), "skipped_steps", state_.skipped_steps));
+    states.push_back(object_state(name(), "recently_skipped", list_of(state_.recently_skipped)));
+    states.push_back(object_state(name(), "gradient_norms", list_of(state_.gradient_norms)));
+  }
+  return states;
 }
 
 void TrainStateComponent::load(const Find& find) {
@@ -205,6 +231,9 @@ void TrainStateComponent::load(const Find& find) {
       read_value<int64_t>(find, name() + ".global_tokens_seen").value_or(own.value_or(0) * ranks.value_or(1));
   state_.last_loss = read_value<double>(find, name() + ".last_loss").value_or(state_.last_loss);
   state_.last_loss_step = read_value<int64_t>(find, name() + ".last_loss_step").value_or(0);
+  state_.skipped_steps = read_value<int64_t>(find, name() + ".skipped_steps").value_or(0);
+  state_.recently_skipped = read_numbers<int64_t>(find, name() + ".recently_skipped");
+  state_.gradient_norms = read_numbers<double>(find, name() + ".gradient_norms");
   if (state_.step < 0 || state_.tokens_seen < 0)
     throw_data("checkpoint: train_state says step {} and {} tokens, which cannot be", state_.step,
                state_.tokens_seen);

@@ -81,6 +81,11 @@ constexpr auto choices(ResumePreflight) {
   return choice_list<ResumePreflight>({{ResumePreflight::kFull, "full"}, {ResumePreflight::kProbe, "probe"}});
 }
 
+enum class OnNonFinite { kStop, kSkip };
+constexpr auto choices(OnNonFinite) {
+  return choice_list<OnNonFinite>({{OnNonFinite::kStop, "stop"}, {OnNonFinite::kSkip, "skip"}});
+}
+
 enum class OnBadDocument { kStop, kSkip };
 constexpr auto choices(OnBadDocument) {
   return choice_list<OnBadDocument>({{OnBadDocument::kStop, "stop"}, {OnBadDocument::kSkip, "skip"}});

@@ -129,4 +129,64 @@ TEST_CASE("ranks that are two groups in turn agree on a verdict that only one gr
   CHECK_THAT(raised(guard), Contains("step 7"));
 }
 
+TEST_CASE("a step that is not finite is left out where the rules say so, until there are too many") {
+  const auto group = parallel::make_solo_communicator("loss/0", 0);
+  FiniteGuard guard(parallel::ReduceChain({group.get()}), {.non_finite = true, .window = 10, .most = 2});
+  std::vector<std::string> skipped;
+  guard.on_skip = [&](int64_t step, const std::string& reason) {
+    skipped.push_back(std::to_string(step) + " " + reason);
+  };
+  const auto step = [&](int64_t number, double loss) {
+    const at::Tensor skip = guard.check({number}, {scalar(loss)}, scalar(1), scalar(0.5), sequence).skip;
+    CHECK(skip.item<float>() == (std::isfinite(loss) ? 0 : 1));
+    guard.raise(true);
+    guard.raise(true);  // reads the same step again
+  };
+  step(1, NAN);
+  step(2, 1);
+  step(3, INFINITY);
+  REQUIRE(skipped.size() == 2);
+  CHECK_THAT(skipped[0],
+             Contains("1 the loss or the gradient norm is not finite (norm 1); loss nan on data.jsonl:10"));
+  for (int64_t number = 4; number <= 10; ++number) step(number, 1);
+  step(11, NAN);  // step 1 has left the window
+  CHECK(guard.skips(11).skipped == 3);
+  CHECK((guard.skips(11).recent == std::vector<int64_t>{3, 11}));
+  guard.check({12}, {scalar(NAN)}, scalar(1), scalar(0.5), sequence);
+  CHECK_THAT(error_of(ExitCode::kNonFinite, [&] { guard.raise(true); }),
+             Contains("3 of the last 10 steps were left out, and training.max_skipped_steps is 2"));
+}
+
+TEST_CASE("a norm far above those before it is left out, and a resumed guard decides the same") {
+  const auto group = parallel::make_solo_communicator("loss/0", 0);
+  const SkipRules rules{.above_norm = 4, .window = 8, .most = 100};
+  FiniteGuard guard(parallel::ReduceChain({group.get()}), rules);
+  const auto skips = [&](FiniteGuard& of, int64_t step, double norm) {
+    const bool skip =
+        of.check({step}, {scalar(3)}, scalar(norm), scalar(0.5), sequence).skip.item<float>() != 0;
+    of.raise(true);
+    return skip;
+  };
+  CHECK_FALSE(skips(guard, 1, 100));  // too few norms to know
+  for (int64_t step = 2; step <= 9; ++step) CHECK_FALSE(skips(guard, step, step % 2 == 0 ? 1.0 : 1.2));
+  CHECK(skips(guard, 10, 1.6));         // mean 1.1, deviation 0.1
+  CHECK_FALSE(skips(guard, 11, 1.45));  // 3.5 deviations
+  CHECK(skips(guard, 12, 50));
+  CHECK_FALSE(skips(guard, 13, 0.01));  // a small norm is no spike
+  const SkipState saved = guard.skips(13);
+  CHECK(saved.skipped == 2);
+  CHECK(saved.norms.size() == 8);
+  FiniteGuard again(parallel::ReduceChain({group.get()}), rules);
+  again.restore(13, saved);
+  for (int64_t step = 14; step < 40; ++step) {
+    const double norm = 1 + 0.2 * static_cast<double>(step % 3) + (step % 7 == 0 ? 3 : 0);
+    CHECK(skips(again, step, norm) == skips(guard, step, norm));
+  }
+  CHECK(again.skips(39).skipped > 2);
+  CHECK(again.skips(39).norms == guard.skips(39).norms);
+  FiniteGuard shorter(parallel::ReduceChain({group.get()}), {.above_norm = 4, .window = 4});
+  shorter.restore(13, saved);
+  CHECK((shorter.skips(13).norms == std::vector<double>(saved.norms.end() - 4, saved.norms.end())));
+}
+
 }  // namespace hyperion::trainer
