@@ -36,6 +36,10 @@ struct Parameter {
   bool trainable = true;
   std::vector<std::string> aliases{};  // further names it is saved under (a tied head)
 
+  // The number of equal matrices that the rows of a parameter of two dimensions are, such as heads; a stack
+  // of three dimensions has as many as rows. An optimizer of matrices treats each alone.
+  int64_t matrices = 1;
+
   // The dimension that ranks which share the work of a batch may divide; none for what each of them needs
   // whole.
   std::optional<int> split{};

@@ -113,6 +113,11 @@ class ShardedParameter {
   int64_t block_numel() const {
     return blocks_ == 0 ? 0 : parameter_->rows() * parameter_->row_numel() / blocks_;
   }
+  // Returns the elements of the local tensor (Parameter::local), flat, that a rank of the shard group holds.
+  Range elements_of_rank(int rank) const {
+    const Range blocks = chunk_of(blocks_, world_, rank);
+    return {blocks.begin * block_numel(), blocks.count * block_numel()};
+  }
   // Returns padded_numel() rounded up to the alignment: zeros pad the gap to the next shard in a buffer.
   int64_t aligned_numel() const { return (padded_numel() + alignment_ - 1) / alignment_ * alignment_; }
   // Returns the tensor that this rank sends in an all-gather: 1-D [padded_numel] in the compute dtype, or

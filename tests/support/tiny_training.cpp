@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 
 #include "base/device/device_library.h"
 #include "base/philox.h"
@@ -91,6 +92,8 @@ config::JobConfig tiny_config(const TinyJob& job, const parallel::Mesh& mesh) {
   config.activation_checkpoint.mode = recompute_mode(job.checkpoint);
   config.activation_checkpoint.selective_ac_option = "op";
   config.debug.moe_force_load_balance = job.balanced;
+  if (job.muon) config.optimizer.name = config::OptimizerName::kMuon;
+  config.optimizer.muon.ns_dtype = job.ns_dtype;
 
   // A pipeline's microbatches are one local batch, others one each.
   auto& training = config.training;
@@ -230,20 +233,48 @@ trainer::StepInput TinyTraining::input(int64_t step) const {
   return input;
 }
 
-std::vector<TinyTraining::GradientElement> TinyTraining::first_gradients() {
-  step_->make_gradients(0, input(0), nullptr);
-  std::vector<GradientElement> elements;
+template <typename Visit>
+void TinyTraining::for_each_trained_run(const Visit& visit) {
   const std::vector<ParameterPtr> all = model().parameters();
   for (const parallel::ShardedParameterPtr& parameter : model_.parameters) {
     if (!parameter->parameter().trainable) continue;
     const auto named = [&](const ParameterPtr& one) { return one.get() == &parameter->parameter(); };
     const int64_t index = std::ranges::find_if(all, named) - all.begin();
-    const at::Tensor grad = parameter->grad().to(at::kCPU, at::kFloat).contiguous();
-    for_each_run(parameter->parameter().shape, parameter->box(), [&](const Run& run) {
-      for (int64_t i = 0; i < run.count; ++i)
-        elements.push_back({index, run.in_tensor + i, grad.data_ptr<float>()[run.in_box + i]});
-    });
+    for_each_run(parameter->parameter().shape, parameter->box(),
+                 [&](const Run& run) { visit(*parameter, index, run); });
   }
+}
+
+std::vector<TinyTraining::GradientElement> TinyTraining::first_gradients() {
+  step_->make_gradients(0, input(0), nullptr);
+  std::vector<GradientElement> elements;
+  for_each_trained_run([&](const parallel::ShardedParameter& parameter, int64_t index, const Run& run) {
+    const at::Tensor grad =
+        parameter.grad().to(at::kCPU, at::kFloat).contiguous().flatten().narrow(0, run.in_box, run.count);
+    for (int64_t i = 0; i < run.count; ++i)
+      elements.push_back({index, run.in_tensor + i, grad.const_data_ptr<float>()[i]});
+  });
+  return elements;
+}
+
+std::vector<TinyTraining::GradientElement> TinyTraining::weights_after_updates(int updates) {
+  for (int update = 0; update < updates; ++update) {
+    for_each_trained_run([&](const parallel::ShardedParameter& parameter, int64_t index, const Run& run) {
+      at::Tensor grad = parameter.grad().view(-1).narrow(0, run.in_box, run.count);
+      for (int64_t i = 0; i < run.count; ++i) {
+        const PhiloxBlock random =
+            philox4x32(static_cast<uint64_t>(100 * index + update), static_cast<uint64_t>(run.in_tensor + i));
+        grad[i].fill_(uniform_open(random[0], random[1]) - 0.5);
+      }
+    });
+    model_.optimizer->step(kLearningRate, at::zeros({}));
+  }
+  std::vector<GradientElement> elements;
+  for_each_trained_run([&](const parallel::ShardedParameter& parameter, int64_t index, const Run& run) {
+    const at::Tensor weight = parameter.master().flatten().narrow(0, run.in_box, run.count);
+    for (int64_t i = 0; i < run.count; ++i)
+      elements.push_back({index, run.in_tensor + i, weight.const_data_ptr<float>()[i]});
+  });
   return elements;
 }
 

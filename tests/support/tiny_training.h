@@ -56,6 +56,8 @@ struct TinyJob {
   // qwen3_moe with extents that are multiples of 32, the vocabulary apart, and its experts' FP8, emulated.
   bool fits_float8_experts = false;
   std::optional<float8::GroupedRecipe> float8_experts{};
+  bool muon = false;
+  checkpoint::Dtype ns_dtype = checkpoint::Dtype::kFloat32;  // of Muon's iteration
   int64_t frozen_from = -1;  // from 0: every second parameter from this one on is frozen
 };
 
@@ -91,6 +93,9 @@ class TinyTraining {
     bool operator==(const GradientElement&) const = default;
   };
   std::vector<GradientElement> first_gradients();
+  // The weights after updates by gradients that depend on parameter and element alone, and so are the same on
+  // every mesh to the bit; each element as first_gradients() does.
+  std::vector<GradientElement> weights_after_updates(int updates);
   // What layers report of step 0, the same on every rank.
   std::vector<double> first_layer_metrics();
   // What a logged step reports of the experts' rows since the last step; collective.
@@ -105,6 +110,10 @@ class TinyTraining {
   static int64_t gathered_bytes(const parallel::ShardGroup& unit);
 
  private:
+  // Calls visit(parameter, its index among all, Run) for every run of a trained parameter that this rank
+  // holds.
+  template <typename Visit>
+  void for_each_trained_run(const Visit& visit);
   data::Batch batch(int64_t step, int64_t number) const;
   trainer::StepInput input(int64_t step) const;
 

@@ -50,6 +50,22 @@ void connect_stages(const Pipeline& pipeline, const StageGroups& groups, at::Dev
   connect_pairs(groups.down, device, lower, higher);
 }
 
+// Returns the groups in which the optimizer exchanges matrices. Muon's ranks are connected.
+optim::OptimizerGroups optimizer_groups(const config::JobConfig& config, const ModelContext& context) {
+  const auto group = [&](parallel::MeshDim dim) -> parallel::Communicator* {
+    if (config.optimizer.name != config::OptimizerName::kMuon || context.mesh.degree(dim) == 1)
+      return nullptr;
+    parallel::Communicator& ranks = context.groups.get(dim);
+    const std::vector<int64_t> all(static_cast<size_t>(ranks.size()), 1);
+    if (context.device.is_cuda()) connect_pairs(ranks, context.device, all, all);
+    return &ranks;
+  };
+  optim::OptimizerGroups groups{.dense = {group(parallel::MeshDim::kFsdp), group(parallel::MeshDim::kTp)}};
+  if (context.mesh.degree(parallel::MeshDim::kEp) > 1)
+    groups.experts = {group(parallel::MeshDim::kEfsdp), group(parallel::MeshDim::kEtp)};
+  return groups;
+}
+
 constexpr const char* kGradientDump = "HYPERION_DUMP_GRADIENTS";
 
 // Every parameter of the model, with what this rank holds of it.
@@ -184,7 +200,8 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   }
   made.described = described_parameters(made, context, sharding.state_dtype);
   made.biases = described_biases(*made.transformer, context);
-  made.optimizer = optim::make_optimizer(made.parameters, config.optimizer);
+  made.optimizer =
+      optim::make_optimizer(made.parameters, config.optimizer, optimizer_groups(config, context));
   return made;
 }
 

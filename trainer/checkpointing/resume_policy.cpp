@@ -44,6 +44,13 @@ constexpr Setting kSettings[] = {
     {"optimizer.beta2", checkpoint::kOptimizerComponent},
     {"optimizer.eps", checkpoint::kOptimizerComponent},
     {"optimizer.weight_decay", checkpoint::kOptimizerComponent},
+    {"optimizer.muon.momentum", checkpoint::kOptimizerComponent},
+    {"optimizer.muon.nesterov", checkpoint::kOptimizerComponent},
+    {"optimizer.muon.ns_steps", checkpoint::kOptimizerComponent},
+    {"optimizer.muon.coefficients", checkpoint::kOptimizerComponent},
+    {"optimizer.muon.scale", checkpoint::kOptimizerComponent},
+    {"optimizer.muon.ns_dtype", checkpoint::kOptimizerComponent},
+    {"optimizer.muon.adamw_lr_scale", checkpoint::kOptimizerComponent},
     {kDecayOfNorms, checkpoint::kOptimizerComponent},
     {kGroups, checkpoint::kOptimizerComponent},
     {"optimizer.lr", checkpoint::kSchedulerComponent},
@@ -87,7 +94,8 @@ CurveSettings configured_settings(const config::ResolvedConfig& resolved, const 
   const config::JobConfig& config = resolved.config;
   CurveSettings settings;
   for (const auto& [key, component] : kSettings)
-    if (component != checkpoint::kEmaComponent || config.ema.enable)
+    if ((component != checkpoint::kEmaComponent || config.ema.enable) &&
+        (!key.starts_with("optimizer.muon.") || config.optimizer.name == config::OptimizerName::kMuon))
       settings.emplace_back(key,
                             config::command_line_text(read(*config::find_option(std::string(key)), config)));
   const auto add = [&](std::string_view key, const auto& value) {

@@ -18,9 +18,23 @@ constexpr auto choices(Converter) {
                                  {Converter::kFormerFloat8, "float8"}});
 }
 
-enum class OptimizerName { kAdamW, kAdam };
+enum class OptimizerName { kAdamW, kAdam, kMuon };
 constexpr auto choices(OptimizerName) {
-  return choice_list<OptimizerName>({{OptimizerName::kAdamW, "AdamW"}, {OptimizerName::kAdam, "Adam"}});
+  return choice_list<OptimizerName>(
+      {{OptimizerName::kAdamW, "AdamW"}, {OptimizerName::kAdam, "Adam"}, {OptimizerName::kMuon, "Muon"}});
+}
+
+enum class MuonScale { kMatchRmsAdamW, kOriginal, kSpectral };
+constexpr auto choices(MuonScale) {
+  return choice_list<MuonScale>({{MuonScale::kMatchRmsAdamW, "match_rms_adamw"},
+                                 {MuonScale::kOriginal, "original"},
+                                 {MuonScale::kSpectral, "spectral"}});
+}
+
+enum class MuonCoefficients { kQuintic, kPolarExpress };
+constexpr auto choices(MuonCoefficients) {
+  return choice_list<MuonCoefficients>(
+      {{MuonCoefficients::kQuintic, "quintic"}, {MuonCoefficients::kPolarExpress, "polar_express"}});
 }
 
 // kFused is one kernel of libtorch. The others compute the formula operation by operation: kForeach on all

@@ -28,7 +28,7 @@ struct JobConfig {
 #define END_OVERRIDES()
 #define END(name) \
   }               \
-  name;
+  name{};
 #include "trainer/config/options.def"
 };
 

@@ -207,9 +207,13 @@ template <typename T>
 Value value_of(const T& member) {
   return Value(member);
 }
+template <EnumWithTexts E>
+Value value_of(const E& member) {
+  return Value(std::string(text_of(member)));
+}
 template <typename T>
 Value value_of(const std::optional<T>& member) {
-  return member ? Value(*member) : Value();
+  return member ? value_of(*member) : Value();
 }
 
 // Returns the keys that are set: { path = "a", weight = 2.0 }.

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "trainer/config/choices.h"
+
 namespace hyperion::config {
 
 struct ParameterGroup {

@@ -49,7 +49,10 @@ nlohmann::ordered_json json_of(const std::vector<Table>& tables) {
   for (const Table& table : tables) {
     nlohmann::ordered_json entries;
     for_each_key(table, [&](const char* key, const auto& member) {
-      if constexpr (requires { member.has_value(); })
+      using Set = std::decay_t<decltype(member)>;
+      if constexpr (std::is_same_v<Set, std::optional<OptimizerName>>)
+        entries[key] = member ? nlohmann::ordered_json(text_of(*member)) : nlohmann::ordered_json();
+      else if constexpr (requires { member.has_value(); })
         entries[key] = member ? nlohmann::ordered_json(*member) : nlohmann::ordered_json();
       else
         entries[key] = member;

@@ -121,7 +121,7 @@ constexpr Unavailable kUnavailable[] = {
     {"model.name", "llama2 qwen2 qwen25", "this family is not available"},
     {"model.flavor", "8bflex 8bvarlen debugmodelflexattn debugmodelvarlenattn",
      "attention within documents is training.document_mask = true here, with the flavour of the same size"},
-    {"optimizer.name", "adafactor adagrad adamax lamb lion muon nadam radam sgd",
+    {"optimizer.name", "adafactor adagrad adamax lamb lion nadam radam sgd",
      "this optimizer is not available"},
     {"lr_scheduler.decay_type", "constant constantwithwarmup none",
      "lr_scheduler.decay_ratio = 0.0 keeps the learning rate after the warm-up"},

@@ -72,6 +72,16 @@ class Checks : ChecksOfConfig {
   // The update is computed in fp32: what is in range as written may not be there.
   void optimizer() {
     const auto& o = config_.optimizer;
+    refuse_if(o.name == OptimizerName::kMuon && config_.training.enable_cpu_offload,
+              "training.enable_cpu_offload",
+              "optimizer.name = \"Muon\" multiplies matrices on the GPU and takes no states on the host: set "
+              "false");
+    refuse_if(
+        static_cast<float>(o.muon.momentum) == 1, "optimizer.muon.momentum",
+        "expected at most 0.9999999: a larger number is 1 in fp32, and the momentum would never change");
+    for (const ParameterGroup& group : o.groups)
+      refuse_if(group.optimizer == OptimizerName::kMuon && o.name != OptimizerName::kMuon, "optimizer.groups",
+                "a group has optimizer = \"Muon\", which needs optimizer.name = \"Muon\"");
     for (const auto& [key, value] :
          {std::pair("optimizer.lr", o.lr), {"optimizer.weight_decay", o.weight_decay}})
       refuse_if(

@@ -69,7 +69,7 @@ std::vector<std::pair<const char*, checkpoint::Object>> Adam::settings(const Par
           {"capturable", false},
           {"differentiable", false},
           {"fused", options_.implementation == config::OptimizerImplementation::kFused},
-          {"decoupled_weight_decay", options_.name == config::OptimizerName::kAdamW}};
+          {"decoupled_weight_decay", options_.name != config::OptimizerName::kAdam}};
 }
 
 bool Adam::divides_gradients() const {
@@ -79,7 +79,7 @@ bool Adam::divides_gradients() const {
 void Adam::step(double lr, const at::Tensor& skip, const std::optional<at::Tensor>& divisor) {
   if (divisor && !divides_gradients()) throw_bug("this optimizer divides no gradients");
   at::NoGradGuard no_grad;
-  step_.add_(1 - skip);
+  if (counts_) step_.add_(1 - skip);
   if (one_pass_ != nullptr) {
     if (skip.item<float>() != 0) return;
     for (const Update& update : updates_) update_in_one_pass(update, lr, divisor);
@@ -113,7 +113,7 @@ void Adam::update_fused(Update& group, double lr, const at::Tensor& skip,
                  settings.beta2, settings.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false,
                  /*grad_scale=*/scale, /*found_inf=*/skip);
   };
-  if (options_.name == config::OptimizerName::kAdamW)
+  if (options_.name != config::OptimizerName::kAdam)
     update([](auto&&... args) { at::_fused_adamw_(args...); });
   else
     update([](auto&&... args) { at::_fused_adam_(args...); });
@@ -127,7 +127,7 @@ void Adam::update_in_one_pass(const Update& update, double lr,
                              .beta2 = settings.beta2,
                              .eps = options_.eps,
                              .weight_decay = settings.weight_decay,
-                             .decoupled = options_.name == config::OptimizerName::kAdamW,
+                             .decoupled = options_.name != config::OptimizerName::kAdam,
                              .updates = step_.item<double>(),
                              .divisor = divisor ? divisor->item<double>() : 1.0});
 }
@@ -143,10 +143,11 @@ void Adam::update_in_one_pass(const Update& update, double lr,
 // factors of theta, m and v are 1, and the step size is 0.
 void Adam::update_by_formula(Update& group, double lr, const at::Tensor& skip) const {
   auto& [theta, g, m, v, copies] = group.tensors;
-  const auto& [lr_scale, beta1, beta2, lambda] = group.settings;
-  lr *= lr_scale;
+  const double beta1 = group.settings.beta1, beta2 = group.settings.beta2,
+               lambda = group.settings.weight_decay;
+  lr *= group.settings.lr_scale;
   const at::Tensor not_skipped = 1 - skip;  // 1, or 0 where the update is skipped
-  if (options_.name == config::OptimizerName::kAdamW)
+  if (options_.name != config::OptimizerName::kAdam)
     at::_foreach_mul_(theta, 1 - not_skipped * (lr * lambda));
   else if (lambda != 0)
     at::_foreach_add_(g, theta, lambda);

@@ -18,6 +18,11 @@ class Adam final : public Optimizer {
  public:
   Adam(const std::vector<parallel::ShardedParameterPtr>& parameters,
        const config::JobConfig::Optimizer& options);
+  // Counts updates in `count`, which another optimizer shares and advances.
+  void share_step_count(const at::Tensor& count) {
+    step_ = count;
+    counts_ = false;
+  }
 
   // Every trainable parameter has both moments.
   static std::vector<StateKind> kinds() { return {{"exp_avg"}, {"exp_avg_sq"}}; }
@@ -45,6 +50,7 @@ class Adam final : public Optimizer {
   void copy_to_shards_with_gaps() const;
 
   config::JobConfig::Optimizer options_;
+  bool counts_ = true;           // each update
   std::vector<Update> updates_;  // by settings, or one by one; without parameters that have no local rows
   std::vector<at::Tensor> masters_to_copy_, compute_shards_;     // if the compute dtype differs
   std::vector<parallel::ShardedParameterPtr> shards_with_gaps_;  // the same, of packs of stacks

@@ -5,14 +5,19 @@
 
 #include "base/error.h"
 #include "trainer/optim/adam.h"
+#include "trainer/optim/muon.h"
+#include "trainer/optim/parameter_groups.h"
 
 namespace hyperion::optim {
 
-std::vector<StateKind> state_kinds(const config::JobConfig::Optimizer& options) {
+std::vector<StateKind> state_kinds(const config::JobConfig::Optimizer& options, const std::string& fqn,
+                                   size_t dimensions) {
   switch (options.name) {
     case config::OptimizerName::kAdamW:
     case config::OptimizerName::kAdam:
       return Adam::kinds();
+    case config::OptimizerName::kMuon:
+      return settings_of(options, fqn, dimensions).muon ? Muon::kinds() : Adam::kinds();
   }
   throw_bug("an optimizer without a description of its states");
 }
@@ -39,11 +44,14 @@ const std::vector<at::Tensor>& Optimizer::add_states(const std::vector<StateKind
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const std::vector<parallel::ShardedParameterPtr>& parameters,
-                                          const config::JobConfig::Optimizer& options) {
+                                          const config::JobConfig::Optimizer& options,
+                                          const OptimizerGroups& groups) {
   switch (options.name) {
     case config::OptimizerName::kAdamW:
     case config::OptimizerName::kAdam:
       return std::make_unique<Adam>(parameters, options);
+    case config::OptimizerName::kMuon:
+      return std::make_unique<Muon>(parameters, options, groups);
   }
   throw_bug("an optimizer that nothing makes");
 }

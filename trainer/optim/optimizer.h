@@ -12,6 +12,7 @@
 #include "checkpoint/types/object.h"
 #include "parallel/fsdp/sharded_parameter.h"
 #include "trainer/config/job_config.h"
+#include "trainer/optim/matrix_exchange.h"
 #include "trainer/optim/optimizer_states.h"
 
 namespace hyperion::optim {
@@ -51,6 +52,8 @@ class Optimizer {
   virtual std::vector<StateKind> kinds_of_trainable(const Parameter& parameter) const = 0;
   // Allocates the states of the next parameter as zeros, so that the first step allocates nothing.
   const std::vector<at::Tensor>& add_states(const std::vector<StateKind>& kinds, const at::Tensor& master);
+  // Takes states that another optimizer keeps of the next parameter.
+  void adopt_states(const std::vector<at::Tensor>& states) { states_.push_back(states); }
 
   at::Tensor step_;
 
@@ -58,9 +61,16 @@ class Optimizer {
   std::vector<std::vector<at::Tensor>> states_;  // by parameter
 };
 
+// The process groups whose ranks share the matrices of dense parameters, and of experts that expert parallel
+// ranks divide.
+struct OptimizerGroups {
+  MatrixGroups dense{}, experts{};
+};
+
 // Creates the optimizer options.name. `parameters` are all parameters of this rank; gradients must be bound,
-// except for frozen ones.
+// except for frozen ones. Muon exchanges matrices in `groups`, which outlive it.
 std::unique_ptr<Optimizer> make_optimizer(const std::vector<parallel::ShardedParameterPtr>& parameters,
-                                          const config::JobConfig::Optimizer& options);
+                                          const config::JobConfig::Optimizer& options,
+                                          const OptimizerGroups& groups = {});
 
 }  // namespace hyperion::optim

@@ -18,8 +18,10 @@ struct StateKind {
   std::optional<at::ScalarType> dtype{};  // none: the master's dtype
 };
 
-// Returns the states that the configured optimizer keeps per trainable parameter.
-std::vector<StateKind> state_kinds(const config::JobConfig::Optimizer& options);
+// Returns the states that the configured optimizer keeps of a trainable parameter with that name and number
+// of dimensions.
+std::vector<StateKind> state_kinds(const config::JobConfig::Optimizer& options, const std::string& fqn,
+                                   size_t dimensions);
 // Returns the bytes of such states per element of a parameter. `master_bytes` is the size of a master's
 // element.
 double bytes_per_element(const std::vector<StateKind>& kinds, double master_bytes);

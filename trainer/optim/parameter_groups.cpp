@@ -6,17 +6,18 @@ namespace hyperion::optim {
 
 ParameterSettings settings_of(const config::JobConfig::Optimizer& options, const std::string& fqn,
                               size_t dimensions) {
-  const bool decays = options.decay_norms_and_biases || dimensions > 1;
-  ParameterSettings settings{
-      .beta1 = options.beta1, .beta2 = options.beta2, .weight_decay = decays ? options.weight_decay : 0};
+  using enum config::OptimizerName;
   const std::optional<size_t> index = config::group_of(options.groups, fqn);
-  if (!index) return settings;
-  const config::ParameterGroup& group = options.groups[*index];
-  settings.lr_scale = group.lr_scale;
-  settings.beta1 = group.beta1.value_or(settings.beta1);
-  settings.beta2 = group.beta2.value_or(settings.beta2);
-  settings.weight_decay = group.weight_decay.value_or(settings.weight_decay);
-  return settings;
+  const config::ParameterGroup group = index ? options.groups[*index] : config::ParameterGroup();
+  const bool muon =
+      group.optimizer.value_or(options.name) == kMuon && dimensions > 1 && fqn.starts_with("layers.");
+  const bool decays = options.decay_norms_and_biases || dimensions > 1;
+  const double scale = options.name == kMuon && !muon ? options.muon.adamw_lr_scale : 1;
+  return {.lr_scale = scale * group.lr_scale,
+          .beta1 = group.beta1.value_or(options.beta1),
+          .beta2 = group.beta2.value_or(options.beta2),
+          .weight_decay = group.weight_decay.value_or(decays ? options.weight_decay : 0),
+          .muon = muon};
 }
 
 std::vector<std::pair<std::string, double>> rates_of_groups(const config::JobConfig::Optimizer& options,

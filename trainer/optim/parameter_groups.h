@@ -14,6 +14,7 @@ namespace hyperion::optim {
 struct ParameterSettings {
   double lr_scale = 1;  // the learning rate is this times the schedule's
   double beta1, beta2, weight_decay;
+  bool muon = false;  // Muon updates it
   bool operator==(const ParameterSettings&) const = default;
 };
 

@@ -133,11 +133,18 @@ class SizeOfJob {
     const double tables = model_.table.numel() + (model_.tied ? 0 : model_.output.numel());
     size_.mostly_tables = 2 * tables > models::parameter_count(model_);
     size_.weights = parameters * (state_ + copy);
+    const auto state_bytes = [&](const models::ParameterShape& shape) {
+      const bool in_block = shape.name != model_.table.name && shape.name != model_.output.name &&
+                            shape.name != model_.final_norm.name;
+      const std::string fqn = in_block ? "layers.0." + shape.name : shape.name;  // of any layer
+      const auto kinds = optim::state_kinds(config_.optimizer, fqn, shape.dims.size());
+      return shape.trainable ? unsharded_numel(shape, tensor_) * optim::bytes_per_element(kinds, state_) : 0;
+    };
     const double trained = sum_over_share([&](const models::ParameterShape& shape) {
                              return shape.trainable ? unsharded_numel(shape, tensor_) : 0;
                            }) /
                            static_cast<double>(shards_);
-    size_.optimizer = trained * optim::bytes_per_element(optim::state_kinds(config_.optimizer), state_);
+    size_.optimizer = sum_over_share(state_bytes) / static_cast<double>(shards_);
     size_.gradients = size_.reduced = trained * state_;
     if (config_.ema.enable) size_.averages = parameters * state_;
   }

@@ -88,7 +88,7 @@ TEST_CASE("keys of enumerations take and give the texts declared beside them") {
   CHECK(assign(option("optimizer.name"), std::string("Adam"), config));
   CHECK(config.optimizer.name == OptimizerName::kAdam);
   CHECK(read(option("optimizer.name"), config) == Value(std::string("Adam")));
-  CHECK(option("optimizer.name").choices == std::vector<std::string>{"AdamW", "Adam"});
+  CHECK(option("optimizer.name").choices == std::vector<std::string>{"AdamW", "Adam", "Muon"});
 
   const std::vector<std::string> both = {"quantize.linear.mx", "quantize.linear.float8"};
   CHECK(assign(option("model.converters"), both, config));
@@ -154,7 +154,7 @@ TEST_CASE("what an option expects is said in words") {
         "a whole number of at least 1 and at most 1000000000, or -1");
   CHECK(expected(option("training.max_norm")) == "a number above 0, or inf");
   CHECK(expected(option("optimizer.eps")) == "a number above 0");
-  CHECK(expected(option("optimizer.name")) == "\"AdamW\" or \"Adam\"");
+  CHECK(expected(option("optimizer.name")) == "\"AdamW\", \"Adam\" or \"Muon\"");
   CHECK(expected(option("compile.components")) == "a list of \"model\" or \"loss\"");
 }
 

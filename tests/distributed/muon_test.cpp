@@ -1,0 +1,99 @@
+// Muon makes one rank's update on every mesh, on a CPU: bit for bit from equal gradients, and losses to
+// rounding.
+#include <map>
+#include <set>
+
+#include <catch2/catch.hpp>
+
+#include "tests/support/ranks.h"
+#include "tests/support/tiny_training.h"
+
+namespace hyperion::parallel {
+namespace {
+
+TinyJob muon_job(const char* model, MeshConfig mesh = {}, int64_t accumulation = 1) {
+  return {.model = model,
+          .mesh = mesh,
+          .accumulation = accumulation,
+          .heads = 4,
+          .kv_heads = 2,
+          .experts = 4,
+          .muon = true};
+}
+
+using ElementValues = std::map<std::pair<int64_t, int64_t>, float>;
+
+// The weights after two updates by the same gradients, of all ranks together; an element of which two ranks
+// have different values is one of parameter -1.
+ElementValues updated_weights(int ranks, const TinyJob& job) {
+  const auto all = run_ranks(ranks, [=](const Environment& environment) {
+    return TinyTraining(job, environment).weights_after_updates(2);
+  });
+  ElementValues weights;
+  for (const auto& of_rank : all)
+    for (const auto& [parameter, element, value] : of_rank)
+      if (weights.try_emplace({parameter, element}, value).first->second != value)
+        weights[{-1, element}] = value;
+  return weights;
+}
+
+// The parameters with an element that differs, or that only one side has.
+std::set<int64_t> different_parameters(const ElementValues& a, const ElementValues& b) {
+  std::set<int64_t> different;
+  for (const auto* side : {&a, &b})
+    for (const auto& [key, value] : *side) {
+      const auto& other = side == &a ? b : a;
+      const auto found = other.find(key);
+      if (found == other.end() || found->second != value) different.insert(key.first);
+    }
+  return different;
+}
+
+struct MuonLayout {
+  int ranks;
+  MeshConfig mesh;
+  int64_t accumulation = 1;
+};
+
+void check_muon(const char* model, const std::vector<MuonLayout>& layouts) {
+  for (const checkpoint::Dtype dtype : {checkpoint::Dtype::kFloat32, checkpoint::Dtype::kBFloat16}) {
+    TinyJob job = muon_job(model);
+    job.ns_dtype = dtype;
+    const ElementValues one = updated_weights(1, job);
+    const auto losses =
+        run_ranks(1, [=](const Environment& environment) { return train_tiny(job, environment, 20); });
+    for (const auto& [ranks, mesh, accumulation] : layouts) {
+      CAPTURE(model, ranks, mesh.pp, mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp, mesh.ep, mesh.etp);
+      TinyJob other = muon_job(model, mesh, accumulation);
+      other.ns_dtype = dtype;
+      CHECK(different_parameters(updated_weights(ranks, other), one) == std::set<int64_t>{});
+      if (dtype == checkpoint::Dtype::kBFloat16) continue;  // rounds what a sum in another order changes
+      const auto found = run_ranks(
+          ranks, [=](const Environment& environment) { return train_tiny(other, environment, 20); });
+      CHECK(largest_difference(found[0], losses[0]) < 1e-6);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("Muon updates a dense model on every mesh as on one rank") {
+  check_muon("llama3", {{2, {.dp_shard = 2}},
+                        {3, {.dp_shard = 3}},
+                        {4, {.dp_replicate = 2, .dp_shard = 2}},
+                        {2, {.dp_shard = 1, .tp = 2}},
+                        {4, {.dp_shard = 2, .tp = 2}},
+                        {2, {.pp = 2, .dp_shard = 1}, 6},
+                        {2, {.dp_shard = 1, .cp = 2}}});
+}
+
+TEST_CASE("Muon updates experts and heads of latent attention on every mesh as on one rank") {
+  check_muon("deepseek_v3", {{2, {.dp_shard = 2}},
+                             {2, {.dp_shard = 1, .tp = 2}},
+                             {2, {.dp_shard = 2, .ep = 2}},
+                             {4, {.dp_shard = 2, .tp = 2, .ep = 2}, 3},
+                             {4, {.dp_shard = 2, .tp = 2, .ep = 2, .etp = 2}, 3}});
+  check_muon("qwen3_moe", {{6, {.dp_shard = 6}}});  // more ranks than experts
+}
+
+}  // namespace hyperion::parallel
