@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tokens a second of one thread from JSON lines, Parquet and Arrow, and of Hugging Face datasets with tokenizers from the same
-Parquet, in processor time: one round of all after the other, the median of the ratios of the rounds.
+Parquet, in processor time: one round of all after the other, the median of the ratios of the rounds. Then what a resume in the middle
+reads of each file until its first sequence, and the largest memory of the process.
 
 usage: benchmarks/documents.py BENCHMARK_DOCUMENTS [--tokenizer FOLDER] [--text FILE.jsonl.gz] [--copies N] [--rounds N]
 
@@ -69,17 +70,29 @@ def main():
         pq.write_table(table, folder / "zstd.parquet", row_group_size=1000, compression="zstd")
         with pa.ipc.new_stream(str(folder / "a.arrow"), table.schema) as out:
             out.write_table(table, max_chunksize=1000)
+        for file, codec in (("b.jsonl.gz", "gzip"), ("b.jsonl.zst", "zstd")):
+            with pa.CompressedOutputStream(str(folder / file), codec) as out:
+                out.write((folder / "a.jsonl").read_bytes())
         rates = {}
         for _ in range(options.rounds):
             for file in ("a.jsonl", "a.parquet", "zstd.parquet", "a.arrow"):
-                said = json.loads(subprocess.run([options.program, folder / file, options.tokenizer], check=True, capture_output=True).stdout)
-                rates.setdefault(file, []).append(said["tokens"] / said["seconds"])
+                said = json.loads(subprocess.run([options.program, "texts", folder / file, options.tokenizer], check=True, capture_output=True).stdout)
+                rates.setdefault(file, []).append(said["tokens"] / (said["seconds"] - said["opened"]))  # without loading Apache Arrow, once in a process
             tokens, seconds = hugging_face(folder / "a.parquet", tokenizer, folder / "cache")
             rates.setdefault("datasets and tokenizers, a.parquet", []).append(tokens / seconds)
         print(f"{len(texts)} documents, {said['tokens']} tokens (Hugging Face: {tokens}); tokens a second of one thread, and its ratio to JSON lines")
         for what, found in rates.items():
             ratio = statistics.median(rate / base for rate, base in zip(found, rates["a.jsonl"]))
             print(f"{what:36} {statistics.median(found):12,.0f} {ratio:6.2f}")
+        print("read by a resume behind half of the sequences until its first one, of a file of so many bytes; seconds; memory")
+        for path in sorted(folder.glob("*.*")):
+            if not path.is_file():
+                continue
+            run = lambda mode, count: json.loads(subprocess.run(
+                [options.program, mode, path, options.tokenizer, "2048", str(count), folder / "state"], check=True, capture_output=True).stdout)
+            run("loader", said["tokens"] // 2048 // 2)
+            found = run("resume", 1)
+            print(f"{path.name:16} {found['bytes_first']:14,} of {path.stat().st_size:14,} {found['first']:8.3f} s {found['memory'] / 2**20:8.0f} MiB")
 
 
 if __name__ == "__main__":

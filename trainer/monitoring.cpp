@@ -119,22 +119,20 @@ bool starts_anew(const RunDescription& run, const checkpointing::Checkpointer& c
   return !resumes && !checkpointer.finished() && run.job.runtime.environment.restart_count == 0;
 }
 
-// Warns if tokenizer threads cannot feed the GPUs. The rank that prints the warning measures their speed.
-void warn_of_slow_tokenizer(const RunDescription& run) {
+// Measures whether tokenizer threads can feed the GPUs; nullopt on a CPU and for token files.
+std::optional<TextRate> measure_text_rate(const RunDescription& run) {
   constexpr double kUtilisation = 0.4;  // of the peak: what a well-tuned training reaches
   const Runtime& runtime = run.job.runtime;
-  if (!runtime.device.is_cuda() || !runtime.prints) return;
+  if (!runtime.device.is_cuda()) return std::nullopt;
   const std::vector<std::string> documents = sample_of_text(run.config);
-  if (documents.empty()) return;
+  if (documents.empty()) return std::nullopt;
   const double flops_per_token =
       metrics::flops_per_token_causal(models::describe_model(run.job.model), run.config.training.seq_len);
   const int batch_degree = runtime.mesh->degree(parallel::MeshDim::kBatch);
   const double flops =
       metrics::gpu_peak_flops(runtime.device_name).flops * runtime.world_size() / batch_degree;
-  const auto advice = text_rate_advice(tokenizer_rate(*run.job.data.tokenizer, documents),
-                                       kUtilisation * flops / flops_per_token, batch_degree,
-                                       run.job.loader->tokenising_ranks());
-  if (advice) log_warning("{}", *advice);
+  return TextRate{tokenizer_rate(*run.job.data.tokenizer, documents), kUtilisation * flops / flops_per_token,
+                  batch_degree, run.job.loader->tokenising_ranks()};
 }
 
 // Logs the share of each source, and when those with max_epochs end. The rank that prints measures them.
@@ -202,6 +200,7 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run,
       .rank = runtime.rank(),
       .prints = runtime.prints,
       .dry_run = dry_run,
+      .batch_ranks = runtime.mesh->degree(parallel::MeshDim::kBatch),
       .non_data_parallel_size = runtime.world_size() / runtime.mesh->degree(parallel::MeshDim::kBatch),
       .flops_per_token_square = metrics::flops_per_token_square(description, run.config.training.seq_len),
       .flops_per_token_causal = metrics::flops_per_token_causal(description, run.config.training.seq_len)};
@@ -211,6 +210,13 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run,
     log_info("mfu is 0: a dry run exchanges nothing, so its speed is not that of the job");
   else if (measured.prints || metrics::rank_writes_metrics(options, measured.rank))
     measured.peak_flops = peak_flops(run.config.training, runtime);
+  if (measured.prints || metrics::rank_writes_metrics(options, measured.rank)) {
+    if (const std::optional<TextRate> text = measure_text_rate(run)) {
+      measured.tokenizer_rate = text->available();
+      if (measured.prints)
+        text->suffices() ? log_info("{}", text->describe()) : log_warning("{}", text->describe());
+    }
+  }
   auto logger = std::make_unique<metrics::MetricsLogger>(options, measured, std::move(sources));
   logger->log_config(recorded_toml(run));
   log_info("Model {} {} size: {} total parameters", run.config.model.name, run.config.model.flavor,
@@ -248,7 +254,6 @@ void log_start(const RunDescription& run, const checkpointing::Checkpointer& che
   for (const std::string& warning :
        start_warnings(run.config, run.job.model, loads_weights || checkpointer.finished()))
     log_warning("{}", warning);
-  warn_of_slow_tokenizer(run);
   describe_sources(run, start_step);
   log_info("Seed: {} ({})", run.seed, seed_origin(run));
   for (const std::string& line : runtime.groups->network()) log_info("{}", line);

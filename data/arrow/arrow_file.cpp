@@ -37,7 +37,7 @@ std::optional<uint64_t> ArrowFile::open_block(uint64_t block) {
   if (block >= batches_.size()) return std::nullopt;
   block_ = block;
   const Batch& batch = batches_[block];
-  start_block(fmt::format("record batch {}", block), batch.rows_before, batch.rows);
+  start_block(fmt::format("record batch {}", block), batch.rows_before, batch.rows, batch.part.bytes);
   return batch.rows;
 }
 

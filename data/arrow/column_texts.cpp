@@ -17,6 +17,7 @@ namespace {
 constexpr size_t kShownColumns = 20;
 constexpr uint64_t kMostRows = uint64_t{1} << 40;
 constexpr size_t kKeptTexts = size_t{4} << 20;
+constexpr uint64_t kMaxReserved = uint64_t{64} << 20;     // the file says it, and may lie
 constexpr std::string_view kOtherTextColumn = "content";  // in code corpora
 
 InputFile open_real_file(const std::filesystem::path& path) {
@@ -125,19 +126,23 @@ void ColumnTexts::check_rows(uint64_t rows) const {
     throw_data("{}: says that it has {} rows: the file is damaged, fetch or write it again", name_, rows);
 }
 
-void ColumnTexts::start_block(std::string what, uint64_t first_row, uint64_t rows) {
+void ColumnTexts::start_block(std::string what, uint64_t first_row, uint64_t rows, uint64_t bytes) {
   block_ = std::move(what);
   first_row_ = first_row;
   rows_ = rows;
+  bytes_ = std::min(bytes, kMaxReserved);
   decoded_ = false;
   texts_.clear();
-  if (texts_.capacity() > kKeptTexts) texts_ = {};
+  // Blocks of one size use the same memory: new pages from the system cost as much as decompressing into
+  // them.
+  if (texts_.capacity() > std::max<uint64_t>(kKeptTexts, 2 * bytes_)) texts_ = {};
   ends_.clear();
 }
 
 std::string_view ColumnTexts::text(uint64_t document) {
   if (!decoded_) {
     texts_.clear();
+    texts_.reserve(bytes_);
     ends_.clear();
     if (!decode()) fail(block_);
     if (ends_.size() != rows_) {

@@ -39,8 +39,9 @@ class ColumnTexts : public TextFile {
   const ArrowPlugin& plugin() const { return plugin_; }
   const ArrowHost& host() const { return host_; }
 
-  // Makes a block of `rows` rows the current one; `what` names it in messages, as "row group 3".
-  void start_block(std::string what, uint64_t first_row, uint64_t rows);
+  // Makes a block of `rows` rows the current one; `what` names it in messages, as "row group 3", and `bytes`
+  // is about the size of its texts, as the file says.
+  void start_block(std::string what, uint64_t first_row, uint64_t rows, uint64_t bytes);
   // Decodes the current block by calls of the plug-in that pass `rows` values on; false if they fail.
   virtual bool decode() = 0;
   // Copies bytes of what the plug-in reads; of the file unless overridden.
@@ -70,7 +71,7 @@ class ColumnTexts : public TextFile {
 
   // the current block
   std::string block_;
-  uint64_t first_row_ = 0, rows_ = 0;
+  uint64_t first_row_ = 0, rows_ = 0, bytes_ = 0;
   bool decoded_ = false;
   std::vector<char> texts_;
   std::vector<uint64_t> ends_;  // of each text in texts_

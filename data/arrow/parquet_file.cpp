@@ -48,25 +48,24 @@ void ParquetFile::check_marks() const {
 }
 
 void ParquetFile::add_group(uint64_t rows, uint64_t bytes) {
-  groups_.push_back({.rows_before = rows_, .blocks_before = 0, .rows = rows, .rows_of_block = rows});
-  bytes_.push_back(bytes);
+  groups_.push_back(
+      {.rows_before = rows_, .blocks_before = 0, .rows = rows, .rows_of_block = rows, .bytes = bytes});
   rows_ += std::min(rows, std::numeric_limits<uint64_t>::max() - rows_);
 }
 
 void ParquetFile::cut_groups(uint64_t row_group_limit, uint64_t batch_bytes) {
-  sequential_ = std::ranges::any_of(bytes_, [&](uint64_t bytes) { return bytes > row_group_limit; });
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    Group& group = groups_[i];
+  sequential_ =
+      std::ranges::any_of(groups_, [&](const Group& group) { return group.bytes > row_group_limit; });
+  for (Group& group : groups_) {
     group.blocks_before = blocks_;
     if (sequential_ && group.rows > 0) {
-      const uint64_t parts = std::clamp<uint64_t>(bytes_[i] / batch_bytes, 1, group.rows);
+      const uint64_t parts = std::clamp<uint64_t>(group.bytes / batch_bytes, 1, group.rows);
       group.rows_of_block = (group.rows + parts - 1) / parts;
       blocks_ += (group.rows + group.rows_of_block - 1) / group.rows_of_block;
     } else {
       ++blocks_;
     }
   }
-  bytes_ = {};
 }
 
 std::optional<uint64_t> ParquetFile::blocks() const {
@@ -81,7 +80,8 @@ std::optional<uint64_t> ParquetFile::open_block(uint64_t block) {
   const Group& group = groups_[group_];
   first_ = (block - group.blocks_before) * group.rows_of_block;
   count_ = std::min(group.rows_of_block, group.rows - first_);
-  start_block(fmt::format("row group {}", group_), group.rows_before + first_, count_);
+  start_block(fmt::format("row group {}", group_), group.rows_before + first_, count_,
+              group.bytes / std::max<uint64_t>(group.rows, 1) * count_);
   return count_;
 }
 

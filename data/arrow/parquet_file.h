@@ -30,6 +30,7 @@ class ParquetFile : public ColumnTexts {
     uint64_t blocks_before;  // in the file
     uint64_t rows;
     uint64_t rows_of_block;  // of each but the last one
+    uint64_t bytes;          // of the column, before compression
   };
   struct Closer {
     const ArrowPlugin* plugin;
@@ -43,7 +44,6 @@ class ParquetFile : public ColumnTexts {
 
   std::unique_ptr<void, Closer> opened_;
   std::vector<Group> groups_;
-  std::vector<uint64_t> bytes_;  // of each row group; empty after the constructor
   bool sequential_ = false;
   uint64_t rows_ = 0, blocks_ = 0;
   uint64_t group_ = 0, first_ = 0, count_ = 0;  // the rows of the current block, from the row group's first

@@ -52,18 +52,24 @@ double tokenizer_rate(const data::Tokenizer& tokenizer, const std::vector<std::s
   return static_cast<double>(tokens) / seconds_since(begin);
 }
 
-std::optional<std::string> text_rate_advice(double thread_rate, double gpu_rate, int64_t ranks,
-                                            int64_t threads) {
-  const double needed = gpu_rate * static_cast<double>(ranks);
-  const double given = thread_rate * static_cast<double>(threads);
-  if (needed <= kDependable * given) return std::nullopt;
+bool TextRate::suffices() const {
+  return needed() <= kDependable * available();
+}
+
+std::string TextRate::describe() const {
   const auto readable = [](double rate) { return format_count(static_cast<uint64_t>(rate)); };
+  const std::string by =
+      threads == 1 ? "one thread on each rank" : fmt::format("the {} threads of each node", threads);
+  if (suffices())
+    return fmt::format(
+        "Text is tokenised by {}, for all {} that read different data: up to {} tokens/s, of which about {} "
+        "are needed",
+        by, counted(ranks, "rank"), readable(available()), readable(needed()));
   return fmt::format(
-      "training.dataset_path: text is tokenised by {} {}, for all {} that read different data: at most {} "
+      "training.dataset_path: text is tokenised by {}, for all {} that read different data: at most {} "
       "tokens/s here, and they would use about {} tokens/s; run `hyperion tokenize` once and train from its "
       "token shards",
-      threads == 1 ? "one thread on each" : fmt::format("the {} threads of each", threads),
-      threads == 1 ? "rank" : "node", counted(ranks, "rank"), readable(given), readable(needed));
+      by, counted(ranks, "rank"), readable(available()), readable(needed()));
 }
 
 }  // namespace hyperion::trainer

@@ -19,10 +19,19 @@ std::vector<std::string> sample_of_text(const config::JobConfig& config);
 // pass.
 double tokenizer_rate(const data::Tokenizer& tokenizer, const std::vector<std::string>& documents);
 
-// Returns a warning if the GPUs need more tokens than the tokenizer threads can be expected to deliver.
-// `ranks` ranks read different data, each for GPUs that together train on `gpu_rate` tokens per second;
-// `threads` threads tokenise together at `thread_rate` tokens per second each. Pure.
-std::optional<std::string> text_rate_advice(double thread_rate, double gpu_rate, int64_t ranks,
-                                            int64_t threads);
+// What a job on text needs of each node, and what a node has.
+struct TextRate {
+  double thread_rate = 0;  // tokens per second of one tokenizer thread
+  double gpu_rate = 0;     // tokens per second of the GPUs that train on the data of one rank
+  int64_t ranks = 1;       // that read different data
+  int64_t threads = 1;     // that tokenise together
+
+  double available() const { return thread_rate * static_cast<double>(threads); }
+  double needed() const { return gpu_rate * static_cast<double>(ranks); }
+  // Whether the threads can be depended on: they also read and cut batches.
+  bool suffices() const;
+  // A sentence with both rates, and what to do if they do not suffice.
+  std::string describe() const;
+};
 
 }  // namespace hyperion::trainer

@@ -107,6 +107,11 @@ void MetricsLogger::log(const StepMetrics& m) {
         {"time_metrics/data_loading(%)", data_percent},
         {"time_metrics/eta(s)", left},  // ours
     };
+    if (run_.tokenizer_rate > 0) {
+      const int64_t world_size = run_.batch_ranks * run_.non_data_parallel_size;
+      list.emplace_back("data/tokens_per_second_needed", tps * static_cast<double>(world_size));
+      list.emplace_back("data/tokens_per_second_available", run_.tokenizer_rate);
+    }
     append_memory(list, "", memory);
     list.emplace_back("memory/num_alloc_retries", static_cast<double>(memory.num_alloc_retries));
     list.emplace_back("memory/num_ooms", static_cast<double>(memory.num_ooms));

@@ -27,11 +27,13 @@ struct MeasuredRun {
   int rank = 0;
   bool prints = true;  // this rank's log lines are shown: rank_prints() of base/log.h
   bool dry_run = false;
+  int64_t batch_ranks = 1;             // that read different tokens
   int64_t non_data_parallel_size = 1;  // cp * tp * pp: ranks that share the same tokens
 
   double flops_per_token_square = 0;  // see flops.h
   double flops_per_token_causal = 0;
-  double peak_flops = 0;  // FLOP/s of this rank's device, the base of MFU
+  double peak_flops = 0;      // FLOP/s of this rank's device, the base of MFU
+  double tokenizer_rate = 0;  // tokens/s that a node can tokenise; 0: not measured
 };
 
 // Returns whether this rank writes metrics to files: rank 0, or every rank with save_for_all_ranks.

@@ -58,6 +58,8 @@ TEST_CASE("Step 1 and multiples of log_freq are logged") {
 TEST_CASE("Rates count tokens and seconds since the last logged step") {
   Bench bench;
   bench.run.non_data_parallel_size = 2;
+  bench.run.batch_ranks = 3;
+  bench.run.tokenizer_rate = 5e6;
   MetricsLogger logger(bench.options, bench.run, bench.sources());
 
   bench.now += 2;
@@ -74,6 +76,8 @@ TEST_CASE("Rates count tokens and seconds since the last logged step") {
   const auto lines = bench.lines();
   REQUIRE(lines.size() == 2);
   CHECK(lines[0]["throughput(tps)"] == 1000.0);  // 4000 tokens / (2 s * 2 ranks that share them)
+  CHECK(lines[0]["data/tokens_per_second_needed"] == 6000.0);  // of all ranks
+  CHECK(lines[0]["data/tokens_per_second_available"] == 5e6);
   CHECK(lines[0]["tflops"] == 2.0);
   CHECK(lines[0]["mfu(%)"] == 50.0);
   CHECK(lines[0]["mfu_causal(%)"] == 25.0);
