@@ -137,6 +137,7 @@ scripts=(launch.py failures.py train.slurm slurm_rank.sh)
 for script in "${scripts[@]}"; do
   install -m 755 "$root/scripts/$script" "$stage/scripts/$script"
 done
+install -m 644 -D -t "$stage/scripts/tracking" "$root"/scripts/tracking/*.py
 cp -r "$root/configs" "$stage/"
 cp -r "$root/tests/assets/tokenizer" "$stage/tests/assets/"
 cp "$root"/data/*.jsonl.gz "$stage/data/"
