@@ -47,6 +47,7 @@
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
 #include "trainer/metrics/gpu_sampler.h"
+#include "trainer/metrics/tracking.h"
 #include "trainer/runtime/signals.h"
 #include "trainer/runtime/version.h"
 #include "trainer/trainer.h"
@@ -278,6 +279,7 @@ int main(int argc, char** argv) {
   std::set_terminate(hyperion::app::on_terminate);
   std::atexit(hyperion::app::on_exit_by_library);
   const int code = hyperion::app::run_and_report({argv, argv + argc});
+  hyperion::metrics::finish_trackers(code);
   hyperion::app::main_has_returned = true;
   // Destructors may start what there is no memory or thread for, or meet what a thread that never was has
   // left.

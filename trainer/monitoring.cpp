@@ -18,6 +18,7 @@
 #include "models/description.h"
 #include "models/flavors/registry.h"
 #include "trainer/checkpointing/job_state.h"
+#include "trainer/config/input_path.h"
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
 #include "trainer/data/source_report.h"
@@ -30,6 +31,7 @@
 #include "trainer/metrics/run_folder.h"
 #include "trainer/metrics/run_summary.h"
 #include "trainer/metrics/step_line.h"
+#include "trainer/metrics/tracking.h"
 #include "trainer/plan/sharding_advice.h"
 #include "trainer/preflight.h"
 #include "trainer/runtime/version.h"
@@ -85,6 +87,10 @@ std::string write_before_step_1(const RunDescription& run, int64_t start_time) {
   return record.filename().string();
 }
 
+metrics::TrackedRun tracked_run(const RunDescription& run, const std::string& id) {
+  return {run.config.job.dump_folder, id, config::install_root()};
+}
+
 // The start time and id of this run, equal on all ranks.
 struct RunStart {
   std::time_t time = 0;
@@ -99,6 +105,7 @@ RunStart start_run(const RunDescription& run) {
     const std::time_t now = std::time(nullptr);
     if (run.config.metrics.enable_jsonl)
       metrics::require_no_writer(std::filesystem::path(run.config.job.dump_folder) / metrics::kMetricsFile);
+    metrics::require_trackers(run.config.metrics, tracked_run(run, ""));
     try {
       return RunStart{now, write_before_step_1(run, now)};
     } catch (const Error& error) {
@@ -218,6 +225,7 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run,
     }
   }
   auto logger = std::make_unique<metrics::MetricsLogger>(options, measured, std::move(sources));
+  if (measured.rank == 0 && !dry_run) metrics::start_trackers(options, tracked_run(run, measured.run_id));
   logger->log_config(recorded_toml(run));
   log_info("Model {} {} size: {} total parameters", run.config.model.name, run.config.model.flavor,
            metrics::python_grouped(static_cast<double>(counts.total), 0));

@@ -104,7 +104,7 @@ def environment():
     nvidia = [folder for entry in (torch.parent, *sys.path) for folder in sorted(pathlib.Path(entry).glob("nvidia/*/lib"))]  # RHEL has lib64 and lib
     folders = [*dict.fromkeys([torch / "lib", *nvidia]), pathlib.Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda") / "lib64"]
     path = [str(folder) for folder in folders if folder.is_dir()]
-    variables = dict({"HYPERION_ARROW": find_arrow()}, **os.environ)
+    variables = dict({"HYPERION_ARROW": find_arrow(), "HYPERION_PYTHON": sys.executable}, **os.environ)
     variables["LD_LIBRARY_PATH"] = ":".join([*path, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
     try:  # what ldd does
         loaded = subprocess.run([PROGRAM], env={**variables, "LD_TRACE_LOADED_OBJECTS": "1"}, capture_output=True, text=True, errors="replace", check=False)

@@ -111,6 +111,11 @@ class Checks : ChecksOfConfig {
                           p.profiler_warmup));
   }
 
+  void tracking() {
+    refuse_if(kTracking.on(config_) && !config_.metrics.enable_jsonl, "metrics.enable_jsonl",
+              "enable_wandb, enable_mlflow and alert_command follow metrics.jsonl; set true");
+  }
+
   void validation() {
     const auto& v = config_.validation;
     refuse_if(
@@ -323,6 +328,7 @@ void check_config(const ResolvedConfig& resolved, const RunContext& run, Problem
   checks.lengths();
   checks.optimizer();
   checks.profiling();
+  checks.tracking();
   checks.validation();
   checks.float8();
   checks.model();

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/terminal.h"
 #include "trainer/metrics/step_line.h"
+#include "trainer/metrics/tracking.h"
 
 namespace hyperion::metrics {
 namespace {
@@ -159,6 +160,7 @@ void MetricsLogger::event(int64_t step, const std::string& name, JsonFields fiel
   if (!jsonl_) return;
   fields.emplace(fields.begin(), "event", name);
   jsonl_->append(json_line({step, unix_seconds(), run_.run_id}, fields));
+  watch_trackers();
 }
 
 void MetricsLogger::log_config(const std::string& toml) {
@@ -205,6 +207,7 @@ void MetricsLogger::warn_about_memory(const DeviceMemory& memory) {
 void MetricsLogger::write(int64_t step, const MetricList& metrics) {
   const double time = unix_seconds();
   if (jsonl_) jsonl_->append(json_line({step, time, run_.run_id}, {metrics.begin(), metrics.end()}));
+  watch_trackers();
   if (!tensorboard_) return;
   for (const auto& [tag, value] : metrics) tensorboard_->scalar(tag, value, step, time);
   tensorboard_->flush();

@@ -103,15 +103,19 @@ TEST_CASE("features that are not available are refused by name") {
       {"[comm]\nmode = \"local_tensor\"", "fake_backend"},
       {"[memory_estimation]\nenable = true", "memory estimation"},
       {"[fault_tolerance]\nenable = true", "torchft"},
-      {"[metrics]\nenable_wandb = true", "Weights & Biases"},
       {"[job]\ncustom_config_module = \"a.b\"", "import a module"},
       {"[experimental]\ncustom_import = \"a.b\"", "import a module"},
       {"[experimental]\ncustom_args_module = \"a.b\"", "import a module"},
   };
   for (const auto& [toml, text] : cases) CHECK_THAT(problem(toml), Contains(text));
-  CHECK_THAT(problem("[metrics]\nenable_wandb = true"),
-             Contains("set metrics.enable_tensorboard = true") && Contains("metrics.jsonl") &&
-                 !Contains("wandb sync"));  // which uploads nothing since wandb 0.30, and ends with 0
+}
+
+TEST_CASE("what follows metrics.jsonl is refused without it") {
+  for (const char* tracker : {"enable_wandb = true", "enable_mlflow = true", "alert_command = \"mail\""}) {
+    const std::string toml = std::string("[metrics]\n") + tracker;
+    CHECK(problem(toml).empty());
+    CHECK_THAT(problem(toml + "\nenable_jsonl = false"), Contains("metrics.enable_jsonl = false"));
+  }
 }
 
 TEST_CASE("every refusal says what to do instead") {
