@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import zipfile
 from pathlib import Path
@@ -148,7 +149,12 @@ class Wheel(unittest.TestCase):
     # --- that it runs ---
 
     def test_a_preset_trains_from_any_folder(self):
-        self.assert_trains(self.run_command("hyperion", "train", "debug_model", *SMALL))
+        self.assert_trains(self.run_command("hyperion", "train", "debug_model", *SMALL, "--metrics.alert_command=cat > new && mv new heard"))
+        heard = self.work / "heard"
+        for _ in range(1200):  # by the wheel's Python, which may outlive the job
+            if not heard.exists():
+                time.sleep(0.05)
+        self.assertIn('"reason": "completed"', heard.read_text())
 
     def test_a_file_of_the_working_folder_trains(self):
         shutil.copy(ROOT / "configs/debug_model.toml", self.work / "mine.toml")

@@ -27,7 +27,7 @@ def problem(options):
         wandb.login(verify=False)
         return None
     except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
-        return f"{str(error).splitlines()[0]} (or set WANDB_API_KEY, or metrics.wandb_mode = \"offline\")"
+        return f"{str(error).splitlines()[0].rstrip('.')} (or set WANDB_API_KEY, or metrics.wandb_mode = \"offline\")"
 
 
 def rows_in(path):
@@ -142,6 +142,7 @@ class Tracker:
         if code == STOPPED_SAVED:
             self.run.mark_preempting()
         self.run.finish(exit_code=code)
+        wandb.teardown()  # waits until its service has written all
         if not self.online:
             unsent = [folder for folder in self.folders("offline-run") if not list(folder.glob("*.wandb.synced"))
                       and sum(file.stat().st_size for file in folder.glob("*.wandb")) > HEADER_SIZE]  # else it was killed before it wrote

@@ -278,13 +278,12 @@ def follow(job, end):
 
 
 def lock(job):
-    """Waits until no process of an earlier start sends to the same tracker. The lock ends with this process."""
-    file = open(pathlib.Path(job["folder"]) / "tracking" / f"{job['tracker']}.lock", "w", encoding="utf-8")
+    """Waits until no process of an earlier start sends to the same tracker. The lock ends with the process, after its package's last acts."""
+    file = os.open(pathlib.Path(job["folder"]) / "tracking" / f"{job['tracker']}.lock", os.O_RDWR | os.O_CREAT, 0o644)
     waits = False
     while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if not waits:
                 say("waits for the process of an earlier start, which is still sending")
@@ -292,7 +291,7 @@ def lock(job):
             time.sleep(POLL_SECONDS)
         except OSError as error:
             say(f"this file system knows no locks ({error.strerror}): an earlier start's process is not waited for")
-            return file
+            return None
 
 
 def leave_the_job_alone():
@@ -318,8 +317,8 @@ def main(arguments):
     leave_the_job_alone()
     end = JobEnd()
     end.start()
-    with lock(job):
-        follow(job, end)
+    lock(job)
+    follow(job, end)
     return 0
 
 

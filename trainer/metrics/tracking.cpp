@@ -103,6 +103,10 @@ std::string line_of(const nlohmann::json& job) {
   return job.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
+fs::path folder_of(const TrackedRun& run) {
+  return fs::absolute(run.dump_folder).lexically_normal();
+}
+
 fs::path script(const TrackedRun& run) {
   return run.install_root / "scripts/tracking/tracking.py";
 }
@@ -110,10 +114,10 @@ fs::path script(const TrackedRun& run) {
 class SideProcess {
  public:
   SideProcess(std::string name, const config::JobConfig::Metrics& options, const TrackedRun& run)
-      : name_(std::move(name)), log_(fs::absolute(run.dump_folder) / "tracking" / (name_ + ".log")) {
+      : name_(std::move(name)), log_(folder_of(run) / "tracking" / (name_ + ".log")) {
     std::error_code ignored;
     const nlohmann::json job = {{"tracker", name_},
-                                {"folder", fs::absolute(run.dump_folder).string()},
+                                {"folder", folder_of(run).string()},
                                 {"run", run.run_id},
                                 {"program", fs::read_symlink("/proc/self/exe", ignored).string()},
                                 {"options", options_json(options)}};
@@ -267,7 +271,7 @@ void require_trackers(const config::JobConfig::Metrics& options, const TrackedRu
 
 void start_trackers(const config::JobConfig::Metrics& options, const TrackedRun& run) {
   const std::vector<std::string> names = trackers(options);
-  if (!names.empty()) make_folders(fs::absolute(run.dump_folder) / "tracking");
+  if (!names.empty()) make_folders(folder_of(run) / "tracking");
   const std::lock_guard lock(mutex);
   for (const std::string& name : names) processes.emplace_back(name, options, run);
 }
