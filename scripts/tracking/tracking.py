@@ -307,6 +307,9 @@ def leave_the_job_alone():
 
 
 def main(arguments):
+    if "-h" in arguments or "--help" in arguments:
+        print(__doc__.split("\n", 2)[2])
+        return 0
     sys.modules["tracking"] = sys.modules["__main__"]
     job = json.loads(sys.stdin.readline())
     if "--check" in arguments:

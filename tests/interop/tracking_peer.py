@@ -123,6 +123,12 @@ class Peers(Tracking):
         self.assertEqual(len(points("mfu_percent")), LAST)
         self.assertEqual(len(points("step")), ROWS)
         self.assertEqual((run.info.status, run.data.params["training.steps"], run.data.params["training.max_norm"]), ("FAILED", "30", "inf"))
+        # A process was killed between two values of a row.
+        client.log_metric(run.info.run_id, "loss_metrics/global_avg_loss", 100.0 - LAST - 1, int((1001 + LAST) * 1000), LAST + 1)
+        self.train(LAST + 1, LAST + 2, SECOND)
+        Side(self, SECOND, "mlflow").end(0)
+        self.assertEqual(points("loss_metrics/global_avg_loss"), [(step, 100.0 - step) for step in range(1, LAST + 3)])
+        self.assertEqual(len(points("mfu_percent")), LAST + 2)
         self.assertEqual((run.data.tags["checkpoint.step"], run.data.tags["end.exit_code"]), ("10", "93"))
 
 

@@ -42,11 +42,12 @@ std::string python_of(const config::JobConfig::Metrics& options) {
   return named.empty() ? "python3" : named;
 }
 
+// Both ends are closed where no pipe could be made, which spawn() reports.
 struct Pipe {
   Descriptor read_end, write_end;
   Pipe() {
     std::array<int, 2> ends{};
-    if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw_config("a pipe for a tracker: {}", errno_text(errno));
+    if (::pipe2(ends.data(), O_CLOEXEC) != 0) return;
     read_end = Descriptor(ends[0]);
     write_end = Descriptor(ends[1]);
   }
@@ -55,6 +56,7 @@ struct Pipe {
 // Starts a program in a session of its own with stdin, stdout and stderr alone. Signals have their default
 // effect. Returns 0 or the errno.
 int spawn(const std::vector<std::string>& command, int in, int out, const char* errors, pid_t& pid) {
+  if (in < 0 || out < 0) return EMFILE;
   posix_spawn_file_actions_t files;
   ::posix_spawn_file_actions_init(&files);
   ::posix_spawn_file_actions_adddup2(&files, in, STDIN_FILENO);
@@ -271,7 +273,8 @@ void require_trackers(const config::JobConfig::Metrics& options, const TrackedRu
 
 void start_trackers(const config::JobConfig::Metrics& options, const TrackedRun& run) {
   const std::vector<std::string> names = trackers(options);
-  if (!names.empty()) make_folders(folder_of(run) / "tracking");
+  std::error_code ignored;  // without the folder no process can be started, which is a warning
+  if (!names.empty()) fs::create_directories(folder_of(run) / "tracking", ignored);
   const std::lock_guard lock(mutex);
   for (const std::string& name : names) processes.emplace_back(name, options, run);
 }
