@@ -22,6 +22,7 @@ import sys
 
 DONE, BUG, COMMUNICATION, STOPPED_SAVED, HARDWARE, TERMINATED = 0, 70, 71, 75, 76, 143  # docs/exit_codes.md
 INTERRUPTED = (130, TERMINATED)
+RETRIED = frozenset({COMMUNICATION, HARDWARE, 137, 139})  # after which another start may help
 LAST_LINES = 15  # of a rank's output, for one without a record
 ENDED_BY_US_SECONDS = 5.0  # a rank that ends so long after the first failure was ended because of it
 
@@ -102,13 +103,17 @@ def place(record):
     return " ".join(parts)
 
 
+def headline(cause):
+    """ "rank 1 failed with signal 9 (SIGKILL) on n1", or that it was lost."""
+    rank = cause.rank
+    host = rank.record.get("host") or rank.host
+    return f"rank {rank.number} {'was lost' if rank.code is None else 'failed with ' + describe(rank.code)}{' on ' + host if host else ''}"
+
+
 def summary(cause, last_lines=None, said_above=False):
     """The lines that tell of a Cause. last_lines: of the rank's output, for one without a record. said_above:
     its output has been shown."""
-    rank, record = cause.rank, cause.rank.record
-    host = record.get("host") or rank.host
-    text = f"rank {rank.number} {'was lost' if rank.code is None else 'failed with ' + describe(rank.code)}"
-    text += f" on {host}" if host else ""
+    record, text = cause.rank.record, headline(cause)
     where = place(record)
     text += f", {where}" if where else ""
     message = record.get("message", "")

@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """Starts one process per rank on this host, shows their output, and ends all of them when one fails.
 
-usage: launch.py PROGRAM [ARGUMENT...]
+usage: launch.py [--max-restarts N] PROGRAM [ARGUMENT...]
+
+  --max-restarts N  start all ranks again here after exit codes 71, 76, 137 and 139, at most N times, as long as no two starts in a row
+                    save nothing new: docs/launch.md. Default: HYPERION_MAX_RESTARTS, else 0
 
 What it reads from the environment:
   NPROC             ranks on this host; default: the GPUs that are present, else 1
@@ -13,6 +16,8 @@ What it reads from the environment:
   HYPERION_DEVICE   cpu: use no GPU even where there is one
   HYPERION_KILL_SECONDS  how long the others have to end when a rank has failed, from TERM to KILL; default 5. Raise it with
                     comm.peer_response_timeout_seconds: docs/faults.md
+  HYPERION_RESTART_PORT  with several hosts and restarts: where the launcher of host 0 listens for the others; default MASTER_PORT + 1
+  HYPERION_RESTART_WAIT_SECONDS  how long it waits for the ranks of all hosts to end; default 600
   OMP_NUM_THREADS   CPU threads per rank; default: an equal share of the cores
 Each rank gets RANK, LOCAL_RANK, GROUP_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as from torchrun,
 and HYPERION_FAILURE_DIR: a folder next to its output where it records how it failed.
@@ -33,6 +38,7 @@ import ctypes
 import fcntl
 import functools
 import glob
+import itertools
 import os
 import pathlib
 import re
@@ -48,6 +54,7 @@ import time
 import tty
 
 import failures
+import restarts
 
 SETTLE_SECONDS = 0.5  # after a first failure: time for the rank that caused it to show up as well
 KILL_SECONDS = 5.0  # from TERM to KILL
@@ -269,7 +276,7 @@ class Rank:
 class Job:
     """All ranks of this host, from start to end."""
 
-    def __init__(self, kill_seconds):
+    def __init__(self, kill_seconds, signals):
         self.ranks = []
         self.asked_to_stop = False  # a signal was passed on
         self.urgency = 0  # how often it was Ctrl-C or TERM; USR1 is a warning, which may be repeated
@@ -280,13 +287,8 @@ class Job:
         self.kill_seconds = kill_seconds  # from TERM to KILL, once a rank has failed
         self.open_streams = 0
         self.selector = selectors.DefaultSelector()
-        self.wake, self.wake_end = socket.socketpair()  # signals arrive here as bytes
-        for end in (self.wake, self.wake_end):
-            end.setblocking(False)
-        self.selector.register(self.wake, selectors.EVENT_READ, None)
-        signal.set_wakeup_fd(self.wake_end.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGCHLD):
-            signal.signal(number, lambda *_: None)
+        self.signals = signals
+        self.selector.register(signals.wake, selectors.EVENT_READ, None)
 
     def add(self, rank):
         self.ranks.append(rank)
@@ -302,7 +304,7 @@ class Job:
                 if key.data is not None:
                     self.read(key)
                 else:
-                    for number in self.wake.recv(4096):
+                    for number in self.signals.read():
                         self.pass_on(number)
             self.reap()
             self.keep_deadlines()
@@ -323,7 +325,7 @@ class Job:
 
     def drain(self):
         """Reads to the end, or what a pipe holds when the time is over, which on a busy host may be at once."""
-        self.selector.unregister(self.wake)
+        self.selector.unregister(self.signals.wake)
         end, late_rounds = time.monotonic() + DRAIN_SECONDS, 0
         while self.open_streams and late_rounds < 4:
             seconds_left = end - time.monotonic()
@@ -332,8 +334,6 @@ class Job:
                 self.read(key)
 
     def pass_on(self, number):
-        if number == signal.SIGCHLD:
-            return
         number = signal.SIGTERM if number == signal.SIGHUP else number
         self.asked_to_stop = True
         self.urgency += number != signal.SIGUSR1
@@ -377,7 +377,7 @@ class Job:
 
 
 def report(job, shown, log_folder, failure_folder, started):
-    """Prints which rank failed first or was lost, how, and where its output is. Returns the exit code of the job."""
+    """Prints which rank failed first or was lost, how, and where its output is. Returns the Cause."""
     records = failures.read_records(failure_folder)
     records = {number: record for number, record in records.items() if record["time"] >= started}  # not an earlier run's
     ends = []
@@ -396,7 +396,56 @@ def report(job, shown, log_folder, failure_folder, started):
         lines.append(f"the others have ended: {some}")
     lines.append(f"all output: {log_folder}/rank_N.log")
     say("\n".join(line if line.startswith(" ") else f"[launch] {line}" for line in lines))
-    return cause.code
+    return cause
+
+
+def run_start(command, environments, shown, log_folder, failure_folder, signals):
+    """Starts the ranks and waits for their end. Returns the Job and, where a rank failed, the Cause."""
+    kill_seconds = number("HYPERION_KILL_SECONDS", KILL_SECONDS)
+    several = sum(int(environment["RANK"]) in shown for environment in environments) > 1
+    started = time.time()
+    job = Job(kill_seconds, signals)
+    try:
+        for environment in environments:
+            environment["HYPERION_FAILURE_DIR"] = failure_folder
+            targets = (1, 2) if int(environment["RANK"]) in shown else (None, None)
+            log_path = os.path.join(log_folder, f"rank_{environment['RANK']}.log")
+            job.add(Rank(command, environment, log_path, targets, several))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        job.run()
+    except OSError as error:
+        fail(f"cannot start the ranks: {error}", f"check {command[0]} and {log_folder}")
+    finally:
+        job.signal_all(signal.SIGKILL)  # whatever happened here, no rank is left behind
+    return job, report(job, shown, log_folder, failure_folder, started) if job.failed else None
+
+
+def option_of_restarts(words):
+    """How often to start again at most, and the command behind the option."""
+    option, value = "--max-restarts", None
+    if words[0] == option and len(words) > 1:
+        value, words = words[1], words[2:]
+    elif words[0].startswith(option + "="):
+        value, words = words[0].partition("=")[2], words[1:]
+    if value is not None:
+        os.environ["HYPERION_MAX_RESTARTS"] = value
+    if not words:
+        fail("no program to start is given", "write it behind the options")
+    return number("HYPERION_MAX_RESTARTS", 0, low=0, high=1000000), words
+
+
+def peers_of_restarts(environment, signals):
+    """The launchers of the other hosts, where there are any."""
+    node, nodes = int(environment["GROUP_RANK"]), int(environment["WORLD_SIZE"]) // int(environment["LOCAL_WORLD_SIZE"])
+    if nodes == 1:
+        return None
+    address, port = environment["MASTER_ADDR"], number("HYPERION_RESTART_PORT", int(environment["MASTER_PORT"]) % 65535 + 1, high=65535)
+    if node > 0:
+        return restarts.OtherHost(address, port, node, signals)
+    try:
+        return restarts.FirstHost(address, port, nodes, signals)
+    except OSError as error:
+        fail(f"the launchers of the other hosts cannot reach this one at {address}:{port}: {error}", "set HYPERION_RESTART_PORT to a free port, the same on every host")
 
 
 def main():
@@ -404,7 +453,7 @@ def main():
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that leaves (`| head`) ends it without a traceback
         print(__doc__.strip(), file=sys.stdout if len(sys.argv) > 1 else sys.stderr)
         return 0 if len(sys.argv) > 1 else USAGE
-    command = sys.argv[1:]
+    most, command = option_of_restarts(sys.argv[1:])
     program = shutil.which(command[0])
     if program is None:
         fail(f"'{command[0]}' is no program that can be run", "build it with scripts/build.sh, or check the name")
@@ -412,34 +461,35 @@ def main():
     check_cuda_library(program, gpus)
     environments = rank_environments(gpus)
     shown = shown_ranks()
-    kill_seconds = number("HYPERION_KILL_SECONDS", KILL_SECONDS)
+    patience = number("HYPERION_RESTART_WAIT_SECONDS", 600)
     kept = os.environ.get("HYPERION_LOG_DIR")
+    failure_folder, progress_file = os.environ.get("HYPERION_FAILURE_DIR"), os.environ.get("HYPERION_PROGRESS_FILE")
+    signals = restarts.Signals()
     try:
-        if kept:
-            os.makedirs(kept, exist_ok=True)
         log_folder = kept or tempfile.mkdtemp(prefix="hyperion-logs-")
+        policy = restarts.Restarts(most, signals, say, peers_of_restarts(environments[0], signals) if most else None, patience)
+        for start in itertools.count():
+            folder = os.path.join(log_folder, f"start-{start}") if most else log_folder
+            os.makedirs(folder, exist_ok=True)
+            if most:  # rank 0 writes there what it saves
+                progress = pathlib.Path(os.path.abspath(progress_file or os.path.join(folder, "progress")))
+                progress.unlink(missing_ok=True)
+                environments[0]["HYPERION_PROGRESS_FILE"] = str(progress)
+            began = time.monotonic()
+            job, cause = run_start([program, *command[1:]], environments, shown, folder,
+                                   failure_folder or os.path.join(os.path.abspath(folder), "failures"), signals)
+            code = cause.code if cause else job.result()
+            if most and job.asked_to_stop:
+                policy.end(code)
+                break
+            if not most or not policy.again(code, failures.headline(cause) if cause else "", progress, time.monotonic() - began):
+                break
+    except restarts.Stopped as stopped:
+        say(f"[launch] ended before the next start: {stopped}")
+        return 130 if stopped.signal_number == signal.SIGINT else failures.TERMINATED
     except OSError as error:
         fail(f"no folder can be made for the output of the ranks: {error}", "set HYPERION_LOG_DIR to a folder that can be written")
-    failure_folder = os.environ.get("HYPERION_FAILURE_DIR") or os.path.join(os.path.abspath(log_folder), "failures")
-    started = time.time()
-
-    several = sum(int(environment["RANK"]) in shown for environment in environments) > 1
-    job = Job(kill_seconds)
-    try:
-        for environment in environments:
-            environment["HYPERION_FAILURE_DIR"] = failure_folder
-            targets = (1, 2) if int(environment["RANK"]) in shown else (None, None)
-            log_path = os.path.join(log_folder, f"rank_{environment['RANK']}.log")
-            job.add(Rank([program, *command[1:]], environment, log_path, targets, several))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-        code = job.run()
-    except OSError as error:
-        fail(f"cannot start the ranks: {error}", f"check {program} and {log_folder}")
-    finally:
-        job.signal_all(signal.SIGKILL)  # whatever happened here, no rank is left behind
-    if job.failed:
-        return report(job, shown, log_folder, failure_folder, started)
-    if not kept:
+    if not cause and not kept:
         shutil.rmtree(log_folder, ignore_errors=True)
     return code
 

@@ -131,7 +131,7 @@ if [ -e "$build/libhyperion_arrow.so" ]; then  # its headers are compiled in; it
 fi
 
 # --- everything else --------------------------------------------------------------------------------------------------
-scripts=(launch.py failures.py train.slurm slurm_rank.sh)
+scripts=(launch.py restarts.py failures.py train.slurm slurm_rank.sh)
 [ $wheel = yes ] || scripts+=(common.sh train.sh gpu_check.sh gpu_check.py gpu_checks.py gpu_card.py gpu_trace.py bounded_command.py
   bundle_environment.sh)
 for script in "${scripts[@]}"; do
