@@ -1,6 +1,7 @@
-# Starts a SLURM cluster of two nodes, n0 and n1, on this host, which ends with the script that sources this file; skips that script (77) without root
-# or without Debian's slurm-wlm and munge. Sourced, never run. Sets `folder`, a temporary one.
+# Starts a SLURM cluster of `cluster_nodes` nodes (2), n0, n1 and so on, on this host, which ends with the script that sources this file; skips that
+# script (77) without root or without Debian's slurm-wlm and munge. Sourced, never run. Sets `folder`, a temporary one.
 # shellcheck shell=bash
+cluster_nodes=${cluster_nodes:-2}
 export PATH=$PATH:/usr/sbin:/sbin
 
 skip() { echo "skipped: $*"; exit 77; }
@@ -17,7 +18,7 @@ done
 folder=$(mktemp -d -t hyperion-slurm-XXXXXX)
 stop_cluster() {
   local pid file
-  for file in "$folder"/slurmd.n0.pid "$folder"/slurmd.n1.pid "$folder"/slurmctld.pid "$folder"/munged.pid; do
+  for file in "$folder"/slurmd.n*.pid "$folder"/slurmctld.pid "$folder"/munged.pid; do
     [ -s "$file" ] || continue
     pid=$(cat "$file")
     kill "$pid" 2>/dev/null || continue
@@ -42,17 +43,18 @@ wait_until() {
 # Sockets that do not listen keep the ports for the daemons, which set SO_REUSEADDR too, until this script ends.
 coproc python3 -c '
 import socket, sys
-sockets = [socket.socket() for _ in range(3)]
+sockets = [socket.socket() for _ in range(1 + int(sys.argv[1]))]
 for s in sockets:
     s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     s.bind(("127.0.0.1", 0))
 print(*(s.getsockname()[1] for s in sockets), flush=True)
-sys.stdin.read()'
-read -r port0 port1 port2 <&"${COPROC[0]}"
+sys.stdin.read()' "$cluster_nodes"
+read -r -a ports <&"${COPROC[0]}"
 
 # --- a cluster with its own munge ---
 chmod 755 "$folder"
-mkdir -p "$folder"/{state,spool.n0,spool.n1}
+mkdir -p "$folder/state"
+for ((node = 0; node < cluster_nodes; ++node)); do mkdir "$folder/spool.n$node"; done
 head -c 1024 /dev/urandom >"$folder/munge.key"
 chmod 600 "$folder/munge.key"
 munged --force --socket="$folder/munge.socket" --key-file="$folder/munge.key" --pid-file="$folder/munged.pid" \
@@ -74,7 +76,7 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
-SlurmctldPort=$port0
+SlurmctldPort=${ports[0]}
 FirstJobId=$(($$ % 9000 + 1))
 SlurmctldPidFile=$folder/slurmctld.pid
 SlurmdPidFile=$folder/slurmd.%n.pid
@@ -90,15 +92,15 @@ JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000
-NodeName=n0 NodeHostname=$host NodeAddr=127.0.0.1 Port=$port1 CPUs=4 State=UNKNOWN
-NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=$port2 CPUs=4 State=UNKNOWN
-PartitionName=debug Nodes=n0,n1 Default=YES MaxTime=10:00 State=UP
+PartitionName=debug Nodes=ALL Default=YES MaxTime=10:00 State=UP
 END
+for ((node = 0; node < cluster_nodes; ++node)); do
+  echo "NodeName=n$node NodeHostname=$host NodeAddr=127.0.0.1 Port=${ports[node + 1]} CPUs=4 State=UNKNOWN" >>"$SLURM_CONF"
+done
 slurmctld
-slurmd -N n0
-slurmd -N n1
+for ((node = 0; node < cluster_nodes; ++node)); do slurmd -N "n$node"; done
 job_field() { scontrol show job "$1" | sed -n "s/.*\b$2=\([^ ]*\).*/\1/p"; }  # JOB NAME
 job_is() { [ "$(job_field "$1" JobState)" = "$2" ]; }
-nodes_are_idle() { [ "$(sinfo -h -N -o %t 2>/dev/null | tr '\n' ' ')" = "idle idle " ]; }
-wait_until "both nodes to be idle" nodes_are_idle
+nodes_are_idle() { [ "$(sinfo -h -N -o %t 2>/dev/null | grep -c '^idle$')" = "$cluster_nodes" ]; }
+wait_until "all nodes to be idle" nodes_are_idle
 echo "cluster is up"
