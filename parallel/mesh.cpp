@@ -16,20 +16,23 @@ struct Span {
   MeshDim dim;
   std::string_view name;
   int first, end;
-  bool expert = false;  // the dimension is one of Mesh::expert_degrees_
+  enum { kDense, kExperts, kNodes } layout = kDense;  // whose degrees they are
 };
-constexpr std::array<Span, kMeshDims.size()> kSpans = {{{MeshDim::kPp, "pp", 0, 1},
-                                                        {MeshDim::kDpReplicate, "dp_replicate", 1, 2},
-                                                        {MeshDim::kDpShard, "dp_shard", 2, 3},
-                                                        {MeshDim::kCp, "cp", 3, 4},
-                                                        {MeshDim::kTp, "tp", 4, 5},
-                                                        {MeshDim::kBatch, "batch", 1, 3},
-                                                        {MeshDim::kFsdp, "fsdp", 2, 4},
-                                                        {MeshDim::kLoss, "loss", 1, 4},
-                                                        {MeshDim::kWorld, "world", 0, 5},
-                                                        {MeshDim::kEfsdp, "efsdp", 2, 3, true},
-                                                        {MeshDim::kEp, "ep", 3, 4, true},
-                                                        {MeshDim::kEtp, "etp", 4, 5, true}}};
+constexpr std::array<Span, kMeshDims.size()> kSpans = {
+    {{MeshDim::kPp, "pp", 0, 1},
+     {MeshDim::kDpReplicate, "dp_replicate", 1, 2},
+     {MeshDim::kDpShard, "dp_shard", 2, 3},
+     {MeshDim::kCp, "cp", 3, 4},
+     {MeshDim::kTp, "tp", 4, 5},
+     {MeshDim::kBatch, "batch", 1, 3},
+     {MeshDim::kFsdp, "fsdp", 2, 4},
+     {MeshDim::kLoss, "loss", 1, 4},
+     {MeshDim::kWorld, "world", 0, 5},
+     {MeshDim::kEfsdp, "efsdp", 2, 3, Span::kExperts},
+     {MeshDim::kEp, "ep", 3, 4, Span::kExperts},
+     {MeshDim::kEtp, "etp", 4, 5, Span::kExperts},
+     {MeshDim::kEpNodes, "ep_nodes", 2, 3, Span::kNodes},
+     {MeshDim::kEpInNode, "ep_in_node", 3, 4, Span::kNodes}}};
 
 constexpr const Span& span_of(MeshDim dim) {
   return kSpans[static_cast<size_t>(dim)];
@@ -107,11 +110,24 @@ Mesh::Mesh(const MeshConfig& config, int world_size)
     throw_config(
         "mesh {}: ep {} x etp {} must divide dp_shard x cp x tp, {} ranks; change the degrees of experts",
         product_text(degrees_), config.ep, config.etp, block);
+  if (config.ep_nodes < 1 || config.ep % config.ep_nodes != 0)
+    throw_config("mesh {}: ep {} does not divide evenly over {} nodes", product_text(degrees_), config.ep,
+                 config.ep_nodes);
   expert_degrees_ = {config.pp, config.dp_replicate, static_cast<int>(block / parts), config.ep, config.etp};
+  node_degrees_ = {config.pp * config.dp_replicate, expert_degrees_[2], config.ep_nodes,
+                   config.ep / config.ep_nodes, config.etp};
 }
 
 const std::array<int, 5>& Mesh::degrees_of(MeshDim dim) const {
-  return span_of(dim).expert ? expert_degrees_ : degrees_;
+  switch (span_of(dim).layout) {
+    case Span::kExperts:
+      return expert_degrees_;
+    case Span::kNodes:
+      return node_degrees_;
+    case Span::kDense:
+      break;
+  }
+  return degrees_;
 }
 
 int Mesh::degree(MeshDim dim) const {
@@ -167,9 +183,13 @@ bool Mesh::counts_among_all(int rank) const {
 
 std::string Mesh::describe() const {
   const std::string experts =
-      degree(MeshDim::kEp) == 1 ? ""
-                                : fmt::format("; experts: efsdp {} x ep {} x etp {}", degree(MeshDim::kEfsdp),
-                                              degree(MeshDim::kEp), degree(MeshDim::kEtp));
+      degree(MeshDim::kEp) == 1
+          ? ""
+          : fmt::format("; experts: efsdp {} x ep {} x etp {}{}", degree(MeshDim::kEfsdp),
+                        degree(MeshDim::kEp), degree(MeshDim::kEtp),
+                        degree(MeshDim::kEpNodes) == 1
+                            ? ""
+                            : fmt::format(", ep over {} nodes", degree(MeshDim::kEpNodes)));
   return fmt::format("{} = {} rank{}{}", product_text(degrees_), world_size_, world_size_ == 1 ? "" : "s",
                      experts);
 }

@@ -1,6 +1,7 @@
 // The mesh lays the ranks of a job out over named parallel dimensions, and says which ranks form a process
 // group. It is pure arithmetic: rank = (((pp * R + dp_replicate) * S + dp_shard) * C + cp) * T + tp. Expert
-// weights see the ranks of one dp_shard x cp x tp block as (efsdp * E + ep) * X + etp.
+// weights see the ranks of one dp_shard x cp x tp block as (efsdp * E + ep) * X + etp. If ep is divided by
+// node, ep = ep_nodes * ranks of a node + ep_in_node.
 #pragma once
 
 #include <array>
@@ -18,8 +19,9 @@ struct MeshConfig {
   int dp_shard = -1;
   int cp = 1;
   int tp = 1;
-  int ep = 1;   // ranks of dp_shard x cp x tp that shard the experts
-  int etp = 1;  // ranks that shard each expert: 1 or tp
+  int ep = 1;        // ranks of dp_shard x cp x tp that shard the experts
+  int etp = 1;       // ranks that shard each expert: 1 or tp
+  int ep_nodes = 1;  // nodes by which the ranks of ep are divided; 1: they are not
 };
 
 // The five dimensions of the layout (outermost first; tp is fastest), and the dimensions derived from them.
@@ -38,18 +40,23 @@ enum class MeshDim {
   kEfsdp,  // ranks that shard the same experts
   kEp,     // ranks that hold different experts
   kEtp,    // ranks that shard each expert
+  // The parts of ep. If it is not divided by node, these are not used.
+  kEpNodes,   // ranks of equal index in each node
+  kEpInNode,  // ranks of one node
 };
 inline constexpr std::array kMeshDims = {
-    MeshDim::kPp,   MeshDim::kDpReplicate, MeshDim::kDpShard, MeshDim::kCp,    MeshDim::kTp, MeshDim::kBatch,
-    MeshDim::kFsdp, MeshDim::kLoss,        MeshDim::kWorld,   MeshDim::kEfsdp, MeshDim::kEp, MeshDim::kEtp};
+    MeshDim::kPp,    MeshDim::kDpReplicate, MeshDim::kDpShard, MeshDim::kCp,      MeshDim::kTp,
+    MeshDim::kBatch, MeshDim::kFsdp,        MeshDim::kLoss,    MeshDim::kWorld,   MeshDim::kEfsdp,
+    MeshDim::kEp,    MeshDim::kEtp,         MeshDim::kEpNodes, MeshDim::kEpInNode};
 
-// "pp", "dp_replicate", "dp_shard", "cp", "tp", "batch", "fsdp", "loss", "world", "efsdp", "ep", "etp".
+// "pp", "dp_replicate", "dp_shard", "cp", "tp", "batch", "fsdp", "loss", "world", "efsdp", "ep", "etp",
+// "ep_nodes", "ep_in_node".
 std::string_view name_of(MeshDim dim);
 
 class Mesh {
  public:
   // Resolves dp_shard = -1 and checks that the product of the degrees is world_size, and that ep x etp
-  // divides dp_shard x cp x tp.
+  // divides dp_shard x cp x tp, and that ep_nodes divides ep.
   // Throws Error(kUsage) naming all degrees otherwise.
   Mesh(const MeshConfig& config, int world_size);
 
@@ -73,7 +80,7 @@ class Mesh {
   bool counts_among_all(int rank) const;
 
   // "pp 1 x dp_replicate 2 x dp_shard 2 x cp 1 x tp 1 = 4 ranks"; with ep > 1 then "; experts: efsdp 1 x ep 2
-  // x etp 1"
+  // x etp 1", and with ep_nodes > 1 ", ep over 2 nodes"
   std::string describe() const;
 
  private:
@@ -81,6 +88,7 @@ class Mesh {
 
   std::array<int, 5> degrees_;           // pp, dp_replicate, dp_shard, cp, tp
   std::array<int, 5> expert_degrees_{};  // pp, dp_replicate, efsdp, ep, etp
+  std::array<int, 5> node_degrees_{};    // pp x dp_replicate, efsdp, ep_nodes, ep_in_node, etp
   int world_size_;
 };
 

@@ -47,8 +47,8 @@ std::map<std::string, std::string> nccl_environment(const CommOptions& options) 
 
 GroupTraffic traffic_of(MeshDim dim, const CommOptions& options) {
   if (dim == MeshDim::kPp) return GroupTraffic::kStages;
-  const bool exchanges =
-      dim == MeshDim::kCp || dim == MeshDim::kEp || (dim == MeshDim::kTp && options.chunks_tensor_parallel);
+  const bool exchanges = dim == MeshDim::kCp || dim == MeshDim::kEp || dim == MeshDim::kEpNodes ||
+                         dim == MeshDim::kEpInNode || (dim == MeshDim::kTp && options.chunks_tensor_parallel);
   return exchanges ? GroupTraffic::kExchanges : GroupTraffic::kCollectives;
 }
 
@@ -82,6 +82,7 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
   std::vector<MeshDim> dims = {MeshDim::kWorld, MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kCp,
                                MeshDim::kTp,    MeshDim::kPp,   MeshDim::kLoss};
   if (mesh.degree(MeshDim::kEp) > 1) dims.insert(dims.end(), {MeshDim::kEfsdp, MeshDim::kEp});
+  if (mesh.degree(MeshDim::kEpNodes) > 1) dims.insert(dims.end(), {MeshDim::kEpNodes, MeshDim::kEpInNode});
   for (const MeshDim dim : dims) {
     if (real && nccl && (dim == MeshDim::kWorld || dim == MeshDim::kLoss)) continue;
     const std::vector<int> ranks = mesh.group(environment.rank, dim);
@@ -90,7 +91,8 @@ ProcessGroups::ProcessGroups(const Mesh& mesh, const Environment& environment, c
       group = existing->second;
     else
       group = make_group(mesh.group_name(environment.rank, dim), mesh.coordinate(environment.rank, dim),
-                         ranks, options, environment.single_host(), traffic_of(dim, options));
+                         ranks, options, environment.single_host() || dim == MeshDim::kEpInNode,
+                         traffic_of(dim, options));
     if (dim == MeshDim::kWorld || dim == MeshDim::kFsdp) shared.try_emplace(ranks, group);
   }
   if (mesh.degree(MeshDim::kEtp) > 1) groups_[MeshDim::kEtp] = groups_[MeshDim::kTp];  // the same ranks

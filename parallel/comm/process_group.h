@@ -56,12 +56,12 @@ std::map<std::string, std::string> nccl_environment(const CommOptions& options);
 GroupTraffic traffic_of(MeshDim dim, const CommOptions& options);
 
 // Groups exist for world, fsdp, dp_replicate, cp, tp, pp and loss, for pipeline stages that need more, and
-// with expert parallelism for efsdp and ep. Construction is collective: every rank of the world creates the
-// same groups in the same order. Dimensions of degree 1 have no connections. Loss shares a communicator
-// with world or fsdp if these have the same ranks. fsdp, dp_replicate, cp, tp, pp, efsdp and ep never share
-// one with world or with each other, so their traffic does not queue behind another's. Over NCCL, where
-// each communicator takes GPU memory and connections, world and loss are not created: host() and
-// loss_groups() replace them.
+// with expert parallelism for efsdp and ep, and for ep_nodes and ep_in_node if ep is divided by node.
+// Construction is collective: every rank of the world creates the same groups in the same order. Dimensions
+// of degree 1 have no connections. Loss shares a communicator with world or fsdp if these have the same
+// ranks. fsdp, dp_replicate, cp, tp, pp, efsdp and ep never share one with world or with each other, so their
+// traffic does not queue behind another's. Over NCCL, where each communicator takes GPU memory and
+// connections, world and loss are not created: host() and loss_groups() replace them.
 class ProcessGroups {
  public:
   // Throws Error(kCommunication) naming the missing ranks if not every rank joins within init_timeout, and

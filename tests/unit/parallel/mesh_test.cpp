@@ -76,7 +76,8 @@ TEST_CASE("ranks are row major over the dimensions with tp fastest") {
 }
 
 TEST_CASE("the groups of every dimension partition the world") {
-  const Mesh mesh({.pp = 2, .dp_replicate = 2, .dp_shard = -1, .cp = 2, .tp = 3, .ep = 2, .etp = 3}, 48);
+  const Mesh mesh(
+      {.pp = 2, .dp_replicate = 2, .dp_shard = -1, .cp = 2, .tp = 3, .ep = 4, .etp = 3, .ep_nodes = 2}, 48);
   for (MeshDim dim : kMeshDims) {
     CAPTURE(std::string(name_of(dim)));
     std::vector<Ranks> by_slice(48 / mesh.degree(dim));
@@ -125,6 +126,13 @@ TEST_CASE("experts are laid out over the ranks of dp_shard x cp x tp, etp innerm
   CHECK(with_tensor.group(13, MeshDim::kEtp) == Ranks{12, 13});
   CHECK(with_tensor.group(13, MeshDim::kEfsdp) == Ranks{9, 13});
   CHECK(Mesh({.dp_shard = 2, .tp = 2, .ep = 4}, 4).group(1, MeshDim::kEp) == Ranks{0, 1, 2, 3});
+  const Mesh by_node({.dp_replicate = 2, .dp_shard = 8, .tp = 2, .ep = 4, .etp = 2, .ep_nodes = 2}, 32);
+  CHECK(by_node.group(21, MeshDim::kEp) == Ranks{17, 19, 21, 23});
+  CHECK(by_node.group(21, MeshDim::kEpInNode) == Ranks{21, 23});  // of nodes of four
+  CHECK(by_node.group(21, MeshDim::kEpNodes) == Ranks{17, 21});
+  CHECK(by_node.describe().ends_with("; experts: efsdp 2 x ep 4 x etp 2, ep over 2 nodes"));
+  CHECK(usage_error({.dp_shard = 4, .ep = 4, .ep_nodes = 3}, 4)
+            .find("ep 4 does not divide evenly over 3 nodes") != std::string::npos);
   CHECK(usage_error({.dp_shard = 4, .ep = 3}, 4).find("ep 3 x etp 1 must divide dp_shard x cp x tp, 4") !=
         std::string::npos);
   CHECK(usage_error({.dp_shard = 4, .ep = 2, .etp = 4}, 4).find("ep 2 x etp 4") != std::string::npos);

@@ -112,7 +112,7 @@ TEST_CASE("a communicator has as many thread blocks as the traffic of its group 
   CommOptions options;
   for (const MeshDim dim : {MeshDim::kFsdp, MeshDim::kDpReplicate, MeshDim::kEfsdp, MeshDim::kTp})
     CHECK(traffic_of(dim, options) == GroupTraffic::kCollectives);
-  for (const MeshDim dim : {MeshDim::kCp, MeshDim::kEp})
+  for (const MeshDim dim : {MeshDim::kCp, MeshDim::kEp, MeshDim::kEpNodes, MeshDim::kEpInNode})
     CHECK(traffic_of(dim, options) == GroupTraffic::kExchanges);
   CHECK(traffic_of(MeshDim::kPp, options) == GroupTraffic::kStages);
   options.chunks_tensor_parallel = true;
