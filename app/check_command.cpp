@@ -297,11 +297,12 @@ class JobCheck {
         log_warning("{}", warning);
       hugging_face::resolve_hf_model(*resolved_, config::install_root());
       const int64_t ranks = line_.ranks > 0 ? line_.ranks : trainer::job_environment(config()).world_size;
-      environment_.world_size = environment_.local_world_size = static_cast<int>(ranks);
+      environment_.world_size = static_cast<int>(ranks);
+      environment_.local_world_size = trainer::ranks_of_node(environment_.world_size);
       model_ = trainer::job_model(config());
-      facts_ = trainer::run_facts(model_, environment_.world_size);
+      facts_ = trainer::run_facts(model_, environment_.world_size, environment_.local_world_size);
       trainer::check_keys(*resolved_, facts_);
-      mesh_.emplace(trainer::mesh_config(config()), environment_.world_size);
+      mesh_.emplace(trainer::mesh_config(config(), environment_.local_world_size), environment_.world_size);
       return line_.config_file;
     });
     table_.check("model", {"configuration"}, [&] { return describe_model(config().model, model_); });

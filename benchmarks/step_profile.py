@@ -43,7 +43,7 @@ KINDS = {
     "SwiGLU": r"hyperion::gated_activation",
     "norms and residual sums": r"hyperion::(add_)?rms_norm",
     "RoPE": r"hyperion::(rope|latent_heads)",
-    "routing and order": r"hyperion::(route_tokens|routing_weights|order_rows|gather_rows|sum_rows|products_of_rows|weight_rows)",
+    "routing and order": r"hyperion::(route_tokens|routing_weights|order_rows|gather_rows|sum_rows|products_of_rows|weight_rows|pack_row_sums|sum_packed_rows)",
     "cross-entropy": r"hyperion::(cross_entropy|vocab_)",
     "embedding": r"aten::embedding",
     "gradient norm and clipping": r"gradient (norm|clipping)$",

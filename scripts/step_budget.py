@@ -39,7 +39,7 @@ import cards
 from step_collectives import FAKE, Cluster, collective_of, group_sizes, is_transfer
 from step_collectives import seconds_of as seconds_of_collectives
 from step_context import CONTEXT, is_of_context, sequence_exchange, with_heads_exchanged
-from step_experts import DISPATCH, expert_tensor_degree, is_exchange, rows_sent, seconds_of_dispatch
+from step_experts import DISPATCH, expert_tensor_degree, is_exchange, ranks_of_experts, rows_sent, seconds_of_dispatch
 from step_families import ELEMENTWISE, GROUPED, HEAD_PRODUCTS, OF_BLOCKS, OTHER, PRODUCTS, ROUTING, Record, Widths, family_of, is_attention
 from step_picture import bars, between, picture
 from step_pipeline import BUBBLE, EXPOSED, pipeline_of_facts, pipeline_of_log, transfer_bytes
@@ -155,14 +155,14 @@ class Step:
         self.pipeline, self.transfer = pipeline, transfer_bytes(records)
         widths = Widths(records)
         self.works, self.collectives, self.unknown, self.kernels = [], collections.Counter(), collections.Counter(), 0.0
-        self.exchanges = self.rows_sent = 0.0  # with ranks that have other experts: how many, and their bytes
+        self.exchanges, self.rows_sent = 0.0, collections.Counter()  # with ranks that have other experts: how many, and their bytes by group
         self.context = sequence_exchange(records)
         self.attention = [], []  # works of it, forward and backward, in the order of a rank's parts
         for record, times in records.items():
             self.kernels += times * record.kernels
             if (sent := rows_sent(record)) is not None:
                 self.exchanges += times
-                self.rows_sent += times * sent
+                self.rows_sent[sent[0]] += times * sent[1]
             if is_transfer(record) or is_exchange(record) or is_of_context(record):
                 continue
             if collective := collective_of(record, cluster):
@@ -206,7 +206,7 @@ class Step:
         if self.context:
             waits, hidden = self.context.seconds(*self.attention_of_a_block(card), self.cluster, card)
             rows[CONTEXT] = Row(self.context.runs, self.context.runs * self.context.bytes, 0.0, waits + card.link_share * hidden)
-        rows[DISPATCH] = Row(self.exchanges, self.rows_sent, 0.0, seconds_of_dispatch(self.rows_sent, self.cluster, card))
+        rows[DISPATCH] = Row(self.exchanges, sum(self.rows_sent.values()), 0.0, seconds_of_dispatch(self.rows_sent, self.cluster, card))
         if self.pipeline:
             computing = sum(row.seconds for family, row in rows.items() if family != "optimizer")  # and waiting for its stage's collectives
             rows[BUBBLE].seconds, rows[EXPOSED].seconds = self.pipeline.seconds(
@@ -444,7 +444,7 @@ def main():
             stages = pipeline.ranks if pipeline else 1
             if world % (tensor * replicas * stages):
                 parser.error(f"{world} ranks are no tensor parallel groups of {tensor} in {replicas} replicas")
-            cluster = Cluster(world, tensor, replicas, options.node, options.network, stages, sizes.get("ep", 1),
+            cluster = Cluster(world, tensor, replicas, options.node, options.network, stages, ranks_of_experts(sizes),
                               expert_tensor_degree(sizes, world // (tensor * replicas * stages), tensor), sizes.get("cp", 1))
             priced = Step(step, cluster, layers=layers, tokens=tokens, flops_per_token=facts.get("flops_per_token"), pipeline=pipeline)
             results[name] = ranges(priced, card, reference)

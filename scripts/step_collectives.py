@@ -28,7 +28,8 @@ class Cluster:
         of_stage = self.world // self.pipeline
         shards = max(1, of_stage // (self.tensor * self.replicas))
         experts, apart = self.experts * self.expert_tensor, self.expert_tensor
-        ranks, stride = {"ep": (self.experts, apart), "efsdp": (max(1, shards * self.tensor // experts), experts), "tp": (self.tensor, 1),
+        in_node = min(self.experts, max(1, self.node // apart))
+        ranks, stride = {"ep": (self.experts, apart), "ep_nodes": (self.experts // in_node, apart * in_node), "ep_in_node": (in_node, apart), "efsdp": (max(1, shards * self.tensor // experts), experts), "tp": (self.tensor, 1),
                          "cp": (self.context, self.tensor), "fsdp": (shards, self.tensor), "dp_replicate": (self.replicas, self.tensor * shards),
                          "pp": (self.pipeline, of_stage), "pp_down": (self.pipeline, of_stage), "tied": (2, of_stage),
                          "world": (self.world, 1)}[group]

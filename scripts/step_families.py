@@ -36,7 +36,7 @@ OF_BLOCKS = {PRODUCTS, GROUPED, ROUTING, "attention", "norms", "RoPE", "SwiGLU",
 ELEMENTWISE = OF_BLOCKS - {PRODUCTS, GROUPED, "attention"}
 
 # Of a block with experts: what decides where rows go, and what brings them there and back.
-OF_ROUTING = r"hyperion::(route|routing|order_rows|gather_rows|sum_rows|products_of_rows|weight_rows)|index_|sort|topk|scatter|gather|cumsum|arange|repeat_interleave|bincount|histc|aten::(softmax|_softmax|sigmoid)|aten::where"
+OF_ROUTING = r"hyperion::(route|routing|order_rows|gather_rows|sum_rows|products_of_rows|weight_rows|pack_row_sums|sum_packed_rows)|index_|sort|topk|scatter|gather|cumsum|arange|repeat_interleave|bincount|histc|aten::(softmax|_softmax|sigmoid)|aten::where"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,9 +60,10 @@ Job start_job(const config::ResolvedConfig& resolved) {
   if (config::is_dry_run(config)) job.model.experts.force_load_balance = true;
   const parallel::Environment environment = job_environment(config);
   // A job that cannot run is refused before a device is touched.
-  job.data = checked_data(resolved, job.model, environment.world_size);
+  job.data = checked_data(resolved, job.model, environment);
+  require_numbering_by_node(config, environment);
   parallel::set_phase("plan of the mesh");
-  const parallel::Mesh mesh(mesh_config(config), environment.world_size);
+  const parallel::Mesh mesh(mesh_config(config, environment.local_world_size), environment.world_size);
   job.pipeline = job_pipeline(config, job.model, mesh);
   const bool pipelined = job.pipeline.has_value();
   job.runtime = start_runtime(resolved, job.model, environment, shares_of(job.pipeline),

@@ -70,9 +70,11 @@ checkpointing::CurveSettings settings_of_source(const checkpointing::ChosenCheck
 
 }  // namespace
 
-config::RunContext run_facts(const models::ModelArgs& model, int64_t world_size) {
+config::RunContext run_facts(const models::ModelArgs& model, int64_t world_size,
+                             std::optional<int64_t> ranks_per_node) {
   config::RunContext facts;
   facts.world_size = world_size;
+  facts.ranks_per_node = ranks_per_node;
   facts.model = model;
   facts.export_problem = hugging_face::export_problem(model);
   return facts;
@@ -104,9 +106,9 @@ DataSetup checked_tokenizer(const config::ResolvedConfig& resolved, config::RunC
 }
 
 DataSetup checked_data(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
-                       int64_t world_size) {
+                       const parallel::Environment& environment) {
   parallel::set_phase("checks of the configuration");
-  const config::RunContext facts = run_facts(model, world_size);
+  const config::RunContext facts = run_facts(model, environment.world_size, environment.local_world_size);
   config::require_valid_config(resolved, facts, config::install_root());
   check_keys(resolved, facts);
   DataSetup data = checked_tokenizer(resolved, facts);

@@ -3,9 +3,11 @@
 // runs nothing else.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "parallel/job/environment.h"
 #include "parallel/mesh.h"
 #include "trainer/build/pipeline_setup.h"
 #include "trainer/checkpointing/job_record.h"
@@ -18,17 +20,19 @@
 namespace hyperion::trainer {
 
 // Returns the job's facts beyond its configuration, before the tokenizer is loaded.
-config::RunContext run_facts(const models::ModelArgs& model, int64_t world_size);
+// ranks_per_node: unset where the job's ranks are not known.
+config::RunContext run_facts(const models::ModelArgs& model, int64_t world_size,
+                             std::optional<int64_t> ranks_per_node = {});
 // `hyperion check` calls the two steps of checked_data() separately. check_keys() checks the keys against
 // each other and against `facts`. checked_tokenizer() checks the tokenizer, the values that an export takes
 // from it and, if `facts.model` is known, its vocabulary size.
 void check_keys(const config::ResolvedConfig& resolved, const config::RunContext& facts);
 DataSetup checked_tokenizer(const config::ResolvedConfig& resolved, config::RunContext facts);
 
-// Checks the complete configuration for a job of `world_size` ranks, and returns the tokenizer that it names.
+// Checks the complete configuration for the job's ranks, and returns the tokenizer that it names.
 // Throws Error(kUsage) or Error(kBadData).
 DataSetup checked_data(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
-                       int64_t world_size);
+                       const parallel::Environment& environment);
 
 // Returns the warnings at the start of a job. `loads_weights` says that the weights come from a checkpoint.
 std::vector<std::string> start_warnings(const config::JobConfig& config, const models::ModelArgs& model,

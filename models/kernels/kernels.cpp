@@ -144,6 +144,16 @@ Kernels all_forms() {
       .weight_rows = {"hyperion::weight_rows", "rows of experts",
                       [](auto& a, auto&...) { return why_plain_dtype(a); }, plain::weight_rows,
                       cpu::weight_rows},
+      .pack_row_sums = {"hyperion::pack_row_sums", "rows of experts",
+                        [](auto& rows, auto&...) { return why_plain_dtype(rows); }, plain::pack_row_sums,
+                        cpu::pack_row_sums},
+      .sum_packed_rows = {"hyperion::sum_packed_rows", "rows of experts",
+                          [](auto&, auto&, auto&, auto&, auto&, auto& dtype) {
+                            return is_fused_dtype(dtype)
+                                       ? ""
+                                       : fmt::format("sums of dtype {}", c10::toString(dtype));
+                          },
+                          plain::sum_packed_rows, cpu::sum_packed_rows},
       .cross_entropy = {"hyperion::cross_entropy_", "cross-entropy",
                         [](auto& logits, auto& labels, auto&) { return why_plain_loss(logits, labels); },
                         plain::cross_entropy, cpu::cross_entropy},
@@ -166,8 +176,8 @@ void for_each_row(Kernels& k, const F& f) {
       k.rope_heads_backward, k.gated_activation, k.gated_activation_backward, k.latent_heads,
       k.latent_heads_backward, k.pack_keys, k.add_keys, k.unpack_keys, k.merge_parts, k.route_tokens,
       k.routing_weights, k.routing_weights_backward, k.order_rows, k.gather_rows, k.sum_rows,
-      k.products_of_rows, k.weight_rows, k.cross_entropy, k.vocab_statistics, k.vocab_gradient,
-      k.sum_of_squares);
+      k.products_of_rows, k.weight_rows, k.pack_row_sums, k.sum_packed_rows, k.cross_entropy,
+      k.vocab_statistics, k.vocab_gradient, k.sum_of_squares);
 }
 
 Kernels& process_table() {

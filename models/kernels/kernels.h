@@ -11,6 +11,7 @@
 #include "models/kernels/latent_heads/latent_heads.h"
 #include "models/kernels/matmul/matmul.h"
 #include "models/kernels/merge_parts/merge_parts.h"
+#include "models/kernels/packed_sums/packed_sums.h"
 #include "models/kernels/rms_norm/rms_norm.h"
 #include "models/kernels/rope/rope.h"
 #include "models/kernels/router/router.h"
@@ -39,6 +40,8 @@ struct Kernels {
   Kernel<SumRows> sum_rows;
   Kernel<ProductsOfRows> products_of_rows;
   Kernel<WeightRows> weight_rows;
+  Kernel<PackRowSums> pack_row_sums;
+  Kernel<SumPackedRows> sum_packed_rows;
   Kernel<CrossEntropy> cross_entropy;
   Kernel<VocabStatistics> vocab_statistics;
   Kernel<VocabGradient> vocab_gradient;

@@ -21,6 +21,13 @@ struct ContextGroup {
   bool ring = false;
 };
 
+// The ranks of an expert parallel group that spans several nodes, see ParallelDims. Both groups are null if
+// tokens travel once per expert.
+struct NodeGroups {
+  Exchange* nodes = nullptr;    // the ranks with this rank's index in each node
+  Exchange* in_node = nullptr;  // the ranks of this rank's node
+};
+
 // Groups outlive the model. A null group means one rank.
 struct ParallelDims {
   // Tensor parallelism (TP): shards the matrices (Parameter::split) and, between matrices, the sequence.
@@ -46,6 +53,9 @@ struct ParallelDims {
   // are gathered on all of them. Otherwise an expert is replicated over TP, and each TP rank sends the tokens
   // of its part of the sequences. Without EP, TP always shards each expert.
   bool shards_experts = false;
+  // Tokens travel once to each node that holds some of their experts. Rank i of node n is rank n * ranks of a
+  // node + i of ep_group.
+  NodeGroups ep_nodes{};
 
   // These return a group of several ranks, or null.
   Exchange* active_tp_group() const {
@@ -56,6 +66,10 @@ struct ParallelDims {
   }
   Exchange* active_ep_group() const {
     return ep_group != nullptr && ep_group->size() > 1 ? ep_group : nullptr;
+  }
+  // The ranks between which rows travel to their experts.
+  Exchange* expert_rows_group() const {
+    return ep_nodes.in_node != nullptr ? ep_nodes.in_node : active_ep_group();
   }
   // The TP ranks that shard each expert; null: none do.
   Exchange* etp_group() const {

@@ -25,7 +25,7 @@ import step_budget  # noqa: E402
 import step_pipeline  # noqa: E402
 from step_collectives import Cluster  # noqa: E402
 from step_context import sequence_exchange  # noqa: E402
-from step_experts import expert_tensor_degree, seconds_of_dispatch  # noqa: E402
+from step_experts import expert_tensor_degree, ranks_of_experts, seconds_of_dispatch  # noqa: E402
 from step_families import Record, Widths, family_of  # noqa: E402
 
 LAYERS, TOKENS, WORLD = 2, 2 * 32, 8
@@ -139,7 +139,11 @@ class Recorded(unittest.TestCase):
         within, between = 63e9 * 7 / 63 / card.link, 63e9 * 56 / 63 / adapter
         for cluster, seconds in ((Cluster(8, experts=8), sent / card.link), (Cluster(1024, experts=64), max(within, between)),
                                  (Cluster(1024, experts=8, expert_tensor=8), sent / adapter), (Cluster(8), 0)):
-            self.assertAlmostEqual(seconds_of_dispatch(sent, cluster, card), seconds, places=12, msg=cluster)
+            self.assertAlmostEqual(seconds_of_dispatch({"ep": sent}, cluster, card), seconds, places=12, msg=cluster)
+        self.assertAlmostEqual(seconds_of_dispatch({"ep_nodes": 7e9, "ep_in_node": sent}, Cluster(1024, experts=64), card),
+                               7e9 / adapter + sent / card.link, places=12)
+        self.assertEqual(Cluster(1024, 2, experts=16, expert_tensor=2).members("ep_nodes"), (4, 1))
+        self.assertEqual(ranks_of_experts({"ep_nodes": 8, "ep_in_node": 8}), 64)
         self.assertGreater(between, within)
         self.assertEqual(Cluster(4096, 8, 2, experts=16, expert_tensor=8, pipeline=4).members("efsdp"), (4, 1))  # 512 ranks are 4 x 16 x 8
         self.assertEqual(Cluster(64, 2, experts=4, expert_tensor=1).members("ep"), (4, 4))

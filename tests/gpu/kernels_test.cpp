@@ -16,8 +16,10 @@
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
@@ -202,23 +204,31 @@ Results run_expert_kernels(const ExpertCase& c, at::ScalarType dtype) {
   const Tensor x = random({kTokens, c.width}), added = random({kTokens, c.width}), flat = weights.flatten(),
                rows = plain::gather_rows(x, order, {}), there = to_gpu(rows);
   const auto weighted = fused.weight_rows(there, there, ordered, to_gpu(flat));
+  const Tensor packed = plain::pack_row_sums(rows, order.rows, weights), ones = at::ones({kTokens, 1}),
+               tokens = at::arange(kTokens, at::kInt);
+  const Tensor packed_there = dtype == at::kFloat  // whose tolerance is below a step of packed numbers
+                                  ? to_gpu(packed)
+                                  : fused.pack_row_sums(there, ordered.rows, to_gpu(weights));
   const auto wanted = plain::weight_rows(rows, rows, order, flat);
-  all.found = {routed.scores,
-               fused.routing_weights(routed.scores, routed.choices, options),
-               fused.routing_weights_backward(to_gpu(grad), routed.scores, routed.choices, options, dtype),
-               of_groups(fused.gather_rows(to_gpu(x), ordered, {})),
-               of_groups(fused.gather_rows(to_gpu(x), ordered, to_gpu(flat))),
-               fused.sum_rows(there, ordered.rows, to_gpu(weights), to_gpu(added), options.top_k),
-               fused.products_of_rows(there, there, ordered.rows),
-               of_groups(weighted.a),
-               of_groups(weighted.b),
-               weighted.products};
+  all.found = {
+      routed.scores,
+      fused.routing_weights(routed.scores, routed.choices, options),
+      fused.routing_weights_backward(to_gpu(grad), routed.scores, routed.choices, options, dtype),
+      of_groups(fused.gather_rows(to_gpu(x), ordered, {})),
+      of_groups(fused.gather_rows(to_gpu(x), ordered, to_gpu(flat))),
+      fused.sum_rows(there, ordered.rows, to_gpu(weights), to_gpu(added), options.top_k),
+      fused.sum_packed_rows(packed_there, to_gpu(tokens), to_gpu(ones), to_gpu(added), c.width, dtype),
+      fused.products_of_rows(there, there, ordered.rows),
+      of_groups(weighted.a),
+      of_groups(weighted.b),
+      weighted.products};
   all.wanted = {plain::expert_scores(logits, options),
                 weights,
                 plain::routing_weights_backward(grad, scores, choices, options, dtype),
                 of_groups(rows),
                 of_groups(plain::gather_rows(x, order, flat)),
                 plain::sum_rows(rows, order.rows, weights, added, options.top_k),
+                plain::sum_packed_rows(packed, tokens, ones, added, c.width, dtype),
                 plain::products_of_rows(rows, rows, order.rows),
                 of_groups(wanted.a),
                 of_groups(wanted.b),

@@ -14,6 +14,7 @@
 #include "models/kernels/key_chunks/key_chunks.h"
 #include "models/kernels/latent_heads/latent_heads.h"
 #include "models/kernels/merge_parts/merge_parts.h"
+#include "models/kernels/packed_sums/packed_sums.h"
 #include "models/kernels/rms_norm/rms_norm.h"
 #include "models/kernels/rope/rope.h"
 #include "models/kernels/router/router.h"
@@ -32,14 +33,12 @@ std::optional<double> scale_of(const c10::IValue& value) {
 std::optional<Tensor> optional(const Tensor& t) {
   return t.defined() ? std::optional(t) : std::nullopt;
 }
-
 Tensor repeated(const Tensor& t, int64_t heads) {
   return t.size(1) == heads ? t : t.repeat_interleave(heads / t.size(1), 1);
 }
 Tensor summed(const Tensor& t, int64_t heads) {
   return t.size(1) == heads ? t : t.unflatten(1, {heads, t.size(1) / heads}).sum(2);
 }
-
 enum class Mask { kNone, kFromFirstKey, kFromLastKey };  // of causal attention: where its diagonal begins
 Mask from_first_key(const c10::IValue& causal) {
   return causal.toBool() ? Mask::kFromFirstKey : Mask::kNone;
@@ -443,12 +442,17 @@ Values gather_rows(const Values& a) {
 Values sum_rows(const Values& a) {
   return {plain::sum_rows(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), a[3].toTensor(), a[4].toInt())};
 }
-Values products_of_rows(const Values& a) {
-  return {plain::products_of_rows(a[0].toTensor(), a[1].toTensor(), a[2].toTensor())};
+template <hyperion::kernels::ProductsOfRows* kPlain>
+Values of_rows(const Values& a) {
+  return {kPlain(a[0].toTensor(), a[1].toTensor(), a[2].toTensor())};
 }
 Values weight_rows(const Values& a) {
   const auto rows = plain::weight_rows(a[0].toTensor(), a[1].toTensor(), row_order(a, 2), a[8].toTensor());
   return {rows.a, rows.b, rows.products};
+}
+Values sum_packed_rows(const Values& a) {
+  return {plain::sum_packed_rows(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), a[3].toTensor(),
+                                 a[4].toInt(), static_cast<at::ScalarType>(a[5].toInt()))};
 }
 Values vocab_statistics(const Values& a) {
   return {plain::vocab_statistics(a[0].toTensor(), a[1].toTensor(), {a[2].toInt(), a[3].toInt()})};
@@ -497,7 +501,9 @@ const Substitute* substitute_for(const std::string& name, const std::string& ove
       {"hyperion::order_rows", {order_rows, nullptr}},
       {"hyperion::gather_rows", {gather_rows, nullptr}},
       {"hyperion::sum_rows", {sum_rows, nullptr}},
-      {"hyperion::products_of_rows", {products_of_rows, nullptr}},
+      {"hyperion::products_of_rows", {of_rows<plain::products_of_rows>, nullptr}},
+      {"hyperion::pack_row_sums", {of_rows<plain::pack_row_sums>, nullptr}},
+      {"hyperion::sum_packed_rows", {sum_packed_rows, nullptr}},
       {"hyperion::weight_rows", {weight_rows, nullptr}},
       {"hyperion::cross_entropy_", {cross_entropy, nullptr}},
       {"hyperion::vocab_statistics", {vocab_statistics, nullptr}},

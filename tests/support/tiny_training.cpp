@@ -124,6 +124,7 @@ config::JobConfig tiny_config(const TinyJob& job, const parallel::Mesh& mesh) {
   if (job.ring) parallelism.context_parallel_rotate_method = "alltoall";
   parallelism.expert_parallel_degree = job.mesh.ep;
   parallelism.expert_tensor_parallel_degree = job.mesh.etp;
+  parallelism.expert_parallel_once_per_node = job.mesh.ep_nodes > 1;
   return config;
 }
 

@@ -157,8 +157,16 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   if (expert_parallel) {
     dims.ep_group = &context.groups.get(parallel::MeshDim::kEp);
     dims.shards_experts = context.mesh.degree(parallel::MeshDim::kEtp) > 1;
-    const std::vector<int64_t> all(dims.ep_group->size(), 1);
-    if (context.device.is_cuda()) connect_pairs(*dims.ep_group, context.device, all, all);
+    std::vector<Exchange*> exchanging = {dims.ep_group};
+    if (context.mesh.degree(parallel::MeshDim::kEpNodes) > 1) {
+      dims.ep_nodes = {&context.groups.get(parallel::MeshDim::kEpNodes),
+                       &context.groups.get(parallel::MeshDim::kEpInNode)};
+      exchanging = {dims.ep_nodes.nodes, dims.ep_nodes.in_node};
+    }
+    for (Exchange* ranks : exchanging) {
+      const std::vector<int64_t> all(ranks->size(), 1);
+      if (context.device.is_cuda() && ranks->size() > 1) connect_pairs(*ranks, context.device, all, all);
+    }
   }
   made.transformer = std::make_unique<models::Transformer>(args, config.training.loss_chunk_bytes, dims);
   if (const int64_t first = context.variation.frozen_from; first >= 0) {

@@ -16,6 +16,7 @@ namespace hyperion::config {
 // Facts that are not known (yet) stay unset, and their checks are skipped.
 struct RunContext {
   std::optional<int64_t> world_size;
+  std::optional<int64_t> ranks_per_node;                   // LOCAL_WORLD_SIZE of the launcher
   std::optional<models::ModelArgs> model;                  // with [model.args] applied
   std::optional<models::DimensionProblem> export_problem;  // of an export to Hugging Face
   std::optional<int64_t> tokenizer_vocab_size;

@@ -38,6 +38,7 @@ class ExpertChecks : ChecksOfConfig {
                     model.experts.hidden_dim));
     refuse_if(model.experts.num_experts % parts != 0, "parallelism.expert_parallel_degree",
               fmt::format("expected a divisor of the model's {} experts", model.experts.num_experts));
+    if (p.expert_parallel_once_per_node && run_.ranks_per_node) once_per_node(parts * of_each, of_each);
     if (!run_.world_size || !mesh_fits(p, *run_.world_size)) return;
     const int64_t ranks = *run_.world_size / p.pipeline_parallel_degree / p.data_parallel_replicate_degree;
     refuse_if(
@@ -47,6 +48,22 @@ class ExpertChecks : ChecksOfConfig {
             : fmt::format("expected a degree that with expert_tensor_parallel_degree {} makes a "
                           "divisor of the {} of shard x context x tensor; lower one of both",
                           of_each, counted(ranks, "rank")));
+  }
+
+  // ranks: those that split the experts of one block, of which `of_each` neighbours split each expert.
+  void once_per_node(int64_t ranks, int64_t of_each) {
+    const int64_t node = *run_.ranks_per_node;
+    const char* key = "parallelism.expert_parallel_once_per_node";
+    if (node % ranks == 0)
+      refuse(key,
+             fmt::format("the {} that split the experts are on one node, which has {} (LOCAL_WORLD_SIZE): "
+                         "no token travels between nodes; remove the key",
+                         counted(ranks, "rank"), node));
+    else if (ranks % node != 0 || node % of_each != 0)
+      refuse(key,
+             fmt::format("expected expert_parallel_degree x expert_tensor_parallel_degree, {}, to be whole "
+                         "nodes of {} (LOCAL_WORLD_SIZE), and the ranks of an expert, {}, to be on one node",
+                         counted(ranks, "rank"), counted(node, "rank"), of_each));
   }
 
   // Checks the names of the converter `table` and the widths of the experts.

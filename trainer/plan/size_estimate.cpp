@@ -154,7 +154,9 @@ class SizeOfJob {
     const bool chunks = config_.parallelism.enable_async_tensor_parallel;
     return {.collectives = (shards_ > 1) + (experts_ > 1 && shards_experts_) + (tensor_ > 1 && !chunks) +
                            (config_.parallelism.data_parallel_replicate_degree > 1),
-            .exchanges = (experts_ > 1) + (tensor_ > 1 && chunks) + (context_ > 1),
+            .exchanges = (experts_ > 1) +
+                         (experts_ > 1 && config_.parallelism.expert_parallel_once_per_node ? 2 : 0) +
+                         (tensor_ > 1 && chunks) + (context_ > 1),
             .stages = (pipeline_ > 1 ? 2 : 0) +
                       (pipeline_ > 2 && model_.tied)};  // the tied table's, between first and last stage
   }

@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "base/text.h"
+#include "parallel/comm/host_tree.h"
 #include "parallel/job/network.h"
 #include "trainer/config/print.h"
 #include "trainer/config/validate.h"
@@ -66,11 +67,33 @@ parallel::Environment job_environment(const config::JobConfig& config) {
                  counted(*count, "rank"), *count - 1);
   parallel::Environment environment;
   environment.rank = *own;
-  environment.world_size = environment.local_world_size = *count;
+  environment.world_size = *count;
+  environment.local_world_size = ranks_of_node(*count);
   return environment;
 }
 
-parallel::MeshConfig mesh_config(const config::JobConfig& config) {
+int ranks_of_node(int ranks) {
+  const std::string text = environment_variable("LOCAL_WORLD_SIZE").value_or("");
+  if (text.empty()) return ranks;
+  const std::optional<int> of_node = parse_number<int>(text);
+  if (!of_node || *of_node < 1 || *of_node > ranks)
+    throw_config("LOCAL_WORLD_SIZE = \"{}\": expected the ranks of a node, 1 to {}", text, ranks);
+  return *of_node;
+}
+
+void require_numbering_by_node(const config::JobConfig& config, const parallel::Environment& environment) {
+  if (!config::divides_experts(config) || !config.parallelism.expert_parallel_once_per_node ||
+      config::is_dry_run(config) || parallel::placed_node_by_node(environment, environment.local_world_size))
+    return;
+  throw_config(
+      "parallelism.expert_parallel_once_per_node: rank {} is number {} of the {} of node {}, so ranks are "
+      "not "
+      "numbered node by node; number them so (srun --distribution=block), or remove the key",
+      environment.rank, environment.local_rank, counted(environment.local_world_size, "rank"),
+      environment.node);
+}
+
+parallel::MeshConfig mesh_config(const config::JobConfig& config, int ranks_per_node) {
   const auto& parallelism = config.parallelism;
   const bool divides = config::divides_experts(config);
   return {.pp = static_cast<int>(parallelism.pipeline_parallel_degree),
@@ -79,7 +102,11 @@ parallel::MeshConfig mesh_config(const config::JobConfig& config) {
           .cp = static_cast<int>(parallelism.context_parallel_degree),
           .tp = static_cast<int>(parallelism.tensor_parallel_degree),
           .ep = divides ? static_cast<int>(parallelism.expert_parallel_degree) : 1,
-          .etp = divides ? static_cast<int>(parallelism.expert_tensor_parallel_degree) : 1};
+          .etp = divides ? static_cast<int>(parallelism.expert_tensor_parallel_degree) : 1,
+          .ep_nodes = divides && parallelism.expert_parallel_once_per_node && ranks_per_node > 0
+                          ? static_cast<int>(parallelism.expert_parallel_degree *
+                                             parallelism.expert_tensor_parallel_degree / ranks_per_node)
+                          : 1};
 }
 
 RankMemory rank_memory(at::Device device, int ranks) {
@@ -178,7 +205,8 @@ Runtime start_runtime(const config::ResolvedConfig& resolved, const models::Mode
     options.backend = parallel::CommBackend::kFake;
     log_warning("{}", dry_run_warning(config, environment));
   }
-  runtime.mesh = std::make_unique<parallel::Mesh>(mesh_config(config), environment.world_size);
+  runtime.mesh = std::make_unique<parallel::Mesh>(mesh_config(config, environment.local_world_size),
+                                                  environment.world_size);
   require_memory_of_rank(resolved, model, *runtime.mesh, environment, runtime.device, shares);
   failpoint("init.before_pg");
   runtime.groups = std::make_unique<parallel::ProcessGroups>(*runtime.mesh, environment, options);

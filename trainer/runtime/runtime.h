@@ -34,14 +34,20 @@ struct Runtime {
 };
 
 // Returns the job's environment from torchrun's or SLURM's variables. With comm.mode = "fake_backend" one
-// process runs as rank RANK (0 if unset) of NGPU ranks.
+// process runs as rank RANK (0 if unset) of NGPU ranks, of which ranks_of_node() are on a node.
 parallel::Environment job_environment(const config::JobConfig& config);
 
 // Returns the warning of a dry run; "" for other jobs.
 std::string dry_run_warning(const config::JobConfig& config, const parallel::Environment& environment);
 
-// Returns the mesh's degrees; expert parallelism applies to MoE models only.
-parallel::MeshConfig mesh_config(const config::JobConfig& config);
+// Returns LOCAL_WORLD_SIZE, where no launcher has started the `ranks` ranks of the job; all if it is unset.
+int ranks_of_node(int ranks);
+// Throws Error(kUsage) if tokens travel once per node and this rank is not numbered node by node.
+void require_numbering_by_node(const config::JobConfig& config, const parallel::Environment& environment);
+
+// Returns the mesh's degrees; expert parallelism applies to MoE models only. ranks_per_node: by which ep is
+// divided if tokens travel once per node, as check_config() allows; 0: it is not divided.
+parallel::MeshConfig mesh_config(const config::JobConfig& config, int ranks_per_node = 0);
 
 // Returns the environment variables of CUDA and its libraries that a job on GPUs sets, unless the user has,
 // before there is a context.

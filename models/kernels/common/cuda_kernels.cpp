@@ -10,6 +10,7 @@
 #include "models/kernels/key_chunks/cuda.h"
 #include "models/kernels/latent_heads/cuda.h"
 #include "models/kernels/merge_parts/cuda.h"
+#include "models/kernels/packed_sums/cuda.h"
 #include "models/kernels/rms_norm/cuda.h"
 #include "models/kernels/rope/cuda.h"
 #include "models/kernels/router/cuda.h"
@@ -59,6 +60,8 @@ void add_cuda_kernels(Kernels& table) {
   table.sum_rows.cuda = OnCuda<cuda::sum_rows<OnCurrentStream>>::run;
   table.products_of_rows.cuda = OnCuda<cuda::products_of_rows<OnCurrentStream>>::run;
   table.weight_rows.cuda = OnCuda<cuda::weight_rows<OnCurrentStream>>::run;
+  table.pack_row_sums.cuda = OnCuda<cuda::pack_row_sums<OnCurrentStream>>::run;
+  table.sum_packed_rows.cuda = OnCuda<cuda::sum_packed_rows<OnCurrentStream>>::run;
   table.cross_entropy.cuda = OnCuda<cuda::cross_entropy<OnCurrentStream>>::run;
   table.vocab_statistics.cuda = OnCuda<cuda::vocab_statistics<OnCurrentStream>>::run;
   table.vocab_gradient.cuda = OnCuda<cuda::vocab_gradient<OnCurrentStream>>::run;

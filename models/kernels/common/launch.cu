@@ -4,6 +4,7 @@
 #include "models/kernels/key_chunks/cuda.cuh"
 #include "models/kernels/latent_heads/cuda.cuh"
 #include "models/kernels/merge_parts/cuda.cuh"
+#include "models/kernels/packed_sums/cuda.cuh"
 #include "models/kernels/rms_norm/cuda.cuh"
 #include "models/kernels/rope/cuda.cuh"
 #include "models/kernels/router/cuda.cuh"
@@ -68,6 +69,12 @@ cudaError_t launch(const SumRowsTask& task, Element element, cudaStream_t stream
   return plan(task, element, OnStream{stream});
 }
 cudaError_t launch(const RowProductsTask& task, Element element, cudaStream_t stream) {
+  return plan(task, element, OnStream{stream});
+}
+cudaError_t launch(const PackRowSumsTask& task, Element element, cudaStream_t stream) {
+  return plan(task, element, OnStream{stream});
+}
+cudaError_t launch(const SumPackedRowsTask& task, Element element, cudaStream_t stream) {
   return plan(task, element, OnStream{stream});
 }
 

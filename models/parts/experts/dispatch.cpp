@@ -50,7 +50,16 @@ Tensor sum_rows(const Tensor& rows, const Dispatch& dispatch, const Tensor& weig
       throw_bug("rows in the order of the experts have no tokens to sum for");
     return rows;
   }
-  return kernels::table().sum_rows(rows, dispatch.rows, weights, added, dispatch.top_k());
+  return kernels::table().sum_rows(rows, dispatch.rows, dispatch.factors(weights), added, dispatch.top_k());
+}
+
+Tensor pack_row_sums(const Tensor& rows, const Dispatch& dispatch, const Tensor& weights) {
+  return kernels::table().pack_row_sums(rows, dispatch.rows, dispatch.factors(weights));
+}
+
+Tensor sum_packed_rows(const Tensor& packed, const Dispatch& dispatch, const Tensor& added, int64_t n,
+                       at::ScalarType dtype) {
+  return kernels::table().sum_packed_rows(packed, dispatch.rows, dispatch.present, added, n, dtype);
 }
 
 Tensor gradient_of_weights(const Tensor& a, const Tensor& b, const Dispatch& dispatch) {

@@ -19,11 +19,16 @@ struct ExpertExchange;
 struct Dispatch : kernels::RowOrder {
   at::Tensor choices{};           // int32 [tokens, k]: the experts of each token, all different
   std::vector<int64_t> counts{};  // expert_rows on the host; empty if the groups of rows are padded
+  // [tokens, k] of kernels::opmath_dtype: 0 for choices without a row (models/parts/experts/node_exchange.h),
+  // else 1. Undefined: all have a row.
+  at::Tensor present{};
 
   // Returns whether rows are not sorted, because they come in the order of the experts: each row is then a
   // token, and there are neither choices nor an order.
   bool in_order() const { return !rows.defined(); }
   int64_t top_k() const { return choices.size(1); }
+  // Returns by what the rows of the assignments are multiplied; undefined: by nothing.
+  const at::Tensor& factors(const at::Tensor& weights) const { return weights.defined() ? weights : present; }
   // Returns the number of tokens that `row_count` rows are of.
   int64_t tokens_of(int64_t row_count) const { return in_order() ? row_count : choices.size(0); }
   kernels::RowGroups groups() const { return {counts, ends}; }
@@ -44,6 +49,11 @@ Dispatch dispatch_tokens(const at::Tensor& choices, int64_t experts, RowCounts c
 struct KeptRouting {
   std::shared_ptr<const Dispatch> dispatch{};
   std::shared_ptr<const ExpertExchange> exchange{};  // null without expert parallelism
+  // Of the tokens that this rank received for its node, if tokens travel once per node; else null.
+  std::shared_ptr<const KeptRouting> in_node{};
+  // The mean over the ranks of the rows that their experts get, of `in_node`; 0: the rows that this rank
+  // sends.
+  int64_t mean_rows = 0;
 };
 
 // Gathers x [tokens, width] -> [rows, width] in x's dtype: rows[r] = x[token of row r]. If `weights`
@@ -51,10 +61,17 @@ struct KeptRouting {
 // and rounded once. Padding rows are zeros.
 at::Tensor gather_rows(const at::Tensor& x, const Dispatch& dispatch, const at::Tensor& weights);
 // Sums rows [rows, width] -> [tokens, width] in their dtype: each token gets the sum of the rows of its
-// assignments, multiplied by `weights` if defined, then adds `added` [tokens, width] if defined. The sum is
-// in fp32 (fp64), rounded once, in the order of the assignments; the plain form sums in libtorch's order.
+// assignments, multiplied by `weights` if defined, then adds `added` [tokens, width] if defined. Where some
+// choices have no row, defined `weights` are zero there. The sum is in fp32 (fp64), rounded once, in the
+// order of the assignments; the plain form sums in libtorch's order.
 at::Tensor sum_rows(const at::Tensor& rows, const Dispatch& dispatch, const at::Tensor& weights,
                     const at::Tensor& added = {});
+// Returns these sums, without `added`, packed for the way to another node (models/kernels/packed_sums). Some
+// choices have no row, or `weights` are defined.
+at::Tensor pack_row_sums(const at::Tensor& rows, const Dispatch& dispatch, const at::Tensor& weights);
+// Returns the sums of packed rows of n elements, as sum_rows() without weights, in `dtype`.
+at::Tensor sum_packed_rows(const at::Tensor& packed, const Dispatch& dispatch, const at::Tensor& added,
+                           int64_t n, at::ScalarType dtype);
 // Returns the gradient of the weights, [tokens, k] of kernels::opmath_dtype: for each assignment the dot
 // product of its rows in a and b, both [rows, width].
 at::Tensor gradient_of_weights(const at::Tensor& a, const at::Tensor& b, const Dispatch& dispatch);

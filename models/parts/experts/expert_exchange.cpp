@@ -33,6 +33,11 @@ int64_t sum_of(std::span<const int64_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
+// Returns a tensor of the graph whose elements nobody reads.
+Tensor without_elements(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return at::empty({1}, options).expand(sizes);
+}
+
 // Starts the exchange of rows. The blocks of the result are valid after `pending`.
 Tensor start_rows(const Tensor& rows, int64_t out_rows, std::span<const RowBlock> to,
                   std::span<const RowBlock> from, Exchange& ep_group, Pending& pending) {
@@ -59,18 +64,24 @@ Tensor from_experts(const Tensor& rows, const ExpertExchange& exchange, Exchange
 struct SavedRows : torch::CustomClassHolder {
   KeptRouting routing;
   Exchange* ep_group = nullptr;
+  NodeLevel level;
   std::shared_ptr<RowsInFlight> in_flight;
   Tensor x, weights;  // of SendRowsFunction; x is defined if weights are, whose gradient reads it
+  std::vector<int64_t> sizes;
+  at::TensorOptions options;
 };
 
 // Sends rows of x. Other nodes run before ReceiveRowsFunction waits for them. In backward gradients take the
 // same way back: ReceiveRowsFunction starts their exchange, and this node waits for it.
 struct SendRowsFunction : Function<SendRowsFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const OptionalRows& given_weights,
-                        const KeptRouting& routing, Exchange* ep_group,
+                        const KeptRouting& routing, Exchange* ep_group, const NodeLevel& level,
                         const std::shared_ptr<RowsInFlight>& in_flight, SelectiveCheckpoint* selective) {
     SavedRows saved;
     saved.routing = routing;
+    saved.level = level;
+    saved.sizes = x.sizes().vec();
+    saved.options = x.options();
     saved.in_flight = in_flight;
     saved.weights = given_weights.value_or(Tensor());
     if (saved.weights.defined()) saved.x = x;
@@ -90,17 +101,28 @@ struct SendRowsFunction : Function<SendRowsFunction> {
     if (saved->weights.defined())
       grad_weights = gradient_of_weights(grad_rows, gather_rows(saved->x, dispatch, Tensor()), dispatch);
     saved->x.reset();
-    return {
-        sum_rows(grad_rows, dispatch, saved->weights), grad_weights, Tensor(), Tensor(), Tensor(), Tensor()};
+    return {gradient_of_x(*saved, grad_rows), grad_weights, Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+
+  static Tensor gradient_of_x(const SavedRows& saved, const Tensor& grad_rows) {
+    const Dispatch& dispatch = *saved.routing.dispatch;
+    if (saved.level.sums == nullptr) return sum_rows(grad_rows, dispatch, saved.weights);
+    if (!saved.level.packs)
+      return sum_packed_rows(grad_rows, dispatch, Tensor(), saved.sizes[1],
+                             saved.options.dtype().toScalarType());
+    saved.level.sums->gradients = pack_row_sums(grad_rows, dispatch, saved.weights);
+    return without_elements(saved.sizes, saved.options);
   }
 };
 
 struct ReceiveRowsFunction : Function<ReceiveRowsFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& rows, const KeptRouting& routing,
-                        Exchange* ep_group, const std::shared_ptr<RowsInFlight>& in_flight) {
+                        Exchange* ep_group, const NodeLevel& level,
+                        const std::shared_ptr<RowsInFlight>& in_flight) {
     SavedRows saved;
     saved.routing = routing;
     saved.ep_group = ep_group;
+    saved.level = level;
     saved.in_flight = in_flight;
     keep_state(context, std::move(saved));
     in_flight->pending.wait();
@@ -109,9 +131,12 @@ struct ReceiveRowsFunction : Function<ReceiveRowsFunction> {
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = kept_state<SavedRows>(context);
-    saved->in_flight->gradients =
-        from_experts(grads[0], *saved->routing.exchange, *saved->ep_group, saved->in_flight->pending);
-    return {grads[0], Tensor(), Tensor(), Tensor()};
+    const NodeLevel& level = saved->level;
+    const Tensor packed =
+        level.sums != nullptr && !level.packs ? std::exchange(level.sums->gradients, {}) : Tensor();
+    saved->in_flight->gradients = from_experts(packed.defined() ? packed : grads[0], *saved->routing.exchange,
+                                               *saved->ep_group, saved->in_flight->pending);
+    return {grads[0], Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -126,14 +151,16 @@ struct SavedSum : torch::CustomClassHolder {
 struct SumOfExpertsFunction : Function<SumOfExpertsFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& outputs, const OptionalRows& given_weights,
                         const OptionalRows& given_shared, const KeptRouting& routing, Exchange* ep_group,
-                        const BlockRun& run) {
+                        const NodeLevel& level, const BlockRun& run) {
     const Tensor weights = given_weights.value_or(Tensor()), shared = given_shared.value_or(Tensor());
     const Dispatch& dispatch = *routing.dispatch;
-    Tensor rows;  // [tokens * k, dim]
+    const bool unpacks = level.sums != nullptr && !level.packs;
+    Tensor rows;  // [tokens * k, dim], or packed
     if (weights.defined() || !run.recomputes())
       rows = saved_or_computed(run.selective, weights.defined(), [&] {
         Pending pending;
-        const Tensor returned = from_experts(outputs, *routing.exchange, *ep_group, pending);
+        const Tensor sent = unpacks ? std::exchange(level.sums->results, {}) : outputs;
+        const Tensor returned = from_experts(sent, *routing.exchange, *ep_group, pending);
         pending.wait();
         return variable_list{returned};
       })[0];
@@ -144,8 +171,12 @@ struct SumOfExpertsFunction : Function<SumOfExpertsFunction> {
     if (weights.defined()) saved.rows = rows;
     keep_state(context, std::move(saved));
     context->saved_data["adds"] = shared.defined();
-    if (run.recomputes()) return at::empty({dispatch.choices.size(0), outputs.size(1)}, outputs.options());
-    return sum_rows(rows, dispatch, weights, shared);
+    const int64_t tokens = dispatch.choices.size(0), n = outputs.size(1);
+    if (run.recomputes()) return at::empty({tokens, n}, outputs.options());
+    if (level.sums == nullptr) return sum_rows(rows, dispatch, weights, shared);
+    if (unpacks) return sum_packed_rows(rows, dispatch, shared, n, outputs.scalar_type());
+    level.sums->results = pack_row_sums(rows, dispatch, weights);
+    return without_elements({tokens, n}, outputs.options());
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -161,7 +192,8 @@ struct SumOfExpertsFunction : Function<SumOfExpertsFunction> {
     pending.wait();
     saved->rows.reset();
     return {grad_outputs, grad_weights, context->saved_data["adds"].toBool() ? grads[0] : Tensor(),
-            Tensor(),     Tensor(),     Tensor()};
+            Tensor(),     Tensor(),     Tensor(),
+            Tensor()};
   }
 };
 
@@ -275,8 +307,9 @@ std::shared_ptr<const Dispatch> CountsExchange::groups(const ExpertExchange& pla
 }
 
 RowsForExperts::RowsForExperts(const Tensor& x, const Tensor& weights, KeptRouting& routing,
-                               std::optional<CountsExchange> counts, Exchange& ep_group, const BlockRun& run)
-    : ep_group_(&ep_group), in_flight_(std::make_shared<RowsInFlight>()) {
+                               std::optional<CountsExchange> counts, Exchange& ep_group, const BlockRun& run,
+                               NodeLevel level)
+    : ep_group_(&ep_group), level_(std::move(level)), in_flight_(std::make_shared<RowsInFlight>()) {
   if (run.selective == nullptr || !run.selective->recomputing()) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     in_flight_->gathered = gather_rows(x, *routing.dispatch, weights);
@@ -284,18 +317,20 @@ RowsForExperts::RowsForExperts(const Tensor& x, const Tensor& weights, KeptRouti
   std::shared_ptr<ExpertExchange> plan;
   if (counts) routing.exchange = plan = counts->wait();
   routing_ = routing;
-  rows_ = SendRowsFunction::apply(x, optional_of(weights), routing_, ep_group_, in_flight_, run.selective);
+  rows_ = SendRowsFunction::apply(x, optional_of(weights), routing_, ep_group_, level_, in_flight_,
+                                  run.selective);
   if (counts) plan->experts = counts->groups(*plan);  // while the rows travel
 }
 
 Tensor RowsForExperts::wait() {
-  return ReceiveRowsFunction::apply(std::exchange(rows_, {}), routing_, ep_group_, in_flight_);
+  return ReceiveRowsFunction::apply(std::exchange(rows_, {}), routing_, ep_group_, level_, in_flight_);
 }
 
 Tensor sum_of_experts(const Tensor& outputs, const Tensor& weights, const Tensor& shared,
-                      const KeptRouting& routing, Exchange& ep_group, const BlockRun& run) {
+                      const KeptRouting& routing, Exchange& ep_group, const BlockRun& run,
+                      const NodeLevel& level) {
   return SumOfExpertsFunction::apply(outputs, optional_of(weights), optional_of(shared), routing, &ep_group,
-                                     run);
+                                     level, run);
 }
 
 }  // namespace hyperion::models

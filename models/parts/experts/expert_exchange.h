@@ -70,6 +70,18 @@ class CountsExchange {
 
 struct RowsInFlight;
 
+// Sums of rows that the exchange inside a node hands to the one between nodes, packed, where the graph has
+// tensors without elements (models/parts/experts/node_exchange.h): of the experts' results in forward, of the
+// gradients of rows in backward.
+struct NodeSums {
+  at::Tensor results{}, gradients{};
+};
+// Which of the two exchanges one is, if sums travel packed.
+struct NodeLevel {
+  std::shared_ptr<NodeSums> sums{};  // null: sums are tensors of the graph
+  bool packs = false;                // whether it is the one inside a node, which packs sums
+};
+
 // The rows of a microbatch, on their way to the experts. Work between construction and wait() hides the
 // exchange, in backward too: there the gradients travel while the nodes of that work run.
 class RowsForExperts {
@@ -79,8 +91,10 @@ class RowsForExperts {
   // the host waits for the counts. Collective, as is its backward. SAC saves the rows that were received, so
   // that the recomputation sends nothing.
   RowsForExperts(const at::Tensor& x, const at::Tensor& weights, KeptRouting& routing,
-                 std::optional<CountsExchange> counts, Exchange& ep_group, const BlockRun& run);
+                 std::optional<CountsExchange> counts, Exchange& ep_group, const BlockRun& run,
+                 NodeLevel level = {});
   const KeptRouting& routing() const { return routing_; }
+  const NodeLevel& level() const { return level_; }
   // Returns the rows for this rank's experts in their order, [received, dim]; rows of the padding are zeros.
   // Call it once.
   at::Tensor wait();
@@ -88,6 +102,7 @@ class RowsForExperts {
  private:
   KeptRouting routing_;
   Exchange* ep_group_;
+  NodeLevel level_;
   std::shared_ptr<RowsInFlight> in_flight_;
   at::Tensor rows_;  // an output of the graph; its elements are undefined until wait()
 };
@@ -97,6 +112,7 @@ class RowsForExperts {
 // backward. A recomputation leaves the elements undefined, and sends nothing without weights. SAC saves the
 // rows that came back.
 at::Tensor sum_of_experts(const at::Tensor& outputs, const at::Tensor& weights, const at::Tensor& shared,
-                          const KeptRouting& routing, Exchange& ep_group, const BlockRun& run);
+                          const KeptRouting& routing, Exchange& ep_group, const BlockRun& run,
+                          const NodeLevel& level = {});
 
 }  // namespace hyperion::models

@@ -183,9 +183,12 @@ struct DownFunction : Function<DownFunction> {
   }
 };
 
-// All ranks send as many rows, so the rows that one of them sends are the mean of those they receive.
 int64_t sum_of_rows(const std::vector<int64_t>& rows) {
   return std::accumulate(rows.begin(), rows.end(), int64_t{0});
+}
+// All ranks send as many rows, so the rows that one of them sends are the mean of those they receive.
+int64_t mean_rows(const KeptRouting& routing) {
+  return routing.mean_rows > 0 ? routing.mean_rows : sum_of_rows(routing.exchange->sent);
 }
 
 // Returns "layers.3.moe.experts".
@@ -202,8 +205,7 @@ auto with_received_rows(const Parameter& stack, const KeptRouting& routing, cons
   } catch (const std::exception& error) {
     const std::optional<ExhaustedResource> resource = exhausted_resource(error);
     if (resource && resource->kind == ExhaustedResource::Kind::kMemory && routing.exchange != nullptr) {
-      const int64_t received = sum_of_rows(routing.exchange->received),
-                    mean = sum_of_rows(routing.exchange->sent);
+      const int64_t received = sum_of_rows(routing.exchange->received), mean = mean_rows(routing);
       log_error("{}: memory ran out with {} rows for the experts of this rank; the mean of the ranks is {}{}",
                 block_of(stack), received, mean,
                 runs_in_chunks(received, mean) ? ": the router prefers them" : "");
@@ -215,7 +217,7 @@ auto with_received_rows(const Parameter& stack, const KeptRouting& routing, cons
 }  // namespace
 
 Experts::Experts(const PartParameters& parameters, const ModelArgs& args, const ParallelDims& dims)
-    : ep_group_(dims.active_ep_group()),
+    : ep_group_(dims.expert_rows_group()),
       etp_group_(dims.etp_group()),
       activation_(args.activation),
       score_before_(args.experts.score_before_experts),
@@ -243,9 +245,11 @@ Tensor Experts::forward(const Tensor& x, const Tensor& weights, const Tensor& sh
 }
 
 RowsForExperts Experts::send(const Tensor& x, const Tensor& weights, KeptRouting& routing,
-                             std::optional<CountsExchange> counts, const BlockRun& run) const {
+                             std::optional<CountsExchange> counts, const BlockRun& run,
+                             const NodeLevel& level) const {
   return with_received_rows(*w1_, routing, [&] {
-    return RowsForExperts(x, score_before_ ? weights : Tensor(), routing, std::move(counts), *ep_group_, run);
+    return RowsForExperts(x, score_before_ ? weights : Tensor(), routing, std::move(counts), *ep_group_, run,
+                          level);
   });
 }
 
@@ -256,14 +260,14 @@ Tensor Experts::forward(RowsForExperts rows, const Tensor& weights, const Tensor
   const bool computes = !run.recomputes() || (after.defined() && run.selective == nullptr);
   return with_received_rows(*w1_, rows.routing(), [&] {
     const Tensor outputs = forward_received(rows.wait(), rows.routing(), run, computes);
-    return sum_of_experts(outputs, after, shared, rows.routing(), *ep_group_, run);
+    return sum_of_experts(outputs, after, shared, rows.routing(), *ep_group_, run, rows.level());
   });
 }
 
 Tensor Experts::forward_received(const Tensor& rows, const KeptRouting& routing, const BlockRun& run,
                                  bool computes) const {
   const ExpertExchange& exchange = *routing.exchange;
-  const int64_t received = sum_of_rows(exchange.received), mean = sum_of_rows(exchange.sent);
+  const int64_t received = sum_of_rows(exchange.received), mean = mean_rows(routing);
   if (!runs_in_chunks(received, mean)) {
     const Tensor none;
     return forward_local(rows, none, none, exchange.experts, run, computes);

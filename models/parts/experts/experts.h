@@ -39,7 +39,8 @@ class Experts {
   // The same with an EP group, in two parts: send() starts the exchange of the rows of x, which work before
   // forward() hides. counts: see RowsForExperts.
   RowsForExperts send(const at::Tensor& x, const at::Tensor& weights, KeptRouting& routing,
-                      std::optional<CountsExchange> counts, const BlockRun& run) const;
+                      std::optional<CountsExchange> counts, const BlockRun& run,
+                      const NodeLevel& level = {}) const;
   at::Tensor forward(RowsForExperts rows, const at::Tensor& weights, const at::Tensor& shared,
                      const BlockRun& run) const;
 
@@ -62,7 +63,7 @@ class Experts {
                            const std::shared_ptr<const Dispatch>& dispatch, const BlockRun& run,
                            bool computes) const;
 
-  Exchange* ep_group_;   // shards the experts; null: all are local
+  Exchange* ep_group_;   // rows travel between its ranks; null: all experts are local
   Exchange* etp_group_;  // shards the hidden width of each expert; null: not sharded
   ExpertProducts products_{};
   Activation activation_;

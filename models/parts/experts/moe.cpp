@@ -24,6 +24,7 @@ MoE::MoE(const PartParameters& parameters, const ModelArgs& args, const Parallel
     : FeedForwardPart(parameters),
       etp_group_(dims.etp_group()),
       ep_group_(dims.active_ep_group()),
+      ep_nodes_(dims.ep_nodes),
       routing_(args.experts),
       forces_balance_(args.experts.force_load_balance),
       gate_(parameters.linear("moe.router.gate")),
@@ -52,6 +53,16 @@ MoE::PendingDispatch MoE::start_dispatch(const kernels::RoutedTokens& routed, st
   if (run.recomputes()) return {*run.routing};
   const int64_t tokens = routed.scores.size(0);
   const at::Tensor choices = gather_over_ranks(routed.choices, etp_group_);
+  const auto count_tokens = [&](const Dispatch& dispatch) {
+    if (run.counts_tokens && (balance_->coefficient > 0 || run.metrics != nullptr))
+      balance_->counts.add_(dispatch.expert_rows);
+  };
+  if (ep_nodes_.nodes != nullptr) {
+    NodeCounts counts(choices, routing_.experts, routed.scores.scalar_type(), ep_nodes_, forces_balance_,
+                      unit);
+    count_tokens(*counts.dispatch());
+    return {.routing = {counts.dispatch()}, .node_counts = std::move(counts)};
+  }
   const bool known = forces_balance_ && (ep_group_ != nullptr || !unit);
   const RowCounts counts = ep_group_ != nullptr || known ? RowCounts::kOnDevice  // until finish_dispatch()
                            : unit                        ? RowCounts::kPadded
@@ -59,8 +70,7 @@ MoE::PendingDispatch MoE::start_dispatch(const kernels::RoutedTokens& routed, st
   auto dispatch = std::make_shared<Dispatch>(
       dispatch_tokens(choices, routing_.experts, counts, unit.value_or(kernels::kGroupUnit)));
   if (known) dispatch->counts = balanced_counts(tokens, choices.size(0) / tokens, routing_);
-  if (run.counts_tokens && (balance_->coefficient > 0 || run.metrics != nullptr))
-    balance_->counts.add_(dispatch->expert_rows);
+  count_tokens(*dispatch);
   PendingDispatch pending{{dispatch, {}}};
   if (ep_group_ != nullptr) pending.counts.emplace(std::move(dispatch), *ep_group_, forces_balance_, unit);
   return pending;
@@ -76,6 +86,33 @@ kernels::RoutedTokens MoE::route(const at::Tensor& logits, const BlockRun& run) 
   return {scores, run.recomputes() ? at::Tensor() : balanced_choices(scores, routing_)};
 }
 
+at::Tensor MoE::sum_of_routed(const at::Tensor& x, const at::Tensor& weights, PendingDispatch& pending,
+                              const std::function<at::Tensor()>& shared, const BlockRun& run) const {
+  KeptRouting& routing = pending.routing;
+  const auto keep = [&] {
+    if (run.routing != nullptr && !run.recomputes()) *run.routing = routing;
+  };
+  if (ep_group_ == nullptr) {
+    keep();
+    return experts_.forward(x, weights, shared(), routing, run);
+  }
+  if (ep_nodes_.nodes == nullptr) {  // the host waits for the counts here
+    RowsForExperts rows = experts_.send(x, weights, routing, std::move(pending.counts), run);
+    keep();
+    const at::Tensor added = shared();
+    return experts_.forward(std::move(rows), weights, added, run);
+  }
+  TokensForNodes tokens(x, weights, routing, std::move(pending.node_counts), ep_nodes_, run);  // or here
+  const at::Tensor added = shared();
+  TokensForNodes::Received received = tokens.wait();
+  RowsForExperts rows = experts_.send(received.x, received.weights, received.routing,
+                                      std::move(received.counts), run, received.level);
+  routing.in_node = std::make_shared<const KeptRouting>(received.routing);
+  keep();
+  const at::Tensor sums = experts_.forward(std::move(rows), received.weights, at::Tensor(), run);
+  return sum_of_experts(sums, at::Tensor(), added, routing, *ep_nodes_.nodes, run, tokens.level());
+}
+
 at::Tensor MoE::forward(const ops::SumAndNorm& h, const BlockRun& run) const {
   const auto rows_of = [](const at::Tensor& x) { return x.flatten(0, -2); };
   const at::Tensor logits = rows_of(column_linear(h.normed[0], {&gate_}, run)[0]);
@@ -87,17 +124,12 @@ at::Tensor MoE::forward(const ops::SumAndNorm& h, const BlockRun& run) const {
   const at::Tensor weights =
       gather_over_ranks(routing_weights(logits, scores, local_choices, routing_), etp_group_);
   const at::Tensor x = gather_over_ranks(rows_of(h.normed[1]), etp_group_);
-  std::optional<RowsForExperts> rows;
-  if (ep_group_ != nullptr)  // the host waits for the counts here
-    rows.emplace(experts_.send(x, weights, pending.routing, std::move(pending.counts), run));
-  const KeptRouting& routing = pending.routing;
-  if (run.routing != nullptr && !run.recomputes()) *run.routing = routing;
-  at::Tensor shared;  // while rows travel
-  if (shared_)
-    shared = rows_of(
+  const auto shared = [&] {
+    if (!shared_) return at::Tensor();
+    return rows_of(
         shared_->forward(etp_group_ == nullptr ? at::TensorList(h.normed).slice(2) : at::TensorList(x), run));
-  const at::Tensor terms = rows ? experts_.forward(std::move(*rows), weights, shared, run)
-                                : experts_.forward(x, weights, shared, routing, run);
+  };
+  const at::Tensor terms = sum_of_routed(x, weights, pending, shared, run);
   const at::Tensor sum = sum_over_ranks(terms, etp_group_, /*computes=*/!run.recomputes());
   return ops::residual_sum(h.sum, sum.view(h.sum.sizes()), run);
 }

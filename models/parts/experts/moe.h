@@ -8,11 +8,13 @@
 // communicate as a dense feed-forward does.
 #pragma once
 
+#include <functional>
 #include <optional>
 
 #include "models/parts/dense/feed_forward.h"
 #include "models/parts/experts/expert_exchange.h"
 #include "models/parts/experts/experts.h"
+#include "models/parts/experts/node_exchange.h"
 #include "models/parts/experts/router.h"
 
 namespace hyperion::models {
@@ -43,16 +45,22 @@ class MoE final : public FeedForwardPart {
   struct PendingDispatch {
     KeptRouting routing{};
     std::optional<CountsExchange> counts{};
+    std::optional<NodeCounts> node_counts{};  // instead, if tokens travel once per node
   };
   // Scores the experts and chooses some for each token. A recomputation keeps the choices of the forward and
   // returns none; it runs the same kernel, so scores have the same bits.
   kernels::RoutedTokens route(const at::Tensor& logits, const BlockRun& run) const;
+  // Returns the sum of the routed experts and of shared(), as Experts::forward(). shared() runs while rows
+  // travel.
+  at::Tensor sum_of_routed(const at::Tensor& x, const at::Tensor& weights, PendingDispatch& pending,
+                           const std::function<at::Tensor()>& shared, const BlockRun& run) const;
   // Starts the exchange of counts. unit: see Experts::unit_of_rows().
   PendingDispatch start_dispatch(const kernels::RoutedTokens& routed, std::optional<int64_t> unit,
                                  const BlockRun& run) const;
 
   Exchange* etp_group_;  // shards each expert; null: not sharded
   Exchange* ep_group_;   // shards the experts; null: all are local
+  NodeGroups ep_nodes_;  // its ranks by node; null if tokens travel once per expert
   RoutingOptions routing_;
   bool forces_balance_;
   Linear gate_;

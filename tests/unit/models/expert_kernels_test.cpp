@@ -8,6 +8,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
@@ -23,9 +24,11 @@
 #include "tests/unit/models/cuda_on_cpu.h"
 #include "models/kernels/expert_rows/cuda.cuh"
 #include "models/kernels/latent_heads/cuda.cuh"
+#include "models/kernels/packed_sums/cuda.cuh"
 #include "models/kernels/router/cuda.cuh"
 #include "models/kernels/expert_rows/cuda.h"
 #include "models/kernels/latent_heads/cuda.h"
+#include "models/kernels/packed_sums/cuda.h"
 #include "models/kernels/router/cuda.h"
 // clang-format on
 
@@ -291,6 +294,65 @@ TEST_CASE("the source of the CUDA gathers and sums of experts' rows follows the 
   }
   const Tensor x = at::ones({3, 4});
   CHECK_THROWS(own::products_of_rows(kOnThreads, x, at::ones({3, 5}), at::zeros({3}, at::kLong)));
+}
+
+TEST_CASE("the source of the CUDA sums that travel packed follows the plain form, and its error is small") {
+  at::manual_seed(5);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
+  struct Case {
+    int64_t tokens, rows, top_k, width;
+  };
+  for (const Case& c : {Case{5, 9, 3, 128}, Case{3, 4, 2, 7}, Case{2, 2, 1, 200}, Case{3, 8, 8, 4104}}) {
+    CAPTURE(dtype, c.tokens, c.top_k, c.width);
+    const Tensor rows = random_of({c.rows, c.width}, dtype), added = random_of({c.tokens, c.width}, dtype),
+                 weights = at::rand({c.tokens, c.top_k}),
+                 row_of = at::randint(0, c.rows, {c.tokens * c.top_k}, at::kInt);
+    weights[0][c.top_k - 1] = 0;  // its row is not read
+    const Tensor ids = at::arange(c.tokens, at::kInt), present = at::ones({c.tokens, 1});
+    const auto exact = [&](const Tensor& from) {
+      return from.to(at::kDouble)
+          .index_select(0, row_of)
+          .view({c.tokens, c.top_k, c.width})
+          .mul(weights.unsqueeze(2))
+          .sum(1);
+    };
+    const auto unpacked = [&](const Tensor& packed) {
+      return plain::sum_packed_rows(packed, ids, present, {}, c.width, at::kFloat).to(at::kDouble);
+    };
+    const auto error = [&](const Tensor& found) {
+      return ((found - exact(rows)).norm() / exact(rows).norm()).item<double>();
+    };
+    const Tensor packed = plain::pack_row_sums(rows, row_of, weights);
+    REQUIRE(packed.sizes() == at::IntArrayRef({c.tokens, kernels::bytes_of_packed_row(c.width)}));
+    for (const Tensor& made : {packed, own::pack_row_sums(kOnThreads, rows, row_of, weights),
+                               kernels::cpu::pack_row_sums(rows, row_of, weights)}) {
+      CHECK(made.sizes() == packed.sizes());
+      CHECK(error(unpacked(made)) < 5e-5);  // of a rounding to bf16: 1.7e-3
+    }
+    for (const Tensor& more : {Tensor(), added})
+      for (const Tensor& factors : {present, at::rand({c.tokens, 1}).add(0.5)}) {
+        const Tensor wanted = plain::sum_packed_rows(packed, ids, factors, more, c.width, dtype);
+        CHECK(
+            near_plain(own::sum_packed_rows(kOnThreads, packed, ids, factors, more, c.width, dtype), wanted));
+        CHECK(near_plain(kernels::cpu::sum_packed_rows(packed, ids, factors, more, c.width, dtype), wanted));
+      }
+    // A number that is not finite makes its block NaN, and no other; zeros and tiny numbers stay finite.
+    for (const double number : {static_cast<double>(INFINITY), static_cast<double>(NAN), 1e-38, 0.0}) {
+      Tensor some = rows.clone();
+      some.narrow(1, 0, std::min<int64_t>(c.width, 64)).zero_();
+      some.select(1, c.width > 5 ? 5 : 0).fill_(number);
+      for (const Tensor& made : {plain::pack_row_sums(some, row_of, weights),
+                                 own::pack_row_sums(kOnThreads, some, row_of, weights),
+                                 kernels::cpu::pack_row_sums(some, row_of, weights)}) {
+        const Tensor values = unpacked(made), block = values.narrow(1, 0, std::min<int64_t>(c.width, 64));
+        CHECK(block.isnan().sum().item<int64_t>() ==
+              (std::isfinite(number) ? 0 : block.numel() - (c.top_k == 1 ? block.size(1) : 0)));
+        CHECK_FALSE(values.narrow(1, block.size(1), c.width - block.size(1)).isnan().any().item<bool>());
+      }
+    }
+  }
+  CHECK_THROWS(own::sum_packed_rows(kOnThreads, at::zeros({1, 16}, at::kByte), at::zeros({1}, at::kInt),
+                                    at::ones({1, 1}), {}, 64, at::kFloat));
 }
 
 }  // namespace hyperion::models

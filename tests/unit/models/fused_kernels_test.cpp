@@ -475,6 +475,8 @@ TEST_CASE("the CUDA library fills the GPU's column of the table and plain forms 
                           table.sum_rows.is_plain(at::kCUDA),
                           table.products_of_rows.is_plain(at::kCUDA),
                           table.weight_rows.is_plain(at::kCUDA),
+                          table.pack_row_sums.is_plain(at::kCUDA),
+                          table.sum_packed_rows.is_plain(at::kCUDA),
                           table.cross_entropy.is_plain(at::kCUDA),
                           table.vocab_statistics.is_plain(at::kCUDA),
                           table.vocab_gradient.is_plain(at::kCUDA)})

@@ -1,0 +1,114 @@
+// Expert parallelism (EP) over several nodes, in two levels. Level 1 sends a token over the network once for
+// each node that holds some of its experts, to the rank with the sender's index in that node; the choices and
+// weights of the token travel with it. Level 2 is RowsForExperts and sum_of_experts() between the ranks of a
+// node, for the experts of the node. Its sum of a token's experts is what level 1 brings back; the sender
+// adds up the sums of the nodes in the order of the token's choices. Gradients take the same ways.
+//
+// In place of bf16 the sums travel in 16 bits and a scale for each block (models/kernels/packed_sums), so
+// that they are not rounded to bf16 twice. NodeSums then has them, and the graph between the levels has
+// tensors without elements.
+//
+// Both levels exchange rows by a Dispatch in which some choices of a token are absent: in level 1 a choice
+// whose node an earlier choice has, in level 2 an expert of another node. An absent choice has no row. It
+// names the row of another choice of the token, which Dispatch::present multiplies by zero.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "base/device/streams.h"
+#include "base/exchange.h"
+#include "models/layers/block_run.h"
+#include "models/layers/parallel_dims.h"
+#include "models/parts/experts/dispatch.h"
+#include "models/parts/experts/expert_exchange.h"
+
+namespace hyperion::models {
+
+// The choices of tokens in groups: of nodes, or of the experts of a node. Each is int32 [tokens, k].
+struct PresentChoices {
+  int64_t count = 0;      // the number of groups
+  at::Tensor groups{};    // the group of each choice; `count` if the choice is absent
+  at::Tensor stand_in{};  // the choice of the token whose row each choice names; its own if present
+};
+// Groups choices of experts by node. A choice is absent if an earlier one of the token has the same node.
+PresentChoices choices_by_node(const at::Tensor& choices, int64_t experts_of_node, int64_t nodes);
+// Groups choices by expert. A choice is absent if it is none of the `experts` from `first` on. Every token
+// has chosen one of them.
+PresentChoices choices_in_node(const at::Tensor& choices, int64_t first, int64_t experts);
+
+// Sorts the present choices by group. The rows of absent ones stand behind the others until drop_absent().
+// expert_rows: the present choices of each group. dtype: that of weights.
+Dispatch dispatch_present(const at::Tensor& choices, const PresentChoices& present, at::ScalarType dtype);
+// Drops the rows of absent choices. rows: the number of present ones.
+void drop_absent(Dispatch& dispatch, int64_t rows);
+
+// The exchange of the counts of both levels, in flight, and then their copy to the host.
+class NodeCounts {
+ public:
+  // choices: int32 [tokens, k], of `experts` experts. dtype: that of weights. equal, unit: see
+  // CountsExchange.
+  NodeCounts(const at::Tensor& choices, int64_t experts, at::ScalarType dtype, const NodeGroups& groups,
+             bool equal, std::optional<int64_t> unit);
+
+  // The dispatch of level 1. Its expert_rows are those of all experts. It has the rows of absent choices
+  // until wait().
+  const std::shared_ptr<Dispatch>& dispatch() const { return dispatch_; }
+
+  // Waits for the counts and returns the rows of level 1 to and from each node. This is the only place where
+  // the host waits.
+  std::shared_ptr<const ExpertExchange> wait();
+  // The rest is known after wait(). The dispatch of level 2 has counts alone.
+  std::shared_ptr<Dispatch> take_in_node() { return std::move(in_node_); }
+  CountsExchange take_counts_in_node() { return std::move(*counts_in_node_); }
+  bool equal() const { return equal_; }
+
+ private:
+  NodeGroups groups_;
+  bool equal_;
+  std::optional<int64_t> unit_;
+  std::shared_ptr<Dispatch> dispatch_, in_node_;
+  std::optional<CountsExchange> counts_in_node_;
+  // [sent or received, nodes, 1 + experts of a node]: of each node the rows of level 1 and of each expert. On
+  // the host; with a GPU pinned, and valid after `copied_`.
+  at::Tensor counts_;
+  DeviceEvent copied_;
+};
+
+// The tokens of a microbatch, on their way to the nodes of their experts. Work between construction and
+// wait() hides the exchange, in backward too.
+class TokensForNodes {
+ public:
+  // Sends x [tokens, dim] and weights [tokens, k]. counts: the exchange of counts that completes `routing`
+  // but for routing.in_node; nullopt: `routing` is complete. Collective, as is its backward. SAC saves the
+  // rows that were received.
+  TokensForNodes(const at::Tensor& x, const at::Tensor& weights, KeptRouting& routing,
+                 std::optional<NodeCounts> counts, const NodeGroups& groups, const BlockRun& run);
+
+  struct Received {
+    at::Tensor x, weights;                   // [received, dim] and [received, k]
+    NodeLevel level{};                       // level 2
+    KeptRouting routing{};                   // of level 2
+    std::optional<CountsExchange> counts{};  // that completes `routing`; nullopt: it is complete
+  };
+  // Returns what level 2 sends to the experts. Weights of experts of other nodes are zero. Call it once.
+  Received wait();
+
+  // Level 1 of the sums of experts' results: sum_of_experts() between the nodes takes it.
+  const NodeLevel& level() const { return level_; }
+
+ private:
+  KeptRouting routing_;
+  NodeGroups groups_;
+  NodeLevel level_;
+  std::shared_ptr<Dispatch> in_node_;  // null if `routing` was complete
+  std::optional<CountsExchange> counts_in_node_;
+  at::Tensor choices_;  // [received, k], valid after `pending_`
+  Pending pending_;
+  RowsForExperts tokens_, weights_;
+};
+
+}  // namespace hyperion::models
