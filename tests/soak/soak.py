@@ -221,12 +221,12 @@ class Soak:
         return change(self, self.choose.choice(sorted(path for path in good[-1].iterdir() if path.stat().st_size)))
 
     def failing_writes(self, steps):
-        """Faults of about one save in five: a write that fails, or is slow."""
+        """Faults of about one save in five: a file that cannot be opened, or that takes seconds."""
         saves = steps // self.options.save_every
         for _ in range(saves // 5):
             rank, action = self.choose.randrange(self.ranks), self.choose.choice(("errno:EIO", "errno:EIO", "sleep:5"))
-            # Each file of a save takes at least one write; the last save must succeed.
-            yield f"rank={rank};point=file.write;on=__{rank}_0;nth={self.choose.randrange(2, max(3, saves))};action={action}"
+            # Each save opens the file once; the last one must succeed.
+            yield f"rank={rank};point=file.open;on=__{rank}_0;nth={self.choose.randrange(2, max(3, saves))};action={action}"
 
     # --- the soak ---
 
@@ -247,7 +247,7 @@ class Soak:
         if not processes.refused():
             size = "700m" if self.options.model == "debug" else "40m"
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", checkpoints], check=True)
-        self.begin = time.monotonic()
+        self.begin, self.last_step = time.monotonic(), steps
         self.progress = Progress(self.folder / "disturbed" / "metrics.jsonl")
         while True:
             policy = "continue" if self.options.no_restarts else self.choose.choice(("continue", "stop"))
@@ -273,7 +273,7 @@ class Soak:
         every, sampled, expected = max(0.5, 60 * self.options.minutes / 400), 0.0, None
         while (code := job.code()) is None:
             time.sleep(0.05)
-            self.waiting.run()
+            self.waiting.run(everything=self.options.no_restarts and self.last_step - self.progress.highest <= self.options.save_every)
             self.settle()
             now = time.monotonic()
             if now - sampled >= every:
@@ -301,6 +301,8 @@ class Soak:
         now = time.monotonic()
         if self.first_step is None and self.progress.highest:
             self.first_step, self.next_fault = now, now + self.choose.uniform(2, 4) / 3 * self.interval
+        if self.options.no_restarts and self.last_step - self.progress.highest < max(2 * self.options.save_every, 0.1 * self.last_step):
+            return False  # the last save must succeed
         return (self.first_step is not None and self.next_fault <= now < self.first_step + 60 * self.options.minutes and not self.waiting.entries
                 and len(job.ranks()) == self.ranks and job.code() is None)
 
