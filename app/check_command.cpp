@@ -28,6 +28,7 @@
 #include "trainer/build/pipeline_setup.h"
 #include "trainer/checkpointing/checkpointer.h"
 #include "trainer/checkpointing/stored_weights.h"
+#include "trainer/config/fit_ranks.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/load.h"
 #include "trainer/config/validate.h"
@@ -51,7 +52,7 @@ std::string describe_batch(const config::JobConfig& config, const parallel::Mesh
   const auto& training = config.training;
   const int64_t ranks = mesh.degree(parallel::MeshDim::kBatch);
   const int64_t microbatches = config::microbatches_of(training, ranks);
-  const int64_t global = microbatches * training.local_batch_size * ranks;
+  const int64_t global = config::global_batch_of(training, ranks);
   return fmt::format("{} sequences of {} per step: {} tokens ({} x {} sequences x {})", global,
                      training.seq_len, format_count(static_cast<uint64_t>(global * training.seq_len)),
                      counted(ranks, "data-parallel rank"), training.local_batch_size,
@@ -299,6 +300,9 @@ class JobCheck {
       const int64_t ranks = line_.ranks > 0 ? line_.ranks : trainer::job_environment(config()).world_size;
       environment_.world_size = static_cast<int>(ranks);
       environment_.local_world_size = trainer::ranks_of_node(environment_.world_size);
+      config::FittedConfig fitted = config::fit_to_ranks(*resolved_, ranks);
+      if (!fitted.change.empty()) log_warning("{}", fitted.change);
+      resolved_ = std::move(fitted.resolved);
       model_ = trainer::job_model(config());
       facts_ = trainer::run_facts(model_, environment_.world_size, environment_.local_world_size);
       trainer::check_keys(*resolved_, facts_);
@@ -406,7 +410,7 @@ class JobCheck {
   void check_sources() {
     const int64_t ranks = mesh_->degree(parallel::MeshDim::kBatch);
     const auto& training = config().training;
-    const int64_t global = config::microbatches_of(training, ranks) * training.local_batch_size * ranks;
+    const int64_t global = config::global_batch_of(training, ranks);
     for (const auto& [name, text] :
          trainer::source_table(config(), *loader_, *data_->tokenizer, {.global_batch = global}))
       table_.print_row("source " + name, "-", text);
@@ -441,11 +445,15 @@ class JobCheck {
       plan_ = trainer::plan_run(*resolved_, model_, *mesh_, seed(), loader_->initial_state(),
                                 trainer::job_record(*resolved_, *data_), chosen());
       for (const std::string& warning : plan_->warnings) log_warning("{}", warning);
-      if (config().checkpoint.on_config_change == config::OnConfigChange::kKeep) follow_plan();
+      if (trainer::keeps_saved_values(config(), *plan_)) follow_plan();
       const auto& curve = plan_->config.lr_scheduler;
+      const auto& batch = plan_->config.training;
       return fmt::format(
-          "{}; learning-rate curve of {} steps, warm-up {}",
+          "{}{}; learning-rate curve of {} steps, warm-up {}",
           chosen() == nullptr ? "as configured" : "the configured ones and the checkpoint's go together",
+          batch.global_batch_size != config().training.global_batch_size
+              ? ", with the checkpoint's batch: " + describe_batch(plan_->config, *mesh_)
+              : "",
           *curve.total_steps, std::min(curve.warmup_steps, *curve.total_steps));
     });
     table_.check("state", {"settings", "pipeline"}, [&] { return describe_state(); });

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "parallel/comm/agreement.h"
 #include "trainer/checkpointing/job_state.h"
+#include "trainer/config/fit_ranks.h"
 #include "trainer/config/validate.h"
 #include "trainer/metrics/gemm_peak.h"
 #include "trainer/metrics/slow_steps.h"
@@ -53,26 +54,28 @@ std::unique_ptr<data::DataLoader> configured_loader(const config::JobConfig& con
 
 Job start_job(const config::ResolvedConfig& resolved) {
   Job job;
-  job.configured = resolved;
+  const parallel::Environment environment = job_environment(resolved.config);
+  config::FittedConfig fitted = config::fit_to_ranks(resolved, environment.world_size);
+  if (!fitted.change.empty()) log_warning("{}", fitted.change);
+  job.configured = std::move(fitted.resolved);
   const config::JobConfig& config = job.configured.config;
   job.model = job_model(config);
   // A dry run lacks the routing of other ranks, so it balances the experts round robin.
   if (config::is_dry_run(config)) job.model.experts.force_load_balance = true;
-  const parallel::Environment environment = job_environment(config);
   // A job that cannot run is refused before a device is touched.
-  job.data = checked_data(resolved, job.model, environment);
+  job.data = checked_data(job.configured, job.model, environment);
   require_numbering_by_node(config, environment);
   parallel::set_phase("plan of the mesh");
   const parallel::Mesh mesh(mesh_config(config, environment.local_world_size), environment.world_size);
   job.pipeline = job_pipeline(config, job.model, mesh);
   const bool pipelined = job.pipeline.has_value();
-  job.runtime = start_runtime(resolved, job.model, environment, shares_of(job.pipeline),
+  job.runtime = start_runtime(job.configured, job.model, environment, shares_of(job.pipeline),
                               pipelined ? job.pipeline->tied_ranks : std::nullopt);
   parallel::set_phase("start of the data loader");
   warn_of_slow_steps(config, job.model, job.runtime);
   job.seed = common_seed(config, job.runtime);
   job.loader = configured_loader(config, job, job.seed);
-  job.record = job_record(resolved, job.data);
+  job.record = job_record(job.configured, job.data);
   // Differences between the ranks are found before the values are used.
   parallel::require_agreement(job.runtime.groups->host(),
                               {{"seed", std::to_string(job.seed)},
@@ -83,7 +86,7 @@ Job start_job(const config::ResolvedConfig& resolved) {
 }
 
 void follow_plan(Job& job, const checkpointing::ResumePlan& plan) {
-  if (job.configured.config.checkpoint.on_config_change != config::OnConfigChange::kKeep) {
+  if (!keeps_saved_values(job.configured.config, plan)) {
     if (plan.seed != job.seed) job.loader->reset(plan.seed);
     return;
   }

@@ -17,7 +17,7 @@
 namespace hyperion::trainer {
 
 struct Job {
-  config::ResolvedConfig configured;  // as the user gave it
+  config::ResolvedConfig configured;  // as the user gave it, fitted to the ranks (fit_to_ranks())
   models::ModelArgs model;
   DataSetup data;
   std::optional<PipelinePlan> pipeline;

@@ -176,18 +176,18 @@ checkpointing::ResumePlan plan_run(const config::ResolvedConfig& resolved, const
                                    const checkpointing::ChosenCheckpoint* chosen) {
   const auto& training = resolved.config.training;
   const int degree = mesh.degree(parallel::MeshDim::kBatch);
-  const checkpointing::JobContext facts{
-      .data_parallel_degree = degree,
-      .global_batch_size = config::microbatches_of(training, degree) * training.local_batch_size * degree,
-      .seed = seed,
-      .data = data.fingerprint,
-      .sources = data.sources,
-      .data_path = record.data,
-      .model = model,
-      .require_runnable = [&](const config::ResolvedConfig& followed) {
-        config::require_valid_config(followed, run_facts(model, mesh.world_size()));
-        job_pipeline(followed.config, model, mesh);
-      }};
+  const checkpointing::JobContext facts{.data_parallel_degree = degree,
+                                        .global_batch_size = config::global_batch_of(training, degree),
+                                        .seed = seed,
+                                        .data = data.fingerprint,
+                                        .sources = data.sources,
+                                        .data_path = record.data,
+                                        .model = model,
+                                        .require_runnable = [&](const config::ResolvedConfig& followed) {
+                                          config::require_valid_config(followed,
+                                                                       run_facts(model, mesh.world_size()));
+                                          job_pipeline(followed.config, model, mesh);
+                                        }};
   if (chosen == nullptr) return checkpointing::fresh_plan(resolved, facts);
   require_checkpoint_of_job(resolved, model, record, *chosen);
   checkpointing::ResumeRequest request{
@@ -203,8 +203,15 @@ checkpointing::ResumePlan plan_run(const config::ResolvedConfig& resolved, const
     request.data = saved.fingerprint;
     request.sources = std::move(saved.sources);
   }
-  request.data_path = checkpointing::read_record(chosen->checkpoint).data;
+  const checkpointing::JobRecord saved_record = checkpointing::read_record(chosen->checkpoint);
+  request.data_path = saved_record.data;
+  request.data_parallel_degree = saved_record.data_parallel_ranks;
   return checkpointing::resume_plan(resolved, facts, request);
+}
+
+bool keeps_saved_values(const config::JobConfig& configured, const checkpointing::ResumePlan& plan) {
+  return configured.checkpoint.on_config_change == config::OnConfigChange::kKeep ||
+         plan.config.training.global_batch_size != configured.training.global_batch_size;
 }
 
 }  // namespace hyperion::trainer

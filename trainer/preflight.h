@@ -66,4 +66,7 @@ checkpointing::ResumePlan plan_run(const config::ResolvedConfig& resolved, const
                                    const checkpointing::JobRecord& record,
                                    const checkpointing::ChosenCheckpoint* chosen);
 
+// Returns whether the plan has saved values of which pipeline, memory and loader depend.
+bool keeps_saved_values(const config::JobConfig& configured, const checkpointing::ResumePlan& plan);
+
 }  // namespace hyperion::trainer

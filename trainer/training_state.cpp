@@ -6,6 +6,7 @@
 #include "parallel/placement.h"
 #include "trainer/checkpointing/stored_weights.h"
 #include "trainer/config/print.h"
+#include "trainer/config/validate.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/runtime/version.h"
 
@@ -40,6 +41,9 @@ checkpointing::CheckpointedState checkpointed_state(const Job& job, const checkp
       {"mesh", job.runtime.mesh->describe()}};
   checkpointing::JobRecord record = job.record;
   record.seq_len = plan.config.training.seq_len;
+  record.data_parallel_ranks = job.runtime.mesh->degree(parallel::MeshDim::kBatch);
+  record.global_batch_tokens =
+      record.seq_len * config::global_batch_of(plan.config.training, record.data_parallel_ranks);
   if (chosen != nullptr && chosen->components.contains(checkpoint::kModelComponent))
     if (checkpointing::JobRecord stored = checkpointing::read_record(chosen->checkpoint);
         stored.imported != hugging_face::ImportedSettings{}) {

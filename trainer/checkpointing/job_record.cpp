@@ -1,6 +1,6 @@
 #include "trainer/checkpointing/job_record.h"
 
-#include <charconv>
+#include <algorithm>
 
 #include <fmt/format.h>
 
@@ -8,6 +8,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/printable.h"
+#include "base/text.h"
 #include "data/tokenizer/tokenizer.h"
 #include "trainer/config/load.h"
 #include "trainer/config/print.h"
@@ -19,6 +20,7 @@ namespace {
 constexpr size_t kMaxEntries = 10'000, kMaxTextBytes = 65'536;  // of a table
 constexpr const char *kModel = "model_config", *kTokenizerPath = "tokenizer_path",
                      *kTokenizerHash = "tokenizer_hash", *kData = "data", *kSeqLen = "seq_len",
+                     *kRanks = "data_parallel_ranks", *kBatchTokens = "global_batch_tokens",
                      *kImportedConfig = "hugging_face_config",
                      *kImportedGeneration = "hugging_face_generation_config";
 
@@ -41,6 +43,11 @@ std::string tokenizer_hash_at(const fs::path& path) {
 
 std::string describe_tokenizer(const std::string& path, const std::string& hash) {
   return fmt::format("{} (hash {:.8})", path.empty() ? "a tokenizer" : printable(fs::path(path)), hash);
+}
+
+// Returns "" for a number that is not known.
+std::string number_text(int64_t number) {
+  return number > 0 ? std::to_string(number) : "";
 }
 
 }  // namespace
@@ -66,7 +73,9 @@ std::map<std::string, std::string> record_facts(const JobRecord& record) {
       {kData, record.data},
       {kImportedConfig, record.imported.config},
       {kImportedGeneration, record.imported.generation},
-      {kSeqLen, record.seq_len > 0 ? std::to_string(record.seq_len) : ""}};
+      {kSeqLen, number_text(record.seq_len)},
+      {kRanks, number_text(record.data_parallel_ranks)},
+      {kBatchTokens, number_text(record.global_batch_tokens)}};
   std::erase_if(facts, [](const auto& fact) { return fact.second.empty(); });
   return facts;
 }
@@ -101,8 +110,12 @@ JobRecord read_record(const checkpoint::OpenCheckpoint& checkpoint) {
                               text, fmt::format("{}: fact {}", checkpoint.folder.string(), key));
   };
   record.imported = {settings(kImportedConfig), settings(kImportedGeneration)};
-  const std::string seq_len = fact(kSeqLen);
-  std::from_chars(seq_len.data(), seq_len.data() + seq_len.size(), record.seq_len);  // else it is not known
+  const auto number = [&](const char* key) {
+    return std::max<int64_t>(parse_number<int64_t>(fact(key)).value_or(0), 0);
+  };
+  record.seq_len = number(kSeqLen);
+  record.data_parallel_ranks = number(kRanks);
+  record.global_batch_tokens = number(kBatchTokens);
   return record;
 }
 

@@ -13,8 +13,10 @@
 #include "base/counted.h"
 #include "base/error.h"
 #include "base/printable.h"
+#include "base/text.h"
 #include "models/args/model_args.h"
 #include "models/flavors/registry.h"
+#include "trainer/checkpointing/batch_policy.h"
 #include "trainer/checkpointing/source_policy.h"
 #include "trainer/config/print.h"
 #include "trainer/config/schema.h"
@@ -80,7 +82,8 @@ std::string_view component_of_setting(std::string_view key) {
 // Returns the origin of the configured value of `key`, or the value that it follows from.
 std::string origin_of(const config::ResolvedConfig& resolved, const std::string& key) {
   const auto set = [&](const char* other) { return resolved.origins.contains(other); };
-  if (set(key.c_str())) return resolved.origin(key);
+  const bool follows = key == kGlobalBatch && resolved.config.training.global_batch_size == -1;
+  if (set(key.c_str()) && !follows) return resolved.origin(key);
   if (key == kGlobalBatch)
     return fmt::format(
         "training.local_batch_size{} times the data-parallel ranks",
@@ -152,13 +155,19 @@ std::vector<SettingChange> changed_settings(const config::ResolvedConfig& resolv
 }
 
 // Returns one line per setting, each after a line break: both values and the origin of the configured one.
-std::string describe_changes(const config::ResolvedConfig& resolved,
+std::string describe_changes(const config::ResolvedConfig& resolved, const JobContext& job,
                              const std::vector<SettingChange>& changes) {
   std::string text;
   for (const auto& [setting, saved, configured] : changes) {
     const std::string key = configuration_key(setting);
     text += fmt::format("\n  {}: saved {}, configured {} ({})", key, printable(saved), configured,
                         origin_of(resolved, key));
+    const std::optional<int64_t> batch =
+        setting == kGlobalBatch ? parse_number<int64_t>(saved) : std::nullopt;
+    if (batch)
+      if (const std::string obstacle = batch_obstacle(resolved.config, *batch, job.data_parallel_degree);
+          !obstacle.empty())
+        text += "; " + obstacle;
   }
   return text;
 }
@@ -205,6 +214,7 @@ class Planner {
   ResumePlan run() {
     if (request_ != nullptr) {
       place_curve();
+      keep_batch();
       compare_settings();
       keep_seed();
       std::ranges::move(describe_left_out(resolved_, request_->left_out, request_->step, step_),
@@ -266,6 +276,26 @@ class Planner {
     set_setting(plan_.settings, kStart, std::to_string(plan_.schedule_start));
   }
 
+  // A job on another number of ranks keeps the saved batch, unless its configuration says otherwise.
+  void keep_batch() {
+    if (!request_->stored || !loads(checkpoint::kTrainStateComponent) ||
+        policy_ != config::OnConfigChange::kError ||
+        resume_mode(config_, request_->source) != config::ResumeMode::kRecover)
+      return;
+    const StepBatch saved = {stored_number<int64_t>(kGlobalBatch, 1).value_or(0),
+                             request_->data_parallel_degree};
+    if (saved.sequences == 0 ||
+        !keeps_batch(config_, saved, {job_.global_batch_size, job_.data_parallel_degree}))
+      return;
+    ResumePlan kept = plan_;
+    // compare_settings() refuses the difference if the job cannot run with the saved batch.
+    const std::string text = std::to_string(saved.sequences);
+    if (!take_saved_value({kGlobalBatch, text, ""}, job_, kept.config) || !problem_of(kept).empty()) return;
+    plan_ = std::move(kept);
+    set_setting(plan_.settings, kGlobalBatch, text);
+    note("{}", describe_kept_batch(config_, saved, job_.data_parallel_degree));
+  }
+
   void compare_settings() {
     const std::string data = data_difference();
     std::vector<SettingChange> changes =
@@ -281,7 +311,8 @@ class Planner {
       std::erase_if(compared, is_of_run);
     if (policy_ == config::OnConfigChange::kError && !compared.empty())
       throw_config("The checkpoint at step {} was saved with other settings:{}\n{}{}{}", request_->step,
-                   describe_changes(resolved_, compared), ways_out(compared), data.empty() ? "" : "\n", data);
+                   describe_changes(resolved_, job_, compared), ways_out(compared), data.empty() ? "" : "\n",
+                   data);
     if (!data.empty()) throw_config("{}", data);
     const bool keep = policy_ == config::OnConfigChange::kKeep;
     if (keep) {
@@ -290,7 +321,7 @@ class Planner {
         throw_config(
             "The checkpoint at step {} was saved with other settings that {} cannot bring back:{}\nConfigure "
             "the saved values, or start with {} to resume with the configured ones.",
-            request_->step, on_config_change(policy_), describe_changes(resolved_, impossible),
+            request_->step, on_config_change(policy_), describe_changes(resolved_, job_, impossible),
             on_config_change(config::OnConfigChange::kOverride));
       if (const std::string problem = problem_of(plan_); !problem.empty())
         throw_config(
@@ -301,7 +332,7 @@ class Planner {
       throw_config(
           "The checkpoint at step {} is at a place in data of another order:{}\nConfigure the saved {}; or, "
           "to begin the data from their beginning, {}.",
-          request_->step, describe_changes(resolved_, {*order}), kShuffleKey, leave_out_data());
+          request_->step, describe_changes(resolved_, job_, {*order}), kShuffleKey, leave_out_data());
     }
     for (const SettingChange& change : changes) {
       const std::string key = configuration_key(change.key);

@@ -70,6 +70,7 @@ struct ResumeRequest {
   std::vector<std::string> left_out{};    // the parts of ComponentChoice::left_out that it holds
   CurveSettings stored_model{};  // model_settings() of a checkpoint without `stored`, if it records its model
   std::vector<data::SourceState> sources{};  // of its position in the data
+  int64_t data_parallel_degree = 0;          // of the job that saved it; 0: not recorded
 };
 
 // Plans a resumed run. Throws Error(kUsage) in four cases. (1) Curve settings differ, or model settings

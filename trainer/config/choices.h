@@ -132,6 +132,12 @@ constexpr auto choices(OnConfigChange) {
                                       {OnConfigChange::kOverride, "override"}});
 }
 
+// What happens if the configured mesh has another number of ranks than the job.
+enum class OnMeshMismatch { kError, kFit };
+constexpr auto choices(OnMeshMismatch) {
+  return choice_list<OnMeshMismatch>({{OnMeshMismatch::kError, "error"}, {OnMeshMismatch::kFit, "fit"}});
+}
+
 enum class OnCorrupt { kPrevious, kError };
 constexpr auto choices(OnCorrupt) {
   return choice_list<OnCorrupt>({{OnCorrupt::kPrevious, "previous"}, {OnCorrupt::kError, "error"}});

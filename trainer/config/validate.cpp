@@ -12,6 +12,7 @@
 #include "models/args/sequence_parts.h"
 #include "models/description.h"
 #include "trainer/config/checks.h"
+#include "trainer/config/fit_ranks.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/mesh_fits.h"
 #include "trainer/config/schema.h"
@@ -25,6 +26,12 @@ namespace {
 
 bool contains(const std::vector<std::string>& names, std::string_view name) {
   return std::ranges::count(names, name) > 0;
+}
+
+// Returns the multiples of `unit` next to `number`, above 0.
+std::vector<int64_t> multiples_near(int64_t number, int64_t unit) {
+  const int64_t below = number / unit * unit;
+  return below == 0 ? std::vector<int64_t>{unit} : std::vector<int64_t>{below, below + unit};
 }
 
 class Checks : ChecksOfConfig {
@@ -42,19 +49,37 @@ class Checks : ChecksOfConfig {
     if (!mesh_fits(p, *run_.world_size))
       return refuse(
           "parallelism.data_parallel_shard_degree",
-          fmt::format("pipeline {} x replicate {} x shard {} x context {} x tensor {} must be the {} of "
-                      "the job{}",
-                      p.pipeline_parallel_degree, p.data_parallel_replicate_degree,
-                      p.data_parallel_shard_degree, p.context_parallel_degree, p.tensor_parallel_degree,
-                      counted(*run_.world_size, "rank"),
-                      p.data_parallel_shard_degree == -1 ? ", or divide them where shard is -1" : ""));
+          fmt::format(
+              "pipeline {} x replicate {} x shard {} x context {} x tensor {} must be the {} of "
+              "the job{}{}",
+              p.pipeline_parallel_degree, p.data_parallel_replicate_degree, p.data_parallel_shard_degree,
+              p.context_parallel_degree, p.tensor_parallel_degree, counted(*run_.world_size, "rank"),
+              p.data_parallel_shard_degree == -1 ? ", or divide them where shard is -1" : "", ways_to_fit()));
     const auto& t = config_.training;
     const int64_t ranks = data_parallel_degree(config_, *run_.world_size);
     const int64_t microbatch = t.local_batch_size * ranks;
-    refuse_if(t.global_batch_size != -1 && t.global_batch_size % microbatch != 0,
-              "training.global_batch_size",
-              fmt::format("expected a multiple of {} (local_batch_size {} x {} data-parallel ranks), or -1",
-                          microbatch, t.local_batch_size, ranks));
+    refuse_if(
+        t.global_batch_size != -1 && t.global_batch_size % microbatch != 0, "training.global_batch_size",
+        fmt::format("expected a multiple of {} (local_batch_size {} x {} data-parallel ranks), such as "
+                    "{}, or -1{}",
+                    microbatch, t.local_batch_size, ranks,
+                    listed_or(multiples_near(t.global_batch_size, microbatch)), what_makes_batch(ranks)));
+  }
+
+  // Names the numbers of ranks that the mesh allows, and the key that fits the mesh to these.
+  std::string ways_to_fit() const {
+    const std::vector<int64_t> numbers =
+        fitting_ranks(config_, *run_.world_size, config_.training.global_batch_size);
+    std::string text = numbers.empty() ? "" : fmt::format("; it can have {}", listed_or(numbers));
+    if (config_.parallelism.on_mesh_mismatch == OnMeshMismatch::kError &&
+        fit_degrees(config_, *run_.world_size))
+      text += "; parallelism.on_mesh_mismatch = \"fit\" changes replicate and shard to fit";
+    return text;
+  }
+
+  std::string what_makes_batch(int64_t ranks) const {
+    const std::string ways = ways_to_batch(config_, ranks, config_.training.global_batch_size);
+    return ways.empty() ? "" : fmt::format("; {} can make this batch", ways);
   }
 
   void context() {
@@ -465,6 +490,10 @@ bool reduces_gradients_once(const JobConfig& config) {
 int64_t microbatches_of(const JobConfig::Training& training, int64_t data_parallel_degree) {
   if (training.global_batch_size < 0) return 1;
   return training.global_batch_size / (training.local_batch_size * data_parallel_degree);
+}
+
+int64_t global_batch_of(const JobConfig::Training& training, int64_t data_parallel_degree) {
+  return microbatches_of(training, data_parallel_degree) * training.local_batch_size * data_parallel_degree;
 }
 
 }  // namespace hyperion::config

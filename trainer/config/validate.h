@@ -74,5 +74,7 @@ int64_t microbatch_rows(const JobConfig& config, int64_t rows);
 bool reduces_gradients_once(const JobConfig& config);
 // Returns the number of microbatches of local_batch_size sequences per data-parallel rank and step.
 int64_t microbatches_of(const JobConfig::Training& training, int64_t data_parallel_degree);
+// Returns the sequences of a step, which are the same in every step.
+int64_t global_batch_of(const JobConfig::Training& training, int64_t data_parallel_degree);
 
 }  // namespace hyperion::config

@@ -22,14 +22,21 @@ checkpoint::OpenCheckpoint with_facts(const std::map<std::string, std::string>& 
 
 }  // namespace
 
-TEST_CASE("a manifest keeps what a Hugging Face folder says and the length of training sequences") {
+TEST_CASE(
+    "a manifest keeps what a Hugging Face folder says, the length of sequences, and ranks and batch of a "
+    "step") {
   JobRecord record;
   record.imported = {R"({"eos_token_id":[1,7],"other":{"deep":[1.5,null]}})", R"({"temperature":0.6})"};
   record.seq_len = 4096;
+  record.data_parallel_ranks = 4;
+  record.global_batch_tokens = 65536;
   const JobRecord back = read_record(with_facts(record_facts(record)));
   CHECK(back.imported == record.imported);
   CHECK(back.seq_len == 4096);
-  const JobRecord none = read_record(with_facts({{"seq_len", "long"}}));
+  CHECK(back.data_parallel_ranks == 4);
+  CHECK(back.global_batch_tokens == 65536);
+  const JobRecord none = read_record(with_facts({{"seq_len", "long"}, {"data_parallel_ranks", "-2"}}));
+  CHECK(none.data_parallel_ranks == 0);
   CHECK(none.imported == hugging_face::ImportedSettings());
   CHECK(none.seq_len == 0);
 }

@@ -76,6 +76,55 @@ TEST_CASE("recover refuses changed settings all in one message") {
 }
 
 TEST_CASE(
+    "another number of ranks keeps the saved batch, or the refusal names the numbers that can make it") {
+  // 16 sequences on 2 ranks of 8; then other ranks with the same microbatch.
+  const auto resume_on = [](int64_t ranks, std::vector<config::Override> changes = {}, int64_t batch = 0) {
+    JobContext now = facts();
+    now.data_parallel_degree = ranks;
+    now.global_batch_size = batch > 0 ? batch : 8 * ranks;
+    ResumeRequest request{LoadSource::kOwn, all(), fresh_plan(job(), facts()).settings, 4};
+    request.data_parallel_degree = 2;
+    return resume_plan(job(changes), now, request);
+  };
+  const ResumePlan kept = resume_on(1);
+  CHECK(kept.config.training.global_batch_size == 16);
+  CHECK(kept.settings == fresh_plan(job(), facts()).settings);
+  CHECK_THAT(joined(kept.notes),
+             Contains("training.global_batch_size: keeping 16 sequences (32,768 tokens per step) from the "
+                      "checkpoint of 2 "
+                      "data-parallel ranks: 1 here, each with 2 microbatches of 8 sequences"));
+  CHECK(resume_on(2).notes.empty());
+  CHECK_THAT(
+      refusal([&] { resume_on(3); }),
+      Contains("saved 16, configured 24") &&
+          Contains(
+              "3 data-parallel ranks of training.local_batch_size = 8 cannot make 16 sequences: 1 or 2 ranks "
+              "can") &&
+          !Contains("on_config_change=keep") && Contains("on_config_change=override"));
+  CHECK_THAT(refusal([&] { resume_on(4); }), Contains("1 or 2 ranks, or training.local_batch_size = 4 can"));
+  // The batch that is named is compared as before.
+  CHECK_THAT(refusal([&] {
+               resume_on(1, {{"training.global_batch_size", "8"}}, 8);
+             }),
+             Contains("saved 16, configured 8 (command line)"));
+  const std::vector<config::Override> take = {{"checkpoint.on_config_change", "override"}};
+  CHECK(resume_on(1, take).config.training.global_batch_size == -1);
+  CHECK_THAT(joined(resume_on(1, take).notes), Contains("taking 8 from the configuration (saved: 16)"));
+}
+
+TEST_CASE("a saved batch that the job cannot run with is not kept silently") {
+  JobContext now = facts();
+  now.global_batch_size = 8;
+  now.require_runnable = [](const config::ResolvedConfig& followed) {
+    if (followed.config.training.global_batch_size == 16)
+      throw_config("the pipeline has too many microbatches");
+  };
+  ResumeRequest request{LoadSource::kOwn, all(), fresh_plan(job(), facts()).settings, 4};
+  request.data_parallel_degree = 2;
+  CHECK_THAT(refusal([&] { resume_plan(job(), now, request); }), Contains("saved 16, configured 8"));
+}
+
+TEST_CASE(
     "a refusal of changed settings offers only those values of on_config_change with which the resume "
     "passes") {
   const std::string keep = "--checkpoint.on_config_change=keep",
