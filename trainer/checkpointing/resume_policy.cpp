@@ -4,7 +4,6 @@
 #include <charconv>
 #include <iterator>
 #include <map>
-#include <type_traits>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -15,7 +14,6 @@
 #include "base/printable.h"
 #include "base/text.h"
 #include "models/args/model_args.h"
-#include "models/flavors/registry.h"
 #include "trainer/checkpointing/batch_policy.h"
 #include "trainer/checkpointing/source_policy.h"
 #include "trainer/config/print.h"
@@ -24,60 +22,6 @@
 
 namespace hyperion::checkpointing {
 namespace {
-
-// Settings with rules of their own.
-constexpr const char* kTotalSteps = "lr_scheduler.total_steps";
-constexpr const char* kStart = "lr_scheduler.start_step";  // no key of the configuration
-constexpr const char* kSeed = "debug.seed";
-constexpr const char* kGlobalBatch = "training.global_batch_size";
-constexpr std::string_view kDecayOfNorms = "optimizer.decay_norms_and_biases", kGroups = "optimizer.groups";
-constexpr std::string_view kLengthKey = "training.seq_len", kShuffleKey = "training.shuffle";
-constexpr const char* kSources = "training.sources";                // shares_text()
-constexpr const char* kForcedBalance = "model.force_load_balance";  // debug.moe_force_load_balance
-
-// Keys of the configuration that shape the curve, with the component that the setting belongs to: a setting
-// is compared when its component is loaded.
-struct Setting {
-  std::string_view key, component;
-};
-constexpr Setting kSettings[] = {
-    {"optimizer.name", checkpoint::kOptimizerComponent},
-    {"optimizer.beta1", checkpoint::kOptimizerComponent},
-    {"optimizer.beta2", checkpoint::kOptimizerComponent},
-    {"optimizer.eps", checkpoint::kOptimizerComponent},
-    {"optimizer.weight_decay", checkpoint::kOptimizerComponent},
-    {"optimizer.muon.momentum", checkpoint::kOptimizerComponent},
-    {"optimizer.muon.nesterov", checkpoint::kOptimizerComponent},
-    {"optimizer.muon.ns_steps", checkpoint::kOptimizerComponent},
-    {"optimizer.muon.coefficients", checkpoint::kOptimizerComponent},
-    {"optimizer.muon.scale", checkpoint::kOptimizerComponent},
-    {"optimizer.muon.ns_dtype", checkpoint::kOptimizerComponent},
-    {"optimizer.muon.adamw_lr_scale", checkpoint::kOptimizerComponent},
-    {kDecayOfNorms, checkpoint::kOptimizerComponent},
-    {kGroups, checkpoint::kOptimizerComponent},
-    {"optimizer.lr", checkpoint::kSchedulerComponent},
-    {"lr_scheduler.warmup_steps", checkpoint::kSchedulerComponent},
-    {"lr_scheduler.decay_ratio", checkpoint::kSchedulerComponent},
-    {"lr_scheduler.decay_type", checkpoint::kSchedulerComponent},
-    {"lr_scheduler.min_lr_factor", checkpoint::kSchedulerComponent},
-    {kLengthKey, checkpoint::kTrainStateComponent},
-    {"training.max_norm", checkpoint::kTrainStateComponent},
-    {"training.mixed_precision_param", checkpoint::kTrainStateComponent},
-    {kShuffleKey, checkpoint::kLoaderComponent},
-    {"training.shuffle_window", checkpoint::kLoaderComponent},
-    {"training.document_mask", checkpoint::kLoaderComponent},
-    {"ema.decay", checkpoint::kEmaComponent},
-    {"ema.every", checkpoint::kEmaComponent},
-};
-
-// Returns "" for facts that are not compared as settings: the curve's length and start, and the data.
-std::string_view component_of_setting(std::string_view key) {
-  if (key.starts_with("model.")) return checkpoint::kModelComponent;
-  if (key == kSeed || key == kSources) return checkpoint::kLoaderComponent;
-  if (key == kGlobalBatch) return checkpoint::kTrainStateComponent;
-  const auto found = std::ranges::find(kSettings, key, &Setting::key);
-  return found == std::end(kSettings) ? "" : found->component;
-}
 
 // Returns the origin of the configured value of `key`, or the value that it follows from.
 std::string origin_of(const config::ResolvedConfig& resolved, const std::string& key) {
@@ -96,7 +40,7 @@ std::string origin_of(const config::ResolvedConfig& resolved, const std::string&
 CurveSettings configured_settings(const config::ResolvedConfig& resolved, const JobContext& job) {
   const config::JobConfig& config = resolved.config;
   CurveSettings settings;
-  for (const auto& [key, component] : kSettings)
+  for (const auto& [key, component] : curve_settings())
     if ((component != checkpoint::kEmaComponent || config.ema.enable) &&
         (!key.starts_with("optimizer.muon.") || config.optimizer.name == config::OptimizerName::kMuon))
       settings.emplace_back(key,
@@ -481,33 +425,6 @@ class Planner {
 };
 
 }  // namespace
-
-CurveSettings model_settings(const models::ModelArgs& model) {
-  CurveSettings settings;
-  models::for_each_dimension(
-      [&](const char* key, models::ModelPart part, models::ResumeCheck check, auto, auto member) {
-        if (check != models::ResumeCheck::kSetting || !models::has_part(model, part)) return;
-        const auto& value = member(model);
-        if constexpr (EnumWithTexts<std::decay_t<decltype(value)>>)
-          settings.emplace_back(fmt::format("model.{}", key), text_of(value));
-        else
-          settings.emplace_back(fmt::format("model.{}", key), fmt::format("{}", value));
-      });
-  settings.emplace_back("model.rope_style",
-                        model.rope.style == models::RopeStyle::kInterleaved ? "interleaved" : "half-split");
-  if (model.experts.are_present())
-    settings.emplace_back(kForcedBalance, fmt::format("{}", model.experts.force_load_balance));
-  return settings;
-}
-
-const std::string* find_setting(const CurveSettings& settings, std::string_view key) {
-  const auto found = std::ranges::find(settings, key, &config::TextTable::value_type::first);
-  return found == settings.end() ? nullptr : &found->second;
-}
-
-void set_setting(CurveSettings& settings, std::string_view key, std::string text) {
-  std::ranges::find(settings, key, &config::TextTable::value_type::first)->second = std::move(text);
-}
 
 config::ResolvedConfig followed_config(const config::ResolvedConfig& resolved,
                                        const config::JobConfig& followed) {

@@ -12,19 +12,10 @@
 #include "data/source_state.h"
 #include "models/args/model_args.h"
 #include "trainer/checkpointing/component_choice.h"
+#include "trainer/checkpointing/curve_settings.h"
 #include "trainer/config/load.h"
 
 namespace hyperion::checkpointing {
-
-// The settings that shape the loss curve, as every checkpoint stores them: key and text, in a fixed order.
-using CurveSettings = config::TextTable;
-// Returns the text of `key`; null if the key is missing.
-const std::string* find_setting(const CurveSettings& settings, std::string_view key);
-// Replaces the text of an existing key.
-void set_setting(CurveSettings& settings, std::string_view key, std::string text);
-
-// Returns the model's settings that shapes do not show ("model.rope_theta").
-CurveSettings model_settings(const models::ModelArgs& model);
 
 // Facts of the job that the configuration does not hold.
 struct JobContext {
