@@ -205,6 +205,15 @@ CLI::App* add_report(CLI::App& app, CommandLine::Report& report) {
   return command;
 }
 
+CLI::App* add_monitor(CLI::App& app, CommandLine::Monitor& monitor) {
+  CLI::App* command = app.add_subcommand("monitor", "Show a run in the terminal while it trains");
+  add_path(*command, "DIR", monitor.folder, "Folder of the run (its job.dump_folder), or a rank_N in it")
+      ->required();
+  command->add_flag("--once", monitor.once, "Print the newest state as text and end");
+  command->add_option("--interval", monitor.interval, "Seconds between refreshes (2)")->check(at_least(0.1));
+  return command;
+}
+
 std::vector<std::string> names_of_commands(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
@@ -319,7 +328,8 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
                                                 {add_generate(app, result.generate), Action::kGenerate},
                                                 {add_eval(app, result.eval), Action::kEval},
                                                 {add_ckpt(app, result.ckpt), Action::kCkpt},
-                                                {add_report(app, result.report), Action::kReport}};
+                                                {add_report(app, result.report), Action::kReport},
+                                                {add_monitor(app, result.monitor), Action::kMonitor}};
   app.require_subcommand(0, 1);
   for (CLI::App* command : {&app, config, check, data}) command->footer(kOverridesHelp);
   take_last_values(app);

@@ -26,6 +26,7 @@ struct CommandLine {
     kEval,      // compute the loss on a data set by `eval`
     kCkpt,      // run a checkpoint tool by `ckpt`
     kReport,    // write metrics of runs as a page by `report`
+    kMonitor,   // show a run in the terminal by `monitor`
   };
   struct Tokenize {
     std::string out;                                                    // folder to write
@@ -80,6 +81,12 @@ struct CommandLine {
     std::string output = "report.html";  // the HTML file
   };
 
+  struct Monitor {
+    std::string folder;   // job.dump_folder of the run, or a rank_N folder of it
+    bool once = false;    // print the state as text and end
+    double interval = 2;  // seconds between refreshes
+  };
+
   Action action = Action::kShow;
   std::string text;
   std::string config_file;
@@ -94,6 +101,7 @@ struct CommandLine {
   Eval eval;
   Ckpt ckpt;
   Report report;
+  Monitor monitor;
 };
 
 // Parses `arguments`, which exclude the program's name, in the forms of `hyperion --help`; the default

@@ -38,4 +38,9 @@ ExitCode ckpt_command(const CommandLine::Ckpt& options);
 // page cannot be written.
 ExitCode report_command(const CommandLine::Report& options);
 
+// Shows a run of which only the folder is known in the terminal, until q or a signal; `once`: prints it.
+// Throws Error(kUsage) for a folder without metrics if `once`, and for a stdout that is no terminal if not;
+// Error(kBadData) if metrics cannot be read or, with `once`, have no row.
+ExitCode monitor_command(const CommandLine::Monitor& options);
+
 }  // namespace hyperion::app

@@ -177,6 +177,8 @@ ExitCode run(const std::vector<std::string>& command) {
       return ckpt_command(line.ckpt);
     case CommandLine::Action::kReport:
       return report_command(line.report);
+    case CommandLine::Action::kMonitor:
+      return monitor_command(line.monitor);
   }
   throw_bug("unknown action");
 }

@@ -48,6 +48,7 @@ RULES = {
                       "trainer/engine", "trainer/checkpointing"),
     "trainer": ("base/*", "models/*", "parallel/*", "checkpoint", "data", "trainer/*"),
     "app/report": ("base",),
+    "app/monitor": ("base", "app/report"),
     "app/inference": ("base/*", "models/*", "data", "trainer/*"),
     "app": ("base/*", "models/*", "parallel/*", "checkpoint/*", "data", "trainer/*", "app/*"),
 }

@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include "base/counted.h"
@@ -111,6 +112,21 @@ TimeUnit time_unit(double seconds) {
   for (const TimeUnit& unit : {TimeUnit{"days", 86400}, TimeUnit{"hours", 3600}, TimeUnit{"minutes", 60}})
     if (seconds >= 3 * unit.seconds) return unit;
   return {};
+}
+
+std::string duration_text(double seconds) {
+  if (!(seconds >= 0)) return "0 s";
+  if (seconds >= 1e11) return number_text(std::round(seconds)) + " s";
+  const auto s = static_cast<int64_t>(seconds);
+  if (s >= 86400) return fmt::format("{} d {} h", s / 86400, s / 3600 % 24);
+  if (s >= 3600) return fmt::format("{} h {} min", s / 3600, s / 60 % 60);
+  if (s >= 60) return fmt::format("{} min {} s", s / 60, s % 60);
+  return fmt::format("{} s", s);
+}
+
+std::string utc_text(double unix_seconds) {
+  if (!(unix_seconds >= 0 && unix_seconds < 2.5e11)) return number_text(unix_seconds);
+  return fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", fmt::gmtime(static_cast<std::time_t>(unix_seconds)));
 }
 
 }  // namespace hyperion::report

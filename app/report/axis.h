@@ -48,4 +48,9 @@ struct TimeUnit {
 };
 TimeUnit time_unit(double seconds);
 
+// "3 d 4 h", "2 h 47 min", "5 min 10 s", "12 s"; "0 s" for negative numbers and NaN.
+std::string duration_text(double seconds);
+// "2026-02-20 12:00:00 UTC"
+std::string utc_text(double unix_seconds);
+
 }  // namespace hyperion::report

@@ -21,6 +21,12 @@ bool RunHistory::starts_earlier_attempt(const MetricRow& row) const {
   return std::pair(row.step, row.kind) >= std::pair(later_->step, later_->kind);
 }
 
+bool RunHistory::starts_later_attempt(const MetricRow& row) const {
+  if (!later_ || row.value(kResumeStepTag)) return true;
+  if (!row.run_id.empty() && !later_->run_id.empty() && row.run_id != later_->run_id) return true;
+  return std::pair(later_->step, later_->kind) >= std::pair(row.step, row.kind);
+}
+
 void RunHistory::add_older(const MetricRow& row) {
   const double time = *row.value(kTimeTag);
   first_time_ = std::min(first_time_, time);
@@ -54,12 +60,57 @@ void RunHistory::add_older(const MetricRow& row) {
 
   const bool superseded = row.step >= superseded_from_;
   (superseded ? superseded_ : current_)[static_cast<size_t>(row.kind)].add(row.step, row.values);
-  if (superseded) return;
+  if (!superseded) find_non_finite(row);
+}
+
+void RunHistory::find_non_finite(const MetricRow& row) {
   for (const int tag : {kLossTag, kValidationLossTag, kGradNormTag}) {
     const auto value = row.value(tag);
     if (value && !std::isfinite(*value))
       first_non_finite_ = std::min(first_non_finite_.value_or(row.step), row.step);
   }
+}
+
+void RunHistory::supersede_from(int64_t step) {
+  for (size_t kind = 0; kind < kRowKinds; ++kind)
+    for (const StepBuckets::Bucket& bucket : current_[kind].take_from(step)) superseded_[kind].add(bucket);
+  if (first_non_finite_ && *first_non_finite_ >= step) first_non_finite_.reset();
+}
+
+void RunHistory::add_newer(const MetricRow& row) {
+  const double time = *row.value(kTimeTag);
+  first_time_ = std::min(first_time_, time);
+  last_time_ = std::max(last_time_, time);
+  newest_[static_cast<size_t>(row.kind)] = row;
+
+  if (!row.event.empty()) {
+    ++event_count_;
+    events_.insert(events_.begin(), row);
+    if (events_.size() > kMaxEvents) events_.pop_back();
+    if (row.event == "start") {
+      supersede_from(row.step + 1);
+      started_ = std::pair(row.run_id, row.step);
+    }
+  } else if (row.kind != RowKind::kEvent) {
+    const auto resumed = row.value(kResumeStepTag);
+    if (starts_later_attempt(row)) {
+      begin_ = row.step;
+      if (started_ && started_->first == row.run_id) begin_ = started_->second + 1;
+      started_.reset();
+      if (resumed && *resumed >= 0 && *resumed < static_cast<double>(row.step))
+        begin_ = static_cast<int64_t>(*resumed) + 1;
+      if (attempt_count_++ > 0) supersede_from(std::min(begin_, row.step));
+      attempts_.insert(attempts_.begin(), {begin_, row.step, time});
+      if (attempts_.size() > kMaxAttempts) attempts_.pop_back();
+    }
+    Attempt& attempt = attempts_.front();
+    attempt.last_step = std::max(attempt.last_step, row.step);
+    attempt.first_step = std::min(begin_, attempt.last_step);
+    attempt.first_time = std::min(attempt.first_time, time);
+    later_ = row;
+  }
+  current_[static_cast<size_t>(row.kind)].add(row.step, row.values);
+  find_non_finite(row);
 }
 
 const MetricRow* RunHistory::newest(RowKind kind) const {

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "app/report/metric_rows.h"
@@ -34,6 +36,11 @@ class RunHistory {
   // event begins from an earlier step.
   void add_older(const MetricRow& row);
 
+  // Adds a row; the caller adds rows from the oldest to the newest, and never calls add_older(). Gives the
+  // attempts and the metrics that add_older() gives for the same rows, as long as buckets are one step wide.
+  // Wider ones are superseded as a whole, with up to width() - 1 steps that no attempt repeated.
+  void add_newer(const MetricRow& row);
+
   // Merges the history into fewer buckets.
   void limit_buckets(size_t max_buckets);
 
@@ -52,6 +59,9 @@ class RunHistory {
 
  private:
   bool starts_earlier_attempt(const MetricRow& row) const;
+  bool starts_later_attempt(const MetricRow& row) const;
+  void supersede_from(int64_t step);
+  void find_non_finite(const MetricRow& row);
 
   std::array<StepBuckets, kRowKinds> current_, superseded_;
   std::array<std::optional<MetricRow>, kRowKinds> newest_;
@@ -59,7 +69,11 @@ class RunHistory {
   uint64_t attempt_count_ = 0;
   std::vector<MetricRow> events_;
   uint64_t event_count_ = 0;
-  std::optional<MetricRow> later_;  // the next newer row that is not an event
+  std::optional<MetricRow> later_;  // the neighbour of the next row: the last row that is not an event
+  // Of add_newer() alone: run id and step of a "start" without an attempt yet, and the first step of the
+  // newest attempt.
+  std::optional<std::pair<std::string, int64_t>> started_;
+  int64_t begin_ = 0;
   int64_t superseded_from_ = std::numeric_limits<int64_t>::max();
   double first_time_ = std::numeric_limits<double>::infinity();
   double last_time_ = -std::numeric_limits<double>::infinity();

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -24,22 +23,6 @@ std::string swatch(size_t run) {
 std::string field_of(const RunStart& start, const char* name) {
   const auto found = start.fields.find(name);
   return found == start.fields.end() ? "-" : found->second;
-}
-
-// "3 d 4 h", "2 h 47 min", "5 min 10 s", "12 s"
-std::string duration_text(double seconds) {
-  if (!(seconds >= 0)) return "0 s";
-  if (seconds >= 1e11) return number_text(std::round(seconds)) + " s";
-  const auto s = static_cast<int64_t>(seconds);
-  if (s >= 86400) return fmt::format("{} d {} h", s / 86400, s / 3600 % 24);
-  if (s >= 3600) return fmt::format("{} h {} min", s / 3600, s / 60 % 60);
-  if (s >= 60) return fmt::format("{} min {} s", s / 60, s % 60);
-  return fmt::format("{} s", s);
-}
-
-std::string utc_text(double unix_seconds) {
-  if (!(unix_seconds >= 0 && unix_seconds < 2.5e11)) return number_text(unix_seconds);
-  return fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", fmt::gmtime(static_cast<std::time_t>(unix_seconds)));
 }
 
 // The newest values of one run: its row in the table at the top.

@@ -43,6 +43,20 @@ void StepBuckets::add(int64_t step, const std::vector<std::pair<int, double>>& v
   limit(max_);
 }
 
+void StepBuckets::add(const Bucket& bucket) {
+  buckets_[static_cast<int64_t>(bucket.steps.smallest) / width_].add(bucket);
+  limit(max_);
+}
+
+std::vector<StepBuckets::Bucket> StepBuckets::take_from(int64_t step) {
+  auto first = buckets_.lower_bound(step / width_);
+  if (first != buckets_.end() && first->second.steps.largest < static_cast<double>(step)) ++first;
+  std::vector<Bucket> taken;
+  for (auto bucket = first; bucket != buckets_.end(); ++bucket) taken.push_back(std::move(bucket->second));
+  buckets_.erase(first, buckets_.end());
+  return taken;
+}
+
 void StepBuckets::limit(size_t max_buckets) {
   max_ = max_buckets;
   while (buckets_.size() > max_) {

@@ -41,6 +41,12 @@ class StepBuckets {
   // there would be more than max_buckets, so the result does not depend on the order.
   void add(int64_t step, const std::vector<std::pair<int, double>>& values);
 
+  // Adds a bucket of another StepBuckets at its smallest step.
+  void add(const Bucket& bucket);
+
+  // Removes and returns the buckets with rows of `step` or later ones.
+  std::vector<Bucket> take_from(int64_t step);
+
   // Widens the buckets until there are at most `max_buckets`.
   void limit(size_t max_buckets);
 

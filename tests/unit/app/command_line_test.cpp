@@ -141,6 +141,17 @@ TEST_CASE("eval takes a checkpoint and data") {
   CHECK_THAT(refusal({"eval", "c"}), Contains("--data"));
 }
 
+TEST_CASE("monitor takes one folder, and how often it is looked at") {
+  const CommandLine line = parse_command_line({"monitor", "a", "--interval=0.5"}, 100);
+  CHECK(line.action == CommandLine::Action::kMonitor);
+  CHECK(line.monitor.folder == "a");
+  CHECK(line.monitor.interval == 0.5);
+  CHECK_FALSE(line.monitor.once);
+  CHECK(parse_command_line({"monitor", "a", "--once"}, 100).monitor.once);
+  CHECK_THAT(refusal({"monitor", "a", "--interval=0"}), Contains("at least 0.1"));
+  CHECK_THAT(refusal({"monitor", "a", "b"}), Contains("nothing more is expected"));
+}
+
 TEST_CASE("report takes folders of runs and the file to write") {
   const CommandLine line = parse_command_line({"report", "a", "b", "-o", "c.html"}, 100);
   CHECK(line.action == CommandLine::Action::kReport);
@@ -241,7 +252,8 @@ TEST_CASE("a URL in the place of a path is refused with the remedy, by every com
                                              {"ckpt", "convert", "a", "b", "--to", "dcp", "--config", url},
                                              {"ckpt", "prune", url, "--keep", "1"},
                                              {"report", "a", url},
-                                             {"report", "a", "-o", url}}) {
+                                             {"report", "a", "-o", url},
+                                             {"monitor", url}}) {
     CAPTURE(arguments);
     CHECK_THAT(refusal(arguments), Contains("is a URL") && Contains("mount what s3:// names"));
   }
