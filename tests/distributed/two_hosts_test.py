@@ -86,6 +86,18 @@ class Hosts:
     def cut_cable(self):
         ip("-n", self.names[0], "link", "set", "cable", "down")
 
+    def mend_cable(self):
+        ip("-n", self.names[0], "link", "set", "cable", "up")
+
+    def slow_cable(self, rate):
+        """Both ends send at `rate`, such as "10mbit". Returns why that cannot be had, or an empty text."""
+        for name in self.names:
+            done = subprocess.run(["tc", "-n", name, "qdisc", "add", "dev", "cable", "root", "tbf", "rate", rate, "burst", "64kb", "latency", "1s"],
+                                  capture_output=True, text=True)
+            if done.returncode:
+                return f"tc: {done.stderr.strip()}"
+        return ""
+
 
 class TwoHosts(unittest.TestCase):
     def setUp(self):
@@ -103,6 +115,7 @@ class TwoHosts(unittest.TestCase):
         """launch.py on both hosts, each in a folder of its own, for hosts need share no disk; `before`: words before it."""
         own = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "LOG_RANK", "GLOO_SOCKET_IFNAME")
         for host, name in enumerate(self.hosts.names):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
             (self.folder / name).mkdir()
             environment = {key: value for key, value in os.environ.items() if key not in own}
             environment |= {"NPROC": str(ranks_a_host), "NNODES": "2", "NODE_RANK": str(host), "MASTER_ADDR": ADDRESSES[0],
@@ -113,8 +126,8 @@ class TwoHosts(unittest.TestCase):
                        self.folder / "job.toml", *options]
             process = subprocess.Popen(command, env=environment, cwd=self.folder / name, stdout=log, stderr=subprocess.STDOUT)
             self.addCleanup(self.end, process)
-            self.launchers.append(process)
-            self.logs.append(log)
+            self.launchers[host:] = [process]  # of an earlier job
+            self.logs[host:] = [log]
 
     def end(self, process):
         if process.poll() is None:  # its ranks go with it
@@ -140,6 +153,7 @@ class TwoHosts(unittest.TestCase):
         losses = [line["loss_metrics/global_avg_loss"] for line in map(json.loads, lines) if "event" not in line]
         self.assertEqual(len(losses), steps)
         self.assertLess(losses[-1], 0.9 * losses[0])
+        return losses
 
     def test_fsdp_over_two_hosts(self):
         self.start()
@@ -237,6 +251,20 @@ class TwoHosts(unittest.TestCase):
         self.assertEqual(codes, [71, 71], text)
         for host in range(2):
             self.assertRegex(self.text(host), rf"rank {host} of 2 on .* in phase 'step \d+")
+
+    def test_a_slow_cable_and_one_that_is_cut_for_a_moment_change_no_loss(self):
+        self.start()
+        expected = self.check_trained()
+        self.start("--allow-faults", env={"FAULT": "rank=0;point=step.bwd;nth=4;action=sleep:2"})
+        self.wait_for("sleeps")  # and rank 1 waits for what rank 0 is to send
+        self.hosts.cut_cable()
+        time.sleep(4)
+        self.hosts.mend_cable()
+        self.assertEqual(self.check_trained(), expected)
+        if reason := self.hosts.slow_cable("20mbit"):
+            self.skipTest(reason)
+        self.start()
+        self.assertEqual(self.check_trained(), expected)
 
 
 def skip_unless_possible():

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 MOST_WORDS = 1500  # of a page that is read from beginning to end; notes may be longer
-LONGER = {"configuration.md", "from_torchtitan.md", "architecture.md", "extending.md"}  # reference, and for developers
+LONGER = {"configuration.md", "from_torchtitan.md", "architecture.md", "extending.md", "reliability.md"}  # reference, and for developers
 
 
 def without_code(text: str) -> str:
