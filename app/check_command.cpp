@@ -13,6 +13,7 @@
 
 #include "app/check_table.h"
 #include "app/commands.h"
+#include "app/memory_texts.h"
 #include "base/counted.h"
 #include "base/device/device.h"
 #include "base/durable.h"
@@ -23,7 +24,6 @@
 #include "data/token_shards.h"
 #include "models/description.h"
 #include "models/flavors/registry.h"
-#include "parallel/comm/communicator_memory.h"
 #include "trainer/build/model_and_optimizer.h"
 #include "trainer/build/pipeline_setup.h"
 #include "trainer/checkpointing/checkpointer.h"
@@ -82,51 +82,6 @@ KnownMemory known_memory(const CommandLine& line, const config::JobConfig& confi
   known.host = trainer::rank_memory(at::kCPU, ranks);
   if (dry_run) known.host->threads = 1;
   return known;
-}
-
-// `needs` and `memory` are bytes of the GPU.
-std::string describe_communicators(const trainer::Communicators& communicators, int64_t pipeline_ctas,
-                                   double needs, double memory) {
-  if (communicators.count() == 0) return "";
-  std::vector<std::string> parts;
-  double sum = 0;
-  const auto add = [&](int count, const char* what, parallel::GroupTraffic traffic) {
-    const double bytes = parallel::communicator_bytes(traffic, static_cast<int>(pipeline_ctas));
-    sum += count * bytes;
-    if (count > 0) parts.push_back(fmt::format("{} {} of {}", count, what, readable_bytes(bytes)));
-  };
-  add(communicators.collectives, "for collectives", parallel::GroupTraffic::kCollectives);
-  add(communicators.exchanges, "for exchanges", parallel::GroupTraffic::kExchanges);
-  add(communicators.stages, "between stages", parallel::GroupTraffic::kStages);
-  return fmt::format("; NCCL communicators, not counted: {}, up to {} ({}){}", communicators.count(),
-                     readable_bytes(sum), fmt::join(parts, ", "),
-                     needs + sum > memory ? ": with them the memory may run out" : "");
-}
-
-// Routers do not deal tokens out evenly: the rows of a rank are reserved for at 1.25 times the mean.
-std::string describe_expert_rows(double rows, double needs, double memory) {
-  if (rows == 0) return "";
-  const double more = rows / 4;
-  return fmt::format(
-      "; experts' rows, counted at the mean of the ranks: a rank with 1.25 times as many needs {} more{}",
-      readable_bytes(more), needs + more > memory ? ", and the memory runs out" : "");
-}
-
-// Returns "3.00 GiB: weights 2.00 GiB, gradients 1.00 GiB", with `words` after the sum.
-std::string sum_of_parts(std::vector<trainer::MemoryPart> parts, const char* words = "") {
-  const double sum = trainer::total(parts);
-  std::erase_if(parts, [](const trainer::MemoryPart& part) { return part.bytes == 0; });
-  std::ranges::stable_sort(parts, std::ranges::greater{}, &trainer::MemoryPart::bytes);
-  std::vector<std::string> texts;
-  for (const trainer::MemoryPart& part : parts)
-    texts.push_back(fmt::format("{} {}", part.name, readable_bytes(part.bytes)));
-  return fmt::format("{}{}: {}", readable_bytes(sum), words, fmt::join(texts, ", "));
-}
-
-std::string describe_needs(const trainer::MemoryNeeds& needs, bool on_gpu, const char* words = "") {
-  if (!on_gpu) return sum_of_parts(needs.host, words);
-  return sum_of_parts(needs.device, words) +
-         (needs.keeps_state_in_host() ? "; in host memory " + sum_of_parts(needs.host, words) : "");
 }
 
 // Compares what a rank needs with what is known of the memory that it has, as a job does at its start.
