@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -17,6 +18,7 @@
 #include "base/log.h"
 #include "models/description.h"
 #include "models/flavors/registry.h"
+#include "parallel/job/sockets.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/print.h"
@@ -28,6 +30,7 @@
 #include "trainer/metrics/flops.h"
 #include "trainer/metrics/gemm_peak.h"
 #include "trainer/metrics/memory.h"
+#include "trainer/metrics/metrics_server.h"
 #include "trainer/metrics/run_folder.h"
 #include "trainer/metrics/run_summary.h"
 #include "trainer/metrics/step_line.h"
@@ -98,11 +101,16 @@ struct RunStart {
   static auto members(auto& self) { return std::tie(self.time, self.id); }
 };
 
-// Rank 0 writes, and the other ranks receive the result. Collective.
-RunStart start_run(const RunDescription& run) {
+// Rank 0 writes, and the other ranks receive the result. Rank 0's `prometheus` listens, if a port is
+// configured. Collective.
+RunStart start_run(const RunDescription& run, Descriptor& prometheus) {
   const Runtime& runtime = run.job.runtime;
   return from_rank_0(runtime.groups->host(), [&] {
     const std::time_t now = std::time(nullptr);
+    const config::JobConfig::Metrics& options = run.config.metrics;
+    if (options.prometheus_port > 0)
+      prometheus =
+          metrics::listen_for_prometheus(options.prometheus_host, static_cast<int>(options.prometheus_port));
     if (run.config.metrics.enable_jsonl)
       metrics::require_no_writer(std::filesystem::path(run.config.job.dump_folder) / metrics::kMetricsFile);
     metrics::require_trackers(run.config.metrics, tracked_run(run, ""));
@@ -116,6 +124,28 @@ RunStart start_run(const RunDescription& run) {
           error.what());
     }
   });
+}
+
+int64_t starts_in(const std::filesystem::path& dump_folder) {
+  std::error_code error;
+  return std::distance(std::filesystem::directory_iterator(dump_folder / "runs", error),
+                       std::filesystem::directory_iterator());
+}
+
+void serve_prometheus(const RunDescription& run, Descriptor listener, const metrics::MeasuredRun& measured,
+                      const checkpointing::TrainState& start, metrics::MetricsLogger& logger) {
+  const std::string& host = run.config.metrics.prometheus_host;
+  const bool loopback = parallel::is_loopback(listener.get());
+  logger.serve_prometheus(std::move(listener), {.run_id = measured.run_id,
+                                                .ranks = run.job.runtime.world_size(),
+                                                .start_step = start.step,
+                                                .total_steps = measured.total_steps,
+                                                .tokens_seen = start.tokens_seen,
+                                                .starts = starts_in(measured.dump_folder),
+                                                .start_time = static_cast<double>(measured.start_time)});
+  log_info("Prometheus: http://{}:{}/metrics{}", host.find(':') == host.npos ? host : "[" + host + "]",
+           run.config.metrics.prometheus_port,
+           loopback ? "" : " (whoever reaches this address can read it: there is no password)");
 }
 
 // Returns whether the job continues nothing in its folder: it does not resume from a checkpoint there, the
@@ -186,7 +216,7 @@ double peak_flops(const config::JobConfig::Training& training, const Runtime& ru
 
 std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run,
                                                      const checkpointing::Checkpointer& checkpointer,
-                                                     int64_t start_step) {
+                                                     const checkpointing::TrainState& start) {
   const Runtime& runtime = run.job.runtime;
   const models::ModelArgs& model = run.job.model;
   const models::ModelDescription description = models::describe_model(model);
@@ -196,12 +226,13 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run,
   config::JobConfig::Metrics options = run.config.metrics;
   const bool dry_run = config::is_dry_run(run.config);
   if (dry_run) options.enable_tensorboard = options.enable_jsonl = false;
-  RunStart start = dry_run ? RunStart{std::time(nullptr), ""} : start_run(run);
+  Descriptor prometheus;
+  RunStart run_start = dry_run ? RunStart{std::time(nullptr), ""} : start_run(run, prometheus);
   metrics::MeasuredRun measured{
       .dump_folder = run.config.job.dump_folder,
-      .start_time = start.time,
-      .run_id = std::move(start.id),
-      .start_step = start_step,
+      .start_time = run_start.time,
+      .run_id = std::move(run_start.id),
+      .start_step = start.step,
       .starts_anew = starts_anew(run, checkpointer),
       .total_steps = run.config.training.steps,
       .rank = runtime.rank(),
@@ -227,6 +258,7 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run,
   auto logger = std::make_unique<metrics::MetricsLogger>(options, measured, std::move(sources));
   if (measured.rank == 0 && !dry_run) metrics::start_trackers(options, tracked_run(run, measured.run_id));
   logger->log_config(recorded_toml(run));
+  if (prometheus) serve_prometheus(run, std::move(prometheus), measured, start, *logger);
   log_info("Model {} {} size: {} total parameters", run.config.model.name, run.config.model.flavor,
            metrics::python_grouped(static_cast<double>(counts.total), 0));
   if (model.experts.are_present())

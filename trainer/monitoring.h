@@ -23,12 +23,12 @@ struct RunDescription {
   uint64_t seed = 0;                        // seed of weights, data order and RNG
 };
 
-// Writes the run's record and configuration on rank 0, and creates the metrics logger. `start_step` is the
-// number of updates done. Collective: every rank throws if the record cannot be written or another job writes
-// its metrics there.
+// Writes the run's record and configuration on rank 0, and creates the metrics logger. `start` is the
+// state that training continues. Collective: every rank throws if the record cannot be written, another job
+// writes its metrics there, or metrics.prometheus_port is in use.
 std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run,
                                                      const checkpointing::Checkpointer& checkpointer,
-                                                     int64_t start_step);
+                                                     const checkpointing::TrainState& start);
 
 // Logs the job and its start to the log and metrics.jsonl.
 void log_start(const RunDescription& run, const checkpointing::Checkpointer& checkpointer, int64_t start_step,

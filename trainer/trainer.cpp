@@ -118,7 +118,7 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
   // What watches it.
   parallel::set_phase("start of the metrics");
   const RunDescription run = {job_, config(), command, plan_.seed};
-  metrics_ = make_metrics(run, *checkpointer_, state_.step);
+  metrics_ = make_metrics(run, *checkpointer_, state_);
   checkpointer_->on_event = [this](int64_t step, const std::string& event,
                                    const metrics::JsonFields& fields) {
     metrics_->event(step, event, fields);
@@ -345,6 +345,7 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   state_.step = step;
   state_.tokens_seen += config().training.local_batch_size * config().training.seq_len * microbatches_ *
                         job_.runtime.mesh->degree(parallel::MeshDim::kBatch);
+  metrics_->step_done(step, state_.tokens_seen);
   if (logs) log_step(step, input, losses, checked.norm, reported);
   profiler_->step(step);
 }

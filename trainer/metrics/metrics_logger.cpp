@@ -69,6 +69,15 @@ MetricsLogger::MetricsLogger(const config::JobConfig::Metrics& options, Measured
                    run_.starts_anew ? EarlierLines::kOfOthers : EarlierLines::kContinued);
 }
 
+void MetricsLogger::serve_prometheus(Descriptor listener, PrometheusFacts facts) {
+  prometheus_.emplace(std::move(facts));
+  server_.emplace(std::move(listener), [this] { return prometheus_->text(); });
+}
+
+void MetricsLogger::step_done(int64_t step, int64_t tokens_seen) {
+  if (prometheus_) prometheus_->step_done(step, tokens_seen);
+}
+
 void MetricsLogger::add_batch(int64_t tokens, double data_loading_seconds) {
   window_.tokens += tokens;
   window_.batches += 1;
@@ -120,6 +129,7 @@ void MetricsLogger::log(const StepMetrics& m) {
     list.emplace_back("lr", m.lr);
     list.insert(list.end(), m.extra.begin(), m.extra.end());
     write(m.step, list);
+    if (prometheus_) prometheus_->logged(m.step, list);
     log_coloured(step_line({m.step, m.global_avg_loss, m.grad_norm, gib(memory.max_reserved_bytes),
                             memory.max_reserved_percent, tps, tflops, mfu_square, run_.total_steps, m.lr,
                             step_seconds, data_percent, left},
@@ -134,6 +144,7 @@ void MetricsLogger::begin_validation() {
   window_.memory = take_memory();
   paused_ = window_;
   start_window(window_.steps_done);
+  if (prometheus_) prometheus_->begin_validation();
 }
 
 void MetricsLogger::log_validation(int64_t step, double loss, const MetricList& losses) {
@@ -146,6 +157,7 @@ void MetricsLogger::log_validation(int64_t step, double loss, const MetricList& 
     append_memory(list, "validation_metrics/", memory);
     list.insert(list.end(), losses.begin(), losses.end());
     write(step, list);
+    if (prometheus_) prometheus_->validated(step, list);
     std::string line = validation_line(
         {step, loss, gib(memory.max_reserved_bytes), memory.max_reserved_percent, tps}, color_);
     for (const auto& [tag, value] : losses)
@@ -157,6 +169,7 @@ void MetricsLogger::log_validation(int64_t step, double loss, const MetricList& 
 }
 
 void MetricsLogger::event(int64_t step, const std::string& name, JsonFields fields) {
+  if (prometheus_) prometheus_->event(step, name, fields);
   if (!jsonl_) return;
   fields.emplace(fields.begin(), "event", name);
   jsonl_->append(json_line({step, unix_seconds(), run_.run_id}, fields));

@@ -12,6 +12,8 @@
 #include "trainer/config/job_config.h"
 #include "trainer/metrics/memory.h"
 #include "trainer/metrics/metrics_jsonl.h"
+#include "trainer/metrics/metrics_server.h"
+#include "trainer/metrics/prometheus_figures.h"
 #include "trainer/metrics/tensorboard.h"
 
 namespace hyperion::metrics {
@@ -66,8 +68,14 @@ class MetricsLogger {
   // above 0 use <dump>/rank_N/metrics.jsonl. Throws Error(kUsage) if a file cannot be created.
   MetricsLogger(const config::JobConfig::Metrics& options, MeasuredRun run, MetricsSources sources);
 
+  // Answers Prometheus at `listener` from now on, also while the job ends.
+  void serve_prometheus(Descriptor listener, PrometheusFacts facts);
+
   // Call it for every fetched (micro)batch with its tokens on this rank and the seconds of the fetch.
   void add_batch(int64_t tokens, double data_loading_seconds);
+
+  // Call it after every step, before log(), with the tokens that the run was trained on so far.
+  void step_done(int64_t step, int64_t tokens_seen);
 
   // Returns whether log() is to be called for `step`: for step 1 and every multiple of log_freq.
   bool should_log(int64_t step) const;
@@ -78,8 +86,8 @@ class MetricsLogger {
   // `losses`: those of the sources by their tags, which end the line too.
   void log_validation(int64_t step, double loss, const MetricList& losses = {});
 
-  // Writes an event after `step` to metrics.jsonl; docs/metrics.md lists the events. Callable from any
-  // thread.
+  // Writes an event after `step` to metrics.jsonl and for Prometheus; docs/metrics.md lists the events.
+  // Callable from any thread.
   void event(int64_t step, const std::string& name, JsonFields fields);
 
   // Writes the resolved configuration for TensorBoard's Text tab.
@@ -110,6 +118,8 @@ class MetricsLogger {
   bool color_;
   std::optional<EventWriter> tensorboard_;
   std::optional<JsonlWriter> jsonl_;
+  std::optional<PrometheusFigures> prometheus_;
+  std::optional<MetricsServer> server_;  // reads prometheus_
   Window window_;
   std::optional<Window> paused_;                            // training's window while a validation runs
   std::optional<std::pair<int64_t, double>> first_logged_;  // step and time
