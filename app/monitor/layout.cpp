@@ -100,10 +100,12 @@ std::vector<TextLine> plot_lines(const MonitoredRun& state, const View& view, in
   if (plots.empty()) return lines;
   const int across = view.columns < 68 ? 1 : view.columns < 130 ? 2 : view.columns < 210 ? 3 : 4;
   const int wanted = (static_cast<int>(plots.size()) + across - 1) / across;
-  const int down = std::clamp(rows / 10, 1, wanted);
+  const int down = std::clamp(rows / 11, 1, wanted);
   const int gap = 2, columns = (view.columns - gap * (across - 1)) / across;
-  const PlotSize size{columns, std::min(rows / down, kMaxPlotRows)};
+  const int between = down > 1 ? 1 : 0;
+  const PlotSize size{columns, std::min((rows + between) / down - between, kMaxPlotRows)};
   for (int row = 0; row < down; ++row) {
+    if (row > 0) lines.emplace_back();
     std::vector<TextLine> band(static_cast<size_t>(size.rows));
     for (int column = 0; column < across; ++column) {
       const auto number = static_cast<size_t>(row * across + column);

@@ -127,7 +127,9 @@ std::string newest_value(const report::Plot& plot, const std::vector<report::Plo
   for (const report::PlotLine& line : plot.lines) {
     if (!is_current(line, points)) continue;
     for (size_t i = line.mean.size(); i-- > 0;)
-      if (std::isfinite(line.mean[i])) return report::number_text(line.mean[i]);
+      if (std::isfinite(line.mean[i]))
+        return std::abs(line.mean[i]) < 1e3 ? fmt::format("{:.5g}", line.mean[i])
+                                            : report::number_text(std::round(line.mean[i]));
   }
   return "";
 }
@@ -156,8 +158,10 @@ std::vector<TextLine> draw_plot(const report::Plot& plot, const std::vector<repo
   const std::string newest = newest_value(plot, points);
   TextLine title = {{safe_text(plot.title, utf8), Tone::kStrong}};
   if (!newest.empty()) title.push_back({"  " + newest});
-  if (!plot.unit.empty() && columns_of(title) + 2 + columns_of(plot.unit) <= size.columns)
-    title.push_back({"  " + safe_text(plot.unit, utf8), Tone::kFaint});
+  const std::string unit =
+      safe_text(plot.unit.substr(0, plot.unit.find(';')), utf8);  // then: marks of a page
+  if (!unit.empty() && columns_of(title) + 2 + columns_of(unit) <= size.columns)
+    title.push_back({"  " + unit, Tone::kFaint});
   std::vector<TextLine> lines = {cut(title, size.columns)};
   const int dots_of_row = canvas.height() / rows;
   for (int row = 0; row < rows; ++row) {

@@ -99,7 +99,7 @@ void RunHistory::add_newer(const MetricRow& row) {
       started_.reset();
       if (resumed && *resumed >= 0 && *resumed < static_cast<double>(row.step))
         begin_ = static_cast<int64_t>(*resumed) + 1;
-      if (attempt_count_++ > 0) supersede_from(std::min(begin_, row.step));
+      if (attempt_count_++ > 0) supersede_from(begin_);
       attempts_.insert(attempts_.begin(), {begin_, row.step, time});
       if (attempts_.size() > kMaxAttempts) attempts_.pop_back();
     }

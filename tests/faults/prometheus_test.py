@@ -63,7 +63,7 @@ class Prometheus(CheckpointTest):
     def test_the_figures_are_those_of_the_log_and_promtool_accepts_them(self):
         job = self.start_watched("--validation.enable", "--validation.freq=2", f"--validation.dataset_path={self.folder}/data.jsonl",
                                  "--validation.steps=1", "--training.steps=4", ranks=2)
-        job.wait_for("this process waits")
+        job.wait_for("waits until")
         text, seen = self.scrape(), self.samples()
         logged = [line for line in self.metrics() if "grad_norm" in line][-1]
         for name, tag, scale in (("loss", "loss_metrics/global_avg_loss", 1), ("grad_norm", "grad_norm", 1), ("learning_rate", "lr", 1),
@@ -83,15 +83,15 @@ class Prometheus(CheckpointTest):
         self.goes_on_to_end(job)
 
     def test_between_logged_steps_the_step_and_its_time_go_on_and_a_resume_counts_from_zero(self):
-        job = self.start_watched("--training.steps=4", "--metrics.log_freq=100", point="shutdown")
-        job.wait_for("this process waits")
+        job = self.start_watched("--training.steps=4", "--lr_scheduler.total_steps=8", "--metrics.log_freq=100")
+        job.wait_for("waits until")
         seen = self.samples()
         self.assertEqual((seen["hyperion_step"], seen["hyperion_logged_step"]), (4, 1))
         self.assertGreater(seen["hyperion_last_step_timestamp_seconds"], seen["hyperion_logged_timestamp_seconds"])
         self.goes_on_to_end(job)
         self.go_on.unlink()
-        job = self.start_watched("--training.steps=6")
-        job.wait_for("this process waits")
+        job = self.start_watched("--training.steps=6", "--lr_scheduler.total_steps=8")
+        job.wait_for("waits until")
         seen = self.samples()
         self.assertEqual((seen["hyperion_step"], seen["hyperion_steps_total"], seen["hyperion_starts"]), (6, 2, 2))
         self.assertEqual(seen["hyperion_tokens_seen"], 3 * seen["hyperion_tokens_total"])
@@ -108,7 +108,7 @@ class Prometheus(CheckpointTest):
 
     def test_clients_that_mean_harm_hold_16_connections_and_neither_the_job_nor_prometheus_up(self):
         job = self.start_watched("--training.steps=30", point="step.data")
-        job.wait_for("this process waits")
+        job.wait_for("waits until")
         process = job.ranks[0][0].pid
         before = len(os.listdir(f"/proc/{process}/fd"))
         silent = [self.connect() for _ in range(500)]
@@ -142,7 +142,7 @@ class Prometheus(CheckpointTest):
     @installed("promtool")
     def test_a_real_prometheus_reads_it_and_knows_the_queries_of_the_dashboard_and_the_alerts(self):
         job = self.start_watched("--training.steps=3", ranks=1)
-        job.wait_for("this process waits")
+        job.wait_for("waits until")
         port = free_port()
         page = (ROOT / "docs" / "prometheus.md").read_text()
         config, rules = [re.sub("^    ", "", block, flags=re.M) for block in re.findall(r"\n((?:    .*\n)+)", page) if "job_name" in block or "alert:" in block]

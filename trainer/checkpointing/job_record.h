@@ -27,7 +27,7 @@ struct JobRecord {
   std::string data{};                         // path of the documents, for messages
   hugging_face::ImportedSettings imported{};  // from the Hugging Face model
   int64_t seq_len = 0;                        // training.seq_len; 0 if unknown
-  int64_t data_parallel_ranks = 0;            // of the job; 0 if unknown
+  int64_t data_parallel_ranks = 0;            // of the job that began with the batch; 0 if unknown
   int64_t global_batch_tokens = 0;            // of a step, for people and other programs; 0 if unknown
 };
 

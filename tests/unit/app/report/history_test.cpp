@@ -118,18 +118,21 @@ TEST_CASE("Rows that are added as they come give the history that is read backwa
   for (int run = 0; run < 300; ++run) {
     std::vector<std::string> lines;
     int64_t step = 0;
+    bool logged = false;  // a step of the start: a validation comes after one
     for (int i = 0, start = 0; i < 30; ++i) {
-      const std::string id = fmt::format(R"(, "run_id": "{}")", start);
       const unsigned kind = random() % 12;
+      if (kind < 2) ++start;
+      if (kind != 2) logged = kind != 0;
+      const std::string id = fmt::format(R"(, "run_id": "{}")", start);
       if (kind == 0) {
         step = static_cast<int64_t>(random() % static_cast<unsigned>(step + 1));
         lines.push_back(
-            fmt::format(R"({{"step": {}, "time": {}, "event": "start", "run_id": "{}"}})", step, i, ++start));
+            fmt::format(R"({{"step": {}, "time": {}, "event": "start", "run_id": "{}"}})", step, i, start));
       } else if (kind == 1) {
         step = static_cast<int64_t>(random() % static_cast<unsigned>(step + 1));
         lines.push_back(training_line(step + 1, i, i, fmt::format(R"(, "resume/step": {}{})", step, id)));
         ++step;
-      } else if (kind == 2 && step > 0) {
+      } else if (kind == 2 && logged) {
         lines.push_back(
             fmt::format(R"({{"step": {}, "time": {}, "validation_metrics/loss": 2{}}})", step, i, id));
       } else if (kind == 3) {
