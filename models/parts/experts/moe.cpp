@@ -60,8 +60,10 @@ MoE::PendingDispatch MoE::start_dispatch(const kernels::RoutedTokens& routed, st
   if (ep_nodes_.nodes != nullptr) {
     NodeCounts counts(choices, routing_.experts, routed.scores.scalar_type(), ep_nodes_, forces_balance_,
                       unit);
-    count_tokens(*counts.dispatch());
-    return {.routing = {counts.dispatch()}, .node_counts = std::move(counts)};
+    PendingDispatch pending{{counts.dispatch(), {}}};
+    count_tokens(*pending.routing.dispatch);
+    pending.node_counts.emplace(std::move(counts));
+    return pending;
   }
   const bool known = forces_balance_ && (ep_group_ != nullptr || !unit);
   const RowCounts counts = ep_group_ != nullptr || known ? RowCounts::kOnDevice  // until finish_dispatch()

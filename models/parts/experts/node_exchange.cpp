@@ -32,7 +32,7 @@ Tensor first_choice(const Tensor& holds, const Tensor& choices) {
   return at::where(holds, at::arange(k, choices.options()), k).amin(-1);
 }
 
-int64_t sum_of_rows(const std::vector<int64_t>& rows) {
+int64_t total_rows(const std::vector<int64_t>& rows) {
   return std::accumulate(rows.begin(), rows.end(), int64_t{0});
 }
 
@@ -45,7 +45,7 @@ Tensor start_choices(const Dispatch& dispatch, const ExpertExchange& exchange, b
     const int64_t first = std::accumulate(exchange.sent.begin(), exchange.sent.begin() + own, int64_t{0});
     return sent.narrow(0, first, exchange.sent[own]).repeat({nodes.size(), 1});
   }
-  const Tensor received = at::empty({sum_of_rows(exchange.received), sent.size(1)}, sent.options());
+  const Tensor received = at::empty({total_rows(exchange.received), sent.size(1)}, sent.options());
   pending = nodes.start_all_to_all(received, sent, exchange.received, exchange.sent);
   return received;
 }
@@ -53,7 +53,7 @@ Tensor start_choices(const Dispatch& dispatch, const ExpertExchange& exchange, b
 // Completes the dispatch of level 2, which has counts alone, from the choices of the received tokens.
 void complete_dispatch(Dispatch& in_node, const Tensor& choices, int64_t first, at::ScalarType dtype) {
   std::vector<int64_t> counts = std::move(in_node.counts);
-  const int64_t rows = sum_of_rows(counts);
+  const int64_t rows = total_rows(counts);
   const Tensor expert_rows = in_node.expert_rows;
   in_node = dispatch_present(choices, choices_in_node(choices, first, expert_rows.numel()), dtype);
   drop_absent(in_node, rows);
@@ -129,7 +129,7 @@ std::shared_ptr<const ExpertExchange> NodeCounts::wait() {
   }
   const auto exchange = std::make_shared<const ExpertExchange>(
       plan_exchange(sent, received, static_cast<int>(nodes), /*unit=*/std::nullopt));
-  drop_absent(*dispatch_, sum_of_rows(exchange->sent));
+  drop_absent(*dispatch_, total_rows(exchange->sent));
   if (equal_) {
     in_node_->counts.assign(static_cast<size_t>(width - 1), 0);
     for (int64_t node = 0; node < nodes; ++node)
