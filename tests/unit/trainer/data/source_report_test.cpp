@@ -29,6 +29,32 @@ TEST_CASE(
   CHECK(all[1].end_step == 7);
 }
 
+TEST_CASE("the size of a source says what is known of it and what is estimated") {
+  CHECK(describe_size({.files = 1, .bytes = 1}).ends_with(", tokens not known"));
+  const std::string counted =
+      describe_size({.files = 3, .bytes = 1 << 20, .documents = 1234, .tokens = 345678});
+  CHECK_THAT(counted,
+             Catch::StartsWith("3 files, 1.00 MiB") && Catch::EndsWith(", 1,234 documents, 345,678 tokens"));
+  CHECK_THAT(describe_size({.files = 3, .bytes = 1 << 20, .tokens = 345678, .estimated = true}),
+             Catch::Contains("about 345,678 tokens") && Catch::EndsWith(" (from a sample)"));
+}
+
+TEST_CASE("the plan of a job counts what its sources have consumed") {
+  config::JobConfig config;
+  config.training.seq_len = 10;
+  config.training.steps = 20;
+  const SourceSteps steps = {.global_batch = 5, .first_step = 6};  // 50 tokens each
+  const std::vector<SourceSize> sizes = {{.tokens = 1000.0}};
+  data::LoaderState state;
+  state.sequence = 25;  // 250 tokens of the only data
+  std::vector<DataSet> sets(1);
+  CHECK(plan_of_job(config, sets, sizes, state, steps).front().epochs == Approx(1));
+  state.sources = {{.name = "a", .tokens = 500}};
+  sets.front().max_epochs = 1;
+  const SourcePlan plan = plan_of_job(config, sets, sizes, state, steps).front();
+  CHECK(plan.end_step == 16);  // 500 tokens are left for steps 6 to 15
+}
+
 TEST_CASE("a source that starts over or has ended is an event of the step") {
   data::LoaderState before, after;
   before.sources = {{.name = "a", .share = 5}, {.name = "b", .share = 5}};
