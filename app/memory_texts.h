@@ -1,4 +1,4 @@
-// What `hyperion check` says about the memory of a rank, in words.
+// Describes the memory of a rank for `hyperion check`.
 #pragma once
 
 #include <cstdint>

@@ -52,7 +52,7 @@ ExitCode print_once(const CommandLine::Monitor& options) {
   return ExitCode::kOk;
 }
 
-// What may be wrong with a folder that has no metrics yet.
+// Returns a hint at the cause for a folder without metrics, or "".
 std::string hint_of(const std::string& folder) {
   const size_t colon = folder.find(':');
   if (colon != folder.npos && colon > 0 && colon < folder.find('/'))

@@ -18,7 +18,7 @@ namespace hyperion::monitor {
 
 inline constexpr size_t kMaxBuckets = 1000;  // of a run's history
 
-// What is known of a run.
+// MonitoredRun is the state of one run as its folder shows it.
 struct MonitoredRun {
   std::vector<report::ReportRun> runs;  // one, as report::report_data() takes it
   bool waiting = true;                  // there is no metrics.jsonl yet

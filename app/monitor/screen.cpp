@@ -29,7 +29,7 @@ constexpr std::array kEnding = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 constexpr std::array kRedrawing = {SIGWINCH, SIGTSTP, SIGCONT};
 constexpr std::array kFatal = {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL};
 
-// What signal handlers use: all of it is async-signal-safe.
+// Signal handlers use the following; all of it is async-signal-safe.
 volatile std::sig_atomic_t entered = 0, has_settings = 0, ending_signal = 0, stop_asked = 0;
 termios settings_before{};
 int wake_up = -1;  // write end of a pipe

@@ -7,7 +7,7 @@
 
 namespace hyperion::monitor {
 
-// What a span is; render() decides how it looks.
+// A Tone names the role of a span; render() decides how it looks.
 enum class Tone { kPlain, kFaint, kStrong, kGood, kWarning, kBad, kCurve };
 
 struct Span {

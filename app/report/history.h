@@ -70,8 +70,8 @@ class RunHistory {
   std::vector<MetricRow> events_;
   uint64_t event_count_ = 0;
   std::optional<MetricRow> later_;  // the neighbour of the next row: the last row that is not an event
-  // Of add_newer() alone: run id and step of a "start" without an attempt yet, and the first step of the
-  // newest attempt.
+  // add_newer() alone uses these two: the run id and step of a "start" without an attempt yet, and the first
+  // step of the newest attempt.
   std::optional<std::pair<std::string, int64_t>> started_;
   int64_t begin_ = 0;
   int64_t superseded_from_ = std::numeric_limits<int64_t>::max();

@@ -29,7 +29,7 @@ class RowReader {
   // The starts, whose training.max_norm counts for rows of their run ids.
   void set_starts(const std::vector<RunStart>& starts);
 
-  // As MetricParser::parse().
+  // Parses a line as MetricParser::parse() does.
   std::optional<MetricRow> row(std::string_view line);
 
   const MetricParser& parser() const { return parser_; }

@@ -178,7 +178,7 @@ TEST_CASE("experts get the same rows once per node as once per expert, and sums 
     all.error_grad_by_expert += rank.error_grad_by_expert;
   }
   CAPTURE(before, outliers, all.error_sum, all.error_grad);
-  // The error with which sums of nodes travel does not show beside the roundings that both forms have: 1.0007
+  // The error with which sums of nodes travel is small against the roundings that both forms have: 1.0007
   // where one column is an outlier. A rank alone has 0.997 to 1.003, as roundings fall.
   CHECK(all.error_sum <= 1.002 * all.error_sum_by_expert);
   CHECK(all.error_grad <= 1.002 * all.error_grad_by_expert);

@@ -59,7 +59,7 @@ sys.exit(code)
 
 
 def free_ports():
-    """Two ports in a row that nobody else is given while their sockets are open."""
+    """Returns two ports in a row, reserved while their sockets are open."""
     while True:
         one, two = socket.socket(), socket.socket()
         for each in (one, two):
@@ -128,7 +128,7 @@ class Restarts(LauncherTest):
         text = self.launch([nothing, nothing], "--max-restarts=9", code=137)
         self.assertIn("it resumes from its beginning, for nothing is saved; 8 more are left", text)
         self.assertIn("[launch] not started again: this start and the one before it saved no new step\n", text)
-        # Progress in between counts anew; a step that is lost and saved again is none.
+        # Progress in between resets the count; a step that is lost and saved again is none.
         plan = [{"saved": [4, 8], "codes": {"1": 71, "0": 71}}, {"saved": [4, 8], "codes": {"1": 137}}, {"saved": [8, 12], "codes": {"1": 137}},
                 {"saved": [8, 12], "codes": {"1": 137}}, {"codes": {"1": 137}}]
         text = self.launch(plan, "--max-restarts=9", code=137)
@@ -138,7 +138,7 @@ class Restarts(LauncherTest):
     def test_the_last_restart_is_named(self):
         plan = [{"saved": [0, 4], "codes": {"1": 137}}, {"saved": [4, 8], "codes": {"1": 137}}]
         self.assertIn("[launch] not started again: it has been, 1 time (--max-restarts 1)", self.launch(plan, "--max-restarts=1", code=137))
-        text = self.launch([{"codes": {"1": 137}}], code=137, logs="other")  # nobody asked
+        text = self.launch([{"codes": {"1": 137}}], code=137, logs="other")  # without --max-restarts
         self.assertNotIn("started again", text)
         self.assertNotIn("start-0", text)
 
@@ -191,15 +191,15 @@ class SeveralHosts(LauncherTest):
         self.assertIn("not started again", texts[1])
 
     def test_a_signal_to_one_launcher_in_the_wait_ends_all(self):
-        for told in range(2):
-            with self.subTest(told=told):
+        for signalled in range(2):
+            with self.subTest(signalled=signalled):
                 processes = self.hosts([{"saved": [0, 4], "codes": {"1": 137}}], "--max-restarts=3", first=1000)
                 begun = self.text_until(processes[0], "restart 1 of at most 3 in 1000 s")
-                processes[told].send_signal(signal.SIGTERM)
+                processes[signalled].send_signal(signal.SIGTERM)
                 codes, texts = self.ends(processes)
-                self.assertEqual(codes, [143, 137] if told == 0 else [71, 143], (begun, texts))
-                self.assertIn("not started again: host 0 says: SIGTERM came" if told == 0 else "not started again: the launcher of host 1 has ended",
-                              texts[1 - told])
+                self.assertEqual(codes, [143, 137] if signalled == 0 else [71, 143], (begun, texts))
+                self.assertIn("not started again: host 0 says: SIGTERM came" if signalled == 0 else "not started again: the launcher of host 1 has ended",
+                              texts[1 - signalled])
 
     def test_a_host_that_is_gone_is_waited_for_and_named(self):
         processes = self.hosts([{"saved": [0, 4], "codes": {"0": 71, "1": 71}}], "--max-restarts=3", HYPERION_RESTART_WAIT_SECONDS=1)

@@ -20,7 +20,7 @@ STATUS_FIELDS = ("PPid", "VmRSS", "Threads")
 
 
 def enter():
-    """Starts this program anew in namespaces of its own for mounts, network and shared memory, where the machine lets it: there the
+    """Re-executes this program in namespaces of its own for mounts, network and shared memory, where the machine lets it: there the
     checkpoints have a small file system, connections can be cut, and whatever is left afterwards is left by the soak."""
     if ENTERED in os.environ:
         return

@@ -133,7 +133,7 @@ class Tracking(unittest.TestCase):
         self.assertEqual(len({call[2]["id"] for call in self.calls("init")}), 1)
         self.assertEqual(self.calls("finish"), [["finish", 1], ["finish", 93]])
         self.assertIn("numbers are not finite", self.calls("alert")[-1][1])
-        Side(self, SECOND).end(93)  # which tells nobody of the end again
+        Side(self, SECOND).end(93)  # which sends no second end
         self.assertEqual(len(self.calls("alert")), 2)
         self.assert_each_once(20)
 

@@ -14,7 +14,7 @@ struct StepBatch {
   int64_t ranks = 0;  // 0: not recorded
 };
 
-// Returns whether a resume keeps the saved batch without being told: the ranks have changed, they can make
+// Returns whether a resume keeps the saved batch without a setting: the ranks have changed, they can make
 // the batch in whole microbatches, and the configuration names no batch.
 bool keeps_batch(const config::JobConfig& config, const StepBatch& saved, const StepBatch& now);
 

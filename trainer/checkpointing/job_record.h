@@ -28,7 +28,7 @@ struct JobRecord {
   hugging_face::ImportedSettings imported{};  // from the Hugging Face model
   int64_t seq_len = 0;                        // training.seq_len; 0 if unknown
   int64_t data_parallel_ranks = 0;            // of the job that began with the batch; 0 if unknown
-  int64_t global_batch_tokens = 0;            // of a step, for people and other programs; 0 if unknown
+  int64_t global_batch_tokens = 0;            // of a step; informative; 0 if unknown
 };
 
 // Removes token ids from record.imported, and logs that, if the import used a tokenizer other than the

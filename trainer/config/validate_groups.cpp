@@ -1,7 +1,6 @@
 #include "trainer/config/validate_groups.h"
 
 #include <algorithm>
-#include <cctype>
 #include <limits>
 #include <set>
 
@@ -11,6 +10,7 @@
 #include "base/nearest.h"
 #include "base/printable.h"
 #include "models/description.h"
+#include "trainer/config/list_checks.h"
 
 namespace hyperion::config {
 namespace {
@@ -70,10 +70,10 @@ class ParameterNames {
   std::vector<std::string> all_, forms_, parts_;  // forms: with * for a block's number
 };
 
-class GroupChecks {
+class GroupChecks : public ListChecks {
  public:
   GroupChecks(const ResolvedConfig& resolved, Problems& problems)
-      : resolved_(resolved), groups_(resolved.config.optimizer.groups), problems_(problems) {}
+      : ListChecks(resolved, "optimizer.groups", problems), groups_(resolved.config.optimizer.groups) {}
 
   void values() {
     constexpr double kLargest = std::numeric_limits<float>::max();
@@ -101,13 +101,8 @@ class GroupChecks {
     std::set<std::string> seen;
     for (size_t i = 0; i < groups_.size(); ++i) {
       const std::string name = name_of(groups_, i);
-      const bool valid =
-          !name.empty() && name.size() <= 100 && std::ranges::all_of(name, [](unsigned char c) {
-            return std::isalnum(c) || c == '-' || c == '.' || c == '_';
-          });
-      if (!valid)
-        refuse(i, "name", fmt::format("\"{}\"", printable(name)),
-               "expected 1 to 100 letters, digits, '-', '.' or '_'");
+      if (!is_name(name))
+        refuse(i, "name", fmt::format("\"{}\"", printable(name)), kNameRule);
       else if (!seen.insert(name).second)
         refuse(i, groups_[i].name ? "name" : "match", fmt::format("\"{}\"", name),
                "another group has this name, and metrics go by names");
@@ -124,16 +119,7 @@ class GroupChecks {
   }
 
  private:
-  void refuse(size_t index, const char* key, const std::string& value, const std::string& text) {
-    const std::string table = fmt::format("optimizer.groups[{}]", index), name = table + "." + key;
-    problems_.add(fmt::format("{}: {} = {}: {}",
-                              resolved_.origin(resolved_.origins.contains(name) ? name : table), name, value,
-                              text));
-  }
-
-  const ResolvedConfig& resolved_;
   const ParameterGroups& groups_;
-  Problems& problems_;
 };
 
 }  // namespace

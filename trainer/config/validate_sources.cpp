@@ -7,26 +7,24 @@
 
 #include "base/printable.h"
 #include "trainer/config/input_path.h"
+#include "trainer/config/list_checks.h"
 
 namespace hyperion::config {
 namespace {
 
-class SourceChecks {
+class SourceChecks : public ListChecks {
  public:
   SourceChecks(const ResolvedConfig& resolved, const char* list, const DataSources& sources,
                Problems& problems)
-      : resolved_(resolved), list_(list), sources_(sources), problems_(problems) {}
+      : ListChecks(resolved, list, problems), sources_(sources) {}
 
   void names() {
     std::map<std::string, size_t> seen;
     for (size_t i = 0; i < sources_.size(); ++i) {
       const std::string name = name_of(sources_[i]);
-      const bool valid =
-          !name.empty() && name.size() <= 100 && std::ranges::all_of(name, [](unsigned char c) {
-            return std::isalnum(c) || c == '-' || c == '.' || c == '_';
-          });
+      const bool valid = is_name(name);
       if (!valid && sources_[i].name)
-        refuse(i, "name", name, "expected 1 to 100 letters, digits, '-', '.' or '_'");
+        refuse(i, "name", name, kNameRule);
       else if (!valid)
         refuse(i, "path", sources_[i].path, "has no part that can name the source: give it a name");
       else if (const auto [first, fresh] = seen.emplace(name, i); !fresh)
@@ -55,17 +53,11 @@ class SourceChecks {
   }
 
  private:
-  void refuse(size_t index, const char* key, const std::string& value, const std::string& text) {
-    const std::string table = fmt::format("{}[{}]", list_, index), name = table + "." + key;
-    problems_.add(fmt::format("{}: {} = \"{}\": {}",
-                              resolved_.origin(resolved_.origins.contains(name) ? name : table), name,
-                              printable(value), text));
+  void refuse(size_t index, const char* key, const std::string& text, const std::string& problem) {
+    ListChecks::refuse(index, key, fmt::format("\"{}\"", printable(text)), problem);
   }
 
-  const ResolvedConfig& resolved_;
-  const std::string list_;
   const DataSources& sources_;
-  Problems& problems_;
 };
 
 }  // namespace

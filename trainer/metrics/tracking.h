@@ -31,7 +31,7 @@ void start_trackers(const config::JobConfig::Metrics& options, const TrackedRun&
 // Callable from any thread.
 void watch_trackers();
 
-// Tells them the exit code of the job and waits a bounded time until they have sent everything; then they go
+// Sends them the job's exit code and waits a bounded time until they have sent everything; then they continue
 // on by themselves. Does nothing without trackers.
 void finish_trackers(int exit_code);
 

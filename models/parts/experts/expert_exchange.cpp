@@ -33,7 +33,7 @@ int64_t sum_of(std::span<const int64_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
-// Returns a tensor of the graph whose elements nobody reads.
+// Returns a tensor of the graph whose elements are never read.
 Tensor without_elements(at::IntArrayRef sizes, const at::TensorOptions& options) {
   return at::empty({1}, options).expand(sizes);
 }

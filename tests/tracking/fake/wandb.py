@@ -1,4 +1,4 @@
-"""Stands in for Weights & Biases: what a run is told is a line of JSON in the file FAKE_WANDB, which is also its server.
+"""Stands in for Weights & Biases: each call on a run is a line of JSON in the file FAKE_WANDB, which is also its server.
 FAKE_WANDB_DOWN: the server does not answer. FAKE_WANDB_DIES_AT: the process dies after that row."""
 import enum
 import json
@@ -37,7 +37,7 @@ def Settings(**settings):
     return settings
 
 
-class Told:
+class RecordedValues:
     def __init__(self, name):
         self.name = name
 
@@ -62,7 +62,7 @@ class Run:
                 self.starting_step = sum(json.loads(line)[0] == "log" for line in file)
         except FileNotFoundError:
             self.starting_step = 0
-        self.config, self.summary = Told("config"), Told("summary")
+        self.config, self.summary = RecordedValues("config"), RecordedValues("summary")
 
     def log(self, values, step, commit):
         record("log", step, values)

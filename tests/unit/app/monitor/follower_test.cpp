@@ -78,7 +78,7 @@ TEST_CASE("A file that was renamed stays shown until another one begins under it
   CHECK(follower.state().run().history.attempt_count() == 1);
 }
 
-TEST_CASE("A file that became shorter, or was written anew to any length, is read from its start") {
+TEST_CASE("A file that became shorter, or was rewritten to any length, is read from its start") {
   const RunFolder folder;
   RunFollower follower(folder.path);
   const auto shows = [&](const std::vector<double>& expected) {

@@ -29,7 +29,7 @@ std::string row(const std::string& more) {
 }
 }  // namespace
 
-TEST_CASE("A healthy run is told in words without a warning") {
+TEST_CASE("A healthy run is described without a warning") {
   const Summary summary = summarize(state_of(healthy_run()), 2002, true);
   CHECK(summary.condition.text == "running, newest line 2 s ago");
   CHECK(fact(summary, "step") == "1,000 of 10,000; 10.0 %; 2 h 29 min to go; 1M tokens");
