@@ -1,12 +1,12 @@
 // Measures the cost of reading a corpus, for documents.py, and prints one JSON object.
 //
 //   benchmark_documents texts PATH TOKENIZER
-//     One thread reads and encodes all documents: documents, tokens, seconds of the processor, and those until
-//     the first file was open (Apache Arrow is loaded then, once in a process).
+//     One thread reads and encodes all documents: documents, tokens, seconds of the processor, and those
+//     until the first file was open (Apache Arrow is loaded then, once in a process).
 //   benchmark_documents loader PATH TOKENIZER SEQ_LEN N STATE
-//     The loader makes N sequences of one epoch (0: all) and writes its state to STATE: tokens, seconds of the
-//     processor, the first sequence's seconds of the clock, bytes read by then and in all, and the largest
-//     memory of the process.
+//     The loader makes N sequences of one epoch (0: all) and writes its state to STATE: tokens, seconds of
+//     the processor, the first sequence's seconds of the clock, bytes read by then and in all, and the
+//     largest memory of the process.
 //   benchmark_documents resume PATH TOKENIZER SEQ_LEN 1 STATE
 //     The loader does the same behind STATE.
 #include <chrono>

@@ -165,7 +165,7 @@ void RunFollower::take_line(std::string_view line) {
   last_training_ = *row;
 }
 
-// The last line may be whole and lack its line feed. What is left of a torn one is no JSON object.
+// The last line may be whole and lack its line feed. The rest of a torn line is no JSON object.
 void RunFollower::take_complete_end() {
   report::ReportRun& run = state_.runs.front();
   run.torn_end = too_long_ || !begun_.empty();

@@ -21,8 +21,8 @@ struct View {
 // The smallest terminal that shows more than one sentence.
 inline constexpr int kMinColumns = 20, kMinRows = 4;
 
-// Returns at most `rows` lines of at most `columns`. What does not fit is left out: first plots, then the
-// facts of the lowest importance, then the last parts of a fact.
+// Returns at most `rows` lines of at most `columns`. Lines that do not fit are left out: first plots, then
+// the facts of the lowest importance, then the last parts of a fact.
 std::vector<TextLine> layout(const MonitoredRun& state, const View& view);
 
 }  // namespace hyperion::monitor

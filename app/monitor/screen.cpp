@@ -25,6 +25,7 @@ constexpr std::string_view kEnter =
     "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J";  // other buffer, no cursor, no wrap
 constexpr std::string_view kLeave = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l";
 
+constexpr int kWriteMilliseconds = 200;  // for a terminal that takes no bytes
 constexpr std::array kEnding = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 constexpr std::array kRedrawing = {SIGWINCH, SIGTSTP, SIGCONT};
 constexpr std::array kFatal = {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL};
@@ -37,6 +38,11 @@ int wake_up = -1;  // write end of a pipe
 void put(std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t n = ::write(STDOUT_FILENO, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) {
+      pollfd terminal{.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
+      if (::poll(&terminal, 1, kWriteMilliseconds) > 0) continue;
+    }
     if (n <= 0) return;
     bytes.remove_prefix(static_cast<size_t>(n));
   }

@@ -37,6 +37,7 @@ constexpr Counter kCounters[] = {
      "memory allocation retries: the device is nearly full", Tone::kWarning},
 };
 
+constexpr double kUsualLogFreq = 10;    // the default of metrics.log_freq
 constexpr double kSlowRank = 1.1;       // over the median, as RankWarnings::kSlow
 constexpr double kSlowSeconds = 0.01;   // as RankWarnings::kSlowSeconds
 constexpr double kWaitingForData = 10;  // percent of a step
@@ -62,13 +63,28 @@ const MetricRow* start_without_step(const report::ReportRun& run) {
   return logged ? nullptr : &*start;
 }
 
+namespace {
+
+// Returns the seconds from one logged step to the next: as last seen, or before a second one as many steps as
+// metrics.log_freq says.
+double line_seconds(const MonitoredRun& state) {
+  const report::ReportRun& run = state.run();
+  const double step =
+      run.value(run.history.newest(RowKind::kTraining), "time_metrics/end_to_end(s)").value_or(0);
+  const double finite_step = std::isfinite(step) ? step : 0;
+  if (state.line_seconds) return std::max(*state.line_seconds, finite_step);
+  const auto& starts = run.starts.starts;
+  const auto log_freq = starts.empty() ? std::nullopt : starts.back().number("metrics.log_freq");
+  return finite_step * std::max(1.0, log_freq.value_or(kUsualLogFreq));
+}
+
+}  // namespace
+
 bool is_stale(const MonitoredRun& state, double now) {
   const report::ReportRun& run = state.run();
   const MetricRow* training = run.history.newest(RowKind::kTraining);
   if (training == nullptr || ending(run) || start_without_step(run) != nullptr) return false;
-  const double step = run.value(training, "time_metrics/end_to_end(s)").value_or(0);
-  const double line = std::max({state.line_seconds.value_or(0), std::isfinite(step) ? step : 0});
-  return now - run.history.last_time() > std::max(kStaleLines * line, kStaleSeconds);
+  return now - run.history.last_time() > std::max(kStaleLines * line_seconds(state), kStaleSeconds);
 }
 
 std::vector<Span> warnings_of(const MonitoredRun& state, double now, bool utf8) {
@@ -87,7 +103,7 @@ std::vector<Span> warnings_of(const MonitoredRun& state, double now, bool utf8) 
         fmt::format("no new line for {}, where one comes every {} at most: the job hangs, was killed, or "
                     "cannot write",
                     report::duration_text(now - run.history.last_time()),
-                    report::duration_text(std::ceil(state.line_seconds.value_or(1)))));
+                    report::duration_text(std::ceil(line_seconds(state)))));
   }
   std::vector<const MetricRow*> failed;
   for (const MetricRow& event : run.history.events())

@@ -60,7 +60,9 @@ class Tracker:
         for first in range(0, len(new), PARAMETERS_OF_BATCH):
             self.client.log_batch(self.id, params=new[first:first + PARAMETERS_OF_BATCH])
         # A parameter is written once: a later start's other value is a tag.
-        self.client.log_batch(self.id, tags=[RunTag(f"changed.{key}", value) for key, value in config.items() if known.get(key, value) != value])
+        changed = [RunTag(f"changed.{key}", value) for key, value in config.items() if known.get(key, value) != value]
+        for first in range(0, len(changed), PARAMETERS_OF_BATCH):
+            self.client.log_batch(self.id, tags=changed[first:first + PARAMETERS_OF_BATCH])
         say(f"run {self.id} of experiment {name}")
 
     def history(self, name):

@@ -15,6 +15,7 @@ docs/tracking.md. Standard library, and the package of the tracker.
 """
 import fcntl
 import importlib
+import itertools
 import json
 import os
 import pathlib
@@ -87,7 +88,7 @@ class History:
 
 
 class State(dict):
-    """What a tracker keeps over restarts of the job, in FOLDER/tracking/TRACKER.json."""
+    """Keeps the state of a tracker over restarts of the job, in FOLDER/tracking/TRACKER.json."""
 
     def __init__(self, path, job, run):
         self.path = path
@@ -156,7 +157,7 @@ def make_tracker(job, state):
 
 
 def missing(job):
-    """What this Python lacks for the trackers, as a sentence, or None."""
+    """Returns a sentence that names the missing package or credential, or None."""
     for tracker in job["trackers"]:
         if tracker == "alert":
             continue
@@ -177,7 +178,7 @@ def missing(job):
 
 
 def read_config(folder, run):
-    """The configuration of a start as nested tables."""
+    """Returns the configuration of a start as nested tables."""
     try:
         import tomllib
     except ImportError:  # Python 3.10
@@ -199,12 +200,23 @@ def write_report(job):
     return None
 
 
+def recorded_code(since):
+    """Returns the code that rank 0 recorded for its launcher after `since`, or None. A rank that lost a peer or its GPU ends at once and writes
+    no event."""
+    try:
+        record = json.loads((pathlib.Path(os.environ["HYPERION_FAILURE_DIR"]) / "rank_0.json").read_text(encoding="utf-8"))
+        return int(record["code"]) if record["time"] >= since else None
+    except (KeyError, OSError, TypeError, ValueError):
+        return None
+
+
 class JobEnd(threading.Thread):
     """Waits for rank 0's word that the job has ended, and bounds what this process does afterwards."""
 
     def __init__(self):
         super().__init__(daemon=True)
         self.ended = threading.Event()
+        self.started = time.time()
         self.code = None
 
     def run(self):
@@ -234,8 +246,8 @@ class Alerts:
                 self.state.save()
                 self.tracker.alert(alert_of(row), row)
 
-    def tell(self, event, message):
-        row = {"step": self.step, "time": time.time(), "run_id": self.job["run"], "event": event, "message": message}
+    def tell(self, event, message, **more):
+        row = {"step": self.step, "time": time.time(), "run_id": self.job["run"], "event": event, "message": message, **more}
         self.tracker.alert(alert_of(row), row)
 
     def look_at_clock(self):
@@ -248,16 +260,19 @@ class Alerts:
 def follow(job, end):
     folder = pathlib.Path(job["folder"])
     rows = Rows(folder / "metrics.jsonl")
-    while not (unread := list(rows.read())):
+    unread = rows.read()  # read row by row: the file may be large
+    while not (first := next(unread, None)):
         if end.ended.is_set():
             return  # the job ended before its first line
         end.ended.wait(POLL_SECONDS)
-    state = State(folder / "tracking" / f"{job['tracker']}.json", unread[0]["run_id"], job["run"])
+        unread = rows.read()
+    state = State(folder / "tracking" / f"{job['tracker']}.json", first["run_id"], job["run"])
+    unread = itertools.chain((first,), unread)
     tracker = make_tracker(job, state)
     alerts, history, orderly = Alerts(job, state, tracker), History(), False
     while True:
         ended = end.ended.is_set()  # asked before the file is read, which then is complete
-        for row in (*unread, *rows.read()):
+        for row in itertools.chain(unread, rows.read()):
             if "event" in row:
                 tracker.event(row)
                 orderly = orderly or (row["event"] == "end" and row["run_id"] == job["run"])
@@ -266,15 +281,18 @@ def follow(job, end):
                 if at is not None and at >= tracker.rows:
                     tracker.row(at, row)
             alerts.read(row)
-        unread = []
+        unread = ()
         tracker.flush()
         if ended:
             break
         alerts.look_at_clock()
         end.ended.wait(POLL_SECONDS)
-    if end.code is None and not orderly:
-        alerts.tell("killed", f"rank 0 ended without a word after step {alerts.step}")
-    tracker.finish(1 if end.code is None else end.code)
+    code = recorded_code(end.started) if end.code is None else end.code
+    if not orderly and code is None:
+        alerts.tell("killed", f"rank 0 was killed after step {alerts.step}")
+    elif not orderly:  # it ended outside of training, or by a failure detector
+        alerts.tell("end", f"rank 0 ended after step {alerts.step}", exit_code=code)
+    tracker.finish(1 if code is None else code)
 
 
 def lock(job):

@@ -25,15 +25,15 @@ INVARIANTS = {
 TEXT = """\
 # Reliability
 
-What the program promises under each fault, and the test that shows it. [Faults](faults.md) says in words what happens, [acceptance](notes/acceptance.md) names the tests of every
+This page lists the guarantees under each fault and the test that shows each. [Faults](faults.md) says in words what happens, [acceptance](notes/acceptance.md) names the tests of every
 requirement, [failpoints](notes/failpoints.md) how faults are injected. `python3 tests/docs/reliability.py . > docs/reliability.md` makes this page of
 `tests/faults/matrix.toml`, where the case of each test is named.
 
-What holds after a fault:
+Invariants after a fault:
 
 {invariants}
 
-A test runs by its name: `ctest --test-dir build -R '^faults.kills$'`. `faults.matrix` runs each fault on one mesh and a part of the damage, `faults.matrix_whole`
+A test runs by its name: `ctest --test-dir build -R '^faults.kills$'`. `faults.matrix` runs most faults on one mesh each and a part of the rest, `faults.matrix_whole`
 (slow) every fault on every mesh. A number is that of the cases, where there are several. "Peer" is what torchtitan or PyTorch's distributed
 checkpoint (DCP) was measured or read to do ([its faults](notes/faults_of_dcp.md)); torchtitan itself was not put through the matrix.
 

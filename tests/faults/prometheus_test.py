@@ -19,14 +19,18 @@ from pathlib import Path
 from checkpoints import CheckpointTest
 from jobs import PATIENCE, ROOT, main
 
+HELD = []
 GOOD = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 QUERIES = re.findall(r'"expr": ("(?:[^"\\]|\\.)*")', (ROOT / "docs" / "grafana.json").read_text())
 
 
 def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
+    """A port that the system gives to no other program while this test runs, and at which a job can listen."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    HELD.append(holder)
+    return holder.getsockname()[1]
 
 
 def installed(program):

@@ -4,11 +4,13 @@
 usage: tracking_test.py HYPERION [unittest options]
 """
 
+import fcntl
 import json
 import sys
+import time
 
 from checkpoints import CheckpointTest
-from jobs import ROOT, main
+from jobs import PATIENCE, ROOT, main
 
 WANDB = ("--metrics.enable_wandb", f"--metrics.tracking_python={sys.executable}")
 
@@ -27,6 +29,7 @@ class Tracking(CheckpointTest):
         first = self.run_job("--training.steps=4", *options, ranks=2, env=self.environment(FAKE_WANDB_DIES_AT="1"), code=0)
         self.assertIn("wandb: run ", first.text())
         self.run_job("--training.steps=8", *options, ranks=2, env=self.environment(), code=0)
+        self.wait_for_side_processes()
         self.assertEqual([(at, row["step"]) for at, row in self.calls("log")], [(step - 1, step) for step in range(1, 9)])
         self.assertEqual(len({asked["id"] for _, asked in self.calls("init")}), 1)
         self.assertEqual(self.calls("finish"), [[0], [0]])
@@ -37,6 +40,19 @@ class Tracking(CheckpointTest):
             self.assertEqual([file for file in files if not file.startswith((str(self.folder), "pipe:"))], [])
         ends = [json.loads(line) for line in heard.read_text().splitlines()]
         self.assertEqual([(end["event"], end["exit_code"], end["step"]) for end in ends], [("end", 0, 4), ("end", 0, 8)])
+
+    def wait_for_side_processes(self):
+        """Waits until the processes that the jobs have left behind have sent everything: each holds a lock."""
+        for path in (self.folder / "out" / "tracking").glob("*.lock"):
+            with open(path) as file:
+                end = time.monotonic() + PATIENCE
+                while True:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        break
+                    except BlockingIOError:
+                        self.assertLess(time.monotonic(), end)
+                        time.sleep(0.05)
 
     def test_a_missing_package_is_one_sentence_before_step_1_on_every_rank(self):
         (self.folder / "broken").mkdir()

@@ -80,6 +80,7 @@ def result(soak, steps):
     curve = compare(soak, steps)
     measured = of_processes(soak)
     problems = list(soak.problems) + [f"left behind: {line}" for line in left]
+    problems += [f"no fault of kind {name} came" for name in sorted(set(soak.options.kinds or ()) - {event.kind for event in soak.events})]
     if curve["different_steps"]:
         problems.append(f"losses of {len(curve['different_steps'])} steps differ from those of the undisturbed run: {curve['different_steps'][:8]}")
     if not curve["last_checkpoint_equal"]:

@@ -11,6 +11,7 @@ The result is a table and, with --json, a file. Exit code 1: something did not h
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -49,7 +50,7 @@ def arguments():
     parser.add_argument("--save-every", type=int, default=25, help="steps from save to save (25)")
     parser.add_argument("--timeout", type=int, default=30, help="comm.train_timeout_seconds (30)")
     parser.add_argument("--seed", type=int, help="of the faults (random)")
-    parser.add_argument("--kinds", type=lambda text: text.split(","), help="these faults alone, in this order, again and again")
+    parser.add_argument("--kinds", type=lambda text: text.split(","), help="these faults alone, in this order, repeated")
     parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--folder", type=Path, help="where the runs are kept (a temporary folder, removed when all holds)")
     parser.add_argument("--nice", type=int, default=10, help="priority of all processes (10)")
@@ -82,7 +83,7 @@ class Job:
         return f"rank {rank}"
 
     def code(self):
-        """As a shell has it; None while it runs."""
+        """Returns the exit code in a shell's form; None while the job runs."""
         code = self.process.poll()
         return None if code is None else code if code >= 0 else 128 - code
 
@@ -91,7 +92,8 @@ class Job:
 
     def kill(self):
         for pid in [self.process.pid, *self.ranks().values()]:
-            kinds.send(pid, signal.SIGKILL)
+            if processes.MARK in processes.variables(pid):  # else it has ended, and the number may be another process's
+                kinds.send(pid, signal.SIGKILL)
         self.process.wait()
 
 
@@ -344,7 +346,8 @@ class Soak:
         found |= {f"rank {rank}": processes.sample(pid) for rank, pid in ranks.items()}
         for pid, own in processes.marked(self.mark).items():
             if pid != job.process.pid and pid not in ranks.values() and "RANK" not in own:
-                found[f"process {Path(f'/proc/{pid}/comm').read_text().strip()}"] = processes.sample(pid)
+                with contextlib.suppress(OSError):  # it has just ended
+                    found[f"process {Path(f'/proc/{pid}/comm').read_text().strip()}"] = processes.sample(pid)
         self.samples.append((self.now(), time.monotonic() - job.started, {name: value for name, value in found.items() if value}))
 
     def say(self, text):
@@ -356,11 +359,22 @@ def main():
     if options.seed is None:
         options.seed = random.randrange(1 << 32)
     os.nice(max(0, options.nice - os.nice(0)))
+    if options.folder:
+        options.folder.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="hyperion-soak-", dir=options.folder))
     print(f"seed {options.seed}; the runs are in {folder}", flush=True)
     if processes.refused():
         print(f"without a full disk and cut connections: {processes.refused()}", flush=True)
     soak = Soak(options, more, folder)
+    try:
+        return judged(soak, options, folder)
+    finally:  # also where this program fails or is interrupted
+        for pid in processes.marked(soak.mark):
+            kinds.send(pid, signal.SIGKILL)
+
+
+def judged(soak, options, folder):
+    """Runs the soak and prints what came of it; returns the exit code."""
     steps = options.steps
     if steps is None:
         soak.measure()

@@ -137,6 +137,19 @@ class Tracking(unittest.TestCase):
         self.assertEqual(len(self.calls("alert")), 2)
         self.assert_each_once(20)
 
+    def test_an_end_without_an_event_has_the_code_that_rank_0_sent_or_recorded(self):
+        self.train(1, 2)
+        Side(self, FIRST).end(70)
+        record = self.folder / "failures/rank_0.json"
+        record.parent.mkdir()
+        for run, when, heard in ((SECOND, 60, "the job ended with code 71"), ("20260101-000003", -60, "rank 0 was killed")):
+            record.write_text(json.dumps({"code": 71, "time": time.time() + when}))
+            self.train(3, 3, run)
+            Side(self, run, env={"HYPERION_FAILURE_DIR": str(record.parent)}).end(None)
+            self.assertIn(heard, self.calls("alert")[-1][1])
+        self.assertIn("the job ended with code 70", self.calls("alert")[0][1])
+        self.assertEqual(self.calls("finish"), [["finish", 70], ["finish", 71], ["finish", 1]])
+
     def test_another_job_in_the_folder_has_a_run_of_its_own(self):
         self.train(1, 2)
         Side(self, FIRST).end(0)

@@ -28,7 +28,8 @@ struct TrainState {
   int64_t tokens_seen = 0;                                      // by all ranks
   double last_loss = std::numeric_limits<double>::quiet_NaN();  // loss of the last logged step
   int64_t last_loss_step = 0;                                   // the last logged step; 0 if unknown
-  // Of steps whose update was left out (trainer/engine/finite_guard.h). Saved only if there is something.
+  // These count steps whose update was left out (trainer/engine/finite_guard.h); they are saved only if there
+  // are any.
   int64_t skipped_steps = 0;                // since the beginning
   std::vector<int64_t> recently_skipped{};  // of the last steps
   std::vector<double> gradient_norms{};     // of the last steps

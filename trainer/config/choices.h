@@ -132,7 +132,7 @@ constexpr auto choices(OnConfigChange) {
                                       {OnConfigChange::kOverride, "override"}});
 }
 
-// What happens if the configured mesh has another number of ranks than the job.
+// OnMeshMismatch says what to do if the configured mesh has another number of ranks than the job.
 enum class OnMeshMismatch { kError, kFit };
 constexpr auto choices(OnMeshMismatch) {
   return choice_list<OnMeshMismatch>({{OnMeshMismatch::kError, "error"}, {OnMeshMismatch::kFit, "fit"}});

@@ -19,7 +19,7 @@ std::vector<std::string> sample_of_text(const config::JobConfig& config);
 // pass.
 double tokenizer_rate(const data::Tokenizer& tokenizer, const std::vector<std::string>& documents);
 
-// What a job on text needs of each node, and what a node has.
+// TextRate compares the tokens per second that a node needs with those that it can tokenise.
 struct TextRate {
   double thread_rate = 0;  // tokens per second of one tokenizer thread
   double gpu_rate = 0;     // tokens per second of the GPUs that train on the data of one rank

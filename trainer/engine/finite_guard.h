@@ -28,7 +28,7 @@ struct SkipRules {
   bool any() const { return non_finite || above_norm > 0; }
 };
 
-// What a resumed run knows of the steps before it.
+// SkipState is the history of skipped steps that a resumed run restores.
 struct SkipState {
   int64_t skipped = 0;            // steps since the beginning
   std::vector<double> norms{};    // NormHistory::values()
@@ -67,7 +67,7 @@ class FiniteGuard {
   // Called for a step that was left out, with the reason.
   std::function<void(int64_t step, const std::string& reason)> on_skip{};
 
-  // What a save after `step` keeps; raise(wait) must have read that step.
+  // Returns the state to save after `step`, which raise(wait) must have read.
   SkipState skips(int64_t step) const {
     return {skipped_, norms_.values(step), {recent_.begin(), recent_.end()}};
   }

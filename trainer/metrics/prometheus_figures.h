@@ -35,7 +35,7 @@ class NewestValue {
   std::atomic<uint8_t> middle_ = 2;
 };
 
-// What is known before the first step.
+// PrometheusFacts are known before the first step.
 struct PrometheusFacts {
   std::string run_id;
   int64_t ranks = 1;

@@ -97,7 +97,7 @@ nlohmann::json options_json(const config::JobConfig::Metrics& o) {
           {"alert_after_seconds", o.alert_after_seconds}};
 }
 
-// Its first line of stdin, which a pipe holds until it is read.
+// Writes a line to a side process; the pipe holds it until it is read.
 void send(const Descriptor& pipe, const std::string& line) {
   [[maybe_unused]] const auto written = ::write(pipe.get(), line.data(), line.size());
 }
@@ -184,9 +184,11 @@ class SideProcess {
 
   bool has_ended() {
     int status = 0;
-    if (::waitpid(pid_, &status, WNOHANG) == 0) return false;
-    ending_ = WIFSIGNALED(status) ? fmt::format("signal {}", WTERMSIG(status))
-                                  : fmt::format("code {}", WEXITSTATUS(status));
+    const pid_t ended = ::waitpid(pid_, &status, WNOHANG);
+    if (ended == 0 || (ended < 0 && errno == EINTR)) return false;
+    ending_ = ended < 0             ? "its code is lost"  // another one has waited for it
+              : WIFSIGNALED(status) ? fmt::format("signal {}", WTERMSIG(status))
+                                    : fmt::format("code {}", WEXITSTATUS(status));
     pid_ = 0;
     input_ = Descriptor();
     return true;
@@ -257,16 +259,20 @@ void require_trackers(const config::JobConfig::Metrics& options, const TrackedRu
     if (n <= 0) break;
     said.append(data.data(), static_cast<size_t>(n));
   }
-  if (steady_clock::now() >= deadline) ::kill(pid, SIGKILL);
   int status = 0;
-  while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  pid_t ended = 0;  // a package may hang while the interpreter ends
+  while ((ended = ::waitpid(pid, &status, WNOHANG)) == 0 && steady_clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  if (ended == 0) {
+    ::kill(-pid, SIGKILL);  // it leads a session: its children end, too
+    while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+    }
   }
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
   if (!said.empty()) throw_config("{}", printable(said.substr(0, said.find('\n')), kLongestLine));
   throw_config(
       "metrics.tracking_python: {} did not say within {} s whether it has the packages of the trackers ({}): "
-      "try "
-      "{} -c 'import wandb'",
+      "try {} -c 'import wandb'",
       python, kCheckLimit.count(),
       WIFSIGNALED(status) ? "ended by a signal" : fmt::format("code {}", WEXITSTATUS(status)), python);
 }

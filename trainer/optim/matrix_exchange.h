@@ -42,7 +42,7 @@ class MatrixExchange {
   std::vector<Piece> returned();
 
  private:
-  // What one rank sends another in one stage: elements of a matrix, in the order of the buffer.
+  // A Segment is a range of a matrix that one rank sends another in one stage, in the order of the buffer.
   struct Segment {
     size_t matrix;
     int64_t begin = 0, count = 0;  // in the buffer

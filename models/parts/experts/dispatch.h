@@ -49,7 +49,7 @@ Dispatch dispatch_tokens(const at::Tensor& choices, int64_t experts, RowCounts c
 struct KeptRouting {
   std::shared_ptr<const Dispatch> dispatch{};
   std::shared_ptr<const ExpertExchange> exchange{};  // null without expert parallelism
-  // Of the tokens that this rank received for its node, if tokens travel once per node; else null.
+  // The routing of the tokens that this rank received for its node; null unless tokens travel once per node.
   std::shared_ptr<const KeptRouting> in_node{};
   // The mean over the ranks of the rows that their experts get, of `in_node`; 0: the rows that this rank
   // sends.

@@ -54,6 +54,14 @@ TEST_CASE("A run without a line for three logged steps is late, one that has end
   CHECK(warnings(healthy_run() + R"j({"step": 900, "time": 2001, "event": "start"})j", 9000).empty());
 }
 
+TEST_CASE("A run with one logged step is late after three times metrics.log_freq steps") {
+  const std::string first = R"j({"step": 1, "time": 1001, "loss_metrics/global_avg_loss": 9, )j"
+                            R"j("time_metrics/end_to_end(s)": 2, "run_id": "a"})j";
+  CHECK(warnings(first, 1060).empty());
+  CHECK_THAT(warnings(first, 1062), Contains("no new line for 61 s, where one comes every 20 s at most") ||
+                                        Contains("no new line for 1 min"));
+}
+
 TEST_CASE("An end with a failure is a warning, and a save that failed too") {
   CHECK_THAT(
       warnings(

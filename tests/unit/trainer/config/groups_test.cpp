@@ -40,7 +40,7 @@ RunContext facts_of(const ResolvedConfig& resolved) {
   return facts;
 }
 
-// What the checks of a configuration of the debug model say.
+// Returns the messages of the checks of a configuration of the debug model.
 std::string verdict_on(const std::string& toml) {
   const ResolvedConfig resolved = groups_in(toml);
   return error_of(ExitCode::kUsage, [&] { require_valid_config(resolved, facts_of(resolved)); });
