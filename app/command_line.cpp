@@ -202,6 +202,16 @@ CLI::App* add_report(CLI::App& app, CommandLine::Report& report) {
   CLI::App* command = app.add_subcommand("report", "Plot the metrics of runs in one HTML page");
   add_path(*command, "DIR", report.folders, "Folders of runs (their job.dump_folder)")->required();
   add_path(*command, "-o,--output", report.output, "The HTML file to write (report.html)");
+  command->add_option("--name", report.names, "DIR=NAME: call the run of DIR by NAME; may be repeated")
+      ->allow_extra_args(false)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  command->add_option("--baseline", report.baseline, "Name or DIR of the run that others are compared with");
+  command->add_flag("--ratio", report.ratio, "Compare by ratios to the baseline instead of differences");
+  // Only --watch=SECONDS: the word after --watch is a DIR.
+  const std::string watch = "Refresh the page until all runs have ended; =SECONDS apart (10)";
+  command->add_flag("--watch{10}", watch)->check(at_least(0.5))->each([&report](const std::string& text) {
+    CLI::detail::lexical_cast(text, report.watch);
+  });
   return command;
 }
 

@@ -79,6 +79,10 @@ struct CommandLine {
   struct Report {
     std::vector<std::string> folders;    // job.dump_folder of each run
     std::string output = "report.html";  // the HTML file
+    std::vector<std::string> names;      // DIR=NAME, for runs that the page calls by another name
+    std::string baseline;                // name or folder of the run that the others are compared with
+    bool ratio = false;                  // compare by ratios, not by differences
+    double watch = 0;                    // seconds between refreshes; 0: the page is written once
   };
 
   struct Monitor {

@@ -32,7 +32,8 @@ std::string bytes_at(const Descriptor& file, const fs::path& path, uint64_t offs
 
 }  // namespace
 
-RunFollower::RunFollower(fs::path folder) : folder_(std::move(folder)), records_(folder_ / "runs") {
+RunFollower::RunFollower(fs::path folder, size_t max_buckets)
+    : folder_(std::move(folder)), records_(folder_ / "runs"), max_buckets_(max_buckets) {
   fs::path clean = folder_.lexically_normal();
   if (!clean.has_filename()) clean = clean.parent_path();  // "out/rank_1/"
   std::error_code error;
@@ -47,7 +48,7 @@ void RunFollower::forget() {
   state_ = {};
   state_.runs.emplace_back();
   state_.runs.front().name = folder_.string();
-  state_.runs.front().history = report::RunHistory(kMaxBuckets);
+  state_.runs.front().history = report::RunHistory(max_buckets_);
   state_.runs.front().starts = std::move(starts);
   reader_ = {};
   reader_.set_starts(state_.run().starts.starts);

@@ -16,7 +16,7 @@
 
 namespace hyperion::monitor {
 
-inline constexpr size_t kMaxBuckets = 1000;  // of a run's history
+inline constexpr size_t kMaxBuckets = 1000;  // of a run's history, by default
 
 // MonitoredRun is the state of one run as its folder shows it.
 struct MonitoredRun {
@@ -32,7 +32,7 @@ struct MonitoredRun {
 class RunFollower {
  public:
   // `folder` is a run's job.dump_folder or one of its rank_N folders; it need not exist.
-  explicit RunFollower(std::filesystem::path folder);
+  explicit RunFollower(std::filesystem::path folder, size_t max_buckets = kMaxBuckets);
 
   // Reads at most `max_bytes` of what is new and returns whether more is left. A file under the same name
   // that is another one, or does not continue what was read, replaces everything. Throws Error(kBadData) if
@@ -53,6 +53,7 @@ class RunFollower {
   void take_complete_end();
 
   std::filesystem::path folder_, records_;
+  size_t max_buckets_;
   MonitoredRun state_;
   report::RowReader reader_;
   std::pair<dev_t, ino_t> file_{};  // the one that was read

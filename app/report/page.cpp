@@ -19,6 +19,12 @@ std::string swatch(size_t run) {
   return fmt::format(R"(<span class="swatch r{}"></span>)", run);
 }
 
+// The run's name. The script changes it where the reader renames the run.
+std::string name_of(const ReportRun& run, size_t number) {
+  return fmt::format(R"({}<span class="name" data-run="{}">{}</span>)", swatch(number), number,
+                     html_text(run.name, 200));
+}
+
 // Returns a field of run.txt; "-" if it is missing.
 std::string field_of(const RunStart& start, const char* name) {
   const auto found = start.fields.find(name);
@@ -35,18 +41,20 @@ class NewestState {
     const MetricRow* training = run_.history.newest(RowKind::kTraining);
     const MetricRow* validation = run_.history.newest(RowKind::kValidation);
     const std::string loss = number_of(validation, "validation_metrics/loss");
-    std::string html = fmt::format(R"(<tr class="r{}"><td class="run">{}{}{}</td>)", number, swatch(number),
-                                   html_text(run_.name), description() + age() + ending() + warnings());
-    html += cell("large", step());
-    html += cell("large", number_of(training, "loss_metrics/global_avg_loss"));
-    html += cell("large", loss, loss == "-" ? "" : "at step " + format_count(validation->step));
-    html += cell("", number_of(training, "grad_norm"), clipped());
-    html += cell("", number_of(training, "lr"));
-    html +=
-        cell("", number_of(training, "throughput(tps)"), number_of(training, "mfu(%)", 3, "MFU ", kPercent));
-    html += cell("", number_of(training, "time_metrics/end_to_end(s)", 5, "", " s"),
+    std::string html =
+        fmt::format(R"(<tr class="r{}" data-run="{}"><td class="run">{}{}</td>)", number, number,
+                    name_of(run_, number), folder() + description() + age() + ending() + warnings());
+    html += cell("large", "", step());
+    html += cell("large", "Loss", number_of(training, "loss_metrics/global_avg_loss"));
+    html += cell("large", "Validation loss", loss,
+                 loss == "-" ? "" : "at step " + format_count(static_cast<uint64_t>(validation->step)));
+    html += cell("", "Gradient norm", number_of(training, "grad_norm"), clipped());
+    html += cell("", "Learning rate", number_of(training, "lr"));
+    html += cell("", "Throughput", number_of(training, "throughput(tps)"),
+                 number_of(training, "mfu(%)", 3, "MFU ", kPercent));
+    html += cell("", "Step time", number_of(training, "time_metrics/end_to_end(s)", 5, "", " s"),
                  number_of(training, "time_metrics/data_loading(%)", 2, "", "\u00a0% waiting for data"));
-    html += cell("", number_of(training, "memory/max_reserved(GiB)", 4, "", " GiB"),
+    html += cell("", "Peak memory", number_of(training, "memory/max_reserved(GiB)", 4, "", " GiB"),
                  number_of(training, "memory/max_reserved(%)", 3, "", kPercent));
     return html + "</tr>" + record();
   }
@@ -57,8 +65,11 @@ class NewestState {
   }
 
  private:
-  static std::string cell(const char* style, const std::string& number, const std::string& below = "") {
-    return fmt::format(R"(<td class="number {}">{}{}</td>)", style, number,
+  // `plot`: the title of the plot with the same values, by which the script compares runs.
+  static std::string cell(const char* style, const std::string& plot, const std::string& number,
+                          const std::string& below = "") {
+    return fmt::format(R"(<td class="number {}"{}>{}{}</td>)", style,
+                       plot.empty() ? "" : fmt::format(R"( data-plot="{}")", plot), number,
                        below.empty() || below == "-" ? "" : "<small>" + below + "</small>");
   }
 
@@ -72,6 +83,10 @@ class NewestState {
            after;
   }
 
+  std::string folder() const {
+    return run_.folder.empty() ? "" : fmt::format("<small>{}</small>", html_text(run_.folder));
+  }
+
   std::string description() const {
     const auto found = start_.settings.find("job.description");
     std::string text = found == start_.settings.end() ? "" : found->second;
@@ -80,6 +95,7 @@ class NewestState {
   }
 
   std::string age() const {
+    if (!std::isfinite(run_.history.last_time())) return "<small>no metrics yet</small>";
     return fmt::format("<small>newest line {} ago, {}</small>",
                        duration_text(now_ - run_.history.last_time()), utc_text(run_.history.last_time()));
   }
@@ -160,7 +176,7 @@ class NewestState {
   double now_;
 };
 
-std::string control_bar(const std::vector<ReportRun>& runs, bool superseded) {
+std::string control_bar(const std::vector<ReportRun>& runs, bool superseded, double refresh) {
   std::string html =
       R"(<div class="bar"><label>x axis <select id="axis"><option value="0">step</option>)"
       R"(<option value="1">tokens seen</option><option value="2">time</option></select></label>)"
@@ -170,9 +186,19 @@ std::string control_bar(const std::vector<ReportRun>& runs, bool superseded) {
   if (superseded)
     html += R"(<label><input id="superseded" type="checkbox" checked> steps that were repeated after a )"
             "restart</label>";
+  if (refresh > 0)
+    html += fmt::format(
+        R"(<label><input id="refresh" type="checkbox" checked> refresh every {:.4g} s</label>)", refresh);
+  if (runs.size() > 1) {
+    html += R"(<label>baseline <select id="baseline"><option value="">none</option>)";
+    for (size_t i = 0; i < runs.size(); ++i)
+      html += fmt::format(R"(<option value="{}">{}</option>)", i, html_text(runs[i].name, 200));
+    html += R"(</select><select id="ratio"><option value="">difference</option>)"
+            R"(<option value="1">ratio</option></select></label>)";
+  }
   for (size_t i = 0; i < runs.size(); ++i)
-    html += fmt::format(R"(<button class="run" type="button" aria-pressed="true">{}{}</button>)", swatch(i),
-                        html_text(runs[i].name, 200));
+    html += fmt::format(R"(<button class="run" type="button" aria-pressed="true">{}</button>)",
+                        name_of(runs[i], i));
   return html + "</div>";
 }
 
@@ -181,34 +207,47 @@ std::string figure(const Plot& plot, const ReportData& data, size_t first_line) 
   for (const double value : plot.references) dashed += (dashed.empty() ? " " : ", ") + tick_label(value);
   if (!dashed.empty()) unit += (unit.empty() ? "" : "; ") + ("dashed: " + plot.reference + dashed);
   return fmt::format(
-      R"(<figure><figcaption>{} <small>{}</small><button type="button">log</button></figcaption>{}</figure>)"
+      R"(<figure><figcaption>{} <small>{}</small><button class="log" type="button">log</button></figcaption>{}</figure>)"
       "\n",
       html_text(plot.title), html_text(unit), plot_svg(plot, data.points, data.axes, data.marks, first_line));
 }
 
-std::string difference_table(const std::vector<ReportRun>& runs) {
-  std::vector<const Settings*> columns;
+// The newest settings of the runs that have some, and the runs' names as a table's head.
+struct NewestSettings {
+  std::vector<const Settings*> columns{};
   std::string head = "<tr><th>key</th>";
-  for (size_t i = 0; i < runs.size(); ++i) {
-    if (runs[i].starts.starts.empty()) continue;
-    columns.push_back(&runs[i].starts.starts.back().settings);
-    head += fmt::format("<th>{}{}</th>", swatch(i), html_text(runs[i].name, 200));
+
+  explicit NewestSettings(const std::vector<ReportRun>& runs) {
+    for (size_t i = 0; i < runs.size(); ++i) {
+      if (runs[i].starts.starts.empty()) continue;
+      columns.push_back(&runs[i].starts.starts.back().settings);
+      head += "<th>" + name_of(runs[i], i) + "</th>";
+    }
+    head += "</tr>";
   }
-  if (columns.size() < 2) return "";
-  const auto rows = differences(columns);
+};
+
+// Where the runs differ: the top of the page. The names of jobs and folders, which always do, come last.
+std::string difference_table(const std::vector<ReportRun>& runs) {
+  const NewestSettings newest(runs);
+  if (newest.columns.size() < 2) return "";
+  const auto rows = differences(newest.columns);
   std::string html = fmt::format(
       "<h2>Configuration: {}</h2>",
       rows.empty() ? "the same in all runs" : counted(rows.size(), "key") + " with different values");
   if (rows.empty()) return html;
-  html += "<div class=\"scroll\"><table>" + head + "</tr>";
-  for (const auto& [key, values] : rows) {
-    html += fmt::format("<tr><td><code>{}</code></td>", html_text(key, 200));
-    for (const std::string& value : values)
-      html += value.empty() ? "<td><small>not set</small></td>"
-                            : fmt::format("<td><code>{}</code></td>", html_text(value, 500));
-    html += "</tr>";
+  html += "<div class=\"scroll first\"><table>" + newest.head;
+  for (const bool of_job : {false, true}) {
+    for (const auto& [key, values] : rows) {
+      if (key.starts_with("job.") != of_job) continue;
+      html += fmt::format("<tr><td><code>{}</code></td>", html_text(key, 200));
+      for (const std::string& value : values)
+        html += value.empty() ? "<td><small>not set</small></td>"
+                              : fmt::format("<td><code>{}</code></td>", html_text(value, 500));
+      html += "</tr>";
+    }
   }
-  return html + "</table></div>";
+  return html + "</table></div><h2>Runs</h2>";
 }
 
 // The settings that differ from the start before, "key: old -> new" per line.
@@ -231,6 +270,22 @@ std::string folded_table(const char* title, const char* noun, uint64_t count, ui
       "<details><summary>{} <small>{}{}</small></summary><div class=\"scroll\"><table><tr>{}</tr>{}</table>"
       "</div></details>",
       title, counted(count, noun), shown < count ? fmt::format(", the newest {}", shown) : "", header, rows);
+}
+
+// The settings that all runs share.
+std::string same_table(const std::vector<ReportRun>& runs) {
+  const NewestSettings newest(runs);
+  if (newest.columns.size() < 2) return "";
+  const auto different = differences(newest.columns);
+  std::string rows;
+  uint64_t count = 0;
+  for (const auto& [key, value] : *newest.columns.front()) {
+    if (different.contains(key)) continue;
+    ++count;
+    rows += fmt::format("<tr><td><code>{}</code></td><td><code>{}</code></td></tr>", html_text(key, 200),
+                        html_text(value, 500));
+  }
+  return folded_table("Same in all runs", "key", count, count, "<th>key</th><th>value</th>", rows);
 }
 
 std::string starts_table(const std::vector<ReportRun>& runs) {
@@ -273,7 +328,7 @@ std::string events_table(const std::vector<ReportRun>& runs) {
 }
 
 // Returns the JSON that the script reads.
-std::string page_data(const ReportData& data) {
+std::string page_data(const ReportData& data, const PageChoices& choices) {
   using Frame = PlotFrame;
   std::vector<std::string> ranges, names, marks, points, lines;
   for (const HorizontalAxis& axis : data.axes) {
@@ -292,14 +347,15 @@ std::string page_data(const ReportData& data) {
     for (const Plot& plot : *plots) lines.push_back(lines_json(plot));
   return fmt::format(
       "{{\"frame\":[{},{},{},{}],\"x\":[{}],\"axes\":[{}],\"runs\":[{}],\"marks\":[{}],\"points\":[{}],"
-      "\"lines\":[{}]}}",
+      "\"lines\":[{}],\"baseline\":{},\"ratio\":{},\"refresh\":{}}}",
       Frame::kLeft, Frame::kRight, Frame::kTop, Frame::kBottom, fmt::join(ranges, ","), fmt::join(names, ","),
-      fmt::join(runs, ","), fmt::join(marks, ","), fmt::join(points, ",\n"), fmt::join(lines, ",\n"));
+      fmt::join(runs, ","), fmt::join(marks, ","), fmt::join(points, ",\n"), fmt::join(lines, ",\n"),
+      choices.baseline ? fmt::to_string(*choices.baseline) : "null", choices.ratio, choices.refresh);
 }
 
 }  // namespace
 
-std::string report_page(const std::vector<ReportRun>& runs, double now) {
+std::string report_page(const std::vector<ReportRun>& runs, double now, const PageChoices& choices) {
   std::vector<ReportRun> coarse = runs;
   for (ReportRun& run : coarse) run.history.limit_buckets(drawn_buckets_per_run(runs.size()));
   const ReportData data = report_data(coarse);
@@ -322,9 +378,10 @@ std::string report_page(const std::vector<ReportRun>& runs, double now) {
 <style>{}</style></head>
 <body>
 <header><h1>{}</h1><p>{}, {}</p></header>
+{}
 <div class="scroll"><table>)",
       kPageScriptHash, html_text(title, 200), kPageStyle, html_text(title, 200), counted(runs.size(), "run"),
-      utc_text(now));
+      utc_text(now), difference_table(runs));
   html += NewestState::header();
   for (size_t i = 0; i < runs.size(); ++i) html += NewestState(runs[i], now).row(i) + "\n";
   html += fmt::format(
@@ -335,7 +392,7 @@ std::string report_page(const std::vector<ReportRun>& runs, double now) {
       "were "
       "repeated after a restart. Shaded: smallest to largest value where a point stands for several steps."
       "</p>\n<div class=\"plots\">\n",
-      control_bar(runs, superseded),
+      control_bar(runs, superseded, choices.refresh),
       widest > 1 ? fmt::format(" (a point then stands for up to {} steps)", widest) : "");
   size_t line = 0;
   const auto add_figures = [&](const std::vector<Plot>& plots) {
@@ -354,9 +411,10 @@ std::string report_page(const std::vector<ReportRun>& runs, double now) {
     add_figures(data.more_plots);
     html += "</details>\n";
   }
-  html += difference_table(runs) + starts_table(runs) + events_table(runs);
-  html += "\n<script type=\"application/json\" id=\"data\">" + page_data(report_data(runs)) + "</script>\n";
-  return html + "<script>" + kPageScript + "</script>\n</body></html>\n";
+  html += same_table(runs) + starts_table(runs) + events_table(runs);
+  html += "\n<script type=\"application/json\" id=\"data\">" + page_data(report_data(runs), choices) +
+          "</script>\n";
+  return html + "<script>" + kPlotScript + kControlScript + "</script>\n</body></html>\n";
 }
 
 }  // namespace hyperion::report

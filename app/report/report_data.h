@@ -16,7 +16,8 @@
 namespace hyperion::report {
 
 struct ReportRun {
-  std::string name;               // the folder as named on the command line
+  std::string name;               // the folder as named on the command line, or the name given to it there
+  std::string folder;             // the folder, where `name` is another one; else ""
   std::vector<std::string> tags;  // by tag number
   RunHistory history{1};
   RunStarts starts;

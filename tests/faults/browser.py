@@ -13,7 +13,7 @@ def starts(program):
     return program and subprocess.run([program, "--version"], capture_output=True, timeout=60).returncode == 0
 
 
-PROGRAM = next(filter(starts, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PROGRAM = next(filter(starts, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell"))), None)
 
 
 class Browser:
@@ -81,6 +81,12 @@ class Browser:
 
     def value(self, script):
         return self.call("Runtime.evaluate", expression=script, returnByValue=True, timeout=60_000)["result"].get("value")
+
+    def save_to(self, folder):
+        """Where files go that the page saves."""
+        session, self.session = self.session, {}
+        self.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+        self.session = session
 
     def resize(self, width):
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=1000, deviceScaleFactor=1, mobile=False)

@@ -10,14 +10,17 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 import unittest
 import unittest.mock
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import browser
 import warm_start
@@ -87,6 +90,172 @@ class Report(CheckpointTest):
         (self.folder / name).mkdir()
         (self.folder / name / "metrics.jsonl").write_text("".join(lines))
         return name
+
+    @staticmethod
+    def losses(losses, first=1, **more):
+        return "".join(json.dumps({"step": step, "time": step, "loss_metrics/global_avg_loss": loss, **more}) + "\n"
+                       for step, loss in enumerate(losses, first))
+
+    def with_settings(self, name, settings):
+        (self.folder / name / "runs" / "start").mkdir(parents=True)
+        (self.folder / name / "runs" / "start" / "config.toml").write_text(settings)
+        (self.folder / name / "runs" / "start" / "run.txt").write_text("host: a\n")
+
+    def watch(self, *arguments):
+        out = tempfile.TemporaryFile()
+        process = warm_start.start([BINARY, "report", *arguments, "--watch=0.5"], os.environ, self.folder, out, out)
+        self.addCleanup(out.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        return process, out
+
+    def said(self, process, out, code):
+        self.assertEqual(process.wait(PATIENCE), code)
+        out.seek(0)
+        return out.read().decode()
+
+    def wait_for_page(self, process, holds):
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            self.assertIsNone(process.poll(), "it ended")
+            if (self.folder / "report.html").exists() and holds(data := self.page()[1]):
+                return data
+            time.sleep(0.05)
+        self.fail("the page did not follow")
+
+    def append(self, name, text):
+        with open(self.folder / name / "metrics.jsonl", "a") as file:
+            file.write(text)
+
+    def test_a_watched_page_follows_the_runs_until_they_are_over_and_says_so(self):
+        self.folder_with("a", self.losses([5, 4]))
+        process, out = self.watch("a", "later", "--name=later=second")
+        data = self.wait_for_page(process, lambda data: True)
+        self.assertEqual((data["refresh"], [line["mean"] for line in data["lines"] if len(line["mean"]) == 2][0]), (0.5, [5, 4]))
+        self.folder_with("later", self.losses([9]))
+        self.append("a", self.losses([3], first=3))
+        self.wait_for_page(process, lambda data: [5, 4, 3] in [line["mean"] for line in data["lines"]])
+        # stopped with its state saved: it may go on
+        self.append("a", json.dumps({"step": 3, "time": time.time(), "event": "end", "reason": "stopped", "exit_code": 75}) + "\n")
+        self.append("later", json.dumps({"step": 1, "time": 1, "event": "end", "reason": "completed", "exit_code": 0}) + "\n")
+        self.wait_for_page(process, lambda _: "ended: stopped" in self.page()[0].text)
+        self.append("a", json.dumps({"step": 3, "time": time.time(), "event": "start"}) + "\n" + self.losses([2], first=4))
+        self.wait_for_page(process, lambda data: [5, 4, 3, 2] in [line["mean"] for line in data["lines"]])
+        self.append("a", json.dumps({"step": 4, "time": time.time(), "event": "end", "reason": "completed", "exit_code": 0}) + "\n")
+        said = self.said(process, out, 0)
+        for text in ("a: 2 lines, newest step 2", "later: holds no metrics.jsonl", "second: no metrics yet", "report.html: refreshed every 0.5 s",
+                     "all runs have ended: report.html is complete"):
+            self.assertIn(text, said)
+        page, data = self.page()
+        self.assertEqual(data["refresh"], 0)
+        self.assertIn("second", page.text)
+        self.assertEqual(list(self.folder.glob("*.tmp*")), [])
+
+    def test_a_signal_ends_a_watched_page_with_all_that_was_written(self):
+        self.folder_with("a", self.losses([5, 4]))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            process, out = self.watch("a")
+            self.wait_for_page(process, lambda data: data["refresh"] == 0.5)
+            process.send_signal(number)
+            self.assertIn("report.html is no longer refreshed", self.said(process, out, -number))
+            self.assertEqual(self.page()[1]["refresh"], 0)
+
+    def test_a_watch_of_runs_that_are_over_writes_the_page_once(self):
+        self.folder_with("a", self.losses([5]), json.dumps({"step": 1, "time": 9, "event": "end", "reason": "stopped", "exit_code": 75}) + "\n")
+        self.report("a", "--watch", says=["all runs have ended"])
+        self.assertEqual(self.page()[1]["refresh"], 0)
+
+    def test_runs_are_named_and_compared_with_a_baseline_and_what_cannot_be_is_refused(self):
+        self.folder_with("a=b", self.losses([5, 4, 3]))
+        self.folder_with("a", self.losses([6, 6]))
+        said = self.report("a=b", "a/", "--name=a=b=first = best", "--name", "a=x", "--baseline", "x")
+        self.assertIn("first = best: 3 lines, newest step 3, loss -2 against x at step 2\nx: 2 lines, newest step 2\n", said)
+        page, data = self.page()
+        self.assertEqual((data["baseline"], data["ratio"]), (1, False))
+        for text in ("first = best", "a=b", "x"):
+            self.assertIn(text, page.text)
+        self.assertIn("loss 0.6667 times that of", self.report("a=b", "a", "--baseline=a", "--ratio"))
+        self.assertEqual(self.page()[1]["ratio"], True)
+        for arguments, says in ((["a", "--baseline=a"], "at least two DIRs"), (["a", "a=b", "--baseline=c"], "--baseline c: no run has that name: a, a=b"),
+                                (["a", "a=b", "--ratio"], "--ratio needs --baseline"), (["a", "--name=b=c"], "--name b=c: expected DIR=NAME"),
+                                (["a", "--name=a="], "NAME is empty"), (["a", "a=b", "--name=a=a=b"], "two runs are called a=b"),
+                                (["a", "--watch=0"], "at least 0.5"), (["a", "--watch=nan"], "at least 0.5"), (["a", "--watch", "5"], "--watch=5")):
+            self.report(*arguments, code=2, says=[says])
+        self.report(self.folder_with("junk", "x\n"), "--watch", code=65, says=["no row of metrics"])
+
+    def test_settings_that_differ_come_first_and_equal_ones_last(self):
+        for name, rate in (("a", 1), ("b", 2)):
+            self.folder_with(name, self.losses([5]))
+            self.with_settings(name, f'[job]\ndump_folder = "{name}"\n[optimizer]\nlr = {rate}\n[training]\nsteps = 7\n')
+        self.report("a", "b")
+        text = (self.folder / "report.html").read_text()
+        places = [text.index(part) for part in ("2 keys with different values", "optimizer.lr</code>", "job.dump_folder</code>", "newest line",
+                                                "<svg ", "Same in all runs", "training.steps</code>")]
+        self.assertEqual(places, sorted(places))
+
+    @unittest.skipUnless(browser.PROGRAM, "no Chromium on the PATH")
+    def test_in_a_browser_a_page_that_is_refreshed_keeps_what_the_reader_chose(self):
+        self.folder_with("a", self.losses([step % 7 + 1 for step in range(100)], made=1))
+        self.folder_with("b", self.losses([step % 5 + 1 for step in range(90)]))
+        process, _ = self.watch("a", "b")
+        self.wait_for_page(process, lambda data: True)
+        chosen = ("JSON.stringify([ranges[0], names, baseline, ratio, smoothing, axis, document.querySelector('.tools input').value, scrollY,"
+                  "document.querySelector('details').open, all('.bar .run').map(button => button.ariaPressed), data.lines[0].mean.length,"
+                  "document.querySelector('svg.plot').classList.contains('log'), all('svg.plot')[1].classList.contains('log')])")
+        with browser.Browser(self.folder / "report.html", width=1400) as page:
+            page.value("control('refresh').click()")  # not while the test chooses
+            page.value("zoom(0, 20, 60)")
+            page.value("document.querySelectorAll('.rename')[1].click(); document.querySelector('.renaming').value = '<b>'")
+            page.value("document.querySelector('.renaming').blur()")
+            page.value("control('smoothing').value = 0.5, control('smoothing').dispatchEvent(new Event('input'))")
+            page.value("all('.log')[0].click(), document.querySelector('figcaption button[aria-expanded]').click()")
+            page.value("all('.tools input')[0].value = 2, all('.tools input')[0].dispatchEvent(new Event('change'))")
+            page.value("document.querySelector('details').open = true, all('.bar .run')[0].click(), scrollTo(0, 60)")
+            before = json.loads(page.value(chosen))
+            self.assertEqual(before, [[20, 60], ["a", "<b>"], None, False, 0.5, 0, "2", 60, True, ["false", "true"], 100, True, False])
+            page.value("control('refresh').click()")
+            self.append("a", self.losses([3], first=101))
+            end = time.monotonic() + PATIENCE
+            while not page.value("typeof data == 'object' && data.lines[0].mean.length == 101") and time.monotonic() < end:
+                time.sleep(0.05)
+            before[10] = 101
+            self.assertEqual(json.loads(page.value(chosen)), before)
+            self.assertEqual(page.value("document.querySelector('svg.plot .y').firstElementChild.nextElementSibling.textContent"), "2")
+            page.value("compare(1, true), control('refresh').click()")
+            self.assertEqual(page.value("document.querySelector('figcaption small').textContent"), "ratio to <b>")
+            self.assertEqual(page.problems, [])
+
+    @unittest.skipUnless(browser.PROGRAM, "no Chromium on the PATH")
+    def test_in_a_browser_runs_are_compared_and_a_plot_is_saved_as_csv_svg_and_png(self):
+        self.folder_with("=a", self.losses([5, 4, 3, 2]))
+        self.folder_with("b", self.losses([6, 6, 6]))
+        self.report("=a", "b", "--baseline=b")
+        folder = self.folder / "saved"
+        folder.mkdir()
+        with browser.Browser(self.folder / "report.html", width=1400) as page:
+            page.save_to(folder)
+            self.assertEqual(page.value("all('.delta').map(note => note.textContent).join()"), "\u0394\u00a0\u22123 at step 3,baseline")
+            self.assertEqual(page.value("JSON.stringify(shownLines(plots[0]).map(line => line.mean))"), "[[-1,-2,-3,null],[0,0,0]]")
+            page.value("compare(1, true)")
+            self.assertEqual(page.value("JSON.stringify(shownLines(plots[0])[0].mean)"), json.dumps([5 / 6, 4 / 6, 0.5, None]).replace(" ", ""))
+            page.value("compare(1, false), zoom(0, 2, 4)")
+            for name in ("CSV", "SVG", "PNG"):
+                page.value(f"all('.tools')[0].querySelectorAll('button').forEach(button => button.textContent === '{name}' && button.click())")
+            files = [folder / f"Loss.{kind}" for kind in ("csv", "svg", "png")]
+            end = time.monotonic() + PATIENCE
+            while not all(file.exists() for file in files) and time.monotonic() < end:
+                time.sleep(0.05)
+            rows = files[0].read_text().splitlines()
+            self.assertEqual(rows[0], '"run","repeated after a restart","step","tokens seen","seconds since the run\'s first line","Loss","smallest","largest",'
+                                      '"difference to b"')
+            self.assertEqual(rows[1:], ['"\'=a",0,2,,1,4,4,4,-2', '"\'=a",0,3,,2,3,3,3,-3', '"\'=a",0,4,,3,2,2,2,', '"b",0,2,,1,6,6,6,0', '"b",0,3,,2,6,6,6,0'])
+            drawing = ElementTree.fromstring(files[1].read_text())
+            texts = [node.text for node in drawing.iter("{http://www.w3.org/2000/svg}text")]
+            self.assertTrue({"Loss  difference to b", "=a", "b (baseline)", "step"} <= set(texts), texts)
+            self.assertTrue(all(node.get("class") is None for node in drawing.iter()))
+            picture = files[2].read_bytes()
+            self.assertEqual((picture[:8], int.from_bytes(picture[16:20])), (b"\x89PNG\r\n\x1a\n", 1280))
+            self.assertEqual(page.problems, [])
 
     def test_a_training_with_a_resume_becomes_a_page_of_plots_that_loads_nothing(self):
         validation = ["--validation.enable", "--validation.dataset=jsonl", "--validation.steps=1", "--validation.freq=4",

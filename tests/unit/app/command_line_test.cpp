@@ -158,6 +158,15 @@ TEST_CASE("report takes folders of runs and the file to write") {
   CHECK(line.report.folders == std::vector<std::string>{"a", "b"});
   CHECK(line.report.output == "c.html");
   CHECK(parse_command_line({"report", "a"}, 100).report.output == "report.html");
+  CHECK(parse_command_line({"report", "a"}, 100).report.watch == 0);
+  CHECK(parse_command_line({"report", "--watch", "a"}, 100).report.watch == 10);
+  CHECK(parse_command_line({"report", "a", "--watch=2.5"}, 100).report.watch == 2.5);
+  const auto named =
+      parse_command_line({"report", "--name=a=x", "--name", "b=y", "a", "b", "--baseline", "x"}, 100).report;
+  CHECK(named.names == std::vector<std::string>{"a=x", "b=y"});
+  CHECK(named.folders == std::vector<std::string>{"a", "b"});
+  CHECK(named.baseline == "x");
+  CHECK_FALSE(named.ratio);
 }
 
 TEST_CASE("ckpt knows six tools") {

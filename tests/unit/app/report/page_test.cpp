@@ -13,7 +13,7 @@ ReportRun hostile_run(const std::string& attack) {
   for (const char c : attack) json += c == '"' || c == '\\' ? std::string("\\") + c : std::string(1, c);
   MetricParser parser;
   ReportRun run;
-  run.name = attack;
+  run.name = run.folder = attack;
   run.history = history_of({training_line(1, 1, 1, ", \"" + json + "\": 3, \"run_id\": \"" + json + "\""),
                             "{\"step\": 1, \"time\": 2, \"event\": \"" + json + "\", \"" + json + "\": \"" +
                                 json + "\", \"n\": 1}"},
@@ -50,6 +50,36 @@ TEST_CASE("Nothing from outside becomes markup or script wherever it stands") {
     CHECK(count(page, "<b>") == 0);
     CHECK(count(page, "&lt;") + count(page, "&#39;") > 0);
   }
+}
+
+TEST_CASE("A figure that the script compares with the baseline names the plot of its values") {
+  MetricParser parser;
+  ReportRun run;
+  run.history = history_of(
+      {training_line(1, 1, 1,
+                     R"x(, "grad_norm": 1, "lr": 1, "throughput(tps)": 1, "time_metrics/end_to_end(s)": 1, )x"
+                     R"x("memory/max_reserved(GiB)": 1)x"),
+       R"({"step": 1, "time": 2, "validation_metrics/loss": 1})"},
+      parser);
+  run.tags = parser.tags();
+  const std::string page = report_page({run}, 10, {.baseline = 0, .ratio = true, .refresh = 2.5});
+  const std::string mark = "data-plot=\"";
+  size_t named = 0;
+  for (size_t at = page.find(mark); at != page.npos; at = page.find(mark, at + 1)) {
+    const size_t begin = at + mark.size();
+    const std::string title = page.substr(begin, page.find('"', begin) - begin);
+    CAPTURE(title);
+    CHECK(count(page, "aria-label=\"" + title + "\"") == 1);
+    ++named;
+  }
+  CHECK(named == 7);
+  CHECK(count(page, R"("baseline":0,"ratio":true,"refresh":2.5)") == 1);
+}
+
+TEST_CASE("A page of runs without a line says so") {
+  ReportRun run;
+  run.name = "queued";
+  CHECK(count(report_page({run, run}, 10), "no metrics yet") == 2);
 }
 
 TEST_CASE("A page of many runs of a million steps stays under a few megabytes") {
