@@ -290,7 +290,10 @@ class Watch {
     progress.reset();
     const fs::path file = fs::path(contents_.folders[i]) / report::kMetricsName;
     if (first && state.run().lines > 0) require_rows(state.run(), file);
-    if (first && state.waiting) log_warning("report: {}", report::no_metrics_text(contents_.folders[i]));
+    if (const std::string meant = report::nearest_metrics_text(contents_.folders[i]);
+        first && state.waiting && !meant.empty())
+      log_warning("report: {}: holds no {} yet{}", printable(file.parent_path()), report::kMetricsName,
+                  meant);
     if (state.problem != problems_[i]) {
       problems_[i] = state.problem;
       if (!state.problem.empty()) log_warning("report: {}", state.problem);

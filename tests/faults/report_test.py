@@ -143,7 +143,7 @@ class Report(CheckpointTest):
         self.wait_for_page(process, lambda data: [5, 4, 3, 2] in [line["mean"] for line in data["lines"]])
         self.append("a", json.dumps({"step": 4, "time": time.time(), "event": "end", "reason": "completed", "exit_code": 0}) + "\n")
         said = self.said(process, out, 0)
-        for text in ("a: 2 lines, newest step 2", "later: holds no metrics.jsonl", "second: no metrics yet", "report.html: refreshed every 0.5 s",
+        for text in ("a: 2 lines, newest step 2", "second: no metrics yet", "report.html: refreshed every 0.5 s",
                      "all runs have ended: report.html is complete"):
             self.assertIn(text, said)
         page, data = self.page()
@@ -181,6 +181,11 @@ class Report(CheckpointTest):
                                 (["a", "--name=a="], "NAME is empty"), (["a", "a=b", "--name=a=a=b"], "two runs are called a=b"),
                                 (["a", "--watch=0"], "at least 0.5"), (["a", "--watch=nan"], "at least 0.5"), (["a", "--watch", "5"], "--watch=5")):
             self.report(*arguments, code=2, says=[says])
+        (self.folder / "a" / "checkpoint").mkdir()
+        process, out = self.watch("a/checkpoint")
+        self.wait_for_page(process, lambda data: data["refresh"] == 0.5 and data["lines"] == [])
+        process.send_signal(signal.SIGTERM)
+        self.assertIn("a/checkpoint: holds no metrics.jsonl yet; did you mean a?", self.said(process, out, -signal.SIGTERM))
         self.report(self.folder_with("junk", "x\n"), "--watch", code=65, says=["no row of metrics"])
 
     def test_settings_that_differ_come_first_and_equal_ones_last(self):
