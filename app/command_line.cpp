@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -14,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/nearest.h"
+#include "base/text.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/reference.h"
 #include "trainer/config/suggest.h"
@@ -224,6 +226,42 @@ CLI::App* add_monitor(CLI::App& app, CommandLine::Monitor& monitor) {
   return command;
 }
 
+// Reads "15T", "300B" or "2e9".
+std::string read_tokens(std::string& text) {
+  const std::string_view units = "KMBT";
+  double factor = 1;
+  if (const size_t unit = text.empty() ? units.npos : units.find(text.back()); unit != units.npos) {
+    factor = std::pow(1000.0, static_cast<double>(unit + 1));
+    text.pop_back();
+  }
+  const std::optional<double> number = parse_number<double>(text);
+  if (!number || !(*number > 0)) return "expected a number of tokens, such as 15T, 300B or 2e9";
+  text = fmt::format("{}", *number * factor);
+  return "";
+}
+
+CLI::App* add_plan(CLI::App& app, CommandLine::Plan& plan, std::string& file) {
+  CLI::App* command = app.add_subcommand(
+      "plan", "Predict memory and speed on the meshes that a number of GPUs allows, without a GPU or data");
+  add_path(*command, "FILE", file, "The TOML file");
+  const auto count = CLI::Range(int64_t{1}, int64_t{1'000'000});
+  command->add_option("--gpus", plan.gpus, "GPUs of the job")->required()->check(count);
+  command->add_option("--gpu", plan.gpu, "h100, h100-500w, h200, a100, b200 or FILE.json:NAME (h100)");
+  command->add_option("--gpus-per-node", plan.gpus_per_node, "GPUs of a node (8)")->check(count);
+  command->add_option("--network", plan.network, "Gb/s of a GPU between nodes (400)")->check(at_least(0.001));
+  command->add_option("--seq-len", plan.seq_len, "Tokens of a sequence; the file's unless set")->check(count);
+  command->add_option("--global-batch-size", plan.global_batch, "Sequences of a step; the file's unless set")
+      ->check(count);
+  command->add_option("--tokens", plan.tokens, "Tokens of the job, such as 15T, for days and GPU hours")
+      ->transform(CLI::Validator(read_tokens, "TOKENS"));
+  command->add_flag("--configured", plan.configured, "Predict the file's own settings, and search nothing");
+  command->add_flag("--keep-mesh", plan.keep_mesh, "Keep the file's degrees, and search the other settings");
+  command->add_option("--explain", plan.explain, "Print the plan of this number in full")->check(count);
+  command->add_flag("--json", plan.json, "Print JSON");
+  add_path(*command, "--write", plan.write, "Write a TOML file with the plan (the first, or --explain's)");
+  return command;
+}
+
 std::vector<std::string> names_of_commands(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
@@ -325,6 +363,8 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
                    "GB of memory of a rank's GPU, as it is sold; those of this host's GPU unless set")
       ->check(at_least(1));
 
+  CLI::App* plan = add_plan(app, result.plan, file);
+
   CLI::App* data =
       app.add_subcommand("data", "Show what a job reads: sequences as text, with their documents");
   add_path(*data, "FILE", file, "The TOML file");
@@ -341,7 +381,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
                                                 {add_report(app, result.report), Action::kReport},
                                                 {add_monitor(app, result.monitor), Action::kMonitor}};
   app.require_subcommand(0, 1);
-  for (CLI::App* command : {&app, config, check, data}) command->footer(kOverridesHelp);
+  for (CLI::App* command : {&app, config, check, data, plan}) command->footer(kOverridesHelp);
   take_last_values(app);
   require_known_commands(app, arguments);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
@@ -354,8 +394,8 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
   } catch (const CLI::ParseError& error) {
     const CLI::App* command = &app;  // or the tool of a subcommand
     while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
-    const bool takes_keys =
-        command == &app || command == train || command == config || command == check || command == data;
+    const bool takes_keys = command == &app || command == train || command == config || command == check ||
+                            command == data || command == plan;
     const std::string extras = describe_extras(*command, app.remaining(/*recurse=*/true), takes_keys);
     throw_config("command line: {} (see hyperion --help)", extras.empty() ? error.what() : extras);
   }
@@ -379,6 +419,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
   const CLI::App* command = config->parsed()  ? config
                             : check->parsed() ? check
                             : data->parsed()  ? data
+                            : plan->parsed()  ? plan
                                               : train;
   if (result.config_file.empty())
     throw_config("command line: no configuration file: write hyperion {} FILE.toml [overrides]",
@@ -386,6 +427,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
   result.action = command == config  ? Action::kConfig
                   : command == check ? Action::kCheck
                   : command == data  ? Action::kData
+                  : command == plan  ? Action::kPlan
                                      : Action::kTrain;
   return result;
 }

@@ -20,6 +20,7 @@ struct CommandLine {
     kTrain,     // train by config_file and overrides
     kCheck,     // run the checks of a job of config_file and overrides
     kConfig,    // print the configuration that config_file and overrides resolve to
+    kPlan,      // print the best meshes for config_file and overrides
     kData,      // print sequences that a job of config_file and overrides reads
     kTokenize,  // write token shards by `tokenize`
     kGenerate,  // continue a text by `generate`
@@ -40,6 +41,21 @@ struct CommandLine {
     std::optional<int64_t> sequence;  // the one to show
     int64_t sequences = 2;            // how many to show from the first on
     bool full = false;                // long documents are not shortened
+  };
+
+  struct Plan {
+    int64_t gpus = 8;
+    std::string gpu = "h100";  // a card of scripts/cards.json, or FILE.json:NAME
+    int64_t gpus_per_node = 8;
+    double network = 400;      // Gb/s of a GPU between nodes
+    int64_t seq_len = 0;       // 0: the file's
+    int64_t global_batch = 0;  // sequences of a step; 0: the file's
+    double tokens = 0;         // of the job; 0: not given
+    bool configured = false;   // the file's own settings alone
+    bool keep_mesh = false;    // keep the file's degrees
+    int64_t explain = 0;       // the plan to print in full, counted from 1
+    bool json = false;
+    std::string write;  // the TOML file to write
   };
 
   // Options of both generate and eval.
@@ -100,6 +116,7 @@ struct CommandLine {
   double gpu_memory = 0;         // check: GiB of a rank's GPU; 0: those of this host's GPU, if any
   bool allow_faults = false;     // failpoints named in the environment may act (tests)
   Data data;
+  Plan plan;
   Tokenize tokenize;
   Generate generate;
   Eval eval;

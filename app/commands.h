@@ -38,6 +38,10 @@ ExitCode ckpt_command(const CommandLine::Ckpt& options);
 // page cannot be written.
 ExitCode report_command(const CommandLine::Report& options);
 
+// Predicts memory and speed of a job on the meshes that a number of GPUs allows, and prints the best. Needs
+// no GPU, tokenizer or data. Throws Error(kUsage) if no mesh can run the job or none has the memory.
+ExitCode plan_command(const CommandLine& line);
+
 // Shows a run of which only the folder is known in the terminal, until q or a signal; `once`: prints it.
 // Throws Error(kUsage) for a folder without metrics if `once`, and for a stdout that is no terminal if not;
 // Error(kBadData) if metrics cannot be read or, with `once`, have no row.

@@ -175,6 +175,8 @@ ExitCode run(const std::vector<std::string>& command) {
       return eval_command(line.eval, model_source(line.eval));
     case CommandLine::Action::kCkpt:
       return ckpt_command(line.ckpt);
+    case CommandLine::Action::kPlan:
+      return plan_command(line);
     case CommandLine::Action::kReport:
       return report_command(line.report);
     case CommandLine::Action::kMonitor:

@@ -4,6 +4,7 @@
 #include <type_traits>
 #include <unordered_map>
 
+#include "base/error.h"
 #include "parallel/pipeline/schedule.h"
 
 namespace hyperion::config {
@@ -16,13 +17,11 @@ bool has_converter(Config config, Converter converter) {
 }
 
 bool has_experts(Config config) {
-  const auto& model = config.model;
-  const auto is_among = [](const std::vector<std::string>& names, const std::string& name) {
-    return std::ranges::find(names, name) != names.end();
-  };
-  return is_among(models::model_names(), model.name) &&
-         is_among(models::model_flavors(model.name), model.flavor) &&
-         model_args(model, /*any_dimensions=*/true).experts.are_present();
+  try {
+    return model_args(config.model, /*any_dimensions=*/true).experts.are_present();
+  } catch (const Error&) {
+    return false;  // an unknown family or flavour, which is refused for itself
+  }
 }
 
 // These overloads read and write members of JobConfig as TOML values. The C++ type is an alternative of

@@ -1,0 +1,68 @@
+// Predicts memory and speed of a job on a mesh, without a GPU, a tokenizer or data. Pure, but for a file of
+// [parallelism] that the configuration names.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "trainer/build/pipeline_setup.h"
+#include "trainer/config/load.h"
+#include "trainer/plan/card.h"
+#include "trainer/plan/peak_memory.h"
+#include "trainer/plan/step_time.h"
+
+namespace hyperion::app {
+
+// The job's ranks and what they run on.
+struct Hardware {
+  int64_t gpus = 8;
+  trainer::CardRange card;
+  trainer::Cluster cluster;
+};
+
+// A configuration with all degrees set, and what is predicted for it.
+struct MeshPlan {
+  config::JobConfig config;
+  double global_batch = 0;                     // sequences of a step
+  double microbatches = 0;                     // of a step and rank
+  trainer::PeakMemory memory{};                // of the fullest rank
+  trainer::StepTime slow{}, middle{}, fast{};  // of the slowest rank, at the ends of the card's constants
+  double bubble = 0;                           // planned share of a pipeline's step
+
+  double tokens() const { return global_batch * static_cast<double>(config.training.seq_len); }
+  // Tokens per second of all GPUs.
+  double speed(const trainer::StepTime& time) const { return tokens() / time.total(); }
+};
+
+// Makes plans of one model; what several meshes have in common is computed once.
+class Planner {
+ public:
+  Planner(const models::ModelArgs& model, const Hardware& hardware);
+
+  // Returns nullopt if the pipeline's schedule does not serve the configuration. The mesh must fit
+  // (config::check_config()). The plan has no times if its memory exceeds `memory_limit` bytes, and those of
+  // the card's ends only with `ends`.
+  std::optional<MeshPlan> plan(const config::JobConfig& config, double memory_limit, bool ends);
+
+ private:
+  struct PipelineLists {
+    trainer::PipelinePlan plan;
+    parallel::PipelineSchedule lists;
+    std::map<double, trainer::PipelineSeconds> seconds{};  // by the transfer
+  };
+  using Key = std::tuple<int64_t, std::string, int64_t, int64_t, bool, bool>;
+
+  PipelineLists* pipeline_of(const config::JobConfig& config, int64_t batches);
+  trainer::PipelineTimes times_of(PipelineLists& lists, bool recomputes);
+
+  const models::ModelArgs& model_;
+  const models::ModelDescription description_;
+  const Hardware& hardware_;
+  std::map<Key, std::unique_ptr<PipelineLists>> pipelines_;
+};
+
+}  // namespace hyperion::app

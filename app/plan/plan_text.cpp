@@ -1,0 +1,229 @@
+#include "app/plan/plan_text.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/counted.h"
+#include "models/flavors/registry.h"
+
+namespace hyperion::app {
+namespace {
+
+using trainer::Family, trainer::StepTime;
+
+constexpr double kGib = 1 << 30;
+constexpr double kDay = 86400;
+
+// 419 unexpected interruptions of 16,384 GPUs in 54 days (The Llama 3 Herd of Models, section 3.3.4).
+constexpr double kGpuSecondsPerFailure = 54.0 * kDay * 16384 / 419;
+// What a node is taken to write to shared storage. Saves in the background cost training less.
+constexpr double kNodeWriteBytesPerSecond = 1e9;
+
+std::string three_digits(double value) {
+  if (value <= 0) return "0";
+  const double unit = std::pow(10, std::floor(std::log10(value)) - 2);
+  return fmt::format("{}", format_count(static_cast<uint64_t>(std::round(value / unit) * unit + 0.5)));
+}
+
+std::string mode_text(const config::JobConfig& config) {
+  return std::string(text_of(config.activation_checkpoint.mode));
+}
+
+std::string batch_text(const MeshPlan& plan) {
+  const auto& parallelism = plan.config.parallelism;
+  const int64_t rows = parallelism.pipeline_parallel_degree > 1
+                           ? parallelism.pipeline_parallel_microbatch_size
+                           : plan.config.training.local_batch_size;
+  return fmt::format("{} x {:.0f}", rows, plan.microbatches);
+}
+
+std::string settings_text(const MeshPlan& plan) {
+  const auto& parallelism = plan.config.parallelism;
+  std::string text = mode_text(plan.config);
+  if (parallelism.enable_async_tensor_parallel) text += ", async TP";
+  if (parallelism.context_parallel_degree > 1)
+    text += parallelism.context_parallel_rotate_method == "alltoall" ? ", ring" : ", gathered keys";
+  if (parallelism.pipeline_parallel_degree > 1) text += ", " + parallelism.pipeline_parallel_schedule;
+  return text;
+}
+
+double per_gpu(const MeshPlan& plan, const StepTime& time, const Hardware& hardware) {
+  return plan.speed(time) / static_cast<double>(hardware.gpus);
+}
+
+double mfu(const MeshPlan& plan, const StepTime& time, const PlanFacts& facts, const Hardware& hardware) {
+  return per_gpu(plan, time, hardware) * facts.flops_per_token / hardware.card.middle.peak;
+}
+
+// Where the time goes, in parts that people look for.
+struct Part {
+  const char* name;
+  std::vector<Family> families;
+};
+const std::vector<Part>& parts() {
+  static const std::vector<Part> list = {
+      {"products", {Family::kProducts, Family::kHeadProducts, Family::kExpertProducts}},
+      {"attention", {Family::kAttention}},
+      {"rows",
+       {Family::kNorms, Family::kRope, Family::kGatedActivation, Family::kRouting, Family::kResidual,
+        Family::kCopies, Family::kFloat8Casts, Family::kLoss, Family::kPacking, Family::kEmbedding}},
+      {"optim", {Family::kOptimizer}},
+      {"comm", {Family::kCollectives, Family::kDispatch, Family::kSequenceExchange}},
+      {"bubble", {Family::kBubble, Family::kTransfers}}};
+  return list;
+}
+double share_of(const StepTime& time, const Part& part) {
+  double seconds = 0;
+  for (const Family family : part.families) seconds += time.of(family);
+  return seconds / time.total();
+}
+
+std::string days_text(double days) {
+  return days < 10 ? fmt::format("{:.1f}", days) : three_digits(days);
+}
+
+}  // namespace
+
+SaveInterval save_interval(double state_bytes, int64_t gpus, int gpus_per_node) {
+  const double nodes = std::ceil(static_cast<double>(gpus) / gpus_per_node);
+  SaveInterval interval{.between_failures = kGpuSecondsPerFailure / static_cast<double>(gpus),
+                        .save_seconds = state_bytes / nodes / kNodeWriteBytesPerSecond};
+  interval.seconds = std::sqrt(2 * interval.save_seconds * interval.between_failures);
+  return interval;
+}
+
+std::string plan_table(const SearchResult& result, const PlanFacts& facts, const Hardware& hardware,
+                       const SearchOptions& options) {
+  const double days_of_tokens = facts.tokens / kDay;
+  std::string text = fmt::format(
+      "{}\n{} x {}, {} of a node, {:.0f} Gb/s per GPU between nodes; {} sequences of {} per step; {} of {} "
+      "configurations fit\n\n",
+      facts.model, counted(hardware.gpus, "GPU"), hardware.card.name, hardware.cluster.gpus_per_node,
+      hardware.cluster.network * 8 / 1e9, options.global_batch,
+      result.plans.empty() ? 0 : result.plans.front().config.training.seq_len, format_count(result.fitting),
+      format_count(result.tried));
+  size_t width = 4;
+  for (const MeshPlan& plan : result.plans) width = std::max(width, describe_mesh(plan).size());
+  text += fmt::format("{:>2}  {:<{}}  {:>8}  {:>6}  {:>17}  {:>5}  {}", "#", "mesh", width, "batch", "GiB",
+                      "tokens/s per GPU", "MFU", facts.tokens > 0 ? "  days  " : "");
+  for (const Part& part : parts()) text += fmt::format("{:>11}", part.name);
+  text += "  settings\n";
+  for (size_t i = 0; i < result.plans.size(); ++i) {
+    const MeshPlan& plan = result.plans[i];
+    text += fmt::format(
+        "{:>2}  {:<{}}  {:>8}  {:>6.1f}  {:>17}  {:>4.0f}%  {}", i + 1, describe_mesh(plan), width,
+        batch_text(plan), plan.memory.total() / kGib,
+        fmt::format("{} to {}", three_digits(per_gpu(plan, plan.slow, hardware)),
+                    three_digits(per_gpu(plan, plan.fast, hardware))),
+        100 * mfu(plan, plan.middle, facts, hardware),
+        facts.tokens > 0 ? fmt::format("{:>6}  ", days_text(days_of_tokens / plan.speed(plan.middle))) : "");
+    for (const Part& part : parts()) text += fmt::format("{:>10.0f}%", 100 * share_of(plan.middle, part));
+    text += fmt::format("  {}\n", settings_text(plan));
+  }
+  const SaveInterval saves = save_interval(facts.state_bytes, hardware.gpus, hardware.cluster.gpus_per_node);
+  text += fmt::format(
+      "\nbatch: sequences of a microbatch x microbatches of a step. GiB: predicted for the fullest rank, of "
+      "{:.1f}. rows: norms, RoPE, SwiGLU, routing, casts, loss. comm: what nothing hides.\n"
+      "A checkpoint with optimizer state: {:.1f} GiB; at 1 GB/s per node {:.0f} s. With a failure every "
+      "{:.1f} h "
+      "(one in {:.0f} GPU hours, as Llama 3 405B's) save every {:.0f} minutes (Young and Daly).\n"
+      "Nothing here is measured: no GPU has confirmed the constants of this card (scripts/cards.json).\n",
+      usable_memory(hardware.card) / kGib, facts.state_bytes / kGib, saves.save_seconds,
+      saves.between_failures / 3600, kGpuSecondsPerFailure / 3600, saves.seconds / 60);
+  return text;
+}
+
+std::string explain_plan(const SearchResult& result, size_t index, const PlanFacts& facts,
+                         const Hardware& hardware) {
+  const MeshPlan& plan = result.plans.at(index);
+  const StepTime& time = plan.middle;
+  const double per_token = 1e6 / plan.tokens() * static_cast<double>(hardware.gpus);
+  std::string text = fmt::format(
+      "Plan {}: {}, {}\n{} tokens/s on all GPUs ({} to {}), a step of {:.2f} s ({:.2f} to {:.2f}), MFU "
+      "{:.0f} %\n",
+      index + 1, describe_mesh(plan), settings_text(plan), three_digits(plan.speed(time)),
+      three_digits(plan.speed(plan.slow)), three_digits(plan.speed(plan.fast)), time.total(),
+      plan.fast.total(), plan.slow.total(), 100 * mfu(plan, time, facts, hardware));
+  if (facts.tokens > 0) {
+    const double days = facts.tokens / plan.speed(time) / kDay;
+    text += fmt::format("{} tokens: {} days, {} GPU hours, without failures and saves\n",
+                        three_digits(facts.tokens), days_text(days),
+                        three_digits(days * 24 * static_cast<double>(hardware.gpus)));
+  }
+  text += "\nmemory of the fullest rank        GiB\n";
+  const std::pair<const char*, double> memory[] = {
+      {"weights and optimizer states", plan.memory.states},
+      {"gradients", plan.memory.gradients},
+      {"gathered weights", plan.memory.gathered},
+      {"kept activations", plan.memory.activations},
+      {"logits, recomputed blocks, buffers", plan.memory.working},
+      {"lost by the allocator", plan.memory.reserved},
+      {"all", plan.memory.total()}};
+  for (const auto& [name, bytes] : memory) text += fmt::format("  {:<34}{:>7.2f}\n", name, bytes / kGib);
+  text += fmt::format("  {:<34}{:>7.2f}\n", "may use", usable_memory(hardware.card) / kGib);
+  text += "\ntime of a step                      ms            us per token    share\n";
+  for (size_t i = 0; i < static_cast<size_t>(Family::kCount); ++i) {
+    const auto family = static_cast<Family>(i);
+    const double seconds = time.of(family);
+    if (seconds <= 0) continue;
+    text += fmt::format(
+        "  {:<26}{:>16}{:>16.2f}{:>8.0f}%\n", name_of(family),
+        fmt::format("{:.0f} to {:.0f}", 1e3 * std::min(plan.fast.of(family), plan.slow.of(family)),
+                    1e3 * std::max(plan.fast.of(family), plan.slow.of(family))),
+        seconds * per_token, 100 * seconds / time.total());
+  }
+  text +=
+      "\nUncertain: the constants of the card are ranges of published and estimated figures; the last row is "
+      "what "
+      "published runs took beyond the parts. Routers are taken to deal tokens out evenly, stages to be as "
+      "slow as the slowest, the host to be faster than the GPU, and text to be read in time.\n";
+  return text;
+}
+
+std::string plans_json(const SearchResult& result, const PlanFacts& facts, const Hardware& hardware) {
+  nlohmann::ordered_json json;
+  json["model"] = facts.model;
+  json["card"] = hardware.card.name;
+  json["gpus"] = hardware.gpus;
+  json["configurations"] = result.tried;
+  json["fitting"] = result.fitting;
+  json["plans"] = nlohmann::ordered_json::array();
+  for (const MeshPlan& plan : result.plans) {
+    const auto& options = plan.config.parallelism;
+    nlohmann::ordered_json one;
+    one["mesh"] = describe_mesh(plan);
+    one["parallelism"] = {{"data_parallel_replicate_degree", options.data_parallel_replicate_degree},
+                          {"data_parallel_shard_degree", options.data_parallel_shard_degree},
+                          {"tensor_parallel_degree", options.tensor_parallel_degree},
+                          {"pipeline_parallel_degree", options.pipeline_parallel_degree},
+                          {"context_parallel_degree", options.context_parallel_degree},
+                          {"expert_parallel_degree", options.expert_parallel_degree},
+                          {"expert_tensor_parallel_degree", options.expert_tensor_parallel_degree}};
+    one["local_batch_size"] = plan.config.training.local_batch_size;
+    one["global_batch_size"] = plan.global_batch;
+    one["microbatches"] = plan.microbatches;
+    one["settings"] = settings_text(plan);
+    one["reserved_gib"] = plan.memory.total() / kGib;
+    one["memory_gib"] = {{"states", plan.memory.states / kGib},
+                         {"gradients", plan.memory.gradients / kGib},
+                         {"gathered", plan.memory.gathered / kGib},
+                         {"activations", plan.memory.activations / kGib},
+                         {"working", plan.memory.working / kGib}};
+    one["tokens_per_second_per_gpu"] = {per_gpu(plan, plan.slow, hardware),
+                                        per_gpu(plan, plan.middle, hardware),
+                                        per_gpu(plan, plan.fast, hardware)};
+    one["step_seconds"] = {plan.fast.total(), plan.middle.total(), plan.slow.total()};
+    one["mfu"] = mfu(plan, plan.middle, facts, hardware);
+    for (size_t i = 0; i < static_cast<size_t>(Family::kCount); ++i)
+      if (const double seconds = plan.middle.seconds[i]; seconds > 0)
+        one["seconds"][std::string(name_of(static_cast<Family>(i)))] = seconds;
+    json["plans"].push_back(std::move(one));
+  }
+  return json.dump(1) + "\n";
+}
+
+}  // namespace hyperion::app

@@ -1,0 +1,33 @@
+// Prints plans as a table, as JSON, and one plan in full.
+#pragma once
+
+#include <string>
+
+#include "app/plan/mesh_search.h"
+
+namespace hyperion::app {
+
+// The facts of the job that all plans share.
+struct PlanFacts {
+  std::string model;  // "llama3 8B, 8,030,261,248 parameters"
+  double parameters = 0, flops_per_token = 0;
+  double state_bytes = 0;  // of a checkpoint with optimizer state
+  double tokens = 0;       // of the job; 0: not given
+};
+
+std::string plan_table(const SearchResult& result, const PlanFacts& facts, const Hardware& hardware,
+                       const SearchOptions& options);
+// Explains the plan with this index: where memory and time go, what would make it faster, and what is
+// uncertain.
+std::string explain_plan(const SearchResult& result, size_t index, const PlanFacts& facts,
+                         const Hardware& hardware);
+std::string plans_json(const SearchResult& result, const PlanFacts& facts, const Hardware& hardware);
+
+// Returns the interval of checkpoints by Young and Daly for a job of so many GPUs, in seconds, and the time
+// between failures that it assumes.
+struct SaveInterval {
+  double seconds = 0, between_failures = 0, save_seconds = 0;
+};
+SaveInterval save_interval(double state_bytes, int64_t gpus, int gpus_per_node);
+
+}  // namespace hyperion::app

@@ -1,0 +1,155 @@
+#include <cstdlib>
+#include <filesystem>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include "app/commands.h"
+#include "app/plan/mesh_search.h"
+#include "app/plan/plan_text.h"
+#include "base/counted.h"
+#include "base/durable.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/progress.h"
+#include "base/standard_streams.h"
+#include "models/description.h"
+#include "models/flavors/registry.h"
+#include "trainer/config/fit_ranks.h"
+#include "trainer/config/input_path.h"
+#include "trainer/config/print.h"
+#include "trainer/config/validate.h"
+#include "trainer/hugging_face/config.h"
+#include "trainer/hugging_face/hf_model.h"
+#include "trainer/metrics/flops.h"
+#include "trainer/preflight.h"
+
+namespace hyperion::app {
+namespace {
+
+// A card of scripts/cards.json, or a file with cards, of which "FILE:NAME" names one.
+trainer::CardRange card_of(const std::string& named) {
+  const std::filesystem::path known = config::install_root() / "scripts/cards.json";
+  const size_t colon = named.rfind(':');
+  const std::string file = named.substr(0, colon);
+  if (file.ends_with(".json")) {
+    const trainer::Cards cards{std::filesystem::path(file)};
+    if (colon != std::string::npos) return cards.find(named.substr(colon + 1));
+    const std::vector<std::string> names = cards.names();
+    if (names.size() == 1) return cards.find(names.front());
+    throw_config("--gpu {}: the file has several cards: name one, as {}:{}", named, named, names.front());
+  }
+  return trainer::Cards(known).find(named);
+}
+
+// The sequences of a step that the file says, on these ranks.
+int64_t global_batch_of(const config::JobConfig& config, int64_t gpus) {
+  if (config.training.global_batch_size > 0) return config.training.global_batch_size;
+  const auto& degrees = config.parallelism;
+  const int64_t model_ranks =
+      degrees.tensor_parallel_degree * degrees.pipeline_parallel_degree * degrees.context_parallel_degree;
+  return config.training.local_batch_size * std::max<int64_t>(1, gpus / model_ranks);
+}
+
+// Returns the fewest GPUs, by doubling, on which the job fits; 0: not on kMostGpus.
+int64_t fewest_gpus(const config::ResolvedConfig& resolved, const models::ModelArgs& model, Hardware hardware,
+                    SearchOptions options) {
+  constexpr int64_t kMostGpus = 16384;
+  for (hardware.gpus *= 2; hardware.gpus <= kMostGpus; hardware.gpus *= 2) {
+    options.global_batch = std::max(options.global_batch, hardware.gpus);
+    if (search_meshes(resolved, model, hardware, options, [](size_t, size_t) {}).fitting > 0)
+      return hardware.gpus;
+  }
+  return 0;
+}
+
+// Says what would make a job possible of which no plan fits.
+[[noreturn]] void refuse(const SearchResult& result, const config::ResolvedConfig& resolved,
+                         const models::ModelArgs& model, const Hardware& hardware,
+                         const SearchOptions& options) {
+  if (result.tried == 0)
+    throw_config(
+        "no mesh of {} can run this job with {} sequences per step: the number of data-parallel ranks must "
+        "divide that number; give another --global-batch-size or --gpus{}",
+        counted(hardware.gpus, "GPU"), options.global_batch,
+        options.configured || options.keep_mesh ? ", or leave the mesh to the plan" : "");
+  const double needed = result.smallest->memory.total(), usable = usable_memory(hardware.card);
+  const int64_t fewest = options.configured ? 0 : fewest_gpus(resolved, model, hardware, options);
+  throw_config(
+      "the job fits on no mesh of {} x {}: the one that needs the least ({}) needs {:.1f} GiB of each GPU, "
+      "of "
+      "{:.1f} that it has; {}shorten training.seq_len, or set training.enable_cpu_offload = true",
+      hardware.gpus, hardware.card.name, describe_mesh(*result.smallest), needed / (1 << 30),
+      usable / (1 << 30),
+      fewest > 0 ? fmt::format("it fits on {} (--gpus); or ", counted(fewest, "GPU")) : "");
+}
+
+void write_plan(const std::string& path, const config::ResolvedConfig& resolved, const MeshPlan& plan) {
+  config::ResolvedConfig planned = resolved;
+  planned.config.parallelism = plan.config.parallelism;
+  planned.config.training = plan.config.training;
+  planned.config.activation_checkpoint = plan.config.activation_checkpoint;
+  write_file_atomic(path, config::to_toml(planned));
+  print_text(fmt::format("Written: {} ({})\n", path, describe_mesh(plan)));
+}
+
+}  // namespace
+
+ExitCode plan_command(const CommandLine& line) {
+  if (std::getenv("HYPERION_LOG_LEVEL") == nullptr) spdlog::set_level(spdlog::level::warn);
+  const CommandLine::Plan& options = line.plan;
+  config::ResolvedConfig given = config::load_config(line.config_file, line.overrides);
+  if (options.seq_len > 0) given.config.training.seq_len = options.seq_len;
+  hugging_face::resolve_hf_model(given, config::install_root());
+  config::ResolvedConfig resolved = given;
+  resolved.config.parallelism.on_mesh_mismatch = config::OnMeshMismatch::kError;
+  // What a plan does not need: data, and files of a run.
+  resolved.config.checkpoint.enable = false;
+  resolved.config.validation.enable = false;
+  const models::ModelArgs model = trainer::job_model(resolved.config);
+  const models::ModelDescription description = models::describe_model(model);
+  const Hardware hardware{.gpus = options.gpus,
+                          .card = card_of(options.gpu),
+                          .cluster = {.gpus_per_node = static_cast<int>(options.gpus_per_node),
+                                      .network = options.network * 1e9 / 8}};
+  SearchOptions search{.global_batch = options.global_batch > 0
+                                           ? options.global_batch
+                                           : global_batch_of(resolved.config, options.gpus),
+                       .configured = options.configured,
+                       .keep_mesh = options.keep_mesh};
+  std::optional<Progress> progress;
+  const SearchResult result = search_meshes(resolved, model, hardware, search, [&](size_t done, size_t all) {
+    if (!progress) progress.emplace("plan", all, "configurations");
+    progress->update(done);
+  });
+  progress.reset();
+  if (result.plans.empty()) refuse(result, resolved, model, hardware, search);
+  if (options.explain > static_cast<int64_t>(result.plans.size()))
+    throw_config("--explain {}: there are {} plans", options.explain, result.plans.size());
+
+  const models::ParameterCounts counts = models::count_parameters(description);
+  const PlanFacts facts{
+      .model = fmt::format(
+          "{} {}, {} parameters{}", resolved.config.model.name, resolved.config.model.flavor,
+          format_count(static_cast<uint64_t>(counts.total)),
+          counts.active != counts.total
+              ? fmt::format(", {} of them active", format_count(static_cast<uint64_t>(counts.active)))
+              : ""),
+      .parameters = static_cast<double>(counts.total),
+      .flops_per_token = metrics::flops_per_token_square(description, resolved.config.training.seq_len),
+      .state_bytes = 3.0 * sizeof(float) * static_cast<double>(counts.total),
+      .tokens = options.tokens};
+  if (options.json)
+    print_text(plans_json(result, facts, hardware));
+  else if (options.explain > 0)
+    print_text(explain_plan(result, static_cast<size_t>(options.explain) - 1, facts, hardware));
+  else
+    print_text(plan_table(result, facts, hardware, search));
+  if (!options.write.empty())
+    write_plan(options.write, given,
+               result.plans[options.explain > 0 ? static_cast<size_t>(options.explain) - 1 : 0]);
+  return ExitCode::kOk;
+}
+
+}  // namespace hyperion::app

@@ -1,0 +1,82 @@
+"""`hyperion plan`: meshes of a job without a GPU, a tokenizer or data, as docs/choosing_a_mesh.md shows them.
+
+    python3 tests/faults/plan_test.py build/hyperion
+"""
+
+import json
+import os
+import re
+
+import warm_start
+from checkpoints import CheckpointTest
+from jobs import BINARY, ROOT, main
+
+EXAMPLES = (("configs/llama3_8b.toml", "--gpus=8"), ("configs/llama3_70b.toml", "--gpus=256", "--global-batch-size=512", "--tokens=15T"),
+            ("configs/qwen3_30b_a3b.toml", "--gpus=64", "--global-batch-size=1024"))
+
+
+class Plan(CheckpointTest):
+    def plan(self, *words, code=0):
+        environment = {name: value for name, value in os.environ.items() if name != "HYPERION_DEVICE"}
+        done = warm_start.run([BINARY, "plan", *words], cwd=ROOT, env=environment)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done.stdout if code == 0 else done.stderr
+
+    def test_the_examples_of_the_page(self):
+        page = (ROOT / "docs/choosing_a_mesh.md").read_text()
+        for words in EXAMPLES:
+            command = " ".join(word.replace("=", " ") for word in words)
+            self.assertIn(f"hyperion plan {command}", page)
+            text = self.plan(*words)
+            self.assertRegex(text, r"(?m)^ 1  ")
+            self.assertRegex(text, r"(?m)^10  ")
+            self.assertIn("Nothing here is measured", text)
+
+    def test_json_and_one_plan_in_full(self):
+        words = EXAMPLES[1]
+        plans = json.loads(self.plan(*words, "--json"))["plans"]
+        speeds = [plan["tokens_per_second_per_gpu"][1] for plan in plans]
+        self.assertEqual(speeds, sorted(speeds, reverse=True))
+        for plan in plans:
+            self.assertAlmostEqual(sum(plan["seconds"].values()), plan["step_seconds"][1], delta=1e-6 * plan["step_seconds"][1])
+            self.assertLess(plan["reserved_gib"], 76.6)
+        text = self.plan(*words, "--explain=2")
+        self.assertIn(f"Plan 2: {plans[1]['mesh']}", text)
+        self.assertIn("GPU hours", text)
+
+    def test_a_written_plan_is_accepted_by_check(self):
+        out = self.folder / "planned.toml"
+        self.assertIn("Written: ", self.plan("configs/debug_model.toml", "--gpus=4", f"--write={out}"))
+        done = warm_start.run([BINARY, "check", out, "--ranks=4"], cwd=ROOT, env={**os.environ, "HYPERION_DEVICE": "cpu"})
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        again = json.loads(self.plan(out, "--gpus=4", "--configured", "--json"))["plans"][0]
+        self.assertEqual(again["parallelism"], json.loads(self.plan("configs/debug_model.toml", "--gpus=4", "--json"))["plans"][0]["parallelism"])
+
+    def test_what_is_wrong_is_said_with_what_would_be_right(self):
+        for words, says in (
+                (("configs/llama3_405b.toml", "--gpus=8"), r"fits on no mesh of 8 x H100.*needs [\d.]+ GiB of each GPU, of 76.6.*it fits on \d+ GPUs"),
+                (("configs/llama3_8b.toml", "--gpus=8", "--gpu=v100"), 'no card "v100".*there are a100, b200, h100-500w'),
+                (("configs/llama3_8b.toml", "--gpus=8", "--explain=99"), "--explain 99: there are 10 plans"),
+                (("configs/llama3_8b.toml", "--gpus=7", "--global-batch-size=5"), "no mesh of 7 GPUs can run this job with 5 sequences"),
+                (("configs/llama3_8b.toml", "--gpus=8", "--tokens=3Q"), "expected a number of tokens, such as 15T"),
+                (("configs/llama3_8b.toml",), "--gpus is required")):
+            with self.subTest(words):
+                text = self.plan(*words, code=2)
+                self.assertEqual(len(text.strip().splitlines()), 1, text)
+                self.assertTrue(re.search(says, text), text)
+
+    def test_a_card_of_ones_own(self):
+        cards = json.loads((ROOT / "scripts/cards.json").read_text())
+        cards["mine"] = {"name": "My card", "like": "h100-700w", "constants": {"flops": {"low": 0.5, "high": 0.5}}}
+        file = self.folder / "mine.json"
+        file.write_text(json.dumps(cards))
+        of = [json.loads(self.plan("configs/llama3_8b.toml", "--gpus=8", f"--gpu={card}", "--json"))["plans"][0]["step_seconds"][1]
+              for card in ("h100", f"{file}:mine")]
+        self.assertGreater(of[1], 1.5 * of[0])
+        cards["mine"]["constants"]["flops"] = {"low": 2, "high": 1}
+        file.write_text(json.dumps(cards))
+        self.assertIn('card "mine", "flops": 2 to 1 is no range', self.plan("configs/llama3_8b.toml", "--gpus=8", f"--gpu={file}:mine", code=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+// `hyperion plan`: predictions against what the simulated GPU counted, and the search.
+#include "app/plan/mesh_plan.h"
+#include "app/plan/mesh_search.h"
+#include "app/plan/plan_text.h"
+
+#include <filesystem>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "trainer/config/input_path.h"
+#include "trainer/preflight.h"
+
+namespace hyperion::app {
+namespace {
+
+using Catch::WithinRel;
+
+std::filesystem::path cards_file() {
+  return HYPERION_SOURCE_DIR "/scripts/cards.json";
+}
+
+Hardware hardware_of(int64_t gpus) {
+  return {.gpus = gpus, .card = trainer::Cards(cards_file()).find("h100"), .cluster = trainer::Cluster()};
+}
+
+config::ResolvedConfig load(const std::string& file, const std::vector<std::string>& settings) {
+  std::vector<config::Override> overrides;
+  for (const std::string& setting : settings) {
+    const size_t equals = setting.find('=');
+    overrides.push_back({.name = setting.substr(0, equals), .value = setting.substr(equals + 1)});
+  }
+  return config::load_config(std::filesystem::path(HYPERION_SOURCE_DIR) / file, overrides);
+}
+
+SearchResult plan_configured(const std::string& file, int64_t gpus,
+                             const std::vector<std::string>& settings) {
+  config::ResolvedConfig resolved = load(file, settings);
+  const models::ModelArgs model = trainer::job_model(resolved.config);
+  return search_meshes(resolved, model, hardware_of(gpus), {.global_batch = 1, .configured = true},
+                       [](size_t, size_t) {});
+}
+
+// What scripts/step_budget.py counted on the simulated GPU (docs/notes/plan.md), in the middle of the card's
+// constants.
+struct Counted {
+  std::string file;
+  int64_t gpus;
+  std::vector<std::string> settings;
+  double tokens_per_second;  // of a GPU
+  double gib;                // reserved
+  double time_tolerance = 0.02, memory_tolerance = 0.05;
+};
+
+}  // namespace
+
+TEST_CASE("A plan agrees with what the simulated GPU counts") {
+  const std::string eight = "configs/llama3_8b.toml";
+  const auto mode = [](const char* name) { return std::string("activation_checkpoint.mode=") + name; };
+  const std::string op = "activation_checkpoint.selective_ac_option=op";
+  const std::vector<Counted> table = {
+      {eight, 8, {mode("none")}, 10514, 51.74},
+      {eight, 8, {mode("selective"), op}, 9582, 32.77},
+      {eight, 8, {mode("full")}, 8605, 22.82},
+      {eight, 8, {mode("elementwise")}, 10292, 40.94},
+      {eight,
+       8,
+       {mode("none"), "model.converters=quantize.linear.float8",
+        "quantize.linear.float8.enable_fsdp_float8_all_gather=true",
+        "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp=true"},
+       12614,
+       46.63},
+      {eight, 8, {mode("none"), "training.global_batch_size=32"}, 4 * 2684, 55.98},
+      {eight, 16, {mode("none"), "parallelism.data_parallel_replicate_degree=2"}, 10308, 51.74},
+      {eight, 16, {mode("none"), "parallelism.tensor_parallel_degree=2"}, 9435, 28.54},
+      {eight, 16, {mode("selective"), op, "parallelism.tensor_parallel_degree=2"}, 8676, 17.62},
+      // Chunks of async tensor parallelism launch more than is counted here.
+      {eight,
+       16,
+       {mode("full"), "parallelism.tensor_parallel_degree=8",
+        "parallelism.enable_async_tensor_parallel=true"},
+       5409,
+       9.23,
+       0.12},
+      {eight, 8, {mode("none"), "parallelism.context_parallel_degree=4"}, 8182, 25.68},
+      {"configs/llama3_8b_128k.toml", 64, {mode("full")}, 2786, 16.58, 0.02, 0.1},
+      {"configs/llama3_70b.toml", 256, {mode("full")}, 802, 21.19},
+      // The simulated rank was the first; the plan is of the slowest, which has the head.
+      {"configs/llama3_405b_512gpus.toml", 512, {mode("full")}, 157, 49.31, 0.07},
+      {"configs/qwen3_30b_a3b.toml", 64, {mode("full")}, 9038, 11.32},
+      {"configs/qwen3_30b_a3b.toml", 64, {mode("none")}, 10589, 63.89},
+      {"configs/deepseek_v3_16b.toml", 64, {mode("full")}, 16925, 9.71},
+  };
+  for (const Counted& row : table) {
+    CAPTURE(row.file, row.gpus, row.settings);
+    const SearchResult result = plan_configured(row.file, row.gpus, row.settings);
+    REQUIRE(result.plans.size() == 1);
+    const MeshPlan& plan = result.plans[0];
+    CHECK_THAT(plan.speed(plan.middle) / static_cast<double>(row.gpus),
+               WithinRel(row.tokens_per_second, row.time_tolerance));
+    CHECK_THAT(plan.memory.total() / (1 << 30), WithinRel(row.gib, row.memory_tolerance));
+    CHECK(plan.slow.total() > plan.middle.total());
+    CHECK(plan.fast.total() < plan.middle.total());
+  }
+}
+
+TEST_CASE("A search orders meshes by speed and shows each once") {
+  const config::ResolvedConfig resolved = load("configs/llama3_70b.toml", {});
+  const models::ModelArgs model = trainer::job_model(resolved.config);
+  const SearchResult result =
+      search_meshes(resolved, model, hardware_of(256), {.global_batch = 512}, [](size_t, size_t) {});
+  REQUIRE(result.plans.size() == 10);
+  CHECK(result.fitting <= result.tried);
+  std::set<std::string> meshes;
+  for (size_t i = 0; i < result.plans.size(); ++i) {
+    const MeshPlan& plan = result.plans[i];
+    CHECK(plan.memory.total() <= usable_memory(hardware_of(256).card));
+    CHECK(plan.global_batch == 512);
+    meshes.insert(describe_mesh(plan));
+    if (i > 0) CHECK(plan.middle.total() >= result.plans[i - 1].middle.total());
+    const auto& degrees = plan.config.parallelism;
+    CHECK(degrees.tensor_parallel_degree * degrees.pipeline_parallel_degree *
+              degrees.context_parallel_degree * degrees.data_parallel_replicate_degree *
+              degrees.data_parallel_shard_degree ==
+          256);
+  }
+  CHECK(meshes.size() == 10);
+}
+
+TEST_CASE("A model that fits on no mesh names the least that it needs") {
+  const config::ResolvedConfig resolved = load("configs/llama3_405b.toml", {});
+  const models::ModelArgs model = trainer::job_model(resolved.config);
+  const SearchResult result =
+      search_meshes(resolved, model, hardware_of(8), {.global_batch = 8}, [](size_t, size_t) {});
+  CHECK(result.plans.empty());
+  REQUIRE(result.smallest.has_value());
+  CHECK(result.smallest->memory.total() > usable_memory(hardware_of(8).card));
+}
+
+TEST_CASE("Cards of GPUs are read strictly") {
+  const trainer::Cards cards(cards_file());
+  CHECK(cards.find("h100").name == "H100 SXM, 700 W");
+  CHECK(cards.find("h200").middle.memory > cards.find("h100").middle.memory);
+  CHECK(cards.find("h100-500w").middle.rate(trainer::Rate::kBf16) <
+        cards.find("h100").middle.rate(trainer::Rate::kBf16));
+  const trainer::CardRange card = cards.find("h100");
+  CHECK(card.slow.launch > card.fast.launch);
+  CHECK(card.slow.rate(trainer::Rate::kBf16) < card.fast.rate(trainer::Rate::kBf16));
+  CHECK_THROWS_WITH(cards.find("v100"), Catch::Contains("there are a100, b200, h100"));
+}
+
+TEST_CASE("Checkpoints are due by Young and Daly") {
+  const SaveInterval few = save_interval(100e9, 8, 8), many = save_interval(100e9, 16384, 8);
+  CHECK(few.seconds > many.seconds);
+  CHECK_THAT(many.between_failures, WithinRel(54.0 * 86400 / 419, 1e-9));
+}
+
+}  // namespace hyperion::app

@@ -1,0 +1,422 @@
+#include "trainer/plan/block_work.h"
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <vector>
+
+#include "trainer/config/schema.h"
+#include "trainer/config/validate.h"
+
+namespace hyperion::trainer {
+namespace {
+
+using config::RecomputeMode;
+using parallel::MeshDim;
+
+constexpr double kFp32 = 4;
+
+// A product of a block: its weight, and this rank's part of it.
+struct Product {
+  const models::ParameterShape* shape;
+  double in = 0, out = 0;  // widths of this rank's part
+  bool float8 = false;
+};
+
+bool ends_with(const models::ParameterShape& shape, std::string_view name) {
+  return shape.name.ends_with(name);
+}
+
+class BlockCounter {
+ public:
+  BlockCounter(const models::BlockDescription& block, const BlockSetting& setting, double times,
+               StepWork& work)
+      : block_(block), setting_(setting), times_(times), work_(work) {
+    for (const models::ParameterShape& shape : block.attention.parameters) add_product(attention_, shape);
+    for (const models::ParameterShape& shape : block.feed_forward.parameters)
+      if (shape.domain == Domain::kDense) add_product(feed_forward_, shape);
+  }
+
+  void count() {
+    count_attention();
+    count_feed_forward();
+    // The norm before attention, that before the feed-forward with the sum of the stream, and the last sum.
+    forward_rows(Family::kNorms, 1, 1);
+    recomputed_rows(Family::kNorms, 1, 1);
+    forward_rows(Family::kNorms, 2, 2);
+    recomputed_rows(Family::kNorms, 2, 2);
+    forward_rows(Family::kResidual, 2, 1);
+    // Backward of a norm adds the gradients of all products that read it.
+    add_norm_backward(attention_inputs());
+    add_norm_backward(feed_forward_inputs());
+    exchange_tensor_parallel();
+  }
+
+ private:
+  RecomputeMode mode() const { return setting_.mode; }
+  bool recomputes_rows() const { return mode() != RecomputeMode::kNone; }  // norms, RoPE, SwiGLU
+  bool recomputes_attention() const { return mode() == RecomputeMode::kFull && setting_.context == 1; }
+  double tokens() const { return setting_.tokens; }
+  double element() const { return setting_.element; }
+  double dim() const { return static_cast<double>(setting_.args.dim); }
+  double sharded_rows() const { return tokens() / setting_.tensor; }  // of the stream: sequence parallel
+
+  void add_product(std::vector<Product>& products, const models::ParameterShape& shape) const {
+    if (shape.dims.size() != 2) return;
+    Product product{
+        .shape = &shape, .in = static_cast<double>(shape.dims[1]), .out = static_cast<double>(shape.dims[0])};
+    if (shape.split == models::kSplitByRows) product.out /= setting_.tensor;
+    if (shape.split == models::kSplitByColumns) product.in /= setting_.tensor;
+    const bool router = ends_with(shape, "router.gate.weight");
+    product.float8 = !router && multiplies_in_float8(shape, setting_.config, shape.name);
+    products.push_back(product);
+  }
+
+  void add(Family family, double times, double launches, double bytes, double flops = 0,
+           Rate rate = Rate::kBf16, bool casts = false) const {
+    if (times <= 0) return;
+    work_.kernels.push_back({.family = family,
+                             .times = times * times_,
+                             .launches = launches,
+                             .bytes = bytes,
+                             .flops = flops,
+                             .rate = rate,
+                             .casts_to_float8 = casts});
+  }
+
+  // Kernels that read and write rows of the stream, `read` and `written` of them per token.
+  void forward_rows(Family family, double read, double written) const {
+    add(family, 1, 1, (read + written) * sharded_rows() * dim() * element());
+  }
+  void recomputed_rows(Family family, double read, double written) const {
+    if (recomputes_rows()) forward_rows(family, read, written);
+  }
+  void add_norm_backward(double inputs) const {
+    add(Family::kNorms, 1, 2, (3 + inputs) * sharded_rows() * dim() * element());
+  }
+
+  // The products of this rank's `rows` rows with weights that read the same input: one in bf16, apart in FP8.
+  // `repeats`: how many of them backward recomputes.
+  void add_products(std::span<const Product> products, double rows, double repeats) const {
+    double out = 0;
+    for (const Product& product : products) out += product.out;
+    const double in = products[0].in;
+    if (!products[0].float8) {
+      const bool apart = repeats > 0 && repeats < 1;  // selective checkpointing computes w1 and w3 apart
+      const double parts = apart ? static_cast<double>(products.size()) : 1;
+      const double forward_bytes = (parts * rows * in + in * out + rows * out) * element();
+      add(Family::kProducts, 1, parts, forward_bytes, 2 * rows * in * out, product_rate(setting_));
+      add(Family::kProducts, repeats > 0 ? 1 : 0, 1,
+          (rows * in + repeats * (in * out + rows * out)) * element(), repeats * 2 * rows * in * out,
+          product_rate(setting_));
+      add(Family::kProducts, 1, 1, (rows * out + in * out + rows * in) * element(), 2 * rows * in * out,
+          product_rate(setting_));
+      add(Family::kProducts, 1, 1, rows * (in + out) * element() + in * out * kFp32, 2 * rows * in * out,
+          product_rate(setting_));
+      return;
+    }
+    const double runs = 1 + repeats;
+    add_cast(rows * in, runs);
+    for (const Product& product : products) {
+      const double weight = product.in * product.out, flops = 2 * rows * weight;
+      if (!setting_.config.quantize.linear.float8.enable_fsdp_float8_all_gather) add_cast(weight, runs);
+      add(Family::kProducts, runs, 1, rows * product.in + weight + rows * product.out * element(), flops,
+          Rate::kFp8);
+      add_cast(rows * product.out, 1);
+      add(Family::kFloat8Casts, 1, 1, 2 * weight, 0, Rate::kBf16, true);  // transposes the gathered weight
+      add(Family::kProducts, 1, 1, rows * product.out + weight + rows * product.in * element(), flops,
+          Rate::kFp8Slow);
+      add(Family::kProducts, 1, 1, rows * (product.in + product.out) + weight * kFp32, flops, Rate::kFp8Slow);
+    }
+  }
+  // Finds the largest element, then casts to both layouts.
+  void add_cast(double elements, double times) const {
+    add(Family::kFloat8Casts, times, 1, elements * element());
+    add(Family::kFloat8Casts, times, 1, elements * (element() + 2), 0, Rate::kBf16, true);
+  }
+
+  // --- attention ---
+
+  double attention_inputs() const {  // products of the normed stream, whose gradients its backward adds
+    if (setting_.args.latent.is_present()) return 1;
+    return attention_[0].float8 ? 2 : 0;
+  }
+  double feed_forward_inputs() const {
+    const auto& experts = block_.feed_forward.experts;
+    if (experts) return setting_.args.experts.num_shared_experts > 0 ? 2 : 1;
+    return !feed_forward_.empty() && feed_forward_[0].float8 ? 1 : 0;
+  }
+
+  // Of every second product the selective mode recomputes one; see models/layers/activation_checkpoint.h.
+  double repeats_of(int index) const {
+    switch (mode()) {
+      case RecomputeMode::kFull:
+        return 1;
+      case RecomputeMode::kSelective:
+        return index % 2 == 1 ? 1 : 0;
+      default:
+        return 0;
+    }
+  }
+
+  void count_attention() const {
+    const models::AttentionWidths& widths = *block_.attention.attention;
+    const double heads = static_cast<double>(widths.heads) / setting_.tensor,
+                 kv_heads = static_cast<double>(widths.kv_heads) / setting_.tensor,
+                 queries = heads * static_cast<double>(widths.head_dim),
+                 keys = kv_heads * static_cast<double>(widths.head_dim),
+                 values = kv_heads * static_cast<double>(widths.v_head_dim),
+                 output = heads * static_cast<double>(widths.v_head_dim);
+    const bool latent = setting_.args.latent.is_present();
+    const double full = mode() == RecomputeMode::kFull ? 1 : 0;
+    const Product& last = attention_.back();  // wo
+    if (latent) {
+      int index = 0;
+      for (const Product& product : std::span(attention_).first(attention_.size() - 1)) {
+        // Replicated projections are of this rank's part of the sequence.
+        const double rows = product.shape->split ? tokens() : sharded_rows();
+        add_products(std::span(&product, 1), rows, repeats_of(index++));
+      }
+      count_latent_rows(queries, output);
+    } else {
+      add_products(std::span(attention_).first(3), tokens(), full);
+      count_rotation(queries, keys, values);
+    }
+    const bool saved = mode() == RecomputeMode::kSelective && setting_.tensor > 1;  // scattered, so not again
+    add_products(std::span(&last, 1), tokens(), saved ? 0 : mode() == RecomputeMode::kSelective ? 1 : full);
+    if (setting_.tensor > 1)  // rows in the order of the ranks
+      add(Family::kCopies, 3 + full, 1, 2 * tokens() * output * element());
+
+    count_scores(widths, queries, keys, values, output);
+  }
+
+  void count_scores(const models::AttentionWidths& widths, double queries, double keys, double values,
+                    double output) const {
+    const double length = static_cast<double>(setting_.config.training.seq_len);
+    const double pairs = tokens() * (length + 1) / 2;  // the head-tail order gives every rank as many
+    const double heads = static_cast<double>(widths.heads) / setting_.tensor;
+    const double flops = 2 * pairs * heads * static_cast<double>(widths.head_dim + widths.v_head_dim);
+    const AttentionRates rates = attention_rates(widths, setting_);
+    const double rows = tokens() * element();
+    const bool ring = setting_.context > 1 && config::passes_keys_in_ring(setting_.config);
+    const double calls = ring ? setting_.context : setting_.context > 1 ? 2 : 1;
+    add(Family::kAttention, 1 + recomputes_attention(), calls, rows * (queries + keys + values + output),
+        flops, rates.forward);
+    const double dgrad = 2 * pairs * heads * static_cast<double>(3 * widths.head_dim + 2 * widths.v_head_dim);
+    add(Family::kAttention, 1, 3 * calls, rows * 2 * (queries + keys + values + output), dgrad,
+        rates.backward);
+    if (setting_.context == 1) return;
+    // Merges the outputs of the calls; packs keys, and adds their fp32 gradients.
+    const double exchanged = tokens() * (keys + values);
+    if (ring) {
+      add(Family::kAttention, calls - 1, 1, tokens() * output * (element() + 2 * kFp32));
+      add(Family::kCopies, calls - 1, 1, exchanged * 5 * kFp32 / 2);
+    } else {
+      add(Family::kAttention, 1, 1, tokens() * output * (element() + 2 * kFp32));
+      add(Family::kCopies, 2, 1, exchanged * 2 * element());
+      add(Family::kCopies, 2, 1, setting_.context * exchanged * 2 * element());
+      add(Family::kCopies, 1, 1, setting_.context * exchanged * (element() + kFp32));
+    }
+    add_sequence_exchange(exchanged, ring);
+  }
+
+  void add_sequence_exchange(double exchanged, bool ring) const {
+    const bool two_parts = setting_.config.parallelism.context_parallel_load_balancer.has_value();
+    const double hop = exchanged * element() / (ring ? 1 : two_parts ? 2 : 1);
+    const double peers = ring ? 1 : setting_.context - 1;
+    SequenceExchange exchange{.ring = ring,
+                              .runs = times_,
+                              .parts = !ring && two_parts ? 2 : 1,
+                              .keys = peers * hop,
+                              .gradients = peers * hop * kFp32 / element(),
+                              .forward_share = two_parts ? 0.25 : 1};
+    if (work_.sequence_exchange) exchange.runs += work_.sequence_exchange->runs;
+    work_.sequence_exchange = exchange;
+  }
+
+  void count_rotation(double queries, double keys, double values) const {
+    const bool normed = setting_.args.attention.qk_norm;
+    const double rows = tokens() * element();
+    // Values are copied along only where one product makes all three and no norm comes between.
+    const double rotated = queries + keys + (attention_[0].float8 || normed ? 0 : values);
+    const double repeats = recomputes_rows() ? 1 : 0;
+    add(Family::kRope, 1 + repeats, 1, 2 * rows * rotated);
+    add(Family::kRope, 1, 1, 2 * rows * rotated);
+    if (!normed) return;
+    for (const double width : {queries, keys}) {
+      add(Family::kRope, 3 + repeats, 1, 2 * rows * width);  // copies to and from norms
+      add(Family::kNorms, 1 + repeats, 1, 2 * rows * width);
+      add(Family::kNorms, 1, 3, 3 * rows * width);
+    }
+    add(Family::kCopies, 1, 1, 2 * rows * (queries + keys + values));
+  }
+
+  void count_latent_rows(double queries, double output) const {
+    const models::LatentArgs& latent = setting_.args.latent;
+    const double rows = tokens() * element(), part = sharded_rows() * element(),
+                 rank = static_cast<double>(latent.kv_lora_rank),
+                 rotated = static_cast<double>(latent.qk_rope_head_dim), repeats = recomputes_rows() ? 1 : 0;
+    const double heads = static_cast<double>(block_.attention.attention->heads) / setting_.tensor;
+    const double keys_and_values = output + heads * static_cast<double>(latent.qk_nope_head_dim);
+    for (const double width : {rank, static_cast<double>(latent.q_lora_rank)}) {
+      if (width == 0) continue;
+      add(Family::kCopies, 1 + repeats, 1, 2 * part * width);
+      add(Family::kNorms, 1 + repeats, 1, 2 * part * width);
+      add(Family::kNorms, 1, 2, 3 * part * width);
+    }
+    // Builds heads of queries and keys from their parts, and takes their gradients apart.
+    const double made = queries + heads * 2 * static_cast<double>(latent.v_head_dim) + output;
+    add(Family::kRope, 1 + repeats, 1, rows * (queries + keys_and_values + rotated + made));
+    add(Family::kRope, 1, 1, rows * (queries + keys_and_values + rotated + made));
+    add(Family::kCopies, 1, 5, part * (rank + rotated) * 7);  // the gradient of wkv_a's output from its parts
+  }
+
+  // --- feed-forward ---
+
+  void count_feed_forward() const {
+    if (!block_.feed_forward.experts)
+      count_gated(feed_forward_, 4);
+    else
+      count_experts();
+  }
+
+  // w1 and w3, their gate, and w2.
+  void count_gated(std::span<const Product> products, int first_index) const {
+    const auto named = [&](std::string_view name) {
+      return *std::ranges::find_if(products,
+                                   [&](const Product& product) { return ends_with(*product.shape, name); });
+    };
+    const Product w2 = named("w2.weight");
+    const std::array<Product, 2> gate{named("w1.weight"), named("w3.weight")};
+    const double full = mode() == RecomputeMode::kFull ? 1 : 0;
+    add_products(gate, tokens(), mode() == RecomputeMode::kSelective && first_index >= 0 ? 0.5 : full);
+    add_products(std::span(&w2, 1), tokens(), 0);  // nothing reads a recomputed output
+    add_gate(Family::kGatedActivation, tokens() * w2.in);
+  }
+  void add_gate(Family family, double elements) const {
+    add(family, 1 + recomputes_rows(), 1, 3 * elements * element());
+    add(family, 1, 1, 5 * elements * element());
+  }
+
+  void count_experts() const {
+    const models::ExpertWidths& widths = *block_.feed_forward.experts;
+    const auto experts = static_cast<double>(widths.experts), chosen = static_cast<double>(widths.top_k);
+    // The tokens whose experts this rank chooses, and the rows that its experts get.
+    const double own = tokens() / setting_.tensor, rows = own * chosen * setting_.expert_tensor;
+    const double width = dim() * element(), full = mode() == RecomputeMode::kFull ? 1 : 0;
+    count_routing(own, experts, chosen);
+    std::vector<Product> shared;
+    for (const Product& product : feed_forward_)
+      if (!ends_with(*product.shape, "router.gate.weight")) shared.push_back(product);
+    const double with_shared = shared.empty() ? 0 : 1;
+    if (!shared.empty()) count_gated(shared, 0);
+
+    const double sent = own * chosen;
+    add(Family::kRouting, 1 + full, 1, (own + sent) * width);               // gathers rows
+    add(Family::kRouting, 1, 1, (sent + (1 + with_shared) * own) * width);  // sums a token's rows
+    add(Family::kRouting, 2, 1, (own + sent) * width);                      // gathers gradients, twice
+    add(Family::kRouting, 1, 1, 2 * sent * width);                          // gradients of weights
+    add(Family::kRouting, 1, 1, (sent + own) * width);                      // sums gradients of rows
+
+    // This rank's experts: a stack of matrices, of which ranks may shard the hidden width.
+    const double hidden = static_cast<double>(widths.hidden) / setting_.expert_tensor,
+                 held = experts / setting_.experts;
+    count_stack(rows, dim(), 2 * hidden, held, full);
+    count_stack(rows, hidden, dim(), held, full);  // gradients of the tokens' weights need its output
+    add_gate(Family::kGatedActivation, rows * hidden);
+    // fp32 gradients of a stack are packed for the ranks that shard it.
+    add(Family::kPacking, 1, 2, held * 3 * dim() * hidden * (element() + kFp32));
+    if (setting_.experts == 1 && setting_.expert_tensor == 1) return;
+    const double ranks = setting_.experts;
+    const double bytes = (ranks - 1) / ranks * sent * width;
+    const double exchanges = 4 + 2 * full;  // there and back, forward and backward
+    work_.dispatch.emplace_back(MeshDim::kEp, exchanges * bytes * times_);
+  }
+
+  void count_routing(double own, double experts, double chosen) const {
+    const double weight = dim() * experts, repeats = recomputes_rows() ? 1 : 0;
+    const double flops = 2 * own * weight;
+    add(Family::kProducts, 1 + repeats, 1, (own * dim() + weight + own * experts) * element(), flops);
+    add(Family::kProducts, 1, 1, (own * experts + weight + own * dim()) * element(), flops);
+    add(Family::kProducts, 1, 1, own * (dim() + experts) * element() + weight * kFp32, flops);
+    // Scores in fp32, the choice, the order of rows and their weights.
+    add(Family::kRouting, 1 + repeats, 3, own * experts * (element() + 4 * kFp32));
+    add(Family::kRouting, 1, 5, own * chosen * 12 * kFp32);
+    add(Family::kRouting, 1, 1, own * experts * 3 * kFp32);
+  }
+
+  void count_stack(double rows, double in, double out, double held, double repeats) const {
+    const double weight = held * in * out, flops = 2 * rows * in * out;
+    const bool float8 = config::kGroupedFloat8.on(setting_.config) || config::kGroupedMx.on(setting_.config);
+    const Rate rate = float8 ? Rate::kFp8 : setting_.element == kFp32 ? Rate::kFp32 : Rate::kGrouped;
+    const double operand = float8 ? 1 : element();
+    if (float8) {
+      add_cast(rows * in, 1 + repeats);
+      add_cast(rows * out, 1);
+      add_cast(weight, 1 + repeats);
+    }
+    add(Family::kExpertProducts, 1 + repeats, 2, rows * (in * operand + out * element()) + weight * operand,
+        flops, rate);
+    add(Family::kExpertProducts, 1, 2, rows * (in * element() + out * operand) + weight * operand, flops,
+        float8 ? Rate::kFp8Slow : rate);
+    add(Family::kExpertProducts, 1, 2, rows * (in + out) * operand + weight * element(), flops,
+        float8 ? Rate::kFp8Slow : rate);
+  }
+
+  // All-gathers before column layers, reduce-scatters after row layers, and the reverse of their gradients.
+  void exchange_tensor_parallel() const {
+    const double tensor = setting_.tensor;
+    if (tensor == 1) return;
+    const bool full = mode() == RecomputeMode::kFull, selective = mode() == RecomputeMode::kSelective;
+    const double sent = (tensor - 1) / tensor * tokens() * dim() * element();
+    const bool dense = !block_.feed_forward.experts || setting_.args.experts.num_shared_experts > 0;
+    const double layers = 1 + dense;  // attention, and a feed-forward that all tensor parallel ranks share
+    const double again = full || selective ? layers : 0;
+    const bool overlaps = setting_.config.parallelism.enable_async_tensor_parallel;
+    work_.collectives.push_back({MeshDim::kTp, times_ * (4 * layers + again + full), sent, overlaps});
+    // In chunks each product is as many launches as ranks, and sums are added chunk by chunk.
+    if (!overlaps) return;
+    const double sums = 2 * layers + full;
+    add(Family::kCopies, sums, tensor - 1, 3 * sent);
+    add(Family::kProducts, 6 * layers + again, tensor - 1, 0);
+  }
+
+  const models::BlockDescription& block_;
+  const BlockSetting& setting_;
+  const double times_;
+  StepWork& work_;
+  std::vector<Product> attention_, feed_forward_;
+};
+
+}  // namespace
+
+Rate product_rate(const BlockSetting& setting) {
+  return setting.element == kFp32 ? Rate::kFp32 : Rate::kBf16;
+}
+
+AttentionRates attention_rates(const models::AttentionWidths& widths, const BlockSetting& setting) {
+  if (setting.element == kFp32) return {Rate::kEfficientForward, Rate::kEfficientBackward};
+  const bool documents = setting.config.training.document_mask;
+  const bool cudnn = !documents && setting.config.model.attention != config::AttentionChoice::kFlash;
+  if (cudnn) return {Rate::kCudnnForward, Rate::kCudnnBackward};
+  if (widths.head_dim > 128) return {Rate::kWideFlashForward, Rate::kWideFlashBackward};
+  return {Rate::kFlashForward, Rate::kFlashBackward};
+}
+
+bool multiplies_in_float8(const models::ParameterShape& shape, const config::JobConfig& config,
+                          std::string_view module) {
+  if (!config::kFloat8.on(config) && !config::kMx.on(config)) return false;
+  const auto& filters = config::kFloat8.on(config) ? config.quantize.linear.float8.filter_fqns
+                                                   : config.quantize.linear.mx.filter_fqns;
+  const auto named = [&](const std::string& filter) { return module.find(filter) != module.npos; };
+  constexpr int64_t kTile = 16;
+  return std::ranges::none_of(filters, named) &&
+         std::ranges::all_of(shape.dims, [](int64_t extent) { return extent % kTile == 0; });
+}
+
+void add_block_work(const models::BlockDescription& block, const BlockSetting& setting, double times,
+                    StepWork& work) {
+  BlockCounter(block, setting, times, work).count();
+}
+
+}  // namespace hyperion::trainer

@@ -1,0 +1,177 @@
+#include "trainer/plan/step_time.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/error.h"
+
+namespace hyperion::trainer {
+namespace {
+
+using parallel::Mesh, parallel::MeshDim;
+
+struct Members {
+  double ranks = 1, on_node = 1;
+};
+
+// The ranks of a group, and how many of them share a node.
+Members members(MeshDim dim, const Mesh& mesh, const Cluster& cluster) {
+  const int tensor = mesh.degree(MeshDim::kTp), shards = mesh.degree(MeshDim::kFsdp),
+            replicas = mesh.degree(MeshDim::kDpReplicate);
+  int stride = 1;  // between neighbours of the group
+  switch (dim) {
+    case MeshDim::kCp:
+    case MeshDim::kFsdp:
+      stride = tensor;
+      break;
+    case MeshDim::kDpReplicate:
+      stride = tensor * shards;
+      break;
+    case MeshDim::kPp:
+      stride = tensor * shards * replicas;
+      break;
+    case MeshDim::kEp:
+    case MeshDim::kEpInNode:
+      stride = mesh.degree(MeshDim::kEtp);
+      break;
+    case MeshDim::kEpNodes:
+      stride = cluster.gpus_per_node;
+      break;
+    case MeshDim::kEfsdp:
+      stride = mesh.degree(MeshDim::kEp) * mesh.degree(MeshDim::kEtp);
+      break;
+    default:
+      break;
+  }
+  const int ranks = mesh.degree(dim);
+  return {static_cast<double>(ranks),
+          static_cast<double>(std::min(ranks, std::max(1, cluster.gpus_per_node / stride)))};
+}
+
+double adapter(const Cluster& cluster, const Card& card) {
+  return card.network_share * cluster.network;
+}
+
+// From each rank of the group to the next one, which for some of them is on another node.
+double hop_rate(MeshDim group, const Mesh& mesh, const Cluster& cluster, const Card& card) {
+  const Members found = members(group, mesh, cluster);
+  return found.ranks == found.on_node ? card.link : adapter(cluster, card);
+}
+
+// Each rank sends as much to every other one: to those of its node over the links, at the same time to all
+// others over its own adapter.
+double exchange_seconds(double sent, MeshDim group, const Mesh& mesh, const Cluster& cluster,
+                        const Card& card) {
+  const Members found = members(group, mesh, cluster);
+  if (found.ranks == 1) return 0;
+  const double each = sent / (found.ranks - 1);
+  return std::max(each * (found.on_node - 1) / card.link,
+                  each * (found.ranks - found.on_node) / adapter(cluster, card));
+}
+
+double seconds_of(const Kernels& kernels, const Card& card) {
+  const double moved = kernels.bytes / (kernels.casts_to_float8 ? card.casts : card.memory);
+  return std::max(moved, kernels.flops / card.rate(kernels.rate)) + card.launch * kernels.launches;
+}
+
+// What the collectives add to a step that computes for `computing` seconds. Of the units' gathers and
+// reductions the first and the last of the widest unit overlap nothing. What overlaps takes multiprocessors
+// from what it overlaps, and what lasts longer than the step computes is waited for.
+double collective_seconds(const StepWork& work, double computing, const Mesh& mesh, const Cluster& cluster,
+                          const Card& card) {
+  double overlapping = 0, waited_for = 0, of_units = 0, longest = 0;
+  for (const Collectives& collectives : work.collectives) {
+    const double one = collectives.sent / ring_rate(collectives.group, mesh, cluster, card),
+                 all = collectives.times * one;
+    if (!collectives.overlaps) {
+      waited_for += all;
+      continue;
+    }
+    overlapping += all;
+    if (collectives.group == MeshDim::kTp) continue;
+    of_units += all;
+    longest = std::max(longest, one);
+  }
+  const double exposed = std::min(of_units, 2 * longest), hidden = overlapping - exposed;
+  return waited_for + exposed + std::max(card.link_share * hidden, hidden - computing - waited_for);
+}
+
+struct Waits {
+  double exposed = 0, hidden = 0;
+};
+
+// `forward`, `backward`: attention of one block and microbatch.
+Waits sequence_waits(const SequenceExchange& exchange, double forward, double backward, const Mesh& mesh,
+                     const Cluster& cluster, const Card& card) {
+  const double rate = exchange.ring ? hop_rate(MeshDim::kCp, mesh, cluster, card)
+                                    : ring_rate(MeshDim::kCp, mesh, cluster, card);
+  const double keys = exchange.keys / rate, gradients = exchange.gradients / rate;
+  double waits = 0, all = 0;
+  if (exchange.ring) {
+    // Each hop travels under the step before, gradients one step behind; their last hop under nothing.
+    const double ranks = mesh.degree(MeshDim::kCp), hops = ranks - 1;
+    forward /= ranks;
+    backward /= ranks;
+    waits = hops * std::max(0.0, keys - forward) + std::max(0.0, keys - backward) +
+            (hops - 1) * std::max(0.0, keys + gradients - backward) + gradients;
+    all = hops * (2 * keys + gradients);
+  } else {
+    // The second part's keys travel under the attention of the first part's queries. Backward begins with the
+    // second part, and so with all keys.
+    const double later = exchange.parts - 1;
+    waits = keys + later * std::max(0.0, keys - forward * exchange.forward_share) + exchange.parts * keys +
+            later * std::max(0.0, gradients - backward * exchange.forward_share) + gradients;
+    all = exchange.parts * (2 * keys + gradients);
+  }
+  return {exchange.runs * waits, exchange.runs * (all - waits)};
+}
+
+bool is_backward(Rate rate) {
+  return rate == Rate::kCudnnBackward || rate == Rate::kFlashBackward || rate == Rate::kWideFlashBackward ||
+         rate == Rate::kEfficientBackward;
+}
+
+}  // namespace
+
+double StepTime::total() const {
+  return std::accumulate(seconds.begin(), seconds.end(), 0.0);
+}
+
+double ring_rate(MeshDim group, const Mesh& mesh, const Cluster& cluster, const Card& card) {
+  const Members found = members(group, mesh, cluster);
+  if (found.ranks == found.on_node) return card.link;
+  const double between = found.on_node * adapter(cluster, card);
+  return found.on_node == 1 ? between : std::min(card.link, between);
+}
+
+StepTime step_time(const StepWork& work, const Card& card, const Mesh& mesh, const Cluster& cluster,
+                   const PipelineTimes& pipeline) {
+  StepTime time;
+  double forward = 0, backward = 0;
+  for (const Kernels& kernels : work.kernels) {
+    const double seconds = kernels.times * seconds_of(kernels, card);
+    time.of(kernels.family) += seconds;
+    if (kernels.family == Family::kAttention && kernels.flops > 0)
+      (is_backward(kernels.rate) ? backward : forward) += seconds;
+  }
+  time.of(Family::kCollectives) = collective_seconds(work, time.total(), mesh, cluster, card);
+  if (const auto& exchange = work.sequence_exchange) {
+    const Waits waits =
+        sequence_waits(*exchange, forward / exchange->runs, backward / exchange->runs, mesh, cluster, card);
+    time.of(Family::kSequenceExchange) = waits.exposed + card.link_share * waits.hidden;
+  }
+  for (const auto& [group, sent] : work.dispatch)
+    time.of(Family::kDispatch) += exchange_seconds(sent, group, mesh, cluster, card);
+  if (pipeline) {
+    const double computing = time.total() - time.of(Family::kOptimizer);
+    const double transfer = work.transfer / hop_rate(MeshDim::kPp, mesh, cluster, card);
+    const double units = pipeline(0).units, unit = computing / units;
+    const PipelineSeconds seconds = pipeline(transfer / unit);
+    time.of(Family::kBubble) = seconds.bubble * unit;
+    time.of(Family::kTransfers) = seconds.transfers * unit;
+  }
+  time.of(Family::kNotModelled) = (card.overhead - 1) * time.total();
+  return time;
+}
+
+}  // namespace hyperion::trainer

@@ -1,0 +1,261 @@
+#include "trainer/plan/step_work.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "trainer/config/schema.h"
+#include "trainer/config/validate.h"
+#include "trainer/plan/block_work.h"
+#include "trainer/plan/peak_memory.h"
+
+namespace hyperion::trainer {
+namespace {
+
+using parallel::MeshDim;
+
+constexpr double kFp32Bytes = 4;
+
+class StepCounter {
+ public:
+  StepCounter(const config::JobConfig& config, const models::ModelArgs& args,
+              const models::ModelDescription& model, const parallel::Mesh& mesh, int64_t batches,
+              const RankStages& rank)
+      : config_(config), args_(args), model_(model), mesh_(mesh), rank_(rank) {
+    const int64_t rows = config::microbatch_rows(config, config.training.local_batch_size);
+    microbatches_ = static_cast<double>(batches * config.training.local_batch_size / rows);
+    tokens_ = static_cast<double>(rows * config.training.seq_len) / degree(MeshDim::kCp);
+  }
+
+  StepWork count() {
+    work_.tokens = microbatches_ * tokens_ / tensor() / degree(MeshDim::kPp);
+    if (degree(MeshDim::kPp) > 1)
+      work_.transfer = tokens_ / tensor() * static_cast<double>(args_.dim) * element();
+    for (size_t i = 0; i < rank_.stages.size(); ++i) {
+      const PipelineShare::Stage& stage = rank_.stages[i];
+      const double gathers = rank_.gathers.empty() ? 0 : rank_.gathers[i];
+      for (int64_t layer = stage.first_block; layer < stage.end_block; ++layer) add_block(layer, gathers);
+      if (stage.embedding) add_embedding(gathers);
+      if (stage.head) add_head(gathers);
+    }
+    add_optimizer();
+    return std::move(work_);
+  }
+
+ private:
+  double degree(MeshDim dim) const { return mesh_.degree(dim); }
+  double tensor() const { return degree(MeshDim::kTp); }
+  double element() const {
+    return static_cast<double>(checkpoint::size_of(config_.training.mixed_precision_param));
+  }
+  bool shards_experts() const { return config::divides_experts(config_); }
+
+  void add(Family family, double times, double launches, double bytes, double flops = 0,
+           Rate rate = Rate::kBf16) {
+    work_.kernels.push_back({.family = family,
+                             .times = times,
+                             .launches = launches,
+                             .bytes = bytes,
+                             .flops = flops,
+                             .rate = rate});
+  }
+
+  void add_block(int64_t layer, double gathers) {
+    const models::BlockDescription& block = model_.block(layer);
+    const BlockSetting setting{.config = config_,
+                               .args = args_,
+                               .tokens = tokens_,
+                               .tensor = tensor(),
+                               .context = degree(MeshDim::kCp),
+                               .experts = shards_experts() ? degree(MeshDim::kEp) : 1,
+                               .expert_tensor = shards_experts() ? degree(MeshDim::kEtp) : tensor(),
+                               .element = element(),
+                               .mode = recompute_mode_of(config_, layer)};
+    add_block_work(block, setting, microbatches_, work_);
+    double dense = 0, gathered_bytes = 0, experts = 0;
+    const bool gathers_float8 = config_.quantize.linear.float8.enable_fsdp_float8_all_gather;
+    block.for_each_parameter([&](const models::ParameterShape& shape) {
+      if (shape.domain == Domain::kExpert && shards_experts()) {
+        experts += shape.numel() / degree(MeshDim::kEp) / degree(MeshDim::kEtp);
+        return;
+      }
+      const double elements = shape.numel() / (shape.split ? tensor() : 1);
+      dense += elements;
+      const bool float8 =
+          gathers_float8 && shape.dims.size() == 2 && multiplies_in_float8(shape, config_, shape.name);
+      gathered_bytes += elements * (float8 ? 1 : element());
+    });
+    const bool stays = config_.parallelism.fsdp_reshard_after_forward == config::ReshardAfterForward::kNever;
+    const double times = gathers > 0 ? gathers : (stays ? 1 : 2) * microbatches_;
+    add_unit(dense, gathered_bytes, times, MeshDim::kFsdp);
+    if (experts > 0) add_unit(experts, experts * element(), times, MeshDim::kEfsdp);
+  }
+
+  // Gathers a unit's weights and reduces its gradients.
+  void add_unit(double elements, double gathered_bytes, double gathers, MeshDim group) {
+    const double ranks = degree(group), share = (ranks - 1) / ranks;
+    const double reductions = rank_.reduces_once ? 1 : microbatches_;
+    if (ranks > 1) {
+      work_.collectives.push_back({group, gathers, share * gathered_bytes});
+      work_.collectives.push_back({group, reductions, share * elements * kFp32Bytes});
+    }
+    const double replicas = degree(MeshDim::kDpReplicate), local = elements / ranks;
+    if (replicas > 1)
+      work_.collectives.push_back(
+          {MeshDim::kDpReplicate, 1, 2 * (replicas - 1) / replicas * local * kFp32Bytes});
+    parameters_ += local;
+    // Adds the shards of later microbatches. Unsharded sums are what products of gradients accumulate into.
+    if (microbatches_ > 1 && !rank_.reduces_once)
+      add(Family::kPacking, microbatches_ - 1, 1, 3 * kFp32Bytes * local);
+  }
+
+  void add_embedding(double gathers) {
+    const double dim = static_cast<double>(args_.dim), table = model_.table.numel() / tensor();
+    add_unit(table, table * element(), gathers > 0 ? gathers : microbatches_, MeshDim::kFsdp);
+    const double passes = tensor() > 1 ? 4 : 2;  // ranks zero the rows of tokens that others have
+    add(Family::kEmbedding, microbatches_, 1 + passes, passes * tokens_ * dim * element());
+    add(Family::kEmbedding, microbatches_, 31, (tokens_ * dim + table) * element());
+    add(Family::kPacking, microbatches_, 1, table * (element() + kFp32Bytes));
+    if (tensor() > 1) add_tensor_exchange(2);
+  }
+  void add_tensor_exchange(double times) {
+    work_.collectives.push_back(
+        {MeshDim::kTp, times * microbatches_,
+         (tensor() - 1) / tensor() * tokens_ * static_cast<double>(args_.dim) * element(),
+         config_.parallelism.enable_async_tensor_parallel});
+  }
+
+  void add_head(double gathers) {
+    const double dim = static_cast<double>(args_.dim), width = static_cast<double>(model_.output.dims[0]),
+                 columns = width / tensor(), weight = columns * dim;
+    const bool float8 = multiplies_in_float8(model_.output, config_, "output");
+    const bool tied = model_.tied && std::ranges::any_of(rank_.stages, &PipelineShare::Stage::embedding);
+    if (!tied)
+      add_unit(weight + dim, (weight + dim) * element(), gathers > 0 ? gathers : microbatches_,
+               MeshDim::kFsdp);
+    // models/loss_head.h
+    constexpr double kDefaultChunk = 1 << 30;
+    const int64_t configured = config_.training.loss_chunk_bytes;
+    const double chunk =
+        (configured > 0 ? static_cast<double>(configured) : kDefaultChunk) / (tensor() > 1 ? 2 : 1);
+    const double rows = std::max(1.0, std::floor(chunk / (columns * element())));
+    const double chunks = std::ceil(tokens_ / rows), of_chunk = tokens_ / chunks;
+    const Rate rate = element() == kFp32Bytes ? Rate::kFp32 : Rate::kBf16;
+    const double flops = 2 * of_chunk * weight, times = microbatches_ * chunks;
+    const double logits = of_chunk * columns, input = of_chunk * dim;
+    const double operand = float8 ? 1 : element();
+    add(Family::kLoss, microbatches_, 1, 2 * tokens_ / tensor() * dim * element());
+    add(Family::kHeadProducts, times, 1, (input + weight) * operand + logits * element(), flops,
+        float8 ? Rate::kFp8 : rate);
+    add(Family::kHeadProducts, times, 1, (logits + weight) * operand + input * element(), flops,
+        float8 ? Rate::kFp8Slow : rate);
+    add(Family::kHeadProducts, times, 1,
+        (logits + input) * operand + weight * kFp32Bytes * (chunks > 1 ? 2 : 1), flops,
+        float8 ? Rate::kFp8Slow : rate);
+    if (float8)
+      work_.kernels.push_back({.family = Family::kFloat8Casts,
+                               .times = times,
+                               .launches = 6,
+                               .bytes = (input + logits) * (2 * element() + 2) + 2 * weight,
+                               .casts_to_float8 = true});
+    const bool statistics = tensor() > 1 && !config_.parallelism.disable_loss_parallel;
+    add(Family::kLoss, times, statistics ? 45 : 4, (statistics ? 3 : 2) * logits * element());
+    if (statistics) add(Family::kLoss, times, 1, of_chunk * tensor() * 40 * kFp32Bytes);
+    add(Family::kLoss, times, 1, 2 * input * element());
+    add(Family::kNorms, microbatches_, 2, 3 * tokens_ / tensor() * dim * element());
+    if (tensor() > 1) add_tensor_exchange(2);
+  }
+
+  // Reads and writes masters and states, and the compute copy; and the gradients once more for their norm.
+  void add_optimizer() {
+    const double copy = config_.training.dtype == config_.training.mixed_precision_param ? 0 : 1;
+    constexpr double kStates = 2;  // Adam's moments; of Muon one more pass over a matrix, and its products
+    add(Family::kOptimizer, 1, 24, parameters_ * 2 * (2 + kStates) * kFp32Bytes);
+    add(Family::kOptimizer, 1, 24, parameters_ * copy * (kFp32Bytes + element()));
+    add(Family::kOptimizer, 1, static_cast<double>(args_.n_layers) + 2, parameters_ * kFp32Bytes);
+  }
+
+  const config::JobConfig& config_;
+  const models::ModelArgs& args_;
+  const models::ModelDescription& model_;
+  const parallel::Mesh& mesh_;
+  const RankStages& rank_;
+  double microbatches_ = 1, tokens_ = 0;  // of a microbatch on this rank, before TP ranks share them
+  double parameters_ = 0;                 // of this rank's shard
+  StepWork work_;
+};
+
+template <typename F>
+double sum_over_kernels(const StepWork& work, F&& f) {
+  double sum = 0;
+  for (const Kernels& kernels : work.kernels) sum += kernels.times * f(kernels);
+  return sum;
+}
+
+}  // namespace
+
+std::string_view name_of(Family family) {
+  switch (family) {
+    case Family::kProducts:
+      return "products";
+    case Family::kHeadProducts:
+      return "products of the head";
+    case Family::kExpertProducts:
+      return "products of experts";
+    case Family::kAttention:
+      return "attention";
+    case Family::kNorms:
+      return "norms";
+    case Family::kRope:
+      return "RoPE";
+    case Family::kGatedActivation:
+      return "SwiGLU";
+    case Family::kRouting:
+      return "routing and order";
+    case Family::kResidual:
+      return "residual adds";
+    case Family::kCopies:
+      return "casts and copies";
+    case Family::kFloat8Casts:
+      return "FP8 casts";
+    case Family::kLoss:
+      return "loss";
+    case Family::kPacking:
+      return "gather, pack, reduce";
+    case Family::kOptimizer:
+      return "optimizer";
+    case Family::kEmbedding:
+      return "embedding";
+    case Family::kCollectives:
+      return "collectives";
+    case Family::kDispatch:
+      return "exposed dispatch";
+    case Family::kSequenceExchange:
+      return "exposed sequence exchange";
+    case Family::kBubble:
+      return "pipeline bubble";
+    case Family::kTransfers:
+      return "exposed transfers";
+    case Family::kNotModelled:
+    case Family::kCount:
+      break;
+  }
+  return "not modelled";
+}
+
+double StepWork::launches() const {
+  return sum_over_kernels(*this, [](const Kernels& kernels) { return kernels.launches; });
+}
+double StepWork::bytes() const {
+  return sum_over_kernels(*this, [](const Kernels& kernels) { return kernels.bytes; });
+}
+double StepWork::flops() const {
+  return sum_over_kernels(*this, [](const Kernels& kernels) { return kernels.flops; });
+}
+
+StepWork step_work(const config::JobConfig& config, const models::ModelArgs& args,
+                   const models::ModelDescription& model, const parallel::Mesh& mesh, int64_t batches,
+                   const RankStages& rank) {
+  return StepCounter(config, args, model, mesh, batches, rank).count();
+}
+
+}  // namespace hyperion::trainer

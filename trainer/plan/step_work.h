@@ -1,0 +1,117 @@
+// Counts what a steady step asks of one GPU: kernels by family with their bytes and FLOPs, and what its rank
+// sends in collectives and exchanges. Bytes and FLOPs are counted as on a simulated GPU
+// (docs/notes/step_budget.md): what must be moved at least. Pure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "models/description.h"
+#include "parallel/mesh.h"
+#include "trainer/config/job_config.h"
+#include "trainer/plan/size_estimate.h"
+
+namespace hyperion::trainer {
+
+// What the time of a step goes to. The kernels of a step belong to those before kCollectives; the others are
+// waits, which step_seconds() adds (trainer/plan/step_time.h).
+enum class Family : uint8_t {
+  kProducts,
+  kHeadProducts,
+  kExpertProducts,
+  kAttention,
+  kNorms,
+  kRope,
+  kGatedActivation,
+  kRouting,
+  kResidual,
+  kCopies,
+  kFloat8Casts,
+  kLoss,
+  kPacking,  // of gathered weights and reduced gradients
+  kOptimizer,
+  kEmbedding,
+  kCollectives,
+  kDispatch,          // rows on their way to experts of other ranks
+  kSequenceExchange,  // keys and values that ranks of a sequence exchange
+  kBubble,
+  kTransfers,    // between pipeline stages
+  kNotModelled,  // a share of the sum (Card::overhead)
+  kCount,
+};
+std::string_view name_of(Family family);
+
+// The rate at which a kernel computes.
+enum class Rate : uint8_t {
+  kBf16,
+  kFp32,
+  kFp8,      // with fast accumulation, as forward
+  kFp8Slow,  // without, as dgrad and wgrad
+  kGrouped,  // bf16 products of experts
+  kCudnnForward,
+  kCudnnBackward,
+  kFlashForward,
+  kFlashBackward,
+  kWideFlashForward,  // flash attention of heads wider than 128
+  kWideFlashBackward,
+  kEfficientForward,
+  kEfficientBackward,
+  kCount,
+};
+
+// Equal kernels of a step.
+struct Kernels {
+  Family family = Family::kProducts;
+  double times = 1;
+  double launches = 1, bytes = 0, flops = 0;  // of one
+  Rate rate = Rate::kBf16;
+  bool casts_to_float8 = false;  // writes columns of 64 bytes
+};
+
+// Equal collectives of a step, over rings.
+struct Collectives {
+  parallel::MeshDim group;
+  double times = 1, sent = 0;  // bytes of this rank in one
+  bool overlaps = true;        // with what the GPU computes
+};
+
+// What ranks that share sequences exchange for attention, in one block and microbatch.
+struct SequenceExchange {
+  bool ring = false;
+  double runs = 0;             // blocks times microbatches
+  int parts = 1;               // of a rank's tokens, which are gathered one after the other
+  double keys = 0;             // bytes that this rank sends of keys and values at once: a part, or one hop
+  double gradients = 0;        // and of their gradients
+  double forward_share = 0.5;  // of attention's time that the first part's queries take
+};
+
+struct StepWork {
+  std::vector<Kernels> kernels{};
+  std::vector<Collectives> collectives{};
+  std::vector<std::pair<parallel::MeshDim, double>> dispatch{};  // bytes that this rank sends in a step
+  std::optional<SequenceExchange> sequence_exchange{};
+  double tokens = 0;    // of this GPU: those of its microbatches over the ranks that share them
+  double transfer = 0;  // bytes of a transfer between two pipeline stages
+
+  double launches() const;
+  double bytes() const;
+  double flops() const;
+};
+
+// The stages of a pipeline rank, and how often a step gathers the weights of each. Without a pipeline one
+// stage has all units, and each microbatch gathers them.
+struct RankStages {
+  std::vector<PipelineShare::Stage> stages{};
+  std::vector<double> gathers{};  // of `stages`; 0: each microbatch gathers each unit, forward and backward
+  bool reduces_once = false;      // gradients are reduced after the last microbatch only
+};
+
+// Counts a step of a rank. `batches` is the number of local batches per step (config::microbatches_of()).
+StepWork step_work(const config::JobConfig& config, const models::ModelArgs& args,
+                   const models::ModelDescription& model, const parallel::Mesh& mesh, int64_t batches,
+                   const RankStages& rank);
+
+}  // namespace hyperion::trainer
