@@ -34,6 +34,7 @@ from checkpoints import CHECKPOINT_TOML
 from jobs import BINARY, PATIENCE, ROOT
 
 TINY = ["--training.seq_len=32"]
+IN_VAIN = 12  # starts one after the other that may make no new step: faults come while they recover
 DEBUG = ["--model.flavor=debugmodel", "--training.seq_len=64"]
 
 
@@ -144,7 +145,8 @@ class Soak:
         self.mark = uuid.uuid4().hex
         self.kinds, self.missing = kinds.of_mode(not options.no_restarts, options.kinds)
         self.deck, self.events, self.problems, self.samples = [], [], [], []
-        self.damage, self.damaged = None, set()
+        self.damage, self.damaged = None, []  # folders of damaged checkpoints
+        self.starts_in_vain, self.highest_at_start = 0, 0
         self.waiting = kinds.Later()
         self.later = self.waiting.add
         self.starts, self.first_step, self.failed_saves = 0, None, 0
@@ -220,7 +222,16 @@ class Soak:
                                                          stderr=subprocess.DEVNULL).returncode == 0]
         if len(good) < 2 or good[-1] != steps[-1]:
             return "nothing: it needs two intact checkpoints"
+        self.damaged.append(good[-1])
         return change(self, self.choose.choice(sorted(path for path in good[-1].iterdir() if path.stat().st_size)))
+
+    def remove_damaged(self):
+        """What an operator does: no start resumes from them and no retention removes them, so that they would fill the disk."""
+        intact = [path for path in (self.folder / "disturbed" / "checkpoint").glob("step-*") if path not in self.damaged]
+        newest = max((int(path.name[5:]) for path in intact), default=0)
+        for path in [path for path in self.damaged if int(path.name[5:]) < newest]:
+            shutil.rmtree(path, ignore_errors=True)
+            self.damaged.remove(path)
 
     def failing_writes(self, steps):
         """Faults of about one save in five: a file that cannot be opened, or that takes seconds."""
@@ -257,6 +268,10 @@ class Soak:
                              faults=self.failing_writes(steps) if self.options.no_restarts else ())
             self.progress.at = time.monotonic()
             code = self.watch(job)
+            self.starts_in_vain = 0 if self.progress.highest > self.highest_at_start else self.starts_in_vain + 1
+            self.highest_at_start = self.progress.highest
+            if self.starts_in_vain > IN_VAIN:
+                self.problems.append(f"{self.starts_in_vain} starts after step {self.progress.highest} made no new step:\n{job.text()[-4000:]}")
             self.failed_saves += job.text().count("training continues")
             if code == 0 or self.problems:
                 break
@@ -328,6 +343,7 @@ class Soak:
         self.settle()
         for event in cause if code != 0 else ():
             event.highest, event.lost_seconds = self.progress.highest, None
+        self.remove_damaged()
         if self.damage:
             self.events[-1].detail = self.damage_newest()
             self.say(self.events[-1].detail)
