@@ -14,6 +14,7 @@
 #include "app/check_table.h"
 #include "app/commands.h"
 #include "app/memory_texts.h"
+#include "app/plan/plan_text.h"
 #include "base/counted.h"
 #include "base/device/device.h"
 #include "base/durable.h"
@@ -378,6 +379,16 @@ class JobCheck {
       return check_memory_of_rank(*resolved_, model_, *mesh_, known_memory(line_, config()),
                                   trainer::shares_of(pipeline_));
     });
+    if (resolved_ && !known_memory(line_, config()).on_gpu) return;
+    table_.check(
+        "predicted", {"memory"},
+        [&] {
+          return describe_prediction(config(), model_,
+                                     {.gpus = environment_.world_size,
+                                      .card = known_card(line_.plan.gpu),
+                                      .cluster = {.gpus_per_node = environment_.local_world_size}});
+        },
+        "-");
   }
 
   const trainer::DataSetup& tokenizer() const {

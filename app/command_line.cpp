@@ -363,6 +363,8 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
                    "GB of memory of a rank's GPU, as it is sold; those of this host's GPU unless set")
       ->check(at_least(1));
 
+  check->add_option("--gpu", result.plan.gpu, "The card of the predicted speed, as for plan (h100)");
+
   CLI::App* plan = add_plan(app, result.plan, file);
 
   CLI::App* data =

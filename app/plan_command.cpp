@@ -28,21 +28,6 @@
 namespace hyperion::app {
 namespace {
 
-// A card of scripts/cards.json, or a file with cards, of which "FILE:NAME" names one.
-trainer::CardRange card_of(const std::string& named) {
-  const std::filesystem::path known = config::install_root() / "scripts/cards.json";
-  const size_t colon = named.rfind(':');
-  const std::string file = named.substr(0, colon);
-  if (file.ends_with(".json")) {
-    const trainer::Cards cards{std::filesystem::path(file)};
-    if (colon != std::string::npos) return cards.find(named.substr(colon + 1));
-    const std::vector<std::string> names = cards.names();
-    if (names.size() == 1) return cards.find(names.front());
-    throw_config("--gpu {}: the file has several cards: name one, as {}:{}", named, named, names.front());
-  }
-  return trainer::Cards(known).find(named);
-}
-
 // The sequences of a step that the file says, on these ranks.
 int64_t global_batch_of(const config::JobConfig& config, int64_t gpus) {
   if (config.training.global_batch_size > 0) return config.training.global_batch_size;
@@ -110,7 +95,7 @@ ExitCode plan_command(const CommandLine& line) {
   const models::ModelArgs model = trainer::job_model(resolved.config);
   const models::ModelDescription description = models::describe_model(model);
   const Hardware hardware{.gpus = options.gpus,
-                          .card = card_of(options.gpu),
+                          .card = known_card(options.gpu),
                           .cluster = {.gpus_per_node = static_cast<int>(options.gpus_per_node),
                                       .network = options.network * 1e9 / 8}};
   SearchOptions search{.global_batch = options.global_batch > 0

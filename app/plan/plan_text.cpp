@@ -2,13 +2,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <limits>
 #include <string_view>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "base/counted.h"
-#include "models/flavors/registry.h"
+#include "base/error.h"
+#include "models/description.h"
+#include "trainer/config/input_path.h"
+#include "trainer/config/validate.h"
+#include "trainer/metrics/flops.h"
 
 namespace hyperion::app {
 namespace {
@@ -87,6 +93,38 @@ std::string days_text(double days) {
 }
 
 }  // namespace
+
+trainer::CardRange known_card(const std::string& named) {
+  const std::filesystem::path known = config::install_root() / "scripts/cards.json";
+  const size_t colon = named.rfind(':');
+  const std::string file = named.substr(0, colon);
+  if (file.ends_with(".json")) {
+    const trainer::Cards cards{std::filesystem::path(file)};
+    if (colon != std::string::npos) return cards.find(named.substr(colon + 1));
+    const std::vector<std::string> names = cards.names();
+    if (names.size() == 1) return cards.find(names.front());
+    throw_config("--gpu {}: the file has several cards: name one, as {}:{}", named, named, names.front());
+  }
+  return trainer::Cards(known).find(named);
+}
+
+std::string describe_prediction(const config::JobConfig& config, const models::ModelArgs& model,
+                                const Hardware& hardware) {
+  config::JobConfig planned = config;
+  planned.parallelism.data_parallel_shard_degree =
+      config::data_parallel_degree(config, hardware.gpus) / config.parallelism.data_parallel_replicate_degree;
+  const std::optional<MeshPlan> plan =
+      Planner(model, hardware).plan(planned, std::numeric_limits<double>::infinity(), /*ends=*/true);
+  if (!plan) return "not predicted: no plan of the pipeline";
+  PlanFacts facts;
+  facts.flops_per_token =
+      metrics::flops_per_token_square(models::describe_model(model), config.training.seq_len);
+  return fmt::format(
+      "on {}: {:.1f} GiB reserved; {} to {} tokens/s per GPU, MFU {:.0f} % (not measured; "
+      "hyperion plan for other meshes)",
+      hardware.card.name, plan->memory.total() / kGib, three_digits(per_gpu(*plan, plan->slow, hardware)),
+      three_digits(per_gpu(*plan, plan->fast, hardware)), 100 * mfu(*plan, plan->middle, facts, hardware));
+}
 
 SaveInterval save_interval(double state_bytes, int64_t gpus, int gpus_per_node) {
   const double nodes = std::ceil(static_cast<double>(gpus) / gpus_per_node);

@@ -165,7 +165,7 @@ class Check(CheckpointTest):
         return parts
 
     def test_every_failure_stands_in_its_own_row_and_what_depends_on_it_in_one_row(self):
-        every = ["configuration", "model", "ranks", "batch", "memory", "tokenizer", "training data", "dump folder", "checkpoints",
+        every = ["configuration", "model", "ranks", "batch", "memory", "predicted", "tokenizer", "training data", "dump folder", "checkpoints",
                  "writers", "settings", "state", "a start would"]
         bad = self.folder / "bad.jsonl"
         bad.write_bytes(b"PAR1")
