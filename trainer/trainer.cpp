@@ -70,7 +70,8 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
       .groups = *runtime.groups,
       .device = runtime.device,
       .float8 = {runtime.device.is_cpu(), runtime.compute_capability, runtime.device_name},
-      .pipeline = job_.pipeline ? &job_.pipeline->pipeline : nullptr};
+      .pipeline = job_.pipeline ? &job_.pipeline->pipeline : nullptr,
+      .seed = plan_.seed};
   choose_kernels(context.float8);
   log_expert_products(job_.model, config(), context.float8);
   choose_attention(job_.model, config(), runtime.device, runtime.groups->host());

@@ -32,7 +32,7 @@ struct NcclOptions {
 
 // Every function may throw c10::Error. Device indices count the visible devices.
 struct DeviceLibrary {
-  static constexpr uint32_t kVersion = 8;  // raised whenever this struct or Kernels changes
+  static constexpr uint32_t kVersion = 9;  // raised whenever this struct or Kernels changes
   uint32_t version;
   uint32_t struct_size;
 

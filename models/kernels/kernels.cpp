@@ -165,6 +165,11 @@ Kernels all_forms() {
                          plain::vocab_gradient, cpu::vocab_gradient},
       .sum_of_squares = {"hyperion::sum_of_squares", "sum of squares", why_plain_dtype, plain::sum_of_squares,
                          cpu::sum_of_squares},
+      .rounded_adam = {"hyperion::rounded_adam_", "optimizer states in bf16",
+                       [](auto&...) { return std::string(); }, plain::rounded_adam, cpu::rounded_adam},
+      .rounded_momentum = {"hyperion::rounded_momentum_", "optimizer states in bf16",
+                           [](auto&...) { return std::string(); }, plain::rounded_momentum,
+                           cpu::rounded_momentum},
       .adam_update = cpu::adam_update,
       .cpu_matmul = cpu::matmul};
 }
@@ -205,7 +210,10 @@ KernelForms choose_kernels(KernelChoice choice, at::DeviceType device) {
   const auto fused = [](bool plain) { return !plain; };
   KernelForms forms;
   if (choice == KernelChoice::kPlain) {
-    for_each_row(made, [](auto& row) { row.cpu = row.cuda = row.plain; });
+    const auto make_plain = [](auto& row) { row.cpu = row.cuda = row.plain; };
+    for_each_row(made, make_plain);
+    make_plain(made.rounded_adam);
+    make_plain(made.rounded_momentum);
     made.adam_update = nullptr;
     made.cpu_matmul = nullptr;
   } else if (on_gpu) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "models/kernels/adam/adam.h"
+#include "models/kernels/adam/rounded.h"
 #include "models/kernels/cross_entropy/cross_entropy.h"
 #include "models/kernels/expert_rows/expert_rows.h"
 #include "models/kernels/gated_activation/gated_activation.h"
@@ -46,6 +47,9 @@ struct Kernels {
   Kernel<VocabStatistics> vocab_statistics;
   Kernel<VocabGradient> vocab_gradient;
   Kernel<SumOfSquares> sum_of_squares;
+  // Of optimizer states in bf16 alone; no log line names them.
+  Kernel<RoundedAdam> rounded_adam;
+  Kernel<RoundedMomentum> rounded_momentum;
   // These two have a CPU form only; null: libtorch's is used.
   AdamUpdate* adam_update = nullptr;
   cpu::Matmul* cpu_matmul = nullptr;

@@ -23,18 +23,17 @@ TinyJob muon_job(const char* model, MeshConfig mesh = {}, int64_t accumulation =
 
 using ElementValues = std::map<std::pair<int64_t, int64_t>, float>;
 
-// The weights after two updates by the same gradients, of all ranks together; an element of which two ranks
-// have different values is one of parameter -1.
-ElementValues updated_weights(int ranks, const TinyJob& job) {
+// The weights and states after updates by the same gradients, of all ranks together; an element of which two
+// ranks have different values is one of parameter -1.
+ElementValues updated_state(int ranks, const TinyJob& job, int updates = 2) {
   const auto all = run_ranks(ranks, [=](const Environment& environment) {
-    return TinyTraining(job, environment).weights_after_updates(2);
+    return TinyTraining(job, environment).state_after_updates(updates);
   });
-  ElementValues weights;
+  ElementValues state;
   for (const auto& of_rank : all)
     for (const auto& [parameter, element, value] : of_rank)
-      if (weights.try_emplace({parameter, element}, value).first->second != value)
-        weights[{-1, element}] = value;
-  return weights;
+      if (state.try_emplace({parameter, element}, value).first->second != value) state[{-1, element}] = value;
+  return state;
 }
 
 // The parameters with an element that differs, or that only one side has.
@@ -59,14 +58,14 @@ void check_muon(const char* model, const std::vector<MuonLayout>& layouts) {
   for (const checkpoint::Dtype dtype : {checkpoint::Dtype::kFloat32, checkpoint::Dtype::kBFloat16}) {
     TinyJob job = muon_job(model);
     job.ns_dtype = dtype;
-    const ElementValues one = updated_weights(1, job);
+    const ElementValues one = updated_state(1, job);
     const auto losses =
         run_ranks(1, [=](const Environment& environment) { return train_tiny(job, environment, 20); });
     for (const auto& [ranks, mesh, accumulation] : layouts) {
       CAPTURE(model, ranks, mesh.pp, mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp, mesh.ep, mesh.etp);
       TinyJob other = muon_job(model, mesh, accumulation);
       other.ns_dtype = dtype;
-      CHECK(different_parameters(updated_weights(ranks, other), one) == std::set<int64_t>{});
+      CHECK(different_parameters(updated_state(ranks, other), one) == std::set<int64_t>{});
       if (dtype == checkpoint::Dtype::kBFloat16) continue;  // rounds what a sum in another order changes
       const auto found = run_ranks(
           ranks, [=](const Environment& environment) { return train_tiny(other, environment, 20); });
@@ -85,6 +84,29 @@ TEST_CASE("Muon updates a dense model on every mesh as on one rank") {
                         {4, {.dp_shard = 2, .tp = 2}},
                         {2, {.pp = 2, .dp_shard = 1}, 6},
                         {2, {.dp_shard = 1, .cp = 2}}});
+}
+
+TEST_CASE("states in bf16 are the same bits on every mesh from equal gradients") {
+  const auto check = [](const char* model, bool muon, const std::vector<MuonLayout>& layouts) {
+    TinyJob job = muon_job(model);
+    job.muon = muon;
+    job.bf16_states = true;
+    const ElementValues one = updated_state(1, job, /*updates=*/3);
+    for (const auto& [ranks, mesh, accumulation] : layouts) {
+      CAPTURE(model, muon, ranks, mesh.pp, mesh.dp_replicate, mesh.dp_shard, mesh.tp, mesh.ep, mesh.etp);
+      job.mesh = mesh;
+      job.accumulation = accumulation;
+      CHECK(different_parameters(updated_state(ranks, job, 3), one) == std::set<int64_t>{});
+    }
+  };
+  check("llama3", false,
+        {{3, {.dp_shard = 3}},
+         {4, {.dp_replicate = 2, .dp_shard = 2}},
+         {2, {.dp_shard = 1, .tp = 2}},
+         {2, {.pp = 2, .dp_shard = 1}, 6}});
+  check("deepseek_v3", false,
+        {{2, {.dp_shard = 2, .ep = 2}}, {4, {.dp_shard = 2, .tp = 2, .ep = 2, .etp = 2}, 3}});
+  check("llama3", true, {{4, {.dp_shard = 2, .tp = 2}}});
 }
 
 TEST_CASE("Muon updates experts and heads of latent attention on every mesh as on one rank") {

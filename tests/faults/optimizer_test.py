@@ -5,6 +5,8 @@
 Standard library only.
 """
 
+import shutil
+
 from checkpoints import CHECKPOINT_TOML, CheckpointTest
 from jobs import main
 
@@ -50,6 +52,21 @@ weight_decay = 0.0
         self.assertNotIn("optimizer.state.layers.0.attention.wq.weight.exp_avg", listed)
         text = self.train("1", "--training.steps=9", "--optimizer.muon.momentum=0.9", code=2).text()
         self.assertIn("optimizer.muon.momentum: saved 0.95, configured 0.9", text)
+
+    def test_states_in_bf16_are_saved_and_go_on_by_the_same_bits(self):
+        rounded = "--optimizer.state_dtype=bfloat16"
+        self.train("1", rounded, says=["optimizer states bfloat16 (rounded stochastically)"])
+        whole = self.contents(self.step(8))
+        self.assertRegex(self.tool("ls", self.step(8)), r"(?m)^optimizer .*bfloat16")
+        shutil.rmtree(self.step(8))
+        self.train("1", rounded, says=["Training starts at step 7"])
+        again = self.contents(self.step(8))
+        self.assertEqual({key: again[key] for key in again if key.startswith(("optimizer.state.", "layers."))},
+                         {key: whole[key] for key in whole if key.startswith(("optimizer.state.", "layers."))})
+        self.train("fsdp2", "--training.steps=9", code=2, says=["optimizer.state_dtype: saved bfloat16, configured float32"])
+        self.train("fsdp2", "--training.steps=9", "--checkpoint.on_config_change=override",
+                   says=["optimizer.state_dtype: taking float32 from the configuration (saved: bfloat16)"])
+        self.assertNotRegex(self.tool("ls", self.step(9)), r"(?m)^optimizer .*bfloat16")
 
     def test_what_cannot_be_is_refused(self):
         self.train("1", "--training.enable_cpu_offload", code=2, says=["Muon", "training.enable_cpu_offload"])

@@ -18,6 +18,7 @@
 #include "models/kernels/rms_norm/rms_norm.h"
 #include "models/kernels/rope/rope.h"
 #include "models/kernels/router/router.h"
+#include "tests/simulated_gpu/rounded_states.h"
 
 namespace simulated_gpu {
 namespace {
@@ -510,7 +511,7 @@ const Substitute* substitute_for(const std::string& name, const std::string& ove
       {"hyperion::vocab_gradient_", {vocab_gradient, nullptr}},
   };
   const auto found = all.find(overload.starts_with("dtype") ? name + "." + overload : name);
-  return found == all.end() ? nullptr : &found->second;
+  return found == all.end() ? rounded_state_update(name) : &found->second;
 }
 
 }  // namespace simulated_gpu

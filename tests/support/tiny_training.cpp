@@ -19,6 +19,7 @@ namespace hyperion {
 namespace {
 
 constexpr double kLearningRate = 1e-2;
+constexpr int64_t kStateParameters = 1000;  // the index of the first state's first parameter
 
 config::JobConfig::Model tiny_model(const TinyJob& job) {
   const std::string_view name = job.model;
@@ -94,6 +95,7 @@ config::JobConfig tiny_config(const TinyJob& job, const parallel::Mesh& mesh) {
   config.debug.moe_force_load_balance = job.balanced;
   if (job.muon) config.optimizer.name = config::OptimizerName::kMuon;
   config.optimizer.muon.ns_dtype = job.ns_dtype;
+  if (job.bf16_states) config.optimizer.state_dtype = checkpoint::Dtype::kBFloat16;
 
   // A pipeline's microbatches are one local batch, others one each.
   auto& training = config.training;
@@ -258,7 +260,7 @@ std::vector<TinyTraining::GradientElement> TinyTraining::first_gradients() {
   return elements;
 }
 
-std::vector<TinyTraining::GradientElement> TinyTraining::weights_after_updates(int updates) {
+std::vector<TinyTraining::GradientElement> TinyTraining::state_after_updates(int updates) {
   for (int update = 0; update < updates; ++update) {
     for_each_trained_run([&](const parallel::ShardedParameter& parameter, int64_t index, const Run& run) {
       at::Tensor grad = parameter.grad().view(-1).narrow(0, run.in_box, run.count);
@@ -275,6 +277,15 @@ std::vector<TinyTraining::GradientElement> TinyTraining::weights_after_updates(i
     const at::Tensor weight = parameter.master().flatten().narrow(0, run.in_box, run.count);
     for (int64_t i = 0; i < run.count; ++i)
       elements.push_back({index, run.in_tensor + i, weight.const_data_ptr<float>()[i]});
+    const auto is_this = [&](const auto& one) { return one.get() == &parameter; };
+    const auto at = std::ranges::find_if(model_.parameters, is_this) - model_.parameters.begin();
+    int64_t state = kStateParameters;
+    for (const at::Tensor& values : optimizer().states(static_cast<size_t>(at))) {
+      const at::Tensor numbers = values.to(at::kFloat).flatten().narrow(0, run.in_box, run.count);
+      for (int64_t i = 0; i < run.count; ++i)
+        elements.push_back({state + index, run.in_tensor + i, numbers.const_data_ptr<float>()[i]});
+      state += kStateParameters;
+    }
   });
   return elements;
 }

@@ -57,6 +57,7 @@ struct TinyJob {
   bool fits_float8_experts = false;
   std::optional<float8::GroupedRecipe> float8_experts{};
   bool muon = false;
+  bool bf16_states = false;
   checkpoint::Dtype ns_dtype = checkpoint::Dtype::kFloat32;  // of Muon's iteration
   int64_t frozen_from = -1;  // from 0: every second parameter from this one on is frozen
 };
@@ -93,9 +94,9 @@ class TinyTraining {
     bool operator==(const GradientElement&) const = default;
   };
   std::vector<GradientElement> first_gradients();
-  // The weights after updates by gradients that depend on parameter and element alone, and so are the same on
-  // every mesh to the bit; each element as first_gradients() does.
-  std::vector<GradientElement> weights_after_updates(int updates);
+  // The weights, and as further parameters the states, after updates by gradients that depend on parameter
+  // and element alone, and so are the same on every mesh to the bit; each element as first_gradients() does.
+  std::vector<GradientElement> state_after_updates(int updates);
   // What layers report of step 0, the same on every rank.
   std::vector<double> first_layer_metrics();
   // What a logged step reports of the experts' rows since the last step; collective.

@@ -208,8 +208,8 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   }
   made.described = described_parameters(made, context, sharding.state_dtype);
   made.biases = described_biases(*made.transformer, context);
-  made.optimizer =
-      optim::make_optimizer(made.parameters, config.optimizer, optimizer_groups(config, context));
+  made.optimizer = optim::make_optimizer(made.parameters, config.optimizer, optimizer_groups(config, context),
+                                         context.seed);
   return made;
 }
 

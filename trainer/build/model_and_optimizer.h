@@ -54,6 +54,7 @@ struct ModelContext {
   at::Device device;
   Float8Device float8{};
   const Pipeline* pipeline = nullptr;  // null: this rank runs all layers
+  uint64_t seed = 0;                   // of random numbers that round optimizer states in bf16
   bool without_memory = false;         // masters, gradients and states are on the meta device
   ShardingVariation variation{};
 };

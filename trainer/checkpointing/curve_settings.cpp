@@ -27,6 +27,7 @@ constexpr Setting kSettings[] = {
     {"optimizer.muon.ns_dtype", checkpoint::kOptimizerComponent},
     {"optimizer.muon.adamw_lr_scale", checkpoint::kOptimizerComponent},
     {kDecayOfNorms, checkpoint::kOptimizerComponent},
+    {kStateDtype, checkpoint::kOptimizerComponent},
     {kGroups, checkpoint::kOptimizerComponent},
     {"optimizer.lr", checkpoint::kSchedulerComponent},
     {"lr_scheduler.warmup_steps", checkpoint::kSchedulerComponent},

@@ -16,7 +16,7 @@ inline constexpr const char* kStart = "lr_scheduler.start_step";  // no key of t
 inline constexpr const char* kSeed = "debug.seed";
 inline constexpr const char* kGlobalBatch = "training.global_batch_size";
 inline constexpr std::string_view kDecayOfNorms = "optimizer.decay_norms_and_biases",
-                                  kGroups = "optimizer.groups";
+                                  kGroups = "optimizer.groups", kStateDtype = "optimizer.state_dtype";
 inline constexpr std::string_view kLengthKey = "training.seq_len", kShuffleKey = "training.shuffle";
 inline constexpr const char* kSources = "training.sources";                // shares_text()
 inline constexpr const char* kForcedBalance = "model.force_load_balance";  // debug.moe_force_load_balance

@@ -84,6 +84,7 @@ std::vector<SettingChange> changed_settings(const config::ResolvedConfig& resolv
       {"model.activation", std::string(text_of(models::Activation::kSilu))},
       {kSources, kOneDataSet},
       {kDecayOfNorms, "true"},
+      {kStateDtype, "float32"},
       {kGroups, "[]"}};
   std::vector<SettingChange> changes;
   for (const auto& [key, now] : configured) {

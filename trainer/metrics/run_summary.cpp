@@ -19,7 +19,14 @@ std::string checkpointing_of(const config::JobConfig::ActivationCheckpoint& opti
 }
 
 // The optimizer updates weights of training.dtype; layers read copies of them where their dtype differs.
-std::string precision_of(const config::JobConfig::Training& training) {
+std::string precision_of(const config::JobConfig& config) {
+  const auto& training = config.training;
+  if (config.optimizer.state_dtype == checkpoint::Dtype::kBFloat16)
+    return fmt::format(
+        "master weights and gradients {}, optimizer states bfloat16 (rounded stochastically), weights of the "
+        "forward and backward {}, gradients reduced in {}",
+        text_of(training.dtype), text_of(training.mixed_precision_param),
+        text_of(training.mixed_precision_reduce));
   if (training.dtype == training.mixed_precision_param)
     return fmt::format("weights, gradients and optimizer states {}, gradients reduced in {}",
                        text_of(training.dtype), text_of(training.mixed_precision_reduce));
@@ -83,7 +90,7 @@ std::vector<std::string> run_summary(const config::JobConfig& config, const RunP
                   "accumulation steps {}, sequence length {}, total steps {} (warmup {}): {} tokens per step",
                   training.local_batch_size, global, microbatches, training.seq_len, training.steps,
                   warmup_of(config), global * training.seq_len),
-      fmt::format("Precision: {}; activation checkpointing {}; ema {}", precision_of(training),
+      fmt::format("Precision: {}; activation checkpointing {}; ema {}", precision_of(config),
                   checkpointing_of(config.activation_checkpoint),
                   config.ema.enable ? fmt::format("{}", config.ema.decay) : "off")};
   for (std::string& line : context_parallelism_of(config)) lines.push_back(std::move(line));

@@ -21,31 +21,37 @@
 namespace hyperion::optim {
 
 Adam::Adam(const std::vector<parallel::ShardedParameterPtr>& parameters,
-           const config::JobConfig::Optimizer& options)
+           const config::JobConfig::Optimizer& options, uint64_t seed)
     : Optimizer(parameters), options_(options) {
+  const bool rounds = state_dtype(options).has_value();
   for (const parallel::ShardedParameterPtr& parameter : parameters) {
     const at::Tensor& master = parameter->master();
     const bool trainable = parameter->parameter().trainable;
     const std::vector<at::Tensor>& moments =
-        add_states(trainable ? kinds() : std::vector<StateKind>(), master);
+        add_states(trainable ? kinds(options) : std::vector<StateKind>(), master);
     if (!trainable || master.numel() == 0) continue;
     const Parameter& described = parameter->parameter();
-    kernels::AdamTensors& tensors =
-        update_with(settings_of(options, described.fqn, described.shape.size())).tensors;
+    Update& update = update_with(settings_of(options, described.fqn, described.shape.size()));
+    kernels::AdamTensors& tensors = update.tensors;
+    update.keys.push_back(rounding_key(described.fqn, seed));
+    update.indices.push_back(kernels::indices_of(described.shape, parameter->box()));
     tensors.weights.push_back(master);
     tensors.grads.push_back(parameter->grad());
     tensors.exp_avgs.push_back(moments[0]);
     tensors.exp_avg_sqs.push_back(moments[1]);
     const bool copies = parameter->has_separate_compute_shard();
     const bool together = copies && parameter->compute_shard().is_contiguous();
-    tensors.copies.push_back(together ? parameter->compute_shard() : at::Tensor());
-    if (together) {
+    const bool in_pass = together && (!rounds || (parameter->compute_shard().device() == master.device() &&
+                                                  parameter->compute_shard().scalar_type() == at::kBFloat16));
+    tensors.copies.push_back(in_pass ? parameter->compute_shard() : at::Tensor());
+    if (together && !(rounds && in_pass)) {
       masters_to_copy_.push_back(master);
       compute_shards_.push_back(parameter->compute_shard());
     } else if (copies) {
       shards_with_gaps_.push_back(parameter);
     }
   }
+  if (rounds) return;
   const auto takes = [](const Update& update) { return kernels::takes_adam_update(update.tensors); };
   if (options.implementation == config::OptimizerImplementation::kFused && !updates_.empty() &&
       std::ranges::all_of(updates_, takes))
@@ -87,7 +93,9 @@ void Adam::step(double lr, const at::Tensor& skip, const std::optional<at::Tenso
     return;
   }
   for (Update& update : updates_) {
-    if (options_.implementation == config::OptimizerImplementation::kFused)
+    if (state_dtype(options_))
+      update_rounded(update, lr, skip, divisor);
+    else if (options_.implementation == config::OptimizerImplementation::kFused)
       update_fused(update, lr, skip, divisor);
     else
       update_by_formula(update, lr, skip);
@@ -104,7 +112,8 @@ void Adam::copy_to_shards_with_gaps() const {
 
 void Adam::update_fused(Update& group, double lr, const at::Tensor& skip,
                         const std::optional<at::Tensor>& divisor) const {
-  auto& [tensors, settings] = group;
+  kernels::AdamTensors& tensors = group.tensors;
+  const ParameterSettings& settings = group.settings;
   const std::vector<at::Tensor> steps(tensors.weights.size(), step_);
   const auto scale = divisor ? std::optional(divisor->to(step_.options())) : std::nullopt;
   const auto update = [&](auto fused_kernel) {
@@ -117,6 +126,28 @@ void Adam::update_fused(Update& group, double lr, const at::Tensor& skip,
     update([](auto&&... args) { at::_fused_adamw_(args...); });
   else
     update([](auto&&... args) { at::_fused_adam_(args...); });
+}
+
+// Every implementation computes the same bits: fused in one pass, the others by operations of libtorch.
+void Adam::update_rounded(const Update& update, double lr, const at::Tensor& skip,
+                          const std::optional<at::Tensor>& divisor) const {
+  const ParameterSettings& settings = update.settings;
+  const auto& [weights, grads, exp_avgs, exp_avg_sqs, copies] = update.tensors;
+  const kernels::RoundedAdamStep step = {.lr = lr * settings.lr_scale,
+                                         .beta1 = settings.beta1,
+                                         .beta2 = settings.beta2,
+                                         .eps = options_.eps,
+                                         .weight_decay = settings.weight_decay,
+                                         .decoupled = options_.name != config::OptimizerName::kAdam,
+                                         .updates = step_,
+                                         .skip = skip.to(step_.options()),
+                                         .divisor = divisor ? divisor->to(step_.options()) : at::Tensor()};
+  const kernels::RoundedAdamTensors tensors = {weights, grads,       exp_avgs,      exp_avg_sqs,
+                                               copies,  update.keys, update.indices};
+  if (options_.implementation == config::OptimizerImplementation::kFused)
+    kernels::table().rounded_adam(step, tensors);
+  else
+    kernels::plain::rounded_adam(step, tensors);
 }
 
 void Adam::update_in_one_pass(const Update& update, double lr,

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "models/kernels/adam/adam.h"
+#include "models/kernels/adam/rounded.h"
 #include "trainer/optim/optimizer.h"
 #include "trainer/optim/parameter_groups.h"
 
@@ -17,7 +18,7 @@ namespace hyperion::optim {
 class Adam final : public Optimizer {
  public:
   Adam(const std::vector<parallel::ShardedParameterPtr>& parameters,
-       const config::JobConfig::Optimizer& options);
+       const config::JobConfig::Optimizer& options, uint64_t seed = 0);
   // Counts updates in `count`, which another optimizer shares and advances.
   void share_step_count(const at::Tensor& count) {
     step_ = count;
@@ -25,7 +26,9 @@ class Adam final : public Optimizer {
   }
 
   // Every trainable parameter has both moments.
-  static std::vector<StateKind> kinds() { return {{"exp_avg"}, {"exp_avg_sq"}}; }
+  static std::vector<StateKind> kinds(const config::JobConfig::Optimizer& options) {
+    return {{"exp_avg", state_dtype(options)}, {"exp_avg_sq", state_dtype(options)}};
+  }
 
   void step(double lr, const at::Tensor& skip,
             const std::optional<at::Tensor>& divisor = std::nullopt) override;
@@ -33,11 +36,13 @@ class Adam final : public Optimizer {
   std::vector<std::pair<const char*, checkpoint::Object>> settings(const Parameter& parameter) const override;
 
  private:
-  std::vector<StateKind> kinds_of_trainable(const Parameter&) const override { return kinds(); }
+  std::vector<StateKind> kinds_of_trainable(const Parameter&) const override { return kinds(options_); }
   // The tensors of parameters with equal settings.
   struct Update {
     kernels::AdamTensors tensors;
     ParameterSettings settings;
+    std::vector<uint64_t> keys{};  // of moments in bf16, as `indices`
+    std::vector<kernels::ElementIndices> indices{};
   };
   // Returns the update that a parameter with these settings joins.
   Update& update_with(const ParameterSettings& settings);
@@ -46,6 +51,10 @@ class Adam final : public Optimizer {
   void update_by_formula(Update& update, double lr, const at::Tensor& skip) const;
   // Runs the fused CPU implementation: all of step() in one pass.
   void update_in_one_pass(const Update& update, double lr, const std::optional<at::Tensor>& divisor) const;
+
+  // Updates moments in bf16.
+  void update_rounded(const Update& update, double lr, const at::Tensor& skip,
+                      const std::optional<at::Tensor>& divisor) const;
 
   void copy_to_shards_with_gaps() const;
 

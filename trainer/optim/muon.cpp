@@ -10,6 +10,7 @@
 #include <ATen/ops/_foreach_lerp.h>
 
 #include "base/error.h"
+#include "models/kernels/kernels.h"
 #include "parallel/comm/trace_range.h"
 
 namespace hyperion::optim {
@@ -50,7 +51,7 @@ double muon_scale(config::MuonScale scale, int64_t rows, int64_t columns) {
 }
 
 Muon::Muon(const std::vector<parallel::ShardedParameterPtr>& parameters,
-           const config::JobConfig::Optimizer& options, const OptimizerGroups& groups)
+           const config::JobConfig::Optimizer& options, const OptimizerGroups& groups, uint64_t seed)
     : Optimizer(parameters),
       options_(options),
       steps_(newton_schulz_steps(options.muon.coefficients, options.muon.ns_steps)) {
@@ -61,7 +62,7 @@ Muon::Muon(const std::vector<parallel::ShardedParameterPtr>& parameters,
     if (!settings.muon) others.push_back(parameter);
   }
   if (!others.empty()) {
-    adam_.emplace(others, options);
+    adam_.emplace(others, options, seed);
     adam_->share_step_count(step_);
   }
   size_t other = 0;
@@ -73,7 +74,7 @@ Muon::Muon(const std::vector<parallel::ShardedParameterPtr>& parameters,
       continue;
     }
     const std::vector<at::Tensor>& states =
-        add_states(described.trainable ? kinds() : std::vector<StateKind>(), parameter->master());
+        add_states(described.trainable ? kinds(options) : std::vector<StateKind>(), parameter->master());
     if (!described.trainable) continue;
     parameters_.push_back(parameter);
     settings_.push_back(settings);
@@ -82,6 +83,11 @@ Muon::Muon(const std::vector<parallel::ShardedParameterPtr>& parameters,
     grads_.push_back(parameter->grad());
     momenta_.push_back(states[0]);
     held_settings_.push_back(settings);
+    if (!state_dtype(options)) continue;
+    rounded_.grads.push_back(parameter->grad());
+    rounded_.momenta.push_back(states[0]);
+    rounded_.keys.push_back(rounding_key(described.fqn, seed));
+    rounded_.indices.push_back(kernels::indices_of(described.shape, parameter->box()));
   }
   plan(Domain::kDense, groups.dense);
   plan(Domain::kExpert, groups.experts);
@@ -124,23 +130,37 @@ std::vector<std::pair<const char*, checkpoint::Object>> Muon::settings(const Par
           {"adjust_lr_fn", std::string(text_of(options_.muon.scale))}};
 }
 
+void Muon::update_momenta(const at::Tensor& skip) {
+  if (state_dtype(options_)) {
+    const kernels::RoundedMomentumStep step = {.momentum = options_.muon.momentum,
+                                               .nesterov = options_.muon.nesterov,
+                                               .updates = step_,
+                                               .skip = skip.to(step_.options())};
+    if (options_.implementation == config::OptimizerImplementation::kFused)
+      kernels::table().rounded_momentum(step, rounded_);
+    else
+      kernels::plain::rounded_momentum(step, rounded_);
+    return;
+  }
+  const at::Tensor skipped = skip.ne(0);
+  for (at::Tensor& grad : grads_) grad.masked_fill_(skipped, 0);  // a product with 0 would keep NaN
+  const at::Tensor share = (1 - skip) * (1 - options_.muon.momentum);
+  at::_foreach_lerp_(momenta_, grads_, std::vector<at::Tensor>(grads_.size(), share));
+  // The gradient's memory takes g': nothing reads the gradient after the update.
+  if (options_.muon.nesterov)
+    at::_foreach_lerp_(grads_, momenta_, options_.muon.momentum);
+  else
+    at::_foreach_copy_(grads_, momenta_);
+}
+
 void Muon::step(double lr, const at::Tensor& skip, const std::optional<at::Tensor>& divisor) {
   if (divisor) throw_bug("this optimizer divides no gradients");
   at::NoGradGuard no_grad;
   step_.add_(1 - skip);
   if (adam_) adam_->step(lr, skip);
   const parallel::TraceRange range("muon");
-  const at::Tensor not_skipped = 1 - skip, skipped = skip.ne(0);
-  for (at::Tensor& grad : grads_) grad.masked_fill_(skipped, 0);  // a product with 0 would keep NaN
-  if (!grads_.empty()) {
-    const at::Tensor share = not_skipped * (1 - options_.muon.momentum);
-    at::_foreach_lerp_(momenta_, grads_, std::vector<at::Tensor>(grads_.size(), share));
-    // The gradient's memory takes g': nothing reads the gradient after the update.
-    if (options_.muon.nesterov)
-      at::_foreach_lerp_(grads_, momenta_, options_.muon.momentum);
-    else
-      at::_foreach_copy_(grads_, momenta_);
-  }
+  const at::Tensor not_skipped = 1 - skip;
+  if (!grads_.empty()) update_momenta(skip);
   for (size_t i = 0; i < masters_.size(); ++i)
     masters_[i].mul_(1 - not_skipped * (lr * held_settings_[i].lr_scale * held_settings_[i].weight_decay));
   std::vector<at::Tensor> values;

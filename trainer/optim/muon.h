@@ -27,10 +27,12 @@ namespace hyperion::optim {
 class Muon final : public Optimizer {
  public:
   Muon(const std::vector<parallel::ShardedParameterPtr>& parameters,
-       const config::JobConfig::Optimizer& options, const OptimizerGroups& groups);
+       const config::JobConfig::Optimizer& options, const OptimizerGroups& groups, uint64_t seed = 0);
 
   // Every matrix has its momentum.
-  static std::vector<StateKind> kinds() { return {{"momentum_buffer"}}; }
+  static std::vector<StateKind> kinds(const config::JobConfig::Optimizer& options) {
+    return {{"momentum_buffer", state_dtype(options)}};
+  }
 
   void step(double lr, const at::Tensor& skip,
             const std::optional<at::Tensor>& divisor = std::nullopt) override;
@@ -41,6 +43,8 @@ class Muon final : public Optimizer {
 
  private:
   std::vector<StateKind> kinds_of_trainable(const Parameter& parameter) const override;
+  // Makes m and g' of momenta and gradients.
+  void update_momenta(const at::Tensor& skip);
   void plan(Domain domain, const MatrixGroups& groups);
   void add_results(MatrixExchange& exchange, double lr, const at::Tensor& not_skipped);
 
@@ -50,6 +54,7 @@ class Muon final : public Optimizer {
   std::vector<ParameterSettings> settings_;                // of each
   std::vector<at::Tensor> masters_, grads_, momenta_;      // of those with elements here
   std::vector<ParameterSettings> held_settings_;           // of the same
+  kernels::RoundedMomentumTensors rounded_;                // the same, of momenta in bf16
   std::vector<std::unique_ptr<MatrixExchange>> exchanges_;
   std::optional<Adam> adam_;  // of the others
 };

@@ -4,22 +4,31 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "trainer/optim/adam.h"
 #include "trainer/optim/muon.h"
 #include "trainer/optim/parameter_groups.h"
 
 namespace hyperion::optim {
 
+std::optional<at::ScalarType> state_dtype(const config::JobConfig::Optimizer& options) {
+  return options.state_dtype == checkpoint::Dtype::kBFloat16 ? std::optional(at::kBFloat16) : std::nullopt;
+}
+
 std::vector<StateKind> state_kinds(const config::JobConfig::Optimizer& options, const std::string& fqn,
                                    size_t dimensions) {
   switch (options.name) {
     case config::OptimizerName::kAdamW:
     case config::OptimizerName::kAdam:
-      return Adam::kinds();
+      return Adam::kinds(options);
     case config::OptimizerName::kMuon:
-      return settings_of(options, fqn, dimensions).muon ? Muon::kinds() : Adam::kinds();
+      return settings_of(options, fqn, dimensions).muon ? Muon::kinds(options) : Adam::kinds(options);
   }
   throw_bug("an optimizer without a description of its states");
+}
+
+uint64_t rounding_key(const std::string& fqn, uint64_t seed) {
+  return hash_text("optimizer " + fqn, seed);
 }
 
 double bytes_per_element(const std::vector<StateKind>& kinds, double master_bytes) {
@@ -45,13 +54,13 @@ const std::vector<at::Tensor>& Optimizer::add_states(const std::vector<StateKind
 
 std::unique_ptr<Optimizer> make_optimizer(const std::vector<parallel::ShardedParameterPtr>& parameters,
                                           const config::JobConfig::Optimizer& options,
-                                          const OptimizerGroups& groups) {
+                                          const OptimizerGroups& groups, uint64_t seed) {
   switch (options.name) {
     case config::OptimizerName::kAdamW:
     case config::OptimizerName::kAdam:
-      return std::make_unique<Adam>(parameters, options);
+      return std::make_unique<Adam>(parameters, options, seed);
     case config::OptimizerName::kMuon:
-      return std::make_unique<Muon>(parameters, options, groups);
+      return std::make_unique<Muon>(parameters, options, groups, seed);
   }
   throw_bug("an optimizer that nothing makes");
 }

@@ -3,6 +3,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include "models/kernels/adam/cuda.h"
 #include "models/kernels/cross_entropy/cuda.h"
 #include "models/kernels/expert_rows/cuda.h"
 #include "models/kernels/gated_activation/cuda.h"
@@ -64,6 +65,8 @@ void add_cuda_kernels(Kernels& table) {
   table.sum_packed_rows.cuda = OnCuda<cuda::sum_packed_rows<OnCurrentStream>>::run;
   table.cross_entropy.cuda = OnCuda<cuda::cross_entropy<OnCurrentStream>>::run;
   table.vocab_statistics.cuda = OnCuda<cuda::vocab_statistics<OnCurrentStream>>::run;
+  table.rounded_adam.cuda = OnCuda<cuda::rounded_adam<OnCurrentStream>>::run;
+  table.rounded_momentum.cuda = OnCuda<cuda::rounded_momentum<OnCurrentStream>>::run;
   table.vocab_gradient.cuda = OnCuda<cuda::vocab_gradient<OnCurrentStream>>::run;
 }
 

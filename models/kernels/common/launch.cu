@@ -1,3 +1,4 @@
+#include "models/kernels/adam/cuda.cuh"
 #include "models/kernels/cross_entropy/cuda.cuh"
 #include "models/kernels/expert_rows/cuda.cuh"
 #include "models/kernels/gated_activation/cuda.cuh"
@@ -26,6 +27,9 @@ struct OnStream {
 
 }  // namespace
 
+cudaError_t launch(const RoundedUpdateTask& task, Element element, cudaStream_t stream) {
+  return plan(task, element, OnStream{stream});
+}
 cudaError_t launch(const RopeTask& task, Element element, cudaStream_t stream) {
   return plan(task, element, OnStream{stream});
 }

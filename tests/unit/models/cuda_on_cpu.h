@@ -132,6 +132,9 @@ T __shfl_xor_sync(unsigned /*mask*/, T value, int distance) {
 inline unsigned __float_as_uint(float x) {
   return std::bit_cast<unsigned>(x);
 }
+inline float __uint_as_float(unsigned x) {
+  return std::bit_cast<float>(x);
+}
 
 // At most one thread of a block calls it for a number, and blocks run one after the other.
 inline unsigned atomicMax(unsigned* number, unsigned value) {

@@ -479,7 +479,9 @@ TEST_CASE("the CUDA library fills the GPU's column of the table and plain forms 
                           table.sum_packed_rows.is_plain(at::kCUDA),
                           table.cross_entropy.is_plain(at::kCUDA),
                           table.vocab_statistics.is_plain(at::kCUDA),
-                          table.vocab_gradient.is_plain(at::kCUDA)})
+                          table.vocab_gradient.is_plain(at::kCUDA),
+                          table.rounded_adam.is_plain(at::kCUDA),
+                          table.rounded_momentum.is_plain(at::kCUDA)})
       CHECK(is == plain);
   };
   all(false);

@@ -173,6 +173,29 @@ TEST_CASE("a skipped update changes no weight and no state even with non-finite 
   CHECK(adam.step_count().item<float>() == 1);
 }
 
+TEST_CASE("moments in bf16 follow fp32 moments, by equal bits in every implementation") {
+  const config::OptimizerName name = GENERATE(config::OptimizerName::kAdamW, config::OptimizerName::kAdam);
+  const auto after = [&](Implementation implementation, checkpoint::Dtype dtype, uint64_t seed) {
+    Shards shards(at::kBFloat16);
+    Adam adam(shards.all, {.name = name, .implementation = implementation, .state_dtype = dtype}, seed);
+    for (int step = 0; step < 6; ++step) {
+      shards.set_grads(step);
+      if (step == 2) shards.grads[0].fill_(NAN);
+      adam.step(1e-2, step == 2 ? kSkip : kGo);
+    }
+    CHECK(adam.states(0)[1].scalar_type() ==
+          (dtype == checkpoint::Dtype::kBFloat16 ? at::kBFloat16 : at::kFloat));
+    CHECK(shards.all[0]->compute_shard().equal(shards.all[0]->master().to(at::kBFloat16)));
+    return at::cat({shards.all[0]->master().flatten(), shards.all[1]->master().flatten(),
+                    adam.states(0)[0].to(at::kFloat).flatten()});
+  };
+  const Tensor rounded = after(Implementation::kFused, checkpoint::Dtype::kBFloat16, 1);
+  for (const Implementation other : {Implementation::kForeach, Implementation::kForLoop})
+    CHECK(rounded.equal(after(other, checkpoint::Dtype::kBFloat16, 1)));
+  CHECK_FALSE(rounded.equal(after(Implementation::kFused, checkpoint::Dtype::kBFloat16, 2)));
+  CHECK(at::allclose(rounded, after(Implementation::kFused, checkpoint::Dtype::kFloat32, 1), 0.05, 2e-3));
+}
+
 TEST_CASE("the update writes the bf16 copy that is gathered") {
   const Implementation implementation = GENERATE(Implementation::kFused, Implementation::kForeach);
   Shards shards(at::kBFloat16);
