@@ -29,6 +29,7 @@
 #include "trainer/build/pipeline_setup.h"
 #include "trainer/checkpointing/checkpointer.h"
 #include "trainer/checkpointing/stored_weights.h"
+#include "trainer/config/batch_ramp.h"
 #include "trainer/config/fit_ranks.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/load.h"
@@ -48,17 +49,6 @@
 namespace hyperion::app {
 namespace fs = std::filesystem;
 namespace {
-
-std::string describe_batch(const config::JobConfig& config, const parallel::Mesh& mesh) {
-  const auto& training = config.training;
-  const int64_t ranks = mesh.degree(parallel::MeshDim::kBatch);
-  const int64_t microbatches = config::microbatches_of(training, ranks);
-  const int64_t global = config::global_batch_of(training, ranks);
-  return fmt::format("{} sequences of {} per step: {} tokens ({} x {} sequences x {})", global,
-                     training.seq_len, format_count(static_cast<uint64_t>(global * training.seq_len)),
-                     counted(ranks, "data-parallel rank"), training.local_batch_size,
-                     counted(microbatches, "microbatch", "microbatches"));
-}
 
 // The memory of a rank, as far as the command line and this host tell.
 struct KnownMemory {
@@ -277,7 +267,9 @@ class JobCheck {
         log_warning("{}", warning);
       return mesh_->describe();
     });
-    table_.check("batch", {"configuration"}, [&] { return describe_batch(config(), *mesh_); });
+    table_.check("batch", {"configuration"}, [&] {
+      return config::describe_batch(config().training, mesh_->degree(parallel::MeshDim::kBatch));
+    });
     if (!resolved_) return;
     if (config().parallelism.context_parallel_degree > 1)
       table_.check(
@@ -366,9 +358,9 @@ class JobCheck {
   void check_sources() {
     const int64_t ranks = mesh_->degree(parallel::MeshDim::kBatch);
     const auto& training = config().training;
-    const int64_t global = config::global_batch_of(training, ranks);
+    const config::BatchSchedule batches(training, ranks);
     for (const auto& [name, text] :
-         trainer::source_table(config(), *loader_, *data_->tokenizer, {.global_batch = global}))
+         trainer::source_table(config(), *loader_, *data_->tokenizer, {.batches = batches}))
       table_.print_row("source " + name, "-", text);
   }
 
@@ -418,7 +410,8 @@ class JobCheck {
           "{}{}; learning-rate curve of {} steps, warm-up {}",
           chosen() == nullptr ? "as configured" : "the configured ones and the checkpoint's go together",
           batch.global_batch_size != config().training.global_batch_size
-              ? ", with the checkpoint's batch: " + describe_batch(plan_->config, *mesh_)
+              ? ", with the checkpoint's batch: " +
+                    config::describe_batch(batch, mesh_->degree(parallel::MeshDim::kBatch))
               : "",
           *curve.total_steps, std::min(curve.warmup_steps, *curve.total_steps));
     });

@@ -173,7 +173,7 @@ std::optional<TextRate> measure_text_rate(const RunDescription& run) {
 }
 
 // Logs the share of each source, and when those with max_epochs end. The rank that prints measures them.
-void describe_sources(const RunDescription& run, int64_t start_step) {
+void describe_sources(const RunDescription& run, config::TrainedSoFar trained) {
   const data::LoaderState& state = run.job.loader->state();
   if (state.sources.empty() || !run.job.runtime.prints) return;
   std::string shares;
@@ -182,11 +182,10 @@ void describe_sources(const RunDescription& run, int64_t start_step) {
         fmt::format("{}{} {:.3g} %", shares.empty() ? "" : ", ", source.name,
                     100 * static_cast<double>(source.share) / static_cast<double>(data::SourceMix::kWhole));
   log_info("Sources: {} of the sequences", shares);
-  const int64_t ranks = run.job.runtime.mesh->degree(parallel::MeshDim::kBatch);
-  const auto& training = run.config.training;
-  for (const std::string& line : explain_source_ends(
-           run.config, *run.job.loader, *run.job.data.tokenizer,
-           {config::microbatches_of(training, ranks) * training.local_batch_size * ranks, start_step + 1}))
+  const config::BatchSchedule batches(run.config.training,
+                                      run.job.runtime.mesh->degree(parallel::MeshDim::kBatch), trained);
+  for (const std::string& line : explain_source_ends(run.config, *run.job.loader, *run.job.data.tokenizer,
+                                                     {batches, trained.steps + 1}))
     log_info("{}", line);
 }
 
@@ -242,6 +241,12 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run,
       .non_data_parallel_size = runtime.world_size() / runtime.mesh->degree(parallel::MeshDim::kBatch),
       .flops_per_token_square = metrics::flops_per_token_square(description, run.config.training.seq_len),
       .flops_per_token_causal = metrics::flops_per_token_causal(description, run.config.training.seq_len)};
+  if (!run.config.training.global_batch_ramp.empty())
+    measured.sequences_of_steps = [batches = config::BatchSchedule(run.config.training, measured.batch_ranks,
+                                                                   {start.step, start.tokens_seen})](
+                                      int64_t from, int64_t to) {
+      return static_cast<double>(batches.sequences_up_to(to) - batches.sequences_up_to(from));
+    };
   metrics::MetricsSources sources;
   sources.take_peak_memory = [memory] { return memory->take_peak(); };
   if (dry_run)
@@ -279,8 +284,8 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run,
   return logger;
 }
 
-void log_start(const RunDescription& run, const checkpointing::Checkpointer& checkpointer, int64_t start_step,
-               metrics::MetricsLogger& metrics) {
+void log_start(const RunDescription& run, const checkpointing::Checkpointer& checkpointer,
+               const checkpointing::TrainState& state, metrics::MetricsLogger& metrics) {
   const Runtime& runtime = run.job.runtime;
   for (const std::string& line :
        metrics::run_summary(run.config, {runtime.device_name, at::get_num_threads(), runtime.mesh->describe(),
@@ -294,7 +299,7 @@ void log_start(const RunDescription& run, const checkpointing::Checkpointer& che
   for (const std::string& warning :
        start_warnings(run.config, run.job.model, loads_weights || checkpointer.finished()))
     log_warning("{}", warning);
-  describe_sources(run, start_step);
+  describe_sources(run, {state.step, state.tokens_seen});
   log_info("Seed: {} ({})", run.seed, seed_origin(run));
   for (const std::string& line : runtime.groups->network()) log_info("{}", line);
   metrics::JsonFields start = {
@@ -305,7 +310,7 @@ void log_start(const RunDescription& run, const checkpointing::Checkpointer& che
     const bool own = chosen->source == checkpointing::LoadSource::kOwn;
     start.emplace_back(own ? "resumed_from" : "initial_load_path", chosen->path.string());
   }
-  metrics.event(start_step, "start", start);
+  metrics.event(state.step, "start", start);
   if (checkpointer.finished()) return;
   if (const auto problem = hugging_face::export_problem(run.job.model))
     log_info("This model cannot be exported to Hugging Face (by ckpt convert or last_save_in_hf): {}",

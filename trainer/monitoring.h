@@ -31,8 +31,8 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run,
                                                      const checkpointing::TrainState& start);
 
 // Logs the job and its start to the log and metrics.jsonl.
-void log_start(const RunDescription& run, const checkpointing::Checkpointer& checkpointer, int64_t start_step,
-               metrics::MetricsLogger& metrics);
+void log_start(const RunDescription& run, const checkpointing::Checkpointer& checkpointer,
+               const checkpointing::TrainState& state, metrics::MetricsLogger& metrics);
 
 std::unique_ptr<metrics::Profiler> make_profiler(const config::JobConfig::Profiling& profiling,
                                                  const config::JobConfig::Job& job, const Runtime& runtime,

@@ -153,8 +153,10 @@ models::ModelArgs job_model(const config::JobConfig& config) {
 
 std::optional<PipelinePlan> job_pipeline(const config::JobConfig& config, const models::ModelArgs& model,
                                          const parallel::Mesh& mesh) {
-  return plan_pipeline(config, model,
-                       config::microbatches_of(config.training, mesh.degree(parallel::MeshDim::kBatch)));
+  const int ranks = mesh.degree(parallel::MeshDim::kBatch);
+  for (const auto& [begin, sequences] : config.training.global_batch_ramp)  // each can be run
+    plan_pipeline(config, model, sequences / (config.training.local_batch_size * ranks));
+  return plan_pipeline(config, model, config::microbatches_of(config.training, ranks));
 }
 
 LoaderContext loader_context(const parallel::Mesh& mesh, int rank, uint64_t seed,

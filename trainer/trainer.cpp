@@ -8,6 +8,7 @@
 #include <ATen/Context.h>
 
 #include "base/clock.h"
+#include "base/counted.h"
 #include "base/failpoint.h"
 #include "base/gpu_fault.h"
 #include "base/log.h"
@@ -32,12 +33,11 @@ namespace hyperion::trainer {
 namespace {
 
 // A checkpoint of another program says nothing about our order of the data: its step does.
-void skip_trained_data(data::DataLoader& loader, int64_t step, int64_t microbatches) {
+void skip_trained_data(data::DataLoader& loader, int64_t step, int64_t skipped) {
   log_info(
       "The checkpoint has no position of ours in the data: continuing after step {} x global batch, in our "
       "order",
       step);
-  const int64_t skipped = step * microbatches;
   Progress progress("skipping data", static_cast<uint64_t>(skipped), "microbatches");
   for (int64_t i = 0; i < skipped; ++i) {
     loader.next();
@@ -89,7 +89,7 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
   const auto& training = config().training;
   if (training.enable_cpu_offload && runtime.device.is_cpu())
     log_info("training.enable_cpu_offload: this job runs on the CPU, so everything is in host memory anyway");
-  microbatches_ = config::microbatches_of(training, runtime.mesh->degree(parallel::MeshDim::kBatch));
+  batches_.emplace(training, batch_ranks());
   gradient_dump_ = gradient_dump_folder();
   std::string of_stages;  // what a rank counts of FP8 is of its own stages
   if (job_.pipeline) {
@@ -127,7 +127,7 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
   training_step_->guard().on_skip = [this](int64_t step, const std::string& reason) {
     metrics_->event(step, "step_skipped", {{"reason", reason}});
   };
-  log_start(run, *checkpointer_, state_.step, *metrics_);
+  log_start(run, *checkpointer_, state_, *metrics_);
   if (!config::is_dry_run(config())) {
     std::optional<double> planned_bubble;
     if (job_.pipeline) planned_bubble = job_.pipeline->bubble;
@@ -174,7 +174,10 @@ void Trainer::load_checkpoint() {
                                              config::config_entries(job_.configured.config)));
   if (chosen.components.contains(checkpoint::kLoaderComponent) &&
       chosen.find_object(checkpoint::kLoaderPositionKey) == nullptr)
-    skip_trained_data(*job_.loader, state_.step, microbatches_);
+    skip_trained_data(*job_.loader, state_.step,
+                      config::BatchSchedule(config().training, batch_ranks()).sequences_up_to(state_.step) /
+                          (config().training.local_batch_size * batch_ranks()));
+  batches_.emplace(config().training, batch_ranks(), config::TrainedSoFar{state_.step, state_.tokens_seen});
   training_step_->guard().restore(state_.step,
                                   {state_.skipped_steps, state_.gradient_norms, state_.recently_skipped});
 }
@@ -257,6 +260,7 @@ ExitCode Trainer::train() {
   for (int64_t step = first; step <= last; ++step) {
     const auto begin = std::chrono::steady_clock::now();
     if (rank_monitor_ && metrics_->should_log(step)) rank_monitor_->start_step();
+    if (step > first) log_batch_change(step);
     const std::optional<StepInput> input = fetch(step);
     if (!input) return stopped(step - 1, agreement_.agreed().stop, /*trained=*/step > first);
     try {
@@ -310,7 +314,7 @@ std::optional<StepInput> Trainer::fetch(int64_t step) {
   const parallel::TraceRange range("data");
   const data::LoaderState before = job_.loader->state();
   StepInput input;
-  for (int64_t i = 0; i < microbatches_; ++i) {
+  for (int64_t i = 0; i < batches_->microbatches_of(step); ++i) {
     const double waited = job_.loader->wait_seconds();
     training_step_->add(job_.loader->next().value(), input);  // the training stream never ends
     const data::Batch& batch = input.batches.back();
@@ -324,6 +328,17 @@ std::optional<StepInput> Trainer::fetch(int64_t step) {
   input.global_valid = *global_valid;
   for (const std::string& event : source_events(before, job_.loader->state(), step)) log_info("{}", event);
   return input;
+}
+
+// Says so where a ramp has another batch than in the step before.
+void Trainer::log_batch_change(int64_t step) {
+  const int64_t before = batches_->sequences_of(step - 1), now = batches_->sequences_of(step);
+  if (before == now) return;
+  log_info("The global batch changes from {} to {} in step {}: {} tokens, {} on each data-parallel rank",
+           before, counted(now, "sequence"), step,
+           format_count(static_cast<uint64_t>(batches_->tokens_of(step))),
+           counted(batches_->microbatches_of(step), "microbatch", "microbatches"));
+  metrics_->event(step - 1, "batch_changed", {{"sequences", now}, {"tokens", batches_->tokens_of(step)}});
 }
 
 // The step itself is TrainingStep's; here is what the job does between its parts.
@@ -344,8 +359,7 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
   read_checks(/*wait=*/logs);  // logging waits for the step's numbers anyway
 
   state_.step = step;
-  state_.tokens_seen += config().training.local_batch_size * config().training.seq_len * microbatches_ *
-                        job_.runtime.mesh->degree(parallel::MeshDim::kBatch);
+  state_.tokens_seen += batches_->tokens_of(step);
   metrics_->step_done(step, state_.tokens_seen);
   if (logs) log_step(step, input, losses, checked.norm, reported);
   profiler_->step(step);
@@ -391,6 +405,8 @@ void Trainer::log_step(int64_t step, const StepInput& input, const StepLosses& l
                                .extra = keep_worst_block(reduce_layer_metrics(
                                    reported, job_.runtime.groups->all_ranks(),
                                    job_.runtime.groups->get(parallel::MeshDim::kPp), job_.runtime.device))};
+  if (!config().training.global_batch_ramp.empty())
+    metrics.extra.emplace_back("global_batch_size", static_cast<double>(batches_->sequences_of(step)));
   if (training_step_->guard().rules().any())
     metrics.extra.emplace_back("skipped_steps", static_cast<double>(training_step_->guard().skipped()));
   for (const auto& metric : optim::rates_of_groups(config().optimizer, metrics.lr))

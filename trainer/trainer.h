@@ -13,6 +13,7 @@
 #include "trainer/checkpointing/checkpointer.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/checkpointing/resume_policy.h"
+#include "trainer/config/batch_ramp.h"
 #include "trainer/config/load.h"
 #include "trainer/data/job_data.h"
 #include "trainer/engine/expert_balance.h"
@@ -43,6 +44,7 @@ class Trainer {
 
  private:
   const config::JobConfig& config() const { return plan_.config; }
+  int batch_ranks() const { return job_.runtime.mesh->degree(parallel::MeshDim::kBatch); }
   checkpointing::ResumePlan plan() const;
   void load_checkpoint();
   ExitCode train();
@@ -50,6 +52,7 @@ class Trainer {
   bool nothing_is_left() const;
   ExitCode complete();
   std::optional<StepInput> fetch(int64_t step);
+  void log_batch_change(int64_t step);
   void train_step(int64_t step, const StepInput& input);
   void keep_skips(int64_t step);
   void read_checks(bool wait);
@@ -63,7 +66,7 @@ class Trainer {
   checkpointing::ResumePlan plan_;  // the configuration and the learning-rate curve that this run follows
   ModelAndOptimizer model_;
   checkpointing::TrainState state_;
-  int64_t microbatches_ = 1;  // per step
+  std::optional<config::BatchSchedule> batches_;
   int64_t resumed_step_ = 0;  // until the first logged step of a resumed run
   std::optional<std::filesystem::path> gradient_dump_;
   std::optional<TrainingStep> training_step_;

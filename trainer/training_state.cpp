@@ -45,7 +45,8 @@ checkpointing::CheckpointedState checkpointed_state(const Job& job, const checkp
   const int64_t sequences = config::global_batch_of(plan.config.training, record.data_parallel_ranks);
   record.global_batch_tokens = record.seq_len * sequences;
   // A batch that these ranks kept is that of the ranks that began with it, also for the next resume.
-  if (job.configured.config.training.global_batch_size == -1)
+  if (const auto& batch = job.configured.config.training;
+      batch.global_batch_size == -1 && batch.global_batch_ramp.empty())
     record.data_parallel_ranks = sequences / plan.config.training.local_batch_size;
   if (chosen != nullptr && chosen->components.contains(checkpoint::kModelComponent))
     if (checkpointing::JobRecord stored = checkpointing::read_record(chosen->checkpoint);

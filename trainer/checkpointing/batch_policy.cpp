@@ -8,8 +8,9 @@
 namespace hyperion::checkpointing {
 
 bool keeps_batch(const config::JobConfig& config, const StepBatch& saved, const StepBatch& now) {
-  return config.training.global_batch_size == -1 && saved.ranks != 0 && saved.ranks != now.ranks &&
-         saved.sequences != now.sequences && batch_obstacle(config, saved.sequences, now.ranks).empty();
+  return config.training.global_batch_size == -1 && config.training.global_batch_ramp.empty() &&
+         saved.ranks != 0 && saved.ranks != now.ranks && saved.sequences != now.sequences &&
+         batch_obstacle(config, saved.sequences, now.ranks).empty();
 }
 
 std::string describe_kept_batch(const config::JobConfig& config, const StepBatch& saved, int64_t ranks) {

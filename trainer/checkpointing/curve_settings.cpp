@@ -35,6 +35,8 @@ constexpr Setting kSettings[] = {
     {"lr_scheduler.decay_type", checkpoint::kSchedulerComponent},
     {"lr_scheduler.min_lr_factor", checkpoint::kSchedulerComponent},
     {kLengthKey, checkpoint::kTrainStateComponent},
+    {kRamp, checkpoint::kTrainStateComponent},
+    {kRampUnit, checkpoint::kTrainStateComponent},
     {"training.max_norm", checkpoint::kTrainStateComponent},
     {"training.mixed_precision_param", checkpoint::kTrainStateComponent},
     {kShuffleKey, checkpoint::kLoaderComponent},

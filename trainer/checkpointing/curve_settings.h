@@ -15,6 +15,8 @@ inline constexpr const char* kTotalSteps = "lr_scheduler.total_steps";
 inline constexpr const char* kStart = "lr_scheduler.start_step";  // no key of the configuration
 inline constexpr const char* kSeed = "debug.seed";
 inline constexpr const char* kGlobalBatch = "training.global_batch_size";
+inline constexpr std::string_view kRamp = "training.global_batch_ramp",
+                                  kRampUnit = "training.global_batch_ramp_unit", kNoRamp = "[]";
 inline constexpr std::string_view kDecayOfNorms = "optimizer.decay_norms_and_biases",
                                   kGroups = "optimizer.groups", kStateDtype = "optimizer.state_dtype";
 inline constexpr std::string_view kLengthKey = "training.seq_len", kShuffleKey = "training.shuffle";

@@ -26,6 +26,8 @@ namespace {
 // Returns the origin of the configured value of `key`, or the value that it follows from.
 std::string origin_of(const config::ResolvedConfig& resolved, const std::string& key) {
   const auto set = [&](const char* other) { return resolved.origins.contains(other); };
+  if (key == kGlobalBatch && !resolved.config.training.global_batch_ramp.empty())
+    return "the largest of training.global_batch_ramp";
   const bool follows = key == kGlobalBatch && resolved.config.training.global_batch_size == -1;
   if (set(key.c_str()) && !follows) return resolved.origin(key);
   if (key == kGlobalBatch)
@@ -85,14 +87,22 @@ std::vector<SettingChange> changed_settings(const config::ResolvedConfig& resolv
       {kSources, kOneDataSet},
       {kDecayOfNorms, "true"},
       {kStateDtype, "float32"},
+      {kRamp, std::string(kNoRamp)},
+      {kRampUnit, "steps"},
       {kGroups, "[]"}};
+  // A saved ramp is the batch; a ramp that takes the place of one batch is compared with that batch too.
+  const std::string* const ramp = find_setting(stored, kRamp);
+  const bool had_ramp = ramp != nullptr && *ramp != kNoRamp,
+             has_ramp = !resolved.config.training.global_batch_ramp.empty();
   std::vector<SettingChange> changes;
   for (const auto& [key, now] : configured) {
+    if (key == kGlobalBatch && had_ramp) continue;
     const std::string* saved = find_setting(stored, key);
     if (const auto first = first_values.find(key);
         saved == nullptr && !stored.empty() && first != first_values.end())
       saved = &first->second;
-    if (saved == nullptr || *saved == now || !components.contains(component_of_setting(key))) continue;
+    const bool other = saved != nullptr && (*saved != now || (key == kGlobalBatch && has_ramp));
+    if (!other || !components.contains(component_of_setting(key))) continue;
     if (key == kSeed && !resolved.config.debug.seed) continue;  // the saved one is used
     changes.push_back({key, *saved, now});
   }
@@ -131,6 +141,7 @@ bool take_saved_value(const SettingChange& change, const JobContext& job, config
     return models::scales_by_yarn(model.rope, config.training.seq_len) ==
            models::scales_by_yarn(model.rope, configured_length);
   }
+  if (change.key == kRamp && change.saved != kNoRamp) config.training.global_batch_size = -1;
   const int64_t microbatch = config.training.local_batch_size * job.data_parallel_degree;
   return change.key != kGlobalBatch || config.training.global_batch_size % microbatch == 0;
 }

@@ -52,6 +52,11 @@ constexpr auto choices(DecayType) {
       {{DecayType::kLinear, "linear"}, {DecayType::kSqrt, "sqrt"}, {DecayType::kCosine, "cosine"}});
 }
 
+enum class RampUnit { kSteps, kTokens };
+constexpr auto choices(RampUnit) {
+  return choice_list<RampUnit>({{RampUnit::kSteps, "steps"}, {RampUnit::kTokens, "tokens"}});
+}
+
 enum class Dataset { kC4Validation, kC4Test, kC4, kJsonl };
 constexpr auto choices(Dataset) {
   return choice_list<Dataset>({{Dataset::kC4Validation, "c4_validation"},

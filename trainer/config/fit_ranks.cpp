@@ -95,7 +95,8 @@ FittedConfig fit_to_ranks(const ResolvedConfig& resolved, int64_t world) {
   };
   set(kReplicateKey, config.parallelism.data_parallel_replicate_degree, degrees->replicate);
   set(kShardKey, config.parallelism.data_parallel_shard_degree, degrees->shard);
-  if (const auto before = configured_ranks(p); before && config.training.global_batch_size == -1) {
+  if (const auto before = configured_ranks(p);
+      before && config.training.global_batch_size == -1 && config.training.global_batch_ramp.empty()) {
     config.training.global_batch_size = config.training.local_batch_size * *before;
     fitted.resolved.origins[kBatchKey] =
         fmt::format("the batch of the configured mesh of {} data-parallel ranks", *before);
@@ -140,6 +141,11 @@ std::string ways_to_batch(const JobConfig& config, int64_t ranks, int64_t batch)
     if (batch % (local * ranks) == 0)
       return fmt::format("{}{}training.local_batch_size = {}", ways, ways.empty() ? "" : ", or ", local);
   return ways;
+}
+
+std::vector<int64_t> multiples_near(int64_t number, int64_t unit) {
+  const int64_t below = number / unit * unit;
+  return below == 0 ? std::vector<int64_t>{unit} : std::vector<int64_t>{below, below + unit};
 }
 
 std::string listed_or(const std::vector<int64_t>& numbers) {

@@ -39,6 +39,9 @@ std::vector<int64_t> fitting_ranks(const JobConfig& config, int64_t world, int64
 // their local_batch_size: "2 or 4 ranks, or training.local_batch_size = 1".
 std::string ways_to_batch(const JobConfig& config, int64_t ranks, int64_t batch);
 
+// Returns the multiples of `unit` next to `number`, above 0.
+std::vector<int64_t> multiples_near(int64_t number, int64_t unit);
+
 // Returns "2, 4 or 8".
 std::string listed_or(const std::vector<int64_t>& numbers);
 

@@ -19,6 +19,9 @@ namespace hyperion::config {
 // A TOML table whose keys the user chooses, in the order of the file.
 using TextTable = std::vector<std::pair<std::string, std::string>>;
 
+// Pairs of whole numbers: from so many steps or tokens on, a step has so many sequences.
+using BatchRamp = std::vector<std::pair<int64_t, int64_t>>;
+
 struct JobConfig {
 #define TABLE(Type, name, ...) struct Type {
 #define GROUP(Type, name) struct Type {

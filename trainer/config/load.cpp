@@ -123,6 +123,16 @@ std::optional<Value> to_value(const toml::value& value, Kind kind) {
   if (value.is_floating()) return Value(value.as_floating());
   if (value.is_string()) return Value(value.as_string().str);
   if (!value.is_array()) return std::nullopt;
+  if (kind == Kind::kPairs) {
+    BatchRamp pairs;
+    for (const toml::value& pair : value.as_array()) {
+      const auto is_number = [](const toml::value& number) { return number.is_integer(); };
+      if (!pair.is_array() || pair.size() != 2 || !std::ranges::all_of(pair.as_array(), is_number))
+        return std::nullopt;
+      pairs.emplace_back(pair.at(0).as_integer(), pair.at(1).as_integer());
+    }
+    return Value(std::move(pairs));
+  }
   const bool nested = kind == Kind::kListOfLists;
   std::vector<std::string> list;
   std::vector<std::vector<std::string>> lists;

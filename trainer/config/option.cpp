@@ -71,6 +71,25 @@ std::vector<std::string> split(std::string_view text, char separator) {
   return parts;
 }
 
+// "0,8;9,16" or "[[0, 8], [9, 16]]"; nullopt if that is no list of pairs.
+std::optional<Value> parse_pairs(std::string_view text) {
+  std::string list;
+  for (const char c : text)
+    if (c == '[')
+      list += list.empty() ? "" : ";";
+    else if (c != ']' && c != ' ')
+      list += c;
+  BatchRamp pairs;
+  for (const std::string& pair : split(list, ';')) {
+    const std::vector<std::string> numbers = split(pair, ',');
+    if (numbers.size() != 2) return std::nullopt;
+    const auto first = parse_integer(numbers[0]), second = parse_integer(numbers[1]);
+    if (!first || !second) return std::nullopt;
+    pairs.emplace_back(*first, *second);
+  }
+  return Value(std::move(pairs));
+}
+
 // "old=new,old=new"; nullopt for an entry without '='.
 std::optional<Value> parse_table(std::string_view text) {
   TextTable table;
@@ -190,6 +209,8 @@ std::optional<Value> parse_text(const Option& option, std::string_view text) {
       return Value(split(text, ','));
     case Kind::kTable:
       return parse_table(text);
+    case Kind::kPairs:
+      return parse_pairs(text);
     case Kind::kSources:
     case Kind::kGroups:
       return std::nullopt;
@@ -250,6 +271,11 @@ std::string toml_text(const Value& value) {
           for (const auto& [key, text] : held)
             entries.push_back(fmt::format("{} = {}", toml_string(key), toml_string(text)));
           return entries.empty() ? "{}" : fmt::format("{{ {} }}", fmt::join(entries, ", "));
+        } else if constexpr (std::is_same_v<T, BatchRamp>) {
+          std::vector<std::string> pairs;
+          for (const auto& [begin, sequences] : held)
+            pairs.push_back(fmt::format("[{}, {}]", begin, sequences));
+          return fmt::format("[{}]", fmt::join(pairs, ", "));
         } else {
           std::vector<std::string> entries;
           if constexpr (std::is_same_v<T, DataSources> || std::is_same_v<T, ParameterGroups>)
@@ -286,6 +312,8 @@ std::string expected(const Option& option) {
     case Kind::kSources:
     case Kind::kGroups:
       return fmt::format("tables, each written [[{}]]", option.name);
+    case Kind::kPairs:
+      return "a list of pairs of whole numbers, such as [[0, 64], [1000, 128]]";
     case Kind::kListOfLists:
       break;
   }
@@ -293,9 +321,9 @@ std::string expected(const Option& option) {
 }
 
 std::string type_name(const Option& option) {
-  static constexpr const char* kNames[] = {"true/false", "integer",        "number",
-                                           "text",       "list",           "list of lists",
-                                           "table",      "list of tables", "list of tables"};
+  static constexpr const char* kNames[] = {"true/false",     "integer",       "number", "text",
+                                           "list",           "list of lists", "table",  "list of tables",
+                                           "list of tables", "list of pairs"};
   return kNames[static_cast<int>(option.kind())];
 }
 

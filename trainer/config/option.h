@@ -18,11 +18,12 @@
 namespace hyperion::config {
 
 // A value that is read from or written to a JobConfig; monostate means unset.
-using Value = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<std::string>,
-                           std::vector<std::vector<std::string>>, TextTable, DataSources, ParameterGroups>;
+using Value =
+    std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<std::string>,
+                 std::vector<std::vector<std::string>>, TextTable, DataSources, ParameterGroups, BatchRamp>;
 
 // The alternatives of Value except monostate, in its order.
-enum class Kind { kBool, kInteger, kNumber, kText, kList, kListOfLists, kTable, kSources, kGroups };
+enum class Kind { kBool, kInteger, kNumber, kText, kList, kListOfLists, kTable, kSources, kGroups, kPairs };
 
 // Reads and writes members of one C++ type. schema.cpp creates them.
 struct MemberType {
@@ -120,8 +121,8 @@ bool assign(const Option& option, const Value& value, ParameterGroup& group);
 Value read(const Option& option, const JobConfig& config);
 
 // Parses a command-line text by the option's type, without checking its range: "None" unsets an optional,
-// "a,b" is a list, "a,b;c" a list of lists, "a=b,c=d" a table. Returns nullopt if the text does not have that
-// type; lists of tables are in files only.
+// "a,b" is a list, "a,b;c" a list of lists, "a=b,c=d" a table, "0,8;9,16" (or as in TOML) pairs. Returns
+// nullopt if the text does not have that type; lists of tables are in files only.
 std::optional<Value> parse_text(const Option& option, std::string_view text);
 
 // Formats a value as TOML: 0.0008, "text", ["a", "b"], { "a" = "b" }; "null" if unset, which TOML cannot
@@ -133,8 +134,8 @@ std::string command_line_text(const Value& value);
 // Describes the values that the option accepts: "a whole number of at least 1, or -1", "\"full\", \"none\" or
 // ...".
 std::string expected(const Option& option);
-// Returns "true/false", "integer", "number", "text", "list", "list of lists", "table" or "list of
-// tables".
+// Returns "true/false", "integer", "number", "text", "list", "list of lists", "table", "list of tables" or
+// "list of pairs".
 std::string type_name(const Option& option);
 
 }  // namespace hyperion::config

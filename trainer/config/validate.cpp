@@ -11,6 +11,7 @@
 #include "base/durable.h"
 #include "models/args/sequence_parts.h"
 #include "models/description.h"
+#include "trainer/config/batch_ramp.h"
 #include "trainer/config/checks.h"
 #include "trainer/config/fit_ranks.h"
 #include "trainer/config/input_path.h"
@@ -18,6 +19,7 @@
 #include "trainer/config/schema.h"
 #include "trainer/config/validate_experts.h"
 #include "trainer/config/validate_groups.h"
+#include "trainer/config/validate_ramp.h"
 #include "trainer/config/validate_sources.h"
 
 namespace hyperion::config {
@@ -26,12 +28,6 @@ namespace {
 
 bool contains(const std::vector<std::string>& names, std::string_view name) {
   return std::ranges::count(names, name) > 0;
-}
-
-// Returns the multiples of `unit` next to `number`, above 0.
-std::vector<int64_t> multiples_near(int64_t number, int64_t unit) {
-  const int64_t below = number / unit * unit;
-  return below == 0 ? std::vector<int64_t>{unit} : std::vector<int64_t>{below, below + unit};
 }
 
 class Checks : ChecksOfConfig {
@@ -69,7 +65,7 @@ class Checks : ChecksOfConfig {
   // Names the numbers of ranks that the mesh allows, and the key that fits the mesh to these.
   std::string ways_to_fit() const {
     const std::vector<int64_t> numbers =
-        fitting_ranks(config_, *run_.world_size, config_.training.global_batch_size);
+        fitting_ranks(config_, *run_.world_size, common_batch_of(config_.training));
     std::string text = numbers.empty() ? "" : fmt::format("; it can have {}", listed_or(numbers));
     if (config_.parallelism.on_mesh_mismatch == OnMeshMismatch::kError &&
         fit_degrees(config_, *run_.world_size))
@@ -349,6 +345,7 @@ void check_config(const ResolvedConfig& resolved, const RunContext& run, Problem
   Checks checks(resolved, run, problems);
   checks.refuse_features();
   checks.mesh_and_batch();
+  check_ramp(resolved, run, problems);
   checks.context();
   checks.lengths();
   checks.optimizer();
@@ -488,8 +485,10 @@ bool reduces_gradients_once(const JobConfig& config) {
 }
 
 int64_t microbatches_of(const JobConfig::Training& training, int64_t data_parallel_degree) {
-  if (training.global_batch_size < 0) return 1;
-  return training.global_batch_size / (training.local_batch_size * data_parallel_degree);
+  int64_t sequences = training.global_batch_size;
+  for (const auto& [begin, of_stage] : training.global_batch_ramp) sequences = std::max(sequences, of_stage);
+  if (sequences < 0) return 1;
+  return sequences / (training.local_batch_size * data_parallel_degree);
 }
 
 int64_t global_batch_of(const JobConfig::Training& training, int64_t data_parallel_degree) {

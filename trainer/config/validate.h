@@ -72,9 +72,10 @@ int64_t microbatch_rows(const JobConfig& config, int64_t rows);
 // Returns whether each rank sums its microbatches' gradients before reducing them, because the user asks for
 // it or because a pipeline gathers a stage's weights for several microbatches.
 bool reduces_gradients_once(const JobConfig& config);
-// Returns the number of microbatches of local_batch_size sequences per data-parallel rank and step.
+// Returns the number of microbatches of local_batch_size sequences per data-parallel rank and step; of a
+// ramp, that of its largest batch (batch_ramp.h has each step's).
 int64_t microbatches_of(const JobConfig::Training& training, int64_t data_parallel_degree);
-// Returns the sequences of a step, which are the same in every step.
+// Returns the sequences of a step, or of a ramp's largest step.
 int64_t global_batch_of(const JobConfig::Training& training, int64_t data_parallel_degree);
 
 }  // namespace hyperion::config

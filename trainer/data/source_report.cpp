@@ -157,8 +157,17 @@ std::vector<SourcePlan> plan_of_job(const config::JobConfig& config, const std::
     facts.push_back(
         {sets[i].weight, sizes[i].tokens.value_or(0), static_cast<double>(consumed), sets[i].max_epochs});
   }
-  return plan_sources(facts, static_cast<double>(steps.global_batch * training.seq_len), steps.first_step,
-                      training.steps, training.on_source_end == config::OnSourceEnd::kStop);
+  const bool stops = training.on_source_end == config::OnSourceEnd::kStop;
+  const config::BatchSchedule& batches = steps.batches;
+  if (batches.stages().size() == 1)
+    return plan_sources(facts, static_cast<double>(batches.tokens_of(steps.first_step)), steps.first_step,
+                        training.steps, stops);
+  // Of a ramp: steps of one sequence.
+  std::vector<SourcePlan> plans = plan_sources(facts, static_cast<double>(training.seq_len), 1,
+                                               batches.sequences_up_to(training.steps), stops);
+  for (SourcePlan& plan : plans)
+    if (plan.end_step) plan.end_step = batches.step_of_sequence(*plan.end_step);
+  return plans;
 }
 
 namespace {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "data/loader.h"
+#include "trainer/config/batch_ramp.h"
 #include "trainer/data/job_data.h"
 
 namespace hyperion::trainer {
@@ -44,7 +45,7 @@ std::string describe_files(const DataSet& set);
 
 // The part of a job that plan_sources() needs.
 struct SourceSteps {
-  int64_t global_batch = 0;  // sequences of one step
+  const config::BatchSchedule& batches;  // behind the steps that are done
   int64_t first_step = 1;
 };
 // The facts of each of training_data(), of which `sizes` are; `state` says what they have consumed.

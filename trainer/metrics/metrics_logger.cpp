@@ -199,8 +199,11 @@ double MetricsLogger::seconds_left(int64_t step, double step_seconds) {
   const double now = sources_.clock();
   if (!first_logged_) first_logged_ = {step, now};
   const auto [first, then] = *first_logged_;
-  const double each = step > first ? (now - then) / static_cast<double>(step - first) : step_seconds;
-  return each * static_cast<double>(std::max<int64_t>(run_.total_steps - step, 0));
+  const auto work = [&](int64_t from, int64_t to) {  // of steps after `from`, up to `to`
+    return run_.sequences_of_steps ? run_.sequences_of_steps(from, to) : static_cast<double>(to - from);
+  };
+  const double each = step > first ? (now - then) / work(first, step) : step_seconds / work(step - 1, step);
+  return each * work(step, std::max(run_.total_steps, step));
 }
 
 DeviceMemory MetricsLogger::take_memory() {

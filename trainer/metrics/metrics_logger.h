@@ -36,6 +36,8 @@ struct MeasuredRun {
   double flops_per_token_causal = 0;
   double peak_flops = 0;      // FLOP/s of this rank's device, the base of MFU
   double tokenizer_rate = 0;  // tokens/s that a node can tokenise; 0: not measured
+  // The sequences of the steps after `from`, up to `to`; empty: all steps have equally many.
+  std::function<double(int64_t from, int64_t to)> sequences_of_steps{};
 };
 
 // Returns whether this rank writes metrics to files: rank 0, or every rank with save_for_all_ranks.

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "base/counted.h"
+#include "trainer/config/batch_ramp.h"
 #include "trainer/config/validate.h"
 
 namespace hyperion::metrics {
@@ -93,6 +94,10 @@ std::vector<std::string> run_summary(const config::JobConfig& config, const RunP
       fmt::format("Precision: {}; activation checkpointing {}; ema {}", precision_of(config),
                   checkpointing_of(config.activation_checkpoint),
                   config.ema.enable ? fmt::format("{}", config.ema.decay) : "off")};
+  if (!training.global_batch_ramp.empty())
+    lines.push_back(fmt::format(
+        "training.global_batch_ramp: {}; gradient accumulation follows; the learning rate counts steps",
+        config::BatchSchedule(training, place.batch_degree).describe()));
   for (std::string& line : context_parallelism_of(config)) lines.push_back(std::move(line));
   for (std::string& line : tensor_parallelism_of(config, cpu)) lines.push_back(std::move(line));
   return lines;

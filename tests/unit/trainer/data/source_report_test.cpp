@@ -43,7 +43,9 @@ TEST_CASE("the plan of a job counts what its sources have consumed") {
   config::JobConfig config;
   config.training.seq_len = 10;
   config.training.steps = 20;
-  const SourceSteps steps = {.global_batch = 5, .first_step = 6};  // 50 tokens each
+  config.training.local_batch_size = 5;
+  const config::BatchSchedule batches(config.training, 1, {.steps = 5});
+  const SourceSteps steps = {batches, 6};  // 50 tokens each
   const std::vector<SourceSize> sizes = {{.tokens = 1000.0}};
   data::LoaderState state;
   state.sequence = 25;  // 250 tokens of the only data
@@ -53,6 +55,9 @@ TEST_CASE("the plan of a job counts what its sources have consumed") {
   sets.front().max_epochs = 1;
   const SourcePlan plan = plan_of_job(config, sets, sizes, state, steps).front();
   CHECK(plan.end_step == 16);  // 500 tokens are left for steps 6 to 15
+  config.training.global_batch_ramp = {{0, 5}, {8, 10}, {10, 20}};
+  const config::BatchSchedule ramp(config.training, 1, {.steps = 5});
+  CHECK(plan_of_job(config, sets, sizes, state, {ramp, 6}).front().end_step == 11);  // 3 x 50, 2 x 100, 200
 }
 
 TEST_CASE("a source that starts over or has ended is an event of the step") {
