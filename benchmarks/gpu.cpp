@@ -369,10 +369,10 @@ void layer_kernels(double copy_bytes_per_second) {
        }},
       {"cross-entropy and its gradient", 2 * logit_bytes,
        [&] {
-         return std::vector{plain::cross_entropy(first, labels, &scale), first};
+         return std::vector{plain::cross_entropy(first, labels, &scale, 0), first};
        },
        [&] {
-         return std::vector{kernels::table().cross_entropy(other, labels, &scale), other};
+         return std::vector{kernels::table().cross_entropy(other, labels, &scale, 0), other};
        }}};
   for (const LayerKernel& kernel : every) time_in_both_forms(kernel, copy_bytes_per_second);
 }

@@ -5,6 +5,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -24,13 +25,13 @@ kernels::VocabPart vocab_part(const Parameter& weight) {
 }
 
 struct RowLosses {
-  at::Tensor sum;          // 0-dim
+  at::Tensor sum;          // 0-dim, or [2] with z-loss (kernels::CrossEntropy)
   at::Tensor log_sum_exp;  // [rows]
 };
 
 // Combines the vocab_statistics of all ranks, [ranks, rows, 3], in rank order, so that every rank gets the
 // same bits.
-RowLosses combine_statistics(const at::Tensor& statistics, const at::Tensor& labels) {
+RowLosses combine_statistics(const at::Tensor& statistics, const at::Tensor& labels, bool z_loss) {
   const at::Tensor max = statistics.select(2, 0).amax(0);
   at::Tensor sum = at::zeros_like(max), label_logit = at::zeros_like(max);
   for (int64_t rank = 0; rank < statistics.size(0); ++rank) {
@@ -40,9 +41,14 @@ RowLosses combine_statistics(const at::Tensor& statistics, const at::Tensor& lab
   }
   const at::Tensor log_sum_exp = sum.log_().add_(max);
   const at::Tensor losses = log_sum_exp.to(at::kDouble) - label_logit.to(at::kDouble);
-  const at::Tensor counted =
-      at::where(labels.ne(kernels::kIgnoredLabel), losses, at::zeros({}, losses.options()));
-  return {kernels::sum_of_losses(counted).to(statistics.scalar_type()), log_sum_exp};
+  const at::Tensor valid = labels.ne(kernels::kIgnoredLabel);
+  const auto sum_of_counted = [&](const at::Tensor& rows) {
+    return kernels::sum_of_losses(at::where(valid, rows, at::zeros({}, rows.options())))
+        .to(statistics.scalar_type());
+  };
+  at::Tensor total = sum_of_counted(losses);
+  if (z_loss) total = at::stack({total, sum_of_counted(log_sum_exp.to(at::kDouble).square())});
+  return {std::move(total), log_sum_exp};
 }
 
 }  // namespace
@@ -77,11 +83,13 @@ struct LossHead::Chunk {
   Pending exchange{};
 };
 
-LossHead::LossHead(Norm norm, ParameterPtr output, int64_t chunk_bytes, const ParallelDims& dims)
+LossHead::LossHead(Norm norm, ParameterPtr output, int64_t chunk_bytes, const ParallelDims& dims,
+                   double z_loss)
     : chunk_bytes_(chunk_bytes),
       norm_(std::move(norm)),
       output_(std::move(output), nullptr, dims.active_tp_group()),
-      loss_parallel_(dims.loss_parallel) {}
+      loss_parallel_(dims.loss_parallel),
+      z_loss_(z_loss) {}
 
 // Returns the same number on every rank of the group, whose shards of the vocabulary may differ in size.
 int64_t LossHead::rows_per_chunk(const Rows& rows) const {
@@ -120,35 +128,39 @@ LossHead::Chunk LossHead::start_chunk(Rows& rows, int64_t first, int64_t count) 
   return chunk;
 }
 
-// Returns the chunk's loss. With `scale` its logits become their gradient.
+// Returns the chunk's loss. With `scale` its logits become their gradient, and the loss has the sum of the
+// z-loss too if there is one.
 at::Tensor LossHead::finish_chunk(Chunk& chunk, const at::Tensor* scale) const {
-  if (output_.tp_group() == nullptr) return kernels::table().cross_entropy(chunk.logits, chunk.labels, scale);
+  const double z_loss = scale != nullptr ? z_loss_ : 0;
+  if (output_.tp_group() == nullptr)
+    return kernels::table().cross_entropy(chunk.logits, chunk.labels, scale, z_loss);
   chunk.exchange.wait();
   const Parameter& weight = *output_.weight();
   const kernels::VocabPart part = vocab_part(weight);
   if (loss_parallel_) {
-    const RowLosses losses = combine_statistics(chunk.gathered, chunk.labels);
+    const RowLosses losses = combine_statistics(chunk.gathered, chunk.labels, z_loss != 0);
     if (scale != nullptr)
-      kernels::table().vocab_gradient(chunk.logits, chunk.labels, part, losses.log_sum_exp, *scale);
+      kernels::table().vocab_gradient(chunk.logits, chunk.labels, part, losses.log_sum_exp, *scale, z_loss);
     return losses.sum;
   }
   // Only the last shards are short, so all padding is behind the vocabulary.
   const at::Tensor logits = chunk.gathered.transpose(0, 1).flatten(1).narrow(1, 0, part.vocab).contiguous();
   chunk.local.reset();
   chunk.gathered.reset();
-  const at::Tensor loss = kernels::table().cross_entropy(logits, chunk.labels, scale);
+  const at::Tensor loss = kernels::table().cross_entropy(logits, chunk.labels, scale, z_loss);
   if (scale != nullptr) chunk.logits = logits.narrow(1, part.first, weight.rows()).contiguous();
   return loss;
 }
 
-// Returns the sum of the chunks' losses. Calls each(chunk) after finish_chunk(), in order.
+// Returns the sum of finish_chunk() over the chunks. Calls each(chunk) after finish_chunk(), in order.
 template <typename EachChunk>
 at::Tensor LossHead::add_up_loss(Rows& rows, const at::Tensor* scale, const EachChunk& each) const {
   const bool ahead =
       output_.tp_group() != nullptr && loss_parallel_;  // a chunk's exchange overlaps the next product
   const int64_t step = rows_per_chunk(rows);
   const at::ScalarType dtype = rows.operand.dtype == at::kDouble ? at::kDouble : at::kFloat;
-  at::Tensor total = at::zeros({}, rows.options.dtype(dtype));
+  const auto options = rows.options.dtype(dtype);
+  at::Tensor total = scale != nullptr && z_loss_ != 0 ? at::zeros({2}, options) : at::zeros({}, options);
   std::optional<Chunk> next;
   for (int64_t first = 0; first < rows.count; first += step) {
     const auto start = [&](int64_t at) { return start_chunk(rows, at, std::min(step, rows.count - at)); };
@@ -200,7 +212,8 @@ LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Ten
     output_.accumulate(takes_sum ? grad_weight : grad_weight.to(weight.weight.scalar_type()));
   }
   torch::autograd::backward({normed}, {(sum ? sum->wait() : grad_h).view(x.sizes())});
-  return {loss, leaf.grad()};
+  if (z_loss_ == 0) return {loss, leaf.grad(), {}};
+  return {loss.select(0, 0), leaf.grad(), loss.select(0, 1) * z_loss_};
 }
 
 at::Tensor LossHead::logits(const at::Tensor& x) const {

@@ -18,7 +18,11 @@ class LossHead {
   // With loss parallel each tensor parallel rank computes the logits of its shard of the vocabulary, in
   // chunks of half the size: while the statistics of one chunk are exchanged, the next chunk is computed.
   // Without loss parallel logits are all-gathered over the vocabulary, and up to two copies exist.
-  LossHead(Norm norm, ParameterPtr output, int64_t chunk_bytes, const ParallelDims& dims = {});
+  //
+  // z_loss: the coefficient of the mean of (log-sum-exp of the logits)^2 in the loss, which only
+  // loss_and_grad() computes.
+  LossHead(Norm norm, ParameterPtr output, int64_t chunk_bytes, const ParallelDims& dims = {},
+           double z_loss = 0);
 
   // Returns the summed cross-entropy of x [batch, seq, dim] against labels int64 [batch, seq] (-100 =
   // ignored): an fp32 scalar (fp64 for an fp64 model). It covers all tokens and has the same bits on every
@@ -26,11 +30,12 @@ class LossHead {
   at::Tensor loss_sum(const at::Tensor& x, const at::Tensor& labels) const;
 
   struct LossAndGrad {
-    at::Tensor loss_sum;  // unscaled
-    at::Tensor grad_x;    // the gradient of scale * loss_sum
+    at::Tensor loss_sum;    // unscaled, without the z-loss
+    at::Tensor grad_x;      // the gradient of scale * (loss_sum + z_loss_sum)
+    at::Tensor z_loss_sum;  // 0-dim, unscaled, with its coefficient; undefined without z-loss
   };
   // Computes loss and gradients chunk by chunk. Each chunk's gradient overwrites its logits, so the logits of
-  // all rows never exist in fp32. Adds the gradients of scale * loss_sum to the weights' .grad(). `scale` is
+  // all rows never exist in fp32. Adds the gradients of the same sum to the weights' .grad(). `scale` is
   // 0-dim.
   LossAndGrad loss_and_grad(const at::Tensor& x, const at::Tensor& labels, const at::Tensor& scale) const;
 
@@ -53,6 +58,7 @@ class LossHead {
   Norm norm_;
   Linear output_;
   bool loss_parallel_;
+  double z_loss_;
 };
 
 }  // namespace hyperion::models

@@ -97,14 +97,15 @@ std::vector<TransformerBlock> make_blocks(const ModelArgs& args, const ParallelD
 
 }  // namespace
 
-Transformer::Transformer(const ModelArgs& args, int64_t loss_chunk_bytes, const ParallelDims& dims)
+Transformer::Transformer(const ModelArgs& args, int64_t loss_chunk_bytes, const ParallelDims& dims,
+                         double z_loss)
     : args_(args),
       table_(make_table(args)),
       output_(args.tied ? table_ : make_outer_parameter(output_shape(args), args)),
       norm_(make_outer_parameter(final_norm_shape(args), args), args.norm_eps),
       embedding_(table_, dims.active_tp_group()),
       blocks_(make_blocks(args, dims)),
-      head_(norm_, output_, loss_chunk_bytes, dims) {
+      head_(norm_, output_, loss_chunk_bytes, dims, z_loss) {
   for (std::string& name : unit_names(args)) units_.push_back({std::move(name), {}});
   units_.front().parameters = {table_};
   for (size_t layer = 0; layer < blocks_.size(); ++layer)

@@ -55,8 +55,9 @@ struct UnitParameters {
 
 class Transformer {
  public:
-  // `dims` shards the parameters. loss_chunk_bytes: see LossHead.
-  explicit Transformer(const ModelArgs& args, int64_t loss_chunk_bytes = 0, const ParallelDims& dims = {});
+  // `dims` shards the parameters. loss_chunk_bytes, z_loss: see LossHead.
+  explicit Transformer(const ModelArgs& args, int64_t loss_chunk_bytes = 0, const ParallelDims& dims = {},
+                       double z_loss = 0);
 
   const ModelArgs& args() const { return args_; }
   const TokenEmbedding& embedding() const { return embedding_; }

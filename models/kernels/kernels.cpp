@@ -155,7 +155,7 @@ Kernels all_forms() {
                           },
                           plain::sum_packed_rows, cpu::sum_packed_rows},
       .cross_entropy = {"hyperion::cross_entropy_", "cross-entropy",
-                        [](auto& logits, auto& labels, auto&) { return why_plain_loss(logits, labels); },
+                        [](auto& logits, auto& labels, auto&...) { return why_plain_loss(logits, labels); },
                         plain::cross_entropy, cpu::cross_entropy},
       .vocab_statistics = {"hyperion::vocab_statistics", "cross-entropy",
                            [](auto& logits, auto& labels, auto&) { return why_plain_loss(logits, labels); },

@@ -133,11 +133,11 @@ Tensors run_kernels(const Inputs& in, kernels::KernelChoice choice) {
   kernels::table().merge_parts(merged, lse, v.transpose(1, 2), lse * 0.5);
   keep({merged, lse});
   const Tensor gradient = in.logits.clone(), part = in.logits.clone();
-  const Tensor loss = kernels::table().cross_entropy(gradient, in.labels, &in.scale);
+  const Tensor loss = kernels::table().cross_entropy(gradient, in.labels, &in.scale, 0);
   const kernels::VocabPart whole = {0, in.logits.size(1)};
   const Tensor statistics = kernels::table().vocab_statistics(part, in.labels, whole);
   const Tensor log_sum_exp = statistics.select(1, 0) + statistics.select(1, 1).log();
-  kernels::table().vocab_gradient(part, in.labels, whole, log_sum_exp, in.scale);
+  kernels::table().vocab_gradient(part, in.labels, whole, log_sum_exp, in.scale, 0);
   keep({loss, gradient, statistics, part});
   kernels::choose_kernels(kernels::KernelChoice::kAuto, at::kCUDA);
   return all;
@@ -467,7 +467,7 @@ TEST_CASE("tensors that no fused kernel takes run the plain form and each reason
           kernels::table().rms_norm(narrow.x, narrow.weight.to(at::kFloat), 1e-5);
           kernels::table().rope_heads(narrow.parts(narrow.product), narrow.cos.to(at::kDouble),
                                       narrow.sin.to(at::kDouble), narrow.style, /*parts=*/1);
-          kernels::table().cross_entropy(narrow.logits.t().contiguous().t(), narrow.labels, nullptr);
+          kernels::table().cross_entropy(narrow.logits.t().contiguous().t(), narrow.labels, nullptr, 0);
         }
         run_kernels(narrow, kernels::KernelChoice::kAuto);
         const std::string text = logged.str();

@@ -380,8 +380,8 @@ Values add_rms_norm_backward(const Values& a) {
   return {x, weight};
 }
 Values cross_entropy(const Values& a) {
-  const Tensor scale = tensor(a[2]);
-  return {plain::cross_entropy(a[0].toTensor(), a[1].toTensor(), scale.defined() ? &scale : nullptr)};
+  const Tensor scale = tensor(a[2]), *given = scale.defined() ? &scale : nullptr;
+  return {plain::cross_entropy(a[0].toTensor(), a[1].toTensor(), given, a[3].toDouble())};
 }
 Values latent_heads(const Values& a) {
   const auto heads = plain::latent_heads(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), a[3].toTensor(),
@@ -460,7 +460,7 @@ Values vocab_statistics(const Values& a) {
 }
 Values vocab_gradient(const Values& a) {
   plain::vocab_gradient(a[0].toTensor(), a[1].toTensor(), {a[2].toInt(), a[3].toInt()}, a[4].toTensor(),
-                        a[5].toTensor());
+                        a[5].toTensor(), a[6].toDouble());
   return {};
 }
 

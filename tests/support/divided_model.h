@@ -134,7 +134,7 @@ inline Run run(const DividedJob& job, const Transformer& model, const Microbatch
   }
   result.forward.push_back(x.detach());
   const Tensor scale = at::full({}, 0.125, job.dtype == at::kDouble ? at::kDouble : at::kFloat);
-  auto [loss, grad] = model.head().loss_and_grad(x.detach(), batch.labels, scale);
+  auto [loss, grad, z_loss] = model.head().loss_and_grad(x.detach(), batch.labels, scale);
   result.loss = loss;
   result.loss_alone = model.head().loss_sum(x.detach(), batch.labels);
   result.backward.push_back(grad);

@@ -107,6 +107,7 @@ config::JobConfig tiny_config(const TinyJob& job, const parallel::Mesh& mesh) {
   training.mixed_precision_param = checkpointing::dtype_of(job.compute);
   training.enable_cpu_offload = job.offload;
   training.document_mask = job.documents;
+  training.z_loss = job.z_loss;
 
   auto& parallelism = config.parallelism;
   parallelism.data_parallel_replicate_degree = mesh.degree(MeshDim::kDpReplicate);
@@ -297,6 +298,17 @@ std::vector<double> TinyTraining::first_layer_metrics() {
   for (const auto& [tag, value] : trainer::reduce_layer_metrics(
            recorded, groups_->all_ranks(), groups_->get(parallel::MeshDim::kPp), job_.device))
     values.push_back(value);
+  return values;
+}
+
+std::map<std::string, double> TinyTraining::reported_metrics(int64_t step) {
+  models::LayerMetrics recorded;
+  step_->make_gradients(step, input(step), &recorded);
+  std::map<std::string, double> values;
+  for (const auto& [tag, value] : trainer::reduce_layer_metrics(
+           recorded, groups_->all_ranks(), groups_->get(parallel::MeshDim::kPp), job_.device))
+    values[tag] = value;
+  stage().drop_gradients();
   return values;
 }
 

@@ -59,6 +59,7 @@ struct TinyJob {
   bool muon = false;
   bool bf16_states = false;
   checkpoint::Dtype ns_dtype = checkpoint::Dtype::kFloat32;  // of Muon's iteration
+  double z_loss = 0;                                         // training.z_loss
   int64_t frozen_from = -1;  // from 0: every second parameter from this one on is frozen
 };
 
@@ -99,6 +100,8 @@ class TinyTraining {
   std::vector<GradientElement> state_after_updates(int updates);
   // What layers report of step 0, the same on every rank.
   std::vector<double> first_layer_metrics();
+  // The metrics that the gradients of that step report, by tag; the same on every rank.
+  std::map<std::string, double> reported_metrics(int64_t step);
   // What a logged step reports of the experts' rows since the last step; collective.
   std::map<std::string, double> expert_loads();
   // Throws where ranks that hold the same weights or states hold different ones.

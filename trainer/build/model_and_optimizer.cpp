@@ -168,7 +168,8 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
       if (context.device.is_cuda() && ranks->size() > 1) connect_pairs(*ranks, context.device, all, all);
     }
   }
-  made.transformer = std::make_unique<models::Transformer>(args, config.training.loss_chunk_bytes, dims);
+  made.transformer = std::make_unique<models::Transformer>(args, config.training.loss_chunk_bytes, dims,
+                                                           config.training.z_loss);
   if (const int64_t first = context.variation.frozen_from; first >= 0) {
     const std::vector<ParameterPtr> parameters = made.transformer->parameters();
     for (auto i = static_cast<size_t>(first); i < parameters.size(); i += 2) parameters[i]->trainable = false;

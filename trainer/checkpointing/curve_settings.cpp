@@ -38,6 +38,7 @@ constexpr Setting kSettings[] = {
     {kRamp, checkpoint::kTrainStateComponent},
     {kRampUnit, checkpoint::kTrainStateComponent},
     {"training.max_norm", checkpoint::kTrainStateComponent},
+    {kZLoss, checkpoint::kTrainStateComponent},
     {"training.mixed_precision_param", checkpoint::kTrainStateComponent},
     {kShuffleKey, checkpoint::kLoaderComponent},
     {"training.shuffle_window", checkpoint::kLoaderComponent},

@@ -18,7 +18,8 @@ inline constexpr const char* kGlobalBatch = "training.global_batch_size";
 inline constexpr std::string_view kRamp = "training.global_batch_ramp",
                                   kRampUnit = "training.global_batch_ramp_unit", kNoRamp = "[]";
 inline constexpr std::string_view kDecayOfNorms = "optimizer.decay_norms_and_biases",
-                                  kGroups = "optimizer.groups", kStateDtype = "optimizer.state_dtype";
+                                  kGroups = "optimizer.groups", kStateDtype = "optimizer.state_dtype",
+                                  kZLoss = "training.z_loss";
 inline constexpr std::string_view kLengthKey = "training.seq_len", kShuffleKey = "training.shuffle";
 inline constexpr const char* kSources = "training.sources";                // shares_text()
 inline constexpr const char* kForcedBalance = "model.force_load_balance";  // debug.moe_force_load_balance

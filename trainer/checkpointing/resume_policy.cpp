@@ -89,6 +89,7 @@ std::vector<SettingChange> changed_settings(const config::ResolvedConfig& resolv
       {kStateDtype, "float32"},
       {kRamp, std::string(kNoRamp)},
       {kRampUnit, "steps"},
+      {kZLoss, "0.0"},
       {kGroups, "[]"}};
   // A saved ramp is the batch; a ramp that takes the place of one batch is compared with that batch too.
   const std::string* const ramp = find_setting(stored, kRamp);

@@ -121,6 +121,9 @@ class Checks : ChecksOfConfig {
     refuse_if(static_cast<float>(config_.training.max_norm) < std::numeric_limits<float>::min(),
               "training.max_norm",
               "expected at least 1.2e-38: a smaller number is 0 in fp32, in which gradients are scaled");
+    const double z_loss = config_.training.z_loss;
+    refuse_if(z_loss != 0 && !(z_loss >= std::numeric_limits<float>::min() && z_loss <= 1), "training.z_loss",
+              "expected 0 or 1.2e-38 to 1, in fp32, in which logits are multiplied by it");
   }
 
   void profiling() {

@@ -148,10 +148,16 @@ void Stage::forward(size_t unit, MicrobatchState& state) const {
 at::Tensor Stage::loss(MicrobatchState& state, const at::Tensor& scale) const {
   if (state.saved.empty()) return model_.head().loss_sum(state.activation, state.batch.labels);
   const TraceRange range("forward and backward", group(state.units.end - 1).name());
-  const auto [loss, grad_x] =
+  const auto [loss, grad_x, z_loss] =
       model_.head().loss_and_grad(state.activation.detach(), state.batch.labels, scale);
   state.gradient = grad_x;
   state.activation.reset();
+  if (state.metrics != nullptr && z_loss.defined()) {
+    const double copies =
+        fsdp_.tensor() != nullptr ? fsdp_.tensor()->size() : 1;  // every TP rank has the sum
+    state.metrics->record("loss_metrics/z_loss", models::LayerMetrics::Reduction::kSum,
+                          z_loss.to(at::kDouble) * scale / copies);
+  }
   return loss;
 }
 

@@ -111,7 +111,8 @@ class Stage {
   // Runs the embedding or a block. Its weights must be gathered.
   void forward(size_t unit, MicrobatchState& state) const;
   // Returns the summed cross-entropy (0-dim). If a backward follows, it computes the gradient of
-  // scale * loss too: the head runs forward and backward in one call, so that its weights are gathered once.
+  // scale * (loss + z-loss) too: the head runs forward and backward in one call, so that its weights are
+  // gathered once. The z-loss is a metric, loss_metrics/z_loss.
   at::Tensor loss(MicrobatchState& state, const at::Tensor& scale) const;
   // Returns the summed cross-entropy of each row, [rows], by a forward of the head for each. Call it before
   // loss().

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include "base/device/parallel_for.h"
@@ -12,6 +13,12 @@
 
 namespace hyperion::kernels::cpu {
 namespace {
+
+// Multiplies a row by the factor of a softmax's gradient with z-loss.
+void scale_for_z_loss(float* row, int64_t columns, double z_loss, float log_sum_exp) {
+  const auto factor = static_cast<float>(1 + 2 * z_loss * static_cast<double>(log_sum_exp));
+  for (int64_t i = 0; i < columns; ++i) row[i] *= factor;
+}
 
 // Calls work(r, elements, row) for each row of the logits, in parallel; `row` is scratch of a row's size.
 template <typename Work>
@@ -28,9 +35,11 @@ void for_rows(const at::Tensor& logits, const Work& work) {
 
 }  // namespace
 
-at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale) {
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale,
+                         double z_loss) {
   const int64_t count = logits.size(0), vocab = logits.size(1);
   const at::Tensor losses = at::zeros({count}, logits.options().dtype(at::kDouble));
+  const at::Tensor squares = at::zeros({z_loss == 0 ? 0 : count}, losses.options());  // of log-sum-exp
   const auto* label = labels.const_data_ptr<int64_t>();
   const float factor = scale == nullptr ? 0.0F : scale->item<float>();
   for_rows(logits, [&]<typename T>(int64_t r, T* elements, float* row) {
@@ -43,13 +52,18 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, con
     const float logit = row[label[r]];
     float most = 0, sum = 0;
     rows::exponentials(row, vocab, most, sum);
-    losses.mutable_data_ptr<double>()[r] =
-        static_cast<double>(most + std::log(sum)) - static_cast<double>(logit);
+    const float log_sum_exp = most + std::log(sum);
+    losses.mutable_data_ptr<double>()[r] = static_cast<double>(log_sum_exp) - static_cast<double>(logit);
+    if (z_loss != 0)
+      squares.mutable_data_ptr<double>()[r] =
+          static_cast<double>(log_sum_exp) * static_cast<double>(log_sum_exp);
     if (scale == nullptr) return;
+    if (z_loss != 0) scale_for_z_loss(row, vocab, z_loss, log_sum_exp);
     row[label[r]] -= sum;  // the softmax, times the sum, less 1
     rows::narrow_scaled(row, factor / sum, elements, vocab);
   });
-  return sum_of_losses(losses).to(at::kFloat);
+  if (z_loss == 0) return sum_of_losses(losses).to(at::kFloat);
+  return at::stack({sum_of_losses(losses), sum_of_losses(squares)}).to(at::kFloat);
 }
 
 at::Tensor vocab_statistics(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part) {
@@ -68,7 +82,7 @@ at::Tensor vocab_statistics(const at::Tensor& logits, const at::Tensor& labels, 
 }
 
 void vocab_gradient(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part,
-                    const at::Tensor& log_sum_exp, const at::Tensor& scale) {
+                    const at::Tensor& log_sum_exp, const at::Tensor& scale, double z_loss) {
   const int64_t columns = logits.size(1);
   const auto* label = labels.const_data_ptr<int64_t>();
   const auto* lse = log_sum_exp.const_data_ptr<float>();
@@ -80,6 +94,7 @@ void vocab_gradient(const at::Tensor& logits, const at::Tensor& labels, const Vo
     }
     rows::widen(elements, row, columns);
     rows::softmax(row, lse[r], factor, columns);
+    if (z_loss != 0) scale_for_z_loss(row, columns, z_loss, lse[r]);
     const int64_t column = label[r] - part.first;
     if (column >= 0 && column < columns) row[column] -= factor;
     rows::narrow(row, elements, columns);

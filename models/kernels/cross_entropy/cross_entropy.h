@@ -11,7 +11,12 @@ inline constexpr int64_t kIgnoredLabel = -100;
 // Returns the sum for logits [rows, vocab] and labels int64 [rows] (kIgnoredLabel = not counted), as a 0-dim
 // fp32 tensor (fp64 for fp64). If `scale` (0-dim) is not null, the logits become scale * (softmax - onehot),
 // zero in ignored rows.
-using CrossEntropy = at::Tensor(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale);
+//
+// z_loss adds z_loss * (log-sum-exp of the row's logits)^2 to each row's loss (PaLM, arXiv 2204.02311,
+// section 5). Unless it is 0, the result is [2], the sum of cross-entropies and the sum of (log-sum-exp)^2,
+// and the logits become scale * ((1 + 2 * z_loss * log-sum-exp) * softmax - onehot).
+using CrossEntropy = at::Tensor(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale,
+                                double z_loss);
 
 // Returns the sum of the rows' losses, 0-dim in their dtype. A CPU sums them one after the other, because a
 // sum over threads would have an order that depends on their number.
@@ -27,10 +32,11 @@ struct VocabPart {
 // another shard. A shard without columns has (-infinity, 0, 0).
 using VocabStatistics = at::Tensor(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part);
 
-// Overwrites the shard's logits with scale * (softmax - onehot), zero in ignored rows. log_sum_exp: [rows],
-// over the full vocabulary, in the dtype of the statistics. scale: 0-dim.
+// Overwrites the shard's logits with scale * (softmax - onehot), zero in ignored rows, or with the gradient
+// that z_loss adds to (CrossEntropy). log_sum_exp: [rows], over the full vocabulary, in the dtype of the
+// statistics. scale: 0-dim.
 using VocabGradient = void(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part,
-                           const at::Tensor& log_sum_exp, const at::Tensor& scale);
+                           const at::Tensor& log_sum_exp, const at::Tensor& scale, double z_loss);
 
 // Throws Error(kBug) if the label is outside the vocabulary.
 void require_label(int64_t label, int64_t vocab);

@@ -72,10 +72,12 @@ __device__ inline ExpSum exp_sum_of_row(const T* logits, int64_t columns) {
   return all;
 }
 
-// Overwrites the logits with scale * (softmax - onehot), or with 0 unless `counted`.
+// Overwrites the logits with scale * (factor * softmax - onehot), or with 0 unless `counted`. The factor is
+// 1 + 2 * z_loss * log_sum_exp.
 template <typename T, int kChunk>
-__device__ inline void write_gradient(T* logits, int64_t columns, float log_sum_exp, float scale,
-                                      int64_t label_column, bool counted) {
+__device__ inline void write_gradient(T* logits, int64_t columns, float log_sum_exp, float z_loss,
+                                      float scale, int64_t label_column, bool counted) {
+  const float factor = z_loss == 0.0f ? 1.0f : 1.0f + 2.0f * z_loss * log_sum_exp;
   const int64_t stride = static_cast<int64_t>(blockDim.x) * kChunk;
   const int64_t own = static_cast<int64_t>(threadIdx.x) * kChunk;
   if (own >= columns) return;
@@ -84,7 +86,7 @@ __device__ inline void write_gradient(T* logits, int64_t columns, float log_sum_
     if (counted) {
       chunk = load<kChunk>(logits + at);
       for (int i = 0; i < kChunk; ++i) {
-        const float p = expf(widened(chunk.values[i]) - log_sum_exp);
+        const float p = expf(widened(chunk.values[i]) - log_sum_exp) * factor;
         chunk.values[i] = rounded<T>((at + i == label_column ? p - 1.0f : p) * scale);
       }
     }
@@ -100,15 +102,18 @@ __global__ void __launch_bounds__(kCrossEntropyThreads) cross_entropy_row(const 
   const bool counted = label != kIgnored, valid = label >= 0 && label < task.vocabulary;
   if (!counted) {
     if (threadIdx.x == 0) task.losses[blockIdx.x] = 0;
-    if (task.scale != nullptr) write_gradient<T, kChunk>(logits, task.columns, 0, 0, -1, false);
+    if (threadIdx.x == 0 && task.z_loss != 0.0f) task.losses[task.rows + blockIdx.x] = 0;
+    if (task.scale != nullptr) write_gradient<T, kChunk>(logits, task.columns, 0, 0, 0, -1, false);
     return;
   }
   const float picked = valid ? widened(logits[label]) : NAN;
   const ExpSum all = exp_sum_of_row<T, kChunk>(logits, task.columns);
-  const float log_of_sum = logf(all.sum);
+  const float log_of_sum = logf(all.sum), log_sum_exp = all.most + log_of_sum;
   if (threadIdx.x == 0) task.losses[blockIdx.x] = all.most - picked + log_of_sum;
+  if (threadIdx.x == 0 && task.z_loss != 0.0f)
+    task.losses[task.rows + blockIdx.x] = log_sum_exp * log_sum_exp;
   if (task.scale == nullptr) return;
-  write_gradient<T, kChunk>(logits, task.columns, valid ? all.most + log_of_sum : NAN, *task.scale, label,
+  write_gradient<T, kChunk>(logits, task.columns, valid ? log_sum_exp : NAN, task.z_loss, *task.scale, label,
                             true);
 }
 
@@ -134,8 +139,8 @@ template <typename T, int kChunk>
 __global__ void __launch_bounds__(kCrossEntropyThreads) vocab_gradient_row(const CrossEntropyTask task) {
   const int64_t label = task.labels[blockIdx.x];
   write_gradient<T, kChunk>(static_cast<T*>(task.logits) + static_cast<int64_t>(blockIdx.x) * task.columns,
-                            task.columns, task.log_sum_exp[blockIdx.x], *task.scale, label - task.first,
-                            label != kIgnored);
+                            task.columns, task.log_sum_exp[blockIdx.x], task.z_loss, *task.scale,
+                            label - task.first, label != kIgnored);
 }
 
 template <typename Run>

@@ -32,13 +32,16 @@ inline const float* fp32_of(const Tensor& x, int64_t n, const Tensor& like, cons
 }
 
 template <typename Launch>
-Tensor cross_entropy(const Launch& launch, const Tensor& logits, const Tensor& labels, const Tensor* scale) {
+Tensor cross_entropy(const Launch& launch, const Tensor& logits, const Tensor& labels, const Tensor* scale,
+                     double z_loss) {
   CrossEntropyTask task = rows_of(logits, labels, "cross_entropy_");
-  Tensor losses = at::empty({task.rows}, logits.options().dtype(at::kFloat));
+  const auto options = logits.options().dtype(at::kFloat);
+  Tensor losses = z_loss == 0 ? at::empty({task.rows}, options) : at::empty({2, task.rows}, options);
+  task.z_loss = static_cast<float>(z_loss);
   task.losses = losses.mutable_data_ptr<float>();
   if (scale != nullptr) task.scale = fp32_of(*scale, 1, logits, "cross_entropy_: scale");
   launch(task, element_of(logits, "cross_entropy_"));
-  return losses.sum();
+  return z_loss == 0 ? losses.sum() : losses.sum(1);
 }
 
 template <typename Launch>
@@ -55,12 +58,13 @@ Tensor vocab_statistics(const Launch& launch, const Tensor& logits, const Tensor
 
 template <typename Launch>
 void vocab_gradient(const Launch& launch, const Tensor& logits, const Tensor& labels, const VocabPart& part,
-                    const Tensor& log_sum_exp, const Tensor& scale) {
+                    const Tensor& log_sum_exp, const Tensor& scale, double z_loss) {
   CrossEntropyTask task = rows_of(logits, labels, "vocab_gradient_");
   task.first = part.first;
   task.vocabulary = part.vocab;
   task.log_sum_exp = fp32_of(log_sum_exp, task.rows, logits, "vocab_gradient_: log_sum_exp");
   task.scale = fp32_of(scale, 1, logits, "vocab_gradient_: scale");
+  task.z_loss = static_cast<float>(z_loss);
   launch(task, element_of(logits, "vocab_gradient_"));
 }
 

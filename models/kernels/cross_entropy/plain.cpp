@@ -6,8 +6,10 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include "base/error.h"
 #include "models/kernels/common/dtype.h"
@@ -52,8 +54,11 @@ LabelColumns columns_of(const at::Tensor& labels, int64_t columns, const VocabPa
 
 }  // namespace
 
-at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale) {
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor* scale,
+                         double z_loss) {
   at::Tensor total = at::zeros({}, logits.options().dtype(opmath_dtype(logits)));
+  at::Tensor squares = total;  // of log-sum-exp; a tensor of its own with z-loss
+  if (z_loss != 0) squares = at::zeros_like(total);
   for_few_rows(logits, [&](int64_t first, int64_t count) {
     at::Tensor part = logits.narrow(0, first, count);
     const at::Tensor label = labels.narrow(0, first, count).unsqueeze(1);
@@ -61,12 +66,18 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, con
     const at::Tensor target = label.clamp_min(0);
     at::Tensor log_p = at::_log_softmax(part.to(opmath_dtype(logits)), 1, /*half_to_float=*/false);
     total.sub_((log_p.gather(1, target) * valid).sum());
+    at::Tensor log_sum_exp;
+    if (z_loss != 0) {
+      log_sum_exp = part.to(opmath_dtype(logits)).logsumexp(1, /*keepdim=*/true);
+      squares.add_((log_sum_exp.square() * valid).sum());
+    }
     if (scale == nullptr) return;
     at::Tensor grad = log_p.exp_();
+    if (z_loss != 0) grad.mul_(1 + 2 * z_loss * log_sum_exp);
     grad.scatter_add_(1, target, at::full_like(target, -1, grad.options()));
     part.copy_(grad.mul_(valid * *scale));
   });
-  return total;
+  return z_loss == 0 ? total : at::stack({total, squares});
 }
 
 at::Tensor vocab_statistics(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part) {
@@ -92,14 +103,15 @@ at::Tensor vocab_statistics(const at::Tensor& logits, const at::Tensor& labels, 
 }
 
 void vocab_gradient(const at::Tensor& logits, const at::Tensor& labels, const VocabPart& part,
-                    const at::Tensor& log_sum_exp, const at::Tensor& scale) {
+                    const at::Tensor& log_sum_exp, const at::Tensor& scale, double z_loss) {
   if (logits.size(1) == 0) return;
   for_few_rows(logits, [&](int64_t first, int64_t count) {
     at::Tensor chunk = logits.narrow(0, first, count);
     const at::Tensor label = labels.narrow(0, first, count);
     const auto [column, inside] = columns_of(label, logits.size(1), part);
-    at::Tensor grad =
-        (chunk.to(opmath_dtype(logits)) - log_sum_exp.narrow(0, first, count).unsqueeze(1)).exp_();
+    const at::Tensor lse = log_sum_exp.narrow(0, first, count).unsqueeze(1);
+    at::Tensor grad = (chunk.to(opmath_dtype(logits)) - lse).exp_();
+    if (z_loss != 0) grad.mul_(1 + 2 * z_loss * lse);
     grad.scatter_add_(1, column, inside.to(grad.scalar_type()).neg_());
     chunk.copy_(grad.mul_(label.ne(kIgnoredLabel).unsqueeze(1) * scale));
   });

@@ -26,7 +26,7 @@ inline double loss_and_backward(const Transformer& model, const at::Tensor& toke
   const SequenceContext context = model.context(tokens.size(1), at::kCPU);
   at::Tensor x = model.embedding().forward(tokens);
   for (const TransformerBlock& block : model.blocks()) x = block.forward(x, context);
-  auto [loss, grad] = model.head().loss_and_grad(x.detach(), labels, at::ones({}, at::kDouble));
+  auto [loss, grad, z_loss] = model.head().loss_and_grad(x.detach(), labels, at::ones({}, at::kDouble));
   torch::autograd::backward({x}, {grad});
   return loss.item<double>();
 }

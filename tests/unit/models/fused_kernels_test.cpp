@@ -268,22 +268,23 @@ TEST_CASE("the source of the CUDA norm keeps huge and tiny rows apart and shows 
 
 namespace {
 
-void check_cross_entropy(int64_t rows, int64_t vocabulary, at::ScalarType dtype, double size) {
-  CAPTURE(rows, vocabulary, dtype, size);
+void check_cross_entropy(int64_t rows, int64_t vocabulary, at::ScalarType dtype, double size,
+                         double z_loss = 0) {
+  CAPTURE(rows, vocabulary, dtype, size, z_loss);
   const Tensor logits = (at::randn({rows, vocabulary}) * size).to(dtype);
   Tensor labels = at::randint(0, vocabulary, {rows});
   if (rows > 2) labels[1] = kernels::kIgnoredLabel;
   const Tensor scale = at::full({}, 0.125);
   Tensor ours = logits.clone(), others = logits.clone(), wide = logits.to(at::kDouble);
   const Tensor wide_scale = scale.to(at::kDouble);
-  const Tensor loss = own::cross_entropy(kOnThreads, ours, labels, &scale);
-  const Tensor exact = plain::cross_entropy(wide, labels, &wide_scale);
-  CHECK(loss.item<double>() == Approx(exact.item<double>()).epsilon(1e-5));
+  const Tensor loss = own::cross_entropy(kOnThreads, ours, labels, &scale, z_loss);
+  const Tensor exact = plain::cross_entropy(wide, labels, &wide_scale, z_loss);
+  CHECK(at::allclose(loss.to(at::kDouble), exact, 1e-5, 0));
   CHECK(at::allclose(ours.to(at::kDouble), wide, dtype == at::kFloat ? 1e-4 : 1.0 / 256, 1e-7));
   if (rows > 2) CHECK(ours[1].eq(0).all().item<bool>());
-  CHECK(same_bits(own::cross_entropy(kOnThreads, others, labels, nullptr), loss));
+  CHECK(same_bits(own::cross_entropy(kOnThreads, others, labels, nullptr, z_loss), loss));
   CHECK(same_bits(others, logits));  // no gradient was asked for
-  own::cross_entropy(kOnThreads, others, labels, &scale);
+  own::cross_entropy(kOnThreads, others, labels, &scale, z_loss);
   CHECK(same_bits(others, ours));
 }
 
@@ -297,6 +298,8 @@ TEST_CASE("the source of the CUDA cross-entropy follows the plain form in fp64 a
   check_cross_entropy(5, 331, dtype, 5);
   check_cross_entropy(3, 2048, dtype, 40);
   check_cross_entropy(3, 40000, dtype, 1e-3);
+  check_cross_entropy(5, 331, dtype, 5, 0.01);
+  check_cross_entropy(4, 2048, dtype, 40, 0.001);
 }
 
 TEST_CASE("the source of the CUDA cross-entropy keeps infinities and shows what is no number") {
@@ -311,14 +314,14 @@ TEST_CASE("the source of the CUDA cross-entropy keeps infinities and shows what 
   Tensor gradient = logits.clone();
   const auto loss = [&](int64_t row) {
     Tensor one = logits.narrow(0, row, 1).clone();
-    return own::cross_entropy(kOnThreads, one, labels.narrow(0, row, 1), nullptr).item<double>();
+    return own::cross_entropy(kOnThreads, one, labels.narrow(0, row, 1), nullptr, 0).item<double>();
   };
   CHECK(loss(0) == Approx(std::log(8.0)));
   CHECK(std::isnan(loss(1)));
   CHECK(std::isnan(loss(2)));
   CHECK_FALSE(std::isfinite(loss(3)));
   CHECK(std::isnan(loss(4)));  // its label is outside the vocabulary
-  own::cross_entropy(kOnThreads, gradient, labels, &scale);
+  own::cross_entropy(kOnThreads, gradient, labels, &scale, 0);
   CHECK(gradient[0].isfinite().all().item<bool>());
   CHECK(gradient[0][35].item<double>() == Approx(1.0 / 8 - 1));
   for (const int row : {1, 2, 3, 4}) CHECK(gradient[row].isnan().any().item<bool>());
@@ -331,8 +334,9 @@ TEST_CASE("the source of the CUDA statistics of parts of the vocabulary adds up 
   Tensor labels = at::randint(0, 360, {7});
   labels[2] = kernels::kIgnoredLabel;
   const Tensor scale = at::full({}, 0.5);
+  const double z_loss = GENERATE(0.0, 0.01);
   Tensor whole = logits.clone();
-  own::cross_entropy(kOnThreads, whole, labels, &scale);
+  own::cross_entropy(kOnThreads, whole, labels, &scale, z_loss);
   const std::vector<std::pair<int64_t, int64_t>> parts = {{0, 160}, {160, 200}, {360, 0}};
   std::vector<Tensor> statistics;
   for (const auto& [first, columns] : parts) {
@@ -344,7 +348,7 @@ TEST_CASE("the source of the CUDA statistics of parts of the vocabulary adds up 
   const Tensor lse = (all.select(2, 0) + all.select(2, 1).log()).logsumexp(0);
   for (const auto& [first, columns] : parts) {
     Tensor part = logits.narrow(1, first, columns).contiguous();
-    own::vocab_gradient(kOnThreads, part, labels, {first, 360}, lse, scale);
+    own::vocab_gradient(kOnThreads, part, labels, {first, 360}, lse, scale, z_loss);
     CHECK(close(part, whole.narrow(1, first, columns)));
   }
   const Tensor outside = at::full({1}, 360, at::kLong);
@@ -414,9 +418,9 @@ TEST_CASE("the gradients of the CUDA kernels are the derivatives of the plain fo
 
   Tensor logits = narrow(x);
   const Tensor labels = at::tensor({3, 0, 11}, at::kLong), scale = at::full({}, 2.0);
-  own::cross_entropy(kOnThreads, logits, labels, &scale);
+  own::cross_entropy(kOnThreads, logits, labels, &scale, 0);
   CHECK(near(logits, differences(
-                         x, [&](const Tensor& l) { return plain::cross_entropy(l, labels, nullptr); },
+                         x, [&](const Tensor& l) { return plain::cross_entropy(l, labels, nullptr, 0); },
                          at::full({}, 2.0, at::kDouble))));
 }
 
@@ -435,8 +439,8 @@ TEST_CASE("tensors of sizes that do not fit each other are refused before a laun
   CHECK_THROWS(own::rope_heads(kOnThreads, {heads, heads, {}}, fp32({3, 4}), fp32({3, 4}), style, 1));
   Tensor logits = x.clone();
   const Tensor labels = at::zeros({3}, at::kLong), scale = fp32({});
-  CHECK_THROWS(own::cross_entropy(kOnThreads, logits, labels.narrow(0, 0, 2), &scale));
-  CHECK_THROWS(own::vocab_gradient(kOnThreads, logits, labels, {0, 8}, fp32({2}), scale));
+  CHECK_THROWS(own::cross_entropy(kOnThreads, logits, labels.narrow(0, 0, 2), &scale, 0));
+  CHECK_THROWS(own::vocab_gradient(kOnThreads, logits, labels, {0, 8}, fp32({2}), scale, 0));
   CHECK_THROWS(own::gated_activation(kOnThreads, x.to(at::kDouble), x.to(at::kDouble), kSilu));
 }
 

@@ -13,6 +13,7 @@
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linspace.h>
@@ -26,6 +27,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "models/args/sequence_parts.h"
 #include "models/kernels/attention/cpu.h"
@@ -157,7 +159,7 @@ TEST_CASE("fused kernels have the same bits on any number of threads") {
     const auto [dx, dw] = kernels::table().add_rms_norm_backward(y, x, norm.sum, w, norm.rstd, {});
     const auto [dgate, dup] = kernels::table().gated_activation_backward(y, x, y, Activation::kSilu);
     const Tensor logits = x.clone().view({666, 96});
-    const Tensor loss = kernels::table().cross_entropy(logits, labels, &scale);
+    const Tensor loss = kernels::table().cross_entropy(logits, labels, &scale, 0);
     const auto turned = kernels::table().rope_heads({x, y, y}, angles.cos(), angles.sin(),
                                                     RopeStyle::kInterleaved, /*parts=*/1);
     const auto back = kernels::table().rope_heads_backward(turned, angles.cos(), angles.sin(),
@@ -187,13 +189,13 @@ TEST_CASE("the loss of many rows has the same bits on any number of threads") {
                losses = at::rand({rows}, at::kDouble) * at::logspace(-8, 8, rows);
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
-  const Tensor loss = kernels::table().cross_entropy(logits.clone(), labels, nullptr),
+  const Tensor loss = kernels::table().cross_entropy(logits.clone(), labels, nullptr, 0),
                sum = kernels::sum_of_losses(losses);
   CHECK(sum.item<double>() == Approx(losses.sum().item<double>()).epsilon(1e-12));
   for (const int count : {2, 3}) {
     CAPTURE(count);
     at::set_num_threads(count);
-    CHECK(kernels::table().cross_entropy(logits.clone(), labels, nullptr).equal(loss));
+    CHECK(kernels::table().cross_entropy(logits.clone(), labels, nullptr, 0).equal(loss));
     CHECK(kernels::sum_of_losses(losses).equal(sum));
   }
   at::set_num_threads(threads);
@@ -270,9 +272,9 @@ TEST_CASE("fused cross entropy equals its plain twin with ignored labels") {
   labels[3] = labels[18] = kernels::kIgnoredLabel;
   Tensor other = logits.clone();
   const Tensor scale = at::full({}, 0.125);
-  const Tensor forward_only = kernels::table().cross_entropy(logits, labels, nullptr);
-  const Tensor loss = kernels::table().cross_entropy(logits, labels, &scale);
-  const Tensor expected = kernels::plain::cross_entropy(other, labels, &scale);
+  const Tensor forward_only = kernels::table().cross_entropy(logits, labels, nullptr, 0);
+  const Tensor loss = kernels::table().cross_entropy(logits, labels, &scale, 0);
+  const Tensor expected = kernels::plain::cross_entropy(other, labels, &scale, 0);
   CHECK(forward_only.equal(loss));
   CHECK(loss.item<double>() == Approx(expected.item<double>()).epsilon(1e-5));
   CHECK(close(logits, other));
@@ -301,8 +303,22 @@ TEST_CASE("statistics of parts of the vocabulary give the loss and gradient of w
   Tensor labels = at::randint(0, 331, {19});
   labels[3] = labels[18] = kernels::kIgnoredLabel;
   const Tensor scale = at::full({}, 0.125, dtype == at::kDouble ? at::kDouble : at::kFloat);
+  const double z_loss = GENERATE(0.0, 0.01);
   Tensor whole = logits.clone();
-  const Tensor loss = kernels::table().cross_entropy(whole, labels, &scale);
+  const Tensor losses = kernels::table().cross_entropy(whole, labels, &scale, z_loss),
+               loss = losses.flatten()[0];
+  if (z_loss > 0) {  // against autograd in fp64
+    const Tensor wide = logits.to(at::kDouble).requires_grad_(), counted = labels.ne(kernels::kIgnoredLabel);
+    const Tensor z = (wide.logsumexp(1).square() * counted).sum();
+    const Tensor sum =
+        at::cross_entropy_loss(wide, labels, {}, at::Reduction::Sum, kernels::kIgnoredLabel) + z_loss * z;
+    const Tensor grad = torch::autograd::grad({sum * 0.125}, {wide})[0];
+    CHECK(losses[1].item<double>() == Approx(z.item<double>()).epsilon(dtype == at::kDouble ? 1e-12 : 1e-6));
+    CHECK(at::allclose(whole.to(at::kDouble), grad, dtype == at::kBFloat16 ? 1.0 / 256 : 1e-5, 1e-7));
+    Tensor unscaled = logits.clone();
+    kernels::table().cross_entropy(unscaled, labels, &scale, 0);
+    CHECK_FALSE(unscaled.equal(whole));
+  }
 
   const std::vector<std::pair<int64_t, int64_t>> parts = {{0, 150}, {150, 181}, {331, 0}};
   for (const bool plain : {false, true}) {
@@ -322,9 +338,9 @@ TEST_CASE("statistics of parts of the vocabulary give the loss and gradient of w
       const Tensor part = logits.narrow(1, first, columns).contiguous();
       const kernels::VocabPart place = {first, 331};
       if (plain)
-        kernels::plain::vocab_gradient(part, labels, place, lse, scale);
+        kernels::plain::vocab_gradient(part, labels, place, lse, scale, z_loss);
       else
-        kernels::table().vocab_gradient(part, labels, place, lse, scale);
+        kernels::table().vocab_gradient(part, labels, place, lse, scale, z_loss);
       CHECK(close(part, whole.narrow(1, first, columns)));
     }
   }
@@ -376,7 +392,8 @@ TEST_CASE("non-finite activations stay visible through the fused kernels") {
   x[0][3] = NAN;
   CHECK(kernels::table().rms_norm(x, at::ones({8}), 1e-5).output[0].isnan().all().item<bool>());
   CHECK(kernels::table().gated_activation(x, x, Activation::kSilu)[0][3].isnan().item<bool>());
-  CHECK_FALSE(kernels::table().cross_entropy(x, at::zeros({2}, at::kLong), nullptr).isfinite().item<bool>());
+  CHECK_FALSE(
+      kernels::table().cross_entropy(x, at::zeros({2}, at::kLong), nullptr, 0).isfinite().item<bool>());
 }
 
 TEST_CASE("chunks of keys and values are those of each rank's parts of the sequence, in both forms") {

@@ -25,11 +25,11 @@ using at::Tensor;
 namespace {
 
 struct Head {
-  explicit Head(int64_t chunk_bytes)
+  explicit Head(int64_t chunk_bytes, double z_loss = 0)
       : args(model_args("llama3", "debugmodel", {.dim = 16, .n_heads = 2, .vocab_size = 11})),
         norm(make_parameter("norm.weight", {16}, Init::ones()), args.norm_eps),
         output(make_parameter("output.weight", {11, 16}, Init::normal(1))),
-        head(norm, output, chunk_bytes) {
+        head(norm, output, chunk_bytes, {}, z_loss) {
     at::manual_seed(5);
     norm.weight()->weight = at::rand({16}, at::kDouble).requires_grad_();
     output->weight = at::randn({11, 16}, at::kDouble).requires_grad_();
@@ -48,18 +48,22 @@ struct Head {
 }  // namespace
 
 TEST_CASE("loss and gradients equal plain cross entropy for every chunk size") {
+  const double z_loss = GENERATE(0.0, 0.03);
   for (int64_t rows : {1, 3, 5, 14}) {
     CAPTURE(rows);
-    Head h(rows * 11 * 8);
+    Head h(rows * 11 * 8, z_loss);
     const Tensor scale = at::full({}, 0.25, at::kDouble);
-    const auto [loss, grad_x] = h.head.loss_and_grad(h.x, h.labels, scale);
+    const auto [loss, grad_x, z_loss_sum] = h.head.loss_and_grad(h.x, h.labels, scale);
     const Tensor x = h.x.clone().requires_grad_();
     const Tensor normed =
         x * at::rsqrt(x.square().mean(-1, true) + h.args.norm_eps) * h.norm.weight()->weight;
-    const Tensor expected = at::cross_entropy_loss(at::linear(normed, h.output->weight).flatten(0, 1),
-                                                   h.labels.flatten(), {}, at::Reduction::Sum, -100);
+    const Tensor logits = at::linear(normed, h.output->weight).flatten(0, 1), labels = h.labels.flatten();
+    const Tensor expected = at::cross_entropy_loss(logits, labels, {}, at::Reduction::Sum, -100);
+    const Tensor z = z_loss * (logits.logsumexp(1).square() * labels.ne(-100)).sum();
     const auto grads =
-        torch::autograd::grad({expected * 0.25}, {x, h.norm.weight()->weight, h.output->weight});
+        torch::autograd::grad({(expected + z) * 0.25}, {x, h.norm.weight()->weight, h.output->weight});
+    CHECK(z_loss_sum.defined() == (z_loss > 0));
+    if (z_loss > 0) CHECK(z_loss_sum.item<double>() == Approx(z.item<double>()).epsilon(1e-12));
     CHECK(loss.item<double>() == Approx(expected.item<double>()).epsilon(1e-12));
     CHECK(at::allclose(grad_x, grads[0], 1e-9, 1e-12));
     CHECK(at::allclose(h.norm.weight()->weight.grad(), grads[1], 1e-9, 1e-12));

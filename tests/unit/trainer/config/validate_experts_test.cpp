@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "models/flavors/registry.h"
+#include "tests/support/error_of.h"
 
 namespace hyperion::config {
 
@@ -42,6 +43,21 @@ TEST_CASE("tokens travel once per node between whole nodes only") {
   CHECK_THAT(
       refused("tensor_parallel_degree = 2\nexpert_parallel_degree = 2\nexpert_tensor_parallel_degree = 2"),
       Contains("the ranks of an expert, 2, to be on one node"));
+}
+
+TEST_CASE("coefficients of auxiliary losses that cannot be computed are refused") {
+  const auto problem = [](const std::string& text) {
+    Problems found;
+    check_config(parse_config(text, "job.toml", {}), {}, found);
+    return found.lines().empty() ? "" : found.lines()[0];
+  };
+  CHECK(problem("[training]\nz_loss = 1e-4").empty());
+  CHECK_THAT(problem("[training]\nz_loss = 1e-50"),
+             Contains("job.toml:2:10: training.z_loss = 1e-50: expected 0"));
+  CHECK_THAT(problem("[training]\nz_loss = 2.0"), Contains("expected 0 or 1.2e-38 to 1"));
+  for (const char* negative : {"[training]\nz_loss = -1e-4"})
+    CHECK_THAT(error_of(ExitCode::kUsage, [&] { parse_config(negative, "job.toml", {}); }),
+               Contains("loss") && Contains("at least 0"));
 }
 
 }  // namespace hyperion::config

@@ -103,7 +103,7 @@ LossAndGradients plain(const char* name, const OneRank& rank, const models::Micr
     parameters[i]->weight = rank.stage.parameters()[i]->master().clone().requires_grad_();
   Tensor x = model.embedding().forward(batch.tokens);
   for (const models::TransformerBlock& block : model.blocks()) x = block.forward(x, batch.context);
-  const auto [loss, grad] = model.head().loss_and_grad(x.detach(), batch.labels, at::full({}, scale));
+  const auto [loss, grad, z_loss] = model.head().loss_and_grad(x.detach(), batch.labels, at::full({}, scale));
   torch::autograd::backward({x}, {grad});
   std::vector<Tensor> gradients;
   for (const ParameterPtr& parameter : parameters) gradients.push_back(parameter->weight.grad());
