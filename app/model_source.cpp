@@ -53,7 +53,8 @@ void warn_of_other_model(const fs::path& checkpoint, const checkpoint::OpenCheck
   const checkpointing::CurveSettings there = settings(*saved);
   for (const auto& [key, value] : settings(configured)) {
     const std::string* other = checkpointing::find_setting(there, key);
-    if (other != nullptr && *other != value && !key.ends_with("load_balance_coeff"))
+    if (other != nullptr && *other != value && !key.ends_with("load_balance_coeff") &&
+        !key.ends_with("loss_coeff"))
       log_warning("{}: the checkpoint says that {} is {}, {} that it is {}, which is used",
                   checkpoint.string(), key, *other, config, value);
   }

@@ -36,6 +36,7 @@ TrainingStep::TrainingStep(ModelAndOptimizer& model, const config::JobConfig& co
       groups_(context.groups),
       tensor_ranks_(ranks_of(context, parallel::MeshDim::kTp)),
       expert_ranks_(ranks_of(context, parallel::MeshDim::kEp)),
+      batch_ranks_(context.mesh.degree(parallel::MeshDim::kBatch)),
       rows_(config::microbatch_rows(config, config.training.local_batch_size)),
       per_batch_(static_cast<size_t>(config.training.local_batch_size / rows_)),
       counts_tokens_(context.mesh.counts_in_loss_groups(context.rank)),
@@ -62,6 +63,11 @@ std::pair<const data::Batch&, int64_t> TrainingStep::rows_of(size_t microbatch,
 StepLosses TrainingStep::make_gradients(int64_t step, const StepInput& input,
                                         models::LayerMetrics* reported) {
   const at::Tensor scale = inverse_of(input.global_valid);
+  int64_t tokens = 0;
+  for (const data::Batch& batch : input.batches) tokens += batch.rows * batch.seq_len * batch_ranks_;
+  for (const models::ExpertBalancePtr& balance : model_.stage->balances())
+    if (balance->losses != nullptr)
+      balance->losses->start_step(tokens, static_cast<int64_t>(microbatches(input)));
   const auto microbatch = [&](size_t i) {
     const auto [batch, first_row] = rows_of(i, input);
     return mover_.move(batch, first_row, rows_);

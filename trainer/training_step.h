@@ -86,6 +86,7 @@ class TrainingStep {
   ModelAndOptimizer& model_;
   const parallel::ProcessGroups& groups_;
   parallel::Communicator *tensor_ranks_, *expert_ranks_;  // null: one
+  int64_t batch_ranks_;                                   // with different sequences
   int64_t rows_;                                          // of a microbatch
   size_t per_batch_;                                      // microbatches
   bool counts_tokens_;                                    // Mesh::counts_in_loss_groups()

@@ -125,7 +125,7 @@ Kernels all_forms() {
                           [](auto& scores, auto&...) { return why_plain_weights(scores, at::kFloat); },
                           plain::routing_weights, cpu::routing_weights},
       .routing_weights_backward = {"hyperion::routing_weights_backward", "router",
-                                   [](auto&, auto& scores, auto&, auto&, auto& dtype) {
+                                   [](auto&, auto& scores, auto&, auto&, auto&, auto& dtype) {
                                      return why_plain_weights(scores, dtype);
                                    },
                                    plain::routing_weights_backward, cpu::routing_weights_backward},

@@ -11,6 +11,8 @@
 // shards.
 #pragma once
 
+#include <vector>
+
 #include "base/exchange.h"
 
 namespace hyperion::models {
@@ -56,6 +58,10 @@ struct ParallelDims {
   // Tokens travel once to each node that holds some of their experts. Rank i of node n is rank n * ranks of a
   // node + i of ep_group.
   NodeGroups ep_nodes{};
+
+  // The groups over which ranks, besides those of tp_group, have different tokens of one batch: sums over the
+  // global batch are all-reduced over one after the other.
+  std::vector<Exchange*> batch_groups{};
 
   // These return a group of several ranks, or null.
   Exchange* active_tp_group() const {

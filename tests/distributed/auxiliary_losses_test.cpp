@@ -1,4 +1,5 @@
 // Auxiliary losses on every mesh: the losses, norms and metrics of one rank.
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <string>
@@ -47,6 +48,32 @@ double largest_relative(const std::vector<double>& found, const std::vector<doub
   return largest;
 }
 
+using AuxiliaryGradients = std::map<int64_t, std::map<int64_t, double>>;  // by parameter and element
+
+AuxiliaryGradients first_gradients_of(int ranks, const TinyJob& job) {
+  const auto all = run_ranks(ranks, [=](const Environment& environment) {
+    return TinyTraining(job, environment).first_gradients();
+  });
+  AuxiliaryGradients gradients;
+  for (const auto& rank : all)
+    for (const auto& [parameter, element, value] : rank) gradients[parameter][element] = value;
+  return gradients;
+}
+
+// The largest relative L2 distance of a parameter's gradients.
+double largest_distance(const AuxiliaryGradients& found, const AuxiliaryGradients& expected) {
+  double largest = 0;
+  for (const auto& [parameter, elements] : expected) {
+    double distance = 0, size = 0;
+    for (const auto& [element, value] : elements) {
+      distance += std::pow(found.at(parameter).at(element) - value, 2);
+      size += std::pow(value, 2);
+    }
+    if (size > 0) largest = std::max(largest, std::sqrt(distance / size));
+  }
+  return largest;
+}
+
 struct AuxiliaryLayout {
   int ranks;
   TinyJob job;  // its mesh, and what goes with it
@@ -83,6 +110,57 @@ TEST_CASE("z-loss trains to the losses, norms and metric of one rank on every me
     CHECK(largest_relative(found.losses, reference.losses) < 2e-7);
     CHECK(largest_relative(found.norms, reference.norms) < 2e-6);
     CHECK(largest_relative(found.reported, reference.reported) < 2e-7);
+  }
+}
+
+TEST_CASE("the routers' auxiliary losses are those of one rank on every mesh, and so are the gradients") {
+  const std::vector<std::string> tags = {"loss_metrics/router_z_loss", "loss_metrics/sequence_aux_loss",
+                                         "loss_metrics/global_aux_loss", "experts/global_aux_loss/layers.1"};
+  // 12 sequences of one microbatch each rank, and with `accumulation` the same sequences in each microbatch
+  // of all ranks: the global loss depends on them.
+  const std::vector<AuxiliaryLayout> layouts = {
+      {2, {.mesh = {.dp_shard = 2}, .accumulation = 3}},
+      {2, {.mesh = {.dp_replicate = 2}, .checkpoint = models::ActivationCheckpoint::kFull}},
+      {2, {.mesh = {.cp = 2}}},
+      {2, {.mesh = {.pp = 2}, .accumulation = 3}},
+      {2, {.mesh = {.tp = 2}}},
+      {2, {.mesh = {.ep = 2}}},
+      {2, {.mesh = {.dp_shard = 1, .tp = 2, .ep = 2}}},
+      {4, {.mesh = {.tp = 2, .ep = 2, .etp = 2}}},
+      {4, {.mesh = {.ep = 4, .ep_nodes = 2}}},
+  };
+  const char* model = GENERATE("deepseek_v3", "qwen3_moe");
+  const auto with_losses = [&](TinyJob job) {
+    job.model = model;
+    job.heads = 4;
+    job.kv_heads = 2;
+    job.experts = 4;
+    job.expert_hidden = 8;
+    job.router_losses = {.z = 0.01, .sequence = 0.02, .global = 0.03};
+    return job;
+  };
+  std::map<int64_t, AuxiliaryRun> of_one_rank;  // by accumulation
+  std::map<int64_t, AuxiliaryGradients> gradients_of_one_rank;
+  TinyJob without = with_losses({});
+  without.router_losses = {};
+  const AuxiliaryGradients plain = first_gradients_of(1, without);
+  for (const AuxiliaryLayout& layout : layouts) {
+    const TinyJob job = with_losses(layout.job);
+    CAPTURE(model, layout.ranks, job.mesh.dp_replicate, job.mesh.tp, job.mesh.cp, job.mesh.pp, job.mesh.ep,
+            job.mesh.etp, job.mesh.ep_nodes, job.accumulation);
+    if (!of_one_rank.contains(job.accumulation)) {
+      const TinyJob one = with_losses({.accumulation = job.accumulation});
+      of_one_rank[job.accumulation] = train_with_losses(1, one, tags);
+      gradients_of_one_rank[job.accumulation] = first_gradients_of(1, one);
+      REQUIRE(largest_distance(plain, gradients_of_one_rank[job.accumulation]) > 1e-3);
+    }
+    const AuxiliaryRun &expected = of_one_rank[job.accumulation],
+                       found = train_with_losses(layout.ranks, job, tags);
+    CHECK(largest_relative(found.losses, expected.losses) < 2e-7);
+    CHECK(largest_relative(found.norms, expected.norms) < 2e-6);
+    CHECK(largest_relative(found.reported, expected.reported) < 2e-7);
+    CHECK(largest_distance(first_gradients_of(layout.ranks, job), gradients_of_one_rank[job.accumulation]) <
+          2e-6);
   }
 }
 

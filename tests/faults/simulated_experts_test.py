@@ -66,6 +66,18 @@ class SimulatedExperts(SimulatedJobTest):
                          {name: times and blocks * times for name, times in passes.items()})
         self.assertEqual([line for line in step if "repeat_interleave" in line or "index_fill" in line], [])
 
+    def test_auxiliary_losses_run_in_the_kernels_of_the_loss_and_of_the_routers_backward(self):
+        none, blocks = "--activation_checkpoint.mode=none", 2
+        losses = ("--training.z_loss=1e-4", "--model.args.router_z_loss_coeff=1e-3", "--model.args.sequence_aux_loss_coeff=1e-3",
+                  "--model.args.global_aux_loss_coeff=1e-3")
+        without, step = (self.steady_step(*EXPERTS, none, "--model.args.num_experts=8", *options) for options in ((), losses))
+        kernels = [sum(times for line, times in of.items() if line.startswith("kernel")) for of in (without, step)]
+        self.assertLessEqual(kernels[1] - kernels[0], 1 + blocks * 12)  # of the counts of tokens, which the note on the arithmetic lists
+        for operator in ("cross_entropy_", "routing_weights_backward"):
+            self.assertEqual(step[f"operator\thyperion::{operator}"], without[f"operator\thyperion::{operator}"])
+        waits = [{line: times for line, times in of.items() if line.startswith("synchronize") or "pageable" in line} for of in (without, step)]
+        self.assertEqual(waits[0], waits[1])
+
     def test_rows_travel_while_the_shared_experts_run_and_the_host_waits_under_the_gather_of_the_rows_to_send(self):
         trace = self.folder / "trace"
         shared = ["--model.name=deepseek_v3", "--model.args.n_layers=1", "--model.args.n_dense_layers=0", "--model.args.num_experts=4",

@@ -213,7 +213,7 @@ Results run_expert_kernels(const ExpertCase& c, at::ScalarType dtype) {
   all.found = {
       routed.scores,
       fused.routing_weights(routed.scores, routed.choices, options),
-      fused.routing_weights_backward(to_gpu(grad), routed.scores, routed.choices, options, dtype),
+      fused.routing_weights_backward(to_gpu(grad), routed.scores, routed.choices, options, {}, dtype),
       of_groups(fused.gather_rows(to_gpu(x), ordered, {})),
       of_groups(fused.gather_rows(to_gpu(x), ordered, to_gpu(flat))),
       fused.sum_rows(there, ordered.rows, to_gpu(weights), to_gpu(added), options.top_k),
@@ -224,7 +224,7 @@ Results run_expert_kernels(const ExpertCase& c, at::ScalarType dtype) {
       weighted.products};
   all.wanted = {plain::expert_scores(logits, options),
                 weights,
-                plain::routing_weights_backward(grad, scores, choices, options, dtype),
+                plain::routing_weights_backward(grad, scores, choices, options, {}, dtype),
                 of_groups(rows),
                 of_groups(plain::gather_rows(x, order, flat)),
                 plain::sum_rows(rows, order.rows, weights, added, options.top_k),

@@ -3,6 +3,9 @@
 // little-endian, for one command after the other.
 //   hf_logits_tool COMMAND [then COMMAND]...
 //   logits FOLDER
+//   losses FOLDER                    instead of logits: the mean cross-entropy of each next token, the loss
+//   of
+//                                    the balance of block 0's router, and the gradient of its gate
 //   export FOLDER OUT DTYPE [SEED]   also writes the model to OUT/step-1; with a seed its weights are drawn
 //                                    and FOLDER need only hold config.json
 #include <algorithm>
@@ -15,7 +18,10 @@
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/roll.h>
 #include <ATen/ops/tensor.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "base/collective.h"
 #include "base/error.h"
@@ -96,10 +102,37 @@ void print_logits(const models::Transformer& model, const std::vector<int64_t>& 
   std::fwrite(logits.const_data_ptr(), 1, logits.nbytes(), stdout);
 }
 
+// One training step's forward and backward.
+void print_losses(const models::Transformer& model, const std::vector<int64_t>& ids) {
+  const auto count = static_cast<int64_t>(ids.size());
+  const at::Tensor tokens = at::tensor(ids, at::kLong).unsqueeze(0), labels = tokens.roll(-1, 1);
+  labels.select(1, -1).fill_(-100);
+  for (const ParameterPtr& parameter : model.parameters()) parameter->weight.requires_grad_();
+  const models::ExpertBalancePtr balance = model.balances().at(0);
+  balance->losses->start_step(count, 1);
+  models::LayerMetrics metrics;
+  const models::SequenceContext context = model.context(count, at::kCPU);
+  at::Tensor x = model.embedding().forward(tokens);
+  for (const models::TransformerBlock& block : model.blocks())
+    x = block.forward(x, context, {.metrics = &metrics, .counts_tokens = true});
+  const at::Tensor scale = at::full({}, 1.0 / static_cast<double>(count - 1), at::kFloat);
+  const auto [loss, grad, z_loss] = model.head().loss_and_grad(x.detach(), labels, scale);
+  torch::autograd::backward({x}, {grad});
+  std::vector<at::Tensor> numbers = {loss * scale,
+                                     metrics.by_tag.at("loss_metrics/global_aux_loss").values.at(0)};
+  for (const ParameterPtr& parameter : model.parameters())
+    if (parameter->fqn == "layers.0.moe.router.gate.weight") numbers.push_back(parameter->weight.grad());
+  for (const at::Tensor& number : numbers) {
+    const at::Tensor held = number.to(at::kFloat).contiguous();
+    std::fwrite(held.const_data_ptr(), 1, held.nbytes(), stdout);
+  }
+}
+
 // False where the command is none.
 bool run(const std::vector<std::string>& words, const std::vector<int64_t>& ids) {
   const bool exporting = words.size() >= 4 && words[0] == "export";
-  if (!exporting && (words.size() != 2 || words[0] != "logits")) return false;
+  const bool losses = words.size() == 2 && words[0] == "losses";
+  if (!exporting && !losses && (words.size() != 2 || words[0] != "logits")) return false;
   const fs::path folder = words[1];
   const models::Transformer model(hugging_face::read_hf_config(folder / "config.json"));
   const Dtype dtype = exporting ? choice_of<Dtype>(words[3]).value() : Dtype::kFloat32;
@@ -108,7 +141,7 @@ bool run(const std::vector<std::string>& words, const std::vector<int64_t>& ids)
   else
     read_weights(model, folder);
   if (exporting) write_weights(model, words[2], dtype);
-  print_logits(model, ids);
+  losses ? print_losses(model, ids) : print_logits(model, ids);
   return true;
 }
 
@@ -118,7 +151,8 @@ int run_all(const std::vector<std::string>& words) {
     const auto end = std::find(begin, words.end(), "then");
     if (!run({begin, end}, ids)) {
       std::fprintf(stderr,
-                   "usage: hf_logits_tool logits FOLDER | export FOLDER OUT DTYPE [SEED] [then ...]\n");
+                   "usage: hf_logits_tool logits FOLDER | losses FOLDER | export FOLDER OUT DTYPE [SEED] "
+                   "[then ...]\n");
       return 2;
     }
     if (end == words.end()) return std::fflush(stdout) == 0 ? 0 : 74;

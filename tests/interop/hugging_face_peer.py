@@ -347,6 +347,28 @@ def check_block_scales(tool, folder):
     close(our_logits(tool, ("logits", folder / "quantized"))[0], their_logits(load(folder / "plain")), "fp8 with block scales")
 
 
+def check_router_loss(tool, folder):
+    """The balance loss of a model with one layer of experts, which transformers adds, and the router's gradient with it."""
+    config = Qwen3MoeConfig(**{**SMALL, "num_hidden_layers": 1}, head_dim=16, num_experts=6, num_experts_per_tok=2,
+                            moe_intermediate_size=20, norm_topk_prob=True, router_aux_loss_coef=0.05, output_router_logits=True)
+    model = make_model(config)
+    model.save_pretrained(folder)
+    out = model(TOKENS.unsqueeze(0), labels=TOKENS.unsqueeze(0))
+    out.loss.backward()
+    balance = config.router_aux_loss_coef * out.aux_loss
+    gate = model.model.layers[0].mlp.gate.weight.grad
+    ours = subprocess.run([tool, "losses", folder], input=TOKENS.numpy().astype("<i8").tobytes(), check=True, stdout=subprocess.PIPE).stdout
+    ours = torch.frombuffer(bytearray(ours), dtype=torch.float32)
+    for what, found, wanted in (("cross-entropy", ours[0], out.loss - balance), ("balance loss", ours[1], balance),
+                                ("gradient of the router", ours[2:].view_as(gate), gate)):
+        error = ((found - wanted).norm() / wanted.norm()).item()
+        print(f"  {what}: {error:.1e}")
+        assert error < 1e-6, f"{what}: {error} apart"
+    our_logits(tool, ("export", folder, folder / "back", "float32"))
+    back = AutoConfig.from_pretrained(folder / "back" / "step-1")
+    assert (back.router_aux_loss_coef, back.output_router_logits) == (0.05, True), back
+
+
 def check_training(hyperion, folder):
     """from_hf: odd shapes train without a flavour of their own."""
     config = LlamaConfig(**{**SMALL, "vocab_size": 2053}, head_dim=20,
@@ -423,6 +445,8 @@ def main():
         check_generation(hyperion, Path(temporary) / "exported")
         check_settings(hyperion, Path(temporary) / "exported")
         check_experts(hyperion, tool, Path(temporary) / "experts")
+        print("losses of routers")
+        check_router_loss(tool, Path(temporary) / "router_loss")
         print("from_hf")
         check_training(hyperion, Path(temporary) / "from_hf")
 

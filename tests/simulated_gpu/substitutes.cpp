@@ -117,8 +117,6 @@ Values efficient_backward(const Values& a) {
 // Sequences of different lengths, one behind the other: rows [tokens, heads, head_dim], of which sequence i
 // has those from bounds[i] to bounds[i + 1].
 struct Sequences {
-  explicit Sequences(const Tensor& bounds) : bounds(bounds) {}
-
   int64_t count() const { return bounds.size(0) - 1; }
   int64_t begin(int64_t i) const { return bounds.const_data_ptr<int32_t>()[i]; }
   int64_t length(int64_t i) const { return begin(i + 1) - begin(i); }
@@ -426,8 +424,9 @@ Values routing_weights(const Values& a) {
   return {plain::routing_weights(a[0].toTensor(), a[1].toTensor(), routing_options(a, 2))};
 }
 Values routing_weights_backward(const Values& a) {
-  return {plain::routing_weights_backward(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(),
-                                          routing_options(a, 3), static_cast<at::ScalarType>(a[10].toInt()))};
+  return {plain::routing_weights_backward(
+      a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), routing_options(a, 3),
+      {tensor(a[10]), tensor(a[11]), a[12].toDouble()}, static_cast<at::ScalarType>(a[13].toInt()))};
 }
 hyperion::kernels::RowOrder row_order(const Values& a, size_t first) {
   return {a[first].toTensor(),     a[first + 1].toTensor(), a[first + 2].toTensor(),

@@ -35,6 +35,9 @@ config::JobConfig::Model tiny_model(const TinyJob& job) {
     dims.num_experts = job.experts;
     dims.moe_hidden_dim = job.expert_hidden;
     dims.top_k = name == "llama4" ? 1 : 2;
+    dims.router_z_loss_coeff = job.router_losses.z;
+    dims.sequence_aux_loss_coeff = job.router_losses.sequence;
+    dims.global_aux_loss_coeff = job.router_losses.global;
   }
   if (name == "deepseek_v3") {
     dims.n_kv_heads = dims.head_dim = std::nullopt;

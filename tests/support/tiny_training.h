@@ -60,6 +60,7 @@ struct TinyJob {
   bool bf16_states = false;
   checkpoint::Dtype ns_dtype = checkpoint::Dtype::kFloat32;  // of Muon's iteration
   double z_loss = 0;                                         // training.z_loss
+  models::RouterLossArgs router_losses{};
   int64_t frozen_from = -1;  // from 0: every second parameter from this one on is frozen
 };
 

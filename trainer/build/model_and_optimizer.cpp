@@ -168,6 +168,9 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
       if (context.device.is_cuda() && ranks->size() > 1) connect_pairs(*ranks, context.device, all, all);
     }
   }
+  if (args.experts.losses.global > 0)
+    dims.batch_groups = {&context.groups.get(parallel::MeshDim::kFsdp),
+                         &context.groups.get(parallel::MeshDim::kDpReplicate)};
   made.transformer = std::make_unique<models::Transformer>(args, config.training.loss_chunk_bytes, dims,
                                                            config.training.z_loss);
   if (const int64_t first = context.variation.frozen_from; first >= 0) {

@@ -21,7 +21,9 @@ inline constexpr std::string_view kDecayOfNorms = "optimizer.decay_norms_and_bia
                                   kGroups = "optimizer.groups", kStateDtype = "optimizer.state_dtype",
                                   kZLoss = "training.z_loss";
 inline constexpr std::string_view kLengthKey = "training.seq_len", kShuffleKey = "training.shuffle";
-inline constexpr const char* kSources = "training.sources";                // shares_text()
+inline constexpr const char* kSources = "training.sources";  // shares_text()
+inline constexpr std::string_view kRouterLosses[] = {
+    "model.router_z_loss_coeff", "model.sequence_aux_loss_coeff", "model.global_aux_loss_coeff"};
 inline constexpr const char* kForcedBalance = "model.force_load_balance";  // debug.moe_force_load_balance
 
 // The settings that shape the loss curve, as every checkpoint stores them: key and text, in a fixed order.

@@ -74,7 +74,8 @@ std::string configuration_key(const std::string& setting) {
 // Returns whether another value of this setting changes what the weights compute. Expert balance affects
 // training only.
 bool is_of_weights(std::string_view key) {
-  return key.starts_with("model.") && key != kForcedBalance && key != "model.load_balance_coeff";
+  return key.starts_with("model.") && key != kForcedBalance && key != "model.load_balance_coeff" &&
+         std::ranges::find(kRouterLosses, key) == std::end(kRouterLosses);
 }
 
 // Returns the settings of `components` whose value differs from the stored one.
@@ -90,7 +91,10 @@ std::vector<SettingChange> changed_settings(const config::ResolvedConfig& resolv
       {kRamp, std::string(kNoRamp)},
       {kRampUnit, "steps"},
       {kZLoss, "0.0"},
-      {kGroups, "[]"}};
+      {kGroups, "[]"},
+      {kRouterLosses[0], "0"},
+      {kRouterLosses[1], "0"},
+      {kRouterLosses[2], "0"}};
   // A saved ramp is the batch; a ramp that takes the place of one batch is compared with that batch too.
   const std::string* const ramp = find_setting(stored, kRamp);
   const bool had_ramp = ramp != nullptr && *ramp != kNoRamp,

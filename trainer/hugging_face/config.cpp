@@ -152,6 +152,23 @@ json experts_config(const ModelArgs& args) {
           {"v_head_dim", args.latent.v_head_dim}};
 }
 
+// transformers averages over all layers before it multiplies, so its loss is ours if one block has experts.
+bool exports_router_loss(const ModelArgs& args) {
+  return args.family == "qwen3" && args.experts.blocks(args.n_layers) == 1;
+}
+
+void set_router_loss(const ModelArgs& args, json& config) {
+  const double coefficient = args.experts.losses.global;
+  if (exports_router_loss(args)) {
+    if (coefficient > 0) config["router_aux_loss_coef"] = coefficient;
+    if (coefficient > 0 || config.contains("output_router_logits"))
+      config["output_router_logits"] = coefficient > 0;
+  } else if (coefficient > 0) {
+    config.erase("router_aux_loss_coef");
+    config.erase("output_router_logits");
+  }
+}
+
 struct HfModel {
   std::string_view type, architecture;
 };
@@ -224,7 +241,10 @@ std::string hf_config(const ModelArgs& args, const HfExport& options) {
        {"vocab_size", args.vocab_size}});
   if (args.family == "qwen3") config["use_sliding_window"] = false;
   if (args.family == "llama3") config["mlp_bias"] = false;
-  if (args.experts.are_present()) config.update(experts_config(args));
+  if (args.experts.are_present()) {
+    config.update(experts_config(args));
+    set_router_loss(args, config);
+  }
   return config.dump(2) + "\n";
 }
 
@@ -278,6 +298,11 @@ HuggingFaceFiles hugging_face_files(const config::JobConfig::Model& model, check
         fmt::format("layers.*.moe.expert_bias are left out: transformers' {} model has no biases of experts, "
                     "which model.args.load_balance_coeff = {} has moved, so it may choose other experts",
                     args.family, args.experts.load_balance_coeff));
+  if (args.experts.losses.global > 0 && !exports_router_loss(args))
+    out.remarks.push_back(
+        "router_aux_loss_coef is left out: transformers has no loss equal to "
+        "model.args.global_aux_loss_coeff, "
+        "which is of each block with experts, but in a qwen3_moe model with one such block");
   if (args.latent.is_present() && args.norm_eps != kLatentNormEps)
     out.remarks.push_back(
         fmt::format("model.args.norm_eps is {}, but transformers' norms of the latents have {} whatever "

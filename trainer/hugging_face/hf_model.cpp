@@ -139,6 +139,10 @@ void take_hf_dimensions(config::ResolvedConfig& resolved, const fs::path& base) 
         to.*change = member(args);
         resolved.origins["model.args." + key] = file.string();
       });
+  if (const double coefficient = args.experts.losses.global; coefficient > 0 && !to.global_aux_loss_coeff) {
+    to.global_aux_loss_coeff = coefficient;
+    resolved.origins["model.args.global_aux_loss_coeff"] = file.string();
+  }
 }
 
 }  // namespace

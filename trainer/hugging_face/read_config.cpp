@@ -171,6 +171,15 @@ void read_experts(const JsonNode& config, const char* experts, const char* width
   args.experts.top_k = size_in(config["num_experts_per_tok"]);
 }
 
+// With output_router_logits transformers adds the loss of a balance to that of the model. It averages over
+// all layers before it multiplies, so its loss is ours if one layer has experts.
+void read_router_loss(const JsonNode& config, ModelArgs& args) {
+  if (!config["output_router_logits"].flag(false) || args.experts.blocks(args.n_layers) != 1) return;
+  const JsonNode coefficient = config["router_aux_loss_coef"];
+  const bool zero = !coefficient.is_null() && config.object().at("router_aux_loss_coef") == 0;
+  args.experts.losses.global = zero ? 0 : number_in(coefficient, 0.001);
+}
+
 void read_qwen3_moe(const JsonNode& config, ModelArgs& args) {
   read_qwen3(config, args);
   args.attention.head_dim = size_in(config["head_dim"], args.dim / args.attention.n_heads);
@@ -179,10 +188,10 @@ void read_qwen3_moe(const JsonNode& config, ModelArgs& args) {
   require_same_number(config["num_local_experts"], args.experts.num_experts, "num_experts");
   args.experts.route_norm = config["norm_topk_prob"].flag(false);
   args.experts.moe_every = size_in(config["decoder_sparse_step"], 1);
-  const JsonNode dense = config["mlp_only_layers"];
-  if (dense.is_null()) return;
-  for (const json& layer : dense.array())
-    if (layer != args.experts.n_dense_layers++) dense.refuse("the first layers, 0, 1 ... in order");
+  if (const JsonNode dense = config["mlp_only_layers"]; !dense.is_null())
+    for (const json& layer : dense.array())
+      if (layer != args.experts.n_dense_layers++) dense.refuse("the first layers, 0, 1 ... in order");
+  read_router_loss(config, args);
 }
 
 void read_deepseek_v3(const JsonNode& config, ModelArgs& args) {
@@ -312,6 +321,12 @@ ModelArgs parse_hf_config(std::string_view text, const std::string& name,
   read_rope(config, args);
   if (warnings != nullptr) {
     *warnings = contradictions(values, name);
+    const int64_t with_experts = args.experts.blocks(args.n_layers);
+    if (type == "qwen3_moe" && with_experts > 1 && config["output_router_logits"].flag(false))
+      warnings->push_back(fmt::format(
+          "{}: router_aux_loss_coef is not taken over: transformers makes one loss of its {} layers "
+          "with experts, here each has its own (model.args.global_aux_loss_coeff)",
+          name, with_experts));
     if (!unknown.empty())
       warnings->push_back(fmt::format("{}: keys that are not known here, and have no effect: {}", name,
                                       printable(fmt::format("{}", fmt::join(unknown, ", ")), 1000)));

@@ -94,7 +94,7 @@ Tensor routing_weights(const Tensor& given_scores, const Tensor& given_choices,
 
 Tensor routing_weights_backward(const Tensor& given_grad, const Tensor& given_scores,
                                 const Tensor& given_choices, const RoutingOptions& options,
-                                at::ScalarType dtype) {
+                                const RouterLossGradient& losses, at::ScalarType dtype) {
   const Tensor grads = given_grad.contiguous(), scores = given_scores.contiguous(),
                choices = given_choices.contiguous();
   const Tensor grad_logits = at::empty(scores.sizes(), scores.options());
@@ -124,6 +124,7 @@ Tensor routing_weights_backward(const Tensor& given_grad, const Tensor& given_sc
         to[e] = softmax ? of[e] * (to[e] - of_softmax) : to[e] * of[e] * (1 - of[e]);
     }
   });
+  if (losses.any()) grad_logits.add_(plain::router_loss_gradient(scores, options, losses));
   return grad_logits.to(dtype);
 }
 

@@ -124,6 +124,48 @@ __global__ void __launch_bounds__(kThreads) routing_weights_tokens(const Routing
   }
 }
 
+// The auxiliary losses' gradient of one token's logits: of(e), after prepare() by all lanes.
+template <typename T>
+struct LossesOfToken {
+  const float* scores;
+  const float* of_probabilities = nullptr;  // of this token, [experts]
+  const T* logits = nullptr;
+  bool softmax = false;
+  float sum = 1, mean = 0;  // of the scores, and of of_probabilities weighted by the probabilities
+  float log_sum_exp = 0, z_factor = 0;
+
+  __device__ inline void prepare(const RoutingWeightsTask& task, int64_t token) {
+    const int lane = static_cast<int>(threadIdx.x);
+    softmax = task.softmax;
+    if (task.of_probabilities != nullptr) {
+      of_probabilities = task.of_probabilities + token / task.tokens_of_part * task.experts;
+      float own_sum = 0, own_dot = 0;
+      for (int e = lane; e < task.experts; e += kWarp) {
+        own_sum += scores[e];
+        own_dot += of_probabilities[e] * scores[e];
+      }
+      if (!softmax) sum = warp_sum(own_sum);
+      mean = warp_sum(own_dot) / sum;
+    }
+    if (task.logits == nullptr) return;
+    logits = static_cast<const T*>(task.logits) + token * task.experts;
+    float largest = -INFINITY, exponentials = 0;
+    for (int e = lane; e < task.experts; e += kWarp) largest = fmaxf(largest, widened(logits[e]));
+    largest = warp_max(largest);
+    for (int e = lane; e < task.experts; e += kWarp) exponentials += expf(widened(logits[e]) - largest);
+    log_sum_exp = largest + logf(warp_sum(exponentials));
+    z_factor = 2.0f * task.z_loss * log_sum_exp;
+  }
+  __device__ inline float of(int e) const {
+    float grad = 0;
+    if (of_probabilities != nullptr) {
+      const float of_score = (of_probabilities[e] - mean) / sum;
+      grad = softmax ? scores[e] * of_score : scores[e] * (1.0f - scores[e]) * of_score;
+    }
+    return logits == nullptr ? grad : grad + expf(widened(logits[e]) - log_sum_exp) * z_factor;
+  }
+};
+
 template <typename T>
 __global__ void __launch_bounds__(kWarp) routing_weights_backward_token(const RoutingWeightsTask task) {
   const int64_t token = blockIdx.x;
@@ -151,10 +193,14 @@ __global__ void __launch_bounds__(kWarp) routing_weights_backward_token(const Ro
     for (int k = lane; k < task.top_k; k += kWarp) of_softmax += of_choice(k) * scores[choices[k]];
     of_softmax = warp_sum(of_softmax);
   }
+  LossesOfToken<T> losses{scores};
+  const bool adds = task.of_probabilities != nullptr || task.logits != nullptr;
+  if (adds) losses.prepare(task, token);
   T* const out = static_cast<T*>(task.grad_logits) + token * task.experts;
   for (int e = lane; e < task.experts; e += kWarp) {
     const float score = scores[e], grad = of_expert(e);
-    out[e] = rounded<T>(task.softmax ? score * (grad - of_softmax) : grad * score * (1.0f - score));
+    const float of_logit = task.softmax ? score * (grad - of_softmax) : grad * score * (1.0f - score);
+    out[e] = rounded<T>(adds ? of_logit + losses.of(e) : of_logit);
   }
 }
 

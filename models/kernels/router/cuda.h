@@ -1,6 +1,8 @@
 // Calls router/cuda.cuh with tensors.
 #pragma once
 
+#include <algorithm>
+
 #include <ATen/ops/empty.h>
 
 #include "models/kernels/common/tensors.h"
@@ -63,7 +65,7 @@ Tensor routing_weights(const Launch& launch, const Tensor& given_scores, const T
 template <typename Launch>
 Tensor routing_weights_backward(const Launch& launch, const Tensor& given_grad, const Tensor& given_scores,
                                 const Tensor& given_choices, const RoutingOptions& options,
-                                at::ScalarType dtype) {
+                                const RouterLossGradient& losses, at::ScalarType dtype) {
   const Tensor grad = given_grad.contiguous(), scores = given_scores.contiguous(),
                choices = given_choices.contiguous();
   require_numbers(grad, choices.numel(), "routing_weights_backward: grad");
@@ -71,6 +73,24 @@ Tensor routing_weights_backward(const Launch& launch, const Tensor& given_grad, 
   RoutingWeightsTask task = routing_task(scores, choices, options);
   task.grad = grad.const_data_ptr<float>();
   task.grad_logits = grad_logits.mutable_data_ptr();
+  const Tensor of_probabilities =
+      losses.of_probabilities.defined() ? losses.of_probabilities.contiguous() : Tensor();
+  const Tensor logits = losses.z_loss != 0 ? losses.logits.contiguous() : Tensor();
+  if (of_probabilities.defined() && of_probabilities.size(0) > 0) {
+    const int64_t parts = of_probabilities.size(0);
+    require_numbers(of_probabilities, parts * options.experts, "routing_weights_backward: of_probabilities");
+    require_alike(of_probabilities, scores, "routing_weights_backward: of_probabilities");
+    TORCH_CHECK(task.tokens % parts == 0, "routing_weights_backward: ", task.tokens, " tokens in ", parts,
+                " parts");
+    task.of_probabilities = of_probabilities.const_data_ptr<float>();
+    task.tokens_of_part = std::max<int64_t>(task.tokens / parts, 1);
+  }
+  if (logits.defined()) {
+    require_numbers(logits, task.tokens * options.experts, "routing_weights_backward: logits");
+    require_alike(logits, grad_logits, "routing_weights_backward: logits");
+    task.logits = logits.const_data_ptr();
+    task.z_loss = static_cast<float>(losses.z_loss);
+  }
   launch(task, element_of(grad_logits, "routing_weights_backward"));
   return grad_logits;
 }

@@ -64,8 +64,26 @@ Tensor routing_weights(const Tensor& scores, const Tensor& choices, const Routin
   return weights * options.scale;
 }
 
+Tensor router_loss_gradient(const Tensor& scores, const RoutingOptions& options,
+                            const RouterLossGradient& losses) {
+  Tensor grad = at::zeros_like(scores);
+  if (const Tensor& given = losses.of_probabilities; given.defined()) {
+    const Tensor s = scores.reshape({given.size(0), -1, options.experts}), of_p = given.unsqueeze(1);
+    const bool softmax = options.score == models::ScoreFunction::kSoftmax;
+    const Tensor sum = softmax ? at::ones_like(of_p.select(2, 0).unsqueeze(2)) : s.sum(2, /*keepdim=*/true);
+    const Tensor of_s = (of_p - (of_p * s).sum(2, /*keepdim=*/true) / sum) / sum;
+    grad = (softmax ? s * of_s : s * (1 - s) * of_s).view_as(scores);
+  }
+  if (losses.z_loss != 0) {
+    const Tensor wide = losses.logits.to(scores.scalar_type()), lse = wide.logsumexp(1, /*keepdim=*/true);
+    grad = grad + (wide - lse).exp_() * (2 * losses.z_loss * lse);
+  }
+  return grad;
+}
+
 Tensor routing_weights_backward(const Tensor& grad_weights, const Tensor& scores, const Tensor& given_choices,
-                                const RoutingOptions& options, at::ScalarType dtype) {
+                                const RoutingOptions& options, const RouterLossGradient& losses,
+                                at::ScalarType dtype) {
   const Tensor choices = given_choices.to(at::kLong);
   Tensor grad = grad_weights * options.scale;
   if (options.normalise) {
@@ -76,7 +94,7 @@ Tensor routing_weights_backward(const Tensor& grad_weights, const Tensor& scores
   const Tensor grad_logits = options.score == models::ScoreFunction::kSoftmax
                                  ? scores * (of_scores - (of_scores * scores).sum(1, true))
                                  : of_scores * scores * (1 - scores);
-  return grad_logits.to(dtype);
+  return (losses.any() ? grad_logits + router_loss_gradient(scores, options, losses) : grad_logits).to(dtype);
 }
 
 }  // namespace plain

@@ -42,17 +42,37 @@ using RouteTokens = RoutedTokens(const at::Tensor& logits, const at::Tensor& bia
 // bias, normalised and scaled.
 using RoutingWeights = at::Tensor(const at::Tensor& scores, const at::Tensor& choices,
                                   const RoutingOptions& options);
-// Returns the gradient of the logits, in `dtype`, from `grad` of the weights.
+// What the router's auxiliary losses (models/parts/experts/router_losses.h) add to the gradient of the
+// logits.
+struct RouterLossGradient {
+  // The gradient of the tokens' probabilities, which are their scores divided by their sum: [parts, experts]
+  // in the dtype of the scores, one row for each part of the tokens, of equally many; undefined: none.
+  at::Tensor of_probabilities{};
+  at::Tensor logits{};  // [tokens, experts], read by the z-loss
+  double z_loss = 0;    // the coefficient of (log-sum-exp)^2 of a token's logits; 0: none
+
+  bool any() const { return of_probabilities.defined() || z_loss != 0; }
+};
+// Returns the gradient of the logits, in `dtype`, from `grad` of the weights, plus that of `losses`.
 using RoutingWeightsBackward = at::Tensor(const at::Tensor& grad, const at::Tensor& scores,
                                           const at::Tensor& choices, const RoutingOptions& options,
-                                          at::ScalarType dtype);
+                                          const RouterLossGradient& losses, at::ScalarType dtype);
 
 inline void append(Values& values, const RoutedTokens& x) {
   append(values, x.scores);
   append(values, x.choices);
 }
 
+inline void append(Values& values, const RouterLossGradient& losses) {
+  append(values, losses.of_probabilities.defined() ? &losses.of_probabilities : nullptr);
+  append(values, losses.logits.defined() ? &losses.logits : nullptr);
+  append(values, losses.z_loss);
+}
+
 namespace plain {
+// Returns the gradient of the logits in the dtype of the scores. losses.any() is true.
+at::Tensor router_loss_gradient(const at::Tensor& scores, const RoutingOptions& options,
+                                const RouterLossGradient& losses);
 at::Tensor expert_scores(const at::Tensor& logits, const RoutingOptions& options);
 at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias, const RoutingOptions& options);
 RouteTokens route_tokens;

@@ -28,6 +28,12 @@ struct RoutingWeightsTask {
   // Backward:
   const float* grad = nullptr;  // [tokens, top_k]
   void* grad_logits = nullptr;  // [tokens, experts]
+  // The auxiliary losses (RouterLossGradient): the gradient of the probabilities, one row for every
+  // tokens_of_part tokens, or null; the logits and the coefficient of the z-loss, or null.
+  const float* of_probabilities = nullptr;
+  int64_t tokens_of_part = 1;
+  const void* logits = nullptr;
+  float z_loss = 0;
   bool softmax = false;
 };
 

@@ -11,6 +11,9 @@ void check(const ExpertArgs& args, DimensionChecks& checks) {
   checks.in_range({"moe_hidden_dim"}, args.hidden_dim, 0, kLargestDimension);
   checks.fits_float("route_scale", args.route_scale);
   checks.fits_float("load_balance_coeff", args.load_balance_coeff);
+  checks.fits_float("router_z_loss_coeff", args.losses.z);
+  checks.fits_float("sequence_aux_loss_coeff", args.losses.sequence);
+  checks.fits_float("global_aux_loss_coeff", args.losses.global);
   if (!args.are_present()) return;
   checks.refuse_if(args.hidden_dim == 0, {"moe_hidden_dim"},
                    "moe_hidden_dim is 0, expected at least 1 with experts");

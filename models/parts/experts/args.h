@@ -16,6 +16,13 @@ constexpr auto choices(ScoreFunction) {
       {{ScoreFunction::kSoftmax, "softmax"}, {ScoreFunction::kSigmoid, "sigmoid"}});
 }
 
+// Coefficients of the router's auxiliary losses (models/parts/experts/router_losses.h); 0: without the loss.
+struct RouterLossArgs {
+  double z = 0, sequence = 0, global = 0;
+
+  constexpr bool any() const { return z > 0 || sequence > 0 || global > 0; }
+};
+
 struct ExpertArgs {
   int64_t num_experts = 0;                    // of a block; 0: no block has any
   int64_t n_dense_layers = 0, moe_every = 1;  // see are_in()
@@ -28,7 +35,8 @@ struct ExpertArgs {
   bool score_before_experts = false;  // the experts' input is multiplied by the weights, else their output
   int64_t expert_groups = 0, limited_groups = 0;  // a token's experts are of limited_groups groups; 0: of any
   double load_balance_coeff = 0;                  // of the update of expert_bias in each step; 0: none
-  bool force_load_balance = false;                // debug.moe_force_load_balance: round robin
+  RouterLossArgs losses{};
+  bool force_load_balance = false;  // debug.moe_force_load_balance: round robin
 
   constexpr bool are_present() const { return num_experts > 0; }
   // Returns whether that block has experts: every moe_every-th one behind the first n_dense_layers.

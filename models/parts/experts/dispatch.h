@@ -11,6 +11,7 @@
 
 #include "models/kernels/expert_rows/expert_rows.h"
 #include "models/kernels/matmul/grouped.h"
+#include "models/kernels/router/router.h"
 
 namespace hyperion::models {
 
@@ -54,6 +55,7 @@ struct KeptRouting {
   // The mean over the ranks of the rows that their experts get, of `in_node`; 0: the rows that this rank
   // sends.
   int64_t mean_rows = 0;
+  std::shared_ptr<const kernels::RouterLossGradient> losses{};  // null: the router has no auxiliary losses
 };
 
 // Gathers x [tokens, width] -> [rows, width] in x's dtype: rows[r] = x[token of row r]. If `weights`

@@ -37,6 +37,8 @@ MoE::MoE(const PartParameters& parameters, const ModelArgs& args, const Parallel
   balance_->bias = parameters.at("moe.expert_bias");
   balance_->counts_local_tokens = etp_group_ == nullptr;
   balance_->coefficient = args.experts.load_balance_coeff;
+  if (const std::string& fqn = balance_->bias->fqn; args.experts.losses.any())
+    balance_->losses = std::make_shared<RouterLosses>(fqn.substr(0, fqn.find(".moe.")), args.experts, dims);
 }
 
 std::vector<Linear*> MoE::linears() {
@@ -121,10 +123,13 @@ at::Tensor MoE::forward(const ops::SumAndNorm& h, const BlockRun& run) const {
   const kernels::RoutedTokens routed = route(logits.detach(), run);
   const at::Tensor& scores = routed.scores;
   PendingDispatch pending = start_dispatch(routed, experts_.unit_of_rows(h.normed[1]), run);
+  if (balance_->losses != nullptr && run.counts_tokens)
+    pending.routing.losses = balance_->losses->count(
+        logits.detach(), scores, pending.routing.dispatch->expert_rows, h.normed[0].size(0), run.metrics);
   const int64_t tokens = scores.size(0), first = etp_group_ == nullptr ? 0 : etp_group_->rank() * tokens;
   const at::Tensor local_choices = pending.routing.dispatch->choices.narrow(0, first, tokens);
-  const at::Tensor weights =
-      gather_over_ranks(routing_weights(logits, scores, local_choices, routing_), etp_group_);
+  const at::Tensor weights = gather_over_ranks(
+      routing_weights(logits, scores, local_choices, routing_, pending.routing.losses), etp_group_);
   const at::Tensor x = gather_over_ranks(rows_of(h.normed[1]), etp_group_);
   const auto shared = [&] {
     if (!shared_) return at::Tensor();

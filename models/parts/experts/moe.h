@@ -16,6 +16,7 @@
 #include "models/parts/experts/experts.h"
 #include "models/parts/experts/node_exchange.h"
 #include "models/parts/experts/router.h"
+#include "models/parts/experts/router_losses.h"
 
 namespace hyperion::models {
 
@@ -26,6 +27,7 @@ struct ExpertBalance {
   at::Tensor counts{};  // int64 [experts]: the rows of each expert in training forwards since the last update
   bool counts_local_tokens = false;  // whether `counts` lack the tokens of other tensor parallel ranks
   double coefficient = 0;  // the step of the bias update; 0: no update, and only logged steps are counted
+  std::shared_ptr<RouterLosses> losses{};  // null: none
 };
 using ExpertBalancePtr = std::shared_ptr<ExpertBalance>;
 

@@ -15,24 +15,31 @@ using at::Tensor;
 struct SavedWeights : torch::CustomClassHolder {
   RoutingOptions options;
   at::ScalarType dtype = at::kFloat;  // of the logits
+  std::shared_ptr<const kernels::RouterLossGradient> losses;
 };
 
 struct RoutingWeightsFunction : Function<RoutingWeightsFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& logits, const Tensor& scores,
-                        const Tensor& choices, const RoutingOptions& options) {
-    context->save_for_backward({scores, choices});
+                        const Tensor& choices, const RoutingOptions& options,
+                        const std::shared_ptr<const kernels::RouterLossGradient>& losses) {
+    const bool reads_logits = losses != nullptr && losses->z_loss != 0;
+    context->save_for_backward({scores, choices, reads_logits ? logits : Tensor()});
     SavedWeights saved;
     saved.options = options;
     saved.dtype = logits.scalar_type();
+    saved.losses = losses;
     keep_state(context, std::move(saved));
     return kernels::table().routing_weights(scores, choices, options);
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto tensors = context->get_saved_variables();
     const auto saved = kept_state<SavedWeights>(context);
+    kernels::RouterLossGradient losses;
+    if (saved->losses != nullptr) losses = *saved->losses;
+    losses.logits = tensors[2];
     return {kernels::table().routing_weights_backward(grads[0], tensors[0], tensors[1], saved->options,
-                                                      saved->dtype),
-            Tensor(), Tensor(), Tensor()};
+                                                      losses, saved->dtype),
+            Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -49,8 +56,9 @@ Tensor balanced_choices(const Tensor& scores, const RoutingOptions& options) {
 }
 
 Tensor routing_weights(const Tensor& logits, const Tensor& scores, const Tensor& choices,
-                       const RoutingOptions& options) {
-  return RoutingWeightsFunction::apply(logits, scores, choices, options);
+                       const RoutingOptions& options,
+                       const std::shared_ptr<const kernels::RouterLossGradient>& losses) {
+  return RoutingWeightsFunction::apply(logits, scores, choices, options, losses);
 }
 
 }  // namespace hyperion::models

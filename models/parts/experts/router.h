@@ -2,6 +2,8 @@
 // whatever the dtype of the gate's product is.
 #pragma once
 
+#include <memory>
+
 #include <ATen/core/Tensor.h>
 
 #include "models/kernels/router/router.h"
@@ -20,8 +22,10 @@ kernels::RoutedTokens route_tokens(const at::Tensor& logits, const at::Tensor& b
 at::Tensor balanced_choices(const at::Tensor& scores, const RoutingOptions& options);
 
 // Returns the weights of the chosen experts, [tokens, top_k] of the scores' dtype: their scores without the
-// bias, normalised and scaled. Differentiable in `logits`, from which `scores` were computed.
+// bias, normalised and scaled. Differentiable in `logits`, from which `scores` were computed. `losses`,
+// unless null, adds the gradient of the auxiliary losses to that of the logits.
 at::Tensor routing_weights(const at::Tensor& logits, const at::Tensor& scores, const at::Tensor& choices,
-                           const RoutingOptions& options);
+                           const RoutingOptions& options,
+                           const std::shared_ptr<const kernels::RouterLossGradient>& losses = {});
 
 }  // namespace hyperion::models

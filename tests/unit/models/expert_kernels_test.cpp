@@ -151,10 +151,22 @@ TEST_CASE("the source of the CUDA router chooses as the plain form and follows i
     CHECK(near_plain(kernels::cpu::routing_weights(scores, choices, options),
                      plain::routing_weights(scores, choices, options)));
     const Tensor grad = at::randn(choices.sizes());
-    CHECK(near_plain(kernels::cpu::routing_weights_backward(grad, scores, choices, options, dtype),
-                     plain::routing_weights_backward(grad, scores, choices, options, dtype), 2));
-    CHECK(near_plain(own::routing_weights_backward(kOnThreads, grad, scores, choices, options, dtype),
-                     plain::routing_weights_backward(grad, scores, choices, options, dtype), 2));
+    CHECK(near_plain(kernels::cpu::routing_weights_backward(grad, scores, choices, options, {}, dtype),
+                     plain::routing_weights_backward(grad, scores, choices, options, {}, dtype), 2));
+    CHECK(near_plain(own::routing_weights_backward(kOnThreads, grad, scores, choices, options, {}, dtype),
+                     plain::routing_weights_backward(grad, scores, choices, options, {}, dtype), 2));
+    const Tensor of_parts = at::randn({tokens, c.experts}), of_all = at::randn({1, c.experts});
+    for (const kernels::RouterLossGradient& losses :
+         {kernels::RouterLossGradient{of_parts, logits, 0.1}, kernels::RouterLossGradient{of_all, {}, 0},
+          kernels::RouterLossGradient{{}, logits, 0.1}}) {
+      CAPTURE(losses.z_loss, losses.of_probabilities.defined());
+      const Tensor wanted = plain::routing_weights_backward(grad, scores, choices, options, losses, dtype);
+      CHECK(near_plain(kernels::cpu::routing_weights_backward(grad, scores, choices, options, losses, dtype),
+                       wanted, 2));
+      CHECK(
+          near_plain(own::routing_weights_backward(kOnThreads, grad, scores, choices, options, losses, dtype),
+                     wanted, 2));
+    }
   }
   // NaN first, as in libtorch's order: choices are valid and distinct whatever the scores are.
   kernels::RoutingOptions options;
@@ -187,9 +199,9 @@ TEST_CASE("the source of the CUDA router chooses as the plain form and follows i
         own::routing_weights(kOnThreads, zeros, chosen, none)})
     CHECK(weights.equal(pair));
   for (const Tensor& gradient :
-       {plain::routing_weights_backward(pair + 1, zeros, chosen, none, dtype),
-        kernels::cpu::routing_weights_backward(pair + 1, zeros, chosen, none, dtype),
-        own::routing_weights_backward(kOnThreads, pair + 1, zeros, chosen, none, dtype)})
+       {plain::routing_weights_backward(pair + 1, zeros, chosen, none, {}, dtype),
+        kernels::cpu::routing_weights_backward(pair + 1, zeros, chosen, none, {}, dtype),
+        own::routing_weights_backward(kOnThreads, pair + 1, zeros, chosen, none, {}, dtype)})
     CHECK(gradient.equal(zeros.to(dtype)));
   options.experts = kernels::kMaxFusedExperts + 8;
   options.groups = options.limited_groups = 0;

@@ -12,11 +12,13 @@
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/randperm.h>
 #include <ATen/ops/round.h>
 #include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "models/args/model_args.h"
 #include "models/flavors/registry.h"
@@ -451,6 +453,54 @@ TEST_CASE("a block of experts that is run again has bitwise the same gradients a
   const std::vector<Tensor> recomputed = once(run);
   for (size_t i = 0; i < plain.size(); ++i) CHECK(plain[i].equal(recomputed[i]));
   CHECK(model.balances()[0]->counts.equal(2 * counts));
+}
+
+TEST_CASE("the router's auxiliary losses have the values and gradients of their formulas") {
+  at::manual_seed(21);
+  const auto score = GENERATE(ScoreFunction::kSoftmax, ScoreFunction::kSigmoid);
+  constexpr int64_t kSequences = 2, kLength = 5, kExperts = 6, kTopK = 2, kTokens = kSequences * kLength;
+  ModelArgs args = tiny_experts();
+  args.experts.score_func = score;
+  args.experts.losses = {.z = 0.3, .sequence = 0.5, .global = 0.7};
+  const RoutingOptions options(args.experts);
+  RouterLosses losses("layers.1", args.experts, {});
+  losses.start_step(2 * kTokens, 2);  // two microbatches
+  Tensor sent = at::zeros({kExperts}, at::kDouble);
+  for (int microbatch = 0; microbatch < 2; ++microbatch) {
+    CAPTURE(static_cast<int>(score), microbatch);
+    const Tensor logits = (at::randn({kTokens, kExperts}, at::kDouble) * 2).requires_grad_();
+    const Tensor bias = at::randn({kExperts}, at::kDouble);
+    const auto [scores, choices] = route_tokens(logits.detach(), bias, options);
+    const Dispatch dispatch = dispatch_tokens(choices, kExperts);
+    LayerMetrics metrics;
+    kernels::RouterLossGradient gradient =
+        *losses.count(logits.detach(), scores, dispatch.expert_rows, kSequences, &metrics);
+    gradient.logits = logits.detach();
+    const Tensor found = plain::routing_weights_backward(at::zeros({kTokens, kTopK}, at::kDouble), scores,
+                                                         choices, options, gradient, at::kDouble);
+
+    const Tensor s = score == ScoreFunction::kSoftmax ? logits.softmax(1) : logits.sigmoid();
+    const Tensor p = s / s.sum(1, true);
+    const Tensor z = 0.3 * logits.logsumexp(1).square().mean() / 2;  // of two microbatches
+    const Tensor best = std::get<1>(s.topk(kTopK, 1));
+    Tensor sequence = at::zeros({}, at::kDouble);
+    for (int64_t i = 0; i < kSequences; ++i) {
+      const Tensor f = at::zeros({kExperts}, at::kDouble);
+      for (int64_t token = 0; token < kLength; ++token)
+        f.index_add_(0, best[i * kLength + token], at::ones({kTopK}, at::kDouble));
+      const Tensor mean = p.narrow(0, i * kLength, kLength).mean(0);
+      sequence = sequence + (f * kExperts / (kTopK * kLength) * mean).sum() * 0.5 / kSequences / 2;
+    }
+    sent.add_(dispatch.expert_rows);
+    const Tensor global = 0.7 * kExperts * (sent / (kTokens * (microbatch + 1)) * p.mean(0)).sum() / 2;
+    const Tensor expected = torch::autograd::grad({z + sequence + global}, {logits})[0];
+    CHECK(at::allclose(found, expected, 1e-9, 1e-12));
+    const auto value = [&](const char* tag) { return metrics.by_tag.at(tag).values.at(0).item<double>(); };
+    CHECK(value("loss_metrics/router_z_loss") == Approx(z.item<double>()).epsilon(1e-12));
+    CHECK(value("loss_metrics/sequence_aux_loss") == Approx(sequence.item<double>()).epsilon(1e-12));
+    CHECK(value("loss_metrics/global_aux_loss") == Approx(global.item<double>()).epsilon(1e-12));
+    CHECK(value("experts/router_z_loss/layers.1") == value("loss_metrics/router_z_loss"));
+  }
 }
 
 }  // namespace hyperion::models

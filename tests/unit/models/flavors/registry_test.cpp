@@ -171,6 +171,9 @@ TEST_CASE("numbers of a model that are infinite or 0 in fp32 are refused by name
     expects({.rope_mscale = value}, "rope_mscale");
     expects({.route_scale = value}, "route_scale");
     expects({.load_balance_coeff = value}, "load_balance_coeff");
+    expects({.router_z_loss_coeff = value}, "router_z_loss_coeff");
+    expects({.sequence_aux_loss_coeff = value}, "sequence_aux_loss_coeff");
+    expects({.global_aux_loss_coeff = value}, "global_aux_loss_coeff");
   }
   expects({.rope_factor = 1e39}, "rope_factor");
   expects({.rope_high_freq_factor = 1e39}, "rope_high_freq_factor");

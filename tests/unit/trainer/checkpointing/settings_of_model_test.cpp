@@ -62,6 +62,9 @@ constexpr Member kSettingsOfModel[] = {MEMBER(tied),
                                        MEMBER(experts.expert_groups),
                                        MEMBER(experts.limited_groups),
                                        MEMBER(experts.load_balance_coeff),
+                                       MEMBER(experts.losses.z),
+                                       MEMBER(experts.losses.sequence),
+                                       MEMBER(experts.losses.global),
                                        MEMBER(experts.force_load_balance)};
 // A checkpoint of other names or shapes is refused; those that shapes show together with a setting, too.
 constexpr Member kShownByParameters[] = {MEMBER(dim),
@@ -204,8 +207,9 @@ TEST_CASE(
     ModelArgs changed = plain;
     member.change(changed);
     // How experts are balanced says nothing about what the weights compute.
-    const bool compared =
-        member.name != "experts.load_balance_coeff" && member.name != "experts.force_load_balance";
+    const bool compared = member.name != "experts.load_balance_coeff" &&
+                          member.name != "experts.force_load_balance" &&
+                          !std::string_view(member.name).starts_with("experts.losses.");
     for (const bool has_trajectory : {false, true}) {
       const std::string text = transfer_refusal(plain, changed, has_trajectory);
       if (compared)

@@ -55,7 +55,9 @@ TEST_CASE("coefficients of auxiliary losses that cannot be computed are refused"
   CHECK_THAT(problem("[training]\nz_loss = 1e-50"),
              Contains("job.toml:2:10: training.z_loss = 1e-50: expected 0"));
   CHECK_THAT(problem("[training]\nz_loss = 2.0"), Contains("expected 0 or 1.2e-38 to 1"));
-  for (const char* negative : {"[training]\nz_loss = -1e-4"})
+  for (const char* negative :
+       {"[training]\nz_loss = -1e-4", "[model.args]\nrouter_z_loss_coeff = -1e-4",
+        "[model.args]\nsequence_aux_loss_coeff = -1e-4", "[model.args]\nglobal_aux_loss_coeff = -1e-4"})
     CHECK_THAT(error_of(ExitCode::kUsage, [&] { parse_config(negative, "job.toml", {}); }),
                Contains("loss") && Contains("at least 0"));
 }

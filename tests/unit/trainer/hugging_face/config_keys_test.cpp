@@ -160,4 +160,41 @@ TEST_CASE("the export of a model whose experts were balanced says that their bia
              Contains("expert_bias are left out") && Contains("model.args.load_balance_coeff = 0.001"));
 }
 
+TEST_CASE("the loss of the routers' balance is in config.json if transformers' loss is the same") {
+  const auto model = [](int64_t layers, double coefficient) {
+    config::JobConfig::Model model;
+    model.name = "qwen3";
+    model.flavor = "debugmodel_moe";
+    model.args.n_layers = layers;
+    model.args.global_aux_loss_coeff = coefficient;
+    return model;
+  };
+  const auto exported = [&](int64_t layers, double coefficient, const std::string& imported = "") {
+    const HuggingFaceFiles out = hugging_face_files(model(layers, coefficient), checkpoint::Dtype::kFloat32,
+                                                    nullptr, {}, {.config = imported, .generation = {}}, 0);
+    return std::pair(json::parse(out.files.at("config.json")), out.remarks);
+  };
+  const auto [one, no_remarks] = exported(1, 0.01);
+  CHECK((one.at("router_aux_loss_coef") == 0.01 && one.at("output_router_logits") == true));
+  CHECK(no_remarks.empty());
+  CHECK(parsed(one).experts.losses.global == 0.01);
+  CHECK(parsed(with(one, {{"router_aux_loss_coef", nullptr}})).experts.losses.global == 0.001);
+  CHECK(parsed(with(one, {{"router_aux_loss_coef", 0}})).experts.losses.global == 0);
+  CHECK(parsed(with(one, {{"output_router_logits", false}})).experts.losses.global == 0);
+  CHECK_THROWS_WITH(parsed(with(one, {{"router_aux_loss_coef", -1}})), Contains("router_aux_loss_coef"));
+
+  const std::string imported = R"({"output_router_logits":true,"router_aux_loss_coef":0.5})";
+  const auto [several, remarks] = exported(2, 0.01, imported);
+  CHECK_FALSE((several.contains("router_aux_loss_coef") || several.contains("output_router_logits")));
+  REQUIRE(remarks.size() == 1);
+  CHECK_THAT(remarks.front(), Contains("router_aux_loss_coef is left out"));
+  CHECK(exported(2, 0, imported).first.at("router_aux_loss_coef") == 0.5);  // as imported
+  CHECK(exported(1, 0, imported).first.at("output_router_logits") == false);
+  CHECK_FALSE(exported(1, 0).first.contains("output_router_logits"));
+  std::vector<std::string> warnings;
+  CHECK(parsed(exported(2, 0, imported).first, &warnings).experts.losses.global == 0);
+  REQUIRE(warnings.size() == 1);
+  CHECK_THAT(warnings.front(), Contains("router_aux_loss_coef is not taken over") && Contains("2 layers"));
+}
+
 }  // namespace hyperion::hugging_face

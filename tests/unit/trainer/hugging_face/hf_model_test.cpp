@@ -60,6 +60,8 @@ TEST_CASE("an option that changes nothing in its model is refused at its place w
            {"llama3", "8B", "num_shared_experts = 1", "no effect without experts"},
            {"llama3", "8B", "score_func = 'sigmoid'", "no effect without experts"},
            {"llama3", "8B", "load_balance_coeff = 0.1", "no effect without experts"},
+           {"llama3", "8B", "router_z_loss_coeff = 0.1", "no effect without experts"},
+           {"qwen3", "8B", "global_aux_loss_coeff = 0.1", "no effect without experts"},
            {"llama3", "8B", "limited_groups = 1", "no effect without experts"},
            {"deepseek_v3", "debugmodel", "limited_groups = 1", "or set expert_groups"},
            {"llama3", "8B", "rope_yarn = true",
