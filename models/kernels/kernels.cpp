@@ -94,6 +94,11 @@ Kernels all_forms() {
       .gated_activation_backward = {"hyperion::gated_activation_backward", "gated activation",
                                     [](auto&, auto& gate, auto&...) { return why_plain_dtype(gate); },
                                     plain::gated_activation_backward, cpu::gated_activation_backward},
+      .clamped_gate = {"hyperion::clamped_gate", "gated activation", why_plain_dtype, plain::clamped_gate,
+                       cpu::clamped_gate},
+      .clamped_gate_backward = {"hyperion::clamped_gate_backward", "gated activation",
+                                [](auto&, auto& h) { return why_plain_dtype(h); },
+                                plain::clamped_gate_backward, cpu::clamped_gate_backward},
       .latent_heads = {"hyperion::latent_heads", "latent attention's heads",
                        [](auto& q, auto& kv, auto& shared, auto& cos, auto&...) {
                          return why_plain_latent(q, {kv, shared}, cos, kv.size(-1) + shared.size(-1));
@@ -144,6 +149,12 @@ Kernels all_forms() {
       .weight_rows = {"hyperion::weight_rows", "rows of experts",
                       [](auto& a, auto&...) { return why_plain_dtype(a); }, plain::weight_rows,
                       cpu::weight_rows},
+      .add_group_bias = {"hyperion::add_group_bias_", "rows of experts",
+                         [](auto& rows, auto&...) { return why_plain_dtype(rows); }, plain::add_group_bias,
+                         cpu::add_group_bias},
+      .sum_groups = {"hyperion::sum_groups", "rows of experts",
+                     [](auto& grad, auto&) { return why_plain_dtype(grad); }, plain::sum_groups,
+                     cpu::sum_groups},
       .pack_row_sums = {"hyperion::pack_row_sums", "rows of experts",
                         [](auto& rows, auto&...) { return why_plain_dtype(rows); }, plain::pack_row_sums,
                         cpu::pack_row_sums},
@@ -178,11 +189,12 @@ template <typename F>
 void for_each_row(Kernels& k, const F& f) {
   const auto all = [&](auto&... rows) { (f(rows), ...); };
   all(k.rms_norm, k.rms_norm_backward, k.add_rms_norm, k.add_rms_norm_backward, k.rope_heads,
-      k.rope_heads_backward, k.gated_activation, k.gated_activation_backward, k.latent_heads,
-      k.latent_heads_backward, k.pack_keys, k.add_keys, k.unpack_keys, k.merge_parts, k.route_tokens,
-      k.routing_weights, k.routing_weights_backward, k.order_rows, k.gather_rows, k.sum_rows,
-      k.products_of_rows, k.weight_rows, k.pack_row_sums, k.sum_packed_rows, k.cross_entropy,
-      k.vocab_statistics, k.vocab_gradient, k.sum_of_squares);
+      k.rope_heads_backward, k.gated_activation, k.gated_activation_backward, k.clamped_gate,
+      k.clamped_gate_backward, k.latent_heads, k.latent_heads_backward, k.pack_keys, k.add_keys,
+      k.unpack_keys, k.merge_parts, k.route_tokens, k.routing_weights, k.routing_weights_backward,
+      k.order_rows, k.gather_rows, k.sum_rows, k.products_of_rows, k.weight_rows, k.add_group_bias,
+      k.sum_groups, k.pack_row_sums, k.sum_packed_rows, k.cross_entropy, k.vocab_statistics, k.vocab_gradient,
+      k.sum_of_squares);
 }
 
 Kernels& process_table() {

@@ -4,9 +4,11 @@
 
 #include "models/kernels/adam/adam.h"
 #include "models/kernels/adam/rounded.h"
+#include "models/kernels/clamped_gate/clamped_gate.h"
 #include "models/kernels/cross_entropy/cross_entropy.h"
 #include "models/kernels/expert_rows/expert_rows.h"
 #include "models/kernels/gated_activation/gated_activation.h"
+#include "models/kernels/group_bias/group_bias.h"
 #include "models/kernels/kernel.h"
 #include "models/kernels/key_chunks/key_chunks.h"
 #include "models/kernels/latent_heads/latent_heads.h"
@@ -28,6 +30,8 @@ struct Kernels {
   Kernel<RopeHeads> rope_heads, rope_heads_backward;
   Kernel<GatedActivation> gated_activation;
   Kernel<GatedActivationBackward> gated_activation_backward;
+  Kernel<ClampedGate> clamped_gate;
+  Kernel<ClampedGateBackward> clamped_gate_backward;
   Kernel<LatentHeads> latent_heads;
   Kernel<LatentHeadsBackward> latent_heads_backward;
   Kernel<PackKeys> pack_keys, add_keys;
@@ -41,6 +45,8 @@ struct Kernels {
   Kernel<SumRows> sum_rows;
   Kernel<ProductsOfRows> products_of_rows;
   Kernel<WeightRows> weight_rows;
+  Kernel<AddGroupBias> add_group_bias;
+  Kernel<SumGroups> sum_groups;
   Kernel<PackRowSums> pack_row_sums;
   Kernel<SumPackedRows> sum_packed_rows;
   Kernel<CrossEntropy> cross_entropy;

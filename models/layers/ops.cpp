@@ -116,6 +116,16 @@ struct GatedActivationFunction : Function<GatedActivationFunction> {
   }
 };
 
+struct ClampedGateFunction : Function<ClampedGateFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& h) {
+    context->save_for_backward({h});
+    return kernels::table().clamped_gate(h);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    return {kernels::table().clamped_gate_backward(grads[0], context->get_saved_variables()[0])};
+  }
+};
+
 struct AttentionState : torch::CustomClassHolder {
   explicit AttentionState(kernels::AttentionMask mask) : mask(std::move(mask)) {}
   kernels::AttentionMask mask;
@@ -178,6 +188,9 @@ RotatedHeads rope_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const T
 }
 Tensor gated_activation(const Tensor& gate, const Tensor& up, Activation activation) {
   return GatedActivationFunction::apply(gate, up, static_cast<int64_t>(activation));
+}
+Tensor clamped_gate(const Tensor& h) {
+  return ClampedGateFunction::apply(h);
 }
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const kernels::AttentionMask& mask,
                  SelectiveCheckpoint* selective) {

@@ -53,6 +53,9 @@ RotatedHeads rope_qkv(const at::Tensor& q, const at::Tensor& k, const at::Tensor
 // hidden]. If they are, and always on a GPU, backward returns the gradients as halves of one packed tensor.
 at::Tensor gated_activation(const at::Tensor& gate, const at::Tensor& up, Activation activation);
 
+// Returns the clamped gate of h [..., 2 hidden] -> [..., hidden]; see models/kernels/clamped_gate.
+at::Tensor clamped_gate(const at::Tensor& h);
+
 // Computes attention under `mask`; shapes as in models/kernels/attention/attention.h. `selective`
 // saves the output if it is not null.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -8,9 +8,11 @@
 
 #include <ATen/ATen.h>
 
+#include "models/kernels/clamped_gate/clamped_gate.h"
 #include "models/kernels/cross_entropy/cross_entropy.h"
 #include "models/kernels/expert_rows/expert_rows.h"
 #include "models/kernels/gated_activation/gated_activation.h"
+#include "models/kernels/group_bias/group_bias.h"
 #include "models/kernels/key_chunks/key_chunks.h"
 #include "models/kernels/latent_heads/latent_heads.h"
 #include "models/kernels/merge_parts/merge_parts.h"
@@ -367,6 +369,19 @@ Values gated_activation_backward(const Values& a) {
                                                            static_cast<Activation>(a[3].toInt()));
   return {gate, up};
 }
+Values clamped_gate(const Values& a) {
+  return {plain::clamped_gate(a[0].toTensor())};
+}
+Values clamped_gate_backward(const Values& a) {
+  return {plain::clamped_gate_backward(a[0].toTensor(), a[1].toTensor())};
+}
+Values add_group_bias(const Values& a) {
+  plain::add_group_bias(a[0].toTensor(), a[1].toTensor(), a[2].toTensor());
+  return {};
+}
+Values sum_groups(const Values& a) {
+  return {plain::sum_groups(a[0].toTensor(), a[1].toTensor())};
+}
 Values add_rms_norm(const Values& a) {
   const auto result = plain::add_rms_norm(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), a[3].toDouble());
   return {result.sum, result.output, result.rstd};
@@ -487,6 +502,10 @@ const Substitute* substitute_for(const std::string& name, const std::string& ove
       {"hyperion::rope_heads_backward", {rope_heads<plain::rope_heads_backward>, nullptr}},
       {"hyperion::gated_activation", {gated_activation, nullptr}},
       {"hyperion::gated_activation_backward", {gated_activation_backward, nullptr}},
+      {"hyperion::clamped_gate", {clamped_gate, nullptr}},
+      {"hyperion::clamped_gate_backward", {clamped_gate_backward, nullptr}},
+      {"hyperion::add_group_bias_", {add_group_bias, nullptr}},
+      {"hyperion::sum_groups", {sum_groups, nullptr}},
       {"hyperion::add_rms_norm", {add_rms_norm, nullptr}},
       {"hyperion::add_rms_norm_backward", {add_rms_norm_backward, nullptr}},
       {"hyperion::latent_heads", {latent_heads, nullptr}},

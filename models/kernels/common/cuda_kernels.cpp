@@ -4,9 +4,11 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "models/kernels/adam/cuda.h"
+#include "models/kernels/clamped_gate/cuda.h"
 #include "models/kernels/cross_entropy/cuda.h"
 #include "models/kernels/expert_rows/cuda.h"
 #include "models/kernels/gated_activation/cuda.h"
+#include "models/kernels/group_bias/cuda.h"
 #include "models/kernels/kernels.h"
 #include "models/kernels/key_chunks/cuda.h"
 #include "models/kernels/latent_heads/cuda.h"
@@ -47,6 +49,10 @@ void add_cuda_kernels(Kernels& table) {
   table.rope_heads_backward.cuda = OnCuda<cuda::rope_heads_backward<OnCurrentStream>>::run;
   table.gated_activation.cuda = OnCuda<cuda::gated_activation<OnCurrentStream>>::run;
   table.gated_activation_backward.cuda = OnCuda<cuda::gated_activation_backward<OnCurrentStream>>::run;
+  table.clamped_gate.cuda = OnCuda<cuda::clamped_gate<OnCurrentStream>>::run;
+  table.clamped_gate_backward.cuda = OnCuda<cuda::clamped_gate_backward<OnCurrentStream>>::run;
+  table.add_group_bias.cuda = OnCuda<cuda::add_group_bias<OnCurrentStream>>::run;
+  table.sum_groups.cuda = OnCuda<cuda::sum_groups<OnCurrentStream>>::run;
   table.latent_heads.cuda = OnCuda<cuda::latent_heads<OnCurrentStream>>::run;
   table.latent_heads_backward.cuda = OnCuda<cuda::latent_heads_backward<OnCurrentStream>>::run;
   table.pack_keys.cuda = OnCuda<cuda::pack_keys<OnCurrentStream>>::run;

@@ -1,7 +1,9 @@
 #include "models/kernels/adam/cuda.cuh"
+#include "models/kernels/clamped_gate/cuda.cuh"
 #include "models/kernels/cross_entropy/cuda.cuh"
 #include "models/kernels/expert_rows/cuda.cuh"
 #include "models/kernels/gated_activation/cuda.cuh"
+#include "models/kernels/group_bias/cuda.cuh"
 #include "models/kernels/key_chunks/cuda.cuh"
 #include "models/kernels/latent_heads/cuda.cuh"
 #include "models/kernels/merge_parts/cuda.cuh"
@@ -34,6 +36,15 @@ cudaError_t launch(const RopeTask& task, Element element, cudaStream_t stream) {
   return plan(task, element, OnStream{stream});
 }
 cudaError_t launch(const GatedActivationTask& task, Element element, cudaStream_t stream) {
+  return plan(task, element, OnStream{stream});
+}
+cudaError_t launch(const ClampedGateTask& task, Element element, cudaStream_t stream) {
+  return plan(task, element, OnStream{stream});
+}
+cudaError_t launch(const GroupBiasTask& task, Element element, cudaStream_t stream) {
+  return plan(task, element, OnStream{stream});
+}
+cudaError_t launch(const SumGroupsTask& task, Element element, cudaStream_t stream) {
   return plan(task, element, OnStream{stream});
 }
 cudaError_t launch(const AddRmsNormTask& task, Element element, cudaStream_t stream) {

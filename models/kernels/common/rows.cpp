@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "base/processor.h"
+#include "models/kernels/common/limits.h"
 
 namespace hyperion::kernels::rows {
 namespace {
@@ -180,6 +181,43 @@ inline __attribute__((always_inline)) void gated_backward_elements(const T* __re
   }
 }
 
+template <typename T>
+inline __attribute__((always_inline)) void add_to_elements(const T* __restrict added, T* __restrict x,
+                                                           int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] = narrowed<T>(wide(x[i]) + wide(added[i]));
+}
+
+constexpr auto kClamp = static_cast<float>(kGateLimit), kSlope = static_cast<float>(kGateSlope);
+
+// A NaN stays NaN.
+inline __attribute__((always_inline)) float clamped_above(float x) {
+  return x > kClamp ? kClamp : x;
+}
+inline __attribute__((always_inline)) float clamped(float x) {
+  return x < -kClamp ? -kClamp : clamped_above(x);
+}
+
+template <typename T>
+inline __attribute__((always_inline)) void clamped_pairs(const T* __restrict h, T* __restrict y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float gate = clamped_above(wide(h[2 * i])), up = clamped(wide(h[2 * i + 1]));
+    y[i] = narrowed<T>(gate * sigmoid(gate * kSlope) * (up + 1.0F));
+  }
+}
+
+template <typename T>
+inline __attribute__((always_inline)) void clamped_backward_pairs(const T* __restrict grad,
+                                                                  const T* __restrict h, T* __restrict dh,
+                                                                  int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float g = wide(h[2 * i]), u = wide(h[2 * i + 1]), d = wide(grad[i]);
+    const float gate = clamped_above(g), up = clamped(u), s = sigmoid(gate * kSlope);
+    const float of_gate = d * (up + 1.0F) * (s + gate * kSlope * s * (1.0F - s)), of_up = d * (gate * s);
+    dh[2 * i] = narrowed<T>(g > kClamp ? 0.0F : of_gate);
+    dh[2 * i + 1] = narrowed<T>(u > kClamp || u < -kClamp ? 0.0F : of_up);
+  }
+}
+
 }  // namespace
 
 HYPERION_VECTORISED void widen(const c10::BFloat16* in, float* out, int64_t n) {
@@ -267,6 +305,27 @@ HYPERION_VECTORISED void gated_activation_backward(models::Activation activation
       activation, [&](auto act) __attribute__((always_inline)) {
         gated_backward_elements<act>(grad, gate, up, dgate, dup, n);
       });
+}
+
+HYPERION_VECTORISED void add_to(const c10::BFloat16* added, c10::BFloat16* x, int64_t n) {
+  add_to_elements(added, x, n);
+}
+HYPERION_VECTORISED void add_to(const float* added, float* x, int64_t n) {
+  add_to_elements(added, x, n);
+}
+
+HYPERION_VECTORISED void clamped_gate(const c10::BFloat16* h, c10::BFloat16* y, int64_t n) {
+  clamped_pairs(h, y, n);
+}
+HYPERION_VECTORISED void clamped_gate(const float* h, float* y, int64_t n) {
+  clamped_pairs(h, y, n);
+}
+HYPERION_VECTORISED void clamped_gate_backward(const c10::BFloat16* grad, const c10::BFloat16* h,
+                                               c10::BFloat16* dh, int64_t n) {
+  clamped_backward_pairs(grad, h, dh, n);
+}
+HYPERION_VECTORISED void clamped_gate_backward(const float* grad, const float* h, float* dh, int64_t n) {
+  clamped_backward_pairs(grad, h, dh, n);
 }
 
 HYPERION_VECTORISED void exponentials(float* x, int64_t n, float& most_of, float& sum_of) {

@@ -39,6 +39,9 @@ void rotate_halves(const float* x, const float* cos, const float* sin, float sig
 // sum = a + b, rounded; row = sum in fp32
 void add(const c10::BFloat16* a, const c10::BFloat16* b, c10::BFloat16* sum, float* row, int64_t n);
 void add(const float* a, const float* b, float* sum, float* row, int64_t n);
+// x += added, rounded
+void add_to(const c10::BFloat16* added, c10::BFloat16* x, int64_t n);
+void add_to(const float* added, float* x, int64_t n);
 // out = round(x) + b
 void narrow_and_add(const float* x, const c10::BFloat16* b, c10::BFloat16* out, int64_t n);
 void narrow_and_add(const float* x, const float* b, float* out, int64_t n);
@@ -54,6 +57,13 @@ void gated_activation_backward(models::Activation activation, const c10::BFloat1
                                c10::BFloat16* dup, int64_t n);
 void gated_activation_backward(models::Activation activation, const float* grad, const float* gate,
                                const float* up, float* dgate, float* dup, int64_t n);
+
+// Computes the clamped gate of n pairs h[2 i], h[2 i + 1] and the gradient of h
+// (models/kernels/clamped_gate/clamped_gate.h).
+void clamped_gate(const c10::BFloat16* h, c10::BFloat16* y, int64_t n);
+void clamped_gate(const float* h, float* y, int64_t n);
+void clamped_gate_backward(const c10::BFloat16* grad, const c10::BFloat16* h, c10::BFloat16* dh, int64_t n);
+void clamped_gate_backward(const float* grad, const float* h, float* dh, int64_t n);
 
 // max = max(x), -infinity for n = 0; x = exp(x - max); sum = sum(x)
 void exponentials(float* x, int64_t n, float& max, float& sum);

@@ -15,6 +15,7 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include "models/kernels/kernels.h"
@@ -22,11 +23,15 @@
 // The kernels come after what stands in for CUDA.
 // clang-format off
 #include "tests/unit/models/cuda_on_cpu.h"
+#include "models/kernels/clamped_gate/cuda.cuh"
 #include "models/kernels/expert_rows/cuda.cuh"
+#include "models/kernels/group_bias/cuda.cuh"
 #include "models/kernels/latent_heads/cuda.cuh"
 #include "models/kernels/packed_sums/cuda.cuh"
 #include "models/kernels/router/cuda.cuh"
+#include "models/kernels/clamped_gate/cuda.h"
 #include "models/kernels/expert_rows/cuda.h"
+#include "models/kernels/group_bias/cuda.h"
 #include "models/kernels/latent_heads/cuda.h"
 #include "models/kernels/packed_sums/cuda.h"
 #include "models/kernels/router/cuda.h"
@@ -365,6 +370,76 @@ TEST_CASE("the source of the CUDA sums that travel packed follows the plain form
   }
   CHECK_THROWS(own::sum_packed_rows(kOnThreads, at::zeros({1, 16}, at::kByte), at::zeros({1}, at::kInt),
                                     at::ones({1, 1}), {}, 64, at::kFloat));
+}
+
+TEST_CASE("the clamped gate of every form has the formula's values and its gradient by finite differences") {
+  at::manual_seed(8);
+  // By hand: gate and up inside, both clamped, and a gate far below the limit, which is not clamped.
+  const Tensor known = at::tensor({1.0, 2.0, 9.0, -8.0, -20.0, 7.5}, at::kDouble).view({1, 6});
+  const auto swish = [](double gate) { return gate / (1 + std::exp(-1.702 * gate)); };
+  const Tensor wanted = at::tensor({swish(1) * 3, swish(7) * -6, swish(-20) * 8}, at::kDouble).view({1, 3});
+  CHECK(at::allclose(plain::clamped_gate(known), wanted, 1e-14, 1e-14));
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
+    for (const auto& [rows, n] : {std::pair(1, 1), std::pair(3, 7), std::pair(5, 64), std::pair(2, 2880)}) {
+      CAPTURE(dtype, rows, n);
+      const Tensor h = (at::randn({rows, 2 * n}) * 5).to(dtype), grad = random_of({rows, n}, dtype);
+      const Tensor value = plain::clamped_gate(h), back = plain::clamped_gate_backward(grad, h);
+      CHECK(near_plain(own::clamped_gate(kOnThreads, h), value));
+      CHECK(near_plain(kernels::cpu::clamped_gate(h), value));
+      CHECK(near_plain(own::clamped_gate_backward(kOnThreads, grad, h), back));
+      CHECK(near_plain(kernels::cpu::clamped_gate_backward(grad, h), back));
+      // Another alignment has the same bits.
+      const Tensor shifted = at::empty({rows * 2 * n + 2}, h.options()).narrow(0, 2, rows * 2 * n).view_as(h);
+      shifted.copy_(h);
+      CHECK(own::clamped_gate(kOnThreads, shifted).equal(own::clamped_gate(kOnThreads, h)));
+    }
+  const Tensor h = at::randn({4, 10}, at::kDouble) * 5, grad = at::randn({4, 5}, at::kDouble);
+  const Tensor back = plain::clamped_gate_backward(grad, h);
+  for (int64_t i = 0; i < h.numel(); ++i) {
+    const auto loss = [&](double step) {
+      const Tensor moved = h.clone();
+      moved.view(-1)[i].add_(step);
+      return (plain::clamped_gate(moved) * grad).sum().item<double>();
+    };
+    CHECK(std::abs((loss(1e-6) - loss(-1e-6)) / 2e-6 - back.view(-1)[i].item<double>()) < 1e-7);
+  }
+  CHECK_THROWS(own::clamped_gate(kOnThreads, at::ones({2, 3})));
+}
+
+TEST_CASE("biases of groups are added to their rows, and their gradients are sums of them, in every form") {
+  at::manual_seed(9);
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
+    for (const int64_t n : {1, 7, 64, 300}) {
+      CAPTURE(dtype, n);
+      const Tensor ends = at::tensor({3, 3, 40, 41}, at::kInt);  // the second group has no row
+      const Tensor wide = random_of({44, n + 8}, dtype), bias = random_of({4, n}, dtype);
+      const Tensor wanted = wide.to(at::kFloat).narrow(1, 8, n).clone();
+      const int64_t first[] = {0, 3, 3, 40, 41};
+      Tensor sums = at::zeros({4, n}, at::kDouble);
+      for (int64_t e = 0; e < 4; ++e) {
+        sums[e] = wide.narrow(1, 8, n).slice(0, first[e], first[e + 1]).to(at::kDouble).sum(0);
+        wanted.slice(0, first[e], first[e + 1]).add_(bias[e]);
+      }
+      const auto added = [&](const auto& add) {
+        const Tensor rows = wide.clone();
+        add(rows.narrow(1, 8, n));
+        CHECK(rows.narrow(1, 0, 8).equal(wide.narrow(1, 0, 8)));
+        return rows.narrow(1, 8, n).narrow(0, 0, 41).clone();
+      };
+      const Tensor expected = wanted.narrow(0, 0, 41).to(dtype), columns = wide.narrow(1, 8, n);
+      CHECK(added([&](const Tensor& x) { plain::add_group_bias(x, bias, ends); }).equal(expected));
+      CHECK(added([&](const Tensor& x) { kernels::cpu::add_group_bias(x, bias, ends); }).equal(expected));
+      CHECK(added([&](const Tensor& x) { own::add_group_bias(kOnThreads, x, bias, ends); }).equal(expected));
+      wide.narrow(0, 41, 3).fill_(NAN);  // behind the last group
+      CHECK(near_plain(plain::sum_groups(columns, ends), sums.to(dtype)));
+      CHECK(near_plain(kernels::cpu::sum_groups(columns, ends), sums.to(dtype)));
+      CHECK(near_plain(own::sum_groups(kOnThreads, columns, ends), sums.to(dtype)));
+      CHECK(own::sum_groups(kOnThreads, columns, ends)[1].eq(0).all().item<bool>());
+    }
+  const Tensor rows = at::ones({4, 8}), ends = at::tensor({2, 4}, at::kInt);
+  CHECK_THROWS(own::add_group_bias(kOnThreads, rows, at::ones({2, 7}), ends));
+  CHECK_THROWS(own::add_group_bias(kOnThreads, rows, at::ones({2, 8}), ends.to(at::kLong)));
+  CHECK_THROWS(own::sum_groups(kOnThreads, rows, ends.to(at::kLong)));
 }
 
 }  // namespace hyperion::models
