@@ -9,13 +9,13 @@
 #include <ATen/ops/zeros.h>
 
 #include "models/kernels/common/dtype.h"
-#include "models/kernels/kernels.h"
 #include "models/layers/node_state.h"
 
 namespace hyperion::models {
 namespace {
 
 using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
 
 // The groups of a chunk's rows: of all experts, some of them without rows, or of the experts that have some.
 // A product over rows, wgrad, takes no groups without rows.
@@ -81,8 +81,9 @@ struct SavedChunks : torch::CustomClassHolder {
 };
 
 struct ExpertsInChunksFunction : Function<ExpertsInChunksFunction> {
-  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& /*w1*/, const Tensor& w2,
-                        const Tensor& /*w3*/, SavedChunks* given, bool computes) {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& /*w1*/,
+                        const Tensor& /*w3 or b1*/, const Tensor& w2, const OptionalTensor& /*b2*/,
+                        SavedChunks* given, bool computes) {
     const SavedChunks& job = *given;
     Tensor outputs;
     if (computes) {
@@ -92,10 +93,9 @@ struct ExpertsInChunksFunction : Function<ExpertsInChunksFunction> {
         const GroupsOfChunk groups(chunk, job.dispatch->groups(), job.ends);
         const auto own = [&](const Tensor& all) { return all.narrow(0, chunk.first_row, chunk.rows); };
         Operand input(own(rows));
-        const variable_list gate_up =
-            job.products.gate_and_up(input, *job.stacks.w1, *job.stacks.w3, groups.all);
-        Operand hidden(kernels::table().gated_activation(gate_up[0], gate_up[1], job.activation));
-        own(outputs).copy_(job.products.output(hidden, *job.stacks.w2, groups.all));
+        const variable_list gate_up = job.products.gate_and_up(input, job.stacks, groups.all);
+        Operand hidden(activate(gate_up, job.stacks, job.activation));
+        own(outputs).copy_(job.products.down(hidden, job.stacks, groups.all));
       }
       outputs = sum_rows(outputs, *job.dispatch, Tensor());
     } else {
@@ -110,35 +110,39 @@ struct ExpertsInChunksFunction : Function<ExpertsInChunksFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = kept_state<SavedChunks>(context);
     const ExpertProducts& products = saved->products;
-    const auto& [w1, w2, w3] = saved->stacks;
+    const ExpertStacks& stacks = saved->stacks;
+    const std::vector<ParameterPtr> of_tokens = stacks.of_tokens(), of_hidden = stacks.of_hidden();
     const Tensor grad_rows = gather_rows(grads[0].contiguous(), *saved->dispatch, Tensor());
     const Tensor rows = gather_rows(std::exchange(saved->input, {}), *saved->dispatch, Tensor());
     const Tensor grad_inputs = at::empty_like(rows);
-    StackGradient of_w1(*w1, rows), of_w2(*w2, rows), of_w3(*w3, rows);
+    std::vector<StackGradient> token_sums, hidden_sums;
+    for (const ParameterPtr& stack : of_tokens) token_sums.emplace_back(*stack, rows);
+    for (const ParameterPtr& stack : of_hidden) hidden_sums.emplace_back(*stack, rows);
     for (const RowChunk& chunk : saved->chunks) {
       const GroupsOfChunk groups(chunk, saved->dispatch->groups(), saved->ends);
       const auto own = [&](const Tensor& all) { return all.narrow(0, chunk.first_row, chunk.rows); };
       Operand input(own(rows)), grad(own(grad_rows));
-      const variable_list gate_up = products.gate_and_up(input, *w1, *w3, groups.all);
-      const Tensor grad_hidden = products.input_gradient(grad, *w2, groups.all);
-      of_w2.add(chunk, [&] {
-        Operand hidden(kernels::table().gated_activation(gate_up[0], gate_up[1], saved->activation));
+      const variable_list gate_up = products.gate_and_up(input, stacks, groups.all);
+      const Tensor grad_hidden = products.input_gradient(grad, *stacks.w2, groups.all);
+      hidden_sums[0].add(chunk, [&] {
+        Operand hidden(activate(gate_up, stacks, saved->activation));
         return products.weight_gradient(grad, hidden, groups.present);
       });
-      const auto [gate, up] =
-          kernels::table().gated_activation_backward(grad_hidden, gate_up[0], gate_up[1], saved->activation);
-      own(grad_inputs).copy_(products.input_gradient_of_both(gate, up, *w1, *w3, groups.all));
-      const auto gradient_of = [&](const Tensor& values) {
-        Operand of_stack(readable_rows(values, groups.all));
-        return products.weight_gradient(of_stack, input, groups.present);
-      };
-      of_w1.add(chunk, [&] { return gradient_of(gate); });
-      of_w3.add(chunk, [&] { return gradient_of(up); });
+      if (stacks.clamped())
+        hidden_sums[1].add(
+            chunk, [&] { return bias_gradient(columns_of_bias(grad.values, *stacks.b2), groups.present); });
+      const variable_list grad_gate_up = activate_backward(grad_hidden, gate_up, stacks, saved->activation);
+      own(grad_inputs).copy_(products.input_gradient_of_both(grad_gate_up, stacks, groups.all));
+      std::vector<Operand> readable;
+      for (const Tensor& one : grad_gate_up) readable.emplace_back(readable_rows(one, groups.all));
+      const variable_list gradients = products.token_stack_gradients(readable, input, stacks, groups.present);
+      for (size_t i = 0; i < gradients.size(); ++i) token_sums[i].add(chunk, [&] { return gradients[i]; });
     }
     return {sum_rows(grad_inputs, *saved->dispatch, Tensor()),
-            of_w1.sum(),
-            of_w2.sum(),
-            of_w3.sum(),
+            token_sums[0].sum(),
+            token_sums[1].sum(),
+            hidden_sums[0].sum(),
+            hidden_sums.size() > 1 ? hidden_sums[1].sum() : Tensor(),
             Tensor(),
             Tensor()};
   }
@@ -170,8 +174,9 @@ Tensor experts_in_chunks(const Tensor& x, const ExpertStacks& stacks, const Expe
   job.dispatch = dispatch;
   job.ends = std::move(ends);
   job.chunks = cut_rows(job.ends, rows_of_chunk);
-  return ExpertsInChunksFunction::apply(x, stacks.w1->weight, stacks.w2->weight, stacks.w3->weight, &job,
-                                        computes);
+  return ExpertsInChunksFunction::apply(
+      x, stacks.w1->weight, stacks.of_tokens()[1]->weight, stacks.w2->weight,
+      stacks.b2 ? OptionalTensor(stacks.b2->weight) : std::nullopt, &job, computes);
 }
 
 }  // namespace hyperion::models

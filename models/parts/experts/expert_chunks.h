@@ -24,9 +24,6 @@ constexpr bool runs_in_chunks(int64_t received, int64_t mean) {
   return received > 2 * mean;
 }
 
-struct ExpertStacks {
-  ParameterPtr w1, w2, w3;
-};
 // Consecutive rows, and the experts that have some of them.
 struct RowChunk {
   int64_t first_row, rows, first_expert, experts;

@@ -10,11 +10,14 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include "base/log.h"
 #include "base/resources.h"
 #include "models/float8/grouped_matmuls.h"
+#include "models/kernels/common/dtype.h"
 #include "models/kernels/matmul/grouped.h"
+#include "models/kernels/matmul/matmul.h"
 #include "models/layers/activation_checkpoint.h"
 #include "models/layers/deferred_weights.h"
 #include "models/layers/node_state.h"
@@ -30,7 +33,7 @@ using DispatchPtr = std::shared_ptr<const Dispatch>;
 // The state of a node between forward and backward. It reads weights through their parameters, because their
 // storage may be freed and gathered again meanwhile.
 struct SavedExperts : torch::CustomClassHolder {
-  std::vector<ParameterPtr> stacks;
+  ExpertStacks stacks;
   ExpertProducts products;
   DispatchPtr dispatch;
   Tensor input;    // the node's input, which must not be written until backward
@@ -48,11 +51,12 @@ Tensor detached(const Tensor& tensor) {
 
 // Returns the wgrads of the node's stacks, in order. `make` computes them from tensors that it owns. They are
 // undefined if the stacks are frozen, or if wgrad is deferred.
-variable_list stack_gradients(const SavedExperts& saved, std::function<variable_list()> make) {
-  if (std::ranges::none_of(saved.stacks, [](const ParameterPtr& stack) { return stack->trainable; }))
-    return variable_list(saved.stacks.size());
+variable_list stack_gradients(const SavedExperts& saved, const std::vector<ParameterPtr>& stacks,
+                              std::function<variable_list()> make) {
+  if (std::ranges::none_of(stacks, [](const ParameterPtr& stack) { return stack->trainable; }))
+    return variable_list(stacks.size());
   if (!saved.defers()) return make();
-  saved.deferred->add([stacks = saved.stacks, make = std::move(make)] {
+  saved.deferred->add([stacks, make = std::move(make)] {
     variable_list gradients = make();
     for (size_t i = 0; i < stacks.size(); ++i) {
       if (!gradients[i].defined()) continue;
@@ -63,25 +67,24 @@ variable_list stack_gradients(const SavedExperts& saved, std::function<variable_
         grad = std::move(gradients[i]);
     }
   });
-  return variable_list(saved.stacks.size());
+  return variable_list(stacks.size());
 }
 
 using OptionalTensor = std::optional<Tensor>;
 
-// Gathers rows and multiplies them by w1 and w3: x [tokens, dim], weights [tokens, k] or undefined -> gate
-// and up, [rows, hidden].
+// Gathers rows and multiplies them by w1 and w3: x [tokens, dim], weights [tokens, k] or undefined -> the
+// results of ExpertProducts::gate_and_up().
 struct GateUpFunction : Function<GateUpFunction> {
   static variable_list forward(AutogradContext* context, const Tensor& x, const OptionalTensor& given_weights,
-                               const Tensor& /*w1*/, const Tensor& /*w3*/,
-                               const std::vector<ParameterPtr>& stacks, const ExpertProducts& products,
-                               const DispatchPtr& dispatch, SelectiveCheckpoint* selective,
-                               DeferredWeights* deferred) {
+                               const Tensor& /*w1*/, const Tensor& /*w3 or b1*/, const ExpertStacks& stacks,
+                               const ExpertProducts& products, const DispatchPtr& dispatch,
+                               SelectiveCheckpoint* selective, DeferredWeights* deferred) {
     const Tensor weights = given_weights.value_or(Tensor());
     // SAC by operation neither saves nor counts grouped products, as in v0.2.2.
     const bool saves = selective != nullptr && selective->saves_all_products();
     variable_list results = saved_or_computed(selective, saves, [&] {
       Operand rows(gather_rows(x, *dispatch, weights));
-      return products.gate_and_up(rows, *stacks[0], *stacks[1], dispatch->groups());
+      return products.gate_and_up(rows, stacks, dispatch->groups());
     });
     SavedExperts saved;
     saved.stacks = stacks;
@@ -98,47 +101,66 @@ struct GateUpFunction : Function<GateUpFunction> {
     const auto saved = kept_state<SavedExperts>(context);
     const Dispatch& dispatch = *saved->dispatch;
     const ExpertProducts& products = saved->products;
-    const Tensor gate = readable_rows(grads[0], dispatch.groups()),
-                 up = readable_rows(grads[1], dispatch.groups());
-    const bool together = saved->stacks[0]->pack->weight.defined();  // then they are read where they are
+    variable_list readable;
+    for (const Tensor& grad : grads) readable.push_back(readable_rows(grad, dispatch.groups()));
+    const ParameterPtr& pack = saved->stacks.w1->pack;
+    const bool together = pack != nullptr && pack->weight.defined();  // then they are read where they are
     Tensor grad_rows =
-        products.input_gradient_of_both(together ? grads[0] : gate, together ? grads[1] : up,
-                                        *saved->stacks[0], *saved->stacks[1], dispatch.groups());
+        products.input_gradient_of_both(together ? grads : readable, saved->stacks, dispatch.groups());
     const Tensor grad_x = sum_rows(grad_rows, dispatch, saved->weights);
     Tensor grad_weights;
     if (saved->weights.defined())
       grad_weights = gradient_of_weights(grad_rows, gather_rows(saved->input, dispatch, Tensor()), dispatch);
     grad_rows.reset();
     // The input is moved: this frees it before autograd runs the next node.
-    const variable_list grad_stacks = stack_gradients(
-        *saved, [products = saved->products, stacks = saved->stacks, sent = saved->dispatch, gate, up,
-                 weights = detached(saved->weights), x = detached(std::exchange(saved->input, {}))] {
-          Operand rows(gather_rows(x, *sent, weights)), grad_gate(gate), grad_up(up);
-          const auto gradient_of = [&](const ParameterPtr& stack, Operand& grad) {
-            return stack->trainable ? products.weight_gradient(grad, rows, sent->groups()) : Tensor();
-          };
-          return variable_list{gradient_of(stacks[0], grad_gate), gradient_of(stacks[1], grad_up)};
-        });
+    const variable_list grad_stacks =
+        stack_gradients(*saved, saved->stacks.of_tokens(),
+                        [products = saved->products, stacks = saved->stacks, sent = saved->dispatch, readable,
+                         weights = detached(saved->weights), x = detached(std::exchange(saved->input, {}))] {
+                          Operand rows(gather_rows(x, *sent, weights));
+                          std::vector<Operand> operands(readable.begin(), readable.end());
+                          return products.token_stack_gradients(operands, rows, stacks, sent->groups());
+                        });
     return {grad_x,   grad_weights, grad_stacks[0], grad_stacks[1], Tensor(),
             Tensor(), Tensor(),     Tensor(),       Tensor()};
   }
 };
 
+// Where this node multiplies rows by the weights of their tokens, all experts are this rank's, and the bias
+// b2 enters a token's sum as the product of its weights for each expert, [tokens, experts], by b2. Both
+// gradients of that product are products over tokens, in the dtype of the weights.
+//
+// Returns the bias's part of the gradient of the weights, [tokens, k], from grad [tokens, dim].
+Tensor bias_gradient_of_weights(const Tensor& grad, const Parameter& b2, const Dispatch& dispatch) {
+  const at::ScalarType wide = kernels::opmath_dtype(grad);
+  const Tensor products =
+      kernels::matmul(columns_of_bias(grad, b2).to(wide), b2.weight.detach().to(wide).t());
+  return products.gather(1, dispatch.choices.to(at::kLong));
+}
+// Returns the gradient of b2, [experts, n].
+Tensor weighted_bias_gradient(const Tensor& grad, const Tensor& weights, const Parameter& b2,
+                              const Dispatch& dispatch) {
+  const Tensor of_experts = at::zeros({grad.size(0), b2.local[0]}, weights.options())
+                                .scatter_(1, dispatch.choices.to(at::kLong), weights);
+  return kernels::matmul(of_experts.t(), columns_of_bias(grad, b2).to(weights.scalar_type()))
+      .to(grad.scalar_type());
+}
+
 // Multiplies hidden rows by w2 and sums them: h [rows, hidden], weights [tokens, k] or undefined, shared
 // [tokens, dim] or undefined -> [tokens, dim].
 struct DownFunction : Function<DownFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& h, const OptionalTensor& given_weights,
-                        const OptionalTensor& given_shared, const Tensor& w2, const ParameterPtr& stack,
-                        const ExpertProducts& products, const DispatchPtr& dispatch, bool computes,
-                        DeferredWeights* deferred) {
+                        const OptionalTensor& given_shared, const Tensor& w2, const OptionalTensor& /*b2*/,
+                        const ExpertStacks& stacks, const ExpertProducts& products,
+                        const DispatchPtr& dispatch, bool computes, DeferredWeights* deferred) {
     const Tensor weights = given_weights.value_or(Tensor()), shared = given_shared.value_or(Tensor());
     const bool casts_weighted = weights.defined() && products.float8 != nullptr;
     Operand rows(h);
     Tensor outputs;
-    if (computes || casts_weighted) outputs = products.output(rows, *stack, dispatch->groups());
+    if (computes || casts_weighted) outputs = products.down(rows, stacks, dispatch->groups());
     SavedExperts saved;
     if (casts_weighted) saved.outputs = outputs;
-    saved.stacks = {stack};
+    saved.stacks = stacks;
     saved.products = products;
     saved.dispatch = dispatch;
     saved.input = h;
@@ -160,7 +182,7 @@ struct DownFunction : Function<DownFunction> {
     const Tensor outputs = std::exchange(saved->outputs, {});
     const Tensor before_cast = outputs.defined() ? detached(saved->weights) : Tensor();
     Operand grad_rows(gather_rows(grad, dispatch, before_cast));
-    const Tensor t = saved->products.input_gradient(grad_rows, *saved->stacks[0], dispatch.groups());
+    const Tensor t = saved->products.input_gradient(grad_rows, *saved->stacks.w2, dispatch.groups());
     Tensor grad_h = t, grad_weights, h = detached(std::exchange(saved->input, {})).contiguous();
     if (outputs.defined()) {
       grad_weights = gradient_of_weights(gather_rows(grad, dispatch, Tensor()), outputs, dispatch);
@@ -169,17 +191,31 @@ struct DownFunction : Function<DownFunction> {
       grad_h = weighted.a;
       h = weighted.b;
       grad_weights = weighted.products;
+      if (saved->stacks.clamped())
+        grad_weights = grad_weights.view(saved->weights.sizes())
+                           .add(bias_gradient_of_weights(grad, *saved->stacks.b2, dispatch));
     }
     // A deferred wgrad gathers the rows again instead of keeping top_k copies of a token's gradient.
-    const variable_list grad_stacks =
-        stack_gradients(*saved, [=, products = saved->products, sent = saved->dispatch,
-                                 kept = saved->defers() ? Tensor() : grad_rows.values] {
+    const bool weighted_rows = before_cast.defined() || !saved->weights.defined();
+    variable_list grad_stacks = stack_gradients(
+        *saved, saved->stacks.of_hidden(),
+        [=, products = saved->products, stacks = saved->stacks, sent = saved->dispatch,
+         weights = detached(saved->weights), kept = saved->defers() ? Tensor() : grad_rows.values] {
           Operand rows(kept.defined() ? kept : gather_rows(grad, *sent, before_cast)), input(h);
-          return variable_list{products.weight_gradient(rows, input, sent->groups())};
+          variable_list gradients = {
+              stacks.w2->trainable ? products.weight_gradient(rows, input, sent->groups()) : Tensor()};
+          if (stacks.clamped())
+            gradients.push_back(!stacks.b2->trainable ? Tensor()
+                                : weighted_rows
+                                    ? bias_gradient(columns_of_bias(rows.values, *stacks.b2), sent->groups())
+                                    : weighted_bias_gradient(grad, weights, *stacks.b2, *sent));
+          return gradients;
         });
-    return {grad_h,         grad_weights, context->saved_data["adds"].toBool() ? grads[0] : Tensor(),
-            grad_stacks[0], Tensor(),     Tensor(),
-            Tensor(),       Tensor(),     Tensor()};
+    grad_stacks.resize(2);
+    return {grad_h,         grad_weights,   context->saved_data["adds"].toBool() ? grads[0] : Tensor(),
+            grad_stacks[0], grad_stacks[1], Tensor(),
+            Tensor(),       Tensor(),       Tensor(),
+            Tensor()};
   }
 };
 
@@ -214,6 +250,15 @@ auto with_received_rows(const Parameter& stack, const KeptRouting& routing, cons
   }
 }
 
+ExpertStacks stacks_of(const PartParameters& parameters, const ModelArgs& args) {
+  const auto at = [&](const char* name) { return parameters.at(std::string("moe.experts.") + name); };
+  if (!args.experts.clamped) return {.w1 = at("w1"), .w2 = at("w2"), .w3 = at("w3")};
+  ExpertStacks stacks{
+      .w1 = at("mlp1_weight"), .w2 = at("mlp2_weight"), .b1 = at("mlp1_bias"), .b2 = at("mlp2_bias")};
+  for (const ParameterPtr& bias : {stacks.b1, stacks.b2}) bias->rounds_gradient = true;  // as those of stacks
+  return stacks;
+}
+
 }  // namespace
 
 Experts::Experts(const PartParameters& parameters, const ModelArgs& args, const ParallelDims& dims)
@@ -221,22 +266,29 @@ Experts::Experts(const PartParameters& parameters, const ModelArgs& args, const 
       etp_group_(dims.etp_group()),
       activation_(args.activation),
       score_before_(args.experts.score_before_experts),
-      w1_(parameters.at("moe.experts.w1")),
-      w2_(parameters.at("moe.experts.w2")),
-      w3_(parameters.at("moe.experts.w3")) {
-  std::vector<int64_t> shape = w1_->shape;
-  shape[1] += w3_->shape[1];
-  w1_->pack = w3_->pack = make_parameter(w1_->fqn + " and w3", std::move(shape), Init::ones(), w1_->split);
+      stacks_(stacks_of(parameters, args)) {
+  if (stacks_.clamped()) return;
+  const ParameterPtr &w1 = stacks_.w1, &w3 = stacks_.w3;
+  std::vector<int64_t> shape = w1->shape;
+  shape[1] += w3->shape[1];
+  w1->pack = w3->pack = make_parameter(w1->fqn + " and w3", std::move(shape), Init::ones(), w1->split);
+}
+
+std::vector<ParameterPtr> Experts::parameters() const {
+  const auto& [w1, w2, w3, b1, b2] = stacks_;
+  return stacks_.clamped() ? std::vector<ParameterPtr>{w1, w2, b1, b2}
+                           : std::vector<ParameterPtr>{w1, w2, w3};
 }
 
 std::optional<int64_t> Experts::unit_of_rows(const Tensor& x) const {
   if (products_.float8) return products_.float8->unit();
-  const kernels::GroupedShape shape{.groups = w1_->local[0], .k = w1_->local[2], .j = w1_->local[1]};
+  const std::vector<int64_t>& stack = stacks_.w2->local;
+  const kernels::GroupedShape shape{.groups = stack[0], .k = stack[1], .j = stack[2]};
   return kernels::multiplies_groups_at_once(x, shape) ? std::optional(kernels::kGroupUnit) : std::nullopt;
 }
 
 void Experts::set_float8(std::shared_ptr<const float8::GroupedMatmuls> float8) {
-  products_ = {std::move(float8), w1_->local[1] < w1_->shape[1] ? etp_group_ : nullptr};
+  products_ = {std::move(float8), stacks_.w1->local[1] < stacks_.w1->shape[1] ? etp_group_ : nullptr};
 }
 
 Tensor Experts::forward(const Tensor& x, const Tensor& weights, const Tensor& shared,
@@ -247,7 +299,7 @@ Tensor Experts::forward(const Tensor& x, const Tensor& weights, const Tensor& sh
 RowsForExperts Experts::send(const Tensor& x, const Tensor& weights, KeptRouting& routing,
                              std::optional<CountsExchange> counts, const BlockRun& run,
                              const NodeLevel& level) const {
-  return with_received_rows(*w1_, routing, [&] {
+  return with_received_rows(*stacks_.w1, routing, [&] {
     return RowsForExperts(x, score_before_ ? weights : Tensor(), routing, std::move(counts), *ep_group_, run,
                           level);
   });
@@ -258,7 +310,7 @@ Tensor Experts::forward(RowsForExperts rows, const Tensor& weights, const Tensor
   const Tensor none, after = score_before_ ? none : weights;
   // The gradient of weights reads the rows that come back; SAC saves them.
   const bool computes = !run.recomputes() || (after.defined() && run.selective == nullptr);
-  return with_received_rows(*w1_, rows.routing(), [&] {
+  return with_received_rows(*stacks_.w1, rows.routing(), [&] {
     const Tensor outputs = forward_received(rows.wait(), rows.routing(), run, computes);
     return sum_of_experts(outputs, after, shared, rows.routing(), *ep_group_, run, rows.level());
   });
@@ -277,22 +329,24 @@ Tensor Experts::forward_received(const Tensor& rows, const KeptRouting& routing,
     log_info(
         "{}: {} rows for the experts of this rank run in chunks of the ranks' mean, {}; so do all above "
         "twice the mean",
-        block_of(*w1_), received, mean);
+        block_of(*stacks_.w1), received, mean);
   });
   const int64_t unit = unit_of_rows(rows).value_or(1);
-  return experts_in_chunks(rows, {.w1 = w1_, .w2 = w2_, .w3 = w3_}, products_, activation_, exchange.experts,
-                           ends_of_groups(exchange), std::max(unit, mean / unit * unit), computes);
+  return experts_in_chunks(rows, stacks_, products_, activation_, exchange.experts, ends_of_groups(exchange),
+                           std::max(unit, mean / unit * unit), computes);
 }
 
 Tensor Experts::forward_local(const Tensor& x, const Tensor& weights, const Tensor& shared,
                               const DispatchPtr& dispatch, const BlockRun& run, bool computes) const {
-  const std::vector<ParameterPtr> stacks = {w1_, w3_};
-  const variable_list gate_up =
-      GateUpFunction::apply(x, score_before_ ? optional_of(weights) : std::nullopt, w1_->weight, w3_->weight,
-                            stacks, products_, dispatch, run.selective, run.deferred);
-  const Tensor h = ops::gated_activation(gate_up[0], gate_up[1], activation_);
+  const variable_list gate_up = GateUpFunction::apply(
+      x, score_before_ ? optional_of(weights) : std::nullopt, stacks_.w1->weight,
+      stacks_.of_tokens()[1]->weight, stacks_, products_, dispatch, run.selective, run.deferred);
+  const Tensor h = stacks_.clamped() ? ops::clamped_gate(gate_up[0])
+                                     : ops::gated_activation(gate_up[0], gate_up[1], activation_);
   return DownFunction::apply(h, score_before_ ? std::nullopt : optional_of(weights), optional_of(shared),
-                             w2_->weight, w2_, products_, dispatch, computes, run.deferred);
+                             stacks_.w2->weight,
+                             stacks_.clamped() ? OptionalTensor(stacks_.b2->weight) : std::nullopt, stacks_,
+                             products_, dispatch, computes, run.deferred);
 }
 
 }  // namespace hyperion::models

@@ -1,6 +1,7 @@
 // Experts are the routed experts of a block. Each computes w2(activation(w1 x) * w3 x) for the rows that are
 // routed to it. The matrices of all experts are stacks: w1, w2 and w3 are one parameter each. w1 and w3 are
-// one product where their owner has laid them side by side (Parameter::pack).
+// one product where their owner has laid them side by side (Parameter::pack). gpt_oss's compute
+// w2(clamped_gate(w1 x + b1)) + b2 instead (ExpertStacks).
 //
 // Two autograd nodes surround the activation. They gather and sum rows of tokens themselves and keep no
 // tensor of [rows, dim]: backward gathers again, which is cheaper than keeping top_k copies of a token.
@@ -51,7 +52,8 @@ class Experts {
   // Switches to FP8. Call it before the first forward.
   void set_float8(std::shared_ptr<const float8::GroupedMatmuls> float8);
 
-  std::vector<ParameterPtr> parameters() const { return {w1_, w2_, w3_}; }
+  // Returns w1, w2 and w3, or w1, w2, b1 and b2.
+  std::vector<ParameterPtr> parameters() const;
 
  private:
   // The part of forward() between the exchanges.
@@ -67,8 +69,8 @@ class Experts {
   Exchange* etp_group_;  // shards the hidden width of each expert; null: not sharded
   ExpertProducts products_{};
   Activation activation_;
-  bool score_before_;          // whether rows are multiplied by their weights before the experts, or after
-  ParameterPtr w1_, w2_, w3_;  // [experts, hidden, dim], [experts, dim, hidden], [experts, hidden, dim]
+  bool score_before_;  // whether rows are multiplied by their weights before the experts, or after
+  ExpertStacks stacks_;
 };
 
 }  // namespace hyperion::models
