@@ -69,13 +69,19 @@ class ChunkReader {
   void read(const Box& box, std::byte* out);
 
  private:
-  void read_scaled(const Box& in_chunk, float* out);
+  void read_float8(const Box& in_chunk, float* out);
+  void read_float4(Box in_chunk, float* out);
 
   const Chunk& chunk_;
   SliceSource entry_;
   TensorArchive archive_;
-  std::vector<float> scales_;         // block scales, if the chunk has any
-  std::vector<std::byte> quantized_;  // elements to be multiplied by scales_
+  std::vector<float> scales_;         // block scales of float8 numbers
+  std::vector<std::byte> quantized_;  // elements to be multiplied by scales
+  // Scales of MXFP4 numbers, of which read() reads those of its box.
+  std::unique_ptr<ShardReader> scale_file_;
+  std::optional<SliceSource> scale_entry_;
+  TensorArchive scale_archive_;
+  std::vector<std::byte> exponents_;
 };
 
 // `box` relative to `origin`, such as a chunk's offset.

@@ -50,11 +50,15 @@ struct ForeignForm {
   // dimension. Empty: row-major.
   Dims strides;
   int64_t first = 0;
-  // If `scales` names a file, the bytes are float8_e4m3fn: a matrix of the piece's last two dimensions, in
-  // which each square of `block` rows and columns is multiplied by its float32 scale, row-major. The
-  // record's type is float32.
+  // If `scales` names a file, the record's type is float32, and the bytes are encoded. kFloat8: they are
+  // float8_e4m3fn, a matrix of the piece's last two dimensions, in which each square of `block` rows and
+  // columns is multiplied by its float32 scale, row-major. kFloat4: they are MXFP4, two numbers per byte, the
+  // first one in the lower four bits, and each `block` numbers of a row have one scale, a byte: the exponent
+  // of a power of two plus 127.
+  enum class Encoding { kFloat8, kFloat4 };
   Span scales;
   int64_t block = 0;
+  Encoding encoding = Encoding::kFloat8;
 };
 
 // A rectangular piece of a tensor. `where` is a complete archive in DCP files, or the bare bytes in

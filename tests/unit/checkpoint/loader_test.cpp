@@ -1,5 +1,6 @@
 #include "checkpoint/loader.h"
 
+#include <cstring>
 #include <fstream>
 
 #include <catch2/catch.hpp>
@@ -359,6 +360,39 @@ TEST_CASE(
   CHECK_THAT(error_of(ExitCode::kBadData, [&] { open_checkpoint(temporary.path()); }),
              Catch::Contains("__0.metadata to __1.metadata, has 1073741848 bytes") &&
                  Catch::Contains("save it again without use_collectives=False"));
+}
+
+TEST_CASE("MXFP4 is read as the numbers of transformers, and a rank reads the bytes of its part") {
+  const OpenCheckpoint golden = open_checkpoint(HYPERION_SOURCE_DIR "/tests/goldens/mxfp4");
+  const TensorRecord &codes = golden.index.tensors.at("blocks"), &scales = golden.index.tensors.at("scales"),
+                     &values = golden.index.tensors.at("values");
+  const Dims shape = {2, 12, 96};
+  REQUIRE(values.shape == shape);
+  Chunk chunk{.offset = {0, 0, 0}, .shape = shape, .where = codes.chunks.front().where};
+  chunk.form = std::make_shared<const ForeignForm>(ForeignForm{.strides = {},
+                                                               .scales = scales.chunks.front().where,
+                                                               .block = 32,
+                                                               .encoding = ForeignForm::Encoding::kFloat4});
+  const TensorRecord encoded{Dtype::kFloat32, shape, {chunk}};
+  const auto read = [&](const TensorRecord& record, const Box& box) {
+    const Chunk& of = record.chunks.front();
+    ShardReader file(golden.folder, of.where.file, golden.record(of.where.file), Links::kFollow);
+    std::vector<float> numbers(static_cast<size_t>(box.numel()));
+    ChunkReader(file, golden, "values", record, of, /*check_crcs=*/false)
+        .read(box, reinterpret_cast<std::byte*>(numbers.data()));
+    return numbers;
+  };
+  // Whole, an expert, rows, columns at odd places and across scales, and one number.
+  for (const Box& box :
+       {whole_box(shape), Box{{1, 0, 0}, {1, 12, 96}}, Box{{0, 3, 0}, {2, 5, 96}},
+        Box{{0, 2, 31}, {2, 9, 34}}, Box{{0, 0, 48}, {2, 12, 48}}, Box{{1, 7, 95}, {1, 1, 1}}}) {
+    CAPTURE(box.offset, box.shape);
+    const std::vector<float> found = read(encoded, box), expected = read(values, box);
+    CHECK(std::memcmp(found.data(), expected.data(), found.size() * sizeof(float)) == 0);
+  }
+  const Reads before = reads_so_far();
+  read(encoded, {{1, 4, 0}, {1, 2, 96}});
+  CHECK(reads_so_far().bytes - before.bytes < 4096);
 }
 
 }  // namespace hyperion::checkpoint
