@@ -1,5 +1,6 @@
 #include "models/layers/ops.h"
 
+#include <optional>
 #include <utility>
 
 #include <ATen/TensorOperators.h>
@@ -9,6 +10,7 @@
 #include <ATen/ops/embedding_dense_backward.h>
 
 #include "models/kernels/attention/attention.h"
+#include "models/kernels/attention/sinks.h"
 #include "models/kernels/kernels.h"
 #include "models/layers/activation_checkpoint.h"
 #include "models/layers/node_state.h"
@@ -133,15 +135,18 @@ struct AttentionState : torch::CustomClassHolder {
 
 struct AttentionFunction : Function<AttentionFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const kernels::AttentionMask& mask, SelectiveCheckpoint* selective) {
+                        const std::optional<Tensor>& given_sinks, const kernels::AttentionMask& mask,
+                        SelectiveCheckpoint* selective) {
+    const Tensor sinks = given_sinks.value_or(Tensor());
     variable_list results = saved_or_computed(selective, /*save=*/true, [&] {
       kernels::AttentionResult result = kernels::attention_forward(q, k, v, mask);
+      if (sinks.defined()) kernels::add_sinks(result.output, result.lse, sinks);
       SelectiveCheckpoint::Results all = {result.output, result.lse};
       all.insert(all.end(), result.extras.begin(), result.extras.end());
       return all;
     });
     Tensor output = results[0];
-    variable_list saved = {q, k, v};
+    variable_list saved = {q, k, v, sinks};
     saved.insert(saved.end(), results.begin(), results.end());
     context->save_for_backward(saved);
     keep_state(context, AttentionState(mask));
@@ -150,9 +155,12 @@ struct AttentionFunction : Function<AttentionFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = context->get_saved_variables();
     const auto state = kept_state<AttentionState>(context);
-    const kernels::AttentionResult result{saved[3], saved[4], {saved.begin() + 5, saved.end()}};
+    const Tensor& sinks = saved[3];
+    const kernels::AttentionResult result{saved[4], saved[5], {saved.begin() + 6, saved.end()}};
     auto [q, k, v] = kernels::attention_backward(grads[0], saved[0], saved[1], saved[2], state->mask, result);
-    return {q, k, v, Tensor(), Tensor()};
+    const Tensor grad_sinks =
+        sinks.defined() ? kernels::sinks_gradient(grads[0], result.output, result.lse, sinks) : Tensor();
+    return {q, k, v, grad_sinks, Tensor(), Tensor()};
   }
 };
 
@@ -193,8 +201,9 @@ Tensor clamped_gate(const Tensor& h) {
   return ClampedGateFunction::apply(h);
 }
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const kernels::AttentionMask& mask,
-                 SelectiveCheckpoint* selective) {
-  return AttentionFunction::apply(q, k, v, mask, selective);
+                 SelectiveCheckpoint* selective, const Tensor& sinks) {
+  return AttentionFunction::apply(q, k, v, sinks.defined() ? std::optional(sinks) : std::nullopt, mask,
+                                  selective);
 }
 Tensor residual_sum(const Tensor& stream, const Tensor& x, const BlockRun& run) {
   return ResidualSumFunction::apply(stream, x, !run.recomputes());

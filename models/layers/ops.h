@@ -57,9 +57,10 @@ at::Tensor gated_activation(const at::Tensor& gate, const at::Tensor& up, Activa
 at::Tensor clamped_gate(const at::Tensor& h);
 
 // Computes attention under `mask`; shapes as in models/kernels/attention/attention.h. `selective`
-// saves the output if it is not null.
+// saves the output if it is not null. sinks [heads] (models/kernels/attention/sinks.h), undefined without.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                     const kernels::AttentionMask& mask, SelectiveCheckpoint* selective = nullptr);
+                     const kernels::AttentionMask& mask, SelectiveCheckpoint* selective = nullptr,
+                     const at::Tensor& sinks = {});
 
 // Returns stream + x, the last sum of a block. A recomputation skips it: the elements are undefined.
 at::Tensor residual_sum(const at::Tensor& stream, const at::Tensor& x, const BlockRun& run = {});

@@ -173,7 +173,7 @@ void count_product(const Call& call, const std::vector<Tensor>& results, Cost& c
 
 // Two products forward and five backward. A causal mask leaves the last query all keys and each one before it
 // one fewer: where there are as many queries, half of the pairs. Sequences that lie behind each other in one
-// row count by the longest that is allowed: their lengths are on the device.
+// row count by the longest that is allowed: their lengths are on the device. A window counts all its keys.
 void count_attention(const std::string& name, const Call& call, Cost& cost) {
   const Tensor q = call.tensor("query"), k = call.tensor("key"), v = call.tensor("value");
   if (!on_gpu(q) || !on_gpu(k) || !on_gpu(v) || q.dim() < 3) return;
@@ -190,7 +190,13 @@ void count_attention(const std::string& name, const Call& call, Cost& cost) {
   const bool backward = name.find("backward") != std::string::npos;
   const auto a_pair = static_cast<double>(backward ? 6 * qk + 4 * pv : 2 * qk + 2 * pv);
   const bool causal = call.flag("is_causal") || call.number("custom_mask_type") > 0;
-  cost.flops = static_cast<uint64_t>(queries * (causal ? keys - rows / 2 : keys) * a_pair);
+  double seen = causal ? keys - rows / 2 : keys;
+  const IValue* const before = call.value("window_size_left");  // of flash: the keys before the last one
+  if (before != nullptr && before->isInt() && before->toInt() >= 0)
+    seen = std::min(seen, static_cast<double>(before->toInt() + 1));
+  if (const int64_t window = call.number("window_size"); window > 0)
+    seen = std::min(seen, static_cast<double>(window));
+  cost.flops = static_cast<uint64_t>(queries * seen * a_pair);
   cost.of = shape_of(q);
 }
 

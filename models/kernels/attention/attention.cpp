@@ -57,6 +57,9 @@ void log_plain_attention(const at::Tensor& q) {
 }
 
 void require_keys_for_each_query(const at::Tensor& q, const at::Tensor& k, const AttentionMask& mask) {
+  if (mask.window < 0 || (mask.window > 0 && !is_causal(mask)))
+    throw_bug("attention with a window of {} that is {}", mask.window,
+              is_causal(mask) ? "causal" : "to all keys");
   if (is_causal(mask) && k.size(2) < q.size(2))
     throw_bug("attention of {} queries from the last of {} keys: the first queries would have no key",
               q.size(2), k.size(2));
@@ -70,7 +73,8 @@ AttentionKernel kernel_of(const at::Tensor& q, const at::Tensor& k, const at::Te
                            .v_head_dim = v.size(3),
                            .queries = q.size(2),
                            .keys = k.size(2),
-                           .mask = mask.kind},
+                           .mask = mask.kind,
+                           .window = mask.window},
                           q.device());
 }
 
@@ -90,20 +94,23 @@ bool serves(AttentionKernel kernel, const AttentionCall& call) {
   // The causal mask of libtorch's kernel for CPUs begins with the first key.
   const bool from_first =
       call.mask == MaskKind::kAllKeys || (call.mask == MaskKind::kCausal && call.queries == call.keys);
+  const bool windowed = call.window > 0;
   switch (kernel) {
     case AttentionKernel::kLibtorchCpu:
-      return is_fused_dtype(call.dtype) && one_width && from_first;
+      return is_fused_dtype(call.dtype) && one_width && from_first && !windowed;
     case AttentionKernel::kCpu:
       return is_fused_dtype(call.dtype) && one_width && call.head_dim <= cpu::kLargestHead;
     case AttentionKernel::kCudnn:
-      return !fp32 && call.mask != MaskKind::kDocuments && divides(call.queries) && divides(call.keys) &&
+      return !fp32 && call.mask != MaskKind::kDocuments && !windowed && divides(call.queries) &&
+             divides(call.keys) &&
              (one_width
                   ? call.head_dim <= gpu::kLargestCudnnHead
                   : call.head_dim == gpu::kCudnnLatentHead && call.v_head_dim == gpu::kLargestCudnnHead);
     case AttentionKernel::kFlash:
       return !fp32 && call.head_dim <= gpu::kLargestFlashHead;
-    case AttentionKernel::kPlain:
     case AttentionKernel::kEfficient:
+      return !windowed || call.queries == call.keys;
+    case AttentionKernel::kPlain:
       return true;
   }
   return false;
@@ -117,7 +124,14 @@ AttentionKernel attention_kernel(const AttentionCall& call, at::Device device) {
   }
   const bool cudnn = cudnn_allowed && !at::globalContext().deterministicAlgorithms();
   if (cudnn && serves(kCudnn, call)) return kCudnn;
-  return serves(kFlash, call) ? kFlash : kEfficient;
+  if (serves(kFlash, call)) return kFlash;
+  if (!serves(kEfficient, call))
+    throw_config(
+        "attention with a window of {} to more keys ({}) than queries ({}), as context parallelism needs it, "
+        "has a GPU kernel for bfloat16 and heads of up to {} only; this is {} with heads of {}",
+        call.window, call.keys, call.queries, gpu::kLargestFlashHead, c10::toString(call.dtype),
+        call.head_dim);
+  return kEfficient;
 }
 
 int64_t value_width(const AttentionCall& call, at::Device device) {

@@ -15,8 +15,8 @@ namespace hyperion::kernels {
 struct AttentionResult {
   at::Tensor output;  // [batch, heads, queries, head_dim] in q's dtype
   // Natural logarithm of the sum of exponentials of the scaled scores, fp32 (fp64 for fp64) [batch, heads,
-  // queries]; for a backward on a GPU contiguous. Undefined with documents on a GPU, whose kernels keep it by
-  // document, in the extras.
+  // queries]; for a backward on a GPU contiguous, with documents as flash keeps it. Undefined with documents
+  // by kEfficient, which keeps it by document, in the extras.
   at::Tensor lse;
   std::vector<at::Tensor> extras;  // backend-specific
 };
@@ -33,23 +33,27 @@ struct AttentionCall {
   int64_t head_dim, v_head_dim;  // of queries and keys, and of values
   int64_t queries, keys;
   MaskKind mask = MaskKind::kCausal;
+  int64_t window = 0;  // AttentionMask::window
 };
 enum class AttentionKernel {
   kLibtorchCpu,  // on a CPU libtorch's flash attention
   kCpu,          // on a CPU ours (models/kernels/attention/cpu.h)
   kPlain,        // on a CPU plain operations
-  // cuDNN is the fastest on Hopper, but builds a graph for every new length (prompts come in all lengths) and
-  // does not repeat its bits. Causal attention to more keys than queries is two of its calls
-  // (models/kernels/attention/merge.h).
+  // cuDNN is the fastest on Hopper, but builds a graph for every new length (prompts come in all lengths),
+  // does not repeat its bits, and takes no window from libtorch. Causal attention to more keys than queries
+  // is two of its calls (models/kernels/attention/merge.h).
   kCudnn,
   // Flash repeats its bits where libtorch is asked for deterministic algorithms, and takes documents as
   // sequences of different lengths.
   kFlash,
-  kEfficient,  // takes documents as kFlash does
+  // Takes documents as kFlash does. Its backward places a window right only where a sequence has as many
+  // queries as keys.
+  kEfficient,
 };
 // Returns whether a kernel computes the call, with its mask, on the kernel's device. It is a pure function.
 bool serves(AttentionKernel kernel, const AttentionCall& call);
-// Returns the fastest kernel of the device that serves the call and may be chosen.
+// Returns the fastest kernel of the device that serves the call and may be chosen. Throws Error(kUsage) if no
+// kernel of a GPU serves it.
 AttentionKernel attention_kernel(const AttentionCall& call, at::Device device);
 // Returns the width in which a call's values are best made: v_head_dim if its kernel takes values narrower
 // than keys, else head_dim, with zeros behind the values.

@@ -94,7 +94,8 @@ AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k, const Attentio
           .head_dim = q.size(3),
           .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(q.size(3)))),
           .causal = mask.kind != MaskKind::kAllKeys,
-          .first_keys = mask.has_documents() ? mask.first_keys.const_data_ptr<int32_t>() : nullptr};
+          .first_keys = mask.has_documents() ? mask.first_keys.const_data_ptr<int32_t>() : nullptr,
+          .window = mask.window};
 }
 
 const ElementKernels& kernels_for(const at::Tensor& t, Instructions instructions) {
@@ -114,8 +115,7 @@ void for_query_blocks(const AttentionShape& shape, const Run& run) {
     for (int64_t n = 0; n < blocks; ++n) {
       const int64_t begin = n * kQueryBlock, last_query = std::min(begin + kQueryBlock, shape.queries) - 1;
       const int64_t last_key = shape.causal ? last_query + shape.keys - shape.queries : shape.keys - 1;
-      const int64_t first_key =
-          shape.first_keys == nullptr ? 0 : shape.first_keys[batch * shape.queries + begin];
+      const int64_t first_key = first_key_of(shape, batch, begin);
       costs[batch][n + 1] = costs[batch][n] + last_key / kQueryBlock - first_key / kQueryBlock + 1;
     }
     total += shape.heads * costs[batch][blocks];

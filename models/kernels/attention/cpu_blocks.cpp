@@ -74,7 +74,7 @@ struct KeyRange {
     for (int64_t i = 0; i < kQueryBlock; ++i) {
       const int64_t query = begin + i < shape.queries ? begin + i : shape.queries - 1;
       last_key[i] = static_cast<int32_t>(shape.causal ? begin + i + first_diagonal(shape) : shape.keys - 1);
-      first_key[i] = shape.first_keys == nullptr ? 0 : shape.first_keys[batch * shape.queries + query];
+      first_key[i] = static_cast<int32_t>(first_key_of(shape, batch, query));
     }
   }
 
@@ -205,12 +205,15 @@ void forward(const ForwardCall& call, int64_t first, int64_t last, float* scratc
   const int64_t width = up_to(shape.head_dim, kStep), group = shape.heads / shape.kv_heads;
   const int64_t blocks = up_to(shape.queries, kQueryBlock) / kQueryBlock;
   const float factor = shape.scale * kLog2OfE;
-  int64_t packed_head = -1, packed = 0;  // so many keys of this key-value head
+  int64_t packed_head = -1, packed_first = 0, packed = 0;  // keys [packed_first, packed) of this head
   for (int64_t item = first; item < last; ++item) {
     const int64_t begin = item % blocks * kQueryBlock, head = item / blocks % shape.heads,
                   batch = item / blocks / shape.heads, kv_head = head / group,
                   end = end_of_keys(shape, begin);
-    if (batch * shape.kv_heads + kv_head != packed_head) packed = 0;
+    const KeyRange reach(shape, batch, begin);
+    const int64_t first_block = reach.first_key[0] / kKeys * kKeys;
+    if (batch * shape.kv_heads + kv_head != packed_head || first_block < packed_first)
+      packed = packed_first = first_block;
     packed_head = batch * shape.kv_heads + kv_head;
     for (; packed < end; packed += kKeys) {
       const auto rows = [&](const HeadTensor& tensor) {
@@ -222,10 +225,8 @@ void forward(const ForwardCall& call, int64_t first, int64_t last, float* scratc
     const Rows<Element> queries =
         rows_of<Element>(call.q, shape.queries, shape.head_dim, batch, head, begin, kQueryBlock);
     pack_lanes<U, Element>(queries, kQueryBlock, width, in.q_lanes);
-    const KeyRange reach(shape, batch, begin);
     fill(in.most, kQueryBlock, -kLargest / 2);  // times the factor, at most kLog2OfE, it stays finite
     fill(in.total, kQueryBlock, 0);
-    const int64_t first_block = reach.first_key[0] / kKeys * kKeys;
     for (int64_t key = first_block; key < end; key += kKeys) {
       const bool diagonal = shape.causal && key == begin + first_diagonal(shape);
       key == first_block ? attend<U, Start::kZero>(in, reach, key, width, factor, diagonal)

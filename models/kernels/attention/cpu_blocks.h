@@ -21,6 +21,7 @@ struct AttentionShape {
   // [batch, queries]: the first key that each may attend to, at most its last and never less than that of the
   // query before; null: the first of the row.
   const int32_t* first_keys;
+  int64_t window;  // how many keys each attends to at most, the last ones; 0: all. Only where it is causal.
 };
 
 // A tensor of the call's element type.
@@ -51,6 +52,14 @@ struct BackwardCall {
   int64_t part_stride;
   HeadResult dk, dv;
 };
+
+// The first key that a query attends to. Static: each instruction set has its own.
+[[maybe_unused]] static int64_t first_key_of(const AttentionShape& shape, int64_t batch, int64_t query) {
+  const int64_t first = shape.window > 0 ? query + shape.keys - shape.queries + 1 - shape.window : int64_t{0};
+  const int64_t of_document =
+      shape.first_keys == nullptr ? 0 : shape.first_keys[batch * shape.queries + query];
+  return first < of_document ? of_document : first;
+}
 
 // Queries are worked on in blocks of this many tokens of one head, in forward with as many keys at a time.
 inline constexpr int64_t kQueryBlock = 64;

@@ -53,6 +53,11 @@ struct CudaInput {
   double scale;
 };
 
+// [batch, heads, seq, d] -> [batch, seq, heads, d], and back
+at::Tensor tokens_first(const at::Tensor& t) {
+  return t.transpose(1, 2);
+}
+
 // [batch, heads, seq, d] -> [batch * seq, heads, d], and back: kernels for sequences of different lengths
 // take these one behind the other.
 at::Tensor all_tokens(const at::Tensor& t) {
@@ -92,25 +97,51 @@ AttentionGradients flash_backward(const at::Tensor& grad, const CudaInput& in,
   return {dq, dk, dv};
 }
 
+// Flash counts how many keys a query sees before its last one.
+std::optional<int64_t> keys_before(const AttentionMask& mask) {
+  return mask.window > 0 ? std::optional(mask.window - 1) : std::nullopt;
+}
+
+std::optional<int64_t> right_of(const AttentionMask& mask) {
+  return mask.window > 0 ? std::optional<int64_t>(0) : std::nullopt;
+}
+
+AttentionResult flash_window_forward(const CudaInput& in) {
+  auto [out, lse, seed, offset, debug] = at::_flash_attention_forward(
+      tokens_first(in.q), tokens_first(in.k), tokens_first(in.v), std::nullopt, std::nullopt, in.q.size(2),
+      in.k.size(2), kNoDropout, true, /*return_debug_mask=*/false, in.scale, keys_before(in.mask), 0);
+  return {tokens_first(out), lse, {seed, offset}};
+}
+
+AttentionGradients flash_window_backward(const at::Tensor& grad, const CudaInput& in,
+                                         const AttentionResult& result) {
+  auto [dq, dk, dv] = at::_flash_attention_backward(
+      tokens_first(grad), tokens_first(in.q), tokens_first(in.k), tokens_first(in.v),
+      tokens_first(result.output), result.lse, {}, {}, in.q.size(2), in.k.size(2), kNoDropout, true,
+      result.extras.at(0), result.extras.at(1), in.scale, keys_before(in.mask), 0);
+  return {tokens_first(dq), tokens_first(dk), tokens_first(dv)};
+}
+
 // libtorch takes a longest sequence of one query for decoding, where no sequence is without queries.
 int64_t most_queries_for_flash(const AttentionMask& mask) {
   return std::max<int64_t>(mask.most_queries, 2);
 }
 
 AttentionResult flash_documents_forward(const CudaInput& in) {
-  auto [out, lse, seed, offset, debug] =
-      at::_flash_attention_forward(all_tokens(in.q), all_tokens(in.k), all_tokens(in.v), in.mask.query_bounds,
-                                   in.mask.key_bounds, most_queries_for_flash(in.mask), in.mask.most_keys,
-                                   kNoDropout, true, /*return_debug_mask=*/false, in.scale);
-  return {as_rows(out, in.q), {}, {seed, offset, lse}};
+  auto [out, lse, seed, offset, debug] = at::_flash_attention_forward(
+      all_tokens(in.q), all_tokens(in.k), all_tokens(in.v), in.mask.query_bounds, in.mask.key_bounds,
+      most_queries_for_flash(in.mask), in.mask.most_keys, kNoDropout, true, /*return_debug_mask=*/false,
+      in.scale, keys_before(in.mask), right_of(in.mask));
+  return {as_rows(out, in.q), lse.unflatten(1, {in.q.size(0), in.q.size(2)}).transpose(0, 1), {seed, offset}};
 }
 
 AttentionGradients flash_documents_backward(const at::Tensor& grad, const CudaInput& in,
                                             const AttentionResult& result) {
   auto [dq, dk, dv] = at::_flash_attention_backward(
       all_tokens(grad), all_tokens(in.q), all_tokens(in.k), all_tokens(in.v), all_tokens(result.output),
-      result.extras.at(2), in.mask.query_bounds, in.mask.key_bounds, most_queries_for_flash(in.mask),
-      in.mask.most_keys, kNoDropout, true, result.extras.at(0), result.extras.at(1), in.scale);
+      result.lse.transpose(0, 1).flatten(1, 2), in.mask.query_bounds, in.mask.key_bounds,
+      most_queries_for_flash(in.mask), in.mask.most_keys, kNoDropout, true, result.extras.at(0),
+      result.extras.at(1), in.scale, keys_before(in.mask), right_of(in.mask));
   return {as_rows(dq, in.q), as_rows(dk, in.k), as_rows(dv, in.k)};
 }
 
@@ -143,25 +174,28 @@ AttentionGradients efficient_backward(const at::Tensor& grad, const CudaInput& i
 
 constexpr int64_t kCausalFromTheLast = 2;  // libtorch's number of the mask
 
+std::optional<int64_t> efficient_window(const AttentionMask& mask) {
+  return mask.window > 0 ? std::optional(mask.window) : std::nullopt;
+}
+
 AttentionResult efficient_from_last_forward(const CudaInput& in) {
   const int64_t heads = in.q.size(1);
-  const auto tokens_first = [](const at::Tensor& t) { return t.transpose(1, 2); };
   auto [out, lse, seed, offset, most_q, most_k] = at::_efficient_attention_forward(
       tokens_first(in.q), tokens_first(repeat_heads(in.k, heads)), tokens_first(repeat_heads(in.v, heads)),
       std::nullopt, std::nullopt, std::nullopt, std::nullopt, std::nullopt, kNoDropout, kCausalFromTheLast,
-      /*compute_log_sumexp=*/true, in.scale);
+      /*compute_log_sumexp=*/true, in.scale, {}, efficient_window(in.mask));
   return {tokens_first(out), lse.narrow(2, 0, in.q.size(2)), {seed, offset}};
 }
 
 AttentionGradients efficient_from_last_backward(const at::Tensor& grad, const CudaInput& in,
                                                 const AttentionResult& result) {
   const int64_t heads = in.q.size(1), kv_heads = in.k.size(1);
-  const auto tokens_first = [](const at::Tensor& t) { return t.transpose(1, 2); };
   auto [dq, dk, dv, dbias] = at::_efficient_attention_backward(
       tokens_first(grad), tokens_first(in.q), tokens_first(repeat_heads(in.k, heads)),
       tokens_first(repeat_heads(in.v, heads)), std::nullopt, tokens_first(result.output), std::nullopt,
       std::nullopt, in.q.size(2), in.k.size(2), padded_lse(result.lse), kNoDropout, result.extras.at(0),
-      result.extras.at(1), kCausalFromTheLast, /*bias_requires_grad=*/false, in.scale);
+      result.extras.at(1), kCausalFromTheLast, /*bias_requires_grad=*/false, in.scale,
+      /*num_splits_key=*/std::nullopt, efficient_window(in.mask));
   return {tokens_first(dq), sum_heads(tokens_first(dk), kv_heads), sum_heads(tokens_first(dv), kv_heads)};
 }
 
@@ -171,7 +205,7 @@ AttentionResult efficient_documents_forward(const CudaInput& in) {
   auto [out, lse, seed, offset, longest_q, longest_k] = at::_efficient_attention_forward(
       one_row(in.q), one_row(repeat_heads(in.k, heads)), one_row(repeat_heads(in.v, heads)), std::nullopt,
       in.mask.query_bounds, in.mask.key_bounds, in.mask.most_queries, in.mask.most_keys, kNoDropout,
-      kCausalFromTheLast, /*compute_log_sumexp=*/true, in.scale);
+      kCausalFromTheLast, /*compute_log_sumexp=*/true, in.scale, {}, efficient_window(in.mask));
   return {as_rows(out.squeeze(0), in.q), {}, {seed, offset, lse}};
 }
 
@@ -183,7 +217,8 @@ AttentionGradients efficient_documents_backward(const at::Tensor& grad, const Cu
       one_row(grad), one_row(in.q), one_row(repeat_heads(in.k, heads)), one_row(repeat_heads(in.v, heads)),
       std::nullopt, one_row(result.output), in.mask.query_bounds, in.mask.key_bounds, in.mask.most_queries,
       in.mask.most_keys, result.extras.at(2), kNoDropout, result.extras.at(0), result.extras.at(1),
-      kCausalFromTheLast, /*bias_requires_grad=*/false, in.scale);
+      kCausalFromTheLast, /*bias_requires_grad=*/false, in.scale, /*num_splits_key=*/std::nullopt,
+      efficient_window(in.mask));
   const auto rows = [](const at::Tensor& t, const at::Tensor& like) { return as_rows(t.squeeze(0), like); };
   return {rows(dq, in.q), sum_heads(rows(dk, in.k), kv_heads), sum_heads(rows(dv, in.k), kv_heads)};
 }
@@ -196,12 +231,15 @@ struct CudaForm {
 CudaForm cuda_form(AttentionKernel kernel, const CudaInput& in) {
   const bool documents = in.mask.has_documents();
   if (kernel == AttentionKernel::kCudnn) return {cudnn_forward, cudnn_backward};
+  const bool windowed = in.mask.window > 0;
+  if (kernel == AttentionKernel::kFlash && documents)
+    return {flash_documents_forward, flash_documents_backward};
   if (kernel == AttentionKernel::kFlash)
-    return documents ? CudaForm{flash_documents_forward, flash_documents_backward}
-                     : CudaForm{flash_forward, flash_backward};
+    return windowed ? CudaForm{flash_window_forward, flash_window_backward}
+                    : CudaForm{flash_forward, flash_backward};
   if (documents) return {efficient_documents_forward, efficient_documents_backward};
-  // the other entry is causal from the first key
-  if (in.causal && in.q.size(2) != in.k.size(2))
+  // the other entry is causal from the first key, and takes no window
+  if (windowed || (in.causal && in.q.size(2) != in.k.size(2)))
     return {efficient_from_last_forward, efficient_from_last_backward};
   return {efficient_forward, efficient_backward};
 }

@@ -17,7 +17,8 @@ namespace {
 at::Tensor allowed(int64_t queries, int64_t keys, const AttentionMask& mask) {
   const at::Tensor key = at::arange(keys, at::kInt);
   const at::Tensor last_key = at::arange(keys - queries, keys, at::kInt).unsqueeze(1);
-  const at::Tensor causal = key.le(last_key);
+  at::Tensor causal = key.le(last_key);
+  if (mask.window > 0) causal = causal.logical_and(key.gt(last_key - mask.window));
   if (!mask.has_documents()) return causal.unsqueeze(0).unsqueeze(0);
   return key.ge(mask.first_keys.unsqueeze(2)).logical_and_(causal).unsqueeze(1);
 }

@@ -3,6 +3,8 @@
 
 #include <catch2/catch.hpp>
 
+#include "tests/support/error_of.h"
+
 namespace hyperion::models {
 
 TEST_CASE("a kernel of attention says which masks it serves") {
@@ -19,6 +21,16 @@ TEST_CASE("a kernel of attention says which masks it serves") {
     CHECK(serves(kernel, kAllKeys, 128));
     CHECK(serves(kernel, kAllKeys, 64));
     CHECK_FALSE(serves(kernel, kDocuments, 128));
+  }
+  const auto serves_window = [](kernels::AttentionKernel kernel, kernels::MaskKind mask, int64_t keys) {
+    return kernels::serves(kernel, {at::kBFloat16, 128, 128, 128, keys, mask, /*window=*/8});
+  };
+  for (const auto mask : {kCausal, kDocuments}) {
+    for (const auto kernel : {kCpu, kPlain, kFlash})
+      for (const int64_t keys : {128, 192}) CHECK(serves_window(kernel, mask, keys));
+    for (const auto kernel : {kLibtorchCpu, kCudnn}) CHECK_FALSE(serves_window(kernel, mask, 128));
+    CHECK(serves_window(kEfficient, mask, 128));
+    CHECK_FALSE(serves_window(kEfficient, mask, 192));  // its backward places the window wrongly
   }
   CHECK_FALSE(serves(kLibtorchCpu, kCausal, 192));  // causal from the first key
   CHECK(serves(kCudnn, kCausal, 192));              // in two calls
@@ -39,6 +51,14 @@ TEST_CASE("the kernel of attention follows from dtype, head size, lengths, mask 
   CHECK(chosen({at::kFloat, 128, 128, 128, 128}) == kEfficient);
   CHECK(chosen({at::kFloat, 128, 128, 128, 128, kDocuments}) == kEfficient);
   CHECK(chosen({at::kBFloat16, 128, 128, 64, 128}) == kCudnn);
+  CHECK(chosen({at::kBFloat16, 128, 128, 64, 128, kCausal, /*window=*/8}) == kFlash);
+  CHECK(chosen({at::kFloat, 128, 128, 128, 128, kCausal, 8}) == kEfficient);
+  CHECK(chosen({at::kFloat, 128, 128, 64, 128, kCausal, 8}, at::kCPU) == kCpu);
+  CHECK_THAT(error_of(ExitCode::kUsage,
+                      [&] {
+                        chosen({at::kFloat, 128, 128, 64, 128, kCausal, 8});
+                      }),
+             Catch::Matchers::Contains("a window of 8 to more keys (128) than queries (64)"));
   CHECK(chosen({at::kBFloat16, 128, 128, 64, 100}) == kFlash);
   CHECK(chosen({at::kBFloat16, 128, 128, 128, 64, kAllKeys}) == kCudnn);
   CHECK(chosen({at::kBFloat16, 128, 128, 128, 60, kAllKeys}) == kFlash);
