@@ -122,7 +122,10 @@ std::string describe_context(const config::JobConfig& config, const models::Mode
       "rank sends {} forward and {} backward, {} per step",
       ranks, tensor > 1 ? fmt::format(" ({} of {} neighbours)", ranks, ranks * tensor) : "",
       degrees.context_parallel_load_balancer ? "two chunks each (headtail)" : "one part each (no balancer)",
-      config::passes_keys_in_ring(config) ? "go round (alltoall)" : "are gathered (allgather)",
+      !config::passes_keys_in_ring(config) ? "are gathered (allgather)"
+      : models::describe_model(model).windows() > 0
+          ? "go round (alltoall), in layers with a window are gathered"
+          : "go round (alltoall)",
       readable_bytes(traffic.forward), readable_bytes(traffic.backward), readable_bytes(traffic.step));
 }
 

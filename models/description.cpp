@@ -49,8 +49,8 @@ std::array<ParameterShape, 2> stream_norms(const ModelArgs& args) {
           norm_of_stream(args, "ffn_norm.weight", "model.layers.*.post_attention_layernorm.weight")};
 }
 
-PartDescription describe_attention_of(const ModelArgs& args, int64_t /*layer*/) {
-  return args.latent.is_present() ? describe_latent_attention(args) : describe_attention(args);
+PartDescription describe_attention_of(const ModelArgs& args, int64_t layer) {
+  return args.latent.is_present() ? describe_latent_attention(args) : describe_attention(args, layer);
 }
 
 PartDescription describe_feed_forward_of(const ModelArgs& args, int64_t layer) {
@@ -62,9 +62,9 @@ ModelDescription describe_model(const ModelArgs& args) {
                          .final_norm = final_norm_shape(args),
                          .output = output_shape(args),
                          .tied = args.tied};
-  int dense = -1, experts = -1;  // their index among the kinds
+  int indices[2][2] = {{-1, -1}, {-1, -1}};  // among the kinds: without and with experts, a window
   for (int64_t layer = 0; layer < args.n_layers; ++layer) {
-    int& kind = args.experts.are_in(layer) ? experts : dense;
+    int& kind = indices[args.experts.are_in(layer) ? 1 : 0][args.attention.has_window(layer) ? 1 : 0];
     if (kind < 0) {
       kind = static_cast<int>(model.kinds.size());
       model.kinds.push_back(describe_block(args, layer));

@@ -12,6 +12,8 @@ bool has_part(const ModelArgs& args, ModelPart part) {
       return args.rope.scaling;
     case ModelPart::kYarn:
       return args.rope.yarn;
+    case ModelPart::kWindow:
+      return args.attention.window > 0;
     case ModelPart::kLatent:
       return args.latent.is_present();
     case ModelPart::kExperts:
@@ -45,6 +47,14 @@ void check(const ModelArgs& args, DimensionChecks& checks) {
                   attention.n_heads > 0 && attention.head_dim == args.dim / attention.n_heads
                       ? fmt::format(" (dim {} / {} heads)", args.dim, attention.n_heads)
                       : ""));
+  checks.in_range({"sliding_window_size"}, attention.window, 0, kLargestDimension);
+  checks.in_range({"sliding_window_first_layer"}, attention.window_first_layer, 0, kMostLayers);
+  checks.in_range({"full_attention_every"}, attention.window_full_every, 0, kMostLayers);
+  checks.refuse_if(
+      args.latent.is_present() && attention.window > 0, {"sliding_window_size", "kv_lora_rank"},
+      fmt::format("sliding_window_size is {}, expected 0: latent attention has no window", attention.window));
+  checks.refuse_if(args.latent.is_present() && attention.sinks, {"sinks", "kv_lora_rank"},
+                   "sinks is true, expected false: latent attention has none");
   check(args.latent, attention, checks);
   check(args.experts, checks);
   check(args.rope, checks);

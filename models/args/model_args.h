@@ -58,6 +58,7 @@ enum class ModelPart {
   kScaling,     // rotary frequencies with Llama 3.1's scaling
   kYarn,        // rotary frequencies with YaRN
   kYarnChoice,  // every model: whether it has YaRN; only latent attention may set it
+  kWindow,      // a sliding window
   kLatent,      // latent attention
   kExperts,     // a mixture of experts
   kBalance,     // the balance of experts, which config.json does not say

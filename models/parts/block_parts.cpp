@@ -12,7 +12,7 @@ std::unique_ptr<AttentionPart> make_attention(const ModelArgs& args, int64_t lay
                                               const ParallelDims& dims) {
   const PartParameters parameters(describe_attention_of(args, layer), args, layer, dims);
   if (args.latent.is_present()) return std::make_unique<LatentAttention>(parameters, args, dims);
-  return std::make_unique<Attention>(parameters, args, dims);
+  return std::make_unique<Attention>(parameters, args, layer, dims);
 }
 
 std::unique_ptr<FeedForwardPart> make_feed_forward(const ModelArgs& args, int64_t layer,

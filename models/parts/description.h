@@ -56,6 +56,15 @@ struct AttentionWidths {
   int64_t heads = 0, kv_heads = 0;
   int64_t head_dim = 0, v_head_dim = 0;  // the widths of a head: of queries and keys, and of values
   int64_t rotated = 0;                   // how many elements of head_dim RoPE rotates
+  int64_t window = 0;                    // how many keys a query sees at most; 0: all before it
+
+  // Returns how many keys a query of a sequence sees in the mean, of `seq_len` tokens: half of them without
+  // a window.
+  double mean_keys(double seq_len) const {
+    const double most =
+        window > 0 && static_cast<double>(window) < seq_len ? static_cast<double>(window) : seq_len;
+    return most * (1 - most / (2 * seq_len));
+  }
 };
 
 struct ExpertWidths {

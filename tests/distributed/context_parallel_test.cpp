@@ -104,6 +104,28 @@ TEST_CASE("context parallelism trains to the losses, norms and gradients of one 
                                     {.ranks = 2, .mesh = {.cp = 2}, .head_tail = false, .ring = true}});
 }
 
+TEST_CASE("windows and sinks train to the losses of one rank on every kind of mesh") {
+  const auto job = [](const ContextLayout& layout) {
+    TinyJob tiny = job_with_parts("qwen3_moe", layout);
+    tiny.window = 3;
+    tiny.sinks = true;
+    return tiny;
+  };
+  const std::vector<TinyStep> one = train_parts(1, job({1, {}}));
+  for (const ContextLayout& layout : {ContextLayout{2, {.cp = 2}},
+                                      {.ranks = 2, .mesh = {.cp = 2}, .ring = true},
+                                      {2, {.tp = 2}},
+                                      {2, {.dp_shard = 2}},
+                                      {2, {.pp = 2}, 2},
+                                      {4, {.dp_shard = 2, .tp = 2, .ep = 2}}}) {
+    CAPTURE(layout.ranks, layout.mesh.cp, layout.mesh.tp, layout.mesh.pp, layout.ring);
+    const ContextLayout alone{1, {}, layout.accumulation};
+    const std::vector<TinyStep> wanted = layout.accumulation == 1 ? one : train_parts(1, job(alone));
+    const std::vector<TinyStep> found = train_parts(layout.ranks, job(layout));
+    CHECK(largest_in(found, wanted, &TinyStep::loss) < 2e-7);
+  }
+}
+
 TEST_CASE("context parallelism trains to the losses of one rank on every mesh", "[.]") {
   const char* model = GENERATE("llama3", "qwen3");
   std::vector<ContextLayout> layouts;

@@ -21,6 +21,8 @@ struct AttentionCase {
   bool head_tail;
   at::ScalarType dtype;
   int64_t v_head_dim = head_dim;
+  int64_t window = 0;
+  bool sinks = false, ring = false;
 };
 
 Tensor positions_of(const AttentionCase& of, int64_t length) {
@@ -46,14 +48,19 @@ double difference_of_attention(Exchange& ranks, const AttentionCase& of) {
   };
   const std::vector<Tensor> complete = {made(of.heads, of.head_dim), made(of.kv_heads, of.head_dim),
                                         made(of.kv_heads, of.v_head_dim), made(of.heads, of.v_head_dim)};
+  const Tensor sinks = of.sinks ? at::randn({of.heads}, at::kDouble).to(of.dtype) : Tensor();
   const std::vector<SequenceRange> parts = sequence_parts(length, {ranks.size(), ranks.rank(), of.head_tail});
   const Tensor positions = positions_of(of, length);
   const auto run = [&](const std::vector<Tensor>& given, const SequenceContext& context, Exchange* over) {
     std::vector<Tensor> leaves;
     for (size_t i = 0; i < 3; ++i) leaves.push_back(given[i].detach().requires_grad_());
-    const Tensor output = attention_over_ranks(leaves[0], leaves[1], leaves[2], context, {over}, BlockRun());
+    const Tensor leaf = of.sinks ? sinks.detach().clone().requires_grad_() : Tensor();
+    const Tensor output = attention_over_ranks(leaves[0], leaves[1], leaves[2], context, {over, of.ring},
+                                               BlockRun(), {of.window, leaf});
     torch::autograd::backward({output}, {given[3]});
-    return std::vector<Tensor>{output.detach(), leaves[0].grad(), leaves[1].grad(), leaves[2].grad()};
+    std::vector<Tensor> results = {output.detach(), leaves[0].grad(), leaves[1].grad(), leaves[2].grad()};
+    if (of.sinks) results.push_back(leaf.grad());
+    return results;
   };
   SequenceContext plain;
   if (positions.defined()) plain.mask = kernels::document_mask(positions, at::kCPU);
@@ -68,6 +75,12 @@ double difference_of_attention(Exchange& ranks, const AttentionCase& of) {
   const std::vector<Tensor> found = run(own, context, &ranks);
   double largest = 0;
   for (size_t i = 0; i < found.size(); ++i) {
+    if (i == 4) {  // the gradient of the sinks: over all tokens
+      const Tensor sum = found[i].to(at::kDouble);
+      ranks.start_all_reduce_sum(sum).wait();
+      largest = larger_of(largest, ((sum - expected[i]).norm() / expected[i].norm()).item<double>());
+      continue;
+    }
     const Tensor wanted = columns_of_parts(expected[i], parts, 2);
     largest = larger_of(largest, ((found[i] - wanted).norm() / expected[i].norm()).item<double>());
   }
@@ -141,6 +154,30 @@ TEST_CASE("gathered keys and values give the attention and the gradients of comp
   }
 }
 
+TEST_CASE("windows and sinks over context parallel ranks give those of complete sequences") {
+  for (const int ranks : {2, 3}) {
+    const auto all = run_ranks(ranks, [=](const Environment& environment) {
+      const UnwrittenIsNaN guard;
+      ProcessGroups groups(Mesh({.cp = ranks}, ranks), environment, {});
+      std::vector<double> differences;
+      for (const at::ScalarType dtype : {at::kDouble, at::kFloat})
+        for (const bool head_tail : {true, false})
+          for (const bool ring : {false, true})
+            for (int64_t documents = 0; documents < 2; ++documents)
+              for (const int64_t window : {0, 1, 4, 100})
+                differences.push_back(difference_of_attention(
+                    groups.get(MeshDim::kCp),
+                    {2, 4, 2, 5, documents, head_tail, dtype, 5, window, window != 4, ring}));
+      return differences;
+    });
+    for (const std::vector<double>& differences : all)
+      for (size_t i = 0; i < differences.size(); ++i) {
+        CAPTURE(ranks, i);
+        CHECK(differences[i] < (i < differences.size() / 2 ? 1e-12 : 1e-6));
+      }
+  }
+}
+
 TEST_CASE("a model over context parallel ranks has the activations and gradients of one rank") {
   struct Layout {
     int ranks;
@@ -157,9 +194,13 @@ TEST_CASE("a model over context parallel ranks has the activations and gradients
           for (const ActivationCheckpoint mode :
                {ActivationCheckpoint::kNone, ActivationCheckpoint::kSelectiveOp})
             for (const bool ring : {false, true})
-              differences.push_back(
-                  difference_of_model({.model = model, .documents = documents, .checkpoint = mode},
-                                      layout.head_tail, ring, groups));
+              for (const bool sinks : {false, true})
+                differences.push_back(difference_of_model({.model = model,
+                                                           .window = sinks ? 5 : 0,
+                                                           .sinks = sinks,
+                                                           .documents = documents,
+                                                           .checkpoint = mode},
+                                                          layout.head_tail, ring, groups));
       return differences;
     });
     for (const std::vector<double>& differences : all)

@@ -92,6 +92,9 @@ TEST_CASE("a model divided over tensor parallel ranks equals one rank in every a
   check_equal_to_one_rank(job, ranks);
   job.chunked = false;
   check_equal_to_one_rank(job, ranks);
+  job.sinks = true;  // of which each rank has its heads'
+  job.window = 5;
+  check_equal_to_one_rank(job, ranks);
 }
 
 TEST_CASE(

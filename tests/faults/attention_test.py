@@ -156,6 +156,24 @@ class Attention(JobTest):
                 self.assertEqual((calls["cudnn"], calls["flash"]), calls_wanted, calls)
                 self.assertIn(f"Attention: flash, for {described}" if cudnn else f"Attention: cuDNN, tried on {described}", job.text())
 
+    def test_windows_and_sinks_go_to_flash_and_layers_without_a_window_keep_cudnn(self):
+        model = ("--model.args.sliding_window_size=9", "--model.args.full_attention_every=2", "--model.args.sinks=true",
+                 "--model.args.n_kv_heads=2", "--training.mixed_precision_param=bfloat16")
+        half = STEPS_FORWARD // 2
+        for options, kernels in (((), {"flash_documents": half, "cudnn": half + 1, "flash": 1}),
+                                 (("--training.document_mask",), {"flash_documents": STEPS_FORWARD})):
+            with self.subTest(options):
+                job, calls = self.run_on_gpus(*model, *options, says=["Attention: a window of 9 keys in 1 of 2 layers"])
+                self.assertEqual({name: times for name, times in calls.items() if times}, kernels)
+                found = self.losses()
+                self.run_job(*SHORT, *model, *options, code=0)
+                for ours, of_cpu in zip(found, self.losses(), strict=True):
+                    self.assertAlmostEqual(ours, of_cpu, delta=5e-3)
+        wide = (*model[:-1], "--training.mixed_precision_param=float32")
+        _, calls = self.run_on_gpus(*wide)
+        self.assertEqual({name for name, times in calls.items() if times}, {"efficient", "efficient_documents"})
+        self.run_on_gpus(*wide, "--training.document_mask", code=2, says=["attention with sinks and documents has a GPU kernel for bfloat16"])
+
     def test_latent_heads_of_192_go_to_cudnn_with_values_of_128_and_padded_to_flash(self):
         latent = ("--model.name=deepseek_v3", "--model.args.n_layers=2", "--model.args.n_dense_layers=2", "--model.args.kv_lora_rank=8",
                   "--model.args.qk_nope_head_dim=128", "--model.args.qk_rope_head_dim=64", "--model.args.v_head_dim=128")

@@ -35,6 +35,8 @@ struct DividedJob {
   const char* model = "llama3";
   int64_t heads = 4, kv_heads = 2, dim = 18, head_dim = 6, hidden = 25, vocab = 17, layers = 2;
   int64_t batch = 2;
+  int64_t window = 0;  // in every second layer
+  bool sinks = false;
   bool documents = false;
   bool loss_parallel = true;
   bool chunked = false;  // what blocks exchange
@@ -53,7 +55,10 @@ inline ModelArgs args_of(const DividedJob& job) {
                      .n_kv_heads = job.kv_heads,
                      .head_dim = job.head_dim,
                      .vocab_size = job.vocab,
-                     .hidden_dim = job.hidden});
+                     .hidden_dim = job.hidden,
+                     .sinks = job.sinks,
+                     .sliding_window_size = job.window,
+                     .full_attention_every = 2});
 }
 
 inline Tensor part_of(const Tensor& whole, const std::vector<Cut>& cuts) {

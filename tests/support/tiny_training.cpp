@@ -23,13 +23,17 @@ constexpr int64_t kStateParameters = 1000;  // the index of the first state's fi
 
 config::JobConfig::Model tiny_model(const TinyJob& job) {
   const std::string_view name = job.model;
-  models::ModelOverrides dims{.dim = 18,
-                              .n_layers = job.layers,
-                              .n_heads = job.heads,
-                              .n_kv_heads = job.kv_heads,
-                              .head_dim = 6,
-                              .vocab_size = TinyTraining::kVocab,
-                              .hidden_dim = 25};
+  models::ModelOverrides dims{
+      .dim = 18,
+      .n_layers = job.layers,
+      .n_heads = job.heads,
+      .n_kv_heads = job.kv_heads,
+      .head_dim = 6,
+      .vocab_size = TinyTraining::kVocab,
+      .hidden_dim = 25,
+      .sinks = job.sinks ? std::optional(true) : std::nullopt,
+      .sliding_window_size = job.window > 0 ? std::optional(job.window) : std::nullopt,
+      .full_attention_every = job.window > 0 ? std::optional<int64_t>(2) : std::nullopt};
   const bool has_experts = name == "qwen3_moe" || name == "llama4" || name == "deepseek_v3";
   if (has_experts) {  // in every block, in every second one, or from the second one on
     dims.num_experts = job.experts;

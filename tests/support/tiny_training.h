@@ -40,6 +40,8 @@ struct TinyJob {
   bool shared_memory = true;        // on a CPU; false: Gloo over sockets
   int64_t heads = 3, kv_heads = 1;  // tensor parallel ranks divide them; with FP8 there are 2 heads
   bool disable_loss_parallel = false;
+  int64_t window = 0;  // in every second layer
+  bool sinks = false;
   int64_t experts = 5, expert_hidden = 10;  // where the model has experts
   // Of deepseek_v3.
   bool score_before_experts = false;

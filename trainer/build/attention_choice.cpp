@@ -58,12 +58,14 @@ struct Shape {
   int64_t queries;        // of a call to `length` keys
   at::ScalarType dtype;
   MaskKind mask;
+  int64_t window;
   Context context;
 
   std::string describe() const {
-    return fmt::format("{} x {} heads of {}{}, {} of {} tokens{}", heads, kv_heads, head_dim,
+    return fmt::format("{} x {} heads of {}{}, {} of {} tokens{}{}", heads, kv_heads, head_dim,
                        v_head_dim == head_dim ? "" : fmt::format(" with values of {}", v_head_dim),
-                       counted(batch, "sequence"), length, is_ring(context) ? " in a ring" : "");
+                       counted(batch, "sequence"), length, is_ring(context) ? " in a ring" : "",
+                       window > 0 ? fmt::format(", a window of {}", window) : "");
   }
 };
 
@@ -75,7 +77,7 @@ std::vector<AttentionTrial> calls_of(const Shape& shape) {
     return AttentionTrial{shape.batch,
                           shape.heads,
                           shape.kv_heads,
-                          {shape.dtype, shape.head_dim, shape.v_head_dim, queries, keys, mask}};
+                          {shape.dtype, shape.head_dim, shape.v_head_dim, queries, keys, mask, shape.window}};
   };
   const int64_t all = shape.length, half = all / 2;
   std::vector<AttentionTrial> calls = {call(shape.queries, all, shape.mask)};
@@ -97,14 +99,20 @@ AttentionKernel kernel_of(const Shape& shape, const config::JobConfig& config, a
   return config.debug.deterministic ? AttentionKernel::kFlash : AttentionKernel::kCudnn;
 }
 
-Shape shape_of(const models::ModelArgs& args, const config::JobConfig& config, at::Device device,
+// Attention has the same widths in all blocks. cuDNN is tried for the blocks without a window, if there are
+// any: the others have none of its kernels.
+models::AttentionWidths widths_to_choose_by(const models::ModelDescription& model) {
+  for (const models::BlockDescription& kind : model.kinds)
+    if (kind.attention.attention->window == 0) return *kind.attention.attention;
+  return *model.kinds.front().attention.attention;
+}
+
+Shape shape_of(const models::AttentionWidths& widths, const config::JobConfig& config, at::Device device,
                int64_t batch_size, int64_t seq_len) {
   const auto& degrees = config.parallelism;
   const int64_t ranks = degrees.tensor_parallel_degree;  // that divide the heads
-  const Context context = context_of(config);
-  // Attention has the same widths in all blocks.
-  const models::ModelDescription model = models::describe_model(args);
-  const models::AttentionWidths& widths = *model.kinds.front().attention.attention;
+  Context context = context_of(config);
+  if (widths.window > 0 && is_ring(context)) context = Context::kGathered;
   const int64_t length = is_ring(context) ? seq_len / degrees.context_parallel_degree : seq_len;
   Shape shape = {.heads = widths.heads / ranks,
                  .kv_heads = widths.kv_heads / ranks,
@@ -115,6 +123,7 @@ Shape shape_of(const models::ModelArgs& args, const config::JobConfig& config, a
                  .queries = context == Context::kGathered ? seq_len / parts_of_sequence(config) : length,
                  .dtype = checkpointing::scalar_type(config.training.mixed_precision_param),
                  .mask = config.training.document_mask ? MaskKind::kDocuments : MaskKind::kCausal,
+                 .window = widths.window,
                  .context = context};
   // Other kernels are given values that are padded to the width of keys.
   if (kernel_of(shape, config, device) != AttentionKernel::kCudnn) shape.v_head_dim = shape.head_dim;
@@ -126,9 +135,10 @@ std::vector<Shape> attention_shapes(const models::ModelArgs& args, const config:
                                     at::Device device) {
   const auto& training = config.training;
   const auto& validation = config.validation;
-  std::vector<Shape> shapes = {shape_of(args, config, device, training.local_batch_size, training.seq_len)};
+  const models::AttentionWidths widths = widths_to_choose_by(models::describe_model(args));
+  std::vector<Shape> shapes = {shape_of(widths, config, device, training.local_batch_size, training.seq_len)};
   if (!validation.enable) return shapes;
-  const Shape other = shape_of(args, config, device, validation.local_batch_size, validation.seq_len);
+  const Shape other = shape_of(widths, config, device, validation.local_batch_size, validation.seq_len);
   if (other.batch != shapes[0].batch || other.length != shapes[0].length) shapes.push_back(other);
   return shapes;
 }
@@ -176,6 +186,33 @@ void agree_on_cudnn(const std::string& why_not, const Shape& training, bool requ
   kernels::allow_cudnn_attention(false);
 }
 
+// Refuses the job if the GPU has no kernel for the layers with a window, or none that serves sinks.
+void require_kernels_of_all_layers(const models::ModelArgs& args, const config::JobConfig& config,
+                                   at::Device device) {
+  const auto& training = config.training;
+  for (const models::BlockDescription& kind : models::describe_model(args).kinds) {
+    const Shape shape =
+        shape_of(*kind.attention.attention, config, device, training.local_batch_size, training.seq_len);
+    if (kernel_of(shape, config, device) == AttentionKernel::kEfficient && args.attention.sinks &&
+        shape.mask == MaskKind::kDocuments)
+      throw_config(
+          "training.document_mask: attention with sinks and documents has a GPU kernel for bfloat16 and "
+          "heads of up to {} only, this is {} and {}; set training.mixed_precision_param = \"bfloat16\"",
+          kernels::gpu::kLargestFlashHead, checkpoint::torch_name(training.mixed_precision_param),
+          shape.head_dim);
+  }
+}
+
+void log_windows(const models::ModelArgs& args, const config::JobConfig& config) {
+  const int64_t windows = models::describe_model(args).windows();
+  if (windows == 0) return;
+  log_info("Attention: a window of {} keys in {} of {} layers{}", args.attention.window, windows,
+           args.n_layers,
+           is_ring(context_of(config))
+               ? "; these gather keys and values, because the steps of a ring serve no window"
+               : "");
+}
+
 void choose_on_cpu(const models::ModelArgs& args, const config::JobConfig& config, at::Device device) {
   if (config.model.attention == config::AttentionChoice::kCudnn)
     throw_config(
@@ -197,11 +234,15 @@ void choose_on_cpu(const models::ModelArgs& args, const config::JobConfig& confi
     return;
   }
   if (flash) {
-    const bool documents = shape.mask == MaskKind::kDocuments;
+    const bool documents = shape.mask == MaskKind::kDocuments, windowed = !documents && shape.window > 0;
     log_warning(
         "model.attention = \"flash\": with {} our kernel for CPUs runs in its place, because libtorch's {}",
-        documents ? "training.document_mask" : "context parallelism",
-        documents ? "keeps no documents apart" : "takes as many keys as queries");
+        documents  ? "training.document_mask"
+        : windowed ? "a window in each layer"
+                   : "context parallelism",
+        documents  ? "keeps no documents apart"
+        : windowed ? "has no window"
+                   : "takes as many keys as queries");
   }
   if (kernels::serves(AttentionKernel::kCpu, call))
     log_info("Attention: our kernel for CPUs, with instructions \"{}\"", kernels::cpu::text_of(instructions));
@@ -224,7 +265,8 @@ void choose_on_gpu(const models::ModelArgs& args, const config::JobConfig& confi
   const auto not_served = std::find_if_not(shapes.begin(), last, served);
   if (required && not_served != last)
     throw_config(
-        "model.attention = \"cudnn\": cuDNN serves bfloat16 without training.document_mask, heads of up to "
+        "model.attention = \"cudnn\": cuDNN serves bfloat16 without training.document_mask or windows, heads "
+        "of up to "
         "128 or of 192 with values of 128, training.seq_len{} among the {}, and not "
         "debug.deterministic; this job has {}, {}{}{}{}; set model.attention = \"auto\"",
         ring ? " and validation.seq_len" : "", lengths_of_parts(config), not_served->describe(),
@@ -249,6 +291,7 @@ void choose_on_gpu(const models::ModelArgs& args, const config::JobConfig& confi
     c10::getDeviceAllocator(device.type())->emptyCache();  // the model's memory is what the step line reports
     agree_on_cudnn(why_not, training, required, ranks);
   }
+  require_kernels_of_all_layers(args, config, device);
   const AttentionKernel kernel = kernel_of(training, config, device);
   log_info("Attention: {} {}",
            kernel == AttentionKernel::kCudnn   ? "cuDNN, tried on"
@@ -265,6 +308,7 @@ void choose_attention(const models::ModelArgs& args, const config::JobConfig& co
     choose_on_cpu(args, config, device);
   else
     choose_on_gpu(args, config, device, ranks);
+  log_windows(args, config);
 }
 
 }  // namespace hyperion::trainer

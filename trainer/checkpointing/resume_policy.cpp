@@ -85,6 +85,7 @@ std::vector<SettingChange> changed_settings(const config::ResolvedConfig& resolv
   // Checkpoints older than the setting were all trained with this value.
   static const std::map<std::string_view, std::string> first_values = {
       {"model.activation", std::string(text_of(models::Activation::kSilu))},
+      {"model.sliding_window_size", "0"},
       {kSources, kOneDataSet},
       {kDecayOfNorms, "true"},
       {kStateDtype, "float32"},

@@ -11,12 +11,14 @@ double matmul_flops(int64_t parameters) {
   return 6.0 * static_cast<double>(parameters);
 }
 
-// Scores and value aggregation: 2 matmuls forward, 4 backward, 2 FLOPs per multiply-add.
+// Scores and value aggregation: 2 matmuls forward, 4 backward, 2 FLOPs per multiply-add. A token counts twice
+// the keys that it sees, which without a window are those of the sequence.
 double attention_flops(const models::ModelDescription& model, int64_t seq_len) {
   return model.sum_over_blocks(0, model.blocks(), [&](const models::BlockDescription& block) {
     const models::AttentionWidths& widths = *block.attention.attention;
     return 6.0 * static_cast<double>(widths.heads) *
-           static_cast<double>((widths.head_dim + widths.v_head_dim) * seq_len);
+           static_cast<double>(widths.head_dim + widths.v_head_dim) *
+           (2 * widths.mean_keys(static_cast<double>(seq_len)));
   });
 }
 

@@ -11,7 +11,7 @@ namespace hyperion::metrics {
 // Both return forward and backward FLOPs of one token, without recomputation. Only a token's active experts
 // count (ParameterCounts::active). Square is torchtitan's formula, 6 * (N - N_embed) + 6 * L * H * (2 *
 // head_dim) * S: attention counts all S * S pairs, and a tied head's matmul does not count. `tflops` and
-// `mfu(%)` use it.
+// `mfu(%)` use it. A layer with a window counts twice the pairs inside it, in place of S * S.
 double flops_per_token_square(const models::ModelDescription& model, int64_t seq_len);
 // Causal counts half the attention pairs, and a tied head's matmul. `mfu_causal(%)` uses it.
 double flops_per_token_causal(const models::ModelDescription& model, int64_t seq_len);

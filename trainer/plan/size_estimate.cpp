@@ -399,7 +399,7 @@ class SizeOfJob {
 
   double keys_at_once() const { return ring_ ? length_ / context_ : length_; }
   double dim() const { return static_cast<double>(model_.table.dims[1]); }
-  // Attention has the same widths in all blocks.
+  // Attention has the same widths in all blocks, but for windows.
   const models::AttentionWidths& heads() const { return *model_.kinds.front().attention.attention; }
   const models::BlockDescription* block_with_experts() const {
     const auto found = std::ranges::find_if(model_.kinds, [](const models::BlockDescription& kind) {
@@ -446,7 +446,7 @@ class SizeOfJob {
                pipeline_ = static_cast<double>(config_.parallelism.pipeline_parallel_degree),
                context_ = static_cast<double>(config_.parallelism.context_parallel_degree);
   const int64_t experts_ = config::divides_experts(config_) ? config_.parallelism.expert_parallel_degree : 1;
-  const bool ring_ = config::passes_keys_in_ring(config_);
+  const bool ring_ = config::passes_keys_in_ring(config_) && model_.windows() == 0;  // windows have none
   const double length_ = static_cast<double>(config_.training.seq_len);
   int64_t rows_ = 0, microbatches_ = 0;             // rows per microbatch; microbatches per step
   double tokens_ = 0;                               // per rank and microbatch

@@ -10,6 +10,17 @@ struct AttentionArgs {
   int64_t n_kv_heads = 16;
   int64_t head_dim = 16;  // of queries and keys; with latent attention the sum of LatentArgs' two
   bool qk_norm = false;   // RMSNorm of each query and key head
+  bool sinks = false;     // a learned number per head, one more score of each softmax, whose value is 0
+  // How many keys a query sees at most in a layer that has_window(): itself and those right before; 0: all.
+  int64_t window = 0;
+  int64_t window_first_layer = 0;  // layers before it have no window
+  int64_t window_full_every = 0;   // nor has each layer whose number, from 1, is a multiple; 0: none
+
+  bool has_window(int64_t layer) const {
+    return window > 0 && layer >= window_first_layer &&
+           (window_full_every == 0 || (layer + 1) % window_full_every != 0);
+  }
+  int64_t window_of(int64_t layer) const { return has_window(layer) ? window : 0; }
 };
 
 }  // namespace hyperion::models

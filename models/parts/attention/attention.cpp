@@ -4,7 +4,8 @@
 
 namespace hyperion::models {
 
-Attention::Attention(const PartParameters& parameters, const ModelArgs& args, const ParallelDims& dims)
+Attention::Attention(const PartParameters& parameters, const ModelArgs& args, int64_t layer,
+                     const ParallelDims& dims)
     : AttentionPart(parameters),
       head_dim_(args.attention.head_dim),
       context_group_(dims.active_cp_group()),
@@ -12,7 +13,9 @@ Attention::Attention(const PartParameters& parameters, const ModelArgs& args, co
       qkv_(parameters.prefix() + "attention.wq, wk and wv",
            {parameters.linear("attention.wq"), parameters.linear("attention.wk"),
             parameters.linear("attention.wv")}),
-      wo_(parameters.linear("attention.wo")) {
+      wo_(parameters.linear("attention.wo")),
+      window_(args.attention.window_of(layer)),
+      sinks_(args.attention.sinks ? parameters.at("attention.sinks") : nullptr) {
   if (!args.attention.qk_norm) return;
   q_norm_ = parameters.norm("attention.q_norm");
   k_norm_ = parameters.norm("attention.k_norm");
@@ -25,9 +28,10 @@ std::vector<Linear*> Attention::linears() {
 
 at::Tensor Attention::forward(at::TensorList x, const SequenceContext& context, const BlockRun& run) const {
   const auto [q, k, v] = rotated_heads(x, context, run);
-  const at::Tensor attended = attention_over_ranks(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-                                                   context, context_group_, run)
-                                  .transpose(1, 2);  // [batch, seq, heads, head_dim]
+  const at::Tensor attended =
+      attention_over_ranks(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), context, context_group_,
+                           run, {window_, sinks_ ? sinks_->weight : at::Tensor()})
+          .transpose(1, 2);  // [batch, seq, heads, head_dim]
   return row_linear(attended.flatten(-2), wo_, OutputUse::kRecomputed, run);
 }
 

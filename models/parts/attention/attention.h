@@ -1,4 +1,5 @@
-// Attention is the self-attention of a block: causal inside documents, with grouped queries and RoPE.
+// Attention is the self-attention of a block: causal inside documents, with grouped queries and RoPE, and in
+// some models with a window or with sinks.
 #pragma once
 
 #include <optional>
@@ -14,8 +15,8 @@ namespace hyperion::models {
 
 class Attention final : public AttentionPart {
  public:
-  // parameters: made from describe_attention().
-  Attention(const PartParameters& parameters, const ModelArgs& args, const ParallelDims& dims);
+  // parameters: made from describe_attention() of the same layer.
+  Attention(const PartParameters& parameters, const ModelArgs& args, int64_t layer, const ParallelDims& dims);
   at::Tensor forward(at::TensorList x, const SequenceContext& context, const BlockRun& run) const override;
 
   std::vector<Linear*> linears() override;
@@ -31,6 +32,8 @@ class Attention final : public AttentionPart {
   MergedLinear qkv_;
   Linear wo_;
   std::optional<Norm> q_norm_, k_norm_;
+  int64_t window_;
+  ParameterPtr sinks_;  // null without
 };
 
 }  // namespace hyperion::models

@@ -2,7 +2,7 @@
 
 namespace hyperion::models {
 
-PartDescription describe_attention(const ModelArgs& args) {
+PartDescription describe_attention(const ModelArgs& args, int64_t layer) {
   const AttentionArgs& attention = args.attention;
   const int64_t queries = attention.n_heads * attention.head_dim,
                 keys = attention.n_kv_heads * attention.head_dim;
@@ -35,7 +35,8 @@ PartDescription describe_attention(const ModelArgs& args) {
                                    .kv_heads = attention.n_kv_heads,
                                    .head_dim = attention.head_dim,
                                    .v_head_dim = attention.head_dim,
-                                   .rotated = attention.head_dim},
+                                   .rotated = attention.head_dim,
+                                   .window = attention.window_of(layer)},
       .weight_gradient_inputs = {.gathered = args.dim,
                                  .sharded = 2 * queries + 2 * keys,
                                  .scattered = args.dim},
@@ -48,6 +49,13 @@ PartDescription describe_attention(const ModelArgs& args) {
          {.name = "attention.k_norm.weight",
           .dims = {attention.head_dim},
           .hugging_face = theirs("k_norm")}});
+  // v0.2.2 draws sinks as everything in a block of gpt_oss.
+  if (attention.sinks)
+    part.parameters.push_back({.name = "attention.sinks",
+                               .dims = {attention.n_heads},
+                               .draw = Draw::kResidual,
+                               .split = kSplitByRows,
+                               .hugging_face = {.name = "model.layers.*.self_attn.sinks"}});
   return part;
 }
 

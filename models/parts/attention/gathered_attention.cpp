@@ -1,6 +1,7 @@
 #include "models/parts/attention/gathered_attention.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -9,6 +10,7 @@
 
 #include "base/failpoint.h"
 #include "models/kernels/attention/heads.h"
+#include "models/kernels/attention/sinks.h"
 #include "models/kernels/common/dtype.h"
 #include "models/kernels/kernels.h"
 #include "models/layers/activation_checkpoint.h"
@@ -122,13 +124,22 @@ Tensor joined(const variable_list& parts) {
   return at::cat(rows, 1).transpose(1, 2);
 }
 
-bool passes_in_ring(const SequenceContext& context, const ContextGroup& cp) {
-  return cp.ring && serves_ring(context.parts.front().mask.kind);
+bool passes_in_ring(const SequenceContext& context, const ContextGroup& cp, int64_t window) {
+  return cp.ring && serves_ring(context.parts.front().mask.kind, window);
+}
+
+kernels::AttentionMask with_window(kernels::AttentionMask mask, int64_t window) {
+  mask.window = window;
+  return mask;
+}
+Parts with_window(Parts parts, int64_t window) {
+  for (SequencePart& part : parts) part.mask.window = window;
+  return parts;
 }
 
 // Returns the output, then the log-sum-exp and the extras of the kernel for each part.
-variable_list attend(const Tensor& q, const Tensor& local, int64_t v_head_dim, const Parts& parts,
-                     Exchange& cp_group) {
+variable_list attend(const Tensor& q, const Tensor& local, int64_t v_head_dim, const Tensor& sinks,
+                     const Parts& parts, Exchange& cp_group) {
   GatheredKeys keys(local, parts, cp_group);
   variable_list outputs, others;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -136,6 +147,7 @@ variable_list attend(const Tensor& q, const Tensor& local, int64_t v_head_dim, c
     const int64_t tokens = parts[i].range.size();
     kernels::AttentionResult result = kernels::attention_forward(
         q.narrow(2, static_cast<int64_t>(i) * tokens, tokens), k, v, parts[i].mask);
+    if (sinks.defined()) kernels::add_sinks(result.output, result.lse, sinks);
     outputs.push_back(std::move(result.output));
     others.push_back(std::move(result.lse));
     others.insert(others.end(), result.extras.begin(), result.extras.end());
@@ -152,11 +164,13 @@ struct GatheredAttentionState : torch::CustomClassHolder {
 
 struct GatheredAttentionFunction : Function<GatheredAttentionFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const Parts& parts, Exchange* cp_group, SelectiveCheckpoint* checkpoint) {
+                        const std::optional<Tensor>& given_sinks, const Parts& parts, Exchange* cp_group,
+                        SelectiveCheckpoint* checkpoint) {
+    const Tensor sinks = given_sinks.value_or(Tensor());
     const Tensor local = packed_by_part(k, v, static_cast<int64_t>(parts.size()));
     const variable_list results = saved_or_computed(
-        checkpoint, /*save=*/true, [&] { return attend(q, local, v.size(3), parts, *cp_group); });
-    variable_list saved = {q, local};
+        checkpoint, /*save=*/true, [&] { return attend(q, local, v.size(3), sinks, parts, *cp_group); });
+    variable_list saved = {q, local, sinks};
     saved.insert(saved.end(), results.begin(), results.end());
     context->save_for_backward(saved);
     keep_state(context, GatheredAttentionState(parts, cp_group));
@@ -167,26 +181,32 @@ struct GatheredAttentionFunction : Function<GatheredAttentionFunction> {
     const auto state = kept_state<GatheredAttentionState>(context);
     const Parts& parts = state->parts;
     const auto saved = context->get_saved_variables();
-    const Tensor &q = saved[0], &local = saved[1], &output = saved[2];
+    const Tensor &q = saved[0], &local = saved[1], &sinks = saved[2], &output = saved[3];
     const int64_t v_head_dim = output.size(3);
-    const auto others = static_cast<int64_t>((saved.size() - 3) / parts.size());  // of each part
+    const auto others = static_cast<int64_t>((saved.size() - 4) / parts.size());  // of each part
     GatheredKeys keys(local, parts, *state->cp_group);
     KeyGradients sums(local, *state->cp_group);
     variable_list grad_q(parts.size());
+    Tensor grad_sinks;
     for (size_t i = parts.size(); i-- > 0;) {
       const auto [k, v] = keys.before(parts[i].range.end, i, v_head_dim);
       const auto queries = [&, tokens = parts[i].range.size()](const Tensor& t) {
         return t.narrow(2, static_cast<int64_t>(i) * tokens, tokens);
       };
-      const auto first = saved.begin() + 3 + static_cast<int64_t>(i) * others;
+      const auto first = saved.begin() + 4 + static_cast<int64_t>(i) * others;
       const kernels::AttentionResult result{queries(output), *first, {first + 1, first + others}};
       kernels::AttentionGradients gradients =
           kernels::attention_backward(queries(grads[0]), queries(q), k, v, parts[i].mask, result);
       grad_q[i] = std::move(gradients.q);
       sums.add(gradients.k, gradients.v, i);
+      if (!sinks.defined()) continue;
+      const Tensor of_part =
+          kernels::sinks_gradient(queries(grads[0]), result.output, result.lse, sinks.to(result.lse.dtype()));
+      grad_sinks = grad_sinks.defined() ? grad_sinks + of_part : of_part;
     }
+    if (sinks.defined()) grad_sinks = grad_sinks.to(sinks.scalar_type());
     const auto [grad_k, grad_v] = sums.take(local.scalar_type(), v_head_dim);
-    return {joined(grad_q), grad_k, grad_v, Tensor(), Tensor(), Tensor()};
+    return {joined(grad_q), grad_k, grad_v, grad_sinks, Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -207,7 +227,7 @@ int64_t value_width_over_ranks(const Tensor& q, int64_t v_head_dim, const Sequen
   };
   if (cp.group == nullptr) {
     add_call(seq, seq, context.mask.kind);
-  } else if (passes_in_ring(context, cp)) {
+  } else if (passes_in_ring(context, cp, /*window=*/0)) {
     const int64_t rows = seq / static_cast<int64_t>(context.parts.size());  // the shortest of a call
     add_call(rows, rows, kernels::MaskKind::kCausal);
   } else {
@@ -218,13 +238,16 @@ int64_t value_width_over_ranks(const Tensor& q, int64_t v_head_dim, const Sequen
 }
 
 Tensor attention_over_ranks(const Tensor& q, const Tensor& k, const Tensor& v, const SequenceContext& context,
-                            const ContextGroup& cp, const BlockRun& run) {
+                            const ContextGroup& cp, const BlockRun& run, const LayerAttention& layer) {
   SelectiveCheckpoint* checkpoint = run.attention_checkpoint();
-  if (cp.group == nullptr) return ops::attention(q, k, v, context.mask, checkpoint);
+  if (cp.group == nullptr)
+    return ops::attention(q, k, v, with_window(context.mask, layer.window), checkpoint, layer.sinks);
   const Parts& parts = context.parts;
-  if (passes_in_ring(context, cp))
-    return ring_attention(q, k, v, *cp.group, /*head_tail=*/parts.size() == 2, checkpoint);
-  return GatheredAttentionFunction::apply(q, k, v, parts, cp.group, checkpoint);
+  if (passes_in_ring(context, cp, layer.window))
+    return ring_attention(q, k, v, *cp.group, /*head_tail=*/parts.size() == 2, checkpoint, layer.sinks);
+  const auto sinks = layer.sinks.defined() ? std::optional(layer.sinks) : std::nullopt;
+  return GatheredAttentionFunction::apply(q, k, v, sinks, with_window(parts, layer.window), cp.group,
+                                          checkpoint);
 }
 
 }  // namespace hyperion::models

@@ -20,6 +20,12 @@
 
 namespace hyperion::models {
 
+// What attention of one layer has besides queries, keys and the mask that all layers share.
+struct LayerAttention {
+  int64_t window = 0;  // kernels::AttentionMask::window
+  at::Tensor sinks{};  // [heads] of this rank (models/kernels/attention/sinks.h); undefined without
+};
+
 // Returns the width in which values of `v_head_dim` are best given to attention_over_ranks()
 // (kernels::value_width()). q [batch, seq, heads, head_dim].
 int64_t value_width_over_ranks(const at::Tensor& q, int64_t v_head_dim, const SequenceContext& context,
@@ -27,10 +33,12 @@ int64_t value_width_over_ranks(const at::Tensor& q, int64_t v_head_dim, const Se
 
 // Computes the attention of q [batch, heads, seq, head_dim] and k, v [batch, kv_heads, seq, head_dim], this
 // rank's tokens -> the shape of q; values and the result may have a smaller v_head_dim. It calls
-// ops::attention() without a group, ring_attention() with a ring whose steps serve the mask. All ranks of the
+// ops::attention() without a group, ring_attention() with a ring whose steps serve the mask and the window.
+// Gathered keys are those of the complete sequence, whatever the window is. All ranks of the
 // group must call it in the same order, in backward too. A checkpoint of the run saves the output, so that
 // the recomputation communicates nothing.
 at::Tensor attention_over_ranks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                const SequenceContext& context, const ContextGroup& cp, const BlockRun& run);
+                                const SequenceContext& context, const ContextGroup& cp, const BlockRun& run,
+                                const LayerAttention& layer = {});
 
 }  // namespace hyperion::models

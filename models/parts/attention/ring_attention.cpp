@@ -1,5 +1,6 @@
 #include "models/parts/attention/ring_attention.h"
 
+#include <optional>
 #include <utility>
 
 #include <ATen/TensorOperators.h>
@@ -10,6 +11,7 @@
 #include "base/failpoint.h"
 #include "models/kernels/attention/heads.h"
 #include "models/kernels/attention/merge.h"
+#include "models/kernels/attention/sinks.h"
 #include "models/kernels/common/dtype.h"
 #include "models/kernels/kernels.h"
 #include "models/layers/activation_checkpoint.h"
@@ -71,8 +73,8 @@ Tensor packed_keys(const Tensor& k, const Tensor& v) {
 }
 
 // Returns the output, the log-sum-exp of all keys, and the extras of the kernel of the first step.
-variable_list attend_round(const Tensor& q, const Tensor& k, const Tensor& v, Exchange& cp_group,
-                           bool head_tail) {
+variable_list attend_round(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& sinks,
+                           Exchange& cp_group, bool head_tail) {
   RingBuffer keys(packed_keys(k, v), cp_group);
   keys.start();
   kernels::AttentionResult own = kernels::attention_forward(q, k, v, {});
@@ -86,6 +88,7 @@ variable_list attend_round(const Tensor& q, const Tensor& k, const Tensor& v, Ex
                     kernels::attention_forward(ring_rows(q, step.queries), ring_rows(keys.k(), step.keys),
                                                ring_rows(keys.v(v.size(3)), step.keys), {step.mask}));
   }
+  if (sinks.defined()) kernels::add_sinks(output, own.lse, sinks);
   variable_list results = {output.to(q.scalar_type()), own.lse};
   results.insert(results.end(), own.extras.begin(), own.extras.end());
   return results;
@@ -150,10 +153,12 @@ struct RingState : torch::CustomClassHolder {
 
 struct RingAttentionFunction : Function<RingAttentionFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
-                        Exchange* cp_group, bool head_tail, SelectiveCheckpoint* checkpoint) {
+                        const std::optional<Tensor>& given_sinks, Exchange* cp_group, bool head_tail,
+                        SelectiveCheckpoint* checkpoint) {
+    const Tensor sinks = given_sinks.value_or(Tensor());
     const variable_list results = saved_or_computed(
-        checkpoint, /*save=*/true, [&] { return attend_round(q, k, v, *cp_group, head_tail); });
-    variable_list saved = {q, k, v};
+        checkpoint, /*save=*/true, [&] { return attend_round(q, k, v, sinks, *cp_group, head_tail); });
+    variable_list saved = {q, k, v, sinks};
     saved.insert(saved.end(), results.begin(), results.end());
     context->save_for_backward(saved);
     keep_state(context, RingState(cp_group, head_tail));
@@ -163,10 +168,13 @@ struct RingAttentionFunction : Function<RingAttentionFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto state = kept_state<RingState>(context);
     const auto saved = context->get_saved_variables();
-    const kernels::AttentionResult result{saved[3], saved[4], {saved.begin() + 5, saved.end()}};
+    const Tensor& sinks = saved[3];
+    const kernels::AttentionResult result{saved[4], saved[5], {saved.begin() + 6, saved.end()}};
     const auto [q, k, v] =
         gradients_round(grads[0], saved[0], saved[1], saved[2], result, *state->cp_group, state->head_tail);
-    return {q, k, v, Tensor(), Tensor(), Tensor()};
+    const Tensor grad_sinks =
+        sinks.defined() ? kernels::sinks_gradient(grads[0], result.output, result.lse, sinks) : Tensor();
+    return {q, k, v, grad_sinks, Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -188,8 +196,9 @@ std::vector<RingStep> ring_steps(int ranks, int rank, bool head_tail) {
 }
 
 Tensor ring_attention(const Tensor& q, const Tensor& k, const Tensor& v, Exchange& cp_group, bool head_tail,
-                      SelectiveCheckpoint* checkpoint) {
-  return RingAttentionFunction::apply(q, k, v, &cp_group, head_tail, checkpoint);
+                      SelectiveCheckpoint* checkpoint, const Tensor& sinks) {
+  return RingAttentionFunction::apply(q, k, v, sinks.defined() ? std::optional(sinks) : std::nullopt,
+                                      &cp_group, head_tail, checkpoint);
 }
 
 }  // namespace hyperion::models

@@ -36,9 +36,9 @@ struct RingStep {
   kernels::MaskKind mask = kernels::MaskKind::kAllKeys;  // only a rank's own keys need a causal one
 };
 
-// Whether the steps of a ring together serve a mask of the complete sequence.
-constexpr bool serves_ring(kernels::MaskKind mask) {
-  return mask == kernels::MaskKind::kCausal;
+// Whether the steps of a ring together serve a mask of the complete sequence: no documents and no window.
+constexpr bool serves_ring(kernels::MaskKind mask, int64_t window) {
+  return mask == kernels::MaskKind::kCausal && window == 0;
 }
 
 // Returns the steps of a rank: its own keys first, then those of ranks rank - 1, rank - 2, ... with
@@ -49,8 +49,8 @@ std::vector<RingStep> ring_steps(int ranks, int rank, bool head_tail);
 // Computes the attention of q [batch, heads, seq, head_dim] and k, v [batch, kv_heads, seq, head_dim], this
 // rank's tokens -> the shape of q; values and the result may have a smaller v_head_dim. The mask is causal.
 // All ranks of the group must call it in the same order, in backward too. `checkpoint`, which may be null,
-// saves the output, so that the recomputation communicates nothing.
+// saves the output, so that the recomputation communicates nothing. sinks: see ops::attention().
 at::Tensor ring_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Exchange& cp_group,
-                          bool head_tail, SelectiveCheckpoint* checkpoint);
+                          bool head_tail, SelectiveCheckpoint* checkpoint, const at::Tensor& sinks = {});
 
 }  // namespace hyperion::models

@@ -54,6 +54,9 @@ constexpr Member kSettingsOfModel[] = {MEMBER(tied),
                                        MEMBER(rope.beta_fast),
                                        MEMBER(rope.beta_slow),
                                        MEMBER(rope.mscale),
+                                       MEMBER(attention.window),
+                                       MEMBER(attention.window_first_layer),
+                                       MEMBER(attention.window_full_every),
                                        MEMBER(experts.top_k),
                                        MEMBER(experts.score_func),
                                        MEMBER(experts.route_norm),
@@ -73,6 +76,7 @@ constexpr Member kShownByParameters[] = {MEMBER(dim),
                                          MEMBER(dense.hidden_dim),
                                          MEMBER(vocab_size),
                                          MEMBER(attention.qk_norm),
+                                         MEMBER(attention.sinks),
                                          MEMBER(latent.kv_lora_rank),
                                          MEMBER(latent.q_lora_rank),
                                          MEMBER(experts.num_experts),
@@ -117,6 +121,7 @@ ModelArgs model_of_all_parts() {
   ModelArgs args;
   args.n_layers = 4;
   args.rope.yarn = true;
+  args.attention.window = 8;
   args.experts.num_experts = 4;
   args.experts.n_dense_layers = 1;
   args.experts.num_shared_experts = 1;

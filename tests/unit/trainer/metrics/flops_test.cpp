@@ -33,6 +33,20 @@ TEST_CASE("The causal count of a tied model includes the matmul of its head") {
   CHECK(flops_per_token_causal(tied, 0) == flops_per_token_square(tied, 0) + head);
 }
 
+TEST_CASE("a layer with a window counts the pairs inside it") {
+  const models::ModelOverrides windows{.sliding_window_size = 100, .full_attention_every = 2};
+  const models::ModelDescription with = models::describe_model(models::model_args("llama3", "8B", windows)),
+                                 without = models::describe_model(models::model_args("llama3", "8B"));
+  CHECK(with.windows() == 16);
+  REQUIRE(with.kinds.size() == 2);
+  CHECK(flops_per_token_causal(with, 100) == flops_per_token_causal(without, 100));
+  // Of 8192 tokens each sees 100 keys, the first 99 fewer: half of those that the formula of full attention
+  // counts is 4096.
+  const double fewer = 16 * 6.0 * 32 * 256 * (4096 - (100 - 100.0 * 100 / (2 * 8192)));
+  CHECK(flops_per_token_causal(without, 8192) - flops_per_token_causal(with, 8192) == Approx(fewer));
+  CHECK(flops_per_token_square(without, 8192) - flops_per_token_square(with, 8192) == Approx(2 * fewer));
+}
+
 TEST_CASE("Peak FLOPs are found by the driver's device names whatever their case") {
   CHECK(gpu_peak_flops("NVIDIA A100-SXM4-80GB").flops == 312e12);
   CHECK(gpu_peak_flops("NVIDIA H100 80GB HBM3").flops == 989e12);
