@@ -172,8 +172,13 @@ at::Tensor yarn_frequencies(const ModelArgs& args, const at::Tensor& frequencies
            std::log(static_cast<double>(args.rope.original_length) / (rotations * 2 * std::numbers::pi)) /
            std::log(args.rope.theta);
   };
-  const double first = std::max(std::floor(index_of(args.rope.beta_fast)), 0.0);
-  double last = std::min(std::ceil(index_of(args.rope.beta_slow)), 2 * pairs - 1);
+  double first = index_of(args.rope.beta_fast), last = index_of(args.rope.beta_slow);
+  if (args.rope.truncate) {
+    first = std::floor(first);
+    last = std::ceil(last);
+  }
+  first = std::max(first, 0.0);
+  last = std::min(last, 2 * pairs - 1);
   if (first == last) last += 0.001;
   const at::Tensor stretched =
       ((at::arange(frequencies.numel(), at::kFloat) - first) / (last - first)).clamp(0, 1);
@@ -202,11 +207,18 @@ at::Tensor rope_frequencies(const ModelArgs& args, int64_t seq_len) {
 SequenceContext Transformer::context(int64_t seq_len, at::Device device) const {
   const at::Tensor indices = at::arange(seq_len, at::kFloat);
   const at::Tensor angles = indices.unsqueeze(1) * rope_frequencies(args_, seq_len).unsqueeze(0);
-  const double mscale = 0.1 * args_.rope.mscale * std::log(args_.rope.factor) + 1;
-  return {.cos = angles.cos().to(device),
-          .sin = angles.sin().to(device),
-          .mask = {},
-          .attention_factor = scales_by_yarn(args_.rope, seq_len) ? mscale * mscale : 1};
+  at::Tensor cos = angles.cos(), sin = angles.sin();
+  double attention_factor = 1;
+  if (scales_by_yarn(args_.rope, seq_len)) {
+    const double factor = yarn_factor(args_.rope);
+    if (args_.latent.is_present()) {
+      attention_factor = factor * factor;
+    } else {
+      cos = cos * factor;
+      sin = sin * factor;
+    }
+  }
+  return {.cos = cos.to(device), .sin = sin.to(device), .mask = {}, .attention_factor = attention_factor};
 }
 
 SequenceContext inside_documents(const SequenceContext& plain, const at::Tensor& positions,

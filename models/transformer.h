@@ -1,7 +1,7 @@
-// Transformer is the decoder of llama3, qwen3, deepseek_v3 and llama4: a sequence of units, namely the
-// embedding, each block, and the head with its loss. The trainer runs the units forward and backward itself.
-// A unit reads its weights through Parameter::weight; it does not know which ranks shard them, nor when they
-// are all-gathered and freed. BlockRun tells a block what to do for activation checkpointing.
+// Transformer is the decoder of llama3, qwen3, deepseek_v3, llama4 and mistral: a sequence of units, namely
+// the embedding, each block, and the head with its loss. The trainer runs the units forward and backward
+// itself. A unit reads its weights through Parameter::weight; it does not know which ranks shard them, nor
+// when they are all-gathered and freed. BlockRun tells a block what to do for activation checkpointing.
 //
 // With a tensor parallel group of T ranks (models/layers/parallel_dims.h) an activation [batch, seq, dim] is
 // sharded over the sequence: this rank has [batch, seq / T, dim]. Tokens, labels and the context are
@@ -27,7 +27,7 @@ namespace hyperion::models {
 // theta^(-2j/head_dim): fp32 [head_dim/2].
 // rope_scaling (Llama 3.1: factor 8, low 1, high 4, original length 8192) stretches wavelengths above
 // length/low by the factor, keeps wavelengths below length/high, and blends linearly in length/wavelength
-// between the two. rope_yarn applies YaRN to sequences longer than the original length.
+// between the two. rope_yarn applies YaRN (scales_by_yarn()).
 at::Tensor rope_frequencies(const ModelArgs& args, int64_t seq_len = 0);
 
 class TransformerBlock {

@@ -12,6 +12,8 @@ bool has_part(const ModelArgs& args, ModelPart part) {
       return args.rope.scaling;
     case ModelPart::kYarn:
       return args.rope.yarn;
+    case ModelPart::kPlainYarn:
+      return args.rope.yarn && !args.latent.is_present();
     case ModelPart::kWindow:
       return args.attention.window > 0;
     case ModelPart::kLatent:

@@ -57,7 +57,8 @@ enum class ModelPart {
   kRescaled,    // rotary frequencies with Llama 3.1's scaling or with YaRN
   kScaling,     // rotary frequencies with Llama 3.1's scaling
   kYarn,        // rotary frequencies with YaRN
-  kYarnChoice,  // every model: whether it has YaRN; only latent attention may set it
+  kYarnChoice,  // every model: whether it has YaRN
+  kPlainYarn,   // rotary frequencies with YaRN, of plain attention
   kWindow,      // a sliding window
   kLatent,      // latent attention
   kExperts,     // a mixture of experts

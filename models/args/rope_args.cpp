@@ -1,6 +1,12 @@
 #include "models/args/rope_args.h"
 
+#include <cmath>
+
 namespace hyperion::models {
+
+double yarn_factor(const RopeArgs& rope) {
+  return 0.1 * rope.mscale * std::log(rope.factor) + 1;
+}
 
 void check(const RopeArgs& rope, DimensionChecks& checks) {
   checks.require(rope.factor >= 1, "rope_factor", rope.factor, "at least 1");

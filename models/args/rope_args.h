@@ -21,7 +21,10 @@ struct RopeArgs {
   // YaRN (arXiv 2309.00071) by `factor`, for sequences longer than original_length.
   bool yarn = false;
   double beta_fast = 32, beta_slow = 1;  // rotations, between which frequencies are blended
-  double mscale = 1;                     // attention's scale is multiplied by (0.1 this ln(factor) + 1)^2
+  // Scores grow by yarn_factor()^2: with latent attention their scale is multiplied by it, else cos and sin
+  // are multiplied by yarn_factor(), as DeepSeek's and all other models of transformers have it.
+  double mscale = 1;
+  bool truncate = true;  // plain attention: the blended frequencies begin and end at whole indices
 };
 
 void check(const RopeArgs& rope, DimensionChecks& checks);
@@ -31,5 +34,8 @@ void check(const RopeArgs& rope, DimensionChecks& checks);
 constexpr bool scales_by_yarn(const RopeArgs& rope, int64_t trained_seq_len) {
   return rope.yarn && (rope.scaling || trained_seq_len > rope.original_length);
 }
+
+// Returns 0.1 mscale ln(factor) + 1.
+double yarn_factor(const RopeArgs& rope);
 
 }  // namespace hyperion::models

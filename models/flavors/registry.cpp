@@ -149,6 +149,15 @@ ModelArgs llama4_128e() {
   return args;
 }
 
+// Mistral AI's, of which Hugging Face's files are read: llama's with heads rotated in halves, and windows.
+ModelArgs mistral() {
+  ModelArgs args = llama3(128, 1, 1, 1, 1, 1);
+  args.family = "mistral";
+  args.rope.scaling = false;
+  args.rope.style = RopeStyle::kHalfSplit;
+  return args;
+}
+
 // A flavour whose dimensions all come from a config.json; none of them is valid before.
 ModelArgs from_hf(ModelArgs args) {
   args.dim = args.n_layers = args.vocab_size = args.max_seq_len = args.dense.hidden_dim = 0;
@@ -191,6 +200,7 @@ const std::map<std::string, Flavors, std::less<>>& registry() {
         {"17bx16e", llama4_16e()},
         {"17bx128e", llama4_128e()},
         {kFlavorFromHf, from_hf(llama4(128, 1, 1, 1, 1, 0, 1, 0, 1))}}},
+      {"mistral", {{kFlavorFromHf, from_hf(mistral())}}},
   };
   return flavors;
 }

@@ -6,9 +6,11 @@
 //   losses FOLDER                    instead of logits: the mean cross-entropy of each next token, the loss
 //   of
 //                                    the balance of block 0's router, and the gradient of its gate
+//   attention WINDOW                 instead of logits output and gradients of one attention with sinks
 //   export FOLDER OUT DTYPE [SEED]   also writes the model to OUT/step-1; with a seed its weights are drawn
 //                                    and FOLDER need only hold config.json
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -27,6 +29,7 @@
 #include "base/error.h"
 #include "checkpoint/export_safetensors.h"
 #include "models/init.h"
+#include "models/layers/ops.h"
 #include "models/transformer.h"
 #include "trainer/checkpointing/hugging_face_weights.h"
 #include "trainer/checkpointing/job_state.h"
@@ -128,8 +131,36 @@ void print_losses(const models::Transformer& model, const std::vector<int64_t>& 
   }
 }
 
+// q, k, v, the sinks and the gradient that comes in are waves of the frequencies that the Python side has
+// too.
+void print_attention(int64_t window) {
+  const auto wave = [](std::vector<int64_t> shape, double frequency) {
+    const at::Tensor t = at::empty(shape, at::kDouble);
+    for (int64_t i = 0; i < t.numel(); ++i)
+      t.mutable_data_ptr<double>()[i] = 2 * std::sin(frequency * static_cast<double>(i + 1));
+    return t.to(at::kFloat);
+  };
+  std::vector<at::Tensor> leaves = {wave({2, 8, 37, 16}, 0.7), wave({2, 2, 37, 16}, 1.1),
+                                    wave({2, 2, 37, 16}, 1.7), wave({8}, 2.3)};
+  for (at::Tensor& leaf : leaves) leaf.requires_grad_();
+  hyperion::kernels::AttentionMask mask;
+  mask.window = window;
+  const at::Tensor output = models::ops::attention(leaves[0], leaves[1], leaves[2], mask, nullptr, leaves[3]);
+  torch::autograd::backward({output}, {wave({2, 8, 37, 16}, 0.3)});
+  std::vector<at::Tensor> results = {output.detach()};
+  for (const at::Tensor& leaf : leaves) results.push_back(leaf.grad());
+  for (const at::Tensor& result : results) {
+    const at::Tensor numbers = result.contiguous();
+    std::fwrite(numbers.const_data_ptr(), 1, numbers.nbytes(), stdout);
+  }
+}
+
 // False where the command is none.
 bool run(const std::vector<std::string>& words, const std::vector<int64_t>& ids) {
+  if (words.size() == 2 && words[0] == "attention") {
+    print_attention(std::stoll(words[1]));
+    return true;
+  }
   const bool exporting = words.size() >= 4 && words[0] == "export";
   const bool losses = words.size() == 2 && words[0] == "losses";
   if (!exporting && !losses && (words.size() != 2 || words[0] != "logits")) return false;
@@ -151,7 +182,8 @@ int run_all(const std::vector<std::string>& words) {
     const auto end = std::find(begin, words.end(), "then");
     if (!run({begin, end}, ids)) {
       std::fprintf(stderr,
-                   "usage: hf_logits_tool logits FOLDER | losses FOLDER | export FOLDER OUT DTYPE [SEED] "
+                   "usage: hf_logits_tool logits FOLDER | losses FOLDER | attention WINDOW | export FOLDER "
+                   "OUT DTYPE [SEED] "
                    "[then ...]\n");
       return 2;
     }

@@ -20,7 +20,7 @@ from ranks import run_hyperion, warm_start
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, DeepseekV3Config, GenerationConfig,
-                          Llama4TextConfig, LlamaConfig, LogitsProcessor, LogitsProcessorList, Qwen3Config,
+                          Llama4TextConfig, LlamaConfig, LogitsProcessor, LogitsProcessorList, MistralConfig, Qwen3Config,
                           Qwen3MoeConfig, masking_utils, modeling_rope_utils)
 from transformers.utils.logging import disable_progress_bar
 
@@ -37,6 +37,8 @@ LATENT = dict(SMALL, num_key_value_heads=6, num_experts_per_tok=3, n_routed_expe
               num_mtp_layers=0)
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 16.0, "beta_slow": 1.0, "mscale": 0.7,
         "mscale_all_dim": 0.7, "original_max_position_embeddings": 32}
+PLAIN_YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "truncate": False,
+              "original_max_position_embeddings": 32}
 LLAMA4 = dict(head_dim=8, num_local_experts=4, num_experts_per_tok=2, intermediate_size_mlp=60, use_qk_norm=False,
               attn_temperature_tuning=False, no_rope_layers=[1] * 4, layer_types=["full_attention"] * 4)
 MODELS = {
@@ -57,6 +59,9 @@ MODELS = {
                                           rope_parameters=YARN),
     "deepseek_v3, no latent of queries, no groups": DeepseekV3Config(**LATENT, q_lora_rank=None, n_group=1, topk_group=1,
                                                                      routed_scaling_factor=1.5, norm_topk_prob=False),
+    "mistral, windows": MistralConfig(**SMALL, head_dim=20, sliding_window=9),
+    "mistral, no windows, YaRN": MistralConfig(**SMALL, head_dim=16, sliding_window=None, rope_parameters=PLAIN_YARN),
+    "llama, YaRN": LlamaConfig(**SMALL, rope_parameters={**PLAIN_YARN, "truncate": True, "beta_fast": 8.0}),
     "llama4_text": Llama4TextConfig(**{**SMALL, "num_hidden_layers": 4}, **LLAMA4, interleave_moe_layer_step=2,
                                     rope_parameters={**SCALING, "rope_theta": 70000.0}),
 }
@@ -417,7 +422,7 @@ def check_keys():
     """Every key of transformers' classes is honoured or refused here, or is one that its models' code does not read."""
     known = re.findall(r'^(READ|ONLY|NO_EFFECT)\((?:"([^"]*)", )?(\w+)', KEYS.read_text(), re.MULTILINE)
     shared = inspect.getsource(masking_utils) + inspect.getsource(modeling_rope_utils)
-    for kind in (LlamaConfig, Qwen3Config, Qwen3MoeConfig, DeepseekV3Config, Llama4TextConfig):
+    for kind in (LlamaConfig, Qwen3Config, Qwen3MoeConfig, DeepseekV3Config, Llama4TextConfig, MistralConfig):
         of = {how: {key for what, types, key in known if what == how and (types in ("", "*") or kind.model_type in types.split())}
               for how in ("READ", "ONLY", "NO_EFFECT")}
         fields = {*kind().to_dict(), *(field.name for field in dataclasses.fields(kind)), *kind.attribute_map}

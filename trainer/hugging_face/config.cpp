@@ -56,7 +56,8 @@ std::string compare_id(const ImportedSettings& imported, const std::string& key,
 
 std::optional<models::DimensionProblem> export_problem(const ModelArgs& args) {
   const bool qwen3 = args.family == "qwen3", deepseek = args.family == "deepseek_v3",
-             llama4 = args.family == "llama4", experts = args.experts.are_present();
+             llama4 = args.family == "llama4", mistral = args.family == "mistral",
+             experts = args.experts.are_present();
   std::optional<models::DimensionProblem> problem;
   // Keeps the first problem: `key` of [model.args] has a value that transformers' model does not support.
   const auto refuse_if = [&](bool wrong, std::vector<std::string> keys, const std::string& text) {
@@ -75,13 +76,23 @@ std::optional<models::DimensionProblem> export_problem(const ModelArgs& args) {
   refuse_if((args.latent.is_present()) != deepseek, {"kv_lora_rank"},
             fmt::format("kv_lora_rank is {}, and transformers has no such {} model", args.latent.kv_lora_rank,
                         args.family));
-  refuse_if(args.rope.yarn && !deepseek, {"rope_yarn"},
-            "rope_yarn is true, which here is DeepSeek's, of deepseek_v3 models alone");
-  refuse_if(args.rope.yarn && args.rope.mscale == 0, {"rope_mscale"},
+  refuse_if(args.attention.sinks, {"sinks"},
+            fmt::format("sinks is true, and transformers has no {} model with them", args.family));
+  refuse_if(args.attention.window > 0 && !mistral, {"sliding_window_size"},
+            fmt::format("sliding_window_size is {}, and transformers' {} model has no window here",
+                        args.attention.window, args.family));
+  refuse_if(args.attention.window > 0 &&
+                (args.attention.window_first_layer > 0 || args.attention.window_full_every > 0),
+            {"sliding_window_first_layer", "full_attention_every"},
+            "some layers have no window, and transformers' mistral model has one in all or in none");
+  refuse_if(
+      args.rope.yarn && !deepseek && args.rope.mscale != 1, {"rope_mscale"},
+      fmt::format("rope_mscale is {}, and transformers' {} model has 1", args.rope.mscale, args.family));
+  refuse_if(args.rope.yarn && deepseek && args.rope.mscale == 0, {"rope_mscale"},
             "rope_mscale is 0, and transformers then scales cosines and sines, which are not scaled here");
   refuse_if(args.rope.scaling && !args.rope.yarn && deepseek, {"rope_scaling"},
             "rope_scaling is true, and transformers' deepseek_v3 model has YaRN (rope_yarn) instead");
-  refuse_if(experts ? args.family == "llama3" : deepseek || llama4, {"num_experts"},
+  refuse_if(experts ? args.family == "llama3" || mistral : deepseek || llama4, {"num_experts"},
             fmt::format("num_experts is {}, and transformers has no such {} model", args.experts.num_experts,
                         args.family));
   if (!experts) return problem;
@@ -169,6 +180,13 @@ void set_router_loss(const ModelArgs& args, json& config) {
   }
 }
 
+std::vector<std::string> layer_types(const ModelArgs& args) {
+  std::vector<std::string> types;
+  for (int64_t layer = 0; layer < args.n_layers; ++layer)
+    types.emplace_back(args.attention.has_window(layer) ? "sliding_attention" : "full_attention");
+  return types;
+}
+
 struct HfModel {
   std::string_view type, architecture;
 };
@@ -176,11 +194,19 @@ HfModel hf_model_of(const ModelArgs& args) {
   if (args.family == "deepseek_v3") return {"deepseek_v3", "DeepseekV3ForCausalLM"};
   if (args.family == "llama4") return {"llama4_text", "Llama4ForCausalLM"};
   if (args.family == "llama3") return {"llama", "LlamaForCausalLM"};
+  if (args.family == "mistral") return {"mistral", "MistralForCausalLM"};
   return args.experts.are_present() ? HfModel{"qwen3_moe", "Qwen3MoeForCausalLM"}
                                     : HfModel{"qwen3", "Qwen3ForCausalLM"};
 }
 
 json rope_scaling_config(const ModelArgs& args) {
+  if (models::scales_by_yarn(args.rope, args.max_seq_len) && !args.latent.is_present())
+    return {{"rope_type", "yarn"},
+            {"beta_fast", args.rope.beta_fast},
+            {"beta_slow", args.rope.beta_slow},
+            {"factor", args.rope.factor},
+            {"original_max_position_embeddings", args.rope.original_length},
+            {"truncate", args.rope.truncate}};
   if (models::scales_by_yarn(args.rope, args.max_seq_len))
     return {{"rope_type", "yarn"},
             {"beta_fast", args.rope.beta_fast},
@@ -214,8 +240,9 @@ std::string hf_config(const ModelArgs& args, const HfExport& options) {
   for (const char* key : {"quantization_config", "original_max_position_embeddings", "partial_rotary_factor",
                           "num_local_experts", "num_mtp_layers", "qk_head_dim"})
     config.erase(key);
-  if (config.contains("layer_types"))
-    config["layer_types"] = std::vector<std::string>(static_cast<size_t>(args.n_layers), "full_attention");
+  if (config.contains("layer_types")) config["layer_types"] = layer_types(args);
+  if (args.family == "mistral")
+    config["sliding_window"] = args.attention.window > 0 ? json(args.attention.window) : json();
   config.update(
       {{"architectures", json::array({std::string(model.architecture)})},
        {"attention_bias", false},
@@ -317,7 +344,7 @@ HuggingFaceFiles hugging_face_files(const config::JobConfig::Model& model, check
 bool describes(const ModelArgs& args, ModelPart part) {
   if (part == ModelPart::kTraining || part == ModelPart::kBalance) return false;
   if (part == ModelPart::kScaling && args.rope.yarn) return false;
-  if (part == ModelPart::kYarnChoice) part = ModelPart::kLatent;
+  if (part == ModelPart::kYarnChoice) return args.latent.is_present() || args.rope.yarn;
   return models::has_part(args, part);
 }
 
@@ -337,7 +364,7 @@ std::vector<std::string> hf_differences(const ModelArgs& ours, const ModelArgs& 
   const bool too_short = !ours.rope.yarn && config.rope.yarn;
   models::for_each_dimension(
       [&](const std::string& key, ModelPart part, models::ResumeCheck, auto, auto member) {
-        if (!describes(both, part) || key == "max_seq_len" ||
+        if ((part != ModelPart::kYarnChoice && !describes(both, part)) || key == "max_seq_len" ||
             (too_short && (key == "rope_yarn" || key == "rope_scaling")))
           return;
         if constexpr (EnumWithTexts<std::decay_t<decltype(member(ours))>>)

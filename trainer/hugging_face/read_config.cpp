@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <utility>
 #include <vector>
@@ -76,6 +77,24 @@ void read_yarn(const JsonNode& config, const JsonNode& rope, ModelArgs& args) {
   if (args.rope.factor < 1) rope["factor"].refuse("at least 1");
 }
 
+// The rule of all other models: cosines and sines are multiplied by 0.1 ln(factor) + 1.
+void read_plain_yarn(const JsonNode& config, const JsonNode& rope, ModelArgs& args) {
+  args.rope.yarn = args.rope.scaling = true;  // whatever the length
+  args.rope.factor = rope["factor"].positive_number();
+  if (args.rope.factor < 1) rope["factor"].refuse("at least 1");
+  args.rope.original_length = original_length(config, rope, args);
+  args.rope.beta_fast = number_in(rope["beta_fast"], 32);
+  args.rope.beta_slow = number_in(rope["beta_slow"], 1);
+  args.rope.truncate = rope["truncate"].flag(true);
+  args.rope.mscale = 1;
+  const double factor = models::yarn_factor(args.rope);
+  const JsonNode given = rope["attention_factor"];
+  if (std::abs(number_in(given, factor) - factor) > 1e-6 * factor)
+    given.refuse(fmt::format("{} or none, 0.1 ln(factor) + 1", factor));
+  for (const char* key : {"mscale", "mscale_all_dim"})
+    if (!rope[key].is_null()) rope[key].refuse("none (it is of latent attention here)");
+}
+
 // Reads rope_parameters, or rope_scaling before transformers 5, with rope_theta inside or next to it. If both
 // exist, transformers 5 prefers a rope_scaling that is not empty.
 void read_rope(const JsonNode& config, ModelArgs& args) {
@@ -94,7 +113,8 @@ void read_rope(const JsonNode& config, ModelArgs& args) {
     if (type.text() != "yarn") type.refuse("\"default\" or \"yarn\", the types computed here");
     return read_yarn(config, rope, args);
   }
-  if (!args.rope.scaling) type.refuse("\"default\" or \"llama3\", the types computed here");
+  if (type.text() == "yarn") return read_plain_yarn(config, rope, args);
+  if (!args.rope.scaling) type.refuse("\"default\", \"llama3\" or \"yarn\", the types computed here");
   args.rope.factor = rope["factor"].positive_number();
   args.rope.low_freq_factor = rope["low_freq_factor"].positive_number();
   args.rope.high_freq_factor = rope["high_freq_factor"].positive_number();
@@ -156,6 +176,39 @@ void read_llama(const JsonNode& config, ModelArgs& args) {
   args.attention.head_dim = size_in(config["head_dim"], args.dim / args.attention.n_heads);
   args.max_seq_len = size_in(config["max_position_embeddings"], 2048);
   must_be_off(config["mlp_bias"], "the feed-forward layers here have no bias");
+}
+
+// Llama's layers with the head's halves rotated and a window in all of them, or in none where it is null.
+// Missing keys have transformers' values.
+void read_mistral(const JsonNode& config, ModelArgs& args) {
+  const json& values = config.object();
+  args.family = "mistral";
+  args.rope.style = models::RopeStyle::kHalfSplit;
+  if (!values.contains("num_key_value_heads")) args.attention.n_kv_heads = 8;
+  if (config["head_dim"].is_null() && args.dim % args.attention.n_heads != 0)
+    throw_config("{}: has no head_dim, and hidden_size {} is not a multiple of num_attention_heads {}",
+                 config.where(), args.dim, args.attention.n_heads);
+  args.attention.head_dim = size_in(config["head_dim"], args.dim / args.attention.n_heads);
+  args.max_seq_len = size_in(config["max_position_embeddings"], 131072);
+  if (!values.contains("sliding_window"))
+    args.attention.window = 4096;
+  else if (!config["sliding_window"].is_null())
+    args.attention.window = size_in(config["sliding_window"]);
+}
+
+// Checks that layer_types has a window where the model has one.
+void check_layer_types(const JsonNode& layers, const ModelArgs& args) {
+  if (layers.is_null()) return;
+  const json& types = layers.array();
+  const auto expected = [&](int64_t layer) {
+    return args.attention.has_window(layer) ? "sliding_attention" : "full_attention";
+  };
+  bool alike = static_cast<int64_t>(types.size()) == args.n_layers;
+  for (int64_t layer = 0; alike && layer < args.n_layers; ++layer)
+    alike = types[static_cast<size_t>(layer)] == expected(layer);
+  if (alike) return;
+  if (args.attention.window == 0) layers.refuse("\"full_attention\" for each layer");
+  layers.refuse(fmt::format("\"{}\" for the first layer, and so on by sliding_window", expected(0)));
 }
 
 // Checks a second key for the same setting.
@@ -265,11 +318,9 @@ struct Family {
   std::string_view type;
   void (*read)(const JsonNode& config, ModelArgs& args);
 };
-constexpr Family kFamilies[] = {{"llama", read_llama},
-                                {"qwen3", read_qwen3},
-                                {"qwen3_moe", read_qwen3_moe},
-                                {"deepseek_v3", read_deepseek_v3},
-                                {"llama4_text", read_llama4}};
+constexpr Family kFamilies[] = {{"llama", read_llama},         {"qwen3", read_qwen3},
+                                {"qwen3_moe", read_qwen3_moe}, {"deepseek_v3", read_deepseek_v3},
+                                {"llama4_text", read_llama4},  {"mistral", read_mistral}};
 
 // Accepts fp8 weights with one scale per 128 x 128 block, as in DeepSeek-V3; refuses other quantization.
 void read_quantization(const JsonNode& config) {
@@ -312,10 +363,7 @@ ModelArgs parse_hf_config(std::string_view text, const std::string& name,
   const JsonNode dropout = config["attention_dropout"];
   if (!dropout.is_null() && values["attention_dropout"] != 0)
     dropout.refuse("0, because there is no dropout here");
-  const JsonNode layers = config["layer_types"];
-  if (!layers.is_null() &&
-      std::ranges::any_of(layers.array(), [](const json& one) { return one != "full_attention"; }))
-    layers.refuse("\"full_attention\" for each layer");
+  check_layer_types(config["layer_types"], args);
   const std::vector<std::string> unknown = check_config_keys(config, type);
   read_quantization(config["quantization_config"]);
   read_rope(config, args);

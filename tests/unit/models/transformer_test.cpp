@@ -1,5 +1,6 @@
 #include "models/transformer.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <catch2/catch.hpp>
@@ -13,6 +14,7 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
 
+#include "models/description.h"
 #include "models/flavors/registry.h"
 #include "models/init.h"
 #include "tests/unit/models/finite_differences.h"
@@ -53,6 +55,45 @@ TEST_CASE("rope frequencies are scaled as llama 3.1 does") {
   REQUIRE(wavelength < 8192);
   const double s = (8192 / wavelength - 1) / 3;
   CHECK(f[30].item<double>() == Approx(((1 - s) / 8 + s) * base[30].item<double>()).epsilon(1e-5));
+}
+
+TEST_CASE(
+    "YaRN of plain attention scales cosines and sines, and its range of frequencies need not be rounded") {
+  ModelArgs args = model_args("llama3", "debugmodel", {.n_heads = 4, .n_kv_heads = 4, .head_dim = 64});
+  args.rope = {.theta = 150000, .factor = 32, .original_length = 4096, .yarn = true, .truncate = false};
+  ModelArgs plain = args;
+  plain.rope.yarn = plain.rope.scaling = false;
+  const Tensor scaled = rope_frequencies(args), base = rope_frequencies(plain);
+  const auto index_of = [](double rotations) {
+    return 32 * std::log(4096 / (rotations * 2 * M_PI)) / std::log(150000.0);
+  };
+  const double low = index_of(32), high = index_of(1);
+  for (int64_t i = 0; i < 32; ++i) {
+    const double m = 1 - std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0),
+                 f = base[i].item<double>();
+    CHECK(scaled[i].item<double>() == Approx((1 - m) * f / 32 + m * f).epsilon(1e-6));
+  }
+  const SequenceContext context = Transformer(args).context(5, at::kCPU);
+  CHECK(context.attention_factor == 1);
+  CHECK(context.cos[0][0].item<double>() == Approx(0.1 * std::log(32) + 1));
+  args.rope.truncate = true;
+  CHECK_FALSE(at::allclose(rope_frequencies(args), scaled));
+}
+
+TEST_CASE("layers with and without windows are kinds of their own, and sinks are parameters of heads") {
+  const ModelArgs args = model_args("llama3", "debugmodel",
+                                    {.n_layers = 7,
+                                     .sinks = true,
+                                     .sliding_window_size = 8,
+                                     .sliding_window_first_layer = 2,
+                                     .full_attention_every = 3});
+  const ModelDescription model = describe_model(args);
+  CHECK(model.kind_of_layer == std::vector<int>{0, 0, 0, 1, 1, 0, 1});
+  CHECK(model.kinds[1].attention.attention->window == 8);
+  const std::optional<NamedShape> sinks = find_shape(args, "layers.3.attention.sinks");
+  REQUIRE(sinks);
+  CHECK(sinks->shape.dims == std::vector<int64_t>{16});
+  CHECK(sinks->shape.split == 0);
 }
 
 TEST_CASE("gradients of a two layer fp64 model equal finite differences") {

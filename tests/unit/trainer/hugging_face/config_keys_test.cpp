@@ -52,6 +52,54 @@ TEST_CASE("the original length beside the RoPE parameters wins over the one insi
                   .contains("original_max_position_embeddings"));
 }
 
+TEST_CASE(
+    "mistral has a window in every layer or in none, by transformers' defaults where keys are missing") {
+  json config = config_of("llama3", "debugmodel");
+  config["model_type"] = "mistral";
+  for (const char* key : {"mlp_bias", "rope_scaling", "rope_parameters", "num_key_value_heads"})
+    config.erase(key);
+  config["num_attention_heads"] = 16;
+  const ModelArgs missing = parsed(config);
+  CHECK(missing.family == "mistral");
+  CHECK(missing.attention.window == 4096);
+  CHECK(missing.attention.n_kv_heads == 8);
+  CHECK(missing.rope.style == models::RopeStyle::kHalfSplit);
+  config["sliding_window"] = nullptr;
+  CHECK(parsed(config).attention.window == 0);
+  CHECK(json::parse(hf_config(parsed(config), {}))["sliding_window"].is_null());
+  config["sliding_window"] = 7;
+  const ModelArgs args = parsed(config);
+  CHECK(args.attention.window_of(0) == 7);
+  CHECK(args.attention.window_of(args.n_layers - 1) == 7);
+  CHECK(parsed(json::parse(hf_config(args, {}))).attention.window == 7);
+  config["layer_types"] = std::vector<std::string>(static_cast<size_t>(args.n_layers), "sliding_attention");
+  CHECK(parsed(config).attention.window == 7);
+  config["layer_types"][1] = "full_attention";
+  CHECK_THROWS_WITH(parsed(config), Contains("layer_types") && Contains("sliding_attention"));
+  ModelArgs some = args;
+  some.attention.window_full_every = 2;
+  CHECK_THROWS_WITH(hf_config(some, {}), Contains("in all or in none"));
+}
+
+TEST_CASE("YaRN of models without latent attention is read and written with its rounding") {
+  const json yarn = {{"rope_type", "yarn"},
+                     {"factor", 32.0},
+                     {"original_max_position_embeddings", 4096},
+                     {"truncate", false}};
+  json config = with(config_of("qwen3", "0.6B"), {{"rope_scaling", yarn}, {"rope_parameters", yarn}});
+  const ModelArgs args = parsed(config);
+  CHECK(args.rope.yarn);
+  CHECK_FALSE(args.rope.truncate);
+  CHECK(args.rope.factor == 32);
+  const json written = json::parse(hf_config(args, {}));
+  CHECK(written["rope_scaling"]["truncate"] == false);
+  CHECK(hf_differences(args, parsed(written)).empty());
+  CHECK(hf_differences(models::model_args("qwen3", "0.6B"), args) !=
+        std::vector<std::string>{});  // no silent loss of YaRN
+  config["rope_scaling"]["attention_factor"] = 1.2;
+  CHECK_THROWS_WITH(parsed(config), Contains("attention_factor"));
+}
+
 TEST_CASE("an empty rope_scaling leaves rope_parameters, and parameters for kinds of blocks are refused") {
   json config = config_of("llama3", "8B");
   REQUIRE(parsed(config).rope.scaling);

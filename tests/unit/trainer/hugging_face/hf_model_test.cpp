@@ -64,9 +64,13 @@ TEST_CASE("an option that changes nothing in its model is refused at its place w
            {"qwen3", "8B", "global_aux_loss_coeff = 0.1", "no effect without experts"},
            {"llama3", "8B", "limited_groups = 1", "no effect without experts"},
            {"deepseek_v3", "debugmodel", "limited_groups = 1", "or set expert_groups"},
-           {"llama3", "8B", "rope_yarn = true",
-            "of latent attention alone; leave it out, or set kv_lora_rank"},
-           {"qwen3", "8B", "v_head_dim = 64", "of latent attention alone"},
+           {"llama3", "8B", "rope_truncate = false",
+            "no effect without YaRN; leave it out, or set rope_yarn"},
+           {"deepseek_v3", "debugmodel", "rope_truncate = false", "no effect with latent attention"},
+           {"llama3", "8B", "full_attention_every = 2", "no effect without a window; leave it out, or set"},
+           {"deepseek_v3", "debugmodel", "sliding_window_size = 8", "latent attention has no window"},
+           {"deepseek_v3", "debugmodel", "sinks = true", "latent attention has none"},
+           {"qwen3", "8B", "v_head_dim = 64", "of latent attention alone; leave it out, or set kv_lora_rank"},
            {"deepseek_v3", "debugmodel", "head_dim = 128",
             "no effect with latent attention, whose heads have"},
            {"deepseek_v3", "debugmodel", "qk_norm = true", "norms of their latents; leave it out"},
@@ -82,12 +86,15 @@ TEST_CASE("an option that changes nothing in its model is refused at its place w
   }
   // A flavour's own values, as a checkpoint's differences are printed; what a head's width is anyway; parts
   // that are switched off.
-  for (const Case& c : {Case{"llama3", "8B", "top_k = 1\nrope_yarn = false", ""},
-                        {"deepseek_v3", "671B", "qk_norm = false\nhead_dim = 192", ""},
-                        {"deepseek_v3", "671B", "qk_nope_head_dim = 64\nhead_dim = 128", ""},
-                        {"deepseek_v3", "671B", "kv_lora_rank = 0\nrope_yarn = false\nhead_dim = 128", ""},
-                        {"deepseek_v3", "671B", "num_experts = 0", ""},
-                        {"qwen3", "8B", "num_experts = 4\nmoe_hidden_dim = 8\ntop_k = 2", ""}})
+  for (const Case& c :
+       {Case{"llama3", "8B", "top_k = 1\nrope_yarn = false", ""},
+        {"llama3", "8B", "rope_yarn = true\nrope_truncate = false", ""},
+        {"llama3", "8B", "sliding_window_size = 8\nfull_attention_every = 2\nsinks = true", ""},
+        {"deepseek_v3", "671B", "qk_norm = false\nhead_dim = 192", ""},
+        {"deepseek_v3", "671B", "qk_nope_head_dim = 64\nhead_dim = 128", ""},
+        {"deepseek_v3", "671B", "kv_lora_rank = 0\nrope_yarn = false\nhead_dim = 128", ""},
+        {"deepseek_v3", "671B", "num_experts = 0", ""},
+        {"qwen3", "8B", "num_experts = 4\nmoe_hidden_dim = 8\ntop_k = 2", ""}})
     resolve_case(c);
 }
 

@@ -297,7 +297,10 @@ TEST_CASE("an exported config.json describes the same model") {
        "expert_groups is 4"},
       {models::model_args("llama3", "debugmodel", {.num_experts = 4, .moe_hidden_dim = 8}),
        "num_experts is 4"},
-      {models::model_args("llama3", "debugmodel", {.rope_yarn = true}), "rope_yarn is true"}};
+      {models::model_args("llama3", "debugmodel", {.rope_yarn = true, .rope_mscale = 0.7}),
+       "rope_mscale is 0.7"},
+      {models::model_args("llama3", "debugmodel", {.sinks = true}), "sinks is true"},
+      {models::model_args("llama3", "debugmodel", {.sliding_window_size = 8}), "sliding_window_size is 8"}};
   for (const auto& [args, text] : refused) CHECK_THROWS_WITH(hf_config(args, {}), Contains(text));
   CHECK(hf_differences(models::model_args("llama3", "debugmodel"),
                        models::model_args("llama3", "debugmodel", {.rope_factor = 32})) ==
