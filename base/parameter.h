@@ -58,6 +58,8 @@ struct Parameter {
   // leave the gradient in it does, without a rounding, and `weight`'s .grad() then has this dtype. None:
   // gradients have the weight's.
   std::optional<at::ScalarType> gradient_dtype{};
+  // True for the bias of a linear layer: its gradient comes in `gradient_dtype`, as a weight's.
+  bool is_bias = false;
   // Set by a layer whose product cannot: its gradient comes in the weight's dtype.
   bool rounds_gradient = false;
 

@@ -209,7 +209,8 @@ LossHead::LossAndGrad LossHead::loss_and_grad(const at::Tensor& x, const at::Ten
   });
   if (weight.trainable && !adds) {
     const bool takes_sum = weight.gradient_dtype == grad_weight.scalar_type();
-    output_.accumulate(takes_sum ? grad_weight : grad_weight.to(weight.weight.scalar_type()));
+    accumulate_gradient(*output_.weight(),
+                        takes_sum ? grad_weight : grad_weight.to(weight.weight.scalar_type()));
   }
   torch::autograd::backward({normed}, {(sum ? sum->wait() : grad_h).view(x.sizes())});
   if (z_loss_ == 0) return {loss, leaf.grad(), {}};

@@ -1,5 +1,7 @@
 #include "models/layers/linear.h"
 
+#include <ATen/ops/sum.h>
+
 #include "models/float8/linear_matmuls.h"
 #include "models/kernels/common/dtype.h"
 #include "models/kernels/matmul/matmul.h"
@@ -7,6 +9,12 @@
 namespace hyperion::models {
 
 at::Tensor Linear::output(Operand& x) const {
+  if (bias_ == nullptr) return product(x);
+  if (!float8_) return kernels::matmul_add_bias(x.values, weight_->weight.t(), bias_->weight);
+  return product(x).add_(bias_->weight);
+}
+
+at::Tensor Linear::product(Operand& x) const {
   return float8_ ? float8_->output(x, *weight_, tp_group_) : kernels::matmul(x.values, weight_->weight.t());
 }
 
@@ -47,12 +55,17 @@ void Linear::add_weight_gradient(at::Tensor& sum, const Operand& grad, const Ope
     sum = kernels::matmul(grad.values.t(), x.values, kernels::opmath_dtype(x.values));
 }
 
-void Linear::accumulate(const at::Tensor& weight_gradient) const {
-  at::Tensor& grad = weight_->weight.mutable_grad();
+at::Tensor Linear::bias_gradient(const at::Tensor& grad) const {
+  if (bias_ == nullptr || !bias_->trainable) return {};
+  return at::sum(grad, {0}, /*keepdim=*/false, bias_->gradient_dtype.value_or(grad.scalar_type()));
+}
+
+void accumulate_gradient(const Parameter& parameter, const at::Tensor& gradient) {
+  at::Tensor& grad = parameter.weight.mutable_grad();
   if (grad.defined())
-    grad.add_(weight_gradient);
+    grad.add_(gradient);
   else
-    grad = weight_gradient;
+    grad = gradient;
 }
 
 }  // namespace hyperion::models

@@ -46,10 +46,11 @@ struct ForwardOutput {
   bool gathered = true;  // whether `rows` are those of all ranks, or of this rank only
 };
 
-// The gradients of the inputs and of the weights. An input's is undefined if another copy of the input has
-// its gradient. A weight's is undefined if it is frozen, already added to .grad(), or deferred.
+// The gradients of the inputs, the weights and the biases. An input's is undefined if another copy of the
+// input has its gradient. A weight's is undefined if it is frozen, already added to .grad(), or deferred; a
+// bias's, if the layer has none or it is frozen.
 struct LinearGradients {
-  variable_list inputs, weights;
+  variable_list inputs, weights, biases;
 };
 
 // The state of the node between forward and backward. The layers are copies, which share their weights: the
@@ -103,7 +104,7 @@ void defer_weight_gradients(SavedNode& node, std::vector<Operand> grads) {
     GatheredRows input = gather_kept_rows(std::move(rows), gathered, layers);
     const variable_list gradients = weight_gradients(layers, grads, input.wait());
     for (size_t i = 0; i < gradients.size(); ++i)
-      if (gradients[i].defined()) kept_layers[i].accumulate(gradients[i]);
+      if (gradients[i].defined()) accumulate_gradient(*kept_layers[i].weight(), gradients[i]);
   });
 }
 
@@ -163,7 +164,8 @@ LinearGradients column_backward(SavedNode& node, const variable_list& grads) {
     for (const Tensor& grad : grads) operands.emplace_back(as_rows(grad));
 
   // dgrad: the sum over the layers is reduce-scattered, overlapped with wgrad.
-  LinearGradients gradients{variable_list(node.inputs), variable_list(layers.size())};
+  LinearGradients gradients{variable_list(node.inputs), variable_list(layers.size()),
+                            bias_gradients(layers, operands)};
   std::optional<ScatteredSum> sum;
   if (node.sums_input_gradients) {
     if (layers.front()->chunked())
@@ -189,7 +191,8 @@ LinearGradients column_backward(SavedNode& node, const variable_list& grads) {
   return gradients;
 }
 
-// ---- Row layers: multiply the input by the weight, reduce-scatter the product.
+// ---- Row layers: multiply the input by the weight, reduce-scatter the product, add the bias to the sum.
+// Each rank adds it to its own rows, whose gradients alone it sums for the bias, in high precision.
 
 ForwardOutput row_forward(const Tensor& x, const LinearArgs& args) {
   const Linear& layer = *args.layers.front();
@@ -207,9 +210,13 @@ ForwardOutput row_forward(const Tensor& x, const LinearArgs& args) {
   const bool save = args.use == OutputUse::kRecomputed && (chosen || layer.tp_group() != nullptr);
   forward.outputs = saved_or_computed(args.run.selective, save, [&] {
     if (layer.chunked()) layer.prepare_input(forward.rows);
-    ScatteredSum sum(layer, std::span(&forward.rows, 1),
-                     [&](std::span<Operand> rows) { return layer.output(rows[0]); });
-    return variable_list{sum.wait().view(shape)};
+    const bool scatters = layer.tp_group() != nullptr;
+    ScatteredSum sum(layer, std::span(&forward.rows, 1), [&](std::span<Operand> rows) {
+      return scatters ? layer.product(rows[0]) : layer.output(rows[0]);
+    });
+    Tensor output = sum.wait();
+    if (scatters && layer.bias() != nullptr) output.add_(layer.bias()->weight);
+    return variable_list{output.view(shape)};
   });
   return forward;
 }
@@ -217,7 +224,7 @@ ForwardOutput row_forward(const Tensor& x, const LinearArgs& args) {
 LinearGradients row_backward(SavedNode& node, const Tensor& grad) {
   const Linear& layer = node.layers.front();
   GatheredRows gradient(grad, {&layer}, OperandKind::kGradient, gather_of({&layer}, OperandKind::kGradient));
-  LinearGradients gradients{{}, variable_list(1)};
+  LinearGradients gradients{{}, variable_list(1), {layer.bias_gradient(as_rows(grad))}};
   gradients.inputs = gradient.multiply(1, [&](size_t, Operand& rows) { return layer.input_gradient(rows); });
   if (!layer.weight()->trainable) return gradients;
   std::vector<Operand> operands;
@@ -240,11 +247,11 @@ bool sums_input_gradients(at::TensorList x, const Layers& layers) {
   return !norm_sums || layers.front()->tp_group() != nullptr || packed_layer(layers);
 }
 
-// Returns a weight's gradient for autograd. A gradient of another dtype than the weight's is added to .grad()
-// here and returned as undefined, because autograd would round it to the weight's dtype.
-Tensor return_or_add_gradient(const Linear& layer, Tensor gradient) {
-  if (!gradient.defined() || gradient.scalar_type() == layer.weight()->weight.scalar_type()) return gradient;
-  layer.accumulate(gradient);
+// Returns a parameter's gradient for autograd. A gradient of another dtype than the parameter's is added to
+// .grad() here and returned as undefined, because autograd would round it to the parameter's dtype.
+Tensor return_or_add_gradient(const Parameter& parameter, Tensor gradient) {
+  if (!gradient.defined() || gradient.scalar_type() == parameter.weight.scalar_type()) return gradient;
+  accumulate_gradient(parameter, gradient);
   return {};
 }
 
@@ -279,12 +286,15 @@ struct LinearNode : Function<LinearNode> {
         node->kind == LinearKind::kColumn ? column_backward(*node, grads) : row_backward(*node, grads[0]);
     node->rows.reset();  // frees the rows before autograd runs the next node
 
-    variable_list in_order;  // of forward's arguments: inputs, weights, args
+    variable_list in_order;  // of forward's arguments: inputs, weights and biases, args
     for (const Tensor& gradient : gradients.inputs)
       in_order.push_back(gradient.defined() ? gradient.view(node->input_shape) : gradient);
     // Moved: autograd keeps a gradient without a copy if nothing else owns it.
     for (size_t i = 0; i < node->layers.size(); ++i)
-      in_order.push_back(return_or_add_gradient(node->layers[i], std::move(gradients.weights[i])));
+      in_order.push_back(return_or_add_gradient(*node->layers[i].weight(), std::move(gradients.weights[i])));
+    for (size_t i = 0; i < node->layers.size(); ++i)
+      if (const ParameterPtr& bias = node->layers[i].bias())
+        in_order.push_back(return_or_add_gradient(*bias, std::move(gradients.biases[i])));
     in_order.emplace_back();
     return in_order;
   }
@@ -295,14 +305,16 @@ variable_list run_node(at::TensorList x, const Layers& layers, LinearKind kind, 
   if (x.size() != 1 && x.size() != layers.size())
     throw_bug("an input was given {} times to {} linear layers, expected once, or once for each", x.size(),
               layers.size());
-  variable_list weights;
-  for (const Linear* layer : layers) weights.push_back(layer->weight()->weight);
+  variable_list parameters;
+  for (const Linear* layer : layers) parameters.push_back(layer->weight()->weight);
+  for (const Linear* layer : layers)
+    if (layer->bias() != nullptr) parameters.push_back(layer->bias()->weight);
   const float8::LinearMatmuls* float8 = layers.front()->float8();
   const bool makes_columns =
       at::GradMode::is_enabled() && float8 != nullptr && float8->casts_input_for_backward() &&
       any_trainable(layers) &&
       std::ranges::all_of(layers, [&](const Linear* layer) { return layer->float8() == float8; });
-  return LinearNode::apply(x, at::TensorList(weights), LinearArgs{kind, layers, use, run, makes_columns});
+  return LinearNode::apply(x, at::TensorList(parameters), LinearArgs{kind, layers, use, run, makes_columns});
 }
 
 }  // namespace

@@ -24,10 +24,10 @@
 
 namespace hyperion::models {
 
-// Multiplies x by the transposed weight of each layer and returns one output per layer. The layers share one
-// all-gather and, in FP8, one cast. Packed weights (Parameter::pack) are multiplied as one: forward is one
-// product, whose views are the outputs, and backward is two products, without a copy if the gradients are
-// views of one tensor of the same layout.
+// Multiplies x by the transposed weight of each layer, adds its bias and returns one output per layer. The
+// layers share one all-gather and, in FP8, one cast. Packed weights (Parameter::pack) are multiplied as one:
+// forward is one product, whose views are the outputs, and backward is two products, without a copy if the
+// gradients are views of one tensor of the same layout.
 //
 // x: one tensor, or the same tensor once for each layer (ops::SumAndNorm::normed). If it is given several
 // times, the first gets the sum of the input gradients and the others none. On a GPU each may get its own
@@ -44,9 +44,10 @@ enum class OutputUse {
   kForwardOnly,  // this run only
   kUnused,       // not read: the product and the reduce-scatter are skipped, and the elements are undefined
 };
-// Multiplies x by the layer's transposed weight and reduce-scatters the product over the group. With a group,
-// SAC always saves the output, even of a product that it recomputes otherwise: it is 1/T of the product, and
-// is not communicated twice.
+// Multiplies x by the layer's transposed weight, reduce-scatters the product over the group and adds the bias
+// to this rank's rows. The gradient of the bias is the sum over these rows, of which the ranks of the group
+// have different ones. With a group, SAC always saves the output, even of a product that it recomputes
+// otherwise: it is 1/T of the product, and is not communicated twice.
 at::Tensor row_linear(const at::Tensor& x, const Linear& layer, OutputUse use = OutputUse::kRecomputed,
                       const BlockRun& run = {});
 

@@ -41,13 +41,15 @@ Tensor weight_gradient_of(const Linear& product, const Layers& layers, Operand& 
 std::optional<Linear> packed_layer(const Layers& layers) {
   const ParameterPtr& pack = layers.front()->weight()->pack;
   if (pack == nullptr || !pack->weight.defined()) return std::nullopt;
+  const ParameterPtr biases = layers.front()->bias() ? layers.front()->bias()->pack : nullptr;
   int64_t rows = 0;
   for (const Linear* layer : layers) {
     if (layer->weight()->pack != pack || layer->float8() != nullptr) return std::nullopt;
+    if (layer->bias() != nullptr && (biases == nullptr || layer->bias()->pack != biases)) return std::nullopt;
     rows += layer->weight()->rows();
   }
-  if (rows != pack->rows()) return std::nullopt;
-  return Linear(pack, nullptr, layers.front()->tp_group(), layers.front()->chunked());
+  if (rows != pack->rows() || (biases != nullptr && !biases->weight.defined())) return std::nullopt;
+  return Linear(pack, nullptr, layers.front()->tp_group(), layers.front()->chunked(), biases);
 }
 
 bool saved_as_one(const Layers& layers, const std::vector<bool>& saves) {
@@ -57,6 +59,16 @@ bool saved_as_one(const Layers& layers, const std::vector<bool>& saves) {
     if (!saves[i]) recomputed += layers[i]->weight()->rows();
   }
   return 4 * recomputed <= rows || recomputed == rows;
+}
+
+std::vector<Tensor> bias_gradients(const Layers& layers, const std::vector<Operand>& grads) {
+  if (const std::optional<Linear> packed = packed_layer(layers)) {
+    const Tensor gradient = packed->bias_gradient(grads[0].values);
+    return gradient.defined() ? split_by_layers(gradient, layers, 0) : std::vector<Tensor>(layers.size());
+  }
+  std::vector<Tensor> gradients;
+  for (size_t i = 0; i < layers.size(); ++i) gradients.push_back(layers[i]->bias_gradient(grads[i].values));
+  return gradients;
 }
 
 std::vector<Tensor> split_by_layers(const Tensor& packed, const Layers& layers, int64_t dim) {

@@ -13,7 +13,8 @@ namespace hyperion::models {
 
 using Layers = std::vector<const Linear*>;
 
-// Returns the layer of the packed weight; nullopt if the layers are not packed, or multiply in FP8.
+// Returns the layer of the packed weight and of the packed biases; nullopt if the layers are not packed, or
+// multiply in FP8.
 std::optional<Linear> packed_layer(const Layers& layers);
 
 // Returns whether layers that SAC saves in part (saves[i]) are one product: at most a quarter of it, or all
@@ -31,5 +32,8 @@ at::Tensor side_by_side(const std::vector<at::Tensor>& columns);
 // layer, or one for each layer. A wgrad is undefined if the weight is frozen, or if the product has added it
 // to .grad().
 std::vector<at::Tensor> weight_gradients(const Layers& layers, std::vector<Operand>& grads, Operand& x);
+// Returns the gradient of each layer's bias, likewise; undefined if it is frozen, or the layer has none.
+// grads: with their values.
+std::vector<at::Tensor> bias_gradients(const Layers& layers, const std::vector<Operand>& grads);
 
 }  // namespace hyperion::models

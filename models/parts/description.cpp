@@ -6,6 +6,17 @@
 #include "base/error.h"
 
 namespace hyperion::models {
+namespace {
+
+std::string name_of_bias(std::string_view weight) {
+  constexpr std::string_view kWeight = "weight";
+  if (weight.empty()) return "";
+  if (weight.ends_with(kWeight))
+    return std::string(weight.substr(0, weight.size() - kWeight.size())) + "bias";
+  return std::string(weight) + "_bias";
+}
+
+}  // namespace
 
 double ParameterShape::numel() const {
   double product = 1;
@@ -16,6 +27,23 @@ double ParameterShape::numel() const {
 double ExpertWidths::elements_per_row(double parts) const {
   const double local = static_cast<double>(hidden) / parts;
   return std::max(static_cast<double>(dim) + 2 * local, 3 * local);
+}
+
+ParameterShape bias_of(const ParameterShape& weight, Draw draw) {
+  const auto inputs = static_cast<int>(weight.dims.size()) - 1;
+  return {.name = name_of_bias(weight.name),
+          .dims = {weight.dims.begin(), weight.dims.end() - 1},
+          .draw = draw,
+          .split = weight.split == inputs ? std::nullopt : weight.split,
+          .domain = weight.domain,
+          .trainable = weight.trainable,
+          .hugging_face = {.name = name_of_bias(weight.hugging_face.name),
+                           .rotated = weight.hugging_face.rotated}};
+}
+
+void add_biases(PartDescription& part, std::initializer_list<std::string_view> weights, Draw draw) {
+  for (const std::string_view weight : weights)
+    part.parameters.push_back(bias_of(shape_of(part, weight), draw));
 }
 
 const ParameterShape& shape_of(const PartDescription& part, std::string_view name) {

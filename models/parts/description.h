@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -99,6 +100,15 @@ struct PartDescription {
   WeightGradientInputs weight_gradient_inputs{};
   std::vector<ShardedExtent> extents{};
 };
+
+// Describes the bias of a layer by its weight, [out, in] or a stack of them: the weight's shape without the
+// inputs, sharded if the weight's outputs are, else replicated. Its names end in "bias" instead of "weight",
+// or in "_bias" if the weight's name has no such end. fused_width and fused_first are not taken over.
+ParameterShape bias_of(const ParameterShape& weight, Draw draw = Draw::kZeros);
+// Adds the biases of these weights behind the other parameters of the part, where their gradients are packed
+// together.
+void add_biases(PartDescription& part, std::initializer_list<std::string_view> weights,
+                Draw draw = Draw::kZeros);
 
 // Finds a parameter or buffer by name. Throws Error(kBug) if the part has none of that name.
 const ParameterShape& shape_of(const PartDescription& part, std::string_view name);

@@ -41,8 +41,15 @@ const ParameterPtr& PartParameters::at(std::string_view name) const {
 
 Linear PartParameters::linear(std::string_view name, const ParallelDims& dims) const {
   const ParameterPtr& weight = at(fmt::format("{}.weight", name));
-  if (!weight->split) return Linear(weight);
-  return Linear(weight, nullptr, dims.active_tp_group(), dims.chunked);
+  ParameterPtr bias;
+  const std::string name_of_bias = fmt::format("{}{}.bias", prefix_, name);
+  if (const auto found = std::ranges::find(parameters_, name_of_bias, [](const auto& p) { return p->fqn; });
+      found != parameters_.end()) {
+    bias = *found;
+    bias->is_bias = true;
+  }
+  if (!weight->split) return Linear(weight, nullptr, nullptr, /*chunked=*/false, bias);
+  return Linear(weight, nullptr, dims.active_tp_group(), dims.chunked, bias);
 }
 
 Norm PartParameters::norm(std::string_view name, int64_t consumers) const {

@@ -27,8 +27,9 @@ class PartParameters {
   // part has none of that name.
   const ParameterPtr& at(std::string_view name) const;
 
-  // Makes the layer of weight "NAME.weight". A sharded layer communicates its input or its output over the
-  // tensor parallel group. A replicated layer reads this rank's part of every sequence.
+  // Makes the layer of weight "NAME.weight", with the bias "NAME.bias" if the part has it. A sharded layer
+  // communicates its input or its output over the tensor parallel group. A replicated layer reads this rank's
+  // part of every sequence.
   Linear linear(std::string_view name) const { return linear(name, dims_); }
   Linear linear(std::string_view name, const ParallelDims& dims) const;
   // Makes the norm of weight "NAME.weight". consumers: see Norm.

@@ -31,7 +31,8 @@ std::map<const Parameter*, PackMemory> pack_memory(const std::vector<ParameterPt
   for (const ParameterPtr& parameter : parameters) {
     if (!parameter->pack) continue;
     const auto [pack, is_first] = fits.try_emplace(parameter->pack.get(), true);
-    const size_t dim = parameter->local.size() - 2;  // of a matrix's rows, also in a stack of matrices
+    // Of a matrix's rows, also in a stack of matrices; a bias has no others.
+    const size_t dim = std::max<size_t>(parameter->local.size(), 2) - 2;
     if (is_first) {
       pack->first->local = parameter->local;
       pack->first->local[dim] = 0;
@@ -183,15 +184,15 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
   if (most > 0) zeros_ = at::zeros({context.shard().size() * most}, options.computed());
 }
 
-// Asks for gradients of matrices in the dtype in which they are added up, whatever the number of ranks: only
-// GPUs' products of bf16 leave fp32.
+// Asks for gradients of matrices and biases in the dtype in which they are added up, whatever the number of
+// ranks: only GPUs' products of bf16 leave fp32.
 void ShardGroup::choose_gradient_dtypes(const std::vector<ParameterPtr>& parameters) const {
   const ShardingOptions& options = context_.options();
   if (!options.device.is_cuda() || options.compute_dtype != at::kBFloat16 ||
       options.reduce_dtype != at::kFloat)
     return;
   for (const ParameterPtr& parameter : parameters) {
-    if (parameter->shape.size() != 2) continue;
+    if (parameter->shape.size() != 2 && !parameter->is_bias) continue;
     parameter->gradient_dtype = options.reduce_dtype;
     if (parameter->pack) parameter->pack->gradient_dtype = options.reduce_dtype;
   }

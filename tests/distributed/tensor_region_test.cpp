@@ -95,6 +95,12 @@ TEST_CASE("a model divided over tensor parallel ranks equals one rank in every a
   job.sinks = true;  // of which each rank has its heads'
   job.window = 5;
   check_equal_to_one_rank(job, ranks);
+  job.biases = true;
+  check_equal_to_one_rank(job, ranks);
+  job.chunked = true;
+  job.packed = false;
+  job.checkpoint = ActivationCheckpoint::kSelectiveOp;
+  check_equal_to_one_rank(job, ranks);
 }
 
 TEST_CASE(

@@ -2,6 +2,7 @@
 // as the trainer runs it: equal tokens and weights for every division.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -44,6 +45,7 @@ struct DividedJob {
   int64_t chunk_bytes = 0;
   at::ScalarType dtype = at::kDouble;
   ActivationCheckpoint checkpoint = ActivationCheckpoint::kNone;
+  bool biases = false;  // of wq, wk, wv and wo
   bool shared_memory = true;
 };
 
@@ -58,7 +60,10 @@ inline ModelArgs args_of(const DividedJob& job) {
                      .hidden_dim = job.hidden,
                      .sinks = job.sinks,
                      .sliding_window_size = job.window,
-                     .full_attention_every = 2});
+                     .full_attention_every = 2,
+
+                     .qkv_bias = job.biases,
+                     .output_bias = job.biases});
 }
 
 inline Tensor part_of(const Tensor& whole, const std::vector<Cut>& cuts) {
@@ -86,7 +91,8 @@ inline void lay_side_by_side(const Transformer& model) {
   for (const auto& [pack, parameters] : packs) {
     std::vector<Tensor> weights;
     for (const ParameterPtr& parameter : parameters) weights.push_back(parameter->weight.detach());
-    const int64_t dim = weights[0].dim() - 2;  // of a matrix's rows, also in a stack of matrices
+    // Of a matrix's rows, also in a stack of matrices; a bias has no others.
+    const int64_t dim = std::max<int64_t>(weights[0].dim(), 2) - 2;
     pack->weight = at::cat(weights, dim);
     pack->local = pack->weight.sizes().vec();
     int64_t first = 0;

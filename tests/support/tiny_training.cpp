@@ -58,6 +58,8 @@ config::JobConfig::Model tiny_model(const TinyJob& job) {
     dims.head_dim = 16;
     dims.hidden_dim = 48;
   }
+  if (job.qkv_bias) dims.qkv_bias = true;
+  if (job.output_bias) dims.output_bias = true;
   config::JobConfig::Model model;
   model.name = name == "qwen3_moe" ? "qwen3" : name;
   model.flavor = name == "qwen3_moe" ? "debugmodel_moe" : "debugmodel";

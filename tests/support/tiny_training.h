@@ -58,6 +58,7 @@ struct TinyJob {
   // qwen3_moe with extents that are multiples of 32, the vocabulary apart, and its experts' FP8, emulated.
   bool fits_float8_experts = false;
   std::optional<float8::GroupedRecipe> float8_experts{};
+  bool qkv_bias = false, output_bias = false;  // of attention
   bool muon = false;
   bool bf16_states = false;
   checkpoint::Dtype ns_dtype = checkpoint::Dtype::kFloat32;  // of Muon's iteration

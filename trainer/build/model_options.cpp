@@ -71,6 +71,9 @@ std::optional<std::string> separate_products(models::Transformer& model, const p
                            counted(fsdp.shard().size(), "shard"));
     else if (weight.trainable != weight.pack->trainable)
       reason = fmt::format("{} is {}, unlike others", name, weight.trainable ? "trained" : "frozen");
+    else if (const ParameterPtr& bias = linear->bias(); bias && bias->trainable != bias->pack->trainable)
+      reason =
+          fmt::format("the bias of {} is {}, unlike others", name, bias->trainable ? "trained" : "frozen");
     // "layers.0.attention.wqkv" without the block: most blocks are alike.
     const std::string& pack = weight.pack->fqn;
     const std::string in_block = pack.substr(pack.find('.', pack.find('.') + 1) + 1);

@@ -59,6 +59,8 @@ std::string why_without_effect(const models::ModelArgs& args, std::string_view k
     return fmt::format("no effect with latent attention{}; leave it out",
                        key == "qk_norm" ? ", whose queries and keys have norms of their latents"
                                         : ", whose heads have qk_nope_head_dim + qk_rope_head_dim elements");
+  if (latent && (key == "qkv_bias" || key == "output_bias"))
+    return "no effect with latent attention, which has no biases; leave it out";
   if (models::has_part(args, ModelPart::kExperts) && key == "limited_groups" &&
       args.experts.expert_groups == 0)
     return "no effect without groups of experts; leave it out, or set expert_groups";

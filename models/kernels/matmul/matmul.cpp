@@ -20,6 +20,10 @@ at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
   return at::mm(a, b);
 }
 
+at::Tensor matmul_add_bias(const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias) {
+  return a.is_cuda() ? at::addmm(bias, a, b) : kernels::matmul(a, b).add_(bias);
+}
+
 void matmul_into(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
   const bool ours = table().cpu_matmul != nullptr && cpu::takes_matmul(a, b);
   at::Tensor to = out;

@@ -11,6 +11,9 @@ namespace hyperion::kernels {
 
 // Multiplies a [m, k] by b [k, n], with any strides -> [m, n] in the operands' dtype.
 at::Tensor matmul(const at::Tensor& a, const at::Tensor& b);
+// Returns the product plus bias [n]. A GPU adds it in the product's launch, before the one rounding; a CPU
+// adds it to the rounded product.
+at::Tensor matmul_add_bias(const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias);
 // Writes the product to `out`, [m, n] of the operands' dtype.
 void matmul_into(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b);
 

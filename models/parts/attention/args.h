@@ -8,9 +8,11 @@ namespace hyperion::models {
 struct AttentionArgs {
   int64_t n_heads = 16;
   int64_t n_kv_heads = 16;
-  int64_t head_dim = 16;  // of queries and keys; with latent attention the sum of LatentArgs' two
-  bool qk_norm = false;   // RMSNorm of each query and key head
-  bool sinks = false;     // a learned number per head, one more score of each softmax, whose value is 0
+  int64_t head_dim = 16;     // of queries and keys; with latent attention the sum of LatentArgs' two
+  bool qk_norm = false;      // RMSNorm of each query and key head
+  bool qkv_bias = false;     // learned biases of wq, wk and wv
+  bool output_bias = false;  // a learned bias of wo
+  bool sinks = false;        // a learned number per head, one more score of each softmax, whose value is 0
   // How many keys a query sees at most in a layer that has_window(): itself and those right before; 0: all.
   int64_t window = 0;
   int64_t window_first_layer = 0;  // layers before it have no window

@@ -56,6 +56,9 @@ PartDescription describe_attention(const ModelArgs& args, int64_t layer) {
                                .draw = Draw::kResidual,
                                .split = kSplitByRows,
                                .hugging_face = {.name = "model.layers.*.self_attn.sinks"}});
+  if (attention.qkv_bias)
+    add_biases(part, {"attention.wq.weight", "attention.wk.weight", "attention.wv.weight"});
+  if (attention.output_bias) add_biases(part, {"attention.wo.weight"});
   return part;
 }
 
