@@ -53,6 +53,17 @@ ModelArgs qwen3(int64_t dim, int64_t layers, int64_t heads, int64_t kv_heads, in
   return args;
 }
 
+// Qwen2 and Qwen2.5: biases of queries, keys and values instead of norms.
+ModelArgs qwen2(int64_t dim, int64_t layers, int64_t heads, int64_t kv_heads, int64_t hidden, int64_t vocab) {
+  ModelArgs args = qwen3(dim, layers, heads, kv_heads, hidden, vocab, /*tied=*/true);
+  args.family = "qwen2";
+  args.attention.head_dim = dim / heads;
+  args.attention.qk_norm = false;
+  args.attention.qkv_bias = true;
+  args.max_seq_len = 32768;
+  return args;
+}
+
 struct ExpertDims {
   int64_t experts, hidden, top_k;
 };
@@ -177,6 +188,9 @@ const std::map<std::string, Flavors, std::less<>>& registry() {
         {"70B", llama3(8192, 80, 64, 8, swiglu_width(8192, 1.3, 4096), 128256)},
         {"405B", llama3(16384, 126, 128, 8, swiglu_width(16384, 1.2, 4096), 128256)},
         {kFlavorFromHf, from_hf(ModelArgs())}}},
+      {"qwen2",
+       {{"debugmodel", qwen2(256, 6, 16, 8, 1024, 2048)},
+        {kFlavorFromHf, from_hf(qwen2(128, 1, 1, 1, 1, 1))}}},
       {"qwen3",
        {{"debugmodel", qwen3(256, 8, 16, 8, 3072, 2048, true)},
         {"0.6B", qwen3(1024, 28, 16, 8, 3072, 151936, true)},

@@ -35,6 +35,8 @@ PARAMETERS = 286_880  # as the program's log says
 PRODUCTS = LAYERS * (4 * WIDTH * WIDTH + 3 * WIDTH * HIDDEN) + WIDTH * VOCABULARY  # parameters that are multiplied with
 # Of a block of the small model without checkpointing, forward and backward: as few as have been reached.
 KERNELS_OF_A_BLOCK = 33
+KERNELS_OF_BIASES = 2  # of a block, more with biases of attention: the gradients of those of wq, wk and wv, and of wo's
+KERNELS_OF_FLOAT8_BIASES = 8  # of products that are not packed and leave the biases to a kernel
 KERNELS_OF_A_STAGE = 6  # of a pipeline, that a microbatch needs besides those of its units
 # A step of a rank of four on the fake backend: one block of one product, a norm, an attention, an update of 1,000 parameters, and kernels of
 # no operator.
@@ -462,6 +464,11 @@ class Simulated(JobTest):
         result = self.budget(step)
         self.assertGreater(result["blocks"]["products"]["launches"], 6)
         self.assertLessEqual(sum(row["launches"] for row in result["blocks"].values()), KERNELS_OF_A_BLOCK, result["blocks"])
+
+    def test_products_add_biases_and_each_gradient_of_a_product_is_one_kernel(self):
+        for options, more in (((), KERNELS_OF_BIASES), (("--model.converters=float8",), KERNELS_OF_FLOAT8_BIASES)):
+            plain, biased = (self.step(*options, *biases) for biases in ((), ("--model.args.qkv_bias", "--model.args.output_bias")))
+            self.assertEqual(self.sum(biased, "kernels") - self.sum(plain, "kernels"), more * LAYERS, options)
 
 
 @unittest.skipUnless((ROOT / ".venv-interop/bin/python").exists(), "there is no interop environment: scripts/setup.sh --interop")

@@ -61,7 +61,6 @@ inline ModelArgs args_of(const DividedJob& job) {
                      .sinks = job.sinks,
                      .sliding_window_size = job.window,
                      .full_attention_every = 2,
-
                      .qkv_bias = job.biases,
                      .output_bias = job.biases});
 }
