@@ -20,7 +20,7 @@ from ranks import run_hyperion, warm_start
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, DeepseekV3Config, GenerationConfig,
-                          Llama4TextConfig, LlamaConfig, LogitsProcessor, LogitsProcessorList, MistralConfig, Qwen3Config,
+                          Llama4TextConfig, LlamaConfig, LogitsProcessor, LogitsProcessorList, MistralConfig, Qwen2Config, Qwen3Config,
                           Qwen3MoeConfig, masking_utils, modeling_rope_utils)
 from transformers.utils.logging import disable_progress_bar
 
@@ -46,6 +46,12 @@ MODELS = {
     "llama, untied, scaled rotation": LlamaConfig(**SMALL, rope_parameters={**SCALING, "rope_theta": 70000.0}),
     "llama, all heads alike": LlamaConfig(**{**SMALL, "num_key_value_heads": 6, "intermediate_size": 64}),
     "llama, gated by GELU": LlamaConfig(**SMALL, hidden_act="gelu_pytorch_tanh"),
+    "llama, biases of attention": LlamaConfig(**SMALL, head_dim=20, attention_bias=True),
+    "qwen2, tied": Qwen2Config(**SMALL, tie_word_embeddings=True),
+    "qwen2, untied, heads that do not divide": Qwen2Config(**{**SMALL, "hidden_size": 42, "num_attention_heads": 7,
+                                                             "num_key_value_heads": 1, "intermediate_size": 77},
+                                                           rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
+    "qwen3, biases of attention": Qwen3Config(**SMALL, head_dim=16, attention_bias=True),
     "qwen3, tied": Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True),
     "qwen3, untied, heads that do not divide": Qwen3Config(**{**SMALL, "hidden_size": 50, "num_attention_heads": 9,
                                                              "num_key_value_heads": 3}, head_dim=12,
@@ -215,10 +221,11 @@ def check_stop(folder):
 def check_settings(hyperion, folder):
     """All that transformers reads of an imported model's settings is as it was, after a conversion and after training."""
     settings = {"eos_token_id": [1, 7, 9], "bos_token_id": 5, "pad_token_id": 3}
-    for number, config in enumerate((LlamaConfig(**SMALL, **settings, initializer_range=0.01),
-                                     Qwen3Config(**SMALL, **settings, head_dim=16, max_window_layers=1))):
+    for name, config in {"llama3": LlamaConfig(**SMALL, **settings, initializer_range=0.01),
+                         "qwen3": Qwen3Config(**SMALL, **settings, head_dim=16, max_window_layers=1),
+                         "qwen2": Qwen2Config(**SMALL, **settings, sliding_window=64, max_window_layers=1)}.items():
         config.vocab_size, config.custom = 2048, {"deep": [1.5, None]}
-        original, place = folder / f"original{number}", folder / str(number)
+        original, place = folder / f"original-{name}", folder / name
         model = make_model(config)
         model.generation_config = GenerationConfig(**settings, do_sample=True, temperature=0.6, top_p=0.9)
         model.save_pretrained(original)
@@ -229,7 +236,7 @@ def check_settings(hyperion, folder):
 [job]
 dump_folder = "{place}"
 [model]
-name = "{"qwen3" if number else "llama3"}"
+name = "{name}"
 flavor = "from_hf"
 hf_assets_path = "{original}"
 [training]
@@ -280,13 +287,15 @@ seed = 1
 """
 
 
-def check_experts(hyperion, tool, folder):
-    """Experts go in and out by a job on 1 and 2 ranks and by conversions, bit for bit; generate and eval open the folder."""
+def check_jobs(hyperion, tool, folder):
+    """Experts and biases go in and out by a job on 1 and 2 ranks and by conversions, bit for bit; generate and eval open the folder."""
     folder.mkdir()
     (folder / "text.jsonl").write_text("".join(json.dumps({"text": f"word {i} " * 40}) + "\n" for i in range(50)))
     latent = dict(LATENT, vocab_size=2048, q_lora_rank=28, n_group=2, topk_group=1, rope_parameters=YARN)
     configs = {"qwen3": Qwen3MoeConfig(**{**SMALL, "vocab_size": 2048}, head_dim=16, num_experts=5, num_experts_per_tok=2,
-                                       moe_intermediate_size=20), "deepseek_v3": DeepseekV3Config(**latent)}
+                                       moe_intermediate_size=20), "deepseek_v3": DeepseekV3Config(**latent),
+               "qwen2": Qwen2Config(**{**SMALL, "vocab_size": 2048}, tie_word_embeddings=True, max_window_layers=1),
+               "llama3": LlamaConfig(**{**SMALL, "vocab_size": 2048}, attention_bias=True)}
     for name, config in configs.items():
         original = folder / f"original-{name}"
         model = make_model(config)
@@ -315,7 +324,7 @@ def check_experts(hyperion, tool, folder):
         warm_start.run([hyperion, "eval", original, "--data", folder / "text.jsonl", "--seq-len", "32", "--max-batches", "1"],
                        check=True)
     check_block_scales(tool, folder)
-    print("  experts go in and out, on 1 and 2 ranks")
+    print("  experts and biases go in and out, on 1 and 2 ranks")
 
 
 def check_text(hyperion, model, folder):
@@ -422,7 +431,7 @@ def check_keys():
     """Every key of transformers' classes is honoured or refused here, or is one that its models' code does not read."""
     known = re.findall(r'^(READ|ONLY|NO_EFFECT)\((?:"([^"]*)", )?(\w+)', KEYS.read_text(), re.MULTILINE)
     shared = inspect.getsource(masking_utils) + inspect.getsource(modeling_rope_utils)
-    for kind in (LlamaConfig, Qwen3Config, Qwen3MoeConfig, DeepseekV3Config, Llama4TextConfig, MistralConfig):
+    for kind in (LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig, DeepseekV3Config, Llama4TextConfig, MistralConfig):
         of = {how: {key for what, types, key in known if what == how and (types in ("", "*") or kind.model_type in types.split())}
               for how in ("READ", "ONLY", "NO_EFFECT")}
         fields = {*kind().to_dict(), *(field.name for field in dataclasses.fields(kind)), *kind.attribute_map}
@@ -449,11 +458,12 @@ def main():
         print("exported")
         check_generation(hyperion, Path(temporary) / "exported")
         check_settings(hyperion, Path(temporary) / "exported")
-        check_experts(hyperion, tool, Path(temporary) / "experts")
+        check_jobs(hyperion, tool, Path(temporary) / "experts")
         print("losses of routers")
         check_router_loss(tool, Path(temporary) / "router_loss")
         print("from_hf")
         check_training(hyperion, Path(temporary) / "from_hf")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -57,7 +57,7 @@ std::string compare_id(const ImportedSettings& imported, const std::string& key,
 std::optional<models::DimensionProblem> export_problem(const ModelArgs& args) {
   const bool qwen3 = args.family == "qwen3", deepseek = args.family == "deepseek_v3",
              llama4 = args.family == "llama4", mistral = args.family == "mistral",
-             experts = args.experts.are_present();
+             qwen2 = args.family == "qwen2", experts = args.experts.are_present();
   std::optional<models::DimensionProblem> problem;
   // Keeps the first problem: `key` of [model.args] has a value that transformers' model does not support.
   const auto refuse_if = [&](bool wrong, std::vector<std::string> keys, const std::string& text) {
@@ -70,6 +70,13 @@ std::optional<models::DimensionProblem> export_problem(const ModelArgs& args) {
   refuse_if(args.attention.qk_norm != qwen3, {"qk_norm"},
             fmt::format("qk_norm is {}, and transformers has no {} model {} it", args.attention.qk_norm,
                         args.family, args.attention.qk_norm ? "with" : "without"));
+  const bool biased = args.attention.qkv_bias;
+  refuse_if(args.attention.output_bias != (qwen2 ? false : biased) || (qwen2 && !biased),
+            {"qkv_bias", "output_bias"},
+            fmt::format("qkv_bias is {} and output_bias is {}, and transformers' {} model has {}", biased,
+                        args.attention.output_bias, args.family,
+                        qwen2 ? "biases of queries, keys and values alone"
+                              : "biases of queries, keys, values and the output together, or none"));
   refuse_if(args.family == "llama3" && args.dim % args.attention.n_heads != 0, {"n_heads", "dim"},
             fmt::format("n_heads {} does not divide dim {}, and transformers refuses such a llama model",
                         args.attention.n_heads, args.dim));
@@ -92,7 +99,7 @@ std::optional<models::DimensionProblem> export_problem(const ModelArgs& args) {
             "rope_mscale is 0, and transformers then scales cosines and sines, which are not scaled here");
   refuse_if(args.rope.scaling && !args.rope.yarn && deepseek, {"rope_scaling"},
             "rope_scaling is true, and transformers' deepseek_v3 model has YaRN (rope_yarn) instead");
-  refuse_if(experts ? args.family == "llama3" || mistral : deepseek || llama4, {"num_experts"},
+  refuse_if(experts ? args.family == "llama3" || mistral || qwen2 : deepseek || llama4, {"num_experts"},
             fmt::format("num_experts is {}, and transformers has no such {} model", args.experts.num_experts,
                         args.family));
   if (!experts) return problem;
@@ -195,6 +202,7 @@ HfModel hf_model_of(const ModelArgs& args) {
   if (args.family == "llama4") return {"llama4_text", "Llama4ForCausalLM"};
   if (args.family == "llama3") return {"llama", "LlamaForCausalLM"};
   if (args.family == "mistral") return {"mistral", "MistralForCausalLM"};
+  if (args.family == "qwen2") return {"qwen2", "Qwen2ForCausalLM"};
   return args.experts.are_present() ? HfModel{"qwen3_moe", "Qwen3MoeForCausalLM"}
                                     : HfModel{"qwen3", "Qwen3ForCausalLM"};
 }
@@ -234,7 +242,8 @@ std::string hf_config(const ModelArgs& args, const HfExport& options) {
   json rope = scaling.is_null() ? json{{"rope_type", "default"}} : scaling;
   rope["rope_theta"] = args.rope.theta;
   json config = {{"initializer_range", 0.02}, {"use_cache", true}};
-  if (args.family == "qwen3") config["sliding_window"] = nullptr;
+  const bool qwen = args.family == "qwen2" || args.family == "qwen3";  // may have sliding windows
+  if (qwen) config["sliding_window"] = nullptr;
   config.update(imported_config(options));
   // These keys describe the imported files only, or duplicate keys that are set below.
   for (const char* key : {"quantization_config", "original_max_position_embeddings", "partial_rotary_factor",
@@ -245,7 +254,7 @@ std::string hf_config(const ModelArgs& args, const HfExport& options) {
     config["sliding_window"] = args.attention.window > 0 ? json(args.attention.window) : json();
   config.update(
       {{"architectures", json::array({std::string(model.architecture)})},
-       {"attention_bias", false},
+       {"attention_bias", args.attention.output_bias},
        {"attention_dropout", 0.0},
        {"bos_token_id", exported_id(options, "bos_token_id", options.bos_token_id)},
        {"dtype", options.dtype},
@@ -266,7 +275,8 @@ std::string hf_config(const ModelArgs& args, const HfExport& options) {
        {"tie_word_embeddings", args.tied},
        {"torch_dtype", options.dtype},
        {"vocab_size", args.vocab_size}});
-  if (args.family == "qwen3") config["use_sliding_window"] = false;
+  if (qwen) config["use_sliding_window"] = false;
+  if (args.family == "qwen2") config.erase("attention_bias");
   if (args.family == "llama3") config["mlp_bias"] = false;
   if (args.experts.are_present()) {
     config.update(experts_config(args));

@@ -168,6 +168,18 @@ void read_qwen3(const JsonNode& config, ModelArgs& args) {
   must_be_off(config["use_sliding_window"], "sliding windows are not computed here");
 }
 
+void read_qwen2(const JsonNode& config, ModelArgs& args) {
+  args.family = "qwen2";
+  args.rope.style = models::RopeStyle::kHalfSplit;
+  args.attention.qkv_bias = true;
+  if (config["head_dim"].is_null() && args.dim % args.attention.n_heads != 0)
+    throw_config("{}: has no head_dim, and hidden_size {} is not a multiple of num_attention_heads {}",
+                 config.where(), args.dim, args.attention.n_heads);
+  args.attention.head_dim = size_in(config["head_dim"], args.dim / args.attention.n_heads);
+  args.max_seq_len = size_in(config["max_position_embeddings"], 32768);
+  must_be_off(config["use_sliding_window"], "sliding windows are not computed here");
+}
+
 void read_llama(const JsonNode& config, ModelArgs& args) {
   args.family = "llama3";
   if (config["head_dim"].is_null() && args.dim % args.attention.n_heads != 0)
@@ -318,9 +330,20 @@ struct Family {
   std::string_view type;
   void (*read)(const JsonNode& config, ModelArgs& args);
 };
-constexpr Family kFamilies[] = {{"llama", read_llama},         {"qwen3", read_qwen3},
-                                {"qwen3_moe", read_qwen3_moe}, {"deepseek_v3", read_deepseek_v3},
-                                {"llama4_text", read_llama4},  {"mistral", read_mistral}};
+constexpr Family kFamilies[] = {{"llama", read_llama},
+                                {"qwen2", read_qwen2},
+                                {"qwen3", read_qwen3},
+                                {"qwen3_moe", read_qwen3_moe},
+                                {"deepseek_v3", read_deepseek_v3},
+                                {"llama4_text", read_llama4},
+                                {"mistral", read_mistral}};
+
+// attention_bias gives wq, wk, wv and wo a bias. Qwen2's wq, wk and wv always have one.
+void read_attention_bias(const JsonNode& key, ModelArgs& args) {
+  if (args.family == "qwen2") return must_be_off(key, "Qwen2 has no bias of the output projection");
+  if (args.latent.is_present()) return must_be_off(key, "latent attention has no bias here");
+  args.attention.qkv_bias = args.attention.output_bias = key.flag(false);
+}
 
 // Accepts fp8 weights with one scale per 128 x 128 block, as in DeepSeek-V3; refuses other quantization.
 void read_quantization(const JsonNode& config) {
@@ -359,7 +382,7 @@ ModelArgs parse_hf_config(std::string_view text, const std::string& name,
   family->read(config, args);
   args.norm_eps = number_in(config["rms_norm_eps"], args.family == "llama4" ? 1e-5 : 1e-6);
   args.activation = activation_in(config["hidden_act"]);
-  must_be_off(config["attention_bias"], "the attention layers here have no bias");
+  read_attention_bias(config["attention_bias"], args);
   const JsonNode dropout = config["attention_dropout"];
   if (!dropout.is_null() && values["attention_dropout"] != 0)
     dropout.refuse("0, because there is no dropout here");

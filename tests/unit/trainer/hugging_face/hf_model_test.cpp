@@ -74,6 +74,7 @@ TEST_CASE("an option that changes nothing in its model is refused at its place w
            {"deepseek_v3", "debugmodel", "head_dim = 128",
             "no effect with latent attention, whose heads have"},
            {"deepseek_v3", "debugmodel", "qk_norm = true", "norms of their latents; leave it out"},
+           {"deepseek_v3", "debugmodel", "qkv_bias = true", "which has no biases; leave it out"},
            {"deepseek_v3", "debugmodel", "rope_beta_slow = 33.0", "is 33, expected at most rope_beta_fast"},
            {"deepseek_v3", "debugmodel", "rope_low_freq_factor = 2.0", "no effect with YaRN"},
            {"deepseek_v3", "debugmodel", "rope_mscale = 1.5\nrope_yarn = false", "or set rope_yarn"},

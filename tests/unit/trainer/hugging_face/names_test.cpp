@@ -27,8 +27,9 @@ const char* const kLlama = R"({"model_type": "llama", "hidden_size": 48, "interm
 ModelArgs llama(const std::string& more) {
   return parse_hf_config(kLlama + more + "}", "config.json");
 }
-ModelArgs changed(const std::string& field, const nlohmann::json& value) {
+ModelArgs changed(const std::string& field, const nlohmann::json& value, const char* type = "llama") {
   nlohmann::json config = nlohmann::json::parse(fmt::format("{}}}", kLlama));
+  config["model_type"] = type;
   config[field] = value;
   return parse_hf_config(config.dump(), "config.json");
 }
@@ -38,7 +39,8 @@ ModelArgs changed(const std::string& field, const nlohmann::json& value) {
 TEST_CASE("every parameter has a Hugging Face name that leads back to it") {
   for (const ModelArgs& args :
        {models::model_args("llama3", "debugmodel"), models::model_args("qwen3", "debugmodel"),
-        models::model_args("qwen3", "8B", {.n_layers = 11}),
+        models::model_args("llama3", "debugmodel", {.qkv_bias = true, .output_bias = true}),
+        models::model_args("qwen2", "debugmodel"), models::model_args("qwen3", "8B", {.n_layers = 11}),
         models::model_args("qwen3", "debugmodel_moe", {.n_layers = 2}),
         models::model_args("deepseek_v3", "debugmodel"),
         models::model_args("deepseek_v3", "671B", {.n_layers = 4}),
@@ -137,6 +139,35 @@ TEST_CASE("a config.json of either style gives the dimensions") {
   CHECK(qwen.rope.style == models::RopeStyle::kHalfSplit);
 }
 
+TEST_CASE("biases of attention are those of the model_type and of attention_bias") {
+  const auto biases = [](const ModelArgs& args) {
+    return std::pair(args.attention.qkv_bias, args.attention.output_bias);
+  };
+  CHECK(biases(llama("")) == std::pair(false, false));
+  CHECK(biases(llama(R"(, "attention_bias": true)")) == std::pair(true, true));
+  for (const char* type : {"qwen3", "qwen2"}) {
+    CHECK(biases(changed("model_type", type)) == std::pair(std::string(type) == "qwen2", false));
+    CHECK_THROWS_WITH(changed("use_sliding_window", true, type), Contains("use_sliding_window"));
+  }
+  CHECK_THROWS_WITH(changed("attention_bias", true, "qwen2"), Contains("attention_bias = true"));
+  const ModelArgs qwen2 = changed("model_type", "qwen2");
+  CHECK(qwen2.family == "qwen2");
+  CHECK(qwen2.attention.head_dim == qwen2.dim / qwen2.attention.n_heads);
+  CHECK_FALSE(qwen2.attention.qk_norm);
+  CHECK(qwen2.rope.style == models::RopeStyle::kHalfSplit);
+  CHECK(changed("max_position_embeddings", nullptr, "qwen2").max_seq_len == 32768);
+  // RoPE rotates the biases of queries and keys as their weights' rows.
+  const ModelArgs rotated = llama(R"(, "attention_bias": true)");
+  for (const char* name : {"wq", "wk", "wv", "wo"}) {
+    const auto of = [&](const ModelArgs& args, const char* kind) {
+      return hf_tensors(args, fmt::format("layers.1.attention.{}.{}", name, kind)).at(0);
+    };
+    CHECK(of(rotated, "bias").name == fmt::format("model.layers.1.self_attn.{}_proj.bias", name[1]));
+    CHECK(of(rotated, "bias").head_dim == of(rotated, "weight").head_dim);
+    if (name[1] != 'o') CHECK(of(qwen2, "bias").head_dim == 0);
+  }
+}
+
 TEST_CASE("what a config.json with experts leaves out has the default of its type") {
   const auto parsed = [](const char* type, const std::string& more) {
     return parse_hf_config(fmt::format(R"({{"model_type": "{}", "hidden_size": 48, "num_hidden_layers": 2,
@@ -158,7 +189,7 @@ TEST_CASE("what a config.json with experts leaves out has the default of its typ
 }
 
 TEST_CASE("what a config.json asks for and is not computed here is refused by name") {
-  for (const char* type : {"mistral", "qwen2", "gemma", "llama4", "deepseek_v2"})
+  for (const char* type : {"mistral", "qwen2_moe", "gemma", "llama4", "deepseek_v2"})
     CHECK_THROWS_WITH(changed("model_type", type), Contains(type) && Contains("llama") && Contains("qwen3"));
   const auto deepseek = [](const std::string& field, const nlohmann::json& value) {
     nlohmann::json config = nlohmann::json::parse(hf_config(models::model_args("deepseek_v3", "671B"), {}));
@@ -196,8 +227,7 @@ TEST_CASE("what a config.json asks for and is not computed here is refused by na
                     Contains("partial_rotary_factor"));
   CHECK_THROWS_WITH(changed("hidden_act", "gelu"),
                     Contains("is \"gelu\"") && Contains("\"silu\" or \"gelu_pytorch_tanh\""));
-  for (const char* bias : {"attention_bias", "mlp_bias"})
-    CHECK_THROWS_WITH(changed(bias, true), Contains(bias));
+  CHECK_THROWS_WITH(changed("mlp_bias", true), Contains("mlp_bias"));
   CHECK_THROWS_WITH(changed("attention_dropout", 0.1), Contains("attention_dropout"));
   CHECK_THROWS_WITH(changed("quantization_config", {{"bits", 4}}), Contains("quantization_config"));
   CHECK_THROWS_WITH(parse_hf_config(R"({"model_type": "qwen3", "hidden_size": 48, "intermediate_size": 100,
@@ -259,8 +289,11 @@ TEST_CASE("an exported config.json has every imported field that does not descri
 
 TEST_CASE("an exported config.json describes the same model") {
   std::vector<ModelArgs> models = {
-      models::model_args("llama3", "8B"), models::model_args("llama3", "1B"),
+      models::model_args("llama3", "8B"),
+      models::model_args("llama3", "1B"),
       models::model_args("qwen3", "0.6B"),
+      models::model_args("qwen2", "debugmodel"),
+      models::model_args("llama3", "8B", {.qkv_bias = true, .output_bias = true}),
       models::model_args("qwen3", "debugmodel", {.dim = 50, .n_heads = 3, .n_kv_heads = 3})};
   models.push_back(models::model_args("llama3", "debugmodel", {.head_dim = 20, .rope_scaling = false}));
   models.push_back(models::model_args("qwen3", "30B-A3B", {.n_dense_layers = 2, .moe_every = 3}));
@@ -297,6 +330,9 @@ TEST_CASE("an exported config.json describes the same model") {
        "expert_groups is 4"},
       {models::model_args("llama3", "debugmodel", {.num_experts = 4, .moe_hidden_dim = 8}),
        "num_experts is 4"},
+      {models::model_args("llama3", "debugmodel", {.qkv_bias = true}), "output_bias is false"},
+      {models::model_args("qwen2", "debugmodel", {.output_bias = true}), "queries, keys and values alone"},
+      {models::model_args("qwen2", "debugmodel", {.qkv_bias = false}), "queries, keys and values alone"},
       {models::model_args("llama3", "debugmodel", {.rope_yarn = true, .rope_mscale = 0.7}),
        "rope_mscale is 0.7"},
       {models::model_args("llama3", "debugmodel", {.sinks = true}), "sinks is true"},
