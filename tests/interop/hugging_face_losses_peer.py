@@ -38,6 +38,7 @@ dataset_path = "{folder}/text.jsonl"
 steps = {steps}
 local_batch_size = 1
 seq_len = {length}
+mixed_precision_param = "float32"
 [checkpoint]
 enable = true
 initial_load_in_hf = true

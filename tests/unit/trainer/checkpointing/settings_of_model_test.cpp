@@ -113,7 +113,7 @@ consteval size_t members_of_parts() {
 }
 
 static_assert(members_of_parts<models::RopeArgs, models::AttentionArgs, models::LatentArgs, models::DenseArgs,
-                               models::ExpertArgs>() ==
+                               models::ExpertArgs, models::RouterLossArgs>() ==
                   std::size(kSettingsOfModel) + std::size(kShownByParameters) + std::size(kOfNoStep),
               "a member of ModelArgs is in none of the three lists: does a resume notice it?");
 
