@@ -34,7 +34,7 @@ from checkpoints import CHECKPOINT_TOML
 from jobs import BINARY, PATIENCE, ROOT
 
 TINY = ["--training.seq_len=32"]
-IN_VAIN = 12  # starts one after the other that may make no new step: faults come while they recover
+IN_VAIN = 900  # seconds in which starts may make no new step: faults come while they recover
 DEBUG = ["--model.flavor=debugmodel", "--training.seq_len=64"]
 
 
@@ -146,7 +146,7 @@ class Soak:
         self.kinds, self.missing = kinds.of_mode(not options.no_restarts, options.kinds)
         self.deck, self.events, self.problems, self.samples = [], [], [], []
         self.damage, self.damaged = None, []  # folders of damaged checkpoints
-        self.starts_in_vain, self.highest_at_start = 0, 0
+        self.new_step_at, self.highest_at_start = time.monotonic(), 0
         self.waiting = kinds.Later()
         self.later = self.waiting.add
         self.starts, self.first_step, self.failed_saves = 0, None, 0
@@ -268,10 +268,10 @@ class Soak:
                              faults=self.failing_writes(steps) if self.options.no_restarts else ())
             self.progress.at = time.monotonic()
             code = self.watch(job)
-            self.starts_in_vain = 0 if self.progress.highest > self.highest_at_start else self.starts_in_vain + 1
-            self.highest_at_start = self.progress.highest
-            if self.starts_in_vain > IN_VAIN:
-                self.problems.append(f"{self.starts_in_vain} starts after step {self.progress.highest} made no new step:\n{job.text()[-4000:]}")
+            if self.progress.highest > self.highest_at_start:
+                self.highest_at_start, self.new_step_at = self.progress.highest, time.monotonic()
+            elif time.monotonic() - self.new_step_at > IN_VAIN:
+                self.problems.append(f"{IN_VAIN} s of starts after step {self.progress.highest} made no new step:\n{job.text()[-4000:]}")
             self.failed_saves += job.text().count("training continues")
             if code == 0 or self.problems:
                 break

@@ -181,7 +181,8 @@ TEST_CASE("Each thread's scratch of attention counts on a CPU") {
                                                                .head_dim = head_dim,
                                                                .scale = 1,
                                                                .causal = true,
-                                                               .first_keys = nullptr}));
+                                                               .first_keys = nullptr,
+                                                               .window = 0}));
   };
   const auto& blocks = kernels::cpu::attention_blocks_plain();  // which widen bf16
   CHECK(size.attention == Approx(scratch(blocks.bf16, model.attention.head_dim) * 14 / 16).epsilon(0.01));
