@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "models/description.h"
 #include "trainer/config/input_path.h"
+#include "trainer/config/schema.h"
 #include "trainer/config/validate.h"
 #include "trainer/metrics/flops.h"
 
@@ -90,6 +91,43 @@ double share_of(const StepTime& time, const Part& part) {
 
 std::string days_text(double days) {
   return days < 10 ? fmt::format("{:.1f}", days) : three_digits(days);
+}
+
+// Returns lines such as "FP8 (model.converters)  1.18 times as fast": the plan with one thing changed.
+std::string what_would_change(const MeshPlan& plan, const Hardware& hardware,
+                              const models::ModelArgs& model) {
+  const auto ratio = [&](const config::JobConfig& config, const Hardware& changed) -> std::string {
+    const std::optional<MeshPlan> other =
+        Planner(model, changed).plan(config, usable_memory(hardware.card), /*ends=*/false);
+    if (!other) return "cannot be run";
+    if (other->middle.total() == 0)
+      return fmt::format("does not fit: {:.1f} GiB", other->memory.total() / kGib);
+    return fmt::format("{:.2f} times as fast", other->speed(other->middle) / plan.speed(plan.middle));
+  };
+  std::string text = "\nwith one thing changed\n";
+  const auto add = [&](const char* what, const std::string& how) {
+    text += fmt::format("  {:<44}{}\n", what, how);
+  };
+  if (!config::kFloat8.on(plan.config) && !config::kMx.on(plan.config)) {
+    config::JobConfig float8 = plan.config;
+    float8.model.converters.push_back(config::Converter::kFloat8);
+    float8.quantize.linear.float8.enable_fsdp_float8_all_gather = true;
+    add("FP8 (model.converters)", ratio(float8, hardware));
+  }
+  config::JobConfig none = plan.config;
+  none.activation_checkpoint.mode = config::RecomputeMode::kNone;
+  if (plan.config.activation_checkpoint.mode != none.activation_checkpoint.mode)
+    add("no activation checkpointing", ratio(none, hardware));
+  if (hardware.gpus > hardware.cluster.gpus_per_node) {
+    Hardware faster = hardware;
+    faster.cluster.network *= 2;
+    add("twice the network", ratio(plan.config, faster));
+  }
+  config::JobConfig larger = plan.config;
+  larger.training.global_batch_size = static_cast<int64_t>(2 * plan.global_batch);
+  if (plan.config.parallelism.pipeline_parallel_degree > 1) larger.training.local_batch_size *= 2;
+  add("twice the batch of a step", ratio(larger, hardware));
+  return text;
 }
 
 }  // namespace
@@ -176,7 +214,7 @@ std::string plan_table(const SearchResult& result, const PlanFacts& facts, const
 }
 
 std::string explain_plan(const SearchResult& result, size_t index, const PlanFacts& facts,
-                         const Hardware& hardware) {
+                         const Hardware& hardware, const models::ModelArgs& model) {
   const MeshPlan& plan = result.plans.at(index);
   const StepTime& time = plan.middle;
   const double per_token = 1e6 / plan.tokens() * static_cast<double>(hardware.gpus);
@@ -214,6 +252,7 @@ std::string explain_plan(const SearchResult& result, size_t index, const PlanFac
                     1e3 * std::max(plan.fast.of(family), plan.slow.of(family))),
         seconds * per_token, 100 * seconds / time.total());
   }
+  text += what_would_change(plan, hardware, model);
   text +=
       "\nUncertain: the constants of the card are ranges of published and estimated figures; the last row is "
       "what "

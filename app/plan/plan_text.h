@@ -20,7 +20,7 @@ std::string plan_table(const SearchResult& result, const PlanFacts& facts, const
 // Explains the plan with this index: where memory and time go, what would make it faster, and what is
 // uncertain.
 std::string explain_plan(const SearchResult& result, size_t index, const PlanFacts& facts,
-                         const Hardware& hardware);
+                         const Hardware& hardware, const models::ModelArgs& model);
 std::string plans_json(const SearchResult& result, const PlanFacts& facts, const Hardware& hardware);
 
 // Returns "on H100 SXM, 700 W: 52.3 GiB reserved; 9,500 to 11,700 tokens/s per GPU, MFU 62 %" for a

@@ -122,7 +122,7 @@ TEST_CASE("windows and sinks train to the losses of one rank on every kind of me
     const ContextLayout alone{1, {}, layout.accumulation};
     const std::vector<TinyStep> wanted = layout.accumulation == 1 ? one : train_parts(1, job(alone));
     const std::vector<TinyStep> found = train_parts(layout.ranks, job(layout));
-    CHECK(largest_in(found, wanted, &TinyStep::loss) < 2e-7);
+    CHECK(largest_in(found, wanted, &TinyStep::loss) < 3e-7);
   }
 }
 

@@ -37,7 +37,7 @@ LATENT = dict(SMALL, num_key_value_heads=6, num_experts_per_tok=3, n_routed_expe
               num_mtp_layers=0)
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 16.0, "beta_slow": 1.0, "mscale": 0.7,
         "mscale_all_dim": 0.7, "original_max_position_embeddings": 32}
-PLAIN_YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "truncate": False,
+PLAIN_YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
               "original_max_position_embeddings": 32}
 LLAMA4 = dict(head_dim=8, num_local_experts=4, num_experts_per_tok=2, intermediate_size_mlp=60, use_qk_norm=False,
               attn_temperature_tuning=False, no_rope_layers=[1] * 4, layer_types=["full_attention"] * 4)

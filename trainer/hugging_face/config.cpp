@@ -371,7 +371,8 @@ std::vector<std::string> hf_differences(const ModelArgs& ours, const ModelArgs& 
   both.rope.yarn = ours.rope.yarn && config.rope.yarn;
   both.latent.kv_lora_rank = std::max(ours.latent.kv_lora_rank, config.latent.kv_lora_rank);
   both.experts.num_experts = std::max(ours.experts.num_experts, config.experts.num_experts);
-  const bool too_short = !ours.rope.yarn && config.rope.yarn;
+  // Latent attention has YaRN in longer sequences alone.
+  const bool too_short = !ours.rope.yarn && config.rope.yarn && config.latent.is_present();
   models::for_each_dimension(
       [&](const std::string& key, ModelPart part, models::ResumeCheck, auto, auto member) {
         if ((part != ModelPart::kYarnChoice && !describes(both, part)) || key == "max_seq_len" ||

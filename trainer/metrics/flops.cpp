@@ -14,6 +14,7 @@ double matmul_flops(int64_t parameters) {
 // Scores and value aggregation: 2 matmuls forward, 4 backward, 2 FLOPs per multiply-add. A token counts twice
 // the keys that it sees, which without a window are those of the sequence.
 double attention_flops(const models::ModelDescription& model, int64_t seq_len) {
+  if (seq_len == 0) return 0;  // has no mean
   return model.sum_over_blocks(0, model.blocks(), [&](const models::BlockDescription& block) {
     const models::AttentionWidths& widths = *block.attention.attention;
     return 6.0 * static_cast<double>(widths.heads) *

@@ -321,8 +321,10 @@ class BlockCounter {
     // This rank's experts: a stack of matrices, of which ranks may shard the hidden width.
     const double hidden = static_cast<double>(widths.hidden) / setting_.expert_tensor,
                  held = experts / setting_.experts;
-    count_stack(rows, dim(), 2 * hidden, held, full);
-    count_stack(rows, hidden, dim(), held, full);  // gradients of the tokens' weights need its output
+    // Selective checkpointing saves what experts exchange, and recomputes their products.
+    const double repeats = full || mode() == RecomputeMode::kSelective ? 1 : 0;
+    count_stack(rows, dim(), 2 * hidden, held, repeats);
+    count_stack(rows, hidden, dim(), held, repeats);  // gradients of the tokens' weights need its output
     add_gate(Family::kGatedActivation, rows * hidden);
     // fp32 gradients of a stack are packed for the ranks that shard it.
     add(Family::kPacking, 1, 2, held * 3 * dim() * hidden * (element() + kFp32));
