@@ -1,7 +1,8 @@
-// Transformer is the decoder of llama3, qwen3, deepseek_v3, llama4 and mistral: a sequence of units, namely
-// the embedding, each block, and the head with its loss. The trainer runs the units forward and backward
-// itself. A unit reads its weights through Parameter::weight; it does not know which ranks shard them, nor
-// when they are all-gathered and freed. BlockRun tells a block what to do for activation checkpointing.
+// Transformer is the decoder of llama3, qwen2, qwen3, deepseek_v3, llama4 and mistral: a sequence of units,
+// namely the embedding, each block, and the head with its loss. The trainer runs the units forward and
+// backward itself. A unit reads its weights through Parameter::weight; it does not know which ranks shard
+// them, nor when they are all-gathered and freed. BlockRun tells a block what to do for activation
+// checkpointing.
 //
 // With a tensor parallel group of T ranks (models/layers/parallel_dims.h) an activation [batch, seq, dim] is
 // sharded over the sequence: this rank has [batch, seq / T, dim]. Tokens, labels and the context are

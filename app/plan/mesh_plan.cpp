@@ -119,11 +119,11 @@ std::optional<MeshPlan> Planner::plan(const config::JobConfig& config, double me
   const int64_t ranks = mesh.degree(MeshDim::kBatch),
                 batches = config::microbatches_of(config.training, ranks),
                 shards = mesh.degree(MeshDim::kFsdp);
-  MeshPlan plan{
-      .config = config,
-      .global_batch = static_cast<double>(config::global_batch_of(config.training, ranks)),
-      .microbatches = static_cast<double>(batches * config.training.local_batch_size /
-                                          config::microbatch_rows(config, config.training.local_batch_size))};
+  const int64_t microbatches = batches * config.training.local_batch_size /
+                               config::microbatch_rows(config, config.training.local_batch_size);
+  MeshPlan plan{.config = config,
+                .global_batch = static_cast<double>(config::global_batch_of(config.training, ranks)),
+                .microbatches = static_cast<double>(microbatches)};
   PipelineLists* pipeline = nullptr;
   if (config.parallelism.pipeline_parallel_degree > 1) {
     pipeline = pipeline_of(config, batches);

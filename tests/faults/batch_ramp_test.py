@@ -79,6 +79,7 @@ class BatchRamp(CheckpointTest):
         refused("0,2;5,-4", "stage [5, -4]: expected a batch of 1 to 1,000,000,000 sequences")
         refused("0,2;5", "a list of pairs of whole numbers")
         refused("0,2;5,4", "training.global_batch_size = 4 sets the batch of all steps: remove one of both", more=["--training.global_batch_size=4"])
+        refused("", "there is no training.global_batch_ramp whose stages it counts", more=["--training.global_batch_ramp_unit=tokens"])
 
     def test_another_ramp_is_a_difference(self):
         self.run_job(*RAMP, "--training.steps=4", code=0)

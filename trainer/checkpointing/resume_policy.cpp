@@ -103,6 +103,7 @@ std::vector<SettingChange> changed_settings(const config::ResolvedConfig& resolv
   std::vector<SettingChange> changes;
   for (const auto& [key, now] : configured) {
     if (key == kGlobalBatch && had_ramp) continue;
+    if (key == kRampUnit && !had_ramp && !has_ramp) continue;  // nothing depends on it
     const std::string* saved = find_setting(stored, key);
     if (const auto first = first_values.find(key);
         saved == nullptr && !stored.empty() && first != first_values.end())

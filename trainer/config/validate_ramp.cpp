@@ -65,7 +65,12 @@ class RampChecks : ChecksOfConfig {
 }  // namespace
 
 void check_ramp(const ResolvedConfig& resolved, const RunContext& run, Problems& problems) {
-  if (resolved.config.training.global_batch_ramp.empty()) return;
+  if (resolved.config.training.global_batch_ramp.empty()) {
+    if (resolved.config.training.global_batch_ramp_unit != RampUnit::kSteps)
+      problems.add(resolved, "training.global_batch_ramp_unit",
+                   "there is no training.global_batch_ramp whose stages it counts");
+    return;
+  }
   RampChecks checks(resolved, run, problems);
   if (checks.stages()) checks.batches();
 }

@@ -70,6 +70,8 @@ std::optional<models::DimensionProblem> export_problem(const ModelArgs& args) {
   refuse_if(args.attention.qk_norm != qwen3, {"qk_norm"},
             fmt::format("qk_norm is {}, and transformers has no {} model {} it", args.attention.qk_norm,
                         args.family, args.attention.qk_norm ? "with" : "without"));
+  refuse_if(mistral && (args.attention.qkv_bias || args.attention.output_bias), {"qkv_bias", "output_bias"},
+            "attention has biases, and transformers' mistral model has none");
   const bool biased = args.attention.qkv_bias;
   refuse_if(args.attention.output_bias != (qwen2 ? false : biased) || (qwen2 && !biased),
             {"qkv_bias", "output_bias"},
@@ -276,7 +278,7 @@ std::string hf_config(const ModelArgs& args, const HfExport& options) {
        {"torch_dtype", options.dtype},
        {"vocab_size", args.vocab_size}});
   if (qwen) config["use_sliding_window"] = false;
-  if (args.family == "qwen2") config.erase("attention_bias");
+  if (args.family == "qwen2" || args.family == "mistral") config.erase("attention_bias");
   if (args.family == "llama3") config["mlp_bias"] = false;
   if (args.experts.are_present()) {
     config.update(experts_config(args));

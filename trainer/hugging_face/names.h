@@ -1,5 +1,5 @@
 // Maps our parameters to the names and row orders of Hugging Face's checkpoints of llama, qwen2, qwen3,
-// qwen3_moe, deepseek_v3 and llama4_text models.
+// qwen3_moe, deepseek_v3, llama4_text and mistral models.
 //
 // Hugging Face's RoPE rotates elements (j, j + head_dim/2) of a head, our llama3 rotates (2j, 2j + 1), so the
 // rows of wq and wk have different orders. Within each head, our row 2j + p is their row p * head_dim/2 + j.

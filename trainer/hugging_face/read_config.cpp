@@ -341,6 +341,7 @@ constexpr Family kFamilies[] = {{"llama", read_llama},
 // attention_bias gives wq, wk, wv and wo a bias. Qwen2's wq, wk and wv always have one.
 void read_attention_bias(const JsonNode& key, ModelArgs& args) {
   if (args.family == "qwen2") return must_be_off(key, "Qwen2 has no bias of the output projection");
+  if (args.family == "mistral") return must_be_off(key, "Mistral's attention has no bias");
   if (args.latent.is_present()) return must_be_off(key, "latent attention has no bias here");
   args.attention.qkv_bias = args.attention.output_bias = key.flag(false);
 }

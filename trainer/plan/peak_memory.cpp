@@ -61,13 +61,11 @@ class PeakOfRank {
   }
 
   double kept() const {
-    double bytes = 0, blocks = 0;
+    double bytes = 0;
     for (const PipelineShare::Stage& stage : stages_)
-      for (int64_t layer = stage.first_block; layer < stage.end_block; ++layer) {
+      for (int64_t layer = stage.first_block; layer < stage.end_block; ++layer)
         bytes += kept_bytes_per_token(model_.block(layer), args_, config_, mesh_,
                                       recompute_mode_of(config_, layer));
-        ++blocks;
-      }
     // With a pipeline the microbatches in flight are those of all stages together.
     const double share = in_flight_ / static_cast<double>(stages_.size());
     return bytes * tokens_ * share;

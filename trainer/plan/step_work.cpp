@@ -22,7 +22,8 @@ class StepCounter {
               const RankStages& rank)
       : config_(config), args_(args), model_(model), mesh_(mesh), rank_(rank) {
     const int64_t rows = config::microbatch_rows(config, config.training.local_batch_size);
-    microbatches_ = static_cast<double>(batches * config.training.local_batch_size / rows);
+    const int64_t microbatches = batches * config.training.local_batch_size / rows;
+    microbatches_ = static_cast<double>(microbatches);
     tokens_ = static_cast<double>(rows * config.training.seq_len) / degree(MeshDim::kCp);
   }
 

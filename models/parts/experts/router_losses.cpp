@@ -49,7 +49,8 @@ Tensor RouterLosses::sequence_factors(const Tensor& logits, const Tensor& scores
   const Tensor chosen = at::zeros_like(scores, scores.options().dtype(at::kBool)).scatter_(1, best, true);
   const Tensor counts = chosen.view({sequences, -1, unbiased_.experts}).sum(1);
   sum_over(sequence_groups_, counts);
-  const auto length = static_cast<double>(scores.size(0) / sequences * ranks_of_sequence_);
+  const int64_t tokens_of_sequence = scores.size(0) / sequences * ranks_of_sequence_;
+  const auto length = static_cast<double>(tokens_of_sequence);
   const double share =
       static_cast<double>(unbiased_.experts) / (static_cast<double>(unbiased_.top_k) * length);
   return counts.to(scores.scalar_type()).mul_(coefficients_.sequence * share / tokens_);

@@ -78,6 +78,12 @@ TEST_CASE(
   CHECK_THROWS_WITH(parsed(config), Contains("layer_types") && Contains("sliding_attention"));
   ModelArgs some = args;
   some.attention.window_full_every = 2;
+  ModelArgs biased = args;
+  biased.attention.qkv_bias = biased.attention.output_bias = true;
+  CHECK_THROWS_WITH(hf_config(biased, {}), Contains("mistral model has none"));
+  config["layer_types"][1] = "sliding_attention";
+  config["attention_bias"] = true;
+  CHECK_THROWS_WITH(parsed(config), Contains("Mistral's attention has no bias"));
   CHECK_THROWS_WITH(hf_config(some, {}), Contains("in all or in none"));
 }
 
