@@ -147,6 +147,7 @@ class Soak:
         self.deck, self.events, self.problems, self.samples = [], [], [], []
         self.damage, self.damaged = None, []  # folders of damaged checkpoints
         self.new_step_at, self.highest_at_start = time.monotonic(), 0
+        self.events_are_over = False  # and the job was stopped, to go on without --pace
         self.waiting = kinds.Later()
         self.later = self.waiting.add
         self.starts, self.first_step, self.failed_saves = 0, None, 0
@@ -264,7 +265,8 @@ class Soak:
         self.progress = Progress(self.folder / "disturbed" / "metrics.jsonl")
         while True:
             policy = "continue" if self.options.no_restarts else self.choose.choice(("continue", "stop"))
-            job = self.start("disturbed", f"--checkpoint.interval={self.options.save_every}", steps=steps, pace=self.options.pace, policy=policy,
+            pace = self.options.pace if self.is_disturbed(time.monotonic()) else 0.0
+            job = self.start("disturbed", f"--checkpoint.interval={self.options.save_every}", steps=steps, pace=pace, policy=policy,
                              faults=self.failing_writes(steps) if self.options.no_restarts else ())
             self.progress.at = time.monotonic()
             code = self.watch(job)
@@ -307,20 +309,28 @@ class Soak:
                 self.say(f"step {event.step}: {found.name}: {event.detail}")
                 self.next_fault = now + self.choose.uniform(2, 4) / 3 * self.interval
                 expected = found if found.codes and found.name != "full_disk" else None
+            if not (self.options.no_restarts or self.events_are_over or self.is_disturbed(now) or expected or self.waiting.entries):
+                self.events_are_over, expected = True, next(found for found in kinds.KINDS if found.name == "term")
+                self.events.append(Event("term", "after the last fault, to go on without --pace", self.now(), self.progress.last, highest=self.progress.highest))
+                job.process.send_signal(signal.SIGTERM)
             if now - self.progress.at > self.limit():
                 self.problems.append(f"no step for {now - self.progress.at:.0f} s after step {self.progress.last}:\n{job.text()[-4000:]}")
                 job.kill()
         self.settle()
         return self.ended(job, code, expected)
 
+    def is_disturbed(self, now):
+        """Whether faults still come. Time counts from the first step."""
+        return self.first_step is None or now < self.first_step + 60 * self.options.minutes
+
     def is_time_for_a_fault(self, job):
-        """Whether the interval is over, all ranks are there, and what the last fault began has an end. Time counts from the first step."""
+        """Whether the interval is over, all ranks are there, and what the last fault began has an end."""
         now = time.monotonic()
         if self.first_step is None and self.progress.highest:
             self.first_step, self.next_fault = now, now + self.choose.uniform(2, 4) / 3 * self.interval
         if self.options.no_restarts and self.last_step - self.progress.highest < max(2 * self.options.save_every, 0.1 * self.last_step):
             return False  # the last save must succeed
-        return (self.first_step is not None and self.next_fault <= now < self.first_step + 60 * self.options.minutes and not self.waiting.entries
+        return (self.first_step is not None and self.next_fault <= now and self.is_disturbed(now) and not self.waiting.entries
                 and len(job.ranks()) == self.ranks and job.code() is None)
 
     def ended(self, job, code, expected):
