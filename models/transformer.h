@@ -1,5 +1,5 @@
-// Transformer is the decoder of llama3, qwen2, qwen3, deepseek_v3, llama4 and mistral: a sequence of units,
-// namely the embedding, each block, and the head with its loss. The trainer runs the units forward and
+// Transformer is the decoder of llama3, qwen2, qwen3, deepseek_v3, llama4, mistral and gpt_oss: a sequence of
+// units, namely the embedding, each block, and the head with its loss. The trainer runs the units forward and
 // backward itself. A unit reads its weights through Parameter::weight; it does not know which ranks shard
 // them, nor when they are all-gathered and freed. BlockRun tells a block what to do for activation
 // checkpointing.

@@ -57,6 +57,11 @@ void check(const ModelArgs& args, DimensionChecks& checks) {
       fmt::format("sliding_window_size is {}, expected 0: latent attention has no window", attention.window));
   checks.refuse_if(args.latent.is_present() && attention.sinks, {"sinks", "kv_lora_rank"},
                    "sinks is true, expected false: latent attention has none");
+  checks.refuse_if(
+      args.experts.clamped && args.experts.are_present() && args.activation != Activation::kSilu,
+      {"activation"},
+      fmt::format("activation is \"{}\", expected \"silu\": gpt_oss's experts have a gate of their own",
+                  text_of(args.activation)));
   check(args.latent, attention, checks);
   check(args.experts, checks);
   check(args.rope, checks);

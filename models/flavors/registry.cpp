@@ -169,6 +169,27 @@ ModelArgs mistral() {
   return args;
 }
 
+// gpt_oss: windows of 128 in every other layer, sinks, biases of attention, router and experts, and experts
+// with a clamped gate (transformers' GptOssConfig; v0.2.2's flavours).
+ModelArgs gpt_oss(int64_t dim, int64_t layers, int64_t experts) {
+  constexpr int64_t kWidth = 2880;
+  ModelArgs args = with_experts(llama3(dim, layers, 64, 8, kWidth, 201088), {experts, kWidth, 4});
+  args.family = "gpt_oss";
+  args.attention.head_dim = 64;
+  args.attention.sinks = args.attention.qkv_bias = args.attention.output_bias = true;
+  args.attention.window = 128;
+  args.attention.window_full_every = 2;
+  args.experts.clamped = args.experts.router_bias = true;
+  args.experts.load_balance_coeff = 1e-3;
+  args.rope = {.theta = 150000,
+               .style = RopeStyle::kHalfSplit,
+               .factor = 32,
+               .original_length = 4096,
+               .yarn = true,
+               .truncate = false};
+  return args;
+}
+
 // A flavour whose dimensions all come from a config.json; none of them is valid before.
 ModelArgs from_hf(ModelArgs args) {
   args.dim = args.n_layers = args.vocab_size = args.max_seq_len = args.dense.hidden_dim = 0;
@@ -214,6 +235,11 @@ const std::map<std::string, Flavors, std::less<>>& registry() {
         {"17bx16e", llama4_16e()},
         {"17bx128e", llama4_128e()},
         {kFlavorFromHf, from_hf(llama4(128, 1, 1, 1, 1, 0, 1, 0, 1))}}},
+      {"gpt_oss",
+       {{"debugmodel", gpt_oss(256, 4, 8)},
+        {"20b", gpt_oss(2880, 24, 32)},
+        {"120b", gpt_oss(2880, 36, 128)},
+        {kFlavorFromHf, from_hf(gpt_oss(128, 1, 0))}}},
       {"mistral", {{kFlavorFromHf, from_hf(mistral())}}},
   };
   return flavors;

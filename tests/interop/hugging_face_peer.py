@@ -20,7 +20,7 @@ from ranks import run_hyperion, warm_start
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, DeepseekV3Config, GenerationConfig,
-                          Llama4TextConfig, LlamaConfig, LogitsProcessor, LogitsProcessorList, MistralConfig, Qwen2Config, Qwen3Config,
+                          GptOssConfig, Llama4TextConfig, LlamaConfig, LogitsProcessor, LogitsProcessorList, MistralConfig, Qwen2Config, Qwen3Config,
                           Qwen3MoeConfig, masking_utils, modeling_rope_utils)
 from transformers.utils.logging import disable_progress_bar
 
@@ -68,6 +68,10 @@ MODELS = {
     "mistral, windows": MistralConfig(**SMALL, head_dim=20, sliding_window=9),
     "mistral, no windows, YaRN": MistralConfig(**SMALL, head_dim=16, sliding_window=None, rope_parameters=PLAIN_YARN),
     "llama, YaRN": LlamaConfig(**SMALL, rope_parameters={**PLAIN_YARN, "truncate": True, "beta_fast": 8.0}),
+    "gpt_oss": GptOssConfig(**SMALL, head_dim=20, num_local_experts=6, num_experts_per_tok=3, sliding_window=9, rope_parameters=PLAIN_YARN),
+    "gpt_oss, odd sizes, scaled rotation": GptOssConfig(
+        **{**SMALL, "hidden_size": 44, "num_attention_heads": 7, "num_key_value_heads": 1, "intermediate_size": 76, "num_hidden_layers": 3},
+        head_dim=12, num_local_experts=5, num_experts_per_tok=2, sliding_window=7, rope_parameters={**SCALING, "rope_theta": 7e4}),
     "llama4_text": Llama4TextConfig(**{**SMALL, "num_hidden_layers": 4}, **LLAMA4, interleave_moe_layer_step=2,
                                     rope_parameters={**SCALING, "rope_theta": 70000.0}),
 }

@@ -71,7 +71,8 @@ void log_expert_products(const models::ModelArgs& args, const config::JobConfig&
   if (!args.experts.are_present() || device.cpu || all_experts_in_float8(args, config)) return;
   const bool exchanged = config::divides_experts(config);
   const auto& degrees = config.parallelism;
-  const std::vector<int64_t> stack = models::shape_of(models::describe_experts(args), "moe.experts.w1").dims;
+  const std::vector<int64_t> stack =
+      models::describe_experts(args).parameters.front().dims;  // gate's, or gate's and up's
   const kernels::GroupedShape shape{
       .groups = stack[0] / (exchanged ? degrees.expert_parallel_degree : 1),
       .k = stack[2],

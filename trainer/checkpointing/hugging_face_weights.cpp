@@ -22,6 +22,14 @@ using checkpoint::TensorRecord;
 using hugging_face::HfTensor;
 
 constexpr int64_t kScaleBlock = 128;  // rows and columns that have one scale in DeepSeek-V3's files
+constexpr int64_t kFloat4Block = 32;  // numbers that have one scale in MXFP4
+
+// Returns the name under which the files have a tensor: its own, or that of its codes in MXFP4.
+std::string name_in_files(const HfTensor& tensor, const std::map<std::string, std::string>& names) {
+  const std::string codes = tensor.name + std::string(hugging_face::kFloat4Suffix);
+  return tensor.part.transposes() && !names.contains(tensor.name) && names.contains(codes) ? codes
+                                                                                           : tensor.name;
+}
 
 // Makes the records of one parameter.
 class RecordMaker {
@@ -34,6 +42,7 @@ class RecordMaker {
   std::shared_ptr<const TensorRecord> make(const std::vector<HfTensor>& tensors) const {
     const HfTensor& first = tensors.front();
     if (first.part.matrix >= 0) return stack(tensors);
+    if (name_in_files(first, names_) != first.name) return in_float4(first);
     if (first.part.transposes()) return transposed(first);
     return with_scales(first.name);
   }
@@ -102,6 +111,36 @@ class RecordMaker {
     return std::make_shared<const TensorRecord>(TensorRecord{stored.dtype, shape, {std::move(chunk)}});
   }
 
+  // The stack as its MXFP4 codes and their scales, which are not transposed.
+  std::shared_ptr<const TensorRecord> in_float4(const HfTensor& tensor) const {
+    const std::string scales = tensor.name + std::string(hugging_face::kFloat4ScaleSuffix);
+    if (!names_.contains(scales)) refuse(fmt::format("{} is missing, its scales", scales));
+    const TensorRecord &codes = record(name_in_files(tensor, names_)), &of_blocks = record(scales);
+    Dims blocks = parameter_.shape;
+    blocks.back() /= kFloat4Block;
+    Dims bytes = blocks;
+    bytes.push_back(kFloat4Block / 2);
+    const auto is = [](const TensorRecord& found, const Dims& shape) {
+      return found.dtype == checkpoint::Dtype::kUInt8 && found.shape == shape && found.chunks.size() == 1;
+    };
+    if (parameter_.shape.back() % kFloat4Block != 0 || !is(codes, bytes) || !is(of_blocks, blocks))
+      refuse(fmt::format(
+          "{}{} is {} and its scales are {}, expected two MXFP4 numbers a byte, uint8 [{}], with a "
+          "scale for each {} of a row, uint8 [{}]",
+          tensor.name, hugging_face::kFloat4Suffix, describe_tensor(codes.dtype, codes.shape),
+          describe_tensor(of_blocks.dtype, of_blocks.shape), fmt::join(bytes, ", "), kFloat4Block,
+          fmt::join(blocks, ", ")));
+    Chunk chunk = codes.chunks.front();
+    chunk.offset = Dims(parameter_.shape.size());
+    chunk.shape = parameter_.shape;
+    chunk.form = std::make_shared<const ForeignForm>(ForeignForm{.strides = {},
+                                                                 .scales = of_blocks.chunks.front().where,
+                                                                 .block = kFloat4Block,
+                                                                 .encoding = ForeignForm::Encoding::kFloat4});
+    return std::make_shared<const TensorRecord>(
+        TensorRecord{checkpoint::Dtype::kFloat32, parameter_.shape, {std::move(chunk)}});
+  }
+
   [[noreturn]] void refuse(const std::string& text) const {
     throw_incompatible("{}: {} cannot be read: {}", checkpoint_.folder.string(), parameter_.fqn, text);
   }
@@ -132,10 +171,14 @@ checkpoint::StoredNames hugging_face_names(const models::ModelArgs& args,
                                                  checkpoint::Dtype::kFloat32, parameter->shape, {}}));
       continue;
     }
+    const std::string first = name_in_files(tensors.front(), names);
+    if (first != tensors.front().name)
+      left.erase(tensors.front().name + std::string(hugging_face::kFloat4ScaleSuffix));
     std::vector<std::string> missing;
     for (const HfTensor& tensor : tensors) {
-      if (!names.contains(tensor.name)) missing.push_back(tensor.name);
-      left.erase(tensor.name);
+      const std::string name = name_in_files(tensor, names);
+      if (!names.contains(name)) missing.push_back(name);
+      left.erase(name);
       if (!tensor.part.transposes()) left.erase(tensor.name + std::string(hugging_face::kScaleSuffix));
     }
     if (missing.size() == tensors.size()) continue;  // missing, as the loader says
@@ -143,7 +186,7 @@ checkpoint::StoredNames hugging_face_names(const models::ModelArgs& args,
       throw_incompatible("{}: {} is incomplete, {} of its {} matrices are missing: {}",
                          checkpoint.folder.string(), parameter->fqn, missing.size(), tensors.size(),
                          fmt::join(missing, ", "));
-    stored.keys.emplace(parameter->fqn, names.at(tensors.front().name));
+    stored.keys.emplace(parameter->fqn, names.at(first));
     if (auto made = RecordMaker(checkpoint, names, *parameter).make(tensors))
       stored.records.emplace(parameter->fqn, std::move(made));
   }

@@ -114,7 +114,7 @@ struct Unavailable {
   const char* text;
 };
 constexpr Unavailable kUnavailable[] = {
-    {"model.name", "gptoss mixtral qwen2moe", "this family is not available"},
+    {"model.name", "mixtral qwen2moe", "this family is not available"},
     {"model.name", "qwen3moe", "its models are flavours of qwen3: debugmodel_moe, 30B-A3B and 235B-A22B"},
     {"model.flavor", "debugmodelirope 17bx16eirope 17bx128eirope",
      "attention without positions in every fourth block is not available"},

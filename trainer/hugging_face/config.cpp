@@ -10,6 +10,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "models/args/model_args.h"
+#include "models/kernels/common/limits.h"
 
 namespace hyperion::hugging_face {
 namespace {
@@ -57,7 +58,8 @@ std::string compare_id(const ImportedSettings& imported, const std::string& key,
 std::optional<models::DimensionProblem> export_problem(const ModelArgs& args) {
   const bool qwen3 = args.family == "qwen3", deepseek = args.family == "deepseek_v3",
              llama4 = args.family == "llama4", mistral = args.family == "mistral",
-             qwen2 = args.family == "qwen2", experts = args.experts.are_present();
+             qwen2 = args.family == "qwen2", gpt_oss = args.family == "gpt_oss",
+             experts = args.experts.are_present();
   std::optional<models::DimensionProblem> problem;
   // Keeps the first problem: `key` of [model.args] has a value that transformers' model does not support.
   const auto refuse_if = [&](bool wrong, std::vector<std::string> keys, const std::string& text) {
@@ -85,14 +87,17 @@ std::optional<models::DimensionProblem> export_problem(const ModelArgs& args) {
   refuse_if((args.latent.is_present()) != deepseek, {"kv_lora_rank"},
             fmt::format("kv_lora_rank is {}, and transformers has no such {} model", args.latent.kv_lora_rank,
                         args.family));
-  refuse_if(args.attention.sinks, {"sinks"},
-            fmt::format("sinks is true, and transformers has no {} model with them", args.family));
-  refuse_if(args.attention.window > 0 && !mistral, {"sliding_window_size"},
+  refuse_if(args.attention.sinks != gpt_oss, {"sinks"},
+            fmt::format("sinks is {}, and transformers has no {} model {} them", args.attention.sinks,
+                        args.family, gpt_oss ? "without" : "with"));
+  refuse_if(args.attention.window > 0 && !mistral && !gpt_oss, {"sliding_window_size"},
             fmt::format("sliding_window_size is {}, and transformers' {} model has no window here",
                         args.attention.window, args.family));
-  refuse_if(args.attention.window > 0 &&
-                (args.attention.window_first_layer > 0 || args.attention.window_full_every > 0),
-            {"sliding_window_first_layer", "full_attention_every"},
+  refuse_if(
+      args.attention.window > 0 && args.attention.window_first_layer > 0, {"sliding_window_first_layer"},
+      fmt::format("the first layers have no window, and transformers' {} model is not read so", args.family));
+  refuse_if(args.attention.window > 0 && !gpt_oss && args.attention.window_full_every > 0,
+            {"full_attention_every"},
             "some layers have no window, and transformers' mistral model has one in all or in none");
   refuse_if(
       args.rope.yarn && !deepseek && args.rope.mscale != 1, {"rope_mscale"},
@@ -101,7 +106,8 @@ std::optional<models::DimensionProblem> export_problem(const ModelArgs& args) {
             "rope_mscale is 0, and transformers then scales cosines and sines, which are not scaled here");
   refuse_if(args.rope.scaling && !args.rope.yarn && deepseek, {"rope_scaling"},
             "rope_scaling is true, and transformers' deepseek_v3 model has YaRN (rope_yarn) instead");
-  refuse_if(experts ? args.family == "llama3" || mistral || qwen2 : deepseek || llama4, {"num_experts"},
+  refuse_if(experts ? args.family == "llama3" || mistral || qwen2 : deepseek || llama4 || gpt_oss,
+            {"num_experts"},
             fmt::format("num_experts is {}, and transformers has no such {} model", args.experts.num_experts,
                         args.family));
   if (!experts) return problem;
@@ -122,6 +128,11 @@ std::optional<models::DimensionProblem> export_problem(const ModelArgs& args) {
   if (llama4) {
     require("route_norm", args.experts.route_norm, false);
     require("n_dense_layers", args.experts.n_dense_layers, 0);
+  }
+  if (gpt_oss) {
+    require("route_norm", args.experts.route_norm, true);
+    require("n_dense_layers", args.experts.n_dense_layers, 0);
+    require("moe_every", args.experts.moe_every, 1);
   }
   return problem;
 }
@@ -147,6 +158,14 @@ json experts_config(const ModelArgs& args) {
             {"num_experts_per_tok", args.experts.top_k},
             {"num_local_experts", args.experts.num_experts},
             {"use_qk_norm", false}};
+  if (args.family == "gpt_oss")
+    return {{"experts_per_token", args.experts.top_k},
+            {"initial_context_length", args.rope.original_length},
+            {"intermediate_size", args.experts.hidden_dim},
+            {"num_experts_per_tok", args.experts.top_k},
+            {"num_local_experts", args.experts.num_experts},
+            {"swiglu_alpha", kernels::kGateSlope},
+            {"swiglu_limit", kernels::kGateLimit}};
   if (args.family == "qwen3")
     return {{"decoder_sparse_step", args.experts.moe_every},    {"mlp_only_layers", dense},
             {"moe_intermediate_size", args.experts.hidden_dim}, {"norm_topk_prob", args.experts.route_norm},
@@ -174,7 +193,7 @@ json experts_config(const ModelArgs& args) {
 
 // transformers averages over all layers before it multiplies, so its loss is ours if one block has experts.
 bool exports_router_loss(const ModelArgs& args) {
-  return args.family == "qwen3" && args.experts.blocks(args.n_layers) == 1;
+  return (args.family == "qwen3" || args.family == "gpt_oss") && args.experts.blocks(args.n_layers) == 1;
 }
 
 void set_router_loss(const ModelArgs& args, json& config) {
@@ -205,6 +224,7 @@ HfModel hf_model_of(const ModelArgs& args) {
   if (args.family == "llama3") return {"llama", "LlamaForCausalLM"};
   if (args.family == "mistral") return {"mistral", "MistralForCausalLM"};
   if (args.family == "qwen2") return {"qwen2", "Qwen2ForCausalLM"};
+  if (args.family == "gpt_oss") return {"gpt_oss", "GptOssForCausalLM"};
   return args.experts.are_present() ? HfModel{"qwen3_moe", "Qwen3MoeForCausalLM"}
                                     : HfModel{"qwen3", "Qwen3ForCausalLM"};
 }
@@ -251,8 +271,9 @@ std::string hf_config(const ModelArgs& args, const HfExport& options) {
   for (const char* key : {"quantization_config", "original_max_position_embeddings", "partial_rotary_factor",
                           "num_local_experts", "num_mtp_layers", "qk_head_dim"})
     config.erase(key);
-  if (config.contains("layer_types")) config["layer_types"] = layer_types(args);
-  if (args.family == "mistral")
+  const bool gpt_oss = args.family == "gpt_oss";
+  if (gpt_oss || config.contains("layer_types")) config["layer_types"] = layer_types(args);
+  if (gpt_oss || args.family == "mistral")
     config["sliding_window"] = args.attention.window > 0 ? json(args.attention.window) : json();
   config.update(
       {{"architectures", json::array({std::string(model.architecture)})},
@@ -341,7 +362,7 @@ HuggingFaceFiles hugging_face_files(const config::JobConfig::Model& model, check
     out.remarks.push_back(
         "router_aux_loss_coef is left out: transformers has no loss equal to "
         "model.args.global_aux_loss_coeff, "
-        "which is of each block with experts, but in a qwen3_moe model with one such block");
+        "which is of each block with experts, but in a qwen3_moe or gpt_oss model with one such block");
   if (args.latent.is_present() && args.norm_eps != kLatentNormEps)
     out.remarks.push_back(
         fmt::format("model.args.norm_eps is {}, but transformers' norms of the latents have {} whatever "

@@ -18,13 +18,13 @@
 namespace hyperion::hugging_face {
 
 // Returns the dimensions in a config.json of model_type llama, qwen2, qwen3, qwen3_moe, deepseek_v3,
-// llama4_text or mistral, written by transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters).
-// Missing fields have the defaults of transformers' configuration (and as many key-value heads as heads), but
-// sizes are required. Messages name the file `name`. Throws Error(kUsage) with one sentence for anything that
-// this program would compute differently: other model types, RoPE types, activations, biases, sliding windows
-// of other models than mistral, routers. Throws Error(kBadData) for missing fields and wrong types.
-// `warnings` gets a sentence for unknown keys (config_keys.def), and one for each key with two different
-// values.
+// llama4_text, mistral or gpt_oss, written by transformers 4 (rope_theta, rope_scaling) or 5
+// (rope_parameters). Missing fields have the defaults of transformers' configuration (and as many key-value
+// heads as heads), but sizes are required. Messages name the file `name`. Throws Error(kUsage) with one
+// sentence for anything that this program would compute differently: other model types, RoPE types,
+// activations, biases, sliding windows of other models than mistral and gpt_oss, routers. Throws
+// Error(kBadData) for missing fields and wrong types. `warnings` gets a sentence for unknown keys
+// (config_keys.def), and one for each key with two different values.
 models::ModelArgs parse_hf_config(std::string_view text, const std::string& name,
                                   std::vector<std::string>* warnings = nullptr);
 // Reads a config.json file in the same way. All errors are Error(kUsage), and warnings are logged.

@@ -1,12 +1,14 @@
 // Maps our parameters to the names and row orders of Hugging Face's checkpoints of llama, qwen2, qwen3,
-// qwen3_moe, deepseek_v3, llama4_text and mistral models.
+// qwen3_moe, deepseek_v3, llama4_text, mistral and gpt_oss models.
 //
 // Hugging Face's RoPE rotates elements (j, j + head_dim/2) of a head, our llama3 rotates (2j, 2j + 1), so the
 // rows of wq and wk have different orders. Within each head, our row 2j + p is their row p * head_dim/2 + j.
 // DeepSeek's and Llama 4's files rotate neighbours, as ours do.
 //
 // We stack the experts of a block in three tensors. qwen3_moe and deepseek_v3 store each expert's matrix as a
-// separate tensor; llama4 stores stacks of transposed matrices, with w1 and w3 next to each other.
+// separate tensor; llama4 stores stacks of transposed matrices, with w1 and w3 next to each other, and
+// gpt_oss such stacks in bf16 files. In its MXFP4 files the matrices are not transposed, and their names end
+// in kFloat4Suffix.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +37,9 @@ std::vector<HfTensor> hf_tensors(const models::ModelArgs& args, std::string_view
 
 // The block scales of an fp8 tensor have the tensor's name with this suffix.
 inline constexpr std::string_view kScaleSuffix = "_scale_inv";
+// A stack of matrices in MXFP4 is two tensors: uint8 [matrices, rows, columns / 32, 16], two numbers per
+// byte, and uint8 [matrices, rows, columns / 32], a scale for each 32 numbers.
+inline constexpr std::string_view kFloat4Suffix = "_blocks", kFloat4ScaleSuffix = "_scales";
 
 // Returns whether a Hugging Face checkpoint may hold the tensor although we have no such parameter: rotary
 // frequencies of old files, and DeepSeek-V3's block for multi-token prediction.

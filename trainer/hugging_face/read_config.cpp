@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/printable.h"
+#include "models/kernels/common/limits.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/config_keys.h"
 
@@ -95,6 +96,10 @@ void read_plain_yarn(const JsonNode& config, const JsonNode& rope, ModelArgs& ar
     if (!rope[key].is_null()) rope[key].refuse("none (it is of latent attention here)");
 }
 
+double default_theta(std::string_view family) {
+  return family == "llama4" ? 5e5 : family == "gpt_oss" ? 1.5e5 : 1e4;
+}
+
 // Reads rope_parameters, or rope_scaling before transformers 5, with rope_theta inside or next to it. If both
 // exist, transformers 5 prefers a rope_scaling that is not empty.
 void read_rope(const JsonNode& config, ModelArgs& args) {
@@ -103,9 +108,16 @@ void read_rope(const JsonNode& config, ModelArgs& args) {
   for (const char* nested : {"full_attention", "sliding_attention", "chunked_attention"})
     if (!rope[nested].is_null()) rope[nested].refuse("one set of RoPE parameters for all blocks");
   args.rope.theta =
-      number_in(rope["rope_theta"], number_in(config["rope_theta"], args.family == "llama4" ? 5e5 : 1e4));
+      number_in(rope["rope_theta"], number_in(config["rope_theta"], default_theta(args.family)));
   for (const JsonNode& factor : {config["partial_rotary_factor"], rope["partial_rotary_factor"]})
     if (number_in(factor, 1.0) != 1.0) factor.refuse("1 (whole heads are rotated here)");
+  if (args.family == "gpt_oss" && config["rope_scaling"].is_null() && config["rope_parameters"].is_null()) {
+    args.rope.yarn = args.rope.scaling = true;
+    args.rope.factor = 32;
+    args.rope.original_length = 4096;
+    args.rope.truncate = false;
+    return;
+  }
   const JsonNode type = rope[rope["rope_type"].is_null() ? "type" : "rope_type"];
   args.rope.scaling = text_in(type, "default") == "llama3" && !args.latent.is_present();
   if (text_in(type, "default") == "default") return;
@@ -326,6 +338,44 @@ void read_llama4(const JsonNode& config, ModelArgs& args) {
   if (config.object().at("moe_layers") != expected) layers.refuse("every interleave_moe_layer_step-th layer");
 }
 
+// Returns AttentionArgs::window_full_every by the first layer without a window; check_layer_types() checks
+// the others.
+int64_t full_attention_every(const JsonNode& layers) {
+  const json& types = layers.array();
+  const auto first = std::ranges::find(types, json("full_attention"));
+  return first == types.end() ? 0 : first - types.begin() + 1;
+}
+
+// Missing keys have transformers' values.
+void read_gpt_oss(const JsonNode& config, ModelArgs& args) {
+  const json& values = config.object();
+  args.family = "gpt_oss";
+  args.rope.style = models::RopeStyle::kHalfSplit;
+  if (!values.contains("num_key_value_heads")) args.attention.n_kv_heads = 8;
+  args.attention.head_dim = size_in(config["head_dim"], 64);
+  args.attention.sinks = true;
+  args.max_seq_len = size_in(config["max_position_embeddings"], 131072);
+  const bool has_windows = !values.contains("sliding_window") || !config["sliding_window"].is_null();
+  if (has_windows) args.attention.window = size_in(config["sliding_window"], 128);
+  const JsonNode layers = config["layer_types"];
+  args.attention.window_full_every = layers.is_null() ? 2 : full_attention_every(layers);
+  if (args.attention.window_full_every == 1) args.attention.window = args.attention.window_full_every = 0;
+  if (!has_windows) args.attention.window_full_every = 0;
+  const JsonNode chosen = config["num_experts_per_tok"];
+  args.experts = {.num_experts = size_in(config["num_local_experts"]),
+                  .hidden_dim = args.dense.hidden_dim,
+                  .clamped = true,
+                  .router_bias = true,
+                  .top_k = size_in(chosen.is_null() ? config["experts_per_token"] : chosen, 4),
+                  .route_norm = true};
+  require_same_number(config["experts_per_token"], args.experts.top_k, "num_experts_per_tok");
+  for (const auto& [key, value] :
+       {std::pair("swiglu_limit", kernels::kGateLimit), {"swiglu_alpha", kernels::kGateSlope}})
+    if (std::abs(number_in(config[key], value) - value) > 1e-6)
+      config[key].refuse(fmt::format("{:.4g}", value));
+  read_router_loss(config, args);
+}
+
 struct Family {
   std::string_view type;
   void (*read)(const JsonNode& config, ModelArgs& args);
@@ -336,20 +386,28 @@ constexpr Family kFamilies[] = {{"llama", read_llama},
                                 {"qwen3_moe", read_qwen3_moe},
                                 {"deepseek_v3", read_deepseek_v3},
                                 {"llama4_text", read_llama4},
-                                {"mistral", read_mistral}};
+                                {"mistral", read_mistral},
+                                {"gpt_oss", read_gpt_oss}};
 
 // attention_bias gives wq, wk, wv and wo a bias. Qwen2's wq, wk and wv always have one.
 void read_attention_bias(const JsonNode& key, ModelArgs& args) {
   if (args.family == "qwen2") return must_be_off(key, "Qwen2 has no bias of the output projection");
   if (args.family == "mistral") return must_be_off(key, "Mistral's attention has no bias");
   if (args.latent.is_present()) return must_be_off(key, "latent attention has no bias here");
-  args.attention.qkv_bias = args.attention.output_bias = key.flag(false);
+  args.attention.qkv_bias = args.attention.output_bias = key.flag(args.family == "gpt_oss");
 }
 
-// Accepts fp8 weights with one scale per 128 x 128 block, as in DeepSeek-V3; refuses other quantization.
-void read_quantization(const JsonNode& config) {
+// Accepts fp8 weights with one scale per 128 x 128 block, as in DeepSeek-V3, and the experts of gpt_oss in
+// MXFP4; refuses other quantization.
+void read_quantization(const JsonNode& config, const ModelArgs& args) {
   if (config.is_null()) return;
   const json& values = config.object();
+  if (args.family == "gpt_oss") {
+    if (values.value("quant_method", json()) != "mxfp4")
+      throw_config("{}: is not mxfp4, the only one that is read: use the model's original files",
+                   config.where());
+    return;
+  }
   if (values.value("quant_method", json()) != "fp8" ||
       values.value("weight_block_size", json()) != json{128, 128})
     throw_config(
@@ -381,7 +439,8 @@ ModelArgs parse_hf_config(std::string_view text, const std::string& name,
   args.vocab_size = size_in(config["vocab_size"]);
   args.tied = config["tie_word_embeddings"].flag(false);
   family->read(config, args);
-  args.norm_eps = number_in(config["rms_norm_eps"], args.family == "llama4" ? 1e-5 : 1e-6);
+  args.norm_eps =
+      number_in(config["rms_norm_eps"], args.family == "llama4" || args.family == "gpt_oss" ? 1e-5 : 1e-6);
   args.activation = activation_in(config["hidden_act"]);
   read_attention_bias(config["attention_bias"], args);
   const JsonNode dropout = config["attention_dropout"];
@@ -389,12 +448,13 @@ ModelArgs parse_hf_config(std::string_view text, const std::string& name,
     dropout.refuse("0, because there is no dropout here");
   check_layer_types(config["layer_types"], args);
   const std::vector<std::string> unknown = check_config_keys(config, type);
-  read_quantization(config["quantization_config"]);
+  read_quantization(config["quantization_config"], args);
   read_rope(config, args);
   if (warnings != nullptr) {
     *warnings = contradictions(values, name);
     const int64_t with_experts = args.experts.blocks(args.n_layers);
-    if (type == "qwen3_moe" && with_experts > 1 && config["output_router_logits"].flag(false))
+    if ((type == "qwen3_moe" || type == "gpt_oss") && with_experts > 1 &&
+        config["output_router_logits"].flag(false))
       warnings->push_back(fmt::format(
           "{}: router_aux_loss_coef is not taken over: transformers makes one loss of its {} layers "
           "with experts, here each has its own (model.args.global_aux_loss_coeff)",

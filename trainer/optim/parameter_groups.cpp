@@ -9,9 +9,10 @@ ParameterSettings settings_of(const config::JobConfig::Optimizer& options, const
   using enum config::OptimizerName;
   const std::optional<size_t> index = config::group_of(options.groups, fqn);
   const config::ParameterGroup group = index ? options.groups[*index] : config::ParameterGroup();
+  const bool is_matrix = dimensions > 1 && !fqn.ends_with("bias");  // experts' biases are [experts, n]
   const bool muon =
-      group.optimizer.value_or(options.name) == kMuon && dimensions > 1 && fqn.starts_with("layers.");
-  const bool decays = options.decay_norms_and_biases || dimensions > 1;
+      group.optimizer.value_or(options.name) == kMuon && is_matrix && fqn.starts_with("layers.");
+  const bool decays = options.decay_norms_and_biases || is_matrix;
   const double scale = options.name == kMuon && !muon ? options.muon.adamw_lr_scale : 1;
   return {.lr_scale = scale * group.lr_scale,
           .beta1 = group.beta1.value_or(options.beta1),

@@ -62,7 +62,7 @@ class BlockCounter {
   double sharded_rows() const { return tokens() / setting_.tensor; }  // of the stream: sequence parallel
 
   void add_product(std::vector<Product>& products, const models::ParameterShape& shape) const {
-    if (shape.dims.size() != 2) return;
+    if (shape.dims.size() != 2 || shape.domain == Domain::kExpert) return;
     Product product{
         .shape = &shape, .in = static_cast<double>(shape.dims[1]), .out = static_cast<double>(shape.dims[0])};
     if (shape.split == models::kSplitByRows) product.out /= setting_.tensor;

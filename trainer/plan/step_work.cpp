@@ -81,8 +81,8 @@ class StepCounter {
       }
       const double elements = shape.numel() / (shape.split ? tensor() : 1);
       dense += elements;
-      const bool float8 =
-          gathers_float8 && shape.dims.size() == 2 && multiplies_in_float8(shape, config_, shape.name);
+      const bool float8 = gathers_float8 && shape.dims.size() == 2 && shape.domain == Domain::kDense &&
+                          multiplies_in_float8(shape, config_, shape.name);
       gathered_bytes += elements * (float8 ? 1 : element());
     });
     const bool stays = config_.parallelism.fsdp_reshard_after_forward == config::ReshardAfterForward::kNever;

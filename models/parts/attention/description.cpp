@@ -10,20 +10,24 @@ PartDescription describe_attention(const ModelArgs& args, int64_t layer) {
     return HuggingFaceTensor{.name = std::string("model.layers.*.self_attn.") + name + ".weight",
                              .rotated = rotated};
   };
+  // v0.2.2 draws everything in a block of gpt_oss alike, biases too.
+  const bool alike = args.family == "gpt_oss";
+  const Draw of_readers = alike ? Draw::kResidual : Draw::kInput,
+             of_biases = alike ? Draw::kResidual : Draw::kZeros;
   PartDescription part{
       .parameters = {{.name = "attention.wq.weight",
                       .dims = {queries, args.dim},
-                      .draw = Draw::kInput,
+                      .draw = of_readers,
                       .split = kSplitByRows,
                       .hugging_face = theirs("q_proj", /*rotated=*/true)},
                      {.name = "attention.wk.weight",
                       .dims = {keys, args.dim},
-                      .draw = Draw::kInput,
+                      .draw = of_readers,
                       .split = kSplitByRows,
                       .hugging_face = theirs("k_proj", /*rotated=*/true)},
                      {.name = "attention.wv.weight",
                       .dims = {keys, args.dim},
-                      .draw = Draw::kInput,
+                      .draw = of_readers,
                       .split = kSplitByRows,
                       .hugging_face = theirs("v_proj")},
                      {.name = "attention.wo.weight",
@@ -49,7 +53,6 @@ PartDescription describe_attention(const ModelArgs& args, int64_t layer) {
          {.name = "attention.k_norm.weight",
           .dims = {attention.head_dim},
           .hugging_face = theirs("k_norm")}});
-  // v0.2.2 draws sinks as everything in a block of gpt_oss.
   if (attention.sinks)
     part.parameters.push_back({.name = "attention.sinks",
                                .dims = {attention.n_heads},
@@ -57,8 +60,8 @@ PartDescription describe_attention(const ModelArgs& args, int64_t layer) {
                                .split = kSplitByRows,
                                .hugging_face = {.name = "model.layers.*.self_attn.sinks"}});
   if (attention.qkv_bias)
-    add_biases(part, {"attention.wq.weight", "attention.wk.weight", "attention.wv.weight"});
-  if (attention.output_bias) add_biases(part, {"attention.wo.weight"});
+    add_biases(part, {"attention.wq.weight", "attention.wk.weight", "attention.wv.weight"}, of_biases);
+  if (attention.output_bias) add_biases(part, {"attention.wo.weight"}, of_biases);
   return part;
 }
 

@@ -28,6 +28,7 @@ struct ExpertArgs {
   int64_t n_dense_layers = 0, moe_every = 1;  // see are_in()
   int64_t hidden_dim = 0;                     // moe_hidden_dim: width of one expert's SwiGLU
   bool clamped = false;                       // gpt_oss's experts: see ExpertStacks
+  bool router_bias = false;                   // a learned bias of the router's gate
   int64_t num_shared_experts = 0;             // that every token goes to: one SwiGLU of their widths together
   int64_t top_k = 1;                          // that a token goes to in addition
   ScoreFunction score_func = ScoreFunction::kSoftmax;

@@ -64,12 +64,14 @@ std::vector<ParameterShape> stacks_of_experts(const ModelArgs& args) {
 PartDescription describe_experts(const ModelArgs& args) {
   const int64_t experts = args.experts.num_experts, hidden = args.experts.hidden_dim, dim = args.dim;
   const bool llama4 = args.family == "llama4";
+  const char* router = llama4                     ? "model.layers.*.feed_forward.router.weight"
+                       : args.family == "gpt_oss" ? "model.layers.*.mlp.router.weight"
+                                                  : "model.layers.*.mlp.gate.weight";
   PartDescription part{
       .parameters = {{.name = "moe.router.gate.weight",
                       .dims = {experts, dim},
                       .draw = Draw::kResidual,
-                      .hugging_face = {.name = llama4 ? "model.layers.*.feed_forward.router.weight"
-                                                      : "model.layers.*.mlp.gate.weight"}}},
+                      .hugging_face = {.name = router}}},
       .buffers = {{.name = "moe.expert_bias",
                    .dims = {experts},
                    .draw = Draw::kZeros,
@@ -90,6 +92,7 @@ PartDescription describe_experts(const ModelArgs& args) {
       part.parameters.push_back(std::move(matrix));
     part.extents.push_back({.what = "the shared experts' columns", .extent = shared});
   }
+  if (args.experts.router_bias) add_biases(part, {"moe.router.gate.weight"}, Draw::kResidual);
   return part;
 }
 
