@@ -128,6 +128,57 @@ TEST_CASE("biases of models with experts train on every mesh to the losses of on
     CHECK(loss_error(train_biased(layout.ranks, biased_job(layout, "qwen3_moe")), one) < 2e-7);
 }
 
+namespace {
+
+// Windows, sinks, biases of attention, router and experts.
+TinyJob gpt_oss_job(const BiasLayout& layout) {
+  TinyJob job = biased_job(layout, "gpt_oss");
+  job.window = 3;
+  job.expert_hidden = 8;
+  return job;
+}
+
+}  // namespace
+
+TEST_CASE("gpt_oss trains on every mesh to the losses and gradients of one rank") {
+  const std::vector<TinyStep> one = train_biased(1, gpt_oss_job({1, {}}));
+  const BiasGradients gradients = gradients_of(1, gpt_oss_job({1, {}}));
+  CHECK(one.back().loss < one.front().loss);
+  for (const BiasLayout& layout : {BiasLayout{2, {}},
+                                   {2, {.tp = 2}},
+                                   {2, {.cp = 2}},
+                                   {2, {.ep = 2}},
+                                   {2, {.pp = 2}, 3},
+                                   {2, {.tp = 2, .ep = 2}},
+                                   {4, {.tp = 2, .ep = 2, .etp = 2}},
+                                   {4, {.cp = 2, .ep = 2}},
+                                   {4, {.ep = 4, .ep_nodes = 2}},
+                                   {4, {.dp_replicate = 2, .dp_shard = 2}, 3}}) {
+    CAPTURE(layout.ranks, layout.mesh.dp_replicate, layout.mesh.tp, layout.mesh.cp, layout.mesh.pp,
+            layout.mesh.ep, layout.mesh.etp);
+    CHECK(loss_error(train_biased(layout.ranks, gpt_oss_job(layout)), one) < 2e-7);
+    CHECK(gradient_error(gradients_of(layout.ranks, gpt_oss_job(layout)), gradients) < 1e-5);
+  }
+}
+
+TEST_CASE("recomputation, a deferred wgrad and Muon keep the bits of gpt_oss") {
+  for (const bool muon : {false, true}) {
+    TinyJob job = gpt_oss_job({2, {.ep = 2}, 2});
+    job.muon = muon;
+    const std::vector<TinyStep> plain = train_biased(2, job);
+    CHECK(plain.back().loss < plain.front().loss);
+    for (const ActivationCheckpoint mode : {ActivationCheckpoint::kFull, ActivationCheckpoint::kSelectiveOp,
+                                            ActivationCheckpoint::kElementwise}) {
+      job.checkpoint = mode;
+      CHECK(train_biased(2, job) == plain);
+    }
+  }
+  TinyJob job = gpt_oss_job({2, {.pp = 2}, 3}), whole = gpt_oss_job({1, {}, 3});
+  job.layers = whole.layers = 4;
+  job.schedule = PipelineKind::kZbvZeroBubble;
+  CHECK(loss_error(train_biased(2, job), train_biased(1, whole)) < 2e-7);
+}
+
 TEST_CASE("recomputation, resharding, schedules and Muon keep the bits of biases") {
   const BiasLayout layout = GENERATE(BiasLayout{2, {.tp = 2}, 2}, BiasLayout{2, {}, 2});
   CAPTURE(layout.mesh.tp);

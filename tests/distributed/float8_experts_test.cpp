@@ -74,6 +74,27 @@ TEST_CASE("FP8 experts that ranks share or divide have the gradients of one rank
   }
 }
 
+TEST_CASE("gpt_oss's experts in FP8 train with expert parallel ranks as on one") {
+  const GroupedRecipe recipe = GENERATE(GroupedRecipe::kRowwise, GroupedRecipe::kMx);
+  const auto job_on = [&](std::optional<GroupedRecipe> of, MeshConfig mesh) {
+    TinyJob job = job_of(of, mesh);
+    job.model = "gpt_oss";
+    job.window = 3;
+    return job;
+  };
+  const FoundByRanks one = train(1, job_on(recipe, {}), 4), plain = train(1, job_on(std::nullopt, {}), 4);
+  CHECK(one.products == 2 * 6);  // of gate and up together, and of down
+  const double rounded = farthest_gradient(one.gradients, plain.gradients);
+  CHECK(rounded > 1e-3);
+  for (const MeshConfig& mesh : {MeshConfig{.ep = 2}, MeshConfig{.tp = 2}, MeshConfig{.tp = 2, .ep = 2}}) {
+    CAPTURE(static_cast<int>(recipe), mesh.ep, mesh.tp, rounded);
+    const FoundByRanks found = train(2, job_on(recipe, mesh), 4);
+    CHECK(farthest_gradient(found.gradients, one.gradients) < 0.1 * rounded);
+    for (size_t step = 0; step < one.losses.size(); ++step)
+      CHECK(found.losses[step] == Approx(one.losses[step]).epsilon(1e-4));
+  }
+}
+
 TEST_CASE("checkpointing changes no bit of FP8 experts") {
   const GroupedRecipe recipe = GENERATE(GroupedRecipe::kRowwise, GroupedRecipe::kMx);
   const int ranks = GENERATE(1, 2);

@@ -195,10 +195,10 @@ class Check(CheckpointTest):
                 self.assertTrue(message[0].startswith("hyperion: "), message)
 
     def test_a_refused_family_is_one_row_one_verdict_and_one_sentence_with_the_families_there_are(self):
-        text = self.check("--model.name=gpt_oss", code=2)
+        text = self.check("--model.name=mixtral", code=2)
         self.assertEqual(list(self.rows(text)), ["configuration", "not checked"])
         self.assertEqual(len(text.splitlines()), 5, text)
-        self.assertRegex(text.splitlines()[-1], "^  command line: --model.name = gpt_oss: expected .*; this family is not available; "
+        self.assertRegex(text.splitlines()[-1], "^  command line: --model.name = mixtral: expected .*; this family is not available; "
                          "flavours of deepseek_v3: debugmodel, .*; of qwen3: debugmodel, .*$")
 
     def test_memory_above_that_of_the_gpu_is_wrong_and_without_one_nothing_is_compared(self):

@@ -22,7 +22,10 @@ PIPELINES = {  # preset: ranks, stages' ranks, options; each as a rank of the fi
     "configs/llama3_405b_16384gpus.toml": (16384, 16, ()),
 }
 EXPERTS = {"llama4_17bx16e": (64, 1), "llama4_17bx128e": (512, 4)}  # ranks, pipeline stages; tensor parallel over 8
-EXPERT_PARALLEL = {"tests/unit/trainer/config/presets/deepseek_v3_16b.toml": 8, "configs/qwen3_30b_a3b.toml": 8}  # over all ranks
+EXPERT_PARALLEL = {  # preset: ranks, expert parallel ones
+    "tests/unit/trainer/config/presets/deepseek_v3_16b.toml": (8, 8), "configs/qwen3_30b_a3b.toml": (8, 8),
+    "configs/gpt_oss_20b.toml": (8, 8), "configs/gpt_oss_120b.toml": (64, 8),
+}
 CONTEXT_PARALLEL = [  # preset, ranks, ranks that share a sequence, options
     ("configs/llama3_8b_128k.toml", 8, 8, ()),
     ("configs/llama3_8b_128k.toml", 16, 8, ()),
@@ -88,10 +91,10 @@ class Presets(JobTest):
                 self.dry_run(PRESETS / f"{name}.toml", ranks, pipeline=pipeline)
 
     def test_presets_whose_ranks_divide_experts_run(self):
-        for name, ranks in EXPERT_PARALLEL.items():
+        for name, (ranks, experts) in EXPERT_PARALLEL.items():
             with self.subTest(preset=name):
-                text = self.dry_run(ROOT / name, ranks, tensor=1, experts=ranks)
-                self.assertIn(f"experts: efsdp 1 x ep {ranks} x etp 1", text)
+                text = self.dry_run(ROOT / name, ranks, tensor=1, experts=experts)
+                self.assertIn(f"experts: efsdp {ranks // experts} x ep {experts} x etp 1", text)
 
     def test_the_largest_preset_with_experts_fits_where_a_pipeline_and_expert_parallelism_divide_it(self):
         ranks = 4096  # four shard the experts of each rank of an expert parallel group

@@ -52,6 +52,19 @@ class SimulatedExperts(SimulatedJobTest):
         self.assertIn("Experts: multiplied one by one, and in each layer the host waits once for their counts of tokens: libtorch's grouped "
                       "product is one of bfloat16", one_by_one.text())
 
+    def test_experts_of_gpt_oss_take_one_launch_for_each_bias_and_no_wait(self):
+        gpt_oss = ["--model.name=gpt_oss", "--model.flavor=debugmodel", "--model.args.moe_hidden_dim=16", "--model.args.n_heads=4",
+                   "--model.args.n_kv_heads=2", "--model.args.vocab_size=2048", "--model.args.n_layers=2", "--activation_checkpoint.mode=none"]
+        steps = [self.steady_step(*gpt_oss, f"--model.args.num_experts={number}") for number in (8, 256)]
+        launches = [sum(times for line, times in step.items() if line.startswith("kernel")) for step in steps]
+        self.assertEqual(*launches)
+        blocks = 2
+        for step in steps:
+            expected = {"aten::_grouped_mm": 6, "hyperion::add_group_bias_": 2, "hyperion::clamped_gate": 1, "hyperion::clamped_gate_backward": 1}
+            self.assertEqual({name: step.get(f"operator\t{name}") for name in expected}, {name: blocks * times for name, times in expected.items()})
+            self.assertEqual({line: times for line, times in step.items() if line.startswith(("synchronize", "copy\tto pageable"))},
+                             {"synchronize\tevent": 1.0})
+
     def test_expert_parallel_ranks_exchange_by_one_call_each_and_wait_once_a_block_for_the_copies_of_their_counts(self):
         step = self.steady_step(*EXPERTS, EP, "--activation_checkpoint.mode=none", ranks=2)
         blocks = 2

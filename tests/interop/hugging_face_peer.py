@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, DeepseekV3Config, GenerationConfig,
                           GptOssConfig, Llama4TextConfig, LlamaConfig, LogitsProcessor, LogitsProcessorList, MistralConfig, Qwen2Config, Qwen3Config,
                           Qwen3MoeConfig, masking_utils, modeling_rope_utils)
+from transformers.integrations import mxfp4
 from transformers.utils.logging import disable_progress_bar
 
 KEYS = Path(__file__).resolve().parents[2] / "trainer" / "hugging_face" / "config_keys.def"
@@ -56,6 +57,8 @@ MODELS = {
     "qwen3, untied, heads that do not divide": Qwen3Config(**{**SMALL, "hidden_size": 50, "num_attention_heads": 9,
                                                              "num_key_value_heads": 3}, head_dim=12,
                                                            rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
+    "qwen2, windows in the last layers": Qwen2Config(**{**SMALL, "num_hidden_layers": 3}, use_sliding_window=True, sliding_window=9, max_window_layers=1),
+    "qwen3, windows": Qwen3Config(**SMALL, head_dim=16, use_sliding_window=True, sliding_window=5, max_window_layers=0),
     "qwen3_moe": Qwen3MoeConfig(**SMALL, head_dim=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20,
                                 norm_topk_prob=True),
     "qwen3_moe, some layers dense": Qwen3MoeConfig(**{**SMALL, "num_hidden_layers": 4}, head_dim=16, num_experts=5,
@@ -299,7 +302,9 @@ def check_jobs(hyperion, tool, folder):
     configs = {"qwen3": Qwen3MoeConfig(**{**SMALL, "vocab_size": 2048}, head_dim=16, num_experts=5, num_experts_per_tok=2,
                                        moe_intermediate_size=20), "deepseek_v3": DeepseekV3Config(**latent),
                "qwen2": Qwen2Config(**{**SMALL, "vocab_size": 2048}, tie_word_embeddings=True, max_window_layers=1),
-               "llama3": LlamaConfig(**{**SMALL, "vocab_size": 2048}, attention_bias=True)}
+               "llama3": LlamaConfig(**{**SMALL, "vocab_size": 2048}, attention_bias=True),
+               "gpt_oss": GptOssConfig(**{**SMALL, "vocab_size": 2048}, head_dim=20, num_local_experts=6, num_experts_per_tok=3,
+                                       sliding_window=9, rope_parameters=PLAIN_YARN)}
     for name, config in configs.items():
         original = folder / f"original-{name}"
         model = make_model(config)
@@ -328,6 +333,7 @@ def check_jobs(hyperion, tool, folder):
         warm_start.run([hyperion, "eval", original, "--data", folder / "text.jsonl", "--seq-len", "32", "--max-batches", "1"],
                        check=True)
     check_block_scales(tool, folder)
+    check_float4(tool, hyperion, folder)
     print("  experts and biases go in and out, on 1 and 2 ranks")
 
 
@@ -363,6 +369,50 @@ def check_block_scales(tool, folder):
     quantization = {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization}))
     close(our_logits(tool, ("logits", folder / "quantized"))[0], their_logits(load(folder / "plain")), "fp8 with block scales")
+
+
+def check_float4(tool, hyperion, folder):
+    """gpt_oss's experts in MXFP4 stand for the numbers that transformers makes of them, in logits, conversions and a job on 2 ranks."""
+    config = GptOssConfig(**{**SMALL, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 2048}, head_dim=20, num_local_experts=6,
+                          num_experts_per_tok=3, sliding_window=9, rope_parameters=PLAIN_YARN)
+    model = make_model(config)
+    plain_folder, coded = folder / "mxfp4-plain", folder / "mxfp4"
+    for place in (plain_folder, coded):
+        model.save_pretrained(place)
+        shutil.copytree(TOKENIZER, place, dirs_exist_ok=True)
+    stored, generator = load_file(plain_folder / "model.safetensors"), torch.Generator().manual_seed(8)
+    plain = dict(stored)
+    for name in [name for name in plain if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, inputs, outputs = stored.pop(name).shape
+        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8, generator=generator)
+        scales = torch.randint(121, 126, (experts, outputs, inputs // 32), dtype=torch.uint8, generator=generator)
+        stored[name + "_blocks"], stored[name + "_scales"] = blocks, scales
+        plain[name] = mxfp4.convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+    save_file(plain, plain_folder / "model.safetensors", {"format": "pt"})
+    save_file(stored, coded / "model.safetensors", {"format": "pt"})
+    path = coded / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}))
+    close(our_logits(tool, ("logits", coded))[0], their_logits(load(plain_folder)), "MXFP4")
+    job = folder / "mxfp4.toml"
+    job.write_text(JOB.format(place=folder / "mxfp4-job", name="gpt_oss", original=coded, folder=folder, rows=1))
+    refused = warm_start.run([hyperion, "train", job])
+    assert refused.returncode == 2 and "checkpoint.initial_load_in_hf_quantized" in refused.stderr, refused
+    run_hyperion(Path(hyperion), [str(job), "--checkpoint.initial_load_in_hf_quantized"], 2)
+    for command in ([coded, folder / "mxfp4-dcp", "--to=dcp"], [folder / "mxfp4-dcp", folder / "mxfp4-converted", "--to=safetensors"]):
+        warm_start.run([hyperion, "ckpt", "convert", *command], check=True)
+    for back in (folder / "mxfp4-job/checkpoint/step-1", folder / "mxfp4-converted"):
+        after = tensors_of(back)
+        assert after.keys() == plain.keys(), after.keys() ^ plain.keys()
+        for name, tensor in plain.items():
+            assert torch.allclose(after[name], tensor, rtol=0, atol=1e-29), (back, name)  # a job moves zeros by its lr of 1e-30
+        assert "quantization_config" not in json.loads((back / "config.json").read_text())
+    short = dict(stored)
+    name = next(name for name in short if name.endswith("_scales"))
+    for change, says in ((short.pop(name)[:, :-1].contiguous(), "its scales are"), (None, "is missing, its scales")):
+        save_file(short | ({} if change is None else {name: change}), coded / "model.safetensors", {"format": "pt"})
+        refused = warm_start.run([hyperion, "ckpt", "convert", coded, folder / "refused", "--to=dcp"])
+        assert refused.returncode != 0 and says in refused.stderr, refused
+    print("  MXFP4 goes in, and out as the same numbers")
 
 
 def check_router_loss(tool, folder):
@@ -435,7 +485,8 @@ def check_keys():
     """Every key of transformers' classes is honoured or refused here, or is one that its models' code does not read."""
     known = re.findall(r'^(READ|ONLY|NO_EFFECT)\((?:"([^"]*)", )?(\w+)', KEYS.read_text(), re.MULTILINE)
     shared = inspect.getsource(masking_utils) + inspect.getsource(modeling_rope_utils)
-    for kind in (LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig, DeepseekV3Config, Llama4TextConfig, MistralConfig):
+    for kind in (LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig, DeepseekV3Config, Llama4TextConfig, MistralConfig,
+                 GptOssConfig):
         of = {how: {key for what, types, key in known if what == how and (types in ("", "*") or kind.model_type in types.split())}
               for how in ("READ", "ONLY", "NO_EFFECT")}
         fields = {*kind().to_dict(), *(field.name for field in dataclasses.fields(kind)), *kind.attribute_map}

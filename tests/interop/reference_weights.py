@@ -6,7 +6,7 @@ A weight depends on (job seed, parameter name, element index) alone:
     value   = mean + std * quantile(lo + u * (hi - lo)), clamped to the cut, rounded to float32
 where (lo, hi) = (0, 1) for a normal and (Phi(a/std), Phi(b/std)) for one cut at [a, b]. The quantile of the standard
 normal is AS 241 (M. Wichura, "The Percentage Points of the Normal Distribution", Applied Statistics 37(3), 1988).
-The distributions are those of torchtitan 0.2.2's init_weights for llama3, qwen3, deepseek_v3 and llama4 (depth_init = true).
+The distributions are those of torchtitan 0.2.2's init_weights for llama3, qwen3, deepseek_v3, llama4 and gpt_oss (depth_init = true).
 
 `python reference_weights.py` runs the self-check; `... NAME ROWSxCOLUMNS SEED` prints the first values of a parameter.
 """
@@ -28,11 +28,12 @@ class Normal:
     cut: float | None = None
 
 
-def distribution(name: str, shape: tuple[int, ...], tied: bool = False) -> Normal | None:
+def distribution(name: str, shape: tuple[int, ...], tied: bool = False, alike: bool = False) -> Normal | None:
     """How torchtitan 0.2.2 initialises a parameter; None means ones (every norm).
 
     With a tied head (`tied`), tok_embeddings.weight *is* output.weight, and the output's initialisation wins,
-    because init_weights writes it last. The one tensor keeps the name tok_embeddings.weight for its key.
+    because init_weights writes it last. The one tensor keeps the name tok_embeddings.weight for its key. `alike`: gpt_oss, which draws
+    everything in a block but norms alike.
     """
     layer = re.match(r"layers\.(\d+)\.", name)
     kind = name.removesuffix(".weight").rsplit(".", 1)[-1]
@@ -43,6 +44,8 @@ def distribution(name: str, shape: tuple[int, ...], tied: bool = False) -> Norma
         return Normal(std, 3 * std)
     if kind == "tok_embeddings":
         return Normal(1.0)
+    if layer and alike:
+        return Normal(0.02 / math.sqrt(2 * (int(layer[1]) + 1)), 2.0)
     if layer and kind in ("wq", "wk", "wv", "w1", "wq_a", "wq_b", "wkv_a", "wkv_b"):
         return Normal(0.02, 2.0)
     if layer and kind in ("wo", "w2", "w3", "gate"):  # of experts too, whose stacks are named without ".weight"
@@ -113,9 +116,9 @@ def _phi(x: float) -> float:
     return 0.5 * math.erfc(-x / math.sqrt(2.0))
 
 
-def parameter(name: str, shape: tuple[int, ...], seed: int, tied: bool = False) -> np.ndarray:
+def parameter(name: str, shape: tuple[int, ...], seed: int, tied: bool = False, alike: bool = False) -> np.ndarray:
     """The whole (global, unsharded) parameter as float32."""
-    how = distribution(name, shape, tied)
+    how = distribution(name, shape, tied, alike)
     if how is None:
         return np.ones(shape, np.float32)
     count = math.prod(shape)

@@ -34,7 +34,8 @@ config::JobConfig::Model tiny_model(const TinyJob& job) {
       .sinks = job.sinks ? std::optional(true) : std::nullopt,
       .sliding_window_size = job.window > 0 ? std::optional(job.window) : std::nullopt,
       .full_attention_every = job.window > 0 ? std::optional<int64_t>(2) : std::nullopt};
-  const bool has_experts = name == "qwen3_moe" || name == "llama4" || name == "deepseek_v3";
+  const bool has_experts =
+      name == "qwen3_moe" || name == "llama4" || name == "deepseek_v3" || name == "gpt_oss";
   if (has_experts) {  // in every block, in every second one, or from the second one on
     dims.num_experts = job.experts;
     dims.moe_hidden_dim = job.expert_hidden;

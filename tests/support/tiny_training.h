@@ -20,7 +20,7 @@
 namespace hyperion {
 
 struct TinyJob {
-  const char* model = "llama3";  // qwen3_moe, deepseek_v3 and llama4 have experts
+  const char* model = "llama3";  // qwen3_moe, deepseek_v3, llama4 and gpt_oss have experts
   int64_t layers = 3;
   parallel::MeshConfig mesh{};
   at::ScalarType compute = at::kFloat;

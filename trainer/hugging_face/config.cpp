@@ -90,15 +90,18 @@ std::optional<models::DimensionProblem> export_problem(const ModelArgs& args) {
   refuse_if(args.attention.sinks != gpt_oss, {"sinks"},
             fmt::format("sinks is {}, and transformers has no {} model {} them", args.attention.sinks,
                         args.family, gpt_oss ? "without" : "with"));
-  refuse_if(args.attention.window > 0 && !mistral && !gpt_oss, {"sliding_window_size"},
+  const bool qwen = qwen2 || (qwen3 && !experts);
+  refuse_if(args.attention.window > 0 && !mistral && !gpt_oss && !qwen, {"sliding_window_size"},
             fmt::format("sliding_window_size is {}, and transformers' {} model has no window here",
                         args.attention.window, args.family));
   refuse_if(
-      args.attention.window > 0 && args.attention.window_first_layer > 0, {"sliding_window_first_layer"},
+      args.attention.window > 0 && !qwen && args.attention.window_first_layer > 0,
+      {"sliding_window_first_layer"},
       fmt::format("the first layers have no window, and transformers' {} model is not read so", args.family));
   refuse_if(args.attention.window > 0 && !gpt_oss && args.attention.window_full_every > 0,
             {"full_attention_every"},
-            "some layers have no window, and transformers' mistral model has one in all or in none");
+            fmt::format("some layers between others have no window, and transformers' {} model is not so",
+                        args.family));
   refuse_if(
       args.rope.yarn && !deepseek && args.rope.mscale != 1, {"rope_mscale"},
       fmt::format("rope_mscale is {}, and transformers' {} model has 1", args.rope.mscale, args.family));
@@ -298,7 +301,11 @@ std::string hf_config(const ModelArgs& args, const HfExport& options) {
        {"tie_word_embeddings", args.tied},
        {"torch_dtype", options.dtype},
        {"vocab_size", args.vocab_size}});
-  if (qwen) config["use_sliding_window"] = false;
+  if (qwen) config["use_sliding_window"] = args.attention.window > 0;
+  if (qwen && args.attention.window > 0) {
+    config["sliding_window"] = args.attention.window;
+    config["max_window_layers"] = args.attention.window_first_layer;
+  }
   if (args.family == "qwen2" || args.family == "mistral") config.erase("attention_bias");
   if (args.family == "llama3") config["mlp_bias"] = false;
   if (args.experts.are_present()) {

@@ -171,13 +171,24 @@ std::vector<std::string> contradictions(const json& config, const std::string& n
   return texts;
 }
 
+// The last layers of Qwen have windows where they are switched on. Missing keys have transformers' values.
+void read_window_of_qwen(const JsonNode& config, ModelArgs& args) {
+  const json& values = config.object();
+  if (!config["use_sliding_window"].flag(false)) return;
+  const JsonNode window = config["sliding_window"], first = config["max_window_layers"];
+  if (values.contains("sliding_window") && window.is_null()) return;
+  args.attention.window = size_in(window, 4096);
+  args.attention.window_first_layer =
+      first.is_null() ? 28 : static_cast<int64_t>(first.count(0, models::kMostLayers));
+}
+
 void read_qwen3(const JsonNode& config, ModelArgs& args) {
   args.family = "qwen3";
   args.rope.style = models::RopeStyle::kHalfSplit;
   args.attention.qk_norm = true;
   args.attention.head_dim = size_in(config["head_dim"], 128);
   args.max_seq_len = size_in(config["max_position_embeddings"], 32768);
-  must_be_off(config["use_sliding_window"], "sliding windows are not computed here");
+  read_window_of_qwen(config, args);
 }
 
 void read_qwen2(const JsonNode& config, ModelArgs& args) {
@@ -189,7 +200,7 @@ void read_qwen2(const JsonNode& config, ModelArgs& args) {
                  config.where(), args.dim, args.attention.n_heads);
   args.attention.head_dim = size_in(config["head_dim"], args.dim / args.attention.n_heads);
   args.max_seq_len = size_in(config["max_position_embeddings"], 32768);
-  must_be_off(config["use_sliding_window"], "sliding windows are not computed here");
+  read_window_of_qwen(config, args);
 }
 
 void read_llama(const JsonNode& config, ModelArgs& args) {
@@ -258,6 +269,7 @@ void read_router_loss(const JsonNode& config, ModelArgs& args) {
 }
 
 void read_qwen3_moe(const JsonNode& config, ModelArgs& args) {
+  must_be_off(config["use_sliding_window"], "qwen3_moe has no sliding windows here");
   read_qwen3(config, args);
   args.attention.head_dim = size_in(config["head_dim"], args.dim / args.attention.n_heads);
   const bool renamed = config["num_experts"].is_null();  // in transformers 5

@@ -42,12 +42,16 @@ clipping are wrong by the number of tokens: here the gradient of the loss is div
 Before its first step a stage runs once on zeros, for the shapes that it sends; torchtitan's experts count these as tokens, so that their
 biases differ from those without a pipeline: here they do not count.
 
+gpt_oss's attention is flex_attention, which PyTorch compiles for GPUs alone where gradients are wanted: here it is not compiled. Its blocks are
+bf16 whatever the configuration says: here they have the configuration's type.
+
 With tensor parallelism, and weights of tokens that apply after their experts, each rank has a part of these weights' gradient, which torchtitan
 does not add up: the gate's gradient of deepseek_v3 is 0.70 and 0.74 of that of one rank (its norm, of two ranks), and what goes back through the
 gate is short of as much. Here it is added up.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import pickle
@@ -101,6 +105,7 @@ import torchtitan.components.metrics as titan_metrics  # noqa: E402
 import torchtitan.components.optimizer as titan_optimizer  # noqa: E402
 import torchtitan.config as titan_config  # noqa: E402
 import torchtitan.distributed.utils as titan_distributed  # noqa: E402
+import torchtitan.models.attention as titan_attention  # noqa: E402
 import torchtitan.models.moe.kernels as titan_kernels  # noqa: E402
 import torchtitan.protocols.train_spec as titan_spec  # noqa: E402
 import torchtitan.tools.utils as titan_utils  # noqa: E402
@@ -110,6 +115,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor  # noqa: 
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta  # noqa: E402
 from torch.distributed.tensor._utils import compute_global_tensor_info  # noqa: E402
 from torch.distributed.tensor.experimental._context_parallel import _attention as torch_ring  # noqa: E402
+import torch.nn.attention.flex_attention as torch_flex  # noqa: E402
 
 titan_utils.device_type, titan_utils.device_module = "cpu", _device_module
 
@@ -252,6 +258,17 @@ def _sum_gradient_of_scores(router, _, output):
     return _ChangedInBackward.apply(output[0], _sum_over(weight.device_mesh.get_group("tp"))), *output[1:]
 
 
+def _no_tokenizer(job_config):
+    return types.SimpleNamespace(eos_id=None)  # flex_attention's masks of documents, which no case has, would ask for it
+
+
+def _run_gpt_oss_on_a_cpu(module):
+    torch_flex._validate_device = lambda *tensors: None
+    titan_attention.FlexAttentionWrapper._compiled_flex_attn = staticmethod(torch_flex.flex_attention)
+    titan_attention._compiled_create_block_mask = functools.partial(torch_flex.create_block_mask, device="cpu")
+    module.TransformerBlock.to = lambda block, dtype: block
+
+
 _get_train_spec = titan_spec.get_train_spec
 _model = None  # the sharded model, known once its weights are initialised
 _recorder = 0  # the rank that writes the metrics
@@ -284,6 +301,8 @@ def _spec_of_the_judge(name):
         tokens = job_config.training.global_batch_size * job_config.training.seq_len
         return lambda *args: _ChangedInBackward.apply(loss_fn(*args), lambda gradient: gradient / tokens)
 
+    if name == "gpt_oss":
+        _run_gpt_oss_on_a_cpu(sys.modules[spec.model_cls.__module__])
     spec.model_cls.init_weights = init_weights_by_formula
     flavors = dict(spec.model_args)
     if "PEER_FLAVOR" in os.environ:
@@ -297,7 +316,8 @@ def _spec_of_the_judge(name):
     for arguments in flavors.values():
         if hasattr(arguments, "moe_args"):
             arguments.moe_args.use_grouped_mm = False
-    return dataclasses.replace(spec, model_args=flavors, build_dataloader_fn=RecordedTokens, build_tokenizer_fn=None,
+    return dataclasses.replace(spec, model_args=flavors, build_dataloader_fn=RecordedTokens,
+                               build_tokenizer_fn=_no_tokenizer if name == "gpt_oss" else None,
                                build_loss_fn=build_loss_fn)
 
 
@@ -312,8 +332,9 @@ def _load_formula_weights(model, seed):
     from reference_weights import parameter
 
     tied = getattr(model.model_args, "enable_weight_tying", False)
+    alike = type(model).__name__ == "GptOssModel"
     for name, weight in model.named_parameters():
-        full = torch.from_numpy(parameter(_fqn(name), tuple(weight.shape), seed, tied))
+        full = torch.from_numpy(parameter(_fqn(name), tuple(weight.shape), seed, tied, alike))
         if isinstance(weight, DTensor):
             full = distribute_tensor(full, weight.device_mesh, weight.placements, src_data_rank=None)
         weight.copy_(full)

@@ -1,4 +1,3 @@
-#include "models/description.h"
 #include "models/flavors/registry.h"
 
 #include <limits>
@@ -6,6 +5,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
+#include "models/description.h"
 #include "models/transformer.h"
 
 namespace hyperion::models {
@@ -43,7 +43,9 @@ TEST_CASE("flavours with experts have torchtitan's total and active parameters")
         Case{"deepseek_v3", "236B", 235741434880, 21375800320},
         Case{"deepseek_v3", "671B", 671026404352, 37552282624},
         Case{"llama4", "debugmodel", 15017216, 6759680}, Case{"llama4", "17bx16e", 107769861120, 17172894720},
-        Case{"llama4", "17bx128e", 400711848960, 17184691200}}) {
+        Case{"llama4", "17bx128e", 400711848960, 17184691200},
+        Case{"gpt_oss", "debugmodel", 183397920, 147912224}, Case{"gpt_oss", "20b", 20914757184, 4187440704},
+        Case{"gpt_oss", "120b", 116829156672, 5711982912}}) {
     CAPTURE(c.name, c.flavor);
     const ParameterCounts counts = count_parameters(model_args(c.name, c.flavor));
     CHECK(counts.total == c.total);
@@ -61,7 +63,9 @@ TEST_CASE("biases of experts move, and documents are masked, in the flavours of 
                         Case{"qwen3", "235B-A22B", 0, false}, Case{"deepseek_v3", "debugmodel", 1e-3, false},
                         Case{"deepseek_v3", "16B", 1e-3, true}, Case{"deepseek_v3", "236B", 1e-3, true},
                         Case{"deepseek_v3", "671B", 1e-3, true}, Case{"llama4", "debugmodel", 1e-3, false},
-                        Case{"llama4", "17bx16e", 1e-3, false}, Case{"llama4", "17bx128e", 1e-3, false}}) {
+                        Case{"llama4", "17bx16e", 1e-3, false}, Case{"llama4", "17bx128e", 1e-3, false},
+                        Case{"gpt_oss", "debugmodel", 1e-3, false}, Case{"gpt_oss", "20b", 1e-3, false},
+                        Case{"gpt_oss", "120b", 1e-3, false}}) {
     CAPTURE(c.name, c.flavor);
     const ModelArgs args = model_args(c.name, c.flavor);
     CHECK(args.experts.load_balance_coeff == c.coefficient);
@@ -99,7 +103,8 @@ TEST_CASE("a model declares as many parameters as its flavour counts") {
                                      {"qwen3", "debugmodel_moe"},
                                      {"deepseek_v3", "debugmodel"},
                                      {"deepseek_v3", "236B"},
-                                     {"llama4", "debugmodel"}}) {
+                                     {"llama4", "debugmodel"},
+                                     {"gpt_oss", "debugmodel"}}) {
     CAPTURE(name, flavor);
     const ModelArgs args = model_args(name, flavor);
     int64_t total = 0;

@@ -52,6 +52,64 @@ TEST_CASE("the original length beside the RoPE parameters wins over the one insi
                   .contains("original_max_position_embeddings"));
 }
 
+TEST_CASE("gpt_oss has windows where layer_types says, and transformers' values where keys are missing") {
+  json config = {{"model_type", "gpt_oss"},   {"hidden_size", 64},       {"num_hidden_layers", 4},
+                 {"num_attention_heads", 16}, {"intermediate_size", 48}, {"vocab_size", 100},
+                 {"num_local_experts", 8}};
+  const ModelArgs plain = parsed(config), flavor = models::model_args("gpt_oss", "debugmodel");
+  CHECK(plain.attention.n_kv_heads == 8);
+  CHECK(plain.attention.head_dim == 64);
+  CHECK(plain.attention.qkv_bias);
+  CHECK(plain.attention.output_bias);
+  CHECK(plain.attention.window == 128);
+  CHECK(plain.attention.window_full_every == 2);
+  CHECK(plain.experts.hidden_dim == 48);
+  CHECK(plain.experts.top_k == 4);
+  CHECK(plain.rope.theta == flavor.rope.theta);
+  CHECK(plain.rope.factor == flavor.rope.factor);
+  CHECK(plain.rope.original_length == flavor.rope.original_length);
+  CHECK_FALSE(plain.rope.truncate);
+  CHECK(plain.norm_eps == flavor.norm_eps);
+  const json full = "full_attention", window = "sliding_attention";
+  const auto every = [&](const json& layers) {
+    const ModelArgs args = parsed(with(config, {{"layer_types", layers}}));
+    return std::pair(args.attention.window, args.attention.window_full_every);
+  };
+  CHECK(every(json::array({window, full, window, full})) == std::pair<int64_t, int64_t>(128, 2));
+  CHECK(every(json::array({window, window, full, window})) == std::pair<int64_t, int64_t>(128, 3));
+  CHECK(every(json::array({window, window, window, window})) == std::pair<int64_t, int64_t>(128, 0));
+  CHECK(every(json::array({full, full, full, full})) == std::pair<int64_t, int64_t>(0, 0));
+  for (const json& wrong :
+       {json::array({window, full, full, window}), json::array({full, window, full, window}),
+        json::array({window, full}), json::array({1, 2, 3, 4})})
+    CHECK_THROWS_WITH(parsed(with(config, {{"layer_types", wrong}})), Contains("layer_types"));
+  for (const auto& [key, value] : {std::pair<std::string, json>("swiglu_limit", 6.0),
+                                   {"swiglu_alpha", 1.5},
+                                   {"experts_per_token", 2},
+                                   {"quantization_config", {{"quant_method", "gptq"}}}}) {
+    CAPTURE(key);
+    CHECK_THROWS_AS(parsed(with(config, {{"num_experts_per_tok", 4}, {key, value}})), Error);
+  }
+  CHECK_NOTHROW(parsed(with(config, {{"quantization_config", {{"quant_method", "mxfp4"}}}})));
+}
+
+TEST_CASE("qwen has windows in its last layers where they are switched on") {
+  for (const char* family : {"qwen2", "qwen3"}) {
+    json config = config_of(family, "debugmodel");
+    config.update({{"sliding_window", 64}, {"max_window_layers", 2}});
+    CHECK(parsed(config).attention.window == 0);
+    config["use_sliding_window"] = true;
+    const ModelArgs args = parsed(config);
+    CHECK(args.attention.window == 64);
+    CHECK(args.attention.window_first_layer == 2);
+    const json back = json::parse(hf_config(args, {}));
+    for (const char* key : {"use_sliding_window", "sliding_window", "max_window_layers"})
+      CHECK(back[key] == config[key]);
+  }
+  CHECK_THROWS_WITH(parsed(with(config_of("qwen3", "debugmodel_moe"), {{"use_sliding_window", true}})),
+                    Contains("use_sliding_window"));
+}
+
 TEST_CASE(
     "mistral has a window in every layer or in none, by transformers' defaults where keys are missing") {
   json config = config_of("llama3", "debugmodel");
@@ -84,7 +142,7 @@ TEST_CASE(
   config["layer_types"][1] = "sliding_attention";
   config["attention_bias"] = true;
   CHECK_THROWS_WITH(parsed(config), Contains("Mistral's attention has no bias"));
-  CHECK_THROWS_WITH(hf_config(some, {}), Contains("in all or in none"));
+  CHECK_THROWS_WITH(hf_config(some, {}), Contains("between others"));
 }
 
 TEST_CASE("YaRN of models without latent attention is read and written with its rounding") {
