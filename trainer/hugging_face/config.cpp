@@ -9,8 +9,8 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "models/args/clamped_gate.h"
 #include "models/args/model_args.h"
-#include "models/kernels/common/limits.h"
 
 namespace hyperion::hugging_face {
 namespace {
@@ -167,8 +167,8 @@ json experts_config(const ModelArgs& args) {
             {"intermediate_size", args.experts.hidden_dim},
             {"num_experts_per_tok", args.experts.top_k},
             {"num_local_experts", args.experts.num_experts},
-            {"swiglu_alpha", kernels::kGateSlope},
-            {"swiglu_limit", kernels::kGateLimit}};
+            {"swiglu_alpha", models::kGateSlope},
+            {"swiglu_limit", models::kGateLimit}};
   if (args.family == "qwen3")
     return {{"decoder_sparse_step", args.experts.moe_every},    {"mlp_only_layers", dense},
             {"moe_intermediate_size", args.experts.hidden_dim}, {"norm_topk_prob", args.experts.route_norm},

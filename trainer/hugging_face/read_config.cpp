@@ -11,7 +11,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/printable.h"
-#include "models/kernels/common/limits.h"
+#include "models/args/clamped_gate.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/config_keys.h"
 
@@ -382,7 +382,7 @@ void read_gpt_oss(const JsonNode& config, ModelArgs& args) {
                   .route_norm = true};
   require_same_number(config["experts_per_token"], args.experts.top_k, "num_experts_per_tok");
   for (const auto& [key, value] :
-       {std::pair("swiglu_limit", kernels::kGateLimit), {"swiglu_alpha", kernels::kGateSlope}})
+       {std::pair("swiglu_limit", models::kGateLimit), {"swiglu_alpha", models::kGateSlope}})
     if (std::abs(number_in(config[key], value) - value) > 1e-6)
       config[key].refuse(fmt::format("{:.4g}", value));
   read_router_loss(config, args);

@@ -44,7 +44,8 @@ Adam::Adam(const std::vector<parallel::ShardedParameterPtr>& parameters,
     const bool in_pass = together && (!rounds || (parameter->compute_shard().device() == master.device() &&
                                                   parameter->compute_shard().scalar_type() == at::kBFloat16));
     tensors.copies.push_back(in_pass ? parameter->compute_shard() : at::Tensor());
-    if (together && !(rounds && in_pass)) {
+    if (rounds && in_pass) continue;  // written with the states
+    if (together) {
       masters_to_copy_.push_back(master);
       compute_shards_.push_back(parameter->compute_shard());
     } else if (copies) {
