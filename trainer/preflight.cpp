@@ -46,7 +46,8 @@ void require_model_of_job(const config::JobConfig& config, const models::ModelAr
                           : checkpointing::own_names(chosen.checkpoint, names, /*ema=*/false);
   checkpointing::require_same_dimensions(model, chosen.checkpoint, stored, model_remedy(config, chosen));
   if (checkpointing::has_block_scales(stored) && !config.checkpoint.initial_load_in_hf_quantized)
-    throw_config("{}: holds quantized weights with block scales; to read them start with {}", chosen.path.string(),
+    throw_config("{}: holds quantized weights with block scales; to read them start with {}",
+                 chosen.path.string(),
                  config::override_text("checkpoint.initial_load_in_hf_quantized", "true"));
 }
 

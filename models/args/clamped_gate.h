@@ -1,5 +1,5 @@
-// The constants of gpt_oss's clamped gate (models/kernels/clamped_gate), which nvcc reads too: swiglu_limit and
-// swiglu_alpha of its config.json.
+// The constants of gpt_oss's clamped gate (models/kernels/clamped_gate), which nvcc reads too: swiglu_limit
+// and swiglu_alpha of its config.json.
 #pragma once
 
 namespace hyperion::models {

@@ -193,12 +193,14 @@ class BlockCounter {
   void count_scores(const models::AttentionWidths& widths, double queries, double keys, double values,
                     double output) const {
     const double length = static_cast<double>(setting_.config.training.seq_len);
-    const double pairs = tokens() * (length + 1) / 2;  // the head-tail order gives every rank as many
+    const double pairs =
+        tokens() * (widths.mean_keys(length) + 0.5);  // the head-tail order gives every rank as many
     const double heads = static_cast<double>(widths.heads) / setting_.tensor;
     const double flops = 2 * pairs * heads * static_cast<double>(widths.head_dim + widths.v_head_dim);
     const AttentionRates rates = attention_rates(widths, setting_);
     const double rows = tokens() * element();
-    const bool ring = setting_.context > 1 && config::passes_keys_in_ring(setting_.config);
+    const bool ring =
+        setting_.context > 1 && config::passes_keys_in_ring(setting_.config) && widths.window == 0;
     const double calls = ring ? setting_.context : setting_.context > 1 ? 2 : 1;
     add(Family::kAttention, 1 + recomputes_attention(), calls, rows * (queries + keys + values + output),
         flops, rates.forward);
@@ -399,7 +401,8 @@ Rate product_rate(const BlockSetting& setting) {
 AttentionRates attention_rates(const models::AttentionWidths& widths, const BlockSetting& setting) {
   if (setting.element == kFp32) return {Rate::kEfficientForward, Rate::kEfficientBackward};
   const bool documents = setting.config.training.document_mask;
-  const bool cudnn = !documents && setting.config.model.attention != config::AttentionChoice::kFlash;
+  const bool cudnn =
+      !documents && widths.window == 0 && setting.config.model.attention != config::AttentionChoice::kFlash;
   if (cudnn) return {Rate::kCudnnForward, Rate::kCudnnBackward};
   if (widths.head_dim > 128) return {Rate::kWideFlashForward, Rate::kWideFlashBackward};
   return {Rate::kFlashForward, Rate::kFlashBackward};
