@@ -150,11 +150,6 @@ Tensor heads_first(const c10::IValue& value) {
   return value.toTensor().transpose(1, 2);
 }
 
-// Without bounds of [batch, tokens, heads, head_dim].
-
-// Without bounds of [batch, tokens, heads, head_dim]; with bounds of one row, and its log-sum-exps are one
-// row for each sequence.
-
 // HYPERION_SIMULATED_CUDNN: "refuse", as a version that has no plan for the shape, "refuse_backward", one
 // that has none for the backward of several sequences on another thread than the main one, or "wrong".
 std::string cudnn_fault() {

@@ -137,8 +137,10 @@ CardRange Cards::find(const std::string& name) const {
       return (end == End::kSlow) == cost ? high : low;
     });
   };
-  double memory = own.memory_gib;
-  if (memory == 0 && !own.like.empty()) memory = entry(own.like).memory_gib;
+  double memory = own.memory_gib;  // constants_of() has found that the chain ends
+  for (const Entry* next = &own; memory == 0 && !next->like.empty(); memory = next->memory_gib)
+    next = &entry(next->like);
+  if (memory == 0) throw_config("card \"{}\" in {} does not have \"memory_gib\"", key, file_.string());
   return {.name = own.name,
           .memory_bytes = memory * (1 << 30),
           .slow = at(End::kSlow),

@@ -18,7 +18,7 @@ using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
 // The groups of a chunk's rows: of all experts, some of them without rows, or of the experts that have some.
-// A product over rows, wgrad, takes no groups without rows.
+// A product over rows, wgrad, takes the groups from the first expert with rows to the last.
 struct GroupsOfChunk {
   GroupsOfChunk(const RowChunk& chunk, const kernels::RowGroups& groups, const std::vector<int64_t>& ends) {
     const int64_t last_row = chunk.first_row + chunk.rows;
