@@ -101,6 +101,8 @@ std::string settings_text(const MeshPlan& plan) {
   if (parallelism.context_parallel_degree > 1)
     text += parallelism.context_parallel_rotate_method == "alltoall" ? ", ring" : ", gathered keys";
   if (parallelism.pipeline_parallel_degree > 1) text += ", " + parallelism.pipeline_parallel_schedule;
+  if (parallelism.fsdp_reshard_after_forward != config::ReshardAfterForward::kDefault)
+    text += fmt::format(", reshard {}", text_of(parallelism.fsdp_reshard_after_forward));
   return text;
 }
 
