@@ -258,6 +258,7 @@ CLI::App* add_plan(CLI::App& app, CommandLine::Plan& plan, std::string& file) {
   command->add_flag("--keep-mesh", plan.keep_mesh, "Keep the file's degrees, and search the other settings");
   command->add_option("--explain", plan.explain, "Print the plan of this number in full")->check(count);
   command->add_flag("--json", plan.json, "Print JSON");
+  add_path(*command, "--html", plan.html, "Write a page with pictures of memory, time and speed by GPUs");
   add_path(*command, "--write", plan.write, "Write a TOML file with the plan (the first, or --explain's)");
   return command;
 }

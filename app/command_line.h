@@ -56,6 +56,7 @@ struct CommandLine {
     int64_t explain = 0;       // the plan to print in full, counted from 1
     bool json = false;
     std::string write;  // the TOML file to write
+    std::string html;   // the page to write
   };
 
   // Options of both generate and eval.

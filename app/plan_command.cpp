@@ -7,6 +7,7 @@
 
 #include "app/commands.h"
 #include "app/plan/mesh_search.h"
+#include "app/plan/plan_page.h"
 #include "app/plan/plan_text.h"
 #include "base/counted.h"
 #include "base/durable.h"
@@ -79,6 +80,25 @@ void write_plan(const std::string& path, const config::ResolvedConfig& resolved,
   print_text(fmt::format("Written: {} ({})\n", path, describe_mesh(plan)));
 }
 
+using SearchOnGpus = std::function<SearchResult(const Hardware&, const SearchOptions&)>;
+
+// Returns the fastest plans of the same batch on N/8 to 2 N GPUs, where there is one. `found` is that on N.
+std::vector<GpusPlan> scaling_of(const MeshPlan& found, Hardware hardware, SearchOptions options,
+                                 const SearchOnGpus& search) {
+  std::vector<GpusPlan> scaling;
+  const int64_t gpus = hardware.gpus;
+  options.results = 1;
+  for (const int64_t sixteenths : {2, 4, 8, 16, 32}) {
+    if (gpus * sixteenths % 16 != 0) continue;
+    hardware.gpus = gpus * sixteenths / 16;
+    if (hardware.gpus == gpus)
+      scaling.push_back({gpus, found});
+    else if (SearchResult result = search(hardware, options); !result.plans.empty())
+      scaling.push_back({hardware.gpus, std::move(result.plans.front())});
+  }
+  return scaling;
+}
+
 }  // namespace
 
 ExitCode plan_command(const CommandLine& line) {
@@ -103,12 +123,14 @@ ExitCode plan_command(const CommandLine& line) {
                                            : global_batch_of(resolved.config, options.gpus),
                        .configured = options.configured,
                        .keep_mesh = options.keep_mesh};
-  std::optional<Progress> progress;
-  const SearchResult result = search_meshes(resolved, model, hardware, search, [&](size_t done, size_t all) {
-    if (!progress) progress.emplace("plan", all, "configurations");
-    progress->update(done);
-  });
-  progress.reset();
+  const SearchOnGpus search_on = [&](const Hardware& on, const SearchOptions& with) {
+    std::optional<Progress> progress;
+    return search_meshes(resolved, model, on, with, [&](size_t done, size_t all) {
+      if (!progress) progress.emplace("plan", all, "configurations");
+      progress->update(done);
+    });
+  };
+  const SearchResult result = search_on(hardware, search);
   if (result.plans.empty()) refuse(result, resolved, model, hardware, search);
   if (options.explain > static_cast<int64_t>(result.plans.size()))
     throw_config("--explain {}: there are {} plans", options.explain, result.plans.size());
@@ -131,6 +153,14 @@ ExitCode plan_command(const CommandLine& line) {
     print_text(explain_plan(result, static_cast<size_t>(options.explain) - 1, facts, hardware, model));
   else
     print_text(plan_table(result, facts, hardware, search));
+  if (!options.html.empty()) {
+    const std::vector<GpusPlan> scaling = search.configured
+                                              ? std::vector<GpusPlan>()
+                                              : scaling_of(result.plans.front(), hardware, search, search_on);
+    write_file_atomic(options.html, plan_page(result, facts, hardware,
+                                              plan_table(result, facts, hardware, search), scaling));
+    if (!options.json) print_text(fmt::format("Written: {}\n", options.html));
+  }
   if (!options.write.empty())
     write_plan(options.write, given,
                result.plans[options.explain > 0 ? static_cast<size_t>(options.explain) - 1 : 0]);

@@ -107,27 +107,24 @@ class Enumerator {
     parallelism.expert_parallel_degree = degrees.experts;
     parallelism.expert_tensor_parallel_degree = degrees.expert_tensor;
     if (degrees.tensor == 1) parallelism.enable_async_tensor_parallel = false;
-    for (const RecomputeMode mode : {RecomputeMode::kNone, RecomputeMode::kElementwise,
-                                     RecomputeMode::kSelective, RecomputeMode::kFull}) {
-      config.activation_checkpoint.mode = mode;
-      if (mode == RecomputeMode::kSelective) config.activation_checkpoint.selective_ac_option = "op";
-      for (int64_t rows = 1; rows <= std::min(batch, kLargestMicrobatch); rows *= 2) {
-        if (batch % rows != 0) continue;
-        if (degrees.pipeline == 1) {
-          config.training.local_batch_size = rows;
-          add_exchanges(config);
-          continue;
-        }
-        // Many more microbatches than ranks hide no more of the bubble, and take long to simulate.
-        const bool is_largest = rows * 2 > std::min(batch, kLargestMicrobatch) || batch % (rows * 2) != 0;
-        if (batch / rows > std::max<int64_t>(64, 8 * degrees.pipeline) && !is_largest) continue;
-        config.training.local_batch_size = batch;
-        parallelism.pipeline_parallel_microbatch_size = rows;
-        for (const char* schedule : {"1F1B", "Interleaved1F1B"}) {
-          parallelism.pipeline_parallel_schedule = schedule;
-          parallelism.pipeline_parallel_layers_per_stage.reset();
-          add_exchanges(config);
-        }
+    for (int64_t rows = 1; rows <= std::min(batch, kLargestMicrobatch); rows *= 2) {
+      if (batch % rows != 0) continue;
+      if (degrees.pipeline == 1) {
+        config.training.local_batch_size = rows;
+        add_exchanges(config);
+        continue;
+      }
+      // Many more microbatches than ranks hide no more of the bubble, and take long to simulate.
+      const bool is_largest = rows * 2 > std::min(batch, kLargestMicrobatch) || batch % (rows * 2) != 0;
+      if (batch / rows > std::max<int64_t>(64, 8 * degrees.pipeline) && !is_largest) continue;
+      config.training.local_batch_size = batch;
+      parallelism.pipeline_parallel_microbatch_size = rows;
+      // GPipe and LoopedBFS keep more than the first two and are as fast, as is DualPipeV beside
+      // ZBVZeroBubble.
+      for (const char* schedule : {"1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"}) {
+        parallelism.pipeline_parallel_schedule = schedule;
+        parallelism.pipeline_parallel_layers_per_stage.reset();
+        add_exchanges(config);
       }
     }
   }
@@ -163,6 +160,30 @@ bool can_run(const config::JobConfig& config, const config::ResolvedConfig& reso
   return problems.lines().empty();
 }
 
+// Calls `fits` with the configuration's choices of activation checkpointing and of when gathered weights are
+// freed, the fastest first, until no other choice that fits can be faster.
+template <typename F>
+void try_settings_of_memory(config::JobConfig config, F&& fits) {
+  using config::ReshardAfterForward;
+  auto& parallelism = config.parallelism;
+  std::vector<ReshardAfterForward> reshards = {ReshardAfterForward::kNever, ReshardAfterForward::kDefault};
+  if (parallelism.data_parallel_shard_degree * parallelism.context_parallel_degree == 1)
+    reshards = {ReshardAfterForward::kDefault};
+  else if (parallelism.pipeline_parallel_degree > 1)
+    reshards = {ReshardAfterForward::kDefault, ReshardAfterForward::kAlways};
+  for (const RecomputeMode mode :
+       {RecomputeMode::kNone, RecomputeMode::kElementwise, RecomputeMode::kSelective, RecomputeMode::kFull}) {
+    config.activation_checkpoint.mode = mode;
+    if (mode == RecomputeMode::kSelective) config.activation_checkpoint.selective_ac_option = "op";
+    for (const ReshardAfterForward reshard : reshards) {
+      parallelism.fsdp_reshard_after_forward = reshard;
+      if (!fits(config)) continue;
+      if (reshard == reshards.front()) return;
+      break;
+    }
+  }
+}
+
 }  // namespace
 
 double usable_memory(const trainer::CardRange& card) {
@@ -180,22 +201,32 @@ SearchResult search_meshes(const config::ResolvedConfig& resolved, const models:
   SearchResult result;
   const double limit = usable_memory(hardware.card);
   std::map<Degrees, MeshPlan> best;
-  for (size_t i = 0; i < candidates.size(); ++i) {
-    progress(i, candidates.size());
-    if (!can_run(candidates[i], resolved, facts)) continue;
-    std::optional<MeshPlan> plan = planner.plan(candidates[i], limit, /*ends=*/false);
-    if (!plan) continue;
+  const auto fits = [&](const config::JobConfig& config) {
+    std::optional<MeshPlan> plan = planner.plan(config, limit, /*ends=*/false);
+    if (!plan) return false;
     ++result.tried;
     if (plan->memory.total() > limit) {
       if (!result.smallest || plan->memory.total() < result.smallest->memory.total())
         result.smallest = std::move(plan);
-      continue;
+      return false;
+    }
+    Degrees shape = degrees_of(config.parallelism);
+    shape.replicas = 1;  // of meshes that differ in their replicas alone the best is shown
+    const auto found = best.find(shape);
+    if (found == best.end() || plan->middle.total() < found->second.middle.total()) {
+      if (!can_run(config, resolved, facts)) return false;
+      best.insert_or_assign(shape, std::move(*plan));
     }
     ++result.fitting;
-    Degrees shape = degrees_of(candidates[i].parallelism);
-    shape.replicas = 1;  // of meshes that differ in their replicas alone the best is shown
-    const auto [found, is_new] = best.try_emplace(shape, *plan);
-    if (!is_new && plan->middle.total() < found->second.middle.total()) found->second = std::move(*plan);
+    return true;
+  };
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    progress(i, candidates.size());
+    if (!can_run(candidates[i], resolved, facts)) continue;
+    if (options.configured)
+      fits(candidates[i]);
+    else
+      try_settings_of_memory(candidates[i], fits);
   }
   for (auto& [degrees, plan] : best) result.plans.push_back(std::move(plan));
   std::ranges::stable_sort(result.plans, {},

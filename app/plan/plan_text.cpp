@@ -22,23 +22,12 @@ namespace {
 
 using trainer::Family, trainer::StepTime;
 
-constexpr double kGib = 1 << 30;
 constexpr double kDay = 86400;
 
 // 419 unexpected interruptions of 16,384 GPUs in 54 days (The Llama 3 Herd of Models, section 3.3.4).
 constexpr double kGpuSecondsPerFailure = 54.0 * kDay * 16384 / 419;
 // What a node is taken to write to shared storage. Saves in the background cost training less.
 constexpr double kNodeWriteBytesPerSecond = 1e9;
-
-std::string three_digits(double value) {
-  if (value <= 0) return "0";
-  const double unit = std::pow(10, std::floor(std::log10(value)) - 2);
-  return fmt::format("{}", format_count(static_cast<uint64_t>(std::round(value / unit) * unit + 0.5)));
-}
-
-std::string mode_text(const config::JobConfig& config) {
-  return std::string(text_of(config.activation_checkpoint.mode));
-}
 
 std::string batch_text(const MeshPlan& plan) {
   const auto& parallelism = plan.config.parallelism;
@@ -48,45 +37,12 @@ std::string batch_text(const MeshPlan& plan) {
   return fmt::format("{} x {:.0f}", rows, plan.microbatches);
 }
 
-std::string settings_text(const MeshPlan& plan) {
-  const auto& parallelism = plan.config.parallelism;
-  std::string text = mode_text(plan.config);
-  if (parallelism.enable_async_tensor_parallel) text += ", async TP";
-  if (parallelism.context_parallel_degree > 1)
-    text += parallelism.context_parallel_rotate_method == "alltoall" ? ", ring" : ", gathered keys";
-  if (parallelism.pipeline_parallel_degree > 1) text += ", " + parallelism.pipeline_parallel_schedule;
-  return text;
-}
-
 double per_gpu(const MeshPlan& plan, const StepTime& time, const Hardware& hardware) {
   return plan.speed(time) / static_cast<double>(hardware.gpus);
 }
 
 double mfu(const MeshPlan& plan, const StepTime& time, const PlanFacts& facts, const Hardware& hardware) {
   return per_gpu(plan, time, hardware) * facts.flops_per_token / hardware.card.middle.peak;
-}
-
-// Where the time goes, in parts that people look for.
-struct Part {
-  const char* name;
-  std::vector<Family> families;
-};
-const std::vector<Part>& parts() {
-  static const std::vector<Part> list = {
-      {"products", {Family::kProducts, Family::kHeadProducts, Family::kExpertProducts}},
-      {"attention", {Family::kAttention}},
-      {"rows",
-       {Family::kNorms, Family::kRope, Family::kGatedActivation, Family::kRouting, Family::kResidual,
-        Family::kCopies, Family::kFloat8Casts, Family::kLoss, Family::kPacking, Family::kEmbedding}},
-      {"optim", {Family::kOptimizer}},
-      {"comm", {Family::kCollectives, Family::kDispatch, Family::kSequenceExchange}},
-      {"bubble", {Family::kBubble, Family::kTransfers}}};
-  return list;
-}
-double share_of(const StepTime& time, const Part& part) {
-  double seconds = 0;
-  for (const Family family : part.families) seconds += time.of(family);
-  return seconds / time.total();
 }
 
 std::string days_text(double days) {
@@ -131,6 +87,53 @@ std::string what_would_change(const MeshPlan& plan, const Hardware& hardware,
 }
 
 }  // namespace
+
+std::string three_digits(double value) {
+  if (value <= 0) return "0";
+  const double unit = std::pow(10, std::floor(std::log10(value)) - 2);
+  return fmt::format("{}", format_count(static_cast<uint64_t>(std::round(value / unit) * unit + 0.5)));
+}
+
+std::string settings_text(const MeshPlan& plan) {
+  const auto& parallelism = plan.config.parallelism;
+  std::string text = std::string(text_of(plan.config.activation_checkpoint.mode));
+  if (parallelism.enable_async_tensor_parallel) text += ", async TP";
+  if (parallelism.context_parallel_degree > 1)
+    text += parallelism.context_parallel_rotate_method == "alltoall" ? ", ring" : ", gathered keys";
+  if (parallelism.pipeline_parallel_degree > 1) text += ", " + parallelism.pipeline_parallel_schedule;
+  if (parallelism.fsdp_reshard_after_forward != config::ReshardAfterForward::kDefault)
+    text += fmt::format(", reshard {}", text_of(parallelism.fsdp_reshard_after_forward));
+  return text;
+}
+
+const std::vector<TimePart>& time_parts() {
+  static const std::vector<TimePart> list = {
+      {"products", "matrix products", {Family::kProducts, Family::kHeadProducts, Family::kExpertProducts}},
+      {"attention", "attention", {Family::kAttention}},
+      {"rows",
+       "rows (norms, RoPE, SwiGLU, routing, casts, loss)",
+       {Family::kNorms, Family::kRope, Family::kGatedActivation, Family::kRouting, Family::kResidual,
+        Family::kCopies, Family::kFloat8Casts, Family::kLoss, Family::kPacking, Family::kEmbedding}},
+      {"optim", "optimizer", {Family::kOptimizer}},
+      {"comm", "exposed communication", {Family::kCollectives, Family::kDispatch, Family::kSequenceExchange}},
+      {"bubble", "bubble and exposed transfers", {Family::kBubble, Family::kTransfers}}};
+  return list;
+}
+
+double TimePart::seconds_of(const StepTime& time) const {
+  double seconds = 0;
+  for (const Family family : families) seconds += time.of(family);
+  return seconds;
+}
+
+std::array<std::pair<const char*, double>, 6> memory_parts(const trainer::PeakMemory& memory) {
+  return {{{"weights and optimizer states", memory.states},
+           {"gradients", memory.gradients},
+           {"gathered weights", memory.gathered},
+           {"kept activations", memory.activations},
+           {"logits, recomputed blocks, buffers", memory.working},
+           {"lost by the allocator", memory.reserved}}};
+}
 
 trainer::CardRange known_card(const std::string& named) {
   const std::filesystem::path known = config::install_root() / "scripts/cards.json";
@@ -186,7 +189,7 @@ std::string plan_table(const SearchResult& result, const PlanFacts& facts, const
   for (const MeshPlan& plan : result.plans) width = std::max(width, describe_mesh(plan).size());
   text += fmt::format("{:>2}  {:<{}}  {:>8}  {:>6}  {:>17}  {:>5}  {}", "#", "mesh", width, "batch", "GiB",
                       "tokens/s per GPU", "MFU", facts.tokens > 0 ? "  days  " : "");
-  for (const Part& part : parts()) text += fmt::format("{:>11}", part.name);
+  for (const TimePart& part : time_parts()) text += fmt::format("{:>11}", part.name);
   text += "  settings\n";
   for (size_t i = 0; i < result.plans.size(); ++i) {
     const MeshPlan& plan = result.plans[i];
@@ -197,7 +200,8 @@ std::string plan_table(const SearchResult& result, const PlanFacts& facts, const
                     three_digits(per_gpu(plan, plan.fast, hardware))),
         100 * mfu(plan, plan.middle, facts, hardware),
         facts.tokens > 0 ? fmt::format("{:>6}  ", days_text(days_of_tokens / plan.speed(plan.middle))) : "");
-    for (const Part& part : parts()) text += fmt::format("{:>10.0f}%", 100 * share_of(plan.middle, part));
+    for (const TimePart& part : time_parts())
+      text += fmt::format("{:>10.0f}%", 100 * part.seconds_of(plan.middle) / plan.middle.total());
     text += fmt::format("  {}\n", settings_text(plan));
   }
   const SaveInterval saves = save_interval(facts.state_bytes, hardware.gpus, hardware.cluster.gpus_per_node);
@@ -231,16 +235,12 @@ std::string explain_plan(const SearchResult& result, size_t index, const PlanFac
                         three_digits(days * 24 * static_cast<double>(hardware.gpus)));
   }
   text += "\nmemory of the fullest rank        GiB\n";
-  const std::pair<const char*, double> memory[] = {
-      {"weights and optimizer states", plan.memory.states},
-      {"gradients", plan.memory.gradients},
-      {"gathered weights", plan.memory.gathered},
-      {"kept activations", plan.memory.activations},
-      {"logits, recomputed blocks, buffers", plan.memory.working},
-      {"lost by the allocator", plan.memory.reserved},
-      {"all", plan.memory.total()}};
-  for (const auto& [name, bytes] : memory) text += fmt::format("  {:<34}{:>7.2f}\n", name, bytes / kGib);
-  text += fmt::format("  {:<34}{:>7.2f}\n", "may use", usable_memory(hardware.card) / kGib);
+  const auto add_memory = [&](const char* name, double bytes) {
+    text += fmt::format("  {:<34}{:>7.2f}\n", name, bytes / kGib);
+  };
+  for (const auto& [name, bytes] : memory_parts(plan.memory)) add_memory(name, bytes);
+  add_memory("all", plan.memory.total());
+  add_memory("may use", usable_memory(hardware.card));
   text += "\ntime of a step                      ms            us per token    share\n";
   for (size_t i = 0; i < static_cast<size_t>(Family::kCount); ++i) {
     const auto family = static_cast<Family>(i);

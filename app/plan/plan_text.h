@@ -1,11 +1,16 @@
 // Prints plans as a table, as JSON, and one plan in full.
 #pragma once
 
+#include <array>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "app/plan/mesh_search.h"
 
 namespace hyperion::app {
+
+inline constexpr double kGib = 1 << 30;
 
 // The facts of the job that all plans share.
 struct PlanFacts {
@@ -22,6 +27,20 @@ std::string plan_table(const SearchResult& result, const PlanFacts& facts, const
 std::string explain_plan(const SearchResult& result, size_t index, const PlanFacts& facts,
                          const Hardware& hardware, const models::ModelArgs& model);
 std::string plans_json(const SearchResult& result, const PlanFacts& facts, const Hardware& hardware);
+
+// A part of a step's time that people look for.
+struct TimePart {
+  const char* name;   // as a column of the table
+  const char* title;  // in full
+  std::vector<trainer::Family> families;
+  double seconds_of(const trainer::StepTime& time) const;
+};
+const std::vector<TimePart>& time_parts();
+// Returns the parts of the fullest rank's memory with their names, in bytes.
+std::array<std::pair<const char*, double>, 6> memory_parts(const trainer::PeakMemory& memory);
+// Returns "none, async TP, ring, 1F1B": what is searched besides the mesh.
+std::string settings_text(const MeshPlan& plan);
+std::string three_digits(double value);
 
 // Returns "on H100 SXM, 700 W: 52.3 GiB reserved; 9,500 to 11,700 tokens/s per GPU, MFU 62 %" for a
 // configuration whose mesh fits.

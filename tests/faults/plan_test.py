@@ -6,6 +6,7 @@
 import json
 import os
 import re
+from xml.etree import ElementTree
 
 import warm_start
 from checkpoints import CheckpointTest
@@ -13,6 +14,15 @@ from jobs import BINARY, ROOT, main
 
 EXAMPLES = (("configs/llama3_8b.toml", "--gpus=8"), ("configs/llama3_70b.toml", "--gpus=256", "--global-batch-size=512", "--tokens=15T"),
             ("configs/qwen3_30b_a3b.toml", "--gpus=64", "--global-batch-size=1024"))
+
+
+def bars(svg):
+    """The names of a picture's bars, and the lengths of their segments in the order of the bars."""
+    lengths = {}
+    for rect in svg.iter("rect"):
+        lengths.setdefault(float(rect.get("y")), []).append(float(rect.get("width")))
+    names = [text.text for text in svg.findall("text") if text.get("class") is None]
+    return names, [lengths[y] for y in sorted(lengths)]
 
 
 class Plan(CheckpointTest):
@@ -52,6 +62,35 @@ class Plan(CheckpointTest):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         again = json.loads(self.plan(out, "--gpus=4", "--configured", "--json"))["plans"][0]
         self.assertEqual(again["parallelism"], json.loads(self.plan("configs/debug_model.toml", "--gpus=4", "--json"))["plans"][0]["parallelism"])
+
+    def test_a_page_with_pictures(self):
+        page = self.folder / "plan.html"
+        for words, gpus in ((EXAMPLES[0], [2, 4, 8, 16]), ((*EXAMPLES[1], "--keep-mesh"), [32, 64, 128, 256, 512]),
+                                                ((EXAMPLES[0][0], "--gpus=8", "--configured"), [])):
+            with self.subTest(words):
+                table = self.plan(*words, f"--html={page}")
+                self.assertIn(f"Written: {page}", table)
+                text = page.read_text()
+                svgs = [ElementTree.fromstring(svg) for svg in re.findall(r"(?s)<svg viewBox.*?</svg>(?=</figure>|<table>)", text)]
+                self.assertEqual([svg.get("aria-label") for svg in svgs], ["Memory of the fullest rank", "Time of a step", "Speed"][:3 if gpus else 2])
+                plans = json.loads(self.plan(*words, "--json"))["plans"]
+                for svg, unit, of in ((svgs[0], "GiB", lambda plan: plan["reserved_gib"]), (svgs[1], "s", lambda plan: plan["step_seconds"][1])):
+                    names, values = bars(svg)
+                    self.assertEqual(len(names), len(plans))
+                    for name, value, plan in zip(names, values, plans):
+                        self.assertIn(f"{plan['mesh']} ({plan['settings']})", name)
+                    # The lengths of the stacked bars are to each other as the values, and never negative.
+                    self.assertTrue(all(min(bar) >= 0 for bar in values))
+                    scale = sum(values[0]) / of(plans[0])
+                    for bar, plan in zip(values, plans):
+                        self.assertAlmostEqual(sum(bar), scale * of(plan), delta=1)
+                rows = re.findall(r'<tr><td class="number">([\d,]+)</td>', text)
+                self.assertEqual([int(row.replace(",", "")) for row in rows], gpus)
+                self.assertIn("Nothing here is measured", text)
+                # Nothing is loaded, and nothing runs.
+                self.assertIn("default-src 'none'", text)
+                self.assertNotRegex(text, r"<script|https?:|url\(|<link|<img|@import")
+                json.loads(self.plan(*words, "--json", f"--html={page}"))
 
     def test_what_is_wrong_is_said_with_what_would_be_right(self):
         for words, says in (

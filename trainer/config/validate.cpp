@@ -54,12 +54,13 @@ class Checks : ChecksOfConfig {
     const auto& t = config_.training;
     const int64_t ranks = data_parallel_degree(config_, *run_.world_size);
     const int64_t microbatch = t.local_batch_size * ranks;
-    refuse_if(
-        t.global_batch_size != -1 && t.global_batch_size % microbatch != 0, "training.global_batch_size",
-        fmt::format("expected a multiple of {} (local_batch_size {} x {} data-parallel ranks), such as "
-                    "{}, or -1{}",
-                    microbatch, t.local_batch_size, ranks,
-                    listed_or(multiples_near(t.global_batch_size, microbatch)), what_makes_batch(ranks)));
+    if (t.global_batch_size != -1 && t.global_batch_size % microbatch != 0)
+      refuse(
+          "training.global_batch_size",
+          fmt::format("expected a multiple of {} (local_batch_size {} x {} data-parallel ranks), such as "
+                      "{}, or -1{}",
+                      microbatch, t.local_batch_size, ranks,
+                      listed_or(multiples_near(t.global_batch_size, microbatch)), what_makes_batch(ranks)));
   }
 
   // Names the numbers of ranks that the mesh allows, and the key that fits the mesh to these.

@@ -34,6 +34,9 @@ class PeakOfRank {
       stages_ = {{.first_block = 0, .end_block = model.blocks(), .embedding = true, .head = true}};
     else
       stages_ = share->stages;
+    if (share != nullptr)
+      for (const PipelineShare::Moment& moment : share->moments)
+        deferred_blocks_ = std::max(deferred_blocks_, static_cast<double>(moment.deferred_blocks));
   }
 
   PeakMemory largest() const {
@@ -68,7 +71,21 @@ class PeakOfRank {
                                       recompute_mode_of(config_, layer));
     // With a pipeline the microbatches in flight are those of all stages together.
     const double share = in_flight_ / static_cast<double>(stages_.size());
-    return bytes * tokens_ * share;
+    return bytes * tokens_ * share + deferred_blocks_ * tokens_ * added_by_deferred_block();
+  }
+
+  // Bytes per token that the deferred wgrad of the largest block reads beyond what the block keeps. Inputs
+  // that the dgrad has gathered, or the forward has kept so, stay gathered.
+  double added_by_deferred_block() const {
+    const double bytes = config::kFloat8.on(config_) || config::kMx.on(config_) ? 1 : element();
+    return std::max(
+        0.0, bytes * deferred_elements(largest_block(), tensor(), /*runs_again=*/true) -
+                 kept_bytes_per_token(largest_block(), args_, config_, mesh_, recompute_mode_of(config_, 0)));
+  }
+
+  // Bytes of gathered weights of a pipeline's stages, or of `elements` where each microbatch gathers them.
+  double gathered_of_stages(double elements) const {
+    return size_.gathered > 0 ? size_.gathered : gathered_of(elements);
   }
 
   const models::BlockDescription& largest_block() const {
@@ -104,7 +121,7 @@ class PeakOfRank {
   PeakMemory at_head() const {
     PeakMemory peak{.states = states(), .activations = kept()};
     if (pipelined()) {
-      peak.gathered = size_.gathered;
+      peak.gathered = gathered_of_stages(has_head() ? head_elements() : block_elements());
       peak.gradients = size_.sums + size_.reduced;
     } else {
       peak.gathered = std::max(size_.gathered, gathered_of(head_elements()));
@@ -121,7 +138,7 @@ class PeakOfRank {
     PeakMemory peak{.states = states(), .activations = kept()};
     const double block = block_elements();
     if (pipelined()) {
-      peak.gathered = size_.gathered;
+      peak.gathered = gathered_of_stages(2 * block);
       peak.gradients = size_.sums + size_.reduced;
     } else {
       peak.gathered = std::max(size_.gathered, 2 * gathered_of(block));
@@ -142,7 +159,7 @@ class PeakOfRank {
   PeakMemory at_end() const {
     PeakMemory peak{.states = states()};
     if (pipelined()) {
-      peak.gathered = size_.gathered;
+      peak.gathered = gathered_of_stages(block_elements());
       peak.gradients = std::max(size_.sums + size_.reduced, size_.gradients);
     } else {
       peak.gradients = std::max(size_.sums, size_.gradients);
@@ -165,7 +182,7 @@ class PeakOfRank {
   const JobSize& size_;
   const int64_t microbatches_;
   const double in_flight_;
-  double tokens_ = 0;
+  double tokens_ = 0, deferred_blocks_ = 0;
   std::vector<PipelineShare::Stage> stages_;
 };
 

@@ -73,18 +73,6 @@ double repeated_keys(const models::AttentionWidths& heads, double rows, double k
   return 4 * rows * keys * static_cast<double>(heads.heads * heads.head_dim) / tensor * compute;
 }
 
-// Elements per token that a block's deferred wgrad reads, on one of `tensor` tensor parallel ranks. A
-// recomputed block keeps the all-gathered inputs of its column layers.
-double deferred_elements(const models::BlockDescription& block, double tensor, bool runs_again) {
-  double sum = 0;
-  for (const models::PartDescription* part : {&block.attention, &block.feed_forward}) {
-    const models::WeightGradientInputs& reads = part->weight_gradient_inputs;
-    sum += static_cast<double>(reads.gathered) / (runs_again ? 1 : tensor) +
-           static_cast<double>(reads.sharded) / tensor + static_cast<double>(reads.scattered);
-  }
-  return sum;
-}
-
 // Computes the terms of job_size() in order; later terms use earlier ones.
 class SizeOfJob {
  public:
@@ -456,6 +444,16 @@ class SizeOfJob {
 };
 
 }  // namespace
+
+double deferred_elements(const models::BlockDescription& block, double tensor, bool runs_again) {
+  double sum = 0;
+  for (const models::PartDescription* part : {&block.attention, &block.feed_forward}) {
+    const models::WeightGradientInputs& reads = part->weight_gradient_inputs;
+    sum += static_cast<double>(reads.gathered) / (runs_again ? 1 : tensor) +
+           static_cast<double>(reads.sharded) / tensor + static_cast<double>(reads.scattered);
+  }
+  return sum;
+}
 
 double parameters_of(const models::ModelArgs& model, const PipelineShare::Stage& stage, double tensor) {
   return sum_over_stage(models::describe_model(model), stage,

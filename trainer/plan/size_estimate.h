@@ -65,6 +65,10 @@ struct PipelineShare {
 // Parameters of a stage on one of `tensor` tensor parallel ranks.
 double parameters_of(const models::ModelArgs& model, const PipelineShare::Stage& stage, double tensor = 1);
 
+// Elements per token that a block's deferred wgrad reads, on one of `tensor` tensor parallel ranks. A
+// recomputed block (`runs_again`) keeps the all-gathered inputs of its column layers.
+double deferred_elements(const models::BlockDescription& block, double tensor, bool runs_again);
+
 // Bytes of the names, shapes and tensor objects of a layer, without tensor data.
 constexpr double kDescriptionOfLayer = 4096;
 

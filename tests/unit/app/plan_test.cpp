@@ -1,8 +1,4 @@
 // `hyperion plan`: predictions against what the simulated GPU counted, and the search.
-#include "app/plan/mesh_plan.h"
-#include "app/plan/mesh_search.h"
-#include "app/plan/plan_text.h"
-
 #include <filesystem>
 #include <set>
 #include <string>
@@ -10,6 +6,9 @@
 
 #include <catch2/catch.hpp>
 
+#include "app/plan/mesh_plan.h"
+#include "app/plan/mesh_search.h"
+#include "app/plan/plan_text.h"
 #include "trainer/config/input_path.h"
 #include "trainer/preflight.h"
 
@@ -60,6 +59,13 @@ TEST_CASE("A plan agrees with what the simulated GPU counts") {
   const std::string eight = "configs/llama3_8b.toml";
   const auto mode = [](const char* name) { return std::string("activation_checkpoint.mode=") + name; };
   const std::string op = "activation_checkpoint.selective_ac_option=op";
+  const auto pipeline = [&](const char* name, const char* schedule) {
+    return std::vector<std::string>{mode(name), "training.local_batch_size=16",
+                                    "parallelism.pipeline_parallel_degree=8",
+                                    std::string("parallelism.pipeline_parallel_schedule=") + schedule};
+  };
+  std::vector<std::string> always = pipeline("none", "Interleaved1F1B");
+  always.emplace_back("parallelism.fsdp_reshard_after_forward=always");
   const std::vector<Counted> table = {
       {eight, 8, {mode("none")}, 10514, 51.74},
       {eight, 8, {mode("selective"), op}, 9582, 32.77},
@@ -89,6 +95,13 @@ TEST_CASE("A plan agrees with what the simulated GPU counts") {
       {"configs/llama3_70b.toml", 256, {mode("full")}, 802, 21.19},
       // The simulated rank was the first; the plan is of the slowest, which has the head.
       {"configs/llama3_405b_512gpus.toml", 512, {mode("full")}, 157, 49.31, 0.07},
+      // Memory of the last rank, which keeps the most; time of the first, but InterleavedZeroBubble's of the
+      // last.
+      {"configs/llama3_70b.toml", 512, pipeline("none", "ZBVZeroBubble"), 958, 62.52, 0.02, 0.03},
+      {"configs/llama3_70b.toml", 512, pipeline("full", "ZBVZeroBubble"), 734, 60.16, 0.02, 0.03},
+      {"configs/llama3_70b.toml", 512, pipeline("none", "InterleavedZeroBubble"), 972, 55.93, 0.03, 0.06},
+      {"configs/llama3_70b.toml", 512, always, 537, 59.79, 0.02, 0.03},
+      {eight, 8, {mode("selective"), op, "parallelism.fsdp_reshard_after_forward=never"}, 9645, 46.37},
       {"configs/qwen3_30b_a3b.toml", 64, {mode("full")}, 9038, 11.32},
       {"configs/qwen3_30b_a3b.toml", 64, {mode("none")}, 10589, 63.89},
       {"configs/deepseek_v3_16b.toml", 64, {mode("full")}, 16925, 9.71},
@@ -127,6 +140,31 @@ TEST_CASE("A search orders meshes by speed and shows each once") {
           256);
   }
   CHECK(meshes.size() == 10);
+}
+
+TEST_CASE("No other choice of what saves memory makes a plan of a search faster") {
+  const config::ResolvedConfig resolved = load("configs/qwen3_30b_a3b.toml", {});
+  const models::ModelArgs model = trainer::job_model(resolved.config);
+  const Hardware hardware = hardware_of(32);
+  const double limit = usable_memory(hardware.card);
+  const SearchResult result =
+      search_meshes(resolved, model, hardware, {.global_batch = 256}, [](size_t, size_t) {});
+  Planner planner(model, hardware);
+  for (const MeshPlan& plan : result.plans)
+    for (const auto mode : {config::RecomputeMode::kNone, config::RecomputeMode::kElementwise,
+                            config::RecomputeMode::kSelective, config::RecomputeMode::kFull})
+      for (const auto reshard : {config::ReshardAfterForward::kDefault, config::ReshardAfterForward::kAlways,
+                                 config::ReshardAfterForward::kNever}) {
+        config::JobConfig config = plan.config;
+        config.activation_checkpoint.mode = mode;
+        config.activation_checkpoint.selective_ac_option = "op";
+        config.parallelism.fsdp_reshard_after_forward = reshard;
+        const std::optional<MeshPlan> other = planner.plan(config, limit, /*ends=*/false);
+        REQUIRE(other.has_value());
+        if (other->memory.total() > limit) continue;
+        CAPTURE(describe_mesh(plan), static_cast<int>(mode), static_cast<int>(reshard));
+        CHECK(other->middle.total() >= plan.middle.total() * (1 - 1e-9));
+      }
 }
 
 TEST_CASE("A model that fits on no mesh names the least that it needs") {
