@@ -78,8 +78,8 @@ const std::vector<Part>& parts() {
       {"rows",
        {Family::kNorms, Family::kRope, Family::kGatedActivation, Family::kRouting, Family::kResidual,
         Family::kCopies, Family::kFloat8Casts, Family::kLoss, Family::kPacking, Family::kEmbedding}},
-      {"optim", {Family::kOptimizer}},
-      {"comm", {Family::kCollectives, Family::kDispatch, Family::kSequenceExchange}},
+      {"optim", {Family::kOptimizer, Family::kMuonProducts}},
+      {"comm", {Family::kCollectives, Family::kDispatch, Family::kSequenceExchange, Family::kMuonExchange}},
       {"bubble", {Family::kBubble, Family::kTransfers}}};
   return list;
 }
