@@ -14,6 +14,7 @@
 #include "app/check_table.h"
 #include "app/commands.h"
 #include "app/memory_texts.h"
+#include "app/muon_text.h"
 #include "app/plan/plan_text.h"
 #include "base/counted.h"
 #include "base/device/device.h"
@@ -38,9 +39,10 @@
 #include "trainer/data/source_report.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
+#include "trainer/metrics/flops.h"
 #include "trainer/plan/group_report.h"
-#include "trainer/plan/sharding_advice.h"
 #include "trainer/plan/memory_needs.h"
+#include "trainer/plan/sharding_advice.h"
 #include "trainer/plan/size_estimate.h"
 #include "trainer/preflight.h"
 #include "trainer/runtime/runtime.h"
@@ -223,7 +225,7 @@ void require_input(const config::ResolvedConfig& resolved, const char* key) {
 // A job's checks, in the job's order: where several are wrong, the code is that of the first.
 class JobCheck {
  public:
-  explicit JobCheck(const CommandLine& line) : line_(line) {}
+  explicit JobCheck(const CommandLine& line) : line_(line), table_(line.plan.json) {}
 
   void run() {
     const DeferredWarnings held;
@@ -258,7 +260,13 @@ class JobCheck {
       mesh_.emplace(trainer::mesh_config(config(), environment_.local_world_size), environment_.world_size);
       return line_.config_file;
     });
-    table_.check("model", {"configuration"}, [&] { return describe_model(config().model, model_); });
+    table_.check("model", {"configuration"}, [&] {
+      table_.add_facts("model",
+                       {{"parameters", static_cast<double>(models::count_parameters(model_).total)},
+                        {"flops_per_token", metrics::flops_per_token_causal(models::describe_model(model_),
+                                                                            config().training.seq_len)}});
+      return describe_model(config().model, model_);
+    });
     if (facts_.model)
       for (const std::string& line : trainer::describe_groups(config().optimizer, model_))
         table_.print_row("optimizer", "-", line);
@@ -279,9 +287,28 @@ class JobCheck {
           "context", {"model", "ranks", "batch"}, [&] { return describe_context(config(), model_, *mesh_); },
           "-");
     if (config().parallelism.pipeline_parallel_degree > 1) check_pipeline();
+    if (config().optimizer.name == config::OptimizerName::kMuon)
+      table_.check(
+          "muon", {"model", "ranks", "pipeline"}, [&] { return check_muon(); }, "-");
     if (const std::vector<std::string> unused = config::keys_without_effect(*resolved_); !unused.empty())
       table_.print_row("without effect", "-",
                        fmt::format("{} (keys that configure Python)", fmt::join(unused, ", ")));
+  }
+
+  // Describes the work of the fullest owner, in a pipeline that of all its ranks.
+  std::string check_muon() {
+    const models::ModelDescription model = models::describe_model(model_);
+    const std::vector<trainer::PipelineShare> one = {{.stages = {{.end_block = model.blocks()}}}};
+    const auto shares =
+        pipeline_ ? trainer::shares_of(pipeline_) : std::span<const trainer::PipelineShare>(one);
+    std::optional<trainer::MuonWork> most;
+    for (const trainer::PipelineShare& share : shares)
+      if (const auto work = trainer::muon_work(config(), model, *mesh_, share.stages);
+          work && (!most || work->flops > most->flops))
+        most = work;
+    if (!most) return "groups give every matrix to AdamW: nothing is multiplied or exchanged";
+    table_.add_facts("muon", muon_facts(*most));
+    return describe_muon(*most);
   }
 
   void check_pipeline() {

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
 
@@ -71,17 +72,32 @@ void CheckTable::check_with_verdict(const std::string& row, const std::vector<st
 }
 
 void CheckTable::print_row(const std::string& row, const char* verdict, const std::string& text) {
-  print_text(fmt::format("{:<16} {:<6} {}\n", row, verdict, text));
+  if (json_)
+    rows_.push_back({row, verdict, text});
+  else
+    print_text(fmt::format("{:<16} {:<6} {}\n", row, verdict, text));
 }
 
 void CheckTable::finish() {
   for (const auto& [failed_row, rows] : skipped_rows_)
     print_row("not checked", "-",
               fmt::format("because \"{}\" is wrong: {}", failed_row, fmt::join(rows, ", ")));
+  if (json_) return print_json();
   print_text(messages_.empty()
                  ? std::string("Nothing is wrong.\n")
                  : fmt::format("A job would end with exit code {}: {} {} wrong.\n", static_cast<int>(code_),
                                fmt::join(wrong_rows_, " and "), wrong_rows_.size() == 1 ? "is" : "are"));
+}
+
+void CheckTable::print_json() const {
+  nlohmann::ordered_json json;
+  json["exit_code"] = static_cast<int>(code_);
+  json["rows"] = nlohmann::ordered_json::array();
+  for (const Row& row : rows_)
+    json["rows"].push_back({{"name", row.name}, {"verdict", row.verdict}, {"text", row.text}});
+  for (const auto& [row, facts] : facts_)
+    for (const auto& [name, value] : facts) json[row][name] = value;
+  print_text(json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
 void CheckTable::throw_if_any_failed() const {

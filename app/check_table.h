@@ -35,9 +35,11 @@ struct SkippedCheck {
   std::string failed_row;
 };
 
-// Prints one row per group of checks, when the group is done.
+// Prints one row per group of checks, when the group is done, or all as one JSON object at the end.
 class CheckTable {
  public:
+  explicit CheckTable(bool json = false) : json_(json) {}
+
   // Calls `check_row`, which returns the row's text, unless a row of `needs` has failed. finish() names the
   // skipped rows, throw_if_any_failed() reports the failures.
   void check(const std::string& row, const std::vector<std::string>& needs,
@@ -50,6 +52,9 @@ class CheckTable {
   void check_with_verdict(const std::string& row, const std::vector<std::string>& needs,
                           const std::function<Verdict()>& check_row);
   void print_row(const std::string& row, const char* verdict, const std::string& text);
+  // Adds numbers by name, which JSON has under `row`.
+  using Facts = std::vector<std::pair<std::string, double>>;
+  void add_facts(const std::string& row, Facts facts) { facts_.emplace_back(row, std::move(facts)); }
   // Prints the last rows and the verdict in one sentence.
   void finish();
   bool failed_or_skipped(const std::string& row) const { return failed_rows_.contains(row); }
@@ -57,6 +62,14 @@ class CheckTable {
   void throw_if_any_failed() const;
 
  private:
+  void print_json() const;
+
+  struct Row {
+    std::string name, verdict, text;
+  };
+  bool json_;
+  std::vector<Row> rows_;  // of JSON
+  std::vector<std::pair<std::string, Facts>> facts_;
   ExitCode code_ = ExitCode::kOk;
   std::vector<std::string> messages_, wrong_rows_;
   // Maps each failed or skipped row to the failed row.

@@ -365,6 +365,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments, int width) {
       ->check(at_least(1));
 
   check->add_option("--gpu", result.plan.gpu, "The card of the predicted speed, as for plan (h100)");
+  check->add_flag("--json", result.plan.json, "Print JSON instead of a table");
 
   CLI::App* plan = add_plan(app, result.plan, file);
 

@@ -114,8 +114,10 @@ const std::vector<TimePart>& time_parts() {
        "rows (norms, RoPE, SwiGLU, routing, casts, loss)",
        {Family::kNorms, Family::kRope, Family::kGatedActivation, Family::kRouting, Family::kResidual,
         Family::kCopies, Family::kFloat8Casts, Family::kLoss, Family::kPacking, Family::kEmbedding}},
-      {"optim", "optimizer", {Family::kOptimizer}},
-      {"comm", "exposed communication", {Family::kCollectives, Family::kDispatch, Family::kSequenceExchange}},
+      {"optim", "optimizer", {Family::kOptimizer, Family::kMuonProducts}},
+      {"comm",
+       "exposed communication",
+       {Family::kCollectives, Family::kDispatch, Family::kSequenceExchange, Family::kMuonExchange}},
       {"bubble", "bubble and exposed transfers", {Family::kBubble, Family::kTransfers}}};
   return list;
 }

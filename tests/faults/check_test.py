@@ -278,6 +278,28 @@ class Check(CheckpointTest):
         self.assertEqual(text.count('pipeline_parallel_schedule = "PipelineScheduleMulti" takes its order from a file'), 1, text)
         self.assertRegex(text, 'because "pipeline" is wrong: (.*, )?state, a start would')
 
+    def test_muon_has_a_row_with_its_exchange_and_its_fullest_owner(self):
+        muon = ("--ranks=4", "--parallelism.tensor_parallel_degree=2", "--optimizer.name=Muon")
+        text = self.check(*muon)
+        self.assertRegex(self.rows(text)["muon"][1], r"^the fullest rank multiplies [\d.e-]+ TFLOP in a step, 1\.\d\d times the mean, for \d+ matrices; it sends "
+                                                     r"[\d.]+ MiB per step to owners and back \([\d.]+ MiB in fsdp, [\d.]+ MiB in tp\); buffers [\d.]+ MiB$")
+        self.assertIn("buffers of exchanged matrices", self.rows(text)["memory"][1])
+        self.assertNotIn("muon", self.rows(self.check(*muon[:2])))
+        told = json.loads(self.check(*muon, "--json"))
+        self.assertEqual(told["exit_code"], 0)
+        self.assertEqual([row["verdict"] for row in told["rows"] if row["name"] == "muon"], ["-"])
+        numbers = told["muon"]
+        self.assertGreaterEqual(numbers["flops"], numbers["mean_flops"])
+        self.assertEqual(numbers["exchange_bytes"], sum(numbers[f"{group}_bytes_{way}"] for group in ("fsdp", "tp") for way in ("to_owners", "received")))
+        self.assertGreater(numbers["buffer_bytes"], numbers["exchange_bytes"] / 2)
+        self.assertNotIn("muon", json.loads(self.check(*muon[:2], "--json")))
+
+    def test_a_wrong_row_is_in_json_too(self):
+        text = self.check("--json", "--model.flavor=none", code=2)
+        told = json.JSONDecoder().raw_decode(text)[0]
+        self.assertEqual(told["exit_code"], 2)
+        self.assertIn("WRONG", [row["verdict"] for row in told["rows"]])
+
     def test_keys_without_effect_are_named_once(self):
         text = self.check("--compile.enable", "--training.gc_freq=7", "--parallelism.pipeline_parallel_schedule=GPipe",
                           "--parallelism.enable_async_tensor_parallel")

@@ -36,6 +36,7 @@ JOBS = {  # what: (ranks, options)
     "averaged on the host": (1, ["--ema.enable", "--ema.device=cpu"]),
     "replicated": (2, ["--parallelism.data_parallel_replicate_degree=2", "--parallelism.data_parallel_shard_degree=1"]),
     "recomputed, offloaded": (2, ["--activation_checkpoint.mode=full", "--training.enable_cpu_offload", ASYNC]),
+    "offloaded, states in bf16": (2, ["--training.enable_cpu_offload", "--optimizer.state_dtype=bfloat16", "--training.global_batch_size=8", ASYNC]),
     "document masks, so ranks have different numbers of labels": (2, ["--training.document_mask", "--activation_checkpoint.mode=none"]),
     "accumulated, never resharded": (2, ["--training.global_batch_size=8", "--parallelism.fsdp_reshard_after_forward=never"]),
     "reduced once per step": (2, [ONCE, "--training.global_batch_size=12", "--activation_checkpoint.mode=none"]),

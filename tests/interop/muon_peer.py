@@ -2,7 +2,8 @@
 
     python3 tests/interop/muon_peer.py build/muon_tool
 
-torch computes the iteration in bf16, where one rounding more or less turns an update by 1e-3. With its cast to bf16
+torch computes the iteration in bf16, where one rounding more or less turns an update by 1e-3 to 2e-3 (both are 1.5e-2
+from the iteration in fp64). With its cast to bf16
 left out, the same code is a judge of the iteration in fp32.
 """
 
@@ -45,6 +46,6 @@ def compare(tool, scale, nesterov, dtype, tolerance):
 for one in ("original", "match_rms_adamw"):
     for with_nesterov in (True, False):
         compare(sys.argv[1], one, with_nesterov, "float32", 1e-6)
-        compare(sys.argv[1], one, with_nesterov, "bfloat16", 1e-3)
+        compare(sys.argv[1], one, with_nesterov, "bfloat16", 2e-3)
 if failed:
     sys.exit("that is too far")

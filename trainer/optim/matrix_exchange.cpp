@@ -6,16 +6,6 @@
 #include <ATen/ops/empty.h>
 
 namespace hyperion::optim {
-namespace {
-
-int64_t total_of(const std::vector<int64_t>& counts) {
-  int64_t total = 0;
-  for (const int64_t count : counts) total += count;
-  return total;
-}
-
-}  // namespace
-
 void MatrixExchange::Stage::start() {
   if (group != nullptr) pending = group->start_all_to_all(receive_buffer, send_buffer, received, sent);
 }
@@ -28,49 +18,16 @@ MatrixExchange::MatrixExchange(std::vector<Matrix> matrices,
                                const std::vector<parallel::ShardedParameterPtr>& parameters,
                                const MatrixGroups& groups, at::ScalarType dtype)
     : matrices_(std::move(matrices)) {
-  const auto size_of = [](parallel::Communicator* group) { return group == nullptr ? 1 : group->size(); };
+  ExchangeRank rank;
+  if (groups.shard != nullptr) rank.shard = groups.shard->rank(), rank.shards = groups.shard->size();
+  if (groups.tensor != nullptr) rank.tensor = groups.tensor->rank(), rank.tensors = groups.tensor->size();
+  ExchangeLayout layout = exchange_layout(matrices_, rank, [&](size_t parameter, int holder) {
+    return parameters[parameter]->elements_of_rank(holder);
+  });
+  static_cast<StageLayout&>(shards_) = std::move(layout.shards);
+  static_cast<StageLayout&>(parts_) = std::move(layout.parts);
   shards_.group = groups.shard;
   parts_.group = groups.tensor;
-  shard_rank_ = groups.shard == nullptr ? 0 : groups.shard->rank();
-  tensor_rank_ = groups.tensor == nullptr ? 0 : groups.tensor->rank();
-  const auto part_of = [&](const Matrix& matrix, int tensor_rank) -> const MatrixPart& {
-    return matrix.parts[matrix.parts.size() == 1 ? 0 : static_cast<size_t>(tensor_rank)];
-  };
-  const auto add = [](std::vector<Segment>& segments, std::vector<int64_t>& counts, Segment segment) {
-    if (segment.count == 0) return;
-    segment.begin = total_of(counts);
-    counts.back() += segment.count;
-    segments.push_back(segment);
-  };
-  // Stage 1: what shard rank `holder` has of a tensor parallel part goes to the owner's shard rank.
-  const auto held = [&](size_t i, int holder) {
-    const Range elements = parameters[matrices_[i].parameter]->elements_of_rank(holder);
-    const Range both = common(part_of(matrices_[i], tensor_rank_).elements(), elements);
-    return Segment{.matrix = i, .count = both.count, .source = {both.begin - elements.begin, both.count}};
-  };
-  for (int rank = 0; rank < size_of(groups.shard); ++rank) {
-    shards_.sent.push_back(0);
-    shards_.received.push_back(0);
-    for (size_t i = 0; i < matrices_.size(); ++i) {
-      if (matrices_[i].shard_owner == rank) add(shards_.out, shards_.sent, held(i, shard_rank_));
-      if (matrices_[i].shard_owner == shard_rank_) add(shards_.in, shards_.received, held(i, rank));
-    }
-  }
-  // Stage 2: the parts go to the owner's tensor parallel rank.
-  for (int rank = 0; rank < size_of(groups.tensor); ++rank) {
-    parts_.sent.push_back(0);
-    parts_.received.push_back(0);
-    for (size_t i = 0; i < matrices_.size(); ++i) {
-      const Matrix& matrix = matrices_[i];
-      if (matrix.shard_owner != shard_rank_) continue;
-      // Where every tensor parallel rank has the matrix, each keeps its own.
-      const int owner = matrix.parts.size() == 1 ? tensor_rank_ : matrix.tensor_owner;
-      if (owner == rank)
-        add(parts_.out, parts_.sent, {.matrix = i, .count = part_of(matrix, tensor_rank_).numel()});
-      if (owner == tensor_rank_ && (matrix.parts.size() > 1 || rank == tensor_rank_))
-        add(parts_.in, parts_.received, {.matrix = i, .count = part_of(matrix, rank).numel()});
-    }
-  }
   std::vector<std::vector<Segment>> by_matrix(matrices_.size());
   for (const Segment& piece : shards_.in) by_matrix[piece.matrix].push_back(piece);
   for (const Segment& part : parts_.out) pieces_.push_back(by_matrix[part.matrix]);
@@ -89,10 +46,19 @@ MatrixExchange::MatrixExchange(std::vector<Matrix> matrices,
   }
   const at::TensorOptions options = parameters.front()->master().options().dtype(dtype).pinned_memory(false);
   for (Stage* stage : {&shards_, &parts_}) {
-    stage->send_buffer = at::empty({total_of(stage->sent)}, options);
+    stage->send_buffer = at::empty({stage->elements_sent()}, options);
     stage->receive_buffer =
-        stage->group == nullptr ? stage->send_buffer : at::empty({total_of(stage->received)}, options);
+        stage->group == nullptr ? stage->send_buffer : at::empty({stage->elements_received()}, options);
   }
+}
+
+int64_t MatrixExchange::buffer_bytes() const {
+  int64_t bytes = 0;
+  for (const Stage* stage : {&shards_, &parts_}) {
+    bytes += static_cast<int64_t>(stage->send_buffer.nbytes());
+    if (stage->group != nullptr) bytes += static_cast<int64_t>(stage->receive_buffer.nbytes());
+  }
+  return bytes;
 }
 
 void MatrixExchange::start(const std::vector<at::Tensor>& values) {

@@ -9,6 +9,7 @@
 
 #include "parallel/comm/communicator.h"
 #include "parallel/fsdp/sharded_parameter.h"
+#include "trainer/optim/exchange_layout.h"
 #include "trainer/optim/matrix_plan.h"
 
 namespace hyperion::optim {
@@ -25,6 +26,8 @@ class MatrixExchange {
                  const MatrixGroups& groups, at::ScalarType dtype);
 
   const std::vector<Matrix>& matrices() const { return matrices_; }
+  // Returns the bytes of the buffers, which live as long as the exchange.
+  int64_t buffer_bytes() const;
 
   // Starts to send this rank's shards of `values`, by parameter, flat, in any float dtype. Collective, as are
   // the others.
@@ -42,17 +45,9 @@ class MatrixExchange {
   std::vector<Piece> returned();
 
  private:
-  // A Segment is a range of a matrix that one rank sends another in one stage, in the order of the buffer.
-  struct Segment {
-    size_t matrix;
-    int64_t begin = 0, count = 0;  // in the buffer
-    Range source{};                // in the sender's shard (stage 1)
-  };
-  // The layout of one all-to-all of a group. The way back has it reversed.
-  struct Stage {
+  // One all-to-all of a group.
+  struct Stage : StageLayout {
     parallel::Communicator* group = nullptr;  // null: what is sent is what is received
-    std::vector<int64_t> sent, received;      // elements for and from each rank
-    std::vector<Segment> out, in;             // out: of this rank to others; in: from others, by rank
     at::Tensor send_buffer, receive_buffer;
     Pending pending;
 
@@ -69,7 +64,6 @@ class MatrixExchange {
   std::vector<Matrix> matrices_;
   std::vector<Owned> owned_;
   std::vector<std::vector<Segment>> pieces_;  // for each of parts_.out, the segments of shards_.in
-  int shard_rank_ = 0, tensor_rank_ = 0;
   Stage shards_, parts_;
 };
 

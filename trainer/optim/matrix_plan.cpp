@@ -1,7 +1,9 @@
 #include "trainer/optim/matrix_plan.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <utility>
 
 #include "base/error.h"
 #include "trainer/optim/newton_schulz.h"
@@ -90,6 +92,35 @@ void choose_owners(std::vector<Matrix>& matrices, int shard_ranks, int64_t steps
     matrix.tensor_owner = static_cast<int>(best % tensor_ranks);
     loads[best] += flops(i);
   }
+}
+
+std::vector<double> loads_of_owners(const std::vector<Matrix>& matrices, int shard_ranks, int tensor_ranks,
+                                    int64_t steps) {
+  std::vector<double> loads(static_cast<size_t>(shard_ranks) * static_cast<size_t>(tensor_ranks));
+  for (const Matrix& matrix : matrices) {
+    const double flops = newton_schulz_flops(matrix.rows, matrix.columns, steps);
+    const auto first = static_cast<size_t>(matrix.shard_owner) * static_cast<size_t>(tensor_ranks);
+    for (int rank = 0; rank < tensor_ranks; ++rank)
+      if (matrix.parts.size() == 1 || matrix.tensor_owner == rank)
+        loads[first + static_cast<size_t>(rank)] += flops;
+  }
+  return loads;
+}
+
+std::vector<std::vector<Matrix>> deal_into_exchanges(std::vector<Matrix> matrices) {
+  constexpr int64_t kMostExchanges = 4;
+  std::map<std::pair<int, int>, int64_t> of_owner;
+  for (const Matrix& matrix : matrices) ++of_owner[{matrix.shard_owner, matrix.tensor_owner}];
+  int64_t most = 0;
+  for (const auto& [owner, count] : of_owner) most = std::max(most, count);
+  std::vector<std::vector<Matrix>> exchanges(static_cast<size_t>(std::min(kMostExchanges, most)));
+  std::map<std::pair<int, int>, int64_t> seen;
+  for (Matrix& matrix : matrices) {
+    const std::pair owner(matrix.shard_owner, matrix.tensor_owner);
+    const auto index = seen[owner]++ * static_cast<int64_t>(exchanges.size()) / of_owner[owner];
+    exchanges[static_cast<size_t>(index)].push_back(std::move(matrix));
+  }
+  return exchanges;
 }
 
 }  // namespace hyperion::optim

@@ -41,6 +41,15 @@ std::vector<Matrix> matrices_of(const Parameter& parameter, size_t index, int te
 // parts.
 void choose_owners(std::vector<Matrix>& matrices, int shard_ranks, int64_t steps);
 
+// Returns the FLOPs of each owner, [shard rank][tensor parallel rank]. A matrix that every tensor parallel
+// rank has counts for each of them.
+std::vector<double> loads_of_owners(const std::vector<Matrix>& matrices, int shard_ranks, int tensor_ranks,
+                                    int64_t steps);
+
+// Deals the matrices of each owner evenly into at most four exchanges, so that every exchange is as balanced
+// as their sum: while one is under way, the matrices of the one before are multiplied.
+std::vector<std::vector<Matrix>> deal_into_exchanges(std::vector<Matrix> matrices);
+
 // Returns the common elements of two ranges; its count is 0 if there are none.
 Range common(const Range& a, const Range& b);
 

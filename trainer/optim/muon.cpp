@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -14,29 +13,6 @@
 #include "parallel/comm/trace_range.h"
 
 namespace hyperion::optim {
-namespace {
-
-// At most so many exchanges: while one is under way, the matrices of the one before are multiplied.
-constexpr int64_t kMostExchanges = 4;
-
-// Deals the matrices of each owner evenly into exchanges, so that every exchange is as balanced as their sum.
-std::vector<std::vector<Matrix>> dealt(std::vector<Matrix> matrices) {
-  std::map<std::pair<int, int>, int64_t> of_owner;
-  for (const Matrix& matrix : matrices) ++of_owner[{matrix.shard_owner, matrix.tensor_owner}];
-  int64_t most = 0;
-  for (const auto& [owner, count] : of_owner) most = std::max(most, count);
-  std::vector<std::vector<Matrix>> exchanges(static_cast<size_t>(std::min(kMostExchanges, most)));
-  std::map<std::pair<int, int>, int64_t> seen;
-  for (Matrix& matrix : matrices) {
-    const std::pair owner(matrix.shard_owner, matrix.tensor_owner);
-    const auto index = seen[owner]++ * static_cast<int64_t>(exchanges.size()) / of_owner[owner];
-    exchanges[static_cast<size_t>(index)].push_back(std::move(matrix));
-  }
-  return exchanges;
-}
-
-}  // namespace
-
 double muon_scale(config::MuonScale scale, int64_t rows, int64_t columns) {
   const auto m = static_cast<double>(rows), n = static_cast<double>(columns);
   switch (scale) {
@@ -104,7 +80,7 @@ void Muon::plan(Domain domain, const MatrixGroups& groups) {
   choose_owners(matrices, groups.shard == nullptr ? 1 : groups.shard->size(), options_.muon.ns_steps);
   const at::ScalarType dtype =
       options_.muon.ns_dtype == checkpoint::Dtype::kBFloat16 ? at::kBFloat16 : at::kFloat;
-  for (std::vector<Matrix>& some : dealt(std::move(matrices)))
+  for (std::vector<Matrix>& some : deal_into_exchanges(std::move(matrices)))
     exchanges_.push_back(std::make_unique<MatrixExchange>(std::move(some), parameters_, groups, dtype));
 }
 

@@ -6,7 +6,18 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mm.h>
 
+#include "models/kernels/matmul/matmul.h"
+
 namespace hyperion::optim {
+namespace {
+
+// Returns the dtype in which matrices of x's dtype are multiplied; results are rounded to x's once.
+at::ScalarType product_dtype(const at::Tensor& x) {
+  const bool widens = x.is_cpu() && x.scalar_type() == at::kBFloat16 && kernels::widens_bf16();
+  return widens ? at::kFloat : x.scalar_type();
+}
+
+}  // namespace
 
 std::vector<NewtonSchulzStep> newton_schulz_steps(config::MuonCoefficients coefficients, int64_t steps) {
   static const std::vector<NewtonSchulzStep> quintic = {{3.4445, -4.7750, 2.0315}};
@@ -28,11 +39,15 @@ at::Tensor orthogonalize(const at::Tensor& matrix, const std::vector<NewtonSchul
   const at::Tensor aligned = matrix.clone(at::MemoryFormat::Contiguous);
   at::Tensor x = tall ? aligned.t() : aligned;
   x.div_(at::linalg_vector_norm(x).clamp_min(1e-7));
+  const at::ScalarType stored = x.scalar_type(), multiplied = product_dtype(x);
+  const auto rounded = [&](const at::Tensor& product) { return product.to(stored).to(multiplied); };
+  x = x.to(multiplied);
   for (const auto& [a, b, c] : steps) {
-    const at::Tensor gram = at::mm(x, x.t());
-    const at::Tensor update = at::addmm(gram, gram, gram, b, c);
-    x = at::addmm(x, update, x, a);
+    const at::Tensor gram = rounded(at::mm(x, x.t()));
+    const at::Tensor update = rounded(at::addmm(gram, gram, gram, b, c));
+    x = rounded(at::addmm(x, update, x, a));
   }
+  x = x.to(stored);
   return tall ? x.t() : x;
 }
 

@@ -20,7 +20,8 @@ using NewtonSchulzStep = std::array<double, 3>;
 std::vector<NewtonSchulzStep> newton_schulz_steps(config::MuonCoefficients coefficients, int64_t steps);
 
 // Returns the iteration's result of a matrix [rows, columns], in its dtype, which is the one that it computes
-// in. The matrix is divided by its norm first, or by 1e-7 if that is larger.
+// in. The matrix is divided by its norm first, or by 1e-7 if that is larger. On CPUs without bf16
+// instructions products of bf16 are computed in fp32 and rounded once (models/kernels/matmul/matmul.h).
 at::Tensor orthogonalize(const at::Tensor& matrix, const std::vector<NewtonSchulzStep>& steps);
 
 // Returns the FLOPs of `steps` steps with a matrix of these extents.

@@ -115,11 +115,11 @@ MemoryNeeds memory_needs(const config::JobConfig& config, const JobSize& size, b
                 {kDescription, size.description},
                 {"copy for background saves", size.save_pool}};
   auto& device = on_gpu ? needs.device : needs.host;
-  device.insert(
-      device.end(),
-      {{pipeline ? "activations of kept microbatches" : "activations of a microbatch", size.activations},
-       {"gradients of several microbatches", size.sums},
-       {pipeline ? "gathered weights of stages" : "gathered weights", size.gathered}});
+  device.insert(device.end(), {{pipeline ? "activations of kept microbatches" : "activations of a microbatch",
+                                size.activations},
+                               {"gradients of several microbatches", size.sums},
+                               {pipeline ? "gathered weights of stages" : "gathered weights", size.gathered},
+                               {"buffers of exchanged matrices", size.exchanges}});
   auto& states = offload ? needs.host : device;
   // A GPU holds the sharded gradients of a unit from their reduction on, a host holds them throughout.
   const double gradients = on_gpu && !offload ? size.reduced : size.gradients;

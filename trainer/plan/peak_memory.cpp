@@ -41,7 +41,7 @@ class PeakOfRank {
 
   PeakMemory largest() const {
     PeakMemory most;
-    for (const PeakMemory& moment : {at_head(), at_last_block(), at_end()})
+    for (const PeakMemory& moment : {at_head(), at_last_block(), at_end(), at_update()})
       if (moment.total() > most.total()) most = moment;
     most.reserved = kReservedShare * most.total();
     return most;
@@ -59,7 +59,7 @@ class PeakOfRank {
   double states() const {
     const bool off = config_.training.enable_cpu_offload;
     return off ? 0
-               : size_.weights + size_.optimizer +
+               : size_.weights + size_.optimizer + size_.exchanges +
                      (config_.ema.device == config::EmaDevice::kCpu ? 0 : size_.averages);
   }
 
@@ -173,6 +173,11 @@ class PeakOfRank {
                      table * sizeof(float) / shards() + 2 * tokens_ / tensor() * dim() * element();
     }
     return peak;
+  }
+
+  // Muon's, whose iterations run when all gradients are reduced.
+  PeakMemory at_update() const {
+    return {.states = states(), .gradients = size_.gradients, .working = size_.update};
   }
 
   const config::JobConfig& config_;

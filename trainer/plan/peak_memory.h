@@ -1,5 +1,5 @@
 // Predicts the most memory that a GPU's rank has allocated at once in a step, by the moments at which it can
-// be: the head, the backward of the last block, and the end of the backward. Pure. JobSize
+// be: the head, the backward of the last block, the end of the backward, and Muon's update. Pure. JobSize
 // (trainer/plan/size_estimate.h) is a lower bound; this is an estimate, which may lie to both sides.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace hyperion::trainer {
 
 // Bytes of one rank at the moment at which they are the most.
 struct PeakMemory {
-  double states = 0;       // masters, compute copies, optimizer states, averages
+  double states = 0;       // masters, compute copies, optimizer states, averages, Muon's buffers
   double gradients = 0;    // sharded, and unsharded sums and those of the unit in hand
   double gathered = 0;     // gathered weights
   double activations = 0;  // kept for backward

@@ -10,6 +10,7 @@
 #include "trainer/config/validate.h"
 #include "trainer/config/writers_choice.h"
 #include "trainer/optim/optimizer_states.h"
+#include "trainer/plan/muon_work.h"
 
 namespace hyperion::trainer {
 namespace {
@@ -96,6 +97,7 @@ class SizeOfJob {
     const auto& saves = config_.checkpoint;
     if (saves.enable && saves.create_seed_checkpoint) return size_;  // runs no step
     if (has_background_saves()) size_.save_pool = save_pool();
+    add_exchanges();
     if (share_ == nullptr)
       add_step();
     else
@@ -135,6 +137,29 @@ class SizeOfJob {
     size_.optimizer = sum_over_share(state_bytes) / static_cast<double>(shards_);
     size_.gradients = size_.reduced = trained * state_;
     if (config_.ema.enable) size_.averages = parameters * state_;
+  }
+
+  // Adds those of Muon's fullest owner. Without a share every pipeline rank has an equal part of the blocks.
+  void add_exchanges() {
+    const auto& degrees = config_.parallelism;
+    const auto degree = [](int64_t value) { return static_cast<int>(value); };
+    const int context = degree(degrees.context_parallel_degree),
+              tensor = degree(degrees.tensor_parallel_degree);
+    const parallel::Mesh mesh({.dp_shard = degree(shards_) / context,
+                               .cp = context,
+                               .tp = tensor,
+                               .ep = degree(degrees.expert_parallel_degree),
+                               .etp = degree(degrees.expert_tensor_parallel_degree)},
+                              degree(shards_) * tensor);
+    const std::vector<PipelineShare::Stage> stages =
+        share_ != nullptr
+            ? share_->stages
+            : std::vector<PipelineShare::Stage>{
+                  {.end_block = std::max<int64_t>(1, model_.blocks() / static_cast<int64_t>(pipeline_))}};
+    const std::optional<MuonWork> work = muon_work(config_, model_, mesh, stages);
+    if (!work) return;
+    size_.exchanges = work->buffers;
+    size_.update = work->results;
   }
 
   // A group of one rank has no communicator.

@@ -28,6 +28,8 @@ struct JobSize {
   double reduced = 0;      // sharded gradients that a GPU holds in addition to `sums`
   double gathered = 0;     // gathered weights: of pipeline stages (for several microbatches) or of a block
   double averages = 0;     // EMA
+  double exchanges = 0;    // buffers in which Muon exchanges matrices with their owners
+  double update = 0;       // what Muon's update needs besides; no other moment has it
   double activations = 0;  // most at once: block inputs or deferred wgrad inputs, and a chunk of logits
   double expert_rows = 0;  // of `activations`: rows that ranks exchange, as many as the mean of the ranks
   double sends = 0;        // activations and gradients on their way to other pipeline stages, on a GPU
@@ -41,8 +43,10 @@ struct JobSize {
   bool mostly_tables = false;     // embedding and head hold more than half of the parameters
 
   double states() const { return weights + optimizer + gradients; }
-  // The bytes that every device needs: `sends`, `repeated` and `attention` are left out.
-  double total() const { return weights + optimizer + averages + sums + reduced + gathered + activations; }
+  // The bytes that every device needs: `sends`, `repeated`, `attention` and `update` are left out.
+  double total() const {
+    return weights + optimizer + averages + exchanges + sums + reduced + gathered + activations;
+  }
 };
 
 // The part of the model that one pipeline rank holds.

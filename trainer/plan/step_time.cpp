@@ -126,6 +126,22 @@ Waits sequence_waits(const SequenceExchange& exchange, double forward, double ba
   return {exchange.runs * waits, exchange.runs * (all - waits)};
 }
 
+// Matrices go to their owners and back in rounds. Between the ranks of a shard group a round travels under
+// the iterations of another, but for the first one there and the last one back; between tensor parallel ranks
+// nothing hides it.
+double matrix_seconds(const StepWork& work, double iterating, const Mesh& mesh, const Cluster& cluster,
+                      const Card& card) {
+  double exposed = 0, hidden = 0;
+  for (const MatrixExchanges& exchange : work.matrices) {
+    const double there = exchange_seconds(exchange.bytes, exchange.group, mesh, cluster, card),
+                 back = exchange_seconds(exchange.back, exchange.group, mesh, cluster, card),
+                 ends = exchange.overlaps ? (there + back) / exchange.rounds : there + back;
+    exposed += ends;
+    hidden += there + back - ends;
+  }
+  return exposed + std::max(card.link_share * hidden, hidden - iterating);
+}
+
 bool is_backward(Rate rate) {
   return rate == Rate::kCudnnBackward || rate == Rate::kFlashBackward || rate == Rate::kWideFlashBackward ||
          rate == Rate::kEfficientBackward;
@@ -154,7 +170,8 @@ StepTime step_time(const StepWork& work, const Card& card, const Mesh& mesh, con
     if (kernels.family == Family::kAttention && kernels.flops > 0)
       (is_backward(kernels.rate) ? backward : forward) += seconds;
   }
-  time.of(Family::kCollectives) = collective_seconds(work, time.total(), mesh, cluster, card);
+  const double iterating = time.of(Family::kMuonProducts);
+  time.of(Family::kCollectives) = collective_seconds(work, time.total() - iterating, mesh, cluster, card);
   if (const auto& exchange = work.sequence_exchange) {
     const Waits waits =
         sequence_waits(*exchange, forward / exchange->runs, backward / exchange->runs, mesh, cluster, card);
@@ -163,13 +180,14 @@ StepTime step_time(const StepWork& work, const Card& card, const Mesh& mesh, con
   for (const auto& [group, sent] : work.dispatch)
     time.of(Family::kDispatch) += exchange_seconds(sent, group, mesh, cluster, card);
   if (pipeline) {
-    const double computing = time.total() - time.of(Family::kOptimizer);
+    const double computing = time.total() - time.of(Family::kOptimizer) - iterating;
     const double transfer = work.transfer / hop_rate(MeshDim::kPp, mesh, cluster, card);
     const double units = pipeline(0).units, unit = computing / units;
     const PipelineSeconds seconds = pipeline(transfer / unit);
     time.of(Family::kBubble) = seconds.bubble * unit;
     time.of(Family::kTransfers) = seconds.transfers * unit;
   }
+  time.of(Family::kMuonExchange) = matrix_seconds(work, iterating, mesh, cluster, card);
   time.of(Family::kNotModelled) = (card.overhead - 1) * time.total();
   return time;
 }

@@ -6,6 +6,7 @@
 #include "trainer/config/schema.h"
 #include "trainer/config/validate.h"
 #include "trainer/plan/block_work.h"
+#include "trainer/plan/muon_work.h"
 #include "trainer/plan/peak_memory.h"
 
 namespace hyperion::trainer {
@@ -39,6 +40,7 @@ class StepCounter {
       if (stage.head) add_head(gathers);
     }
     add_optimizer();
+    add_muon();
     return std::move(work_);
   }
 
@@ -169,10 +171,27 @@ class StepCounter {
   // Reads and writes masters and states, and the compute copy; and the gradients once more for their norm.
   void add_optimizer() {
     const double copy = config_.training.dtype == config_.training.mixed_precision_param ? 0 : 1;
-    constexpr double kStates = 2;  // Adam's moments; of Muon one more pass over a matrix, and its products
+    constexpr double kStates = 2;  // Adam's moments; of Muon one more pass over a matrix
     add(Family::kOptimizer, 1, 24, parameters_ * 2 * (2 + kStates) * kFp32Bytes);
     add(Family::kOptimizer, 1, 24, parameters_ * copy * (kFp32Bytes + element()));
     add(Family::kOptimizer, 1, static_cast<double>(args_.n_layers) + 2, parameters_ * kFp32Bytes);
+  }
+
+  // Owners wait for each other in the exchanges, so the fullest counts.
+  void add_muon() {
+    const std::optional<MuonWork> muon = muon_work(config_, model_, mesh_, rank_.stages);
+    if (!muon) return;
+    constexpr double kLaunches = 42;  // of a matrix: iterations and copies (docs/optimizers.md)
+    const bool fp32 = config_.optimizer.muon.ns_dtype == checkpoint::Dtype::kFloat32;
+    add(Family::kMuonProducts, 1, kLaunches * muon->matrices, muon->moved, muon->flops,
+        fp32 ? Rate::kFp32 : Rate::kBf16);
+    for (const MuonExchange& exchange : muon->exchanges)
+      work_.matrices.push_back(
+          {.group = exchange.group,
+           .bytes = exchange.sent,
+           .back = exchange.received,
+           .rounds = muon->rounds,
+           .overlaps = exchange.group == MeshDim::kFsdp || exchange.group == MeshDim::kEfsdp});
   }
 
   const config::JobConfig& config_;
@@ -224,6 +243,8 @@ std::string_view name_of(Family family) {
       return "gather, pack, reduce";
     case Family::kOptimizer:
       return "optimizer";
+    case Family::kMuonProducts:
+      return "Muon's iterations";
     case Family::kEmbedding:
       return "embedding";
     case Family::kCollectives:
@@ -236,6 +257,8 @@ std::string_view name_of(Family family) {
       return "pipeline bubble";
     case Family::kTransfers:
       return "exposed transfers";
+    case Family::kMuonExchange:
+      return "exposed Muon exchange";
     case Family::kNotModelled:
     case Family::kCount:
       break;

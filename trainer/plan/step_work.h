@@ -33,13 +33,15 @@ enum class Family : uint8_t {
   kLoss,
   kPacking,  // of gathered weights and reduced gradients
   kOptimizer,
+  kMuonProducts,  // Newton-Schulz iterations of the fullest owner
   kEmbedding,
   kCollectives,
   kDispatch,          // rows on their way to experts of other ranks
   kSequenceExchange,  // keys and values that ranks of a sequence exchange
   kBubble,
-  kTransfers,    // between pipeline stages
-  kNotModelled,  // a share of the sum (Card::overhead)
+  kTransfers,     // between pipeline stages
+  kMuonExchange,  // matrices on their way to owners and back
+  kNotModelled,   // a share of the sum (Card::overhead)
   kCount,
 };
 std::string_view name_of(Family family);
@@ -88,10 +90,20 @@ struct SequenceExchange {
   double forward_share = 0.5;  // of attention's time that the first part's queries take
 };
 
+// What Muon's matrices exchange in a group of ranks, in a step.
+struct MatrixExchanges {
+  parallel::MeshDim group;
+  double bytes = 0;  // that this rank sends to owners; it sends `back` to the others
+  double back = 0;
+  int rounds = 1;         // exchanges that they are dealt into
+  bool overlaps = false;  // with the iterations of another exchange
+};
+
 struct StepWork {
   std::vector<Kernels> kernels{};
   std::vector<Collectives> collectives{};
   std::vector<std::pair<parallel::MeshDim, double>> dispatch{};  // bytes that this rank sends in a step
+  std::vector<MatrixExchanges> matrices{};
   std::optional<SequenceExchange> sequence_exchange{};
   double tokens = 0;    // of this GPU: those of its microbatches over the ranks that share them
   double transfer = 0;  // bytes of a transfer between two pipeline stages
