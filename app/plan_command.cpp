@@ -24,6 +24,7 @@
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
 #include "trainer/metrics/flops.h"
+#include "trainer/optim/optimizer_states.h"
 #include "trainer/preflight.h"
 
 namespace hyperion::app {
@@ -65,19 +66,31 @@ int64_t fewest_gpus(const config::ResolvedConfig& resolved, const models::ModelA
   throw_config(
       "the job fits on no mesh of {} x {}: the one that needs the least ({}) needs {:.1f} GiB of each GPU, "
       "of "
-      "{:.1f} that it has; {}shorten training.seq_len, or set training.enable_cpu_offload = true",
+      "{:.1f} that it has; {}shorten training.seq_len{}",
       hardware.gpus, hardware.card.name, describe_mesh(*result.smallest), needed / (1 << 30),
       usable / (1 << 30),
-      fewest > 0 ? fmt::format("it fits on {} (--gpus); or ", counted(fewest, "GPU")) : "");
+      fewest > 0 ? fmt::format("it fits on {} (--gpus); or ", counted(fewest, "GPU")) : "",
+      resolved.config.training.enable_cpu_offload ? "" : ", or set training.enable_cpu_offload = true");
 }
 
 void write_plan(const std::string& path, const config::ResolvedConfig& resolved, const MeshPlan& plan) {
   config::ResolvedConfig planned = resolved;
   planned.config.parallelism = plan.config.parallelism;
+  planned.config.parallelism.on_mesh_mismatch = resolved.config.parallelism.on_mesh_mismatch;
   planned.config.training = plan.config.training;
   planned.config.activation_checkpoint = plan.config.activation_checkpoint;
   write_file_atomic(path, config::to_toml(planned));
   print_text(fmt::format("Written: {} ({})\n", path, describe_mesh(plan)));
+}
+
+// Returns the bytes of a checkpoint: fp32 weights and the optimizer's states.
+double state_bytes(const config::JobConfig::Optimizer& options, const models::ModelDescription& model) {
+  double bytes = 0;
+  models::for_each_named_parameter(model, [&](const std::string& fqn, const models::ParameterShape& shape) {
+    const auto kinds = optim::state_kinds(options, fqn, shape.dims.size());
+    bytes += shape.numel() * (sizeof(float) + optim::bytes_per_element(kinds, sizeof(float)));
+  });
+  return bytes;
 }
 
 using SearchOnGpus = std::function<SearchResult(const Hardware&, const SearchOptions&)>;
@@ -145,7 +158,7 @@ ExitCode plan_command(const CommandLine& line) {
               : ""),
       .parameters = static_cast<double>(counts.total),
       .flops_per_token = metrics::flops_per_token_square(description, resolved.config.training.seq_len),
-      .state_bytes = 3.0 * sizeof(float) * static_cast<double>(counts.total),
+      .state_bytes = state_bytes(resolved.config.optimizer, description),
       .tokens = options.tokens};
   if (options.json)
     print_text(plans_json(result, facts, hardware));

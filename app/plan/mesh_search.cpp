@@ -87,6 +87,7 @@ class Enumerator {
     if (parallelism.data_parallel_shard_degree < 0)
       parallelism.data_parallel_shard_degree = std::max<int64_t>(
           1, hardware_.gpus / (degrees.tensor * degrees.pipeline * degrees.context * degrees.replicas));
+    config.training.global_batch_size = options_.global_batch;
     found_.push_back(config);
   }
 
@@ -222,6 +223,9 @@ SearchResult search_meshes(const config::ResolvedConfig& resolved, const models:
   };
   for (size_t i = 0; i < candidates.size(); ++i) {
     progress(i, candidates.size());
+    if (options.configured)
+      config::require_valid_config({.config = candidates[i], .origins = resolved.origins, .warnings = {}},
+                                   facts);
     if (!can_run(candidates[i], resolved, facts)) continue;
     if (options.configured)
       fits(candidates[i]);

@@ -90,6 +90,7 @@ std::string what_would_change(const MeshPlan& plan, const Hardware& hardware,
 
 std::string three_digits(double value) {
   if (value <= 0) return "0";
+  if (!(value < 1e15)) return fmt::format("{:.3g}", value);
   const double unit = std::pow(10, std::floor(std::log10(value)) - 2);
   return fmt::format("{}", format_count(static_cast<uint64_t>(std::round(value / unit) * unit + 0.5)));
 }

@@ -116,6 +116,23 @@ class Plan(CheckpointTest):
         cards["mine"]["constants"]["flops"] = {"low": 2, "high": 1}
         file.write_text(json.dumps(cards))
         self.assertIn('card "mine", "flops": 2 to 1 is no range', self.plan("configs/llama3_8b.toml", "--gpus=8", f"--gpu={file}:mine", code=2))
+        cards["mine"]["constants"]["flops"] = {"low": 1, "high": 1}
+        cards["other"] = {"name": "Like mine", "like": "mine", "constants": {}}
+        file.write_text(json.dumps(cards))
+        self.plan("configs/llama3_8b.toml", "--gpus=8", f"--gpu={file}:other")  # the memory is two cards away
+
+    def test_the_files_own_settings_and_what_a_plan_keeps_of_them(self):
+        one = ("configs/llama3_8b.toml", "--gpus=16", "--configured")
+        tokens = [json.loads(self.plan(*one, "--json", *more))["plans"][0]["step_seconds"][1] for more in ((), ("--global-batch-size=64",))]
+        self.assertGreater(tokens[1], 2 * tokens[0])
+        written = self.folder / "written.toml"
+        self.plan(*one, "--parallelism.on_mesh_mismatch=fit", f"--write={written}")
+        self.assertIn('on_mesh_mismatch = "fit"', written.read_text())
+        self.assertIn("must be the 12 ranks of the job", self.plan("configs/llama3_8b.toml", "--gpus=12", "--configured",
+                                                                   "--parallelism.tensor_parallel_degree=8", code=2))
+        gib = [float(re.search(r"checkpoint with optimizer state: ([\d.]+) GiB", self.plan("configs/llama3_8b.toml", "--gpus=8", *more))[1])
+               for more in ((), ("--optimizer.state_dtype=bfloat16",))]
+        self.assertAlmostEqual(gib[1] / gib[0], 8 / 12, places=2)
 
 
 if __name__ == "__main__":

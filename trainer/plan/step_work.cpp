@@ -172,7 +172,8 @@ class StepCounter {
   void add_optimizer() {
     const double copy = config_.training.dtype == config_.training.mixed_precision_param ? 0 : 1;
     constexpr double kStates = 2;  // Adam's moments; of Muon one more pass over a matrix
-    add(Family::kOptimizer, 1, 24, parameters_ * 2 * (2 + kStates) * kFp32Bytes);
+    const double state = config_.optimizer.state_dtype == checkpoint::Dtype::kBFloat16 ? 2 : kFp32Bytes;
+    add(Family::kOptimizer, 1, 24, parameters_ * 2 * (2 * kFp32Bytes + kStates * state));
     add(Family::kOptimizer, 1, 24, parameters_ * copy * (kFp32Bytes + element()));
     add(Family::kOptimizer, 1, static_cast<double>(args_.n_layers) + 2, parameters_ * kFp32Bytes);
   }
