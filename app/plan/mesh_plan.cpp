@@ -107,14 +107,15 @@ trainer::PipelineTimes Planner::times_of(PipelineLists& lists, bool recomputes) 
 }
 
 std::optional<MeshPlan> Planner::plan(const config::JobConfig& config, double memory_limit, bool ends) {
+  const bool exchanges_rows = config::divides_experts(config);  // else degrees of experts have no effect
   const parallel::MeshConfig degrees{
       .pp = static_cast<int>(config.parallelism.pipeline_parallel_degree),
       .dp_replicate = static_cast<int>(config.parallelism.data_parallel_replicate_degree),
       .dp_shard = static_cast<int>(config.parallelism.data_parallel_shard_degree),
       .cp = static_cast<int>(config.parallelism.context_parallel_degree),
       .tp = static_cast<int>(config.parallelism.tensor_parallel_degree),
-      .ep = static_cast<int>(config.parallelism.expert_parallel_degree),
-      .etp = static_cast<int>(config.parallelism.expert_tensor_parallel_degree)};
+      .ep = exchanges_rows ? static_cast<int>(config.parallelism.expert_parallel_degree) : 1,
+      .etp = exchanges_rows ? static_cast<int>(config.parallelism.expert_tensor_parallel_degree) : 1};
   const parallel::Mesh mesh(degrees, static_cast<int>(hardware_.gpus));
   const int64_t ranks = mesh.degree(MeshDim::kBatch),
                 batches = config::microbatches_of(config.training, ranks),

@@ -87,7 +87,7 @@ class Enumerator {
     if (parallelism.data_parallel_shard_degree < 0)
       parallelism.data_parallel_shard_degree = std::max<int64_t>(
           1, hardware_.gpus / (degrees.tensor * degrees.pipeline * degrees.context * degrees.replicas));
-    config.training.global_batch_size = options_.global_batch;
+    if (options_.global_batch > 0) config.training.global_batch_size = options_.global_batch;
     found_.push_back(config);
   }
 

@@ -11,7 +11,7 @@
 namespace hyperion::app {
 
 struct SearchOptions {
-  int64_t global_batch = 0;  // sequences of a step
+  int64_t global_batch = 0;  // sequences of a step; 0 with `configured`: as many as the configuration has
   bool configured = false;   // takes the configuration as it is
   bool keep_mesh = false;    // keeps the configured degrees, and searches the other settings alone
   size_t results = 10;

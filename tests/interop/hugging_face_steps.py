@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from hugging_face_peer import SMALL, TOKENIZER, make_model
 from ranks import warm_start
-from transformers import AutoTokenizer, GptOssConfig, LlamaConfig, Qwen2Config
+from transformers import AutoTokenizer, GptOssConfig, LlamaConfig, MistralConfig, Qwen2Config
 from transformers.utils.logging import disable_progress_bar
 
 STEPS, ROWS, LENGTH = 20, 2, 48
@@ -20,6 +20,7 @@ WIDE = {**SMALL, "vocab_size": 2048}
 MODELS = {  # by model.name
     "qwen2": Qwen2Config(**{**WIDE, "hidden_size": 42, "num_attention_heads": 7, "num_key_value_heads": 1}, tie_word_embeddings=True),
     "llama3": LlamaConfig(**WIDE, head_dim=20, attention_bias=True),
+    "mistral": MistralConfig(**WIDE, head_dim=20, sliding_window=9),
     "gpt_oss": GptOssConfig(**WIDE, head_dim=20, num_local_experts=6, num_experts_per_tok=2, sliding_window=9),
 }
 OPTIONS = {"gpt_oss": ["--model.args.load_balance_coeff=0"]}

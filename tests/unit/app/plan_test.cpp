@@ -38,8 +38,7 @@ SearchResult plan_configured(const std::string& file, int64_t gpus,
                              const std::vector<std::string>& settings) {
   config::ResolvedConfig resolved = load(file, settings);
   const models::ModelArgs model = trainer::job_model(resolved.config);
-  return search_meshes(resolved, model, hardware_of(gpus), {.global_batch = 1, .configured = true},
-                       [](size_t, size_t) {});
+  return search_meshes(resolved, model, hardware_of(gpus), {.configured = true}, [](size_t, size_t) {});
 }
 
 // What scripts/step_budget.py counted on the simulated GPU (docs/notes/plan.md), in the middle of the card's
