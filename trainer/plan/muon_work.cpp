@@ -49,11 +49,12 @@ class OwnersPlan {
 
   double flops_of(int rank) const {
     double flops = 0;
-    for (const SharedMatrices* some : {&dense_, &experts_})
-      if (!some->matrices.empty())
-        flops +=
-            some->loads[static_cast<size_t>(mesh_.coordinate(rank, some->shard) * mesh_.degree(some->tensor) +
-                                            mesh_.coordinate(rank, some->tensor))];
+    for (const SharedMatrices* some : {&dense_, &experts_}) {
+      if (some->matrices.empty()) continue;
+      const int owner = mesh_.coordinate(rank, some->shard) * mesh_.degree(some->tensor) +
+                        mesh_.coordinate(rank, some->tensor);
+      flops += some->loads[static_cast<size_t>(owner)];
+    }
     return flops;
   }
   // Returns the ranks that have the same stages, of one replica: the first ones.
