@@ -10,7 +10,7 @@ namespace hyperion::app {
 
 // Returns "the fullest rank multiplies 1.20 TFLOP in a step, 1.05 times the mean, for 24 matrices; ...".
 std::string describe_muon(const trainer::MuonWork& work);
-// The same numbers by name, in bytes and FLOPs.
+// Returns the same numbers by name, in bytes and FLOPs.
 CheckTable::Facts muon_facts(const trainer::MuonWork& work);
 
 }  // namespace hyperion::app

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a step with Muon takes on a CPU beside one with AdamW, and what its FLOPs predict: a Markdown table.
+"""What a step with Muon takes on a CPU compared with one with AdamW, and what its FLOPs predict: a Markdown table.
 
     benchmarks/optimizers.py [--model debugmodel|100M] [--sequences N] [--threads N] [--rounds N] [--steps N] [--binary FILE]
 
@@ -49,8 +49,8 @@ def measure(binary: Path, arguments: list[str], steps: int, threads: int) -> tup
 
 
 def facts(binary: Path, arguments: list[str]) -> dict:
-    told = subprocess.run([binary, "check", *arguments, "--json", "--ranks=1"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return json.loads(told.stdout)
+    answer = subprocess.run([binary, "check", *arguments, "--json", "--ranks=1"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.loads(answer.stdout)
 
 
 def main() -> None:
@@ -70,9 +70,9 @@ def main() -> None:
                 steps, each = measure(asked.binary, [*common, *own], asked.steps, asked.threads)
                 seconds[name] += steps
                 processed[name].append(each)
-        told = facts(asked.binary, [*common, *JOBS["Muon, bf16"]])
+        answer = facts(asked.binary, [*common, *JOBS["Muon, bf16"]])
     tokens = asked.sequences * TOKENS
-    model, muon = told["model"]["flops_per_token"] * tokens, told["muon"]["flops"]
+    model, muon = answer["model"]["flops_per_token"] * tokens, answer["muon"]["flops"]
     print(f"{processor()}, {asked.threads} threads; {asked.model}, {tokens:,} tokens per step: {model / 1e12:.3f} TFLOP of the model and "
           f"{muon / 1e12:.3f} of Muon, {muon / model:.2f} times as many; {asked.rounds} rounds of {asked.steps} steps\n")
     print("| optimizer | seconds per step: median (min to max) | processor seconds | beyond AdamW, over AdamW's |\n|---|---|---|---|")

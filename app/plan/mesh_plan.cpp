@@ -7,6 +7,7 @@
 #include "parallel/pipeline/simulation.h"
 #include "trainer/config/validate.h"
 #include "trainer/plan/size_estimate.h"
+#include "trainer/runtime/runtime.h"
 
 namespace hyperion::app {
 namespace {
@@ -53,8 +54,8 @@ RankStages stages_of_rank(const trainer::PipelinePlan& plan, const parallel::Pip
 
 }  // namespace
 
-Planner::Planner(const models::ModelArgs& model, const Hardware& hardware)
-    : model_(model), description_(models::describe_model(model)), hardware_(hardware) {}
+Planner::Planner(const models::ModelArgs& model, const Hardware& hardware, bool refuses)
+    : model_(model), description_(models::describe_model(model)), hardware_(hardware), refuses_(refuses) {}
 
 Planner::PipelineLists* Planner::pipeline_of(const config::JobConfig& config, int64_t batches) {
   const auto& options = config.parallelism;
@@ -73,7 +74,7 @@ Planner::PipelineLists* Planner::pipeline_of(const config::JobConfig& config, in
         plan->pipeline.make(/*training=*/true, static_cast<size_t>(std::get<2>(key)));
     found->second = std::make_unique<PipelineLists>(std::move(*plan), std::move(lists));
   } catch (const Error& error) {
-    if (error.code() != ExitCode::kUsage) throw;
+    if (error.code() != ExitCode::kUsage || refuses_) throw;
   }
   return found->second.get();
 }
@@ -107,16 +108,7 @@ trainer::PipelineTimes Planner::times_of(PipelineLists& lists, bool recomputes) 
 }
 
 std::optional<MeshPlan> Planner::plan(const config::JobConfig& config, double memory_limit, bool ends) {
-  const bool exchanges_rows = config::divides_experts(config);  // else degrees of experts have no effect
-  const parallel::MeshConfig degrees{
-      .pp = static_cast<int>(config.parallelism.pipeline_parallel_degree),
-      .dp_replicate = static_cast<int>(config.parallelism.data_parallel_replicate_degree),
-      .dp_shard = static_cast<int>(config.parallelism.data_parallel_shard_degree),
-      .cp = static_cast<int>(config.parallelism.context_parallel_degree),
-      .tp = static_cast<int>(config.parallelism.tensor_parallel_degree),
-      .ep = exchanges_rows ? static_cast<int>(config.parallelism.expert_parallel_degree) : 1,
-      .etp = exchanges_rows ? static_cast<int>(config.parallelism.expert_tensor_parallel_degree) : 1};
-  const parallel::Mesh mesh(degrees, static_cast<int>(hardware_.gpus));
+  const parallel::Mesh mesh(trainer::mesh_config(config), static_cast<int>(hardware_.gpus));
   const int64_t ranks = mesh.degree(MeshDim::kBatch),
                 batches = config::microbatches_of(config.training, ranks),
                 shards = mesh.degree(MeshDim::kFsdp);

@@ -41,7 +41,8 @@ struct MeshPlan {
 // Makes plans of one model; what several meshes have in common is computed once.
 class Planner {
  public:
-  Planner(const models::ModelArgs& model, const Hardware& hardware);
+  // refuses: whether plan() throws Error(kUsage) instead of returning nullopt.
+  Planner(const models::ModelArgs& model, const Hardware& hardware, bool refuses = false);
 
   // Returns nullopt if the pipeline's schedule does not serve the configuration. The mesh must fit
   // (config::check_config()). The plan has no times if its memory exceeds `memory_limit` bytes, and those of
@@ -62,6 +63,8 @@ class Planner {
   const models::ModelArgs& model_;
   const models::ModelDescription description_;
   const Hardware& hardware_;
+  bool refuses_;
+
   std::map<Key, std::unique_ptr<PipelineLists>> pipelines_;
 };
 

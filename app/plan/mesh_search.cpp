@@ -120,7 +120,7 @@ class Enumerator {
       if (batch / rows > std::max<int64_t>(64, 8 * degrees.pipeline) && !is_largest) continue;
       config.training.local_batch_size = batch;
       parallelism.pipeline_parallel_microbatch_size = rows;
-      // GPipe and LoopedBFS keep more than the first two and are as fast, as is DualPipeV beside
+      // GPipe and LoopedBFS keep more than the first two and are as fast, as is DualPipeV next to
       // ZBVZeroBubble.
       for (const char* schedule : {"1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"}) {
         parallelism.pipeline_parallel_schedule = schedule;
@@ -198,7 +198,7 @@ SearchResult search_meshes(const config::ResolvedConfig& resolved, const models:
       Enumerator(resolved, model, hardware, options).configurations();
   const config::RunContext facts = trainer::run_facts(
       model, hardware.gpus, std::min<int64_t>(hardware.cluster.gpus_per_node, hardware.gpus));
-  Planner planner(model, hardware);
+  Planner planner(model, hardware, /*refuses=*/options.configured);
   SearchResult result;
   const double limit = usable_memory(hardware.card);
   std::map<Degrees, MeshPlan> best;

@@ -79,8 +79,8 @@ void check_muon(const char* model, const std::vector<MuonLayout>& layouts) {
   }
 }
 
-// What a rank is planned to do in an update and what it does, side by side: bytes that it sends in all groups
-// and in fsdp, bytes of buffers; and of dense models its matrices and their FLOPs.
+// Returns in pairs what a rank is planned to do in an update and what it does: bytes that it sends in all
+// groups and in fsdp, bytes of buffers; and of dense models its matrices and their FLOPs.
 std::vector<double> planned_and_done(const TinyJob& job, const Environment& environment) {
   TinyTraining training(job, environment);
   const config::JobConfig& config = training.config();

@@ -285,10 +285,10 @@ class Check(CheckpointTest):
                                                      r"[\d.]+ MiB per step to owners and back \([\d.]+ MiB in fsdp, [\d.]+ MiB in tp\); buffers [\d.]+ MiB$")
         self.assertIn("buffers of exchanged matrices", self.rows(text)["memory"][1])
         self.assertNotIn("muon", self.rows(self.check(*muon[:2])))
-        told = json.loads(self.check(*muon, "--json"))
-        self.assertEqual(told["exit_code"], 0)
-        self.assertEqual([row["verdict"] for row in told["rows"] if row["name"] == "muon"], ["-"])
-        numbers = told["muon"]
+        found = json.loads(self.check(*muon, "--json"))
+        self.assertEqual(found["exit_code"], 0)
+        self.assertEqual([row["verdict"] for row in found["rows"] if row["name"] == "muon"], ["-"])
+        numbers = found["muon"]
         self.assertGreaterEqual(numbers["flops"], numbers["mean_flops"])
         self.assertEqual(numbers["exchange_bytes"], sum(numbers[f"{group}_bytes_{way}"] for group in ("fsdp", "tp") for way in ("to_owners", "received")))
         self.assertGreater(numbers["buffer_bytes"], numbers["exchange_bytes"] / 2)
@@ -296,9 +296,9 @@ class Check(CheckpointTest):
 
     def test_a_wrong_row_is_in_json_too(self):
         text = self.check("--json", "--model.flavor=none", code=2)
-        told = json.JSONDecoder().raw_decode(text)[0]
-        self.assertEqual(told["exit_code"], 2)
-        self.assertIn("WRONG", [row["verdict"] for row in told["rows"]])
+        found = json.JSONDecoder().raw_decode(text)[0]
+        self.assertEqual(found["exit_code"], 2)
+        self.assertIn("WRONG", [row["verdict"] for row in found["rows"]])
 
     def test_keys_without_effect_are_named_once(self):
         text = self.check("--compile.enable", "--training.gc_freq=7", "--parallelism.pipeline_parallel_schedule=GPipe",

@@ -130,6 +130,9 @@ class Plan(CheckpointTest):
         self.assertIn('on_mesh_mismatch = "fit"', written.read_text())
         self.assertIn("must be the 12 ranks of the job", self.plan("configs/llama3_8b.toml", "--gpus=12", "--configured",
                                                                    "--parallelism.tensor_parallel_degree=8", code=2))
+        self.assertIn("no multiple of parallelism.pipeline_parallel_microbatch_size = 3", self.plan(
+            "configs/llama3_8b.toml", "--gpus=2", "--configured", "--parallelism.pipeline_parallel_degree=2", "--training.local_batch_size=4",
+            "--parallelism.pipeline_parallel_microbatch_size=3", code=2))
         gib = [float(re.search(r"checkpoint with optimizer state: ([\d.]+) GiB", self.plan("configs/llama3_8b.toml", "--gpus=8", *more))[1])
                for more in ((), ("--optimizer.state_dtype=bfloat16",))]
         self.assertAlmostEqual(gib[1] / gib[0], 8 / 12, places=2)

@@ -112,10 +112,9 @@ void read_rope(const JsonNode& config, ModelArgs& args) {
   for (const JsonNode& factor : {config["partial_rotary_factor"], rope["partial_rotary_factor"]})
     if (number_in(factor, 1.0) != 1.0) factor.refuse("1 (whole heads are rotated here)");
   if (args.family == "gpt_oss" && config["rope_scaling"].is_null() && config["rope_parameters"].is_null()) {
-    args.rope.yarn = args.rope.scaling = true;
-    args.rope.factor = 32;
-    args.rope.original_length = 4096;
-    args.rope.truncate = false;
+    const double theta = args.rope.theta;
+    args.rope = models::model_args(args.family, models::kFlavorFromHf, {}, /*any_dimensions=*/true).rope;
+    args.rope.theta = theta;
     return;
   }
   const JsonNode type = rope[rope["rope_type"].is_null() ? "type" : "rope_type"];

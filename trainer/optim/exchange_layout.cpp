@@ -67,7 +67,7 @@ ExchangeLayout exchange_layout(const std::vector<Matrix>& matrices, const Exchan
     for (size_t i = 0; i < matrices.size(); ++i) {
       const Matrix& matrix = matrices[i];
       if (matrix.shard_owner != rank.shard) continue;
-      // Where every tensor parallel rank has the matrix, each keeps its own.
+      // Each tensor parallel rank keeps its own where all have the matrix.
       const int owner = matrix.parts.size() == 1 ? rank.tensor : matrix.tensor_owner;
       if (owner == other) parts_out.add({.matrix = i, .count = part_of_rank(matrix, rank.tensor).numel()});
       if (owner == rank.tensor && (matrix.parts.size() > 1 || other == rank.tensor))

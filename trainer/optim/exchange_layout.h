@@ -1,5 +1,5 @@
-// Which elements of matrices a rank sends and receives on their way to owners, in the order of the buffers.
-// Pure: the exchange runs by it (matrix_exchange.h), and estimates count by it.
+// ExchangeLayout says which elements of matrices a rank sends and receives on their way to owners, in the
+// order of the buffers. Pure: the exchange runs by it (matrix_exchange.h), and estimates count by it.
 #pragma once
 
 #include <cstdint>

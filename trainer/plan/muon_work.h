@@ -13,7 +13,7 @@
 
 namespace hyperion::trainer {
 
-// What a rank exchanges in a group. Results go the opposite way, as many bytes.
+// The bytes of gradients that a rank exchanges in a group. As many bytes of results go the opposite way.
 struct MuonExchange {
   parallel::MeshDim group;
   double sent = 0;      // bytes of gradients to owners of the group, this rank itself left out

@@ -139,19 +139,19 @@ class SizeOfJob {
     if (config_.ema.enable) size_.averages = parameters * state_;
   }
 
-  // Adds those of Muon's fullest owner. Without a share every pipeline rank has an equal part of the blocks.
+  // Adds the exchange buffers and the working memory of Muon's fullest owner. Without a share every pipeline
+  // rank has an equal part of the blocks.
   void add_exchanges() {
     if (config_.optimizer.name != config::OptimizerName::kMuon) return;
     const auto& degrees = config_.parallelism;
     const auto degree = [](int64_t value) { return static_cast<int>(value); };
-    const bool exchanges_rows = config::divides_experts(config_);  // else degrees of experts have no effect
     const int context = degree(degrees.context_parallel_degree),
               tensor = degree(degrees.tensor_parallel_degree);
     const parallel::Mesh mesh({.dp_shard = degree(shards_) / context,
                                .cp = context,
                                .tp = tensor,
-                               .ep = exchanges_rows ? degree(degrees.expert_parallel_degree) : 1,
-                               .etp = exchanges_rows ? degree(degrees.expert_tensor_parallel_degree) : 1},
+                               .ep = degree(experts_),
+                               .etp = experts_ > 1 ? degree(degrees.expert_tensor_parallel_degree) : 1},
                               degree(shards_) * tensor);
     const std::vector<PipelineShare::Stage> stages =
         share_ != nullptr

@@ -90,7 +90,7 @@ struct SequenceExchange {
   double forward_share = 0.5;  // of attention's time that the first part's queries take
 };
 
-// What Muon's matrices exchange in a group of ranks, in a step.
+// The exchange of Muon's matrices in a group of ranks, in a step.
 struct MatrixExchanges {
   parallel::MeshDim group;
   double bytes = 0;  // that this rank sends to owners; it sends `back` to the others

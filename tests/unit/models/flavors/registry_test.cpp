@@ -86,6 +86,8 @@ TEST_CASE("experts that cannot be are refused by the field that decides it") {
   refused({.qk_rope_head_dim = 63}, "qk_rope_head_dim is 63, expected an even number");
   refused({.v_head_dim = 193}, "v_head_dim is 193");
   refused({.n_kv_heads = 8}, "latent attention has as many");
+  CHECK_THROWS_WITH(model_args("gpt_oss", "20b", {.activation = Activation::kGeluTanh}),
+                    Catch::Contains("activation is \"gelu_tanh\", expected \"silu\""));
   CHECK(model_args("deepseek_v3", "debugmodel", {.qk_nope_head_dim = 32, .v_head_dim = 16})
             .attention.head_dim == 96);
 }
