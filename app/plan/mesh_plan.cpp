@@ -146,7 +146,7 @@ std::optional<MeshPlan> Planner::plan(const config::JobConfig& config, double me
                                                                 .embedding = true,
                                                                 .head = true}},
                                                     .reduces_once = config::reduces_gradients_once(config)};
-    const trainer::StepWork work = trainer::step_work(config, model_, description_, mesh, batches, stages);
+    trainer::StepWork work = trainer::step_work(config, model_, description_, mesh, batches, stages);
     const trainer::PipelineTimes times =
         pipeline ? times_of(*pipeline, recomputes) : trainer::PipelineTimes();
     const auto time_on = [&](const trainer::Card& card) {
@@ -155,9 +155,11 @@ std::optional<MeshPlan> Planner::plan(const config::JobConfig& config, double me
     const StepTime middle = time_on(hardware_.card.middle);
     if (middle.total() <= plan.middle.total()) continue;
     plan.middle = middle;
+    plan.slowest_stage = static_cast<int64_t>(rank);
     if (!ends) continue;
     plan.slow = time_on(hardware_.card.slow);
     plan.fast = time_on(hardware_.card.fast);
+    plan.work = std::move(work);
   }
   return plan;
 }

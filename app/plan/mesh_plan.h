@@ -30,7 +30,9 @@ struct MeshPlan {
   double global_batch = 0;                     // sequences of a step
   double microbatches = 0;                     // of a step and rank
   trainer::PeakMemory memory{};                // of the fullest rank
-  trainer::StepTime slow{}, middle{}, fast{};  // of the slowest rank, at the ends of the card's constants
+  int64_t slowest_stage = 0;                   // the pipeline rank that the times are of
+  trainer::StepTime slow{}, middle{}, fast{};  // at the ends of the card's constants
+  trainer::StepWork work{};                    // which takes these times
   double bubble = 0;                           // planned share of a pipeline's step
 
   double tokens() const { return global_batch * static_cast<double>(config.training.seq_len); }
@@ -45,8 +47,8 @@ class Planner {
   Planner(const models::ModelArgs& model, const Hardware& hardware, bool refuses = false);
 
   // Returns nullopt if the pipeline's schedule does not serve the configuration. The mesh must fit
-  // (config::check_config()). The plan has no times if its memory exceeds `memory_limit` bytes, and those of
-  // the card's ends only with `ends`.
+  // (config::check_config()). The plan has no times if its memory exceeds `memory_limit` bytes, and the work
+  // and the times of the card's ends only with `ends`.
   std::optional<MeshPlan> plan(const config::JobConfig& config, double memory_limit, bool ends);
 
  private:

@@ -86,6 +86,29 @@ std::string what_would_change(const MeshPlan& plan, const Hardware& hardware,
   return text;
 }
 
+// Returns {family: {launches, bytes, flops}} of the kernels of a step.
+nlohmann::ordered_json work_json(const trainer::StepWork& work) {
+  nlohmann::ordered_json json;
+  for (const trainer::Kernels& kernels : work.kernels) {
+    nlohmann::ordered_json& row = json[std::string(name_of(kernels.family))];
+    const auto add = [&](const char* key, double value) {
+      const double before = row.contains(key) ? row[key].get<double>() : 0;
+      row[key] = before + kernels.times * value;
+    };
+    add("launches", kernels.launches);
+    add("bytes", kernels.bytes);
+    add("flops", kernels.flops);
+  }
+  return json;
+}
+
+// Returns {group: bytes} that a rank sends in a step.
+nlohmann::ordered_json sent_json(const trainer::StepWork& work) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  for (const auto& [group, bytes] : work.sent()) json[std::string(parallel::name_of(group))] = bytes;
+  return json;
+}
+
 }  // namespace
 
 std::string three_digits(double value) {
@@ -301,6 +324,9 @@ std::string plans_json(const SearchResult& result, const PlanFacts& facts, const
     for (size_t i = 0; i < static_cast<size_t>(Family::kCount); ++i)
       if (const double seconds = plan.middle.seconds[i]; seconds > 0)
         one["seconds"][std::string(name_of(static_cast<Family>(i)))] = seconds;
+    one["slowest_stage"] = plan.slowest_stage;
+    one["work"] = work_json(plan.work);
+    one["sent_bytes"] = sent_json(plan.work);
     json["plans"].push_back(std::move(one));
   }
   return json.dump(1) + "\n";

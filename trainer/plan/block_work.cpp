@@ -92,7 +92,7 @@ class BlockCounter {
     if (recomputes_rows()) forward_rows(family, read, written);
   }
   void add_norm_backward(double inputs) const {
-    add(Family::kNorms, 1, 2, (3 + inputs) * sharded_rows() * dim() * element());
+    add(Family::kNorms, 1, 2, (4 + inputs) * sharded_rows() * dim() * element());
   }
 
   // The products of this rank's `rows` rows with weights that read the same input: one in bf16, apart in FP8.
@@ -111,28 +111,32 @@ class BlockCounter {
           product_rate(setting_));
       add(Family::kProducts, 1, 1, (rows * out + in * out + rows * in) * element(), 2 * rows * in * out,
           product_rate(setting_));
-      add(Family::kProducts, 1, 1, rows * (in + out) * element() + in * out * kFp32, 2 * rows * in * out,
-          product_rate(setting_));
+      add(Family::kProducts, 1, 1, rows * (in + out) * element() + in * out * kFp32 * setting_.gradient_passes,
+          2 * rows * in * out, product_rate(setting_));
       return;
     }
     const double runs = 1 + repeats;
-    add_cast(rows * in, runs);
+    const bool gathers_float8 = setting_.config.quantize.linear.float8.enable_fsdp_float8_all_gather;
+    const double casts = mode() == RecomputeMode::kFull ? 2 : runs;  // also of a product that is not repeated
+    add_cast(rows * in, casts - 1, 1);
+    add_cast(rows * in, 1, casts > runs ? 1 : 2);  // dgrad and wgrad read the other layout
     for (const Product& product : products) {
       const double weight = product.in * product.out, flops = 2 * rows * weight;
-      if (!setting_.config.quantize.linear.float8.enable_fsdp_float8_all_gather) add_cast(weight, runs);
+      if (!gathers_float8) add_cast(weight, 2, 2);  // of what forward gathers, and backward
       add(Family::kProducts, runs, 1, rows * product.in + weight + rows * product.out * element(), flops,
           Rate::kFp8);
-      add_cast(rows * product.out, 1);
-      add(Family::kFloat8Casts, 1, 1, 2 * weight, 0, Rate::kBf16, true);  // transposes the gathered weight
+      add_cast(rows * product.out, 1, 2);
+      if (gathers_float8) add(Family::kFloat8Casts, 1, 1, 2 * weight, 0, Rate::kBf16, true);  // transposes it
       add(Family::kProducts, 1, 1, rows * product.out + weight + rows * product.in * element(), flops,
           Rate::kFp8Slow);
-      add(Family::kProducts, 1, 1, rows * (product.in + product.out) + weight * kFp32, flops, Rate::kFp8Slow);
+      add(Family::kProducts, 1, 1, rows * (product.in + product.out) + weight * kFp32 * setting_.gradient_passes, flops,
+          Rate::kFp8Slow);
     }
   }
-  // Finds the largest element, then casts to both layouts.
-  void add_cast(double elements, double times) const {
-    add(Family::kFloat8Casts, times, 1, elements * element());
-    add(Family::kFloat8Casts, times, 1, elements * (element() + 2), 0, Rate::kBf16, true);
+  // Finds the largest element in two launches, then casts to rows, columns or both.
+  void add_cast(double elements, double times, double layouts) const {
+    add(Family::kFloat8Casts, times, 2, elements * element());
+    add(Family::kFloat8Casts, times, 1, elements * (element() + layouts), 0, Rate::kBf16, true);
   }
 
   // --- attention ---
@@ -184,8 +188,9 @@ class BlockCounter {
     }
     const bool saved = mode() == RecomputeMode::kSelective && setting_.tensor > 1;  // scattered, so not again
     add_products(std::span(&last, 1), tokens(), saved ? 0 : mode() == RecomputeMode::kSelective ? 1 : full);
-    if (setting_.tensor > 1)  // rows in the order of the ranks
-      add(Family::kCopies, 3 + full, 1, 2 * tokens() * output * element());
+    const bool several = config::microbatch_rows(setting_.config, setting_.config.training.local_batch_size) > 1;
+    if (setting_.tensor > 1 && several)  // rows of each sequence between those of the ranks
+      add(Family::kCopies, saved ? 4 : 3 + full, 1, 2 * tokens() * output * element());
 
     count_scores(widths, queries, keys, values, output);
   }
@@ -198,37 +203,47 @@ class BlockCounter {
     const double heads = static_cast<double>(widths.heads) / setting_.tensor;
     const double flops = 2 * pairs * heads * static_cast<double>(widths.head_dim + widths.v_head_dim);
     const AttentionRates rates = attention_rates(widths, setting_);
-    const double rows = tokens() * element();
     const bool ring =
         setting_.context > 1 && config::passes_keys_in_ring(setting_.config) && widths.window == 0;
-    const double calls = ring ? setting_.context : setting_.context > 1 ? 2 : 1;
-    add(Family::kAttention, 1 + recomputes_attention(), calls, rows * (queries + keys + values + output),
-        flops, rates.forward);
+    const bool two_parts =
+        setting_.context > 1 && setting_.config.parallelism.context_parallel_load_balancer.has_value();
+    // Counted for the rank that comes last in a sequence, all of whose queries see keys of other ranks: a call
+    // for each rank's keys in a ring, else of each part one with the keys before it and one with its own.
+    const double context = setting_.context, parts = two_parts ? 2 : 1,
+                 calls = ring ? context : context > 1 ? 2 * parts : 1;
+    const double passes = ring ? context : context > 1 ? 2 : 1;  // over queries and outputs
+    const double seen = ring ? (context + 1) / 2 : context > 1 ? context + 1 - 1 / parts : 1;
+    const double exchanged = tokens() * 2 * keys;  // values are padded to the width of keys
+    const double bytes = tokens() * (passes * (queries + output) + seen * (keys + values)) * element();
+    add(Family::kAttention, 1 + recomputes_attention(), calls, bytes, flops, rates.forward);
     const double dgrad = 2 * pairs * heads * static_cast<double>(3 * widths.head_dim + 2 * widths.v_head_dim);
-    add(Family::kAttention, 1, 3 * calls, rows * 2 * (queries + keys + values + output), dgrad,
-        rates.backward);
-    if (setting_.context == 1) return;
-    // Merges the outputs of the calls; packs keys, and adds their fp32 gradients.
-    const double exchanged = tokens() * (keys + values);
+    add(Family::kAttention, 1, 3 * calls, 2 * bytes, dgrad, rates.backward);
+    if (setting_.args.attention.sinks)  // their gradients are sums over outputs in fp32
+      add(Family::kAttention, 1, 5, tokens() * output * 5 * kFp32);
+    if (context == 1) return;
+    // Merges the outputs of the calls, packs keys, adds their gradients and those of queries in fp32.
+    const double sum = element() + 2 * kFp32, cast = element() + kFp32;
     if (ring) {
-      add(Family::kAttention, calls - 1, 1, tokens() * output * (element() + 2 * kFp32));
-      add(Family::kCopies, calls - 1, 1, exchanged * 5 * kFp32 / 2);
+      add(Family::kAttention, context - 1, 1, tokens() * output * sum);
+      add(Family::kCopies, context - 1, 1, tokens() * queries * sum);
+      add(Family::kCopies, context - 1, 1, exchanged * (element() / 2 + 2 * kFp32));
+      add(Family::kCopies, 2, 4, tokens() * (queries + output) * cast + exchanged * (2 * element() + cast));
     } else {
-      add(Family::kAttention, 1, 1, tokens() * output * (element() + 2 * kFp32));
-      add(Family::kCopies, 2, 1, exchanged * 2 * element());
-      add(Family::kCopies, 2, 1, setting_.context * exchanged * 2 * element());
-      add(Family::kCopies, 1, 1, setting_.context * exchanged * (element() + kFp32));
+      add(Family::kAttention, parts, 1, tokens() * output / parts * 3 * element());
+      add(Family::kCopies, 1, 15,
+          (tokens() * (2 * output + 5 * queries) + exchanged * (6 + 6.5 * context)) * element() +
+              exchanged * (2 * context + 1) * kFp32);
     }
-    add_sequence_exchange(exchanged, ring);
+    if (values < keys) add(Family::kCopies, 2.5 + context / 2, 2, tokens() * (keys + 2 * values) * element());
+    add_sequence_exchange(exchanged, ring, two_parts);
   }
 
-  void add_sequence_exchange(double exchanged, bool ring) const {
-    const bool two_parts = setting_.config.parallelism.context_parallel_load_balancer.has_value();
+  void add_sequence_exchange(double exchanged, bool ring, bool two_parts) const {
     const double hop = exchanged * element() / (ring ? 1 : two_parts ? 2 : 1);
     const double peers = ring ? 1 : setting_.context - 1;
     SequenceExchange exchange{.ring = ring,
                               .runs = times_,
-                              .parts = !ring && two_parts ? 2 : 1,
+                              .exchanges = ring ? static_cast<int>(setting_.context) - 1 : two_parts ? 2 : 1,
                               .keys = peers * hop,
                               .gradients = peers * hop * kFp32 / element(),
                               .forward_share = two_parts ? 0.25 : 1};
@@ -237,20 +252,20 @@ class BlockCounter {
   }
 
   void count_rotation(double queries, double keys, double values) const {
-    const bool normed = setting_.args.attention.qk_norm;
     const double rows = tokens() * element();
-    // Values are copied along only where one product makes all three and no norm comes between.
-    const double rotated = queries + keys + (attention_[0].float8 || normed ? 0 : values);
+    // Values are copied along where one product makes all three.
+    const double rotated = queries + keys + (attention_[0].float8 ? 0 : values), all = queries + keys + values;
     const double repeats = recomputes_rows() ? 1 : 0;
-    add(Family::kRope, 1 + repeats, 1, 2 * rows * rotated);
-    add(Family::kRope, 1, 1, 2 * rows * rotated);
-    if (!normed) return;
+    const double angles = static_cast<double>(setting_.config.training.seq_len) / setting_.context * static_cast<double>(block_.attention.attention->head_dim) * kFp32;
+    add(Family::kRope, 1 + repeats, 1, 2 * rows * rotated + angles);
+    add(Family::kRope, 1, 1, 2 * rows * all + angles);
+    if (!setting_.args.attention.qk_norm) return;
     for (const double width : {queries, keys}) {
-      add(Family::kRope, 3 + repeats, 1, 2 * rows * width);  // copies to and from norms
+      add(Family::kCopies, 3 + repeats, 1, 2 * rows * width);  // to and from norms
       add(Family::kNorms, 1 + repeats, 1, 2 * rows * width);
       add(Family::kNorms, 1, 3, 3 * rows * width);
     }
-    add(Family::kCopies, 1, 1, 2 * rows * (queries + keys + values));
+    add(Family::kCopies, 1, 1, 2 * rows * all);
   }
 
   void count_latent_rows(double queries, double output) const {
@@ -267,10 +282,10 @@ class BlockCounter {
       add(Family::kNorms, 1, 2, 3 * part * width);
     }
     // Builds heads of queries and keys from their parts, and takes their gradients apart.
-    const double made = queries + heads * 2 * static_cast<double>(latent.v_head_dim) + output;
+    const double made = 2 * queries + output;
     add(Family::kRope, 1 + repeats, 1, rows * (queries + keys_and_values + rotated + made));
     add(Family::kRope, 1, 1, rows * (queries + keys_and_values + rotated + made));
-    add(Family::kCopies, 1, 5, part * (rank + rotated) * 7);  // the gradient of wkv_a's output from its parts
+    add(Family::kCopies, 1, 2, 2 * part * (rank + rotated));  // the gradient of wkv_a's output from its parts
   }
 
   // --- feed-forward ---
@@ -323,10 +338,11 @@ class BlockCounter {
     // This rank's experts: a stack of matrices, of which ranks may shard the hidden width.
     const double hidden = static_cast<double>(widths.hidden) / setting_.expert_tensor,
                  held = experts / setting_.experts;
-    // Selective checkpointing saves what experts exchange, and recomputes their products.
-    const double repeats = full || mode() == RecomputeMode::kSelective ? 1 : 0;
-    count_stack(rows, dim(), 2 * hidden, held, repeats);
-    count_stack(rows, hidden, dim(), held, repeats);  // gradients of the tokens' weights need its output
+    // Selective checkpointing saves what experts exchange, and recomputes other products.
+    const bool selective = mode() == RecomputeMode::kSelective, exchanged = setting_.experts > 1;
+    count_stack(rows, dim(), 2 * hidden, held, full || selective ? 1 : 0, /*gradients=*/2);
+    // Gradients of the tokens' weights need its output.
+    count_stack(rows, hidden, dim(), held, full || (selective && !exchanged) ? 1 : 0, 1);
     add_gate(Family::kGatedActivation, rows * hidden);
     // fp32 gradients of a stack are packed for the ranks that shard it.
     add(Family::kPacking, 1, 2, held * 3 * dim() * hidden * (element() + kFp32));
@@ -349,21 +365,23 @@ class BlockCounter {
     add(Family::kRouting, 1, 1, own * experts * 3 * kFp32);
   }
 
-  void count_stack(double rows, double in, double out, double held, double repeats) const {
+  // `gradients`: products that compute the gradient of the stack, each of a part of `out`.
+  void count_stack(double rows, double in, double out, double held, double repeats, double gradients) const {
     const double weight = held * in * out, flops = 2 * rows * in * out;
     const bool float8 = config::kGroupedFloat8.on(setting_.config) || config::kGroupedMx.on(setting_.config);
     const Rate rate = float8 ? Rate::kFp8 : setting_.element == kFp32 ? Rate::kFp32 : Rate::kGrouped;
     const double operand = float8 ? 1 : element();
     if (float8) {
-      add_cast(rows * in, 1 + repeats);
-      add_cast(rows * out, 1);
-      add_cast(weight, 1 + repeats);
+      add_cast(rows * in, 1 + repeats, 2);
+      add_cast(rows * out, 1, 2);
+      add_cast(weight, 1 + repeats, 2);
     }
     add(Family::kExpertProducts, 1 + repeats, 2, rows * (in * operand + out * element()) + weight * operand,
         flops, rate);
     add(Family::kExpertProducts, 1, 2, rows * (in * element() + out * operand) + weight * operand, flops,
         float8 ? Rate::kFp8Slow : rate);
-    add(Family::kExpertProducts, 1, 2, rows * (in + out) * operand + weight * element(), flops,
+    add(Family::kExpertProducts, 1, 2 * gradients,
+        rows * (gradients * in + out) * operand + weight * element(), flops,
         float8 ? Rate::kFp8Slow : rate);
   }
 
@@ -378,11 +396,30 @@ class BlockCounter {
     const double again = full || selective ? layers : 0;
     const bool overlaps = setting_.config.parallelism.enable_async_tensor_parallel;
     work_.collectives.push_back({MeshDim::kTp, times_ * (4 * layers + again + full), sent, overlaps});
-    // In chunks each product is as many launches as ranks, and sums are added chunk by chunk.
-    if (!overlaps) return;
-    const double sums = 2 * layers + full;
-    add(Family::kCopies, sums, tensor - 1, 3 * sent);
-    add(Family::kProducts, 6 * layers + again, tensor - 1, 0);
+    if (overlaps) count_chunks(layers, 2 * layers + full);
+  }
+
+  // A product in chunks is as many launches as ranks, each of which reads the weight. Its outputs are copied
+  // together, or summed in fp32.
+  void count_chunks(double layers, double sums) const {
+    const double tensor = setting_.tensor, chunk = tokens() / tensor * dim();
+    const bool full = mode() == RecomputeMode::kFull, selective = mode() == RecomputeMode::kSelective;
+    add(Family::kProducts, 4 * layers + (full ? 2 * layers - 1 : selective ? 1 : 0), tensor - 1, 0);
+    add(Family::kCopies, sums, tensor + 1,
+        chunk * ((tensor - 1) * (element() + 2 * kFp32) + 2 * (element() + kFp32)));
+    add(Family::kCopies, (full ? 3 : 2) * layers + selective, 1, 2 * chunk * element());
+    const auto add_chunked = [&](const std::vector<Product>& products, double repeats) {
+      for (const Product& product : products) {
+        const bool column = product.shape->split == models::kSplitByRows;  // all-gathers its input forward
+        if (!product.shape->split) continue;
+        add(Family::kCopies, column ? 1 + repeats : 1, column ? tensor / 2 : tensor,
+            2 * tokens() * (column ? product.out : product.in) * element());
+        add(Family::kProducts, 2 + (column ? repeats : 0), 0,
+            (tensor - 1) * product.in * product.out * element());
+      }
+    };
+    add_chunked(attention_, full);
+    add_chunked(feed_forward_, full ? 1 : selective ? 0.5 : 0);
   }
 
   const models::BlockDescription& block_;

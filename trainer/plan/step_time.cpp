@@ -109,7 +109,7 @@ Waits sequence_waits(const SequenceExchange& exchange, double forward, double ba
   double waits = 0, all = 0;
   if (exchange.ring) {
     // Each hop travels under the step before, gradients one step behind; their last hop under nothing.
-    const double ranks = mesh.degree(MeshDim::kCp), hops = ranks - 1;
+    const double hops = exchange.exchanges, ranks = hops + 1;
     forward /= ranks;
     backward /= ranks;
     waits = hops * std::max(0.0, keys - forward) + std::max(0.0, keys - backward) +
@@ -118,10 +118,10 @@ Waits sequence_waits(const SequenceExchange& exchange, double forward, double ba
   } else {
     // The second part's keys travel under the attention of the first part's queries. Backward begins with the
     // second part, and so with all keys.
-    const double later = exchange.parts - 1;
-    waits = keys + later * std::max(0.0, keys - forward * exchange.forward_share) + exchange.parts * keys +
+    const double later = exchange.exchanges - 1;
+    waits = keys + later * std::max(0.0, keys - forward * exchange.forward_share) + exchange.exchanges * keys +
             later * std::max(0.0, gradients - backward * exchange.forward_share) + gradients;
-    all = exchange.parts * (2 * keys + gradients);
+    all = exchange.exchanges * (2 * keys + gradients);
   }
   return {exchange.runs * waits, exchange.runs * (all - waits)};
 }

@@ -50,6 +50,10 @@ class StepCounter {
   double element() const {
     return static_cast<double>(checkpoint::size_of(config_.training.mixed_precision_param));
   }
+  // Mean passes over a gradient that `products` products of a step, or of a microbatch, add to.
+  double gradient_passes(double products) const {
+    return 2 - 1 / (rank_.reduces_once ? products : products / microbatches_);
+  }
   bool shards_experts() const { return config::divides_experts(config_); }
 
   void add(Family family, double times, double launches, double bytes, double flops = 0,
@@ -71,6 +75,7 @@ class StepCounter {
                                .context = degree(MeshDim::kCp),
                                .experts = shards_experts() ? degree(MeshDim::kEp) : 1,
                                .expert_tensor = shards_experts() ? degree(MeshDim::kEtp) : tensor(),
+                               .gradient_passes = gradient_passes(microbatches_),
                                .element = element(),
                                .mode = recompute_mode_of(config_, layer)};
     add_block_work(block, setting, microbatches_, work_);
@@ -85,6 +90,9 @@ class StepCounter {
       dense += elements;
       const bool float8 = gathers_float8 && shape.dims.size() == 2 && shape.domain == Domain::kDense &&
                           multiplies_in_float8(shape, config_, shape.name);
+      // Finds the scales of the next step's gathered weights.
+      if (float8 && config_.quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp)
+        add(Family::kOptimizer, 1, 1, elements / degree(MeshDim::kFsdp) * kFp32Bytes);
       gathered_bytes += elements * (float8 ? 1 : element());
     });
     const bool stays = config_.parallelism.fsdp_reshard_after_forward == config::ReshardAfterForward::kNever;
@@ -114,10 +122,13 @@ class StepCounter {
   void add_embedding(double gathers) {
     const double dim = static_cast<double>(args_.dim), table = model_.table.numel() / tensor();
     add_unit(table, table * element(), gathers > 0 ? gathers : microbatches_, MeshDim::kFsdp);
-    const double passes = tensor() > 1 ? 4 : 2;  // ranks zero the rows of tokens that others have
-    add(Family::kEmbedding, microbatches_, 1 + passes, passes * tokens_ * dim * element());
+    const double passes = tensor() > 1 ? 2 : 1;  // ranks zero the rows of tokens that others have
+    add(Family::kEmbedding, microbatches_, passes, passes * 2 * tokens_ * dim * element());
     add(Family::kEmbedding, microbatches_, 31, (tokens_ * dim + table) * element());
     add(Family::kPacking, microbatches_, 1, table * (element() + kFp32Bytes));
+    if (rank_.reduces_once)  // casts the first microbatch's gradient, and adds the others'
+      add(Family::kEmbedding, 1, microbatches_,
+          table * (element() + kFp32Bytes + (microbatches_ - 1) * (element() + 2 * kFp32Bytes)));
     if (tensor() > 1) add_tensor_exchange(2);
   }
   void add_tensor_exchange(double times) {
@@ -152,7 +163,7 @@ class StepCounter {
     add(Family::kHeadProducts, times, 1, (logits + weight) * operand + input * element(), flops,
         float8 ? Rate::kFp8Slow : rate);
     add(Family::kHeadProducts, times, 1,
-        (logits + input) * operand + weight * kFp32Bytes * (chunks > 1 ? 2 : 1), flops,
+        (logits + input) * operand + weight * kFp32Bytes * gradient_passes(times), flops,
         float8 ? Rate::kFp8Slow : rate);
     if (float8)
       work_.kernels.push_back({.family = Family::kFloat8Casts,
@@ -204,13 +215,6 @@ class StepCounter {
   double parameters_ = 0;                 // of this rank's shard
   StepWork work_;
 };
-
-template <typename F>
-double sum_over_kernels(const StepWork& work, F&& f) {
-  double sum = 0;
-  for (const Kernels& kernels : work.kernels) sum += kernels.times * f(kernels);
-  return sum;
-}
 
 }  // namespace
 
@@ -267,14 +271,14 @@ std::string_view name_of(Family family) {
   return "not modelled";
 }
 
-double StepWork::launches() const {
-  return sum_over_kernels(*this, [](const Kernels& kernels) { return kernels.launches; });
-}
-double StepWork::bytes() const {
-  return sum_over_kernels(*this, [](const Kernels& kernels) { return kernels.bytes; });
-}
-double StepWork::flops() const {
-  return sum_over_kernels(*this, [](const Kernels& kernels) { return kernels.flops; });
+std::map<MeshDim, double> StepWork::sent() const {
+  std::map<MeshDim, double> bytes;
+  for (const Collectives& collective : collectives) bytes[collective.group] += collective.times * collective.sent;
+  for (const auto& [group, rows] : dispatch) bytes[group] += rows;
+  for (const MatrixExchanges& exchange : matrices) bytes[exchange.group] += exchange.bytes + exchange.back;
+  if (const auto& exchange = sequence_exchange)
+    bytes[MeshDim::kCp] += exchange->runs * exchange->exchanges * (2 * exchange->keys + exchange->gradients);
+  return bytes;
 }
 
 StepWork step_work(const config::JobConfig& config, const models::ModelArgs& args,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -84,7 +85,7 @@ struct Collectives {
 struct SequenceExchange {
   bool ring = false;
   double runs = 0;             // blocks times microbatches
-  int parts = 1;               // of a rank's tokens, which are gathered one after the other
+  int exchanges = 1;           // hops of a ring, or parts of a rank's tokens that are gathered one after another
   double keys = 0;             // bytes that this rank sends of keys and values at once: a part, or one hop
   double gradients = 0;        // and of their gradients
   double forward_share = 0.5;  // of attention's time that the first part's queries take
@@ -108,9 +109,8 @@ struct StepWork {
   double tokens = 0;    // of this GPU: those of its microbatches over the ranks that share them
   double transfer = 0;  // bytes of a transfer between two pipeline stages
 
-  double launches() const;
-  double bytes() const;
-  double flops() const;
+  // Bytes that this rank sends in a step, by group.
+  std::map<parallel::MeshDim, double> sent() const;
 };
 
 // The stages of a pipeline rank, and how often a step gathers the weights of each. Without a pipeline one
