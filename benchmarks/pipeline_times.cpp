@@ -5,8 +5,7 @@
 // Transfers have the order of the trained job (with --recompute one whose blocks are all run again in
 // backward) and, as over NCCL, a stream for each direction. Prints one line of JSON: seconds and bubble of
 // the step, exposed (the part of the seconds that transfers add), and the compute actions of each rank with
-// start and end. scripts/pipeline_picture.py draws it, scripts/step_budget.py and benchmarks/pipeline.py read
-// it.
+// start and end. scripts/pipeline_picture.py draws it, benchmarks/pipeline.py reads it.
 #include <cstdio>
 #include <map>
 #include <string>

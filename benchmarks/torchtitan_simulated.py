@@ -1,4 +1,4 @@
-"""What torchtitan_gpu.py adds on a simulated GPU (docs/simulated_gpu.md), for scripts/step_budget.py.
+"""What torchtitan_gpu.py adds on a simulated GPU (docs/simulated_gpu.md), for simulated_peer.py.
 
 HYPERION_SIMULATED_TRACE: the bytes of each kernel that Triton has compiled are written into the trace, as inductor counts them.
 HYPERION_PEER_OF_2024=1: the operators with which the figures of torchtitan's benchmarks were measured (December 2024): RMSNorm of

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a GPU reaches in a training step: the constants of scripts/cards.json, each a range with its source, for scripts/step_budget.py;
+"""What a GPU reaches in a training step: the constants of scripts/cards.json, each a range with its source, which `hyperion plan` reads;
 and their replacement by what scripts/gpu_check.sh measured.
 
 usage: cards.py REPORT.json ... [--card NAME] [--file FILE]
@@ -7,7 +7,6 @@ usage: cards.py REPORT.json ... [--card NAME] [--file FILE]
        card is the one whose "gpu" and "power_w" all of the reports name, or NAME. Reports of a simulated GPU and of --small are refused with 2.
 """
 import argparse
-import dataclasses
 import json
 import pathlib
 import re
@@ -17,31 +16,12 @@ import sys
 FILE = pathlib.Path(__file__).resolve().with_name("cards.json")
 FLOPS = ("bf16", "fp32", "cudnn_forward", "cudnn_backward", "flash_forward", "flash_backward", "flash_192_forward", "flash_192_backward",
          "efficient_forward", "efficient_backward")
-SLOWER_WHEN_HIGHER = ("launch", "link_share", "overhead")
 NAMES = {*FLOPS, "flops", "grouped", "fp8", "fp8_slow", "copy", "plain_share", "cast_share", "launch", "link", "link_share", "network_share", "overhead",
          "peak"}
 SOURCES = ("measured", "published", "estimated")
 SPREAD = 0.02  # of one card's figure, to both sides, where a report has only one
 LAYERS = {"wq, wo": 2 * 4096 * 4096, "wk, wv": 2 * 4096 * 1024, "w1, w3": 2 * 4096 * 14336, "w2": 14336 * 4096}  # of a block of 8B
 LARGEST = "8192 x 8192 x 8192"
-
-
-@dataclasses.dataclass(frozen=True)
-class Card:
-    """With one value for each constant."""
-
-    name: str
-    rates: dict  # FLOP/s of products and attention; bytes/s of "memory" (read and written by kernels of rows) and "cast"
-    launch: float  # seconds in which one kernel ends and the next begins
-    link: float  # bytes/s that a rank sends in a ring over the links of its host
-    link_share: float  # of the multiprocessors, which a collective takes away from what it overlaps
-    network_share: float  # of the line rate between nodes
-    overhead: float  # how many times as long as its parts a step takes
-    peak: float  # FLOP/s that MFU is a share of
-
-    @property
-    def memory(self):
-        return self.rates["memory"]
 
 
 def read(path=FILE):
@@ -57,62 +37,6 @@ def read(path=FILE):
             if constant["source"] not in SOURCES:
                 sys.exit(f"{where}: source '{constant['source']}', expected one of {', '.join(SOURCES)}")
     return cards
-
-
-def constants_of(cards, name):
-    """{constant: (slow end, fast end)} of a card, with those of the card that it is `like`."""
-    entry = cards[name]
-    ends = {constant: tuple(sorted((value["low"], value["high"]), reverse=constant in SLOWER_WHEN_HIGHER))
-            for constant, value in entry["constants"].items()}
-    if "like" not in entry:
-        return ends
-    of_other = constants_of(cards, entry["like"])
-    if factor := ends.pop("flops", None):
-        of_other |= {constant: tuple(value * share for value, share in zip(of_other[constant], factor)) for constant in FLOPS}
-    return of_other | ends
-
-
-def card_of(name, values):
-    """The card `name` with {constant: value}."""
-    rates = {constant: values[constant] * 1e12 for constant in FLOPS}
-    rates |= {"fp16": rates["bf16"], "fp8": rates["bf16"] * values["fp8"]}
-    rates["grouped"] = rates["bf16"] * values["grouped"]
-    rates["fp8_slow"] = rates["fp8"] * values["fp8_slow"]
-    rates |= {rate: values["copy"] * 1e9 * values[share] for rate, share in (("memory", "plain_share"), ("cast", "cast_share"))}
-    return Card(name, rates, values["launch"] * 1e-6, values["link"] * 1e9, values["link_share"], values["network_share"],
-                values["overhead"], values["peak"] * 1e12)
-
-
-class Range:
-    """A card with each constant from its slow end to its fast end."""
-
-    def __init__(self, cards, name):
-        self.name, self.ends = cards[name]["name"], constants_of(cards, name)
-        self.slow, self.fast, self.middle = (self.with_values({constant: end(*ends) for constant, ends in self.ends.items()}) for end in (
-            lambda slow, fast: slow, lambda slow, fast: fast, lambda slow, fast: (slow + fast) / 2))
-
-    def with_values(self, values):
-        return card_of(self.name, values)
-
-    def ratio(self, step, reference):
-        """(lowest, highest) ratio of the tokens a second of two steps, which have `tokens` and seconds(card), on one card: each constant has the same value for both. A ratio of sums
-        is monotonic in each constant, so that ends are tried one by one until none moves it."""
-        def ratio(values):
-            card = self.with_values(values)
-            return step.tokens / step.seconds(card) / (reference.tokens / reference.seconds(card))
-
-        found = []
-        for sign in (-1, 1):
-            values, moved = {constant: sum(ends) / 2 for constant, ends in self.ends.items()}, True
-            best = sign * ratio(values)
-            while moved:
-                moved = False
-                for constant, ends in self.ends.items():
-                    for end in ends:
-                        if (other := sign * ratio({**values, constant: end})) > best:
-                            values[constant], best, moved = end, other, True
-            found.append(sign * best)
-        return tuple(found)
 
 
 def text_of(cards):

@@ -200,7 +200,7 @@ def torchtitan(place, name, limit, mode, compiled=False, float8=False):
     command += ["--model.converters", "quantize.linear.float8", "--quantize.linear.float8.enable_fsdp_float8_all_gather"] if float8 else []
     skipped = place.peer or (no_fp8(place) or place.peer_float8 if float8 else "")
     if compiled and place.simulated:
-        skipped = "on a simulated GPU scripts/step_budget.py compiles it"
+        skipped = "on a simulated GPU benchmarks/simulated_peer.py compiles it"
     elif compiled and not skipped:
         missing = [tool for tool in ("gcc",) if not shutil.which(tool)] + [name for name in ("triton",) if not importlib.util.find_spec(name)]
         skipped = f"no {' and no '.join(missing)}, which torch.compile needs" if missing else ""

@@ -16,8 +16,7 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(sys.argv[1]).resolve()
-SOURCED = {"common.sh", "bundle_environment.sh", "bounded_command.py", "gpu_checks.py", "needed.py", "restarts.py", "step_collectives.py", "step_context.py", "step_experts.py",
-           "step_families.py", "step_picture.py", "step_pipeline.py"}  # and imported
+SOURCED = {"common.sh", "bundle_environment.sh", "bounded_command.py", "gpu_checks.py", "needed.py", "restarts.py"}  # and imported
 SCRIPTS = [path for path in sorted((ROOT / "scripts").iterdir())
            if path.suffix in {".sh", ".slurm", ".py"} and path.name not in SOURCED]
 SCRIPTS += sorted((ROOT / "benchmarks").glob("*.sh"))

@@ -371,7 +371,7 @@ class LocalCommunicator : public Communicator {
   size_t peers() const { return static_cast<size_t>(size()) - 1; }
 
   // Runs `work` in a trace range that says what this rank of a real group would send, which
-  // scripts/step_budget.py reads: "fake all_gather 3000 bytes sent in fsdp/0 of 4 ranks".
+  // tests/simulated_gpu/step_trace.py reads: "fake all_gather 3000 bytes sent in fsdp/0 of 4 ranks".
   void stand_in(const char* operation, size_t bytes, const auto& work) const {
     if (size() == 1) return work();
     const TraceRange range(operation, fmt::format("{} bytes sent in {} of {} ranks", bytes, name(), size()));

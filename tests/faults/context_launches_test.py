@@ -11,8 +11,8 @@ import sys
 
 from jobs import ALL, BINARY, ROOT, JobTest, main
 
-sys.path.insert(0, str(ROOT / "scripts"))
-import step_budget  # noqa: E402
+sys.path.insert(0, str(ROOT / "tests/simulated_gpu"))
+import step_trace  # noqa: E402
 
 RANKS, LAYERS = 16, 2
 RING = "--parallelism.context_parallel_rotate_method=alltoall"
@@ -30,19 +30,17 @@ class ContextLaunches(JobTest):
         trace.unlink(missing_ok=True)
         self.run_job("--training.steps=3", "--metrics.log_freq=100", "--comm.mode=fake_backend", "--activation_checkpoint.mode=none",
                      "--training.seq_len=2048", "--training.local_batch_size=1", f"--parallelism.context_parallel_degree={degree}", *options, code=0,
-                     env={"HYPERION_DEVICE": "cuda", "LD_PRELOAD": BINARY.parent / "libsimulated_gpu.so", "NGPU": RANKS, "RANK": 0, "WORLD_SIZE": "",
-                          "HYPERION_SIMULATED_GPUS": 8, "HYPERION_SIMULATED_COMPUTE": "off", "HYPERION_SIMULATED_TRACE": trace})
-        steps, _ = step_budget.read_trace(trace)
-        return steps[-1]
+                     env=step_trace.environment(BINARY.parent, trace, RANKS))
+        return step_trace.read_trace(trace)[-1]
 
     def launches(self, degree, *options):
         """Of a block of the first rank, which sees the most chunks. A collective and a kernel of attention count once, however many kernels
         they are: a fake collective is a few copies, and Flash may divide short work."""
         launches = 0
         for record in self.step(degree, *options):
-            if step_budget.is_attention(record):
+            if step_trace.is_attention(record):
                 launches += 3 if "backward" in record.operator else 1
-            elif step_budget.FAKE.match(record.range):
+            elif step_trace.FAKE.match(record.range):
                 launches += record.operator == "range"
             else:
                 launches += record.kernels + record.copies
@@ -69,10 +67,10 @@ class ContextLaunches(JobTest):
         kernels. Copies and merges that follow one another are one "copy"."""
         found = []
         for record in self.step(4, *options):
-            exchange = step_budget.FAKE.match(record.range)
+            exchange = step_trace.FAKE.match(record.range)
             if exchange and record.operator == "range" and " in cp/" in record.range:
                 found.append(record.range.split()[1])
-            elif step_budget.is_attention(record):
+            elif step_trace.is_attention(record):
                 found.append("backward" if "backward" in record.operator else "forward")
             elif not exchange and re.search("aten::(copy_|add_)$|_keys_$|_parts_$", record.operator) and found and found[-1] != "copy":
                 found.append("copy")

@@ -38,6 +38,9 @@ JOBS = [  # file, ranks, mode of checkpointing, options; then what is allowed of
 MORE = [
     (EIGHT, 8, "full", FP8),
     (EIGHT, 8, "selective", ("--parallelism.tensor_parallel_degree=2", OP)),
+    (EIGHT, 8, "selective", ("--parallelism.tensor_parallel_degree=2", "--training.local_batch_size=2", OP)),
+    (EIGHT, 16, "full", ("--parallelism.tensor_parallel_degree=4", *GATHERED_FP8)),
+    (EIGHT, 16, "full", ("--parallelism.tensor_parallel_degree=4", "--parallelism.enable_async_tensor_parallel=true", *GATHERED_FP8)),
     (EIGHT, 16, "none", ("--parallelism.data_parallel_replicate_degree=2", "--training.global_batch_size=32")),
     (EIGHT, 8, "none", (*PIPELINE, "--parallelism.pipeline_parallel_schedule=Interleaved1F1B")),
     (MOE, 16, "selective", ("--parallelism.expert_parallel_degree=4", "--parallelism.tensor_parallel_degree=2", OP)),

@@ -4,7 +4,6 @@ Families are those of trainer/plan/step_work.h. An operator's family follows fro
 """
 import collections
 import dataclasses
-import os
 import pathlib
 import re
 
@@ -218,5 +217,5 @@ def group_sizes(step):
 
 def environment(build, trace, world, rank=0):
     """For a dry run of one rank on simulated GPUs that compute nothing."""
-    return {**os.environ, "HYPERION_DEVICE": "cuda", "LD_PRELOAD": str(build / "libsimulated_gpu.so"), "NGPU": str(world), "RANK": str(rank), "WORLD_SIZE": "",
+    return {"HYPERION_DEVICE": "cuda", "LD_PRELOAD": str(build / "libsimulated_gpu.so"), "NGPU": str(world), "RANK": str(rank), "WORLD_SIZE": "",
             "HYPERION_SIMULATED_GPUS": "8", "HYPERION_SIMULATED_COMPUTE": "off", "HYPERION_SIMULATED_TRACE": str(trace)}

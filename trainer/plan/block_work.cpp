@@ -111,25 +111,40 @@ class BlockCounter {
           product_rate(setting_));
       add(Family::kProducts, 1, 1, (rows * out + in * out + rows * in) * element(), 2 * rows * in * out,
           product_rate(setting_));
-      add(Family::kProducts, 1, 1, rows * (in + out) * element() + in * out * kFp32 * setting_.gradient_passes,
-          2 * rows * in * out, product_rate(setting_));
+      add(Family::kProducts, 1, 1,
+          rows * (in + out) * element() + in * out * kFp32 * setting_.gradient_passes, 2 * rows * in * out,
+          product_rate(setting_));
       return;
     }
     const double runs = 1 + repeats;
     const bool gathers_float8 = setting_.config.quantize.linear.float8.enable_fsdp_float8_all_gather;
-    const double casts = mode() == RecomputeMode::kFull ? 2 : runs;  // also of a product that is not repeated
-    add_cast(rows * in, casts - 1, 1);
-    add_cast(rows * in, 1, casts > runs ? 1 : 2);  // dgrad and wgrad read the other layout
+    // Tensor parallel ranks gather the inputs of column layers, and the gradients of row layers, in FP8.
+    const double tensor = setting_.tensor;
+    const bool column = tensor > 1 && products[0].shape->split == models::kSplitByRows,
+               row = tensor > 1 && products[0].shape->split == models::kSplitByColumns;
+    if (column) {
+      add_gathered_cast(rows * in, runs);
+      add(Family::kResidual, static_cast<double>(products.size()) - 1, 1, 3 * rows * in * element());
+    } else {
+      const double casts =
+          mode() == RecomputeMode::kFull ? 2 : runs;  // also of a product that is not repeated
+      add_cast(rows * in, casts - 1, 1);
+      add_cast(rows * in, 1, casts > runs ? 1 : 2);  // dgrad and wgrad read the other layout
+    }
     for (const Product& product : products) {
       const double weight = product.in * product.out, flops = 2 * rows * weight;
       if (!gathers_float8) add_cast(weight, 2, 2);  // of what forward gathers, and backward
       add(Family::kProducts, runs, 1, rows * product.in + weight + rows * product.out * element(), flops,
           Rate::kFp8);
-      add_cast(rows * product.out, 1, 2);
+      if (row)
+        add_gathered_cast(rows * product.out, 1);
+      else
+        add_cast(rows * product.out, 1, 2);
       if (gathers_float8) add(Family::kFloat8Casts, 1, 1, 2 * weight, 0, Rate::kBf16, true);  // transposes it
       add(Family::kProducts, 1, 1, rows * product.out + weight + rows * product.in * element(), flops,
           Rate::kFp8Slow);
-      add(Family::kProducts, 1, 1, rows * (product.in + product.out) + weight * kFp32 * setting_.gradient_passes, flops,
+      add(Family::kProducts, 1, 1,
+          rows * (product.in + product.out) + weight * kFp32 * setting_.gradient_passes, flops,
           Rate::kFp8Slow);
     }
   }
@@ -139,16 +154,22 @@ class BlockCounter {
     add(Family::kFloat8Casts, times, 1, elements * (element() + layouts), 0, Rate::kBf16, true);
   }
 
+  // A rank casts its part, and transposes once what it gathers.
+  void add_gathered_cast(double elements, double times) const {
+    add_cast(elements / setting_.tensor, times, 1);
+    add(Family::kFloat8Casts, 1, 1, 2 * elements, 0, Rate::kBf16, true);
+  }
+
   // --- attention ---
 
   double attention_inputs() const {  // products of the normed stream, whose gradients its backward adds
     if (setting_.args.latent.is_present()) return 1;
-    return attention_[0].float8 ? 2 : 0;
+    return attention_[0].float8 && setting_.tensor == 1 ? 2 : 0;
   }
   double feed_forward_inputs() const {
     const auto& experts = block_.feed_forward.experts;
     if (experts) return setting_.args.experts.num_shared_experts > 0 ? 2 : 1;
-    return !feed_forward_.empty() && feed_forward_[0].float8 ? 1 : 0;
+    return !feed_forward_.empty() && feed_forward_[0].float8 && setting_.tensor == 1 ? 1 : 0;
   }
 
   // Of every second product the selective mode recomputes one; see models/layers/activation_checkpoint.h.
@@ -188,7 +209,8 @@ class BlockCounter {
     }
     const bool saved = mode() == RecomputeMode::kSelective && setting_.tensor > 1;  // scattered, so not again
     add_products(std::span(&last, 1), tokens(), saved ? 0 : mode() == RecomputeMode::kSelective ? 1 : full);
-    const bool several = config::microbatch_rows(setting_.config, setting_.config.training.local_batch_size) > 1;
+    const bool several =
+        config::microbatch_rows(setting_.config, setting_.config.training.local_batch_size) > 1;
     if (setting_.tensor > 1 && several)  // rows of each sequence between those of the ranks
       add(Family::kCopies, saved ? 4 : 3 + full, 1, 2 * tokens() * output * element());
 
@@ -207,10 +229,13 @@ class BlockCounter {
         setting_.context > 1 && config::passes_keys_in_ring(setting_.config) && widths.window == 0;
     const bool two_parts =
         setting_.context > 1 && setting_.config.parallelism.context_parallel_load_balancer.has_value();
-    // Counted for the rank that comes last in a sequence, all of whose queries see keys of other ranks: a call
-    // for each rank's keys in a ring, else of each part one with the keys before it and one with its own.
+    // Counted for the rank that comes last in a sequence, all of whose queries see keys of other ranks: a
+    // call for each rank's keys in a ring, else of each part one with the keys before it and one with its
+    // own.
     const double context = setting_.context, parts = two_parts ? 2 : 1,
-                 calls = ring ? context : context > 1 ? 2 * parts : 1;
+                 calls = ring          ? context
+                         : context > 1 ? 2 * parts
+                                       : 1;
     const double passes = ring ? context : context > 1 ? 2 : 1;  // over queries and outputs
     const double seen = ring ? (context + 1) / 2 : context > 1 ? context + 1 - 1 / parts : 1;
     const double exchanged = tokens() * 2 * keys;  // values are padded to the width of keys
@@ -243,7 +268,9 @@ class BlockCounter {
     const double peers = ring ? 1 : setting_.context - 1;
     SequenceExchange exchange{.ring = ring,
                               .runs = times_,
-                              .exchanges = ring ? static_cast<int>(setting_.context) - 1 : two_parts ? 2 : 1,
+                              .exchanges = ring        ? static_cast<int>(setting_.context) - 1
+                                           : two_parts ? 2
+                                                       : 1,
                               .keys = peers * hop,
                               .gradients = peers * hop * kFp32 / element(),
                               .forward_share = two_parts ? 0.25 : 1};
@@ -254,9 +281,11 @@ class BlockCounter {
   void count_rotation(double queries, double keys, double values) const {
     const double rows = tokens() * element();
     // Values are copied along where one product makes all three.
-    const double rotated = queries + keys + (attention_[0].float8 ? 0 : values), all = queries + keys + values;
+    const bool apart = attention_[0].float8 && setting_.tensor == 1;
+    const double rotated = queries + keys + (apart ? 0 : values), all = queries + keys + values;
     const double repeats = recomputes_rows() ? 1 : 0;
-    const double angles = static_cast<double>(setting_.config.training.seq_len) / setting_.context * static_cast<double>(block_.attention.attention->head_dim) * kFp32;
+    const double angles = static_cast<double>(setting_.config.training.seq_len) / setting_.context *
+                          static_cast<double>(block_.attention.attention->head_dim) * kFp32;
     add(Family::kRope, 1 + repeats, 1, 2 * rows * rotated + angles);
     add(Family::kRope, 1, 1, 2 * rows * all + angles);
     if (!setting_.args.attention.qk_norm) return;
@@ -381,8 +410,7 @@ class BlockCounter {
     add(Family::kExpertProducts, 1, 2, rows * (in * element() + out * operand) + weight * operand, flops,
         float8 ? Rate::kFp8Slow : rate);
     add(Family::kExpertProducts, 1, 2 * gradients,
-        rows * (gradients * in + out) * operand + weight * element(), flops,
-        float8 ? Rate::kFp8Slow : rate);
+        rows * (gradients * in + out) * operand + weight * element(), flops, float8 ? Rate::kFp8Slow : rate);
   }
 
   // All-gathers before column layers, reduce-scatters after row layers, and the reverse of their gradients.
@@ -395,7 +423,9 @@ class BlockCounter {
     const double layers = 1 + dense;  // attention, and a feed-forward that all tensor parallel ranks share
     const double again = full || selective ? layers : 0;
     const bool overlaps = setting_.config.parallelism.enable_async_tensor_parallel;
-    work_.collectives.push_back({MeshDim::kTp, times_ * (4 * layers + again + full), sent, overlaps});
+    const double gathers = 2 * layers + again, gathered_share = attention_[0].float8 ? 1 / element() : 1;
+    work_.collectives.push_back({MeshDim::kTp, times_ * gathers, sent * gathered_share, overlaps});
+    work_.collectives.push_back({MeshDim::kTp, times_ * (2 * layers + full), sent, overlaps});
     if (overlaps) count_chunks(layers, 2 * layers + full);
   }
 
@@ -415,7 +445,7 @@ class BlockCounter {
         add(Family::kCopies, column ? 1 + repeats : 1, column ? tensor / 2 : tensor,
             2 * tokens() * (column ? product.out : product.in) * element());
         add(Family::kProducts, 2 + (column ? repeats : 0), 0,
-            (tensor - 1) * product.in * product.out * element());
+            (tensor - 1) * product.in * product.out * (product.float8 ? 1 : element()));
       }
     };
     add_chunked(attention_, full);

@@ -119,8 +119,9 @@ Waits sequence_waits(const SequenceExchange& exchange, double forward, double ba
     // The second part's keys travel under the attention of the first part's queries. Backward begins with the
     // second part, and so with all keys.
     const double later = exchange.exchanges - 1;
-    waits = keys + later * std::max(0.0, keys - forward * exchange.forward_share) + exchange.exchanges * keys +
-            later * std::max(0.0, gradients - backward * exchange.forward_share) + gradients;
+    waits = keys + later * std::max(0.0, keys - forward * exchange.forward_share) +
+            exchange.exchanges * keys + later * std::max(0.0, gradients - backward * exchange.forward_share) +
+            gradients;
     all = exchange.exchanges * (2 * keys + gradients);
   }
   return {exchange.runs * waits, exchange.runs * (all - waits)};

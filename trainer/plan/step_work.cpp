@@ -273,7 +273,8 @@ std::string_view name_of(Family family) {
 
 std::map<MeshDim, double> StepWork::sent() const {
   std::map<MeshDim, double> bytes;
-  for (const Collectives& collective : collectives) bytes[collective.group] += collective.times * collective.sent;
+  for (const Collectives& collective : collectives)
+    bytes[collective.group] += collective.times * collective.sent;
   for (const auto& [group, rows] : dispatch) bytes[group] += rows;
   for (const MatrixExchanges& exchange : matrices) bytes[exchange.group] += exchange.bytes + exchange.back;
   if (const auto& exchange = sequence_exchange)

@@ -84,10 +84,10 @@ struct Collectives {
 // What ranks that share sequences exchange for attention, in one block and microbatch.
 struct SequenceExchange {
   bool ring = false;
-  double runs = 0;             // blocks times microbatches
-  int exchanges = 1;           // hops of a ring, or parts of a rank's tokens that are gathered one after another
-  double keys = 0;             // bytes that this rank sends of keys and values at once: a part, or one hop
-  double gradients = 0;        // and of their gradients
+  double runs = 0;       // blocks times microbatches
+  int exchanges = 1;     // hops of a ring, or parts of a rank's tokens that are gathered one after another
+  double keys = 0;       // bytes that this rank sends of keys and values at once: a part, or one hop
+  double gradients = 0;  // and of their gradients
   double forward_share = 0.5;  // of attention's time that the first part's queries take
 };
 

@@ -103,9 +103,8 @@ TEST_CASE("the estimates have Muon's buffers, products and exchange") {
   for (const Kernels& kernels : step.kernels)
     if (kernels.family == Family::kMuonProducts) flops += kernels.times * kernels.flops;
   CHECK(flops == Approx(work->flops));
-  CHECK(std::ranges::none_of(other.kernels, [](const Kernels& kernels) {
-    return kernels.family == Family::kMuonProducts;
-  }));
+  CHECK(std::ranges::none_of(other.kernels,
+                             [](const Kernels& kernels) { return kernels.family == Family::kMuonProducts; }));
   REQUIRE(step.matrices.size() == 1);
   CHECK(step.matrices[0].bytes + step.matrices[0].back == work->step_bytes());
   Card card{.memory = 3e12, .launch = 1e-6, .link = 4e11};
