@@ -95,22 +95,28 @@ class BlockCounter {
     add(Family::kNorms, 1, 2, (4 + inputs) * sharded_rows() * dim() * element());
   }
 
+  // A product in chunks is as many launches as ranks, each of which reads the weight.
+  double reads_of_weight(const Product& product) const {
+    const bool chunks = setting_.tensor > 1 && setting_.config.parallelism.enable_async_tensor_parallel;
+    return chunks && product.shape->split ? setting_.tensor : 1;
+  }
+
   // The products of this rank's `rows` rows with weights that read the same input: one in bf16, apart in FP8.
   // `repeats`: how many of them backward recomputes.
   void add_products(std::span<const Product> products, double rows, double repeats) const {
     double out = 0;
     for (const Product& product : products) out += product.out;
-    const double in = products[0].in;
+    const double in = products[0].in, reads = reads_of_weight(products[0]);
     if (!products[0].float8) {
       const bool apart = repeats > 0 && repeats < 1;  // selective checkpointing computes w1 and w3 apart
       const double parts = apart ? static_cast<double>(products.size()) : 1;
-      const double forward_bytes = (parts * rows * in + in * out + rows * out) * element();
-      add(Family::kProducts, 1, parts, forward_bytes, 2 * rows * in * out, product_rate(setting_));
-      add(Family::kProducts, repeats > 0 ? 1 : 0, 1,
-          (rows * in + repeats * (in * out + rows * out)) * element(), repeats * 2 * rows * in * out,
+      const double forward_bytes = (parts * rows * in + reads * in * out + rows * out) * element();
+      add(Family::kProducts, 1, parts * reads, forward_bytes, 2 * rows * in * out, product_rate(setting_));
+      add(Family::kProducts, repeats > 0 ? 1 : 0, reads,
+          (rows * in + repeats * (reads * in * out + rows * out)) * element(), repeats * 2 * rows * in * out,
           product_rate(setting_));
-      add(Family::kProducts, 1, 1, (rows * out + in * out + rows * in) * element(), 2 * rows * in * out,
-          product_rate(setting_));
+      add(Family::kProducts, 1, reads, (rows * out + reads * in * out + rows * in) * element(),
+          2 * rows * in * out, product_rate(setting_));
       add(Family::kProducts, 1, 1,
           rows * (in + out) * element() + in * out * kFp32 * setting_.gradient_passes, 2 * rows * in * out,
           product_rate(setting_));
@@ -134,15 +140,15 @@ class BlockCounter {
     for (const Product& product : products) {
       const double weight = product.in * product.out, flops = 2 * rows * weight;
       if (!gathers_float8) add_cast(weight, 2, 2);  // of what forward gathers, and backward
-      add(Family::kProducts, runs, 1, rows * product.in + weight + rows * product.out * element(), flops,
-          Rate::kFp8);
+      add(Family::kProducts, runs, reads, rows * product.in + reads * weight + rows * product.out * element(),
+          flops, Rate::kFp8);
       if (row)
         add_gathered_cast(rows * product.out, 1);
       else
         add_cast(rows * product.out, 1, 2);
       if (gathers_float8) add(Family::kFloat8Casts, 1, 1, 2 * weight, 0, Rate::kBf16, true);  // transposes it
-      add(Family::kProducts, 1, 1, rows * product.out + weight + rows * product.in * element(), flops,
-          Rate::kFp8Slow);
+      add(Family::kProducts, 1, reads, rows * product.out + reads * weight + rows * product.in * element(),
+          flops, Rate::kFp8Slow);
       add(Family::kProducts, 1, 1,
           rows * (product.in + product.out) + weight * kFp32 * setting_.gradient_passes, flops,
           Rate::kFp8Slow);
@@ -429,12 +435,10 @@ class BlockCounter {
     if (overlaps) count_chunks(layers, 2 * layers + full);
   }
 
-  // A product in chunks is as many launches as ranks, each of which reads the weight. Its outputs are copied
-  // together, or summed in fp32.
+  // The outputs of a product in chunks are copied together, or summed in fp32.
   void count_chunks(double layers, double sums) const {
     const double tensor = setting_.tensor, chunk = tokens() / tensor * dim();
     const bool full = mode() == RecomputeMode::kFull, selective = mode() == RecomputeMode::kSelective;
-    add(Family::kProducts, 4 * layers + (full ? 2 * layers - 1 : selective ? 1 : 0), tensor - 1, 0);
     add(Family::kCopies, sums, tensor + 1,
         chunk * ((tensor - 1) * (element() + 2 * kFp32) + 2 * (element() + kFp32)));
     add(Family::kCopies, (full ? 3 : 2) * layers + selective, 1, 2 * chunk * element());
@@ -444,8 +448,6 @@ class BlockCounter {
         if (!product.shape->split) continue;
         add(Family::kCopies, column ? 1 + repeats : 1, column ? tensor / 2 : tensor,
             2 * tokens() * (column ? product.out : product.in) * element());
-        add(Family::kProducts, 2 + (column ? repeats : 0), 0,
-            (tensor - 1) * product.in * product.out * (product.float8 ? 1 : element()));
       }
     };
     add_chunked(attention_, full);
