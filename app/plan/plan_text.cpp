@@ -68,7 +68,9 @@ std::string what_would_change(const MeshPlan& plan, const Hardware& hardware, co
   if (!config::kFloat8.on(plan.config) && !config::kMx.on(plan.config)) {
     config::JobConfig float8 = plan.config;
     float8.model.converters.push_back(config::Converter::kFloat8);
-    float8.quantize.linear.float8.enable_fsdp_float8_all_gather = true;
+    auto& options = float8.quantize.linear.float8;
+    options.enable_fsdp_float8_all_gather =
+        options.recipe_name.value_or(float8::Recipe::kTensorwise) == float8::Recipe::kTensorwise;
     add("FP8 (model.converters)", ratio(float8, hardware));
   }
   config::JobConfig none = plan.config;
