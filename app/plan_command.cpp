@@ -163,7 +163,8 @@ ExitCode plan_command(const CommandLine& line) {
   if (options.json)
     print_text(plans_json(result, facts, hardware));
   else if (options.explain > 0)
-    print_text(explain_plan(result, static_cast<size_t>(options.explain) - 1, facts, hardware, model));
+    print_text(
+        explain_plan(result, static_cast<size_t>(options.explain) - 1, facts, hardware, model, resolved));
   else
     print_text(plan_table(result, facts, hardware, search));
   if (!options.html.empty()) {

@@ -8,14 +8,6 @@ namespace hyperion::parallel {
 
 namespace {
 
-// The number of equal parts into which the rows of each of `experts` matrices are split over `ranks` ranks.
-int64_t parts_per_expert(int64_t experts, int64_t rows, int64_t ranks) {
-  const int64_t divisor = std::gcd(rows, ranks);
-  int64_t parts = divisor;
-  while (parts > 1 && (divisor % parts != 0 || parts * experts > ranks)) --parts;
-  return parts;
-}
-
 Placement placement_of_experts(std::vector<Cut> cuts, int pp_rank, const Mesh& mesh, int rank) {
   std::span<Cut> remaining = cuts;
   const auto set_index = [&](MeshDim dim) {
@@ -38,6 +30,13 @@ Placement placement_of_experts(std::vector<Cut> cuts, int pp_rank, const Mesh& m
 }
 
 }  // namespace
+
+int64_t parts_per_expert(int64_t experts, int64_t rows, int64_t ranks) {
+  const int64_t divisor = std::gcd(rows, ranks);
+  int64_t parts = divisor;
+  while (parts > 1 && (divisor % parts != 0 || parts * experts > ranks)) --parts;
+  return parts;
+}
 
 Placement placement_of(const Parameter& parameter, int pp_rank, const Mesh& mesh, int rank) {
   std::vector<Cut> cuts = parameter.cuts;

@@ -20,6 +20,10 @@ namespace hyperion::parallel {
 // ranks' parts may be empty.
 Placement placement_of(const Parameter& parameter, int pp_rank, const Mesh& mesh, int rank);
 
+// The number of equal parts into which the rows of each of `experts` matrices are split over `ranks` efsdp
+// ranks, as above.
+int64_t parts_per_expert(int64_t experts, int64_t rows, int64_t ranks);
+
 // The placement of a tensor known only by its cuts (as above), pp rank and domain. If the last cut has one
 // part, the fsdp group holds replicas.
 Placement placement_of(std::vector<Cut> cuts, int pp_rank, const Mesh& mesh, int rank,

@@ -52,6 +52,14 @@ RankStages stages_of_rank(const trainer::PipelinePlan& plan, const parallel::Pip
   return stages;
 }
 
+// The ranks of a node if those that share experts fill several, else 0.
+int node_of_experts(const config::JobConfig& config, const Hardware& hardware) {
+  const int64_t node = std::min<int64_t>(hardware.cluster.gpus_per_node, hardware.gpus),
+                ranks = config.parallelism.expert_parallel_degree *
+                        config.parallelism.expert_tensor_parallel_degree;
+  return ranks > node && ranks % node == 0 ? static_cast<int>(node) : 0;
+}
+
 }  // namespace
 
 Planner::Planner(const models::ModelArgs& model, const Hardware& hardware, bool refuses)
@@ -108,7 +116,8 @@ trainer::PipelineTimes Planner::times_of(PipelineLists& lists, bool recomputes) 
 }
 
 std::optional<MeshPlan> Planner::plan(const config::JobConfig& config, double memory_limit, bool ends) {
-  const parallel::Mesh mesh(trainer::mesh_config(config), static_cast<int>(hardware_.gpus));
+  const parallel::Mesh mesh(trainer::mesh_config(config, node_of_experts(config, hardware_)),
+                            static_cast<int>(hardware_.gpus));
   const int64_t ranks = mesh.degree(MeshDim::kBatch),
                 batches = config::microbatches_of(config.training, ranks),
                 shards = mesh.degree(MeshDim::kFsdp);

@@ -130,7 +130,7 @@ class Enumerator {
     }
   }
 
-  // How tensor and context parallel ranks exchange.
+  // How ranks of tensor, context and expert parallelism exchange.
   void add_exchanges(config::JobConfig config) {
     auto& parallelism = config.parallelism;
     for (const bool async : {false, true}) {
@@ -139,7 +139,14 @@ class Enumerator {
       for (const char* keys : {"allgather", "alltoall"}) {
         if (keys == std::string_view("alltoall") && parallelism.context_parallel_degree == 1) break;
         parallelism.context_parallel_rotate_method = keys;
-        found_.push_back(config);
+        for (const bool once : {false, true}) {
+          const int64_t ranks =
+              parallelism.expert_parallel_degree * parallelism.expert_tensor_parallel_degree;
+          if (once && (parallelism.expert_parallel_degree == 1 || ranks <= hardware_.cluster.gpus_per_node))
+            break;
+          parallelism.expert_parallel_once_per_node = once;
+          found_.push_back(config);
+        }
       }
     }
   }
@@ -153,12 +160,9 @@ class Enumerator {
   std::vector<config::JobConfig> found_;
 };
 
-bool can_run(const config::JobConfig& config, const config::ResolvedConfig& resolved,
-             const config::RunContext& facts) {
-  config::ResolvedConfig candidate{.config = config, .origins = resolved.origins, .warnings = {}};
-  config::Problems problems;
-  config::check_config(candidate, facts, problems);
-  return problems.lines().empty();
+config::RunContext facts_of(const models::ModelArgs& model, const Hardware& hardware) {
+  return trainer::run_facts(model, hardware.gpus,
+                            std::min<int64_t>(hardware.cluster.gpus_per_node, hardware.gpus));
 }
 
 // Calls `fits` with the configuration's choices of activation checkpointing and of when gathered weights are
@@ -187,6 +191,14 @@ void try_settings_of_memory(config::JobConfig config, F&& fits) {
 
 }  // namespace
 
+bool can_run(const config::JobConfig& config, const config::ResolvedConfig& resolved,
+             const models::ModelArgs& model, const Hardware& hardware) {
+  const config::ResolvedConfig candidate{.config = config, .origins = resolved.origins, .warnings = {}};
+  config::Problems problems;
+  config::check_config(candidate, facts_of(model, hardware), problems);
+  return problems.lines().empty();
+}
+
 double usable_memory(const trainer::CardRange& card) {
   return card.memory_bytes - kOutsideAllocator;
 }
@@ -196,8 +208,6 @@ SearchResult search_meshes(const config::ResolvedConfig& resolved, const models:
                            const std::function<void(size_t done, size_t all)>& progress) {
   const std::vector<config::JobConfig> candidates =
       Enumerator(resolved, model, hardware, options).configurations();
-  const config::RunContext facts = trainer::run_facts(
-      model, hardware.gpus, std::min<int64_t>(hardware.cluster.gpus_per_node, hardware.gpus));
   Planner planner(model, hardware, /*refuses=*/options.configured);
   SearchResult result;
   const double limit = usable_memory(hardware.card);
@@ -215,7 +225,7 @@ SearchResult search_meshes(const config::ResolvedConfig& resolved, const models:
     shape.replicas = 1;  // of meshes that differ in their replicas alone the best is shown
     const auto found = best.find(shape);
     if (found == best.end() || plan->middle.total() < found->second.middle.total()) {
-      if (!can_run(config, resolved, facts)) return false;
+      if (!can_run(config, resolved, model, hardware)) return false;
       best.insert_or_assign(shape, std::move(*plan));
     }
     ++result.fitting;
@@ -225,8 +235,8 @@ SearchResult search_meshes(const config::ResolvedConfig& resolved, const models:
     progress(i, candidates.size());
     if (options.configured)
       config::require_valid_config({.config = candidates[i], .origins = resolved.origins, .warnings = {}},
-                                   facts);
-    if (!can_run(candidates[i], resolved, facts)) continue;
+                                   facts_of(model, hardware));
+    if (!can_run(candidates[i], resolved, model, hardware)) continue;
     if (options.configured)
       fits(candidates[i]);
     else

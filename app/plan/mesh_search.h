@@ -29,6 +29,11 @@ SearchResult search_meshes(const config::ResolvedConfig& resolved, const models:
                            const Hardware& hardware, const SearchOptions& options,
                            const std::function<void(size_t done, size_t all)>& progress);
 
+// Returns whether config::check_config() accepts the configuration on these GPUs; `resolved` says where the
+// values that it shares with it come from.
+bool can_run(const config::JobConfig& config, const config::ResolvedConfig& resolved,
+             const models::ModelArgs& model, const Hardware& hardware);
+
 // Returns the bytes of a GPU's memory that a job may use: what the driver, libraries and NCCL take is left
 // out.
 double usable_memory(const trainer::CardRange& card);

@@ -50,9 +50,10 @@ std::string days_text(double days) {
 }
 
 // Returns lines such as "FP8 (model.converters)  1.18 times as fast": the plan with one thing changed.
-std::string what_would_change(const MeshPlan& plan, const Hardware& hardware,
-                              const models::ModelArgs& model) {
+std::string what_would_change(const MeshPlan& plan, const Hardware& hardware, const models::ModelArgs& model,
+                              const config::ResolvedConfig& resolved) {
   const auto ratio = [&](const config::JobConfig& config, const Hardware& changed) -> std::string {
+    if (!can_run(config, resolved, model, changed)) return "cannot be run";
     const std::optional<MeshPlan> other =
         Planner(model, changed).plan(config, usable_memory(hardware.card), /*ends=*/false);
     if (!other) return "cannot be run";
@@ -67,7 +68,9 @@ std::string what_would_change(const MeshPlan& plan, const Hardware& hardware,
   if (!config::kFloat8.on(plan.config) && !config::kMx.on(plan.config)) {
     config::JobConfig float8 = plan.config;
     float8.model.converters.push_back(config::Converter::kFloat8);
-    float8.quantize.linear.float8.enable_fsdp_float8_all_gather = true;
+    auto& options = float8.quantize.linear.float8;
+    options.enable_fsdp_float8_all_gather =
+        options.recipe_name.value_or(float8::Recipe::kTensorwise) == float8::Recipe::kTensorwise;
     add("FP8 (model.converters)", ratio(float8, hardware));
   }
   config::JobConfig none = plan.config;
@@ -125,6 +128,8 @@ std::string settings_text(const MeshPlan& plan) {
   if (parallelism.context_parallel_degree > 1)
     text += parallelism.context_parallel_rotate_method == "alltoall" ? ", ring" : ", gathered keys";
   if (parallelism.pipeline_parallel_degree > 1) text += ", " + parallelism.pipeline_parallel_schedule;
+  if (parallelism.expert_parallel_degree > 1 && parallelism.expert_parallel_once_per_node)
+    text += ", once per node";
   if (parallelism.fsdp_reshard_after_forward != config::ReshardAfterForward::kDefault)
     text += fmt::format(", reshard {}", text_of(parallelism.fsdp_reshard_after_forward));
   return text;
@@ -141,7 +146,8 @@ const std::vector<TimePart>& time_parts() {
       {"optim", "optimizer", {Family::kOptimizer, Family::kMuonProducts}},
       {"comm",
        "exposed communication",
-       {Family::kCollectives, Family::kDispatch, Family::kSequenceExchange, Family::kMuonExchange}},
+       {Family::kShardExchange, Family::kTensorExchange, Family::kDispatch, Family::kSequenceExchange,
+        Family::kMuonExchange}},
       {"bubble", "bubble and exposed transfers", {Family::kBubble, Family::kTransfers}}};
   return list;
 }
@@ -244,7 +250,8 @@ std::string plan_table(const SearchResult& result, const PlanFacts& facts, const
 }
 
 std::string explain_plan(const SearchResult& result, size_t index, const PlanFacts& facts,
-                         const Hardware& hardware, const models::ModelArgs& model) {
+                         const Hardware& hardware, const models::ModelArgs& model,
+                         const config::ResolvedConfig& resolved) {
   const MeshPlan& plan = result.plans.at(index);
   const StepTime& time = plan.middle;
   const double per_token = 1e6 / plan.tokens() * static_cast<double>(hardware.gpus);
@@ -278,7 +285,7 @@ std::string explain_plan(const SearchResult& result, size_t index, const PlanFac
                     1e3 * std::max(plan.fast.of(family), plan.slow.of(family))),
         seconds * per_token, 100 * seconds / time.total());
   }
-  text += what_would_change(plan, hardware, model);
+  text += what_would_change(plan, hardware, model, resolved);
   text +=
       "\nUncertain: the constants of the card are ranges of published and estimated figures; the last row is "
       "what "

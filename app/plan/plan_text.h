@@ -25,7 +25,8 @@ std::string plan_table(const SearchResult& result, const PlanFacts& facts, const
 // Explains the plan with this index: where memory and time go, what would make it faster, and what is
 // uncertain.
 std::string explain_plan(const SearchResult& result, size_t index, const PlanFacts& facts,
-                         const Hardware& hardware, const models::ModelArgs& model);
+                         const Hardware& hardware, const models::ModelArgs& model,
+                         const config::ResolvedConfig& resolved);
 std::string plans_json(const SearchResult& result, const PlanFacts& facts, const Hardware& hardware);
 
 // A part of a step's time that people look for.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <span>
 #include <vector>
 
@@ -382,10 +383,22 @@ class BlockCounter {
     // fp32 gradients of a stack are packed for the ranks that shard it.
     add(Family::kPacking, 1, 2, held * 3 * dim() * hidden * (element() + kFp32));
     if (setting_.experts == 1 && setting_.expert_tensor == 1) return;
-    const double ranks = setting_.experts;
-    const double bytes = (ranks - 1) / ranks * sent * width;
-    const double exchanges = 4 + 2 * full;  // there and back, forward and backward
-    work_.dispatch.emplace_back(MeshDim::kEp, exchanges * bytes * times_);
+    const double exchanges = (4 + 2 * full) * times_;  // there and back, forward and backward
+    const auto dispatch = [&](MeshDim group, double rows_sent, double ranks) {
+      work_.dispatch.emplace_back(group, exchanges * (ranks - 1) / ranks * rows_sent * width);
+    };
+    const double nodes = setting_.expert_nodes;
+    if (nodes == 1) return dispatch(MeshDim::kEp, sent, setting_.experts);
+    // A row for each node with chosen experts, and on it for each expert. A router with groups chooses some.
+    const auto& args = setting_.args.experts;
+    const double reached = args.limited_groups > 0
+                               ? std::max(1.0, nodes * static_cast<double>(args.limited_groups) /
+                                                   static_cast<double>(args.expert_groups))
+                               : nodes;
+    dispatch(MeshDim::kEpNodes, own * reached * (1 - std::pow(1 - 1 / reached, chosen)), nodes);
+    dispatch(MeshDim::kEpInNode, sent, setting_.experts / nodes);
+    constexpr double kMoreLaunches = 49;  // docs/notes/simulated_step.md
+    add(Family::kRouting, 1, kMoreLaunches, 0);
   }
 
   void count_routing(double own, double experts, double chosen) const {

@@ -13,6 +13,7 @@ struct BlockSetting {
   double tensor = 1;           // tensor parallel ranks
   double context = 1;          // context parallel ranks
   double experts = 1;          // ranks that shard the experts
+  double expert_nodes = 1;     // nodes of them, if a token travels once to each
   double expert_tensor = 1;    // ranks that shard each expert
   double gradient_passes = 1;  // over the fp32 gradients of weights, which later microbatches add to
   double element = 2;          // bytes of an element of activations and gathered weights

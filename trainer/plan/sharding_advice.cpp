@@ -60,27 +60,15 @@ struct Padding {
   double times = 1;  // padded to true bytes
 };
 
-// The padding is computed from rank 0, whose shards are the largest.
 std::optional<std::string> advice_on_padding(const models::ModelArgs& model, const parallel::Mesh& mesh) {
   const int64_t shards = mesh.degree(parallel::MeshDim::kFsdp);
-  const int expert_ranks = mesh.degree(parallel::MeshDim::kEp);
-  const bool complete = expert_ranks > 1 && mesh.degree(parallel::MeshDim::kEtp) == 1;
   double padded = 0, numel = 0;
   std::map<std::string, Padding> by_name;
   const auto add = [&](const models::ParameterShape& shape, double times) {
-    const bool of_experts = shape.domain == Domain::kExpert;
-    const ParameterPtr parameter = make_parameter(shape.name, shape.dims, Init::ones(),
-                                                  of_experts && complete ? std::nullopt : shape.split);
-    if (of_experts) parameter->divide_experts(expert_ranks, 0);
-    parameter->divide(mesh.degree(parallel::MeshDim::kTp), 0);
-    const int ranks = mesh.degree(parameter->domain == Domain::kExpert ? parallel::MeshDim::kEfsdp
-                                                                       : parallel::MeshDim::kFsdp);
-    const Placement placement = parallel::placement_of(*parameter, 0, mesh, 0);
-    const double parts = static_cast<double>(box_of(parameter->shape, placement.cuts).numel() * ranks),
-                 all = static_cast<double>(whole_box(parameter->local).numel());
-    padded += times * parts;
-    numel += times * all;
-    by_name[shape.name] = {shape.name, parameter->rows(), parts / all};
+    const ShardedRows sharded = sharded_rows(shape, mesh);
+    padded += times * sharded.padded;
+    numel += times * sharded.numel;
+    by_name[shape.name] = {shape.name, sharded.rows, sharded.padded / sharded.numel};
   };
   const models::ModelDescription description = models::describe_model(model);
   add(description.table, 1);
@@ -204,6 +192,25 @@ std::vector<std::string> sharding_advice(const config::JobConfig& config, const 
     advice.push_back(*std::move(context));
   if (auto gathered = advice_on_gathered_keys(config)) advice.push_back(*std::move(gathered));
   return advice;
+}
+
+ShardedRows sharded_rows(const models::ParameterShape& shape, const parallel::Mesh& mesh) {
+  using parallel::MeshDim;
+  const bool experts = shape.domain == Domain::kExpert && mesh.degree(MeshDim::kEp) > 1;
+  // The largest parts are those of the first ranks.
+  std::vector<int64_t> local = shape.dims;
+  if (experts) local[0] = chunk_of(local[0], mesh.degree(MeshDim::kEp), 0).count;
+  if (shape.split) {
+    int64_t& extent = local[static_cast<size_t>(*shape.split)];
+    extent = chunk_of(extent, mesh.degree(experts ? MeshDim::kEtp : MeshDim::kTp), 0).count;
+  }
+  const int64_t ranks = mesh.degree(experts ? MeshDim::kEfsdp : MeshDim::kFsdp),
+                blocks = local[0] * (experts ? parallel::parts_per_expert(local[0], local[1], ranks) : 1);
+  ShardedRows sharded{.rows = local[0], .numel = 1};
+  for (const int64_t extent : local) sharded.numel *= static_cast<double>(extent);
+  sharded.padded = sharded.numel / static_cast<double>(blocks) *
+                   static_cast<double>(chunk_of(blocks, ranks, 0).count * ranks);
+  return sharded;
 }
 
 ContextTraffic context_traffic(const config::JobConfig& config, const models::ModelArgs& model,

@@ -1,10 +1,12 @@
-// Advises on the cost of a job's mesh, and computes the traffic of context parallelism. Pure.
+// Advises on the cost of a job's mesh, and computes the padding of shards and the traffic of context
+// parallelism. Pure.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "models/args/model_args.h"
+#include "models/description.h"
 #include "parallel/mesh.h"
 #include "trainer/config/job_config.h"
 
@@ -15,6 +17,14 @@ namespace hyperion::trainer {
 // number of shards; tensor or context parallel groups that span nodes; gathered keys of long sequences.
 std::vector<std::string> sharding_advice(const config::JobConfig& config, const models::ModelArgs& model,
                                          const parallel::Mesh& mesh, int ranks_per_node);
+
+// The part of a parameter that one FSDP group shards: a shard holds whole rows, as many as the largest one
+// (parallel/fsdp/sharded_parameter.h), so what the group gathers and reduces is padded.
+struct ShardedRows {
+  int64_t rows = 0;
+  double numel = 0, padded = 0;  // elements, without and with padding
+};
+ShardedRows sharded_rows(const models::ParameterShape& shape, const parallel::Mesh& mesh);
 
 // Bytes that each context parallel rank sends. Ring and gathered attention
 // (models/parts/attention/gathered_attention.h) send the same.

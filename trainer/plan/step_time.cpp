@@ -11,8 +11,27 @@ namespace {
 using parallel::Mesh, parallel::MeshDim;
 
 struct Members {
-  double ranks = 1, on_node = 1;
+  double ranks = 1, on_node = 1;  // on that of its nodes with the fewest
 };
+
+// The fewest ranks that a group has on a node it is on; the ranks of a group are `stride` apart, and those of
+// all groups of a block of ranks x stride follow each other.
+int fewest_on_node(int ranks, int stride, const Mesh& mesh, int node) {
+  const int block = ranks * stride, world = mesh.world_size();
+  if (stride >= node) return 1;
+  if (node % block == 0 || world <= node) return ranks;
+  if (block % node == 0 && node % stride == 0) return node / stride;
+  int fewest = ranks;
+  for (int begin = 0; begin < std::min(world, block * node); begin += block)
+    for (int offset = 0; offset < stride; ++offset) {
+      const auto node_of = [&](int member) { return (begin + offset + member * stride) / node; };
+      for (int first = 0, next = 0; first < ranks; first = next) {
+        while (next < ranks && node_of(next) == node_of(first)) ++next;
+        fewest = std::min(fewest, next - first);
+      }
+    }
+  return fewest;
+}
 
 // The ranks of a group, and how many of them share a node.
 Members members(MeshDim dim, const Mesh& mesh, const Cluster& cluster) {
@@ -45,7 +64,7 @@ Members members(MeshDim dim, const Mesh& mesh, const Cluster& cluster) {
   }
   const int ranks = mesh.degree(dim);
   return {static_cast<double>(ranks),
-          static_cast<double>(std::min(ranks, std::max(1, cluster.gpus_per_node / stride)))};
+          static_cast<double>(fewest_on_node(ranks, stride, mesh, cluster.gpus_per_node))};
 }
 
 double adapter(const Cluster& cluster, const Card& card) {
@@ -74,26 +93,28 @@ double seconds_of(const Kernels& kernels, const Card& card) {
   return std::max(moved, kernels.flops / card.rate(kernels.rate)) + card.launch * kernels.launches;
 }
 
-// What the collectives add to a step that computes for `computing` seconds. Of the units' gathers and
+// Adds what the collectives take of a step that computes for `computing` seconds. Of the units' gathers and
 // reductions the first and the last of the widest unit overlap nothing. What overlaps takes multiprocessors
 // from what it overlaps, and what lasts longer than the step computes is waited for.
-double collective_seconds(const StepWork& work, double computing, const Mesh& mesh, const Cluster& cluster,
-                          const Card& card) {
-  double overlapping = 0, waited_for = 0, of_units = 0, longest = 0;
+void add_collectives(const StepWork& work, double computing, const Mesh& mesh, const Cluster& cluster,
+                     const Card& card, StepTime& time) {
+  double tensor = 0, units = 0, waited_for = 0, longest = 0;  // tensor, units: those that overlap
   for (const Collectives& collectives : work.collectives) {
     const double one = collectives.sent / ring_rate(collectives.group, mesh, cluster, card),
                  all = collectives.times * one;
     if (!collectives.overlaps) {
       waited_for += all;
-      continue;
+    } else if (collectives.group == MeshDim::kTp) {
+      tensor += all;
+    } else {
+      units += all;
+      longest = std::max(longest, one);
     }
-    overlapping += all;
-    if (collectives.group == MeshDim::kTp) continue;
-    of_units += all;
-    longest = std::max(longest, one);
   }
-  const double exposed = std::min(of_units, 2 * longest), hidden = overlapping - exposed;
-  return waited_for + exposed + std::max(card.link_share * hidden, hidden - computing - waited_for);
+  const double exposed = std::min(units, 2 * longest), hidden = tensor + units - exposed;
+  const double share = hidden > 0 ? std::max(card.link_share, (hidden - computing - waited_for) / hidden) : 0;
+  time.of(Family::kShardExchange) = exposed + share * (units - exposed);
+  time.of(Family::kTensorExchange) = waited_for + share * tensor;
 }
 
 struct Waits {
@@ -172,7 +193,7 @@ StepTime step_time(const StepWork& work, const Card& card, const Mesh& mesh, con
       (is_backward(kernels.rate) ? backward : forward) += seconds;
   }
   const double iterating = time.of(Family::kMuonProducts);
-  time.of(Family::kCollectives) = collective_seconds(work, time.total() - iterating, mesh, cluster, card);
+  add_collectives(work, time.total() - iterating, mesh, cluster, card, time);
   if (const auto& exchange = work.sequence_exchange) {
     const Waits waits =
         sequence_waits(*exchange, forward / exchange->runs, backward / exchange->runs, mesh, cluster, card);

@@ -8,6 +8,7 @@
 #include "trainer/plan/block_work.h"
 #include "trainer/plan/muon_work.h"
 #include "trainer/plan/peak_memory.h"
+#include "trainer/plan/sharding_advice.h"
 
 namespace hyperion::trainer {
 namespace {
@@ -74,6 +75,7 @@ class StepCounter {
                                .tensor = tensor(),
                                .context = degree(MeshDim::kCp),
                                .experts = shards_experts() ? degree(MeshDim::kEp) : 1,
+                               .expert_nodes = degree(MeshDim::kEpNodes),
                                .expert_tensor = shards_experts() ? degree(MeshDim::kEtp) : tensor(),
                                .gradient_passes = gradient_passes(microbatches_),
                                .element = element(),
@@ -82,11 +84,11 @@ class StepCounter {
     double dense = 0, gathered_bytes = 0, experts = 0;
     const bool gathers_float8 = config_.quantize.linear.float8.enable_fsdp_float8_all_gather;
     block.for_each_parameter([&](const models::ParameterShape& shape) {
+      const double elements = sharded_rows(shape, mesh_).padded;
       if (shape.domain == Domain::kExpert && shards_experts()) {
-        experts += shape.numel() / degree(MeshDim::kEp) / degree(MeshDim::kEtp);
+        experts += elements;
         return;
       }
-      const double elements = shape.numel() / (shape.split ? tensor() : 1);
       dense += elements;
       const bool float8 = gathers_float8 && shape.dims.size() == 2 && shape.domain == Domain::kDense &&
                           multiplies_in_float8(shape, config_, shape.name);
@@ -101,7 +103,7 @@ class StepCounter {
     if (experts > 0) add_unit(experts, experts * element(), times, MeshDim::kEfsdp);
   }
 
-  // Gathers a unit's weights and reduces its gradients.
+  // Gathers a unit's weights and reduces its gradients; `elements` are those with padding.
   void add_unit(double elements, double gathered_bytes, double gathers, MeshDim group) {
     const double ranks = degree(group), share = (ranks - 1) / ranks;
     const double reductions = rank_.reduces_once ? 1 : microbatches_;
@@ -120,8 +122,9 @@ class StepCounter {
   }
 
   void add_embedding(double gathers) {
-    const double dim = static_cast<double>(args_.dim), table = model_.table.numel() / tensor();
-    add_unit(table, table * element(), gathers > 0 ? gathers : microbatches_, MeshDim::kFsdp);
+    const double dim = static_cast<double>(args_.dim), table = model_.table.numel() / tensor(),
+                 sharded = sharded_rows(model_.table, mesh_).padded;
+    add_unit(sharded, sharded * element(), gathers > 0 ? gathers : microbatches_, MeshDim::kFsdp);
     const double passes = tensor() > 1 ? 2 : 1;  // ranks zero the rows of tokens that others have
     add(Family::kEmbedding, microbatches_, passes, passes * 2 * tokens_ * dim * element());
     add(Family::kEmbedding, microbatches_, 31, (tokens_ * dim + table) * element());
@@ -143,9 +146,9 @@ class StepCounter {
                  columns = width / tensor(), weight = columns * dim;
     const bool float8 = multiplies_in_float8(model_.output, config_, "output");
     const bool tied = model_.tied && std::ranges::any_of(rank_.stages, &PipelineShare::Stage::embedding);
-    if (!tied)
-      add_unit(weight + dim, (weight + dim) * element(), gathers > 0 ? gathers : microbatches_,
-               MeshDim::kFsdp);
+    const double sharded =
+        sharded_rows(model_.output, mesh_).padded + sharded_rows(model_.final_norm, mesh_).padded;
+    if (!tied) add_unit(sharded, sharded * element(), gathers > 0 ? gathers : microbatches_, MeshDim::kFsdp);
     // models/loss_head.h
     constexpr double kDefaultChunk = 1 << 30;
     const int64_t configured = config_.training.loss_chunk_bytes;
@@ -252,16 +255,18 @@ std::string_view name_of(Family family) {
       return "Muon's iterations";
     case Family::kEmbedding:
       return "embedding";
-    case Family::kCollectives:
-      return "collectives";
+    case Family::kShardExchange:
+      return "exposed FSDP exchange";
+    case Family::kTensorExchange:
+      return "exposed TP exchange";
     case Family::kDispatch:
-      return "exposed dispatch";
+      return "exposed EP dispatch";
     case Family::kSequenceExchange:
-      return "exposed sequence exchange";
+      return "exposed CP exchange";
     case Family::kBubble:
       return "pipeline bubble";
     case Family::kTransfers:
-      return "exposed transfers";
+      return "exposed PP transfers";
     case Family::kMuonExchange:
       return "exposed Muon exchange";
     case Family::kNotModelled:

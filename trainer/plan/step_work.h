@@ -17,8 +17,8 @@
 
 namespace hyperion::trainer {
 
-// What the time of a step goes to. The kernels of a step belong to those before kCollectives; the others are
-// waits, which step_seconds() adds (trainer/plan/step_time.h).
+// What the time of a step goes to. The kernels of a step belong to those before kShardExchange; the others
+// are waits, which step_time() adds (trainer/plan/step_time.h).
 enum class Family : uint8_t {
   kProducts,
   kHeadProducts,
@@ -36,7 +36,8 @@ enum class Family : uint8_t {
   kOptimizer,
   kMuonProducts,  // Newton-Schulz iterations of the fullest owner
   kEmbedding,
-  kCollectives,
+  kShardExchange,     // of FSDP groups and replicas
+  kTensorExchange,    // of tensor parallel groups
   kDispatch,          // rows on their way to experts of other ranks
   kSequenceExchange,  // keys and values that ranks of a sequence exchange
   kBubble,

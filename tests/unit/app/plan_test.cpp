@@ -173,6 +173,40 @@ TEST_CASE("A model that fits on no mesh names the least that it needs") {
   CHECK(result.smallest->memory.total() > usable_memory(hardware_of(8).card));
 }
 
+TEST_CASE("A token that travels once to each node takes less of the network") {
+  const std::vector<std::string> settings = {"model.name=deepseek_v3", "model.flavor=671B",
+                                             "parallelism.expert_parallel_degree=64",
+                                             "activation_checkpoint.mode=full"};
+  std::vector<std::string> once = settings;
+  once.emplace_back("parallelism.expert_parallel_once_per_node=true");
+  const SearchResult apart = plan_configured("configs/deepseek_v3_16b.toml", 1024, settings),
+                     together = plan_configured("configs/deepseek_v3_16b.toml", 1024, once);
+  REQUIRE(apart.plans.size() == 1);
+  REQUIRE(together.plans.size() == 1);
+  // Of 8 rows to other ranks 7 leave the node. 8 experts in 4 of 8 groups are on 3.6 nodes, of which 7 of 8
+  // are others; then 7 rows travel over the links of the node.
+  const trainer::Card card = hardware_of(8).card.middle;
+  const double network = card.network_share * trainer::Cluster().network;
+  const auto dispatch = [](const SearchResult& result) {
+    return result.plans[0].middle.of(trainer::Family::kDispatch);
+  };
+  CHECK_THAT(dispatch(together) / dispatch(apart),
+             WithinRel((3.5995 * 7 / 8 / network + 7 / card.link) / (7 / network), 1e-3));
+}
+
+TEST_CASE("A change that check would refuse is not proposed") {
+  const config::ResolvedConfig resolved =
+      load("configs/qwen3_30b_a3b.toml",
+           {"model.converters=quantize.grouped_mm.mx", "quantize.grouped_mm.mx.fqns=experts"});
+  const models::ModelArgs model = trainer::job_model(resolved.config);
+  const Hardware hardware = hardware_of(8);
+  const SearchResult result =
+      search_meshes(resolved, model, hardware, {.configured = true}, [](size_t, size_t) {});
+  REQUIRE(result.plans.size() == 1);
+  const std::string text = explain_plan(result, 0, {}, hardware, model, resolved);
+  CHECK_THAT(text, Catch::Contains("FP8 (model.converters)                      cannot be run"));
+}
+
 TEST_CASE("Cards of GPUs are read strictly") {
   const trainer::Cards cards(cards_file());
   CHECK(cards.find("h100").name == "H100 SXM, 700 W");
