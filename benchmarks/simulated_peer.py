@@ -6,7 +6,7 @@ usage: simulated_peer.py configs/llama3_8b.toml [--world 8] [--mode none selecti
 
 torchtitan trains three steps as rank 0 of `--world` on a simulated GPU that computes nothing (scripts/setup.sh --interop). What the last one launches,
 moves, multiplies and sends is priced as `hyperion plan` prices its own (benchmarks/step_seconds.cpp). A ratio takes the same constants for both. Dense models, with
-FSDP, tensor parallelism and replicas. Columns: torchtitan, torchtitan-compiled, torchtitan-fp8, and torchtitan-2024[-compiled|-fp8], which runs the
+FSDP, tensor and context parallelism, and replicas. Columns: torchtitan, torchtitan-compiled, torchtitan-fp8, and torchtitan-2024[-compiled|-fp8], which runs the
 operators with which the figures of torchtitan's benchmarks were measured.
 """
 import argparse
@@ -44,15 +44,16 @@ class Job:
         config = tomllib.loads(pathlib.Path(options.config).read_text())
         degrees = config.get("parallelism", {})
         self.world, self.mode, self.config = options.world, mode, options.config
-        self.tensor, self.replicas = (degrees.get(f"{name}_degree", 1) for name in ("tensor_parallel", "data_parallel_replicate"))
+        self.tensor, self.replicas, self.context = (degrees.get(f"{name}_degree", 1) for name in
+                                                    ("tensor_parallel", "data_parallel_replicate", "context_parallel"))
         self.model, self.length = config["model"], config["training"]["seq_len"]
         self.batch = options.batch or config["training"]["local_batch_size"]
-        self.ranks = {"fsdp": self.world // self.tensor // self.replicas, "tp": self.tensor, "dp_replicate": self.replicas}
+        self.ranks = {"fsdp": self.world // self.tensor // self.replicas, "tp": self.tensor, "dp_replicate": self.replicas, "cp": self.context}
 
     @property
     def tokens(self):
         """Of one GPU and step."""
-        return self.length * self.batch / self.tensor
+        return self.length * self.batch / self.tensor / self.context
 
 
 def collective_of(record, job):
@@ -60,7 +61,9 @@ def collective_of(record, job):
     if not re.match(r"nccl|c10d::", record.operator):
         return None
     reduces_all = re.search(r"all.?reduce", record.operator)
-    if reduces_all and job.replicas > 1 and re.match(r"all-reduce|FSDP::", record.range):
+    if re.search("coalesced|alltoall", record.operator):  # keys and values, and the sums of their gradients
+        group = "cp"
+    elif reduces_all and job.replicas > 1 and re.match(r"all-reduce|FSDP::", record.range):
         group = "dp_replicate"
     else:
         group = "fsdp" if job.tensor == 1 or re.search(OF_SHARDS, record.range) else "tp"
@@ -68,11 +71,13 @@ def collective_of(record, job):
     share = (ranks - 1) / ranks
     if reduces_all:
         sent = 2 * share * max(record.read, record.written)
+    elif "alltoall" in record.operator:
+        sent = share * record.read / 2
     elif re.match(r"c10d::.*(allgather|reduce_scatter)", record.operator):  # reads what goes in and what comes out
         sent = share * record.read * ranks / (ranks + 1)
     else:
         sent = share * max(record.read, record.written)
-    return group, sent, group != "tp"
+    return group, sent, group not in ("tp", "cp")  # attention waits for keys
 
 
 def rate_of(record):
@@ -93,7 +98,7 @@ def priced(step, job, options):
     for record, times in step.items():
         if found := collective_of(record, job):
             collectives[found] += times
-    work = {"gpus": job.world, "tensor": job.tensor, "replicas": job.replicas, "network": options.network, "kernels": kernels,
+    work = {"gpus": job.world, "tensor": job.tensor, "replicas": job.replicas, "context": job.context, "network": options.network, "kernels": kernels,
             "collectives": [{"group": group, "sent": sent, "overlaps": overlaps, "times": times} for (group, sent, overlaps), times in collectives.items()]}
     done = subprocess.run([options.build / "benchmark_step_seconds", options.card], input=json.dumps(work), capture_output=True, text=True)
     if done.returncode:
@@ -114,6 +119,7 @@ def torchtitan(column, job, folder, options):
     settings = {"model.name": job.model["name"], "model.flavor": job.model["flavor"], "training.seq_len": job.length, "training.local_batch_size": job.batch,
                 "activation_checkpoint.mode": job.mode, "activation_checkpoint.selective_ac_option": "op", "training.steps": 3, "metrics.log_freq": 1,
                 "parallelism.tensor_parallel_degree": job.tensor, "parallelism.data_parallel_replicate_degree": job.replicas,
+                "parallelism.context_parallel_degree": job.context,
                 "comm.mode": "fake_backend", "job.dump_folder": folder / "out"}
     command = [options.peer, ROOT / "benchmarks/torchtitan_gpu.py", *(word for key, value in settings.items() for word in (f"--{key}", str(value))),
                "--metrics.disable_color_printing", "--checkpoint.no_enable", *COLUMNS[column]]

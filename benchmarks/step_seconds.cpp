@@ -1,9 +1,9 @@
 // The predicted seconds of a step whose work another program has counted: benchmarks/simulated_peer.py prices
 // torchtitan's operators by the model of time that `hyperion plan` has (trainer/plan/step_time.h).
 //   benchmark_step_seconds CARD < WORK.json
-// Reads {"gpus", "tensor", "replicas", "network": Gb/s per GPU, "kernels": [{"family", "rate", "casts",
-// "times", "launches", "bytes", "flops"}], "collectives": [{"group", "times", "sent", "overlaps"}]}, and
-// prints
+// Reads {"gpus", "tensor", "context", "replicas", "network": Gb/s per GPU, "kernels": [{"family", "rate",
+// "casts", "times", "launches", "bytes", "flops"}], "collectives": [{"group", "times", "sent", "overlaps"}]},
+// and prints
 // {"seconds": [fast, middle, slow], "families": {family: seconds in the middle}}.
 #include <array>
 #include <cstdio>
@@ -70,9 +70,11 @@ StepWork work_of(const json& input) {
 int run(const std::string& card_name) {
   const CardRange card = app::known_card(card_name);
   const json input = json::parse(std::cin);
-  const int gpus = input.at("gpus"), tensor = input.at("tensor"), replicas = input.at("replicas");
-  const parallel::Mesh mesh({.dp_replicate = replicas, .dp_shard = gpus / tensor / replicas, .tp = tensor},
-                            gpus);
+  const int gpus = input.at("gpus"), tensor = input.at("tensor"), context = input.at("context"),
+            replicas = input.at("replicas");
+  const parallel::Mesh mesh(
+      {.dp_replicate = replicas, .dp_shard = gpus / tensor / replicas / context, .cp = context, .tp = tensor},
+      gpus);
   const Cluster cluster{.network = input.at("network").get<double>() * 1e9 / 8};
   const StepWork work = work_of(input);
   const StepTime fast = step_time(work, card.fast, mesh, cluster),
