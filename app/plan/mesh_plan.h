@@ -31,7 +31,7 @@ struct MeshPlan {
   double microbatches = 0;                     // of a step and rank
   trainer::PeakMemory memory{};                // of the fullest rank
   trainer::StepTime slow{}, middle{}, fast{};  // of the slowest rank, at the ends of the card's constants
-  double bubble = 0;                           // planned share of a pipeline's step
+  double kernels = 0;                          // that the host of this rank launches in a step
 
   double tokens() const { return global_batch * static_cast<double>(config.training.seq_len); }
   // Tokens per second of all GPUs.

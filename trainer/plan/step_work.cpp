@@ -208,13 +208,6 @@ class StepCounter {
   StepWork work_;
 };
 
-template <typename F>
-double sum_over_kernels(const StepWork& work, F&& f) {
-  double sum = 0;
-  for (const Kernels& kernels : work.kernels) sum += kernels.times * f(kernels);
-  return sum;
-}
-
 }  // namespace
 
 std::string_view name_of(Family family) {
@@ -273,13 +266,9 @@ std::string_view name_of(Family family) {
 }
 
 double StepWork::launches() const {
-  return sum_over_kernels(*this, [](const Kernels& kernels) { return kernels.launches; });
-}
-double StepWork::bytes() const {
-  return sum_over_kernels(*this, [](const Kernels& kernels) { return kernels.bytes; });
-}
-double StepWork::flops() const {
-  return sum_over_kernels(*this, [](const Kernels& kernels) { return kernels.flops; });
+  double sum = 0;
+  for (const Kernels& one : kernels) sum += one.times * one.launches;
+  return sum;
 }
 
 StepWork step_work(const config::JobConfig& config, const models::ModelArgs& args,

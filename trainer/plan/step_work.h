@@ -109,9 +109,7 @@ struct StepWork {
   double tokens = 0;    // of this GPU: those of its microbatches over the ranks that share them
   double transfer = 0;  // bytes of a transfer between two pipeline stages
 
-  double launches() const;
-  double bytes() const;
-  double flops() const;
+  double launches() const;  // of kernels
 };
 
 // The stages of a pipeline rank, and how often a step gathers the weights of each. Without a pipeline one
