@@ -210,6 +210,22 @@ TEST_CASE("A change that check would refuse is not proposed") {
   CHECK_THAT(text, Catch::Contains("FP8 (model.converters)                      cannot be run"));
 }
 
+TEST_CASE("A step that the host cannot launch as fast as the GPU computes is said to be host-bound") {
+  const auto explained = [](const std::string& file, const std::vector<std::string>& settings) {
+    const config::ResolvedConfig resolved = load(file, settings);
+    const models::ModelArgs model = trainer::job_model(resolved.config);
+    const SearchResult result =
+        search_meshes(resolved, model, hardware_of(8), {.configured = true}, [](size_t, size_t) {});
+    REQUIRE(result.plans.size() == 1);
+    return std::pair(result.plans[0].kernels, explain_plan(result, 0, {}, hardware_of(8), model, resolved));
+  };
+  const auto [few, small] = explained("configs/debug_model.toml", {});
+  CHECK_THAT(small, Catch::Contains("us: host-bound"));
+  const auto [kernels, large] = explained("configs/llama3_8b.toml", {"activation_checkpoint.mode=none"});
+  CHECK_THAT(large, !Catch::Contains("host-bound"));
+  CHECK_THAT(kernels, WithinRel(966, 0.05));  // without gathers and reductions (docs/notes/simulated_step.md)
+}
+
 TEST_CASE("Cards of GPUs are read strictly") {
   const trainer::Cards cards(cards_file());
   CHECK(cards.find("h100").name == "H100 SXM, 700 W");
