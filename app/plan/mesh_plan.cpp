@@ -130,7 +130,6 @@ std::optional<MeshPlan> Planner::plan(const config::JobConfig& config, double me
   if (config.parallelism.pipeline_parallel_degree > 1) {
     pipeline = pipeline_of(config, batches);
     if (pipeline == nullptr) return std::nullopt;
-    plan.bubble = pipeline->plan.bubble;
   }
   // The first and the last pipeline rank differ from the others by the embedding and the head.
   std::vector<size_t> played{0};
@@ -165,6 +164,7 @@ std::optional<MeshPlan> Planner::plan(const config::JobConfig& config, double me
     if (middle.total() <= plan.middle.total()) continue;
     plan.middle = middle;
     plan.slowest_stage = static_cast<int64_t>(rank);
+    plan.kernels = work.launches();
     if (!ends) continue;
     plan.slow = time_on(hardware_.card.slow);
     plan.fast = time_on(hardware_.card.fast);

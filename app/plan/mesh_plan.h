@@ -33,7 +33,7 @@ struct MeshPlan {
   int64_t slowest_stage = 0;                   // the pipeline rank that the times are of
   trainer::StepTime slow{}, middle{}, fast{};  // at the ends of the card's constants
   trainer::StepWork work{};                    // which takes these times
-  double bubble = 0;                           // planned share of a pipeline's step
+  double kernels = 0;                          // that the host of this rank launches in a step
 
   double tokens() const { return global_batch * static_cast<double>(config.training.seq_len); }
   // Tokens per second of all GPUs.

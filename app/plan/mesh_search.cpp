@@ -179,6 +179,8 @@ void try_settings_of_memory(config::JobConfig config, F&& fits) {
   for (const RecomputeMode mode :
        {RecomputeMode::kNone, RecomputeMode::kElementwise, RecomputeMode::kSelective, RecomputeMode::kFull}) {
     config.activation_checkpoint.mode = mode;
+    // Selective checkpointing then keeps received tokens too, which peak_memory() does not count.
+    if (mode == RecomputeMode::kSelective && parallelism.expert_parallel_once_per_node) continue;
     if (mode == RecomputeMode::kSelective) config.activation_checkpoint.selective_ac_option = "op";
     for (const ReshardAfterForward reshard : reshards) {
       parallelism.fsdp_reshard_after_forward = reshard;

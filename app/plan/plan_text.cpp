@@ -26,6 +26,9 @@ constexpr double kDay = 86400;
 
 // 419 unexpected interruptions of 16,384 GPUs in 54 days (The Llama 3 Herd of Models, section 3.3.4).
 constexpr double kGpuSecondsPerFailure = 54.0 * kDay * 16384 / 419;
+// What the main thread alone was measured to take for each of the 1,099 kernels of a step of 8B, on a slow
+// CPU (0.017 s, docs/notes/simulated_step.md); the thread of backward and the driver come on top.
+constexpr double kHostSecondsPerKernel = 15e-6;
 // What a node is taken to write to shared storage. Saves in the background cost training less.
 constexpr double kNodeWriteBytesPerSecond = 1e9;
 
@@ -285,12 +288,16 @@ std::string explain_plan(const SearchResult& result, size_t index, const PlanFac
                     1e3 * std::max(plan.fast.of(family), plan.slow.of(family))),
         seconds * per_token, 100 * seconds / time.total());
   }
+  const double interval = time.total() / plan.kernels;
+  text += fmt::format(
+      "\n{} kernels, one every {:.0f} us{}\n", three_digits(plan.kernels), 1e6 * interval,
+      interval < kHostSecondsPerKernel ? ": host-bound, for the host takes longer to launch one" : "");
   text += what_would_change(plan, hardware, model, resolved);
   text +=
       "\nUncertain: the constants of the card are ranges of published and estimated figures; the last row is "
       "what "
       "published runs took beyond the parts. Routers are taken to deal tokens out evenly, stages to be as "
-      "slow as the slowest, the host to be faster than the GPU, and text to be read in time.\n";
+      "slow as the slowest, the host to launch as fast as the GPU computes, and text to be read in time.\n";
   return text;
 }
 
@@ -327,6 +334,7 @@ std::string plans_json(const SearchResult& result, const PlanFacts& facts, const
                                         per_gpu(plan, plan.middle, hardware),
                                         per_gpu(plan, plan.fast, hardware)};
     one["step_seconds"] = {plan.fast.total(), plan.middle.total(), plan.slow.total()};
+    one["kernels"] = plan.kernels;
     one["mfu"] = mfu(plan, plan.middle, facts, hardware);
     for (size_t i = 0; i < static_cast<size_t>(Family::kCount); ++i)
       if (const double seconds = plan.middle.seconds[i]; seconds > 0)

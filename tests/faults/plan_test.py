@@ -53,6 +53,8 @@ class Plan(CheckpointTest):
         text = self.plan(*words, "--explain=2")
         self.assertIn(f"Plan 2: {plans[1]['mesh']}", text)
         self.assertIn("GPU hours", text)
+        self.assertRegex(text, r"(?m)^[\d,]+ kernels, one every \d+ us$")
+        self.assertRegex(text, r"(?m)^  exposed FSDP exchange ")
         self.assertRegex(text, r"FP8 \(model.converters\) +1\.\d\d times as fast")
 
     def test_a_written_plan_is_accepted_by_check(self):

@@ -389,13 +389,14 @@ class BlockCounter {
     };
     const double nodes = setting_.expert_nodes;
     if (nodes == 1) return dispatch(MeshDim::kEp, sent, setting_.experts);
-    // A row for each node with chosen experts, and on it for each expert. A router with groups chooses some.
+    // A row for each node with chosen experts, and on it for each expert. A router with groups chooses from
+    // each group that it allows, and groups are on nodes in order.
     const auto& args = setting_.args.experts;
-    const double reached = args.limited_groups > 0
-                               ? std::max(1.0, nodes * static_cast<double>(args.limited_groups) /
-                                                   static_cast<double>(args.expert_groups))
-                               : nodes;
-    dispatch(MeshDim::kEpNodes, own * reached * (1 - std::pow(1 - 1 / reached, chosen)), nodes);
+    const double groups = static_cast<double>(args.limited_groups);
+    const double reached =
+        groups > 0 ? std::clamp(nodes * groups / static_cast<double>(args.expert_groups), 1.0, chosen)
+                   : nodes * (1 - std::pow(1 - 1 / nodes, chosen));
+    dispatch(MeshDim::kEpNodes, own * reached, nodes);
     dispatch(MeshDim::kEpInNode, sent, setting_.experts / nodes);
     constexpr double kMoreLaunches = 49;  // docs/notes/simulated_step.md
     add(Family::kRouting, 1, kMoreLaunches, 0);

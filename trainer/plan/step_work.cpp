@@ -287,6 +287,12 @@ std::map<MeshDim, double> StepWork::sent() const {
   return bytes;
 }
 
+double StepWork::launches() const {
+  double sum = 0;
+  for (const Kernels& one : kernels) sum += one.times * one.launches;
+  return sum;
+}
+
 StepWork step_work(const config::JobConfig& config, const models::ModelArgs& args,
                    const models::ModelDescription& model, const parallel::Mesh& mesh, int64_t batches,
                    const RankStages& rank) {

@@ -112,6 +112,7 @@ struct StepWork {
 
   // Bytes that this rank sends in a step, by group.
   std::map<parallel::MeshDim, double> sent() const;
+  double launches() const;  // of kernels
 };
 
 // The stages of a pipeline rank, and how often a step gathers the weights of each. Without a pipeline one
