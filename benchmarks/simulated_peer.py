@@ -46,6 +46,8 @@ class Job:
         self.world, self.mode, self.config = options.world, mode, options.config
         self.tensor, self.replicas, self.context = (degrees.get(f"{name}_degree", 1) for name in
                                                     ("tensor_parallel", "data_parallel_replicate", "context_parallel"))
+        if self.tensor > 1 and self.context > 1:
+            sys.exit("simulated_peer: a trace does not tell tensor parallel groups from context parallel ones: give one of them")
         self.model, self.length = config["model"], config["training"]["seq_len"]
         self.batch = options.batch or config["training"]["local_batch_size"]
         self.ranks = {"fsdp": self.world // self.tensor // self.replicas, "tp": self.tensor, "dp_replicate": self.replicas, "cp": self.context}
@@ -61,7 +63,7 @@ def collective_of(record, job):
     if not re.match(r"nccl|c10d::", record.operator):
         return None
     reduces_all = re.search(r"all.?reduce", record.operator)
-    if re.search("coalesced|alltoall", record.operator):  # keys and values, and the sums of their gradients
+    if job.context > 1 and re.search("coalesced|alltoall", record.operator):  # keys and values, and the sums of their gradients
         group = "cp"
     elif reduces_all and job.replicas > 1 and re.match(r"all-reduce|FSDP::", record.range):
         group = "dp_replicate"

@@ -2,7 +2,7 @@
 
 HYPERION_SIMULATED_TRACE: the bytes of each kernel that Triton has compiled are written into the trace, as inductor counts them.
 HYPERION_PEER_OF_2024=1: the operators with which the figures of torchtitan's benchmarks were measured (December 2024): RMSNorm of
-separate operators and flash attention, because PyTorch had no fused RMSNorm and took flash attention first.
+separate operators and flash attention, because PyTorch had no fused RMSNorm and took flash attention first; and tensor parallel groups that gather in FP8.
 """
 import os
 
@@ -45,6 +45,7 @@ DTYPES = {"torch.bfloat16": "bf16", "torch.float32": "fp32", "torch.float16": "f
 def use_operators_of_2024():
     import torch
     import torchtitan.models.attention as attention
+    import torchtitan.models.llama3.infra.parallelize as parallelize
     from torch.nn.attention import SDPBackend
 
     def forward(self, x):
@@ -52,6 +53,14 @@ def use_operators_of_2024():
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).type_as(x) * self.weight
 
     torch.nn.RMSNorm.forward = forward
+    # v0.2.2 looks for the converter by the name of then, and so gathers in bf16.
+    apply_tp = parallelize.apply_tp
+
+    def with_float8(model, *args, **kwargs):
+        kwargs["enable_float8_tensorwise_tp"] = any(type(module).__name__ == "Float8Linear" for module in model.modules())
+        return apply_tp(model, *args, **kwargs)
+
+    parallelize.apply_tp = with_float8
     attention.ScaledDotProductAttentionWrapper.sdpa_backends = [SDPBackend.FLASH_ATTENTION]
 
 
