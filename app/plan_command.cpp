@@ -156,7 +156,6 @@ ExitCode plan_command(const CommandLine& line) {
           counts.active != counts.total
               ? fmt::format(", {} of them active", format_count(static_cast<uint64_t>(counts.active)))
               : ""),
-      .parameters = static_cast<double>(counts.total),
       .flops_per_token = metrics::flops_per_token_square(description, resolved.config.training.seq_len),
       .state_bytes = state_bytes(resolved.config.optimizer, description),
       .tokens = options.tokens};

@@ -15,7 +15,7 @@ inline constexpr double kGib = 1 << 30;
 // The facts of the job that all plans share.
 struct PlanFacts {
   std::string model;  // "llama3 8B, 8,030,261,248 parameters"
-  double parameters = 0, flops_per_token = 0;
+  double flops_per_token = 0;
   double state_bytes = 0;  // of a checkpoint with optimizer state
   double tokens = 0;       // of the job; 0: not given
 };

@@ -24,6 +24,25 @@ struct Product {
   bool float8 = false;
 };
 
+struct AttentionRates {
+  Rate forward, backward;
+};
+
+Rate product_rate(const BlockSetting& setting) {
+  return setting.element == kFp32 ? Rate::kFp32 : Rate::kBf16;
+}
+
+// The rates of attention of these heads: cuDNN's kernels where they serve.
+AttentionRates attention_rates(const models::AttentionWidths& widths, const BlockSetting& setting) {
+  if (setting.element == kFp32) return {Rate::kEfficientForward, Rate::kEfficientBackward};
+  const bool documents = setting.config.training.document_mask;
+  const bool cudnn =
+      !documents && widths.window == 0 && setting.config.model.attention != config::AttentionChoice::kFlash;
+  if (cudnn) return {Rate::kCudnnForward, Rate::kCudnnBackward};
+  if (widths.head_dim > 128) return {Rate::kWideFlashForward, Rate::kWideFlashBackward};
+  return {Rate::kFlashForward, Rate::kFlashBackward};
+}
+
 bool ends_with(const models::ParameterShape& shape, std::string_view name) {
   return shape.name.ends_with(name);
 }
@@ -476,20 +495,6 @@ class BlockCounter {
 };
 
 }  // namespace
-
-Rate product_rate(const BlockSetting& setting) {
-  return setting.element == kFp32 ? Rate::kFp32 : Rate::kBf16;
-}
-
-AttentionRates attention_rates(const models::AttentionWidths& widths, const BlockSetting& setting) {
-  if (setting.element == kFp32) return {Rate::kEfficientForward, Rate::kEfficientBackward};
-  const bool documents = setting.config.training.document_mask;
-  const bool cudnn =
-      !documents && widths.window == 0 && setting.config.model.attention != config::AttentionChoice::kFlash;
-  if (cudnn) return {Rate::kCudnnForward, Rate::kCudnnBackward};
-  if (widths.head_dim > 128) return {Rate::kWideFlashForward, Rate::kWideFlashBackward};
-  return {Rate::kFlashForward, Rate::kFlashBackward};
-}
 
 bool multiplies_in_float8(const models::ParameterShape& shape, const config::JobConfig& config,
                           std::string_view module) {

@@ -24,13 +24,6 @@ struct BlockSetting {
 void add_block_work(const models::BlockDescription& block, const BlockSetting& setting, double times,
                     StepWork& work);
 
-// Returns the rate of products, and of attention of these heads: cuDNN's kernels where they serve.
-Rate product_rate(const BlockSetting& setting);
-struct AttentionRates {
-  Rate forward, backward;
-};
-AttentionRates attention_rates(const models::AttentionWidths& widths, const BlockSetting& setting);
-
 // Returns whether a weight of these global dimensions is multiplied in FP8.
 bool multiplies_in_float8(const models::ParameterShape& shape, const config::JobConfig& config,
                           std::string_view module);
