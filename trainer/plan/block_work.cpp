@@ -8,6 +8,7 @@
 
 #include "trainer/config/schema.h"
 #include "trainer/config/validate.h"
+#include "trainer/plan/product_work.h"
 
 namespace hyperion::trainer {
 namespace {
@@ -15,26 +16,13 @@ namespace {
 using config::RecomputeMode;
 using parallel::MeshDim;
 
-constexpr double kFp32 = 4;
-
-// A product of a block: its weight, and this rank's part of it.
-struct Product {
-  const models::ParameterShape* shape;
-  double in = 0, out = 0;  // widths of this rank's part
-  bool float8 = false;
-};
-
 struct AttentionRates {
   Rate forward, backward;
 };
 
-Rate product_rate(const BlockSetting& setting) {
-  return setting.element == kFp32 ? Rate::kFp32 : Rate::kBf16;
-}
-
 // The rates of attention of these heads: cuDNN's kernels where they serve.
 AttentionRates attention_rates(const models::AttentionWidths& widths, const BlockSetting& setting) {
-  if (setting.element == kFp32) return {Rate::kEfficientForward, Rate::kEfficientBackward};
+  if (setting.element == sizeof(float)) return {Rate::kEfficientForward, Rate::kEfficientBackward};
   const bool documents = setting.config.training.document_mask;
   const bool cudnn =
       !documents && widths.window == 0 && setting.config.model.attention != config::AttentionChoice::kFlash;
@@ -43,19 +31,14 @@ AttentionRates attention_rates(const models::AttentionWidths& widths, const Bloc
   return {Rate::kFlashForward, Rate::kFlashBackward};
 }
 
-bool ends_with(const models::ParameterShape& shape, std::string_view name) {
-  return shape.name.ends_with(name);
-}
-
-class BlockCounter {
+class BlockCounter : ProductCounter {
  public:
   BlockCounter(const models::BlockDescription& block, const BlockSetting& setting, double times,
                StepWork& work)
-      : block_(block), setting_(setting), times_(times), work_(work) {
-    for (const models::ParameterShape& shape : block.attention.parameters) add_product(attention_, shape);
-    for (const models::ParameterShape& shape : block.feed_forward.parameters)
-      if (shape.domain == Domain::kDense) add_product(feed_forward_, shape);
-  }
+      : ProductCounter(setting, times, work),
+        block_(block),
+        attention_(products_of(block.attention.parameters)),
+        feed_forward_(products_of(block.feed_forward.parameters)) {}
 
   void count() {
     count_attention();
@@ -73,36 +56,10 @@ class BlockCounter {
   }
 
  private:
-  RecomputeMode mode() const { return setting_.mode; }
   bool recomputes_rows() const { return mode() != RecomputeMode::kNone; }  // norms, RoPE, SwiGLU
   bool recomputes_attention() const { return mode() == RecomputeMode::kFull && setting_.context == 1; }
-  double tokens() const { return setting_.tokens; }
-  double element() const { return setting_.element; }
   double dim() const { return static_cast<double>(setting_.args.dim); }
   double sharded_rows() const { return tokens() / setting_.tensor; }  // of the stream: sequence parallel
-
-  void add_product(std::vector<Product>& products, const models::ParameterShape& shape) const {
-    if (shape.dims.size() != 2 || shape.domain == Domain::kExpert) return;
-    Product product{
-        .shape = &shape, .in = static_cast<double>(shape.dims[1]), .out = static_cast<double>(shape.dims[0])};
-    if (shape.split == models::kSplitByRows) product.out /= setting_.tensor;
-    if (shape.split == models::kSplitByColumns) product.in /= setting_.tensor;
-    const bool router = ends_with(shape, "router.gate.weight");
-    product.float8 = !router && multiplies_in_float8(shape, setting_.config, shape.name);
-    products.push_back(product);
-  }
-
-  void add(Family family, double times, double launches, double bytes, double flops = 0,
-           Rate rate = Rate::kBf16, bool casts = false) const {
-    if (times <= 0) return;
-    work_.kernels.push_back({.family = family,
-                             .times = times * times_,
-                             .launches = launches,
-                             .bytes = bytes,
-                             .flops = flops,
-                             .rate = rate,
-                             .casts_to_float8 = casts});
-  }
 
   // Kernels that read and write rows of the stream, `read` and `written` of them per token.
   void forward_rows(Family family, double read, double written) const {
@@ -113,77 +70,6 @@ class BlockCounter {
   }
   void add_norm_backward(double inputs) const {
     add(Family::kNorms, 1, 2, (4 + inputs) * sharded_rows() * dim() * element());
-  }
-
-  // A product in chunks is as many launches as ranks, each of which reads the weight.
-  double reads_of_weight(const Product& product) const {
-    const bool chunks = setting_.tensor > 1 && setting_.config.parallelism.enable_async_tensor_parallel;
-    return chunks && product.shape->split ? setting_.tensor : 1;
-  }
-
-  // The products of this rank's `rows` rows with weights that read the same input: one in bf16, apart in FP8.
-  // `repeats`: how many of them backward recomputes.
-  void add_products(std::span<const Product> products, double rows, double repeats) const {
-    double out = 0;
-    for (const Product& product : products) out += product.out;
-    const double in = products[0].in, reads = reads_of_weight(products[0]);
-    if (!products[0].float8) {
-      const bool apart = repeats > 0 && repeats < 1;  // selective checkpointing computes w1 and w3 apart
-      const double parts = apart ? static_cast<double>(products.size()) : 1;
-      const double forward_bytes = (parts * rows * in + reads * in * out + rows * out) * element();
-      add(Family::kProducts, 1, parts * reads, forward_bytes, 2 * rows * in * out, product_rate(setting_));
-      add(Family::kProducts, repeats > 0 ? 1 : 0, reads,
-          (rows * in + repeats * (reads * in * out + rows * out)) * element(), repeats * 2 * rows * in * out,
-          product_rate(setting_));
-      add(Family::kProducts, 1, reads, (rows * out + reads * in * out + rows * in) * element(),
-          2 * rows * in * out, product_rate(setting_));
-      add(Family::kProducts, 1, 1,
-          rows * (in + out) * element() + in * out * kFp32 * setting_.gradient_passes, 2 * rows * in * out,
-          product_rate(setting_));
-      return;
-    }
-    const double runs = 1 + repeats;
-    const bool gathers_float8 = setting_.config.quantize.linear.float8.enable_fsdp_float8_all_gather;
-    // Tensor parallel ranks gather the inputs of column layers, and the gradients of row layers, in FP8.
-    const double tensor = setting_.tensor;
-    const bool column = tensor > 1 && products[0].shape->split == models::kSplitByRows,
-               row = tensor > 1 && products[0].shape->split == models::kSplitByColumns;
-    if (column) {
-      add_gathered_cast(rows * in, runs);
-      add(Family::kResidual, static_cast<double>(products.size()) - 1, 1, 3 * rows * in * element());
-    } else {
-      const double casts =
-          mode() == RecomputeMode::kFull ? 2 : runs;  // also of a product that is not repeated
-      add_cast(rows * in, casts - 1, 1);
-      add_cast(rows * in, 1, casts > runs ? 1 : 2);  // dgrad and wgrad read the other layout
-    }
-    for (const Product& product : products) {
-      const double weight = product.in * product.out, flops = 2 * rows * weight;
-      if (!gathers_float8) add_cast(weight, 2, 2);  // of what forward gathers, and backward
-      add(Family::kProducts, runs, reads, rows * product.in + reads * weight + rows * product.out * element(),
-          flops, Rate::kFp8);
-      if (row)
-        add_gathered_cast(rows * product.out, 1);
-      else
-        add_cast(rows * product.out, 1, 2);
-      if (gathers_float8) add(Family::kFloat8Casts, 1, 1, 2 * weight, 0, Rate::kBf16, true);  // transposes it
-      add(Family::kProducts, 1, reads, rows * product.out + reads * weight + rows * product.in * element(),
-          flops, Rate::kFp8Slow);
-      add(Family::kProducts, 1, 1,
-          rows * (product.in + product.out) + weight * kFp32 * setting_.gradient_passes, flops,
-          Rate::kFp8Slow);
-    }
-  }
-  // Finds the largest element in two launches, then casts to rows, columns or both.
-  void add_cast(double elements, double times, double layouts) const {
-    add(Family::kFloat8Casts, times, 2, elements * element());
-    add(Family::kFloat8Casts, times, 1, elements * (element() + layouts), 0, Rate::kBf16, true);
-  }
-
-  // A rank casts its part, and transposes once what it gathers.
-  void add_gathered_cast(double elements, double times) const {
-    add_cast(elements / setting_.tensor, times, 1);
-    add(Family::kFloat8Casts, 1, 1, 2 * elements, 0, Rate::kBf16, true);
   }
 
   // --- attention ---
@@ -488,10 +374,7 @@ class BlockCounter {
   }
 
   const models::BlockDescription& block_;
-  const BlockSetting& setting_;
-  const double times_;
-  StepWork& work_;
-  std::vector<Product> attention_, feed_forward_;
+  const std::vector<Product> attention_, feed_forward_;
 };
 
 }  // namespace
