@@ -310,6 +310,9 @@ DataLoader::PreparedBatch DataLoader::prepare_batch() {
   Batch batch;
   batch.seq_len = options_.seq_len;
   batch.first_sequence = prepared_ + static_cast<uint64_t>(first_own);
+  batch.tokens.reserve(static_cast<size_t>(options_.rows) * length);
+  batch.labels.reserve(static_cast<size_t>(options_.rows) * length);
+  window_.resize(length + 1);
   std::vector<std::optional<DocumentPlace>> begins(sources_.size());  // of the sources that this batch reads
   size_t seen = 0;                                                    // tokens of all rows
   for (int64_t row = 0; row < options_.dp_degree * options_.rows; ++row) {
@@ -323,11 +326,10 @@ DataLoader::PreparedBatch DataLoader::prepare_batch() {
     if (row < first_own || row >= end_own) {
       seen += source.stream.skip(length);
     } else {
-      std::vector<int64_t> tokens(length + 1);
-      std::vector<DocumentSpan> spans;
-      tokens.resize(source.stream.read_window(tokens, spans));
+      spans_.clear();
+      const auto tokens = std::span(window_).first(source.stream.read_window(window_, spans_));
       seen += tokens.size();
-      append_rows(pack(tokens, spans, 1, options_.seq_len, options_.document_mask), batch);
+      append_row(tokens, spans_, options_.document_mask, batch);
       if (!options_.sources.empty()) batch.source_of_row.push_back(static_cast<int32_t>(index));
     }
     end_source_if_read(source);
