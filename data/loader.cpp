@@ -356,6 +356,7 @@ void DataLoader::prefetch(const std::stop_token& stop) {
       const size_t depth = static_cast<size_t>(options_.prefetch);
       if (!changed_.wait(lock, stop, [&] { return ready_.size() < depth; })) return;
       ready_.push_back(std::move(ready));
+      lock.unlock();  // the thread that is woken needs it
       changed_.notify_all();
     }
   } catch (...) {
@@ -387,8 +388,8 @@ std::optional<Batch> DataLoader::next() try {
     if (!ready_.front().batch) return std::nullopt;  // the end stays in the queue for the next call
     ready = std::move(ready_.front());
     ready_.pop_front();
-    changed_.notify_all();
   }
+  changed_.notify_all();
   wait_seconds_ += seconds_since(begin);
   Batch batch = std::exchange(*ready.batch, {});
   ready.batch->first_sequence = batch.first_sequence;
