@@ -1,5 +1,5 @@
-// How many tokens per second the data loader prepares, from text, token shards and token files, and the
-// tokenizer and the reading of tokens alone.
+// How many tokens per second the data loader prepares, from text and from one token shard for 64 ranks, and
+// the tokenizer alone. benchmark_token_files measures token files.
 //   benchmark_data_loader [TOKENIZER_PATH] [CORPUS.jsonl] [OUT.json]
 // Without arguments: one token per byte, and a generated corpus of 32 MB.
 #include <chrono>
@@ -14,7 +14,6 @@
 #include "base/philox.h"
 #include "data/json_lines.h"
 #include "data/loader.h"
-#include "data/megatron.h"
 #include "data/token_shards.h"
 #include "data/tokenizer/tokenizer.h"
 #include "tests/support/thread_ranks.h"
@@ -73,46 +72,6 @@ double loader_rate(const fs::path& path, const Encode& encode, int64_t degree) {
     }
   });
   return static_cast<double>(loader.state().sequence * kSeqLen) / seconds;
-}
-
-// Tokens a second of all documents in their order, without the loader's packing.
-double source_rate(const fs::path& path) {
-  CorpusFile file = find_corpus(path.string()).at(0);
-  file.facts = {.vocab_size = 65536, .tokenizer_vocab_size = 65536, .eos = 0};
-  std::vector<int64_t> tokens;
-  uint64_t count = 0;
-  const double seconds = seconds_of([&] {
-    const auto source = open_source(file, {});
-    for (uint64_t block = 0; const auto documents = source->open_block(block); ++block) {
-      for (uint64_t i = 0; i < *documents; ++i) {
-        tokens.resize(source->open(i));
-        source->copy(0, tokens);
-        count += tokens.size();
-      }
-    }
-  });
-  return static_cast<double>(count) / seconds;
-}
-
-// Returns the same number for pread() of the tokens of uint16 in pieces.
-double pread_rate(const fs::path& path, size_t bytes) {
-  const InputFile file(path);
-  std::vector<char> piece(bytes);
-  const double seconds = seconds_of([&] {
-    for (uint64_t at = 0; at + bytes <= file.size(); at += bytes) file.read(at, piece.data(), bytes);
-  });
-  return static_cast<double>(file.size() / 2) / seconds;
-}
-
-// The shard's tokens in the formats of others.
-void write_token_files(const fs::path& folder) {
-  for (const char* name : {"megatron", "datatrove", "olmo"}) fs::create_directories(folder / name);
-  fs::copy_file(folder / "shard" / "tokens.bin", folder / "megatron" / "x.bin");
-  write_megatron_index(InputFile(folder / "shard" / "documents.bin"), TokenType::kU16,
-                       folder / "megatron" / "x.idx");
-  fs::copy_file(folder / "shard" / "tokens.bin", folder / "datatrove" / "x.ds");
-  fs::copy_file(folder / "shard" / "documents.bin", folder / "datatrove" / "x.ds.index");
-  fs::copy_file(folder / "shard" / "tokens.bin", folder / "olmo" / "x.npy");
 }
 
 struct PairRate {
@@ -195,20 +154,6 @@ int main(int argc, char** argv) {
   }
   results.emplace_back("loader, token shard, global stream at 64 ranks",
                        loader_rate(folder / "shard", encode, 64));
-  if (vocab_size < 65500) {  // uint16 in every format
-    write_token_files(folder);
-    const fs::path bin = folder / "megatron" / "x.bin";
-    for (const auto& [name, path] : {std::pair("token shard", folder / "shard"),
-                                     {"Megatron file", bin},
-                                     {"datatrove file", folder / "datatrove"},
-                                     {"OLMo file", folder / "olmo"}}) {
-      results.emplace_back(fmt::format("loader, {}", name), loader_rate(path, encode, 1));
-      results.emplace_back(fmt::format("documents alone, {}", name), source_rate(path));
-    }
-    const size_t mean = static_cast<size_t>(fs::file_size(bin)) / documents.size();
-    results.emplace_back("pread alone, pieces of a mean document", pread_rate(bin, mean));
-    results.emplace_back("pread alone, pieces of 128 KiB", pread_rate(bin, size_t{128} << 10));
-  }
   fs::remove_all(folder);
 
   fmt::print("{} bytes of JSON lines, {} documents, {} tokens\n", corpus.size(), documents.size(), tokens);

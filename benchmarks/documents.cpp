@@ -4,9 +4,9 @@
 //     One thread reads and encodes all documents: documents, tokens, seconds of the processor, and those
 //     until the first file was open (Apache Arrow is loaded then, once in a process).
 //   benchmark_documents loader PATH TOKENIZER SEQ_LEN N STATE
-//     The loader makes N sequences of one epoch (0: all) and writes its state to STATE: tokens, seconds of
-//     the processor, the first sequence's seconds of the clock, bytes read by then and in all, and the
-//     largest memory of the process.
+//     The loader makes N sequences of one epoch (0: all, in batches of 8) and writes its state to STATE:
+//     tokens, seconds of the processor, the first batch's seconds of the clock, bytes read by then and in
+//     all, and the largest memory of the process.
 //   benchmark_documents resume PATH TOKENIZER SEQ_LEN 1 STATE
 //     The loader does the same behind STATE.
 #include <chrono>
@@ -108,11 +108,13 @@ int main(int argc, char** argv) try {
   options.dataset_path = argv[2];
   options.encode = encode;
   options.tokenizer_vocab_size = tokenizer->vocab_size();
+  options.eos = tokenizer->eos_id();
   options.seq_len = std::stoll(argv[4]);
-  options.rows = 1;
+  const int64_t sequences = std::stoll(argv[5]);
+  options.rows = sequences == 0 ? 8 : 1;
+  options.prefetch = sequences == 0 ? 4 : 1;
   options.order.repeat = false;
-  options.prefetch = 1;
-  read_sequences(options, std::stoll(argv[5]), argv[6], mode == "resume");
+  read_sequences(options, sequences, argv[6], mode == "resume");
   return 0;
 } catch (const hyperion::Error& error) {
   std::fprintf(stderr, "%s\n", error.what());

@@ -310,6 +310,9 @@ DataLoader::PreparedBatch DataLoader::prepare_batch() {
   Batch batch;
   batch.seq_len = options_.seq_len;
   batch.first_sequence = prepared_ + static_cast<uint64_t>(first_own);
+  batch.tokens.reserve(static_cast<size_t>(options_.rows) * length);
+  batch.labels.reserve(static_cast<size_t>(options_.rows) * length);
+  window_.resize(length + 1);
   std::vector<std::optional<DocumentPlace>> begins(sources_.size());  // of the sources that this batch reads
   size_t seen = 0;                                                    // tokens of all rows
   for (int64_t row = 0; row < options_.dp_degree * options_.rows; ++row) {
@@ -323,11 +326,10 @@ DataLoader::PreparedBatch DataLoader::prepare_batch() {
     if (row < first_own || row >= end_own) {
       seen += source.stream.skip(length);
     } else {
-      std::vector<int64_t> tokens(length + 1);
-      std::vector<DocumentSpan> spans;
-      tokens.resize(source.stream.read_window(tokens, spans));
+      spans_.clear();
+      const auto tokens = std::span(window_).first(source.stream.read_window(window_, spans_));
       seen += tokens.size();
-      append_rows(pack(tokens, spans, 1, options_.seq_len, options_.document_mask), batch);
+      append_row(tokens, spans_, options_.document_mask, batch);
       if (!options_.sources.empty()) batch.source_of_row.push_back(static_cast<int32_t>(index));
     }
     end_source_if_read(source);
@@ -354,6 +356,7 @@ void DataLoader::prefetch(const std::stop_token& stop) {
       const size_t depth = static_cast<size_t>(options_.prefetch);
       if (!changed_.wait(lock, stop, [&] { return ready_.size() < depth; })) return;
       ready_.push_back(std::move(ready));
+      lock.unlock();  // the thread that is woken needs it
       changed_.notify_all();
     }
   } catch (...) {
@@ -385,8 +388,8 @@ std::optional<Batch> DataLoader::next() try {
     if (!ready_.front().batch) return std::nullopt;  // the end stays in the queue for the next call
     ready = std::move(ready_.front());
     ready_.pop_front();
-    changed_.notify_all();
   }
+  changed_.notify_all();
   wait_seconds_ += seconds_since(begin);
   Batch batch = std::exchange(*ready.batch, {});
   ready.batch->first_sequence = batch.first_sequence;

@@ -159,8 +159,10 @@ class DataLoader {
 
   LoaderOptions options_;
   std::vector<Source> sources_;
-  SourceMix mix_;          // used by the thread while it runs
-  uint64_t prepared_ = 0;  // number of sequences prepared; used by the thread while it runs
+  SourceMix mix_;                    // used by the thread while it runs
+  uint64_t prepared_ = 0;            // number of sequences prepared; used by the thread while it runs
+  std::vector<int64_t> window_;      // a row and the token behind it; used by the thread
+  std::vector<DocumentSpan> spans_;  // its documents
   LoaderState initial_;
   LoaderState state_;
   std::deque<PreparedBatch> recent_;  // returned by next(), without tokens

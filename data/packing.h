@@ -43,14 +43,12 @@ struct Batch {
 // The documents of a row; none ("padding") for a row of padding.
 PlaceRange places_of_row(const Batch& batch, size_t row);
 
-// Packs `tokens`: rows * seq_len + 1 tokens of the stream, or fewer at its end, padded by token 0 with
-// label -100. `spans` begin in ascending order, the first at 0. With `document_mask`, the label at a
-// document's last token, which is the next document's first token, is -100, and positions are filled.
-Batch pack(std::span<const int64_t> tokens, std::span<const DocumentSpan> spans, int64_t rows,
-           int64_t seq_len, bool document_mask);
-
-// Appends the rows of `more`, which has the same sequence length.
-void append_rows(Batch more, Batch& batch);
+// Appends a row to a batch whose seq_len is set, from `tokens`: seq_len + 1 tokens of the stream, or fewer at
+// its end, padded by token 0 with label -100. `spans` begin in ascending order, the first at 0. With
+// `document_mask`, the label at a document's last token, which is the next document's first token, is -100,
+// and positions are filled.
+void append_row(std::span<const int64_t> tokens, std::span<const DocumentSpan> spans, bool document_mask,
+                Batch& batch);
 
 // Sets the labels of rows whose sequence is `end` or later to -100.
 void ignore_sequences_from(uint64_t end, Batch& batch);

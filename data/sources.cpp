@@ -110,6 +110,10 @@ void add_path(const fs::path& path, const fs::path& root, std::vector<CorpusFile
     return;
   }
   std::error_code ignored;
+  const auto is_token_file = [](const fs::path& entry) {
+    const auto tokens = token_file_of(entry, Named::kByFolder);
+    return tokens && tokens->first == entry;  // Megatron's X.idx stands for X.bin, which is an entry too
+  };
   for (const fs::path& entry : list_folder(path)) {
     if (describes_dataset(entry)) continue;
     const bool folder = fs::is_directory(fs::symlink_status(entry, ignored));
@@ -118,8 +122,7 @@ void add_path(const fs::path& path, const fs::path& root, std::vector<CorpusFile
     } else if (folder) {
       add_path(entry, root, files, hidden);
     } else if (is_token_shard(entry) ||
-               ((named_like_documents(entry) || token_file_of(entry, Named::kByFolder)) &&
-                !is_folder(entry))) {
+               ((named_like_documents(entry) || is_token_file(entry)) && !is_folder(entry))) {
       files.push_back(make_corpus_file(entry, root));
     }
   }

@@ -15,6 +15,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "token files are read in place");
 
 constexpr uint64_t kStretchBytes = uint64_t{128} << 10;
+constexpr uint64_t kReadAhead = uint64_t{4} << 10;       // tokens
 constexpr uint64_t kSampledTokens = uint64_t{64} << 10;  // of a stretch
 constexpr uint64_t kSampledDocuments = 64;
 constexpr size_t kGroup = 128;  // tokens of a loop of known length, which the compiler vectorizes
@@ -84,22 +85,28 @@ const char* name_of(TokenType type) {
 }
 
 template <typename Take>
-void TokenArray::read(uint64_t first, uint64_t n, const Take& take) const {
+void TokenArray::read(uint64_t first, uint64_t n, uint64_t ahead, const Take& take) const {
   with_type(type, [&]<typename Token>(Token) {
     constexpr uint64_t kStretch = kStretchBytes / sizeof(Token);
-    if (const uint64_t bytes = std::min(n, kStretch) * sizeof(Token); stored_.size() < bytes)
-      stored_.resize(bytes);
+    const auto stored = [&] { return reinterpret_cast<const Token*>(stored_.data()); };
+    if (first >= stored_begin_ && first + n <= stored_end_)
+      return take(0, std::span(stored() + (first - stored_begin_), n));
     for (uint64_t offset = 0; offset < n; offset += kStretch) {
-      const uint64_t part = std::min(kStretch, n - offset);
-      file.read(begin + (first + offset) * sizeof(Token), stored_.data(), part * sizeof(Token));
-      take(offset, std::span(reinterpret_cast<const Token*>(stored_.data()), part));
+      const uint64_t part = std::min(kStretch, n - offset), more = offset + part == n ? ahead : 0;
+      const uint64_t bytes = (part + more) * sizeof(Token);
+      if (stored_.size() < bytes) stored_.resize(bytes);
+      stored_begin_ = stored_end_ = 0;
+      file.read(begin + (first + offset) * sizeof(Token), stored_.data(), bytes);
+      stored_begin_ = first + offset;
+      stored_end_ = stored_begin_ + part + more;
+      take(offset, std::span(stored(), part));
     }
   });
 }
 
-uint64_t TokenArray::copy(uint64_t first, std::span<int64_t> out) const {
+uint64_t TokenArray::copy(uint64_t first, std::span<int64_t> out, uint64_t ahead) const {
   uint64_t largest = 0;
-  read(first, out.size(), [&](uint64_t offset, auto tokens) {
+  read(first, out.size(), ahead, [&](uint64_t offset, auto tokens) {
     largest = std::max(largest, widen_tokens(tokens, out.data() + offset));
   });
   return largest;
@@ -107,7 +114,7 @@ uint64_t TokenArray::copy(uint64_t first, std::span<int64_t> out) const {
 
 std::vector<uint32_t> TokenArray::find(int64_t token, uint64_t first, uint64_t last) const {
   std::vector<uint32_t> found;
-  read(first, last - first, [&]<typename Token>(uint64_t offset, std::span<const Token> tokens) {
+  read(first, last - first, 0, [&]<typename Token>(uint64_t offset, std::span<const Token> tokens) {
     if (std::in_range<Token>(token)) find_token(tokens, static_cast<Token>(token), offset, found);
   });
   return found;
@@ -128,7 +135,9 @@ uint64_t TokenFileSource::open(uint64_t document) try {
 void TokenFileSource::copy(uint64_t offset, std::span<int64_t> out) const {
   uint64_t largest = 0;
   try {
-    largest = tokens_.copy(range_.begin + offset, out);
+    // The rest of a document is read with its beginning, for the next sequence; of a long one the next label.
+    const uint64_t begin = range_.begin + offset, rest = range_.end - begin - out.size();
+    largest = tokens_.copy(begin, out, rest <= kReadAhead ? rest : 1);
   } catch (const Error& error) {
     throw_data("{}: {} cannot be read: {}", name_, describe(document_), error.what());
   }

@@ -28,17 +28,19 @@ struct TokenArray {
   uint64_t count = 0;
 
   // Copies tokens [first, first + out.size()) in stretches of 128 KiB and returns the largest one, where a
-  // negative token counts as larger than all others. Throws Error(kBadData) naming the file.
-  uint64_t copy(uint64_t first, std::span<int64_t> out) const;
+  // negative token counts as larger than all others. Behind them `ahead` tokens are read for the next call.
+  // Throws Error(kBadData) naming the file.
+  uint64_t copy(uint64_t first, std::span<int64_t> out, uint64_t ahead = 0) const;
   // Returns the indices, counted from `first`, of the tokens in [first, last) that equal `token`.
   std::vector<uint32_t> find(int64_t token, uint64_t first, uint64_t last) const;
 
  private:
   // Reads tokens [first, first + count) in stretches: take(offset, tokens), with a span of their type.
   template <typename Take>
-  void read(uint64_t first, uint64_t count, const Take& take) const;
+  void read(uint64_t first, uint64_t count, uint64_t ahead, const Take& take) const;
 
-  mutable std::vector<std::byte> stored_;  // a stretch
+  mutable std::vector<std::byte> stored_;               // a stretch
+  mutable uint64_t stored_begin_ = 0, stored_end_ = 0;  // its tokens
 };
 
 // What a job knows of the tokens that it reads from files that do not say it themselves.

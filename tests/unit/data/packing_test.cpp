@@ -20,6 +20,26 @@ std::string rows_of(const Batch& batch) {
   return describe(rows);
 }
 
+// Rows of a long window.
+Batch pack(std::span<const int64_t> tokens, const std::vector<DocumentSpan>& pieces, int64_t rows,
+           int64_t seq_len, bool document_mask) {
+  Batch batch;
+  batch.seq_len = seq_len;
+  const size_t length = static_cast<size_t>(seq_len);
+  for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
+    const size_t begin = std::min(row * length, tokens.size());
+    const auto window = tokens.subspan(begin, std::min(length + 1, tokens.size() - begin));
+    std::vector<DocumentSpan> spans;
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      const size_t end = i + 1 < pieces.size() ? pieces[i + 1].begin : tokens.size();
+      if (end > begin && pieces[i].begin < begin + window.size())
+        spans.push_back({std::max(pieces[i].begin, begin) - begin, pieces[i].place});
+    }
+    append_row(window, spans, document_mask, batch);
+  }
+  return batch;
+}
+
 }  // namespace
 
 using I64 = std::vector<int64_t>;
