@@ -52,6 +52,15 @@ RankStages stages_of_rank(const trainer::PipelinePlan& plan, const parallel::Pip
   return stages;
 }
 
+// The actions of a step without a pipeline. From the second microbatch on each is as the one before.
+trainer::Schedule schedule_of(const config::JobConfig& config, const models::ModelDescription& model,
+                              int64_t microbatches) {
+  return trainer::training_schedule(
+      static_cast<size_t>(model.blocks()) + 2, static_cast<size_t>(std::min<int64_t>(2, microbatches)),
+      config.parallelism.fsdp_reshard_after_forward != config::ReshardAfterForward::kNever,
+      config::reduces_gradients_once(config));
+}
+
 }  // namespace
 
 Planner::Planner(const models::ModelArgs& model, const Hardware& hardware, bool refuses)
@@ -132,9 +141,11 @@ std::optional<MeshPlan> Planner::plan(const config::JobConfig& config, double me
   for (const size_t rank : played) {
     const trainer::PipelineShare* share = pipeline ? &pipeline->plan.shares[rank] : nullptr;
     const trainer::JobSize size = trainer::job_size(config, description_, shards, batches, share);
-    const trainer::PeakMemory memory =
-        trainer::peak_memory(config, model_, description_, mesh, static_cast<int64_t>(plan.microbatches),
-                             size, share, pipeline ? pipeline->plan.ranks[rank].max_in_flight : 1);
+    const trainer::PeakMemory memory = trainer::peak_memory(
+        config, model_, description_, mesh, size,
+        pipeline
+            ? trainer::pipeline_schedule(pipeline->plan.pipeline, static_cast<int>(rank), pipeline->lists)
+            : schedule_of(config, description_, microbatches));
     if (memory.total() > plan.memory.total()) plan.memory = memory;
   }
   if (plan.memory.total() > memory_limit) return plan;

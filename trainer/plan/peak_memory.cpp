@@ -2,269 +2,302 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
 
 #include "trainer/config/schema.h"
 #include "trainer/config/validate.h"
+#include "trainer/plan/block_memory.h"
 
 namespace hyperion::trainer {
 namespace {
 
 using config::RecomputeMode;
 using parallel::MeshDim;
+using Block = CachingAllocator::Block;
 
-// The share that the caching allocator and the alignment of blocks add to what is allocated.
-constexpr double kReservedShare = 0.02;
+// What a rank holds of one of its units.
+struct UnitMemory {
+  std::vector<Block> gathered{};
+  UnitGradients gradients{};
+  Block flat{};                    // unsharded fp32 gradients of experts, or of the table, packed
+  Block shard{}, experts_shard{};  // reduced gradients
+};
 
-class PeakOfRank {
+struct MicrobatchMemory {
+  Block activation{}, gradient{};
+  std::vector<Block> received{};  // from other ranks; the activation and gradient are then empty
+  std::map<size_t, BlockMemory::Tensors> units{};
+};
+
+class StepReplay {
  public:
-  PeakOfRank(const config::JobConfig& config, const models::ModelArgs& args,
-             const models::ModelDescription& model, const parallel::Mesh& mesh, int64_t microbatches,
-             const JobSize& size, const PipelineShare* share, double in_flight)
+  StepReplay(const config::JobConfig& config, const models::ModelArgs& args,
+             const models::ModelDescription& model, const parallel::Mesh& mesh, const JobSize& size)
       : config_(config),
-        args_(args),
         model_(model),
-        mesh_(mesh),
         size_(size),
-        microbatches_(microbatches),
-        in_flight_(in_flight) {
+        shards_(mesh.degree(MeshDim::kFsdp)),
+        expert_shards_(config::divides_experts(config) ? mesh.degree(MeshDim::kEfsdp) : shards_),
+        tensor_(mesh.degree(MeshDim::kTp)),
+        element_(static_cast<double>(checkpoint::size_of(config.training.mixed_precision_param))) {
     const double rows =
         static_cast<double>(config::microbatch_rows(config, config.training.local_batch_size));
     tokens_ = rows * static_cast<double>(config.training.seq_len) / mesh.degree(MeshDim::kCp);
-    if (share == nullptr)
-      stages_ = {{.first_block = 0, .end_block = model.blocks(), .embedding = true, .head = true}};
-    else
-      stages_ = share->stages;
-    if (share != nullptr)
-      for (const PipelineShare::Moment& moment : share->moments)
-        deferred_blocks_ = std::max(deferred_blocks_, static_cast<double>(moment.deferred_blocks));
+    gathered_stream_ = tokens_ * static_cast<double>(args.dim) * element_;
+    stream_ = gathered_stream_ / tensor_;
+    for (const models::BlockDescription& kind : model.kinds)
+      blocks_.emplace_back(kind, args, config, mesh, tokens_, size.repeated);
+    for (const double part : {size.weights, size.optimizer, size.exchanges}) allocate_states(part);
+    if (config.ema.device != config::EmaDevice::kCpu) allocate_states(size.averages);
   }
 
-  PeakMemory largest() const {
-    PeakMemory most;
-    for (const PeakMemory& moment : {at_head(), at_last_block(), at_end(), at_update()})
-      if (moment.total() > most.total()) most = moment;
-    most.reserved = kReservedShare * most.total();
+  // Runs two steps: what the first one has freed does not fit all tensors of the second.
+  PeakMemory most(const Schedule& schedule) {
+    for (const Action& action : schedule) stages_.insert(action.stage);
+    for (int step = 0; step < 2; ++step) {
+      for (const Action& action : schedule) act(action);
+      Block update = memory_.allocate(size_.update, Content::kWorking);
+      memory_.free(update);
+      for (auto& [index, unit] : units_) {
+        memory_.free(unit.shard);
+        memory_.free(unit.experts_shard);
+        free_gradients(unit);
+      }
+    }
+    const auto& peak = memory_.peak();
+    PeakMemory most{.states = static_cast<double>(peak[0]),
+                    .gradients = static_cast<double>(peak[1]),
+                    .gathered = static_cast<double>(peak[2]),
+                    .activations = static_cast<double>(peak[3]),
+                    .working = static_cast<double>(peak[4])};
+    most.reserved = static_cast<double>(memory_.reserved()) - most.total();
+    most.working += static_cast<double>(received_.reserved());
     return most;
   }
 
  private:
-  double tensor() const { return mesh_.degree(MeshDim::kTp); }
-  double shards() const { return mesh_.degree(MeshDim::kFsdp); }
-  double element() const {
-    return static_cast<double>(checkpoint::size_of(config_.training.mixed_precision_param));
-  }
-  double dim() const { return static_cast<double>(args_.dim); }
-  bool pipelined() const { return mesh_.degree(MeshDim::kPp) > 1; }
-  bool sums_locally() const { return size_.sums > 0; }
-  double states() const {
-    const bool off = config_.training.enable_cpu_offload;
-    return off ? 0
-               : size_.weights + size_.optimizer + size_.exchanges +
-                     (config_.ema.device == config::EmaDevice::kCpu ? 0 : size_.averages);
+  void allocate_states(double bytes) {
+    if (!config_.training.enable_cpu_offload) memory_.allocate(bytes, Content::kStates);
   }
 
-  double kept() const {
-    double bytes = 0;
-    for (const PipelineShare::Stage& stage : stages_)
-      for (int64_t layer = stage.first_block; layer < stage.end_block; ++layer)
-        bytes += kept_bytes_per_token(model_.block(layer), args_, config_, mesh_,
-                                      recompute_mode_of(config_, layer));
-    // With a pipeline the microbatches in flight are those of all stages together.
-    const double share = in_flight_ / static_cast<double>(stages_.size());
-    return bytes * tokens_ * share + deferred_blocks_ * tokens_ * added_by_deferred_block();
+  size_t head() const { return static_cast<size_t>(model_.blocks()) + 1; }
+  const BlockMemory& block_of(size_t unit) const {
+    return blocks_[static_cast<size_t>(model_.kind_of_layer[unit - 1])];
+  }
+  RecomputeMode mode_of(size_t unit) const {
+    return recompute_mode_of(config_, static_cast<int64_t>(unit) - 1);
+  }
+  double table() const { return model_.output.numel() / tensor_; }
+  bool divides_experts() const { return config::divides_experts(config_); }
+
+  void act(const Action& action) {
+    const size_t index = action.unit;
+    MicrobatchMemory& microbatch = microbatches_[{action.stage, action.microbatch}];
+    switch (action.kind) {
+      case ActionKind::kForward:
+        gather(index);
+        if (action.prefetch) gather(*action.prefetch);
+        return forward(index, microbatch);
+      case ActionKind::kLoss:
+        gather(index);
+        if (action.prefetch) gather(*action.prefetch);
+        return loss(microbatch, units_[index]);
+      case ActionKind::kBackward:
+      case ActionKind::kInputGradient:
+        if (index > 0) gather(index);
+        if (action.prefetch) gather(*action.prefetch);
+        return backward(index, microbatch, action.kind == ActionKind::kInputGradient);
+      case ActionKind::kWeightGradients:
+        if (index > 0)
+          return block_of(index).weight_gradients(memory_, microbatch.units[index], units_[index].gradients);
+        return embedding_backward(microbatch);
+      case ActionKind::kGather:
+        return gather(index);
+      case ActionKind::kReshard:
+        for (Block& block : units_[index].gathered) memory_.free(block);
+        return units_[index].gathered.clear();
+      case ActionKind::kAccumulate:
+        return pack(index);
+      case ActionKind::kReduce:
+        return reduce(index);
+      case ActionKind::kFinishReduction:
+        return finish_reduction();
+      case ActionKind::kRetireMicrobatch:
+        memory_.free(microbatch.activation);
+        memory_.free(microbatch.gradient);
+        for (Block& block : microbatch.received) received_.free(block);
+        microbatches_.erase({action.stage, action.microbatch});
+        return;
+      case ActionKind::kSendActivation:
+        return send(microbatch.activation, {action.stage + 1, action.microbatch},
+                    &MicrobatchMemory::activation);
+      case ActionKind::kSendGradient:
+        return send(microbatch.gradient, {action.stage - 1, action.microbatch}, &MicrobatchMemory::gradient);
+      case ActionKind::kReceiveActivation:
+      case ActionKind::kReceiveGradient:
+        microbatch.received.push_back(received_.allocate(stream_, Content::kWorking));
+        return;
+      case ActionKind::kSumReplicated:
+        return;
+    }
   }
 
-  // Bytes per token that the deferred wgrad of the largest block reads beyond what the block keeps. Inputs
-  // that the dgrad has gathered, or the forward has kept so, stay gathered.
-  double added_by_deferred_block() const {
-    const double bytes = config::kFloat8.on(config_) || config::kMx.on(config_) ? 1 : element();
-    return std::max(
-        0.0, bytes * deferred_elements(largest_block(), tensor(), /*runs_again=*/true) -
-                 kept_bytes_per_token(largest_block(), args_, config_, mesh_, recompute_mode_of(config_, 0)));
+  // To a stage of this rank the tensor itself goes.
+  void send(Block& block, std::pair<size_t, size_t> to, Block MicrobatchMemory::*member) {
+    if (stages_.contains(to.first))
+      microbatches_[to].*member = std::exchange(block, {});
+    else
+      memory_.free(block);
   }
 
-  // Bytes of gathered weights of a pipeline's stages, or of `elements` where each microbatch gathers them.
-  double gathered_of_stages(double elements) const {
-    return size_.gathered > 0 ? size_.gathered : gathered_of(elements);
-  }
-
-  const models::BlockDescription& largest_block() const {
-    const auto size = [](const models::BlockDescription& block) {
-      return block.sum([](const models::ParameterShape& shape) { return shape.numel(); });
+  void gather(size_t index) {
+    UnitMemory& unit = units_[index];
+    if (!unit.gathered.empty()) return;
+    const bool float8 =
+        config::kFloat8.on(config_) && config_.quantize.linear.float8.enable_fsdp_float8_all_gather;
+    const double element = float8 && index > 0 && index < head() ? 1 : element_;
+    const auto add = [&](double elements, double shards) {
+      if (shards > 1 && elements > 0)
+        unit.gathered.push_back(memory_.allocate(elements * element, Content::kGathered));
     };
-    const models::BlockDescription* most = &model_.kinds.front();
-    for (const models::BlockDescription& kind : model_.kinds)
-      if (size(kind) > size(*most)) most = &kind;
-    return *most;
+    if (index == 0 || index == head()) return add(table(), shards_);
+    const auto& elements = block_of(index).elements();
+    for (size_t part = 0; part < elements.size(); ++part)
+      add(elements[part], part >= UnitGradients::kExpertsUp ? expert_shards_ : shards_);
   }
-  // Elements of the block's parameters as a rank uses them.
-  double block_elements() const {
-    const bool apart = config::divides_experts(config_);
-    return largest_block().sum([&](const models::ParameterShape& shape) {
-      if (shape.domain == Domain::kExpert && apart)
-        return shape.numel() / mesh_.degree(MeshDim::kEp) / mesh_.degree(MeshDim::kEtp);
-      return shape.numel() / (shape.split ? tensor() : 1);
-    });
-  }
-  double head_elements() const { return model_.output.numel() / tensor(); }
-  bool has_head() const { return std::ranges::any_of(stages_, &PipelineShare::Stage::head); }
-  bool has_embedding() const { return std::ranges::any_of(stages_, &PipelineShare::Stage::embedding); }
-  double gathered_of(double elements) const { return shards() > 1 ? elements * element() : 0; }
 
-  double logits() const {
+  void forward(size_t index, MicrobatchMemory& microbatch) {
+    if (index == 0) {
+      microbatch.activation = memory_.allocate(stream_, Content::kActivations);
+      return;
+    }
+    BlockMemory::Tensors& tensors = microbatch.units[index];
+    tensors[BlockMemory::kInput] = std::exchange(microbatch.activation, {});
+    microbatch.activation = block_of(index).forward(memory_, tensors, mode_of(index));
+  }
+
+  // The head's forward and backward, chunk by chunk; tensor parallel ranks have two chunks at once.
+  void loss(MicrobatchMemory& microbatch, UnitMemory& unit) {
+    const auto working = [&](double bytes) { return memory_.allocate(bytes, Content::kWorking); };
     constexpr double kDefaultChunk = 1 << 30;
     const int64_t configured = config_.training.loss_chunk_bytes;
-    const double chunk = configured > 0 ? static_cast<double>(configured) : kDefaultChunk;
-    return std::min(chunk, tokens_ * head_elements() / dim() * element());
+    const double at_once = tensor_ > 1 ? 2 : 1,
+                 of_token = model_.output.numel() / gathered_width() / tensor_ * element_,
+                 limit = configured > 0 ? static_cast<double>(configured) : kDefaultChunk;
+    constexpr double kTileRows = 256;  // models/loss_head.cpp
+    const double fit = std::max(1.0, std::floor(limit / at_once / of_token)),
+                 rows = std::min(tokens_, fit < kTileRows ? fit : std::floor(fit / kTileRows) * kTileRows),
+                 chunks = std::ceil(tokens_ / rows);
+    Block normed = working(stream_), gradient = working(tensor_ > 1 ? gathered_stream_ : stream_),
+          gathered = tensor_ > 1 ? working(gathered_stream_) : Block();
+    std::vector<Block> logits;
+    for (double chunk = 0; chunk < chunks; ++chunk) {
+      logits.push_back(working(rows * of_token));
+      if (static_cast<double>(logits.size()) < at_once && chunk + 1 < chunks) continue;
+      finish_chunk(unit, logits.front(), rows);
+      logits.erase(logits.begin());
+    }
+    for (Block& last : logits) finish_chunk(unit, last, rows);
+    Block sharded = tensor_ > 1 ? working(stream_) : Block();
+    microbatch.gradient = working(stream_);
+    for (Block* block : {&sharded, &gradient, &gathered, &normed, &microbatch.activation})
+      memory_.free(*block);
+  }
+  double gathered_width() const { return gathered_stream_ / tokens_ / element_; }
+  void finish_chunk(UnitMemory& unit, Block& logits, double rows) {
+    Block result = memory_.allocate(rows * gathered_width() * element_, Content::kWorking);
+    memory_.free(result);
+    if (Block& sum = unit.gradients.parts[0]; !sum)
+      sum = memory_.allocate(table() * sizeof(float), Content::kGradients);
+    memory_.free(logits);
   }
 
-  PeakMemory at_head() const {
-    PeakMemory peak{.states = states(), .activations = kept()};
-    if (pipelined()) {
-      peak.gathered = gathered_of_stages(has_head() ? head_elements() : block_elements());
-      peak.gradients = size_.sums + size_.reduced;
-    } else {
-      peak.gathered = std::max(size_.gathered, gathered_of(head_elements()));
-      peak.gradients = sums_locally() ? size_.sums : microbatches_ > 1 ? size_.gradients : 0;
-    }
-    if (!has_head()) return peak;
-    if (!sums_locally()) peak.gradients += head_elements() * sizeof(float);
-    // The normed input, its gradient and the stream's.
-    peak.working = logits() + 3 * tokens_ * dim() * element();
-    return peak;
+  void backward(size_t index, MicrobatchMemory& microbatch, bool divided) {
+    if (index > 0)
+      return block_of(index).backward(memory_, microbatch.units[index], microbatch.gradient,
+                                      units_[index].gradients, mode_of(index), divided);
+    if (!divided) embedding_backward(microbatch);
   }
 
-  PeakMemory at_last_block() const {
-    PeakMemory peak{.states = states(), .activations = kept()};
-    const double block = block_elements();
-    if (pipelined()) {
-      peak.gathered = gathered_of_stages(2 * block);
-      peak.gradients = size_.sums + size_.reduced;
-    } else {
-      peak.gathered = std::max(size_.gathered, 2 * gathered_of(block));
-      const double head = has_head() ? head_elements() / shards() * sizeof(float) : 0;
-      peak.gradients = sums_locally() ? size_.sums : microbatches_ > 1 ? size_.gradients : head;
-    }
-    if (!sums_locally() && shards() > 1) peak.gradients += block * sizeof(float) * (1 + 1 / shards());
-    // The block's recomputed activations beside what is kept, and gradients of its widest part.
-    const RecomputeMode mode = recompute_mode_of(config_, 0);
-    const double all = kept_bytes_per_token(largest_block(), args_, config_, mesh_, RecomputeMode::kNone),
-                 own = kept_bytes_per_token(largest_block(), args_, config_, mesh_, mode);
-    peak.working = tokens_ * (all - own + 0.5 * (all - dim() / tensor() * element()));
-    if (mesh_.degree(MeshDim::kCp) > 1)  // outputs of several calls in fp32, and keys on their way
-      peak.working += size_.repeated + tokens_ * 2 * sizeof(float) * dim() / tensor();
-    return peak;
+  void embedding_backward(MicrobatchMemory& microbatch) {
+    Block gathered = tensor_ > 1 ? memory_.allocate(gathered_stream_, Content::kWorking) : Block();
+    units_[0].gradients.parts[0] = memory_.allocate(table() * element_, Content::kGradients);
+    memory_.free(gathered);
+    memory_.free(microbatch.gradient);
   }
 
-  PeakMemory at_end() const {
-    PeakMemory peak{.states = states()};
-    if (pipelined()) {
-      peak.gathered = gathered_of_stages(block_elements());
-      peak.gradients = std::max(size_.sums + size_.reduced, size_.gradients);
-    } else {
-      peak.gradients = std::max(size_.sums, size_.gradients);
-      peak.gathered = gathered_of(block_elements());
-      // Sharded gradients find no room in the freed inputs of blocks, which are smaller.
-      if (recompute_mode_of(config_, 0) == RecomputeMode::kFull) peak.activations = kept();
-    }
-    if (has_embedding()) {
-      const double table = model_.table.numel() / tensor();
-      peak.working = table * (element() + sizeof(float)) * (shards() > 1 ? 1 : 0.5) +
-                     table * sizeof(float) / shards() + 2 * tokens_ / tensor() * dim() * element();
-    }
-    return peak;
+  // Adds gradients in the compute dtype to packed fp32 ones: the table's and experts'.
+  void pack(size_t index) {
+    UnitMemory& unit = units_[index];
+    auto& parts = unit.gradients.parts;
+    double elements = 0;
+    if (index == 0) elements = table();
+    if (index > 0 && index < head())
+      elements = block_of(index).elements()[UnitGradients::kExpertsUp] +
+                 block_of(index).elements()[UnitGradients::kExpertsDown];
+    if (elements == 0) return;
+    if (!unit.flat) unit.flat = memory_.allocate(elements * sizeof(float), Content::kGradients);
+    for (const auto part : {UnitGradients::kExpertsUp, UnitGradients::kExpertsDown})
+      memory_.free(parts[part]);
+    if (index == 0) memory_.free(parts[0]);
   }
 
-  // Muon's, whose iterations run when all gradients are reduced.
-  PeakMemory at_update() const {
-    return {.states = states(), .gradients = size_.gradients, .working = size_.update};
+  // Starts the unit's reduction when the one before has ended.
+  void reduce(size_t index) {
+    finish_reduction();
+    pack(index);
+    UnitMemory& unit = units_[index];
+    double dense = table(), experts = 0;
+    if (index > 0 && index < head()) {
+      const auto& elements = block_of(index).elements();
+      dense = 0;
+      for (size_t part = 0; part < elements.size(); ++part)
+        (part >= UnitGradients::kExpertsUp ? experts : dense) += elements[part];
+    }
+    add_shard(unit.shard, dense, shards_);
+    add_shard(unit.experts_shard, experts, expert_shards_);
+    reducing_ = index;
+  }
+  // A reduction makes a shard of its own, which is added to that of earlier microbatches.
+  void add_shard(Block& shard, double elements, double shards) {
+    if (shards <= 1) return;
+    Block reduced = memory_.allocate(elements / shards * sizeof(float), Content::kGradients);
+    if (shard)
+      memory_.free(reduced);
+    else
+      shard = reduced;
+  }
+  void finish_reduction() {
+    if (const auto reducing = std::exchange(reducing_, std::nullopt)) free_reduced(units_[*reducing]);
+  }
+  // Of parameters that no ranks shard the gradients themselves stay.
+  void free_reduced(UnitMemory& unit) {
+    auto& parts = unit.gradients.parts;
+    if (shards_ > 1)
+      for (size_t part = 0; part < UnitGradients::kExpertsUp; ++part) memory_.free(parts[part]);
+    if (expert_shards_ > 1 || (!divides_experts() && shards_ > 1)) memory_.free(unit.flat);
+  }
+  void free_gradients(UnitMemory& unit) {
+    for (Block& part : unit.gradients.parts) memory_.free(part);
+    memory_.free(unit.flat);
   }
 
   const config::JobConfig& config_;
-  const models::ModelArgs& args_;
   const models::ModelDescription& model_;
-  const parallel::Mesh& mesh_;
   const JobSize& size_;
-  const int64_t microbatches_;
-  const double in_flight_;
-  double tokens_ = 0, deferred_blocks_ = 0;
-  std::vector<PipelineShare::Stage> stages_;
+  const double shards_, expert_shards_, tensor_, element_;
+  double tokens_ = 0, stream_ = 0, gathered_stream_ = 0;
+  std::vector<BlockMemory> blocks_;     // by kind
+  CachingAllocator memory_, received_;  // the allocator keeps the blocks of each stream apart
+  std::map<size_t, UnitMemory> units_;
+  std::map<std::pair<size_t, size_t>, MicrobatchMemory> microbatches_;  // by stage and microbatch
+  std::optional<size_t> reducing_;
+  std::set<size_t> stages_;  // of this rank
 };
-
-double kept_of_attention(const models::BlockDescription& block, const models::ModelArgs& args,
-                         const config::JobConfig& config, const parallel::Mesh& mesh, RecomputeMode mode,
-                         double element) {
-  const models::AttentionWidths& widths = *block.attention.attention;
-  const double tensor = mesh.degree(MeshDim::kTp), dim = static_cast<double>(args.dim);
-  const auto of = [&](int64_t heads, int64_t width) {
-    return static_cast<double>(heads * width) / tensor * element;
-  };
-  const double queries = of(widths.heads, widths.head_dim), keys = of(widths.kv_heads, widths.head_dim),
-               values = of(widths.kv_heads, widths.v_head_dim),
-               output = of(widths.heads, widths.v_head_dim) +
-                        static_cast<double>(widths.heads) / tensor * sizeof(float);
-  const double stream = dim / tensor * element, gathered = dim * element;
-  const bool latent = args.latent.is_present();
-  // FP8 keeps the inputs of its products in one byte.
-  const bool float8 = config::kFloat8.on(config) || config::kMx.on(config);
-  const double input = float8 ? dim : gathered;
-  const double latents =
-      latent ? static_cast<double>(args.latent.kv_lora_rank + args.latent.q_lora_rank) * element * 2 : 0;
-  const double normed = args.attention.qk_norm && !latent ? queries + keys : 0;
-  switch (mode) {
-    case RecomputeMode::kNone:
-      return input + queries + keys + values + output + normed + latents + (float8 ? dim / tensor : 0);
-    case RecomputeMode::kElementwise:
-      return queries + keys + values + output + stream + normed + latents / 2;
-    case RecomputeMode::kFull:
-      return mesh.degree(MeshDim::kCp) > 1 ? output : 0;
-    default:
-      return queries + keys + values + output + (tensor > 1 ? stream : 0);
-  }
-}
-
-double kept_of_feed_forward(const models::BlockDescription& block, const models::ModelArgs& args,
-                            const config::JobConfig& config, const parallel::Mesh& mesh, RecomputeMode mode,
-                            double element) {
-  const double tensor = mesh.degree(MeshDim::kTp), dim = static_cast<double>(args.dim);
-  const double stream = dim / tensor * element, gathered = dim * element;
-  const double inputs = config::kFloat8.on(config) || config::kMx.on(config) ? 1 / element : 1;  // in FP8
-  double hidden = 0;  // of the dense or shared feed-forward
-  for (const models::ParameterShape& shape : block.feed_forward.parameters)
-    if (shape.name.ends_with("w1.weight")) hidden = static_cast<double>(shape.dims[0]) / tensor * element;
-  double bytes = 0;
-  switch (mode) {
-    case RecomputeMode::kNone:
-      bytes = stream + (hidden > 0 ? gathered * inputs : stream) + (2 + inputs) * hidden;
-      break;
-    case RecomputeMode::kElementwise:
-      bytes = 2 * hidden;
-      break;
-    case RecomputeMode::kFull:
-      break;
-    default:
-      bytes = hidden;
-  }
-  if (!block.feed_forward.experts) return bytes;
-  const models::ExpertWidths& widths = *block.feed_forward.experts;
-  const bool apart = config::divides_experts(config);
-  const double parts = apart ? mesh.degree(MeshDim::kEtp) : tensor;
-  // Rows of this rank's experts, and those that its tokens sent and got back, per token of the microbatch.
-  const double sent = static_cast<double>(widths.top_k) / tensor, rows = sent * parts;
-  const double row = dim * element, hidden_row = static_cast<double>(widths.hidden) / parts * element;
-  const double order = sent * 4 * sizeof(int32_t);
-  const double scores = static_cast<double>(widths.experts) / tensor * 2 * sizeof(float);
-  switch (mode) {
-    case RecomputeMode::kNone:
-      return bytes + rows * (row + 3 * hidden_row) + sent * row + order + scores;
-    case RecomputeMode::kElementwise:
-      return bytes + rows * (row + 2 * hidden_row) + sent * row + order;
-    case RecomputeMode::kFull:
-      return bytes + order;
-    default:
-      return bytes + (apart ? rows * row + sent * row : 0) + order;
-  }
-}
 
 }  // namespace
 
@@ -276,19 +309,10 @@ config::RecomputeMode recompute_mode_of(const config::JobConfig& config, int64_t
   return layer % *every == 0 ? RecomputeMode::kFull : RecomputeMode::kNone;
 }
 
-double kept_bytes_per_token(const models::BlockDescription& block, const models::ModelArgs& args,
-                            const config::JobConfig& config, const parallel::Mesh& mesh, RecomputeMode mode) {
-  const auto element = static_cast<double>(checkpoint::size_of(config.training.mixed_precision_param));
-  const double input = static_cast<double>(args.dim) / mesh.degree(MeshDim::kTp) * element;
-  return input + kept_of_attention(block, args, config, mesh, mode, element) +
-         kept_of_feed_forward(block, args, config, mesh, mode, element);
-}
-
 PeakMemory peak_memory(const config::JobConfig& config, const models::ModelArgs& args,
-                       const models::ModelDescription& model, const parallel::Mesh& mesh,
-                       int64_t microbatches, const JobSize& size, const PipelineShare* share,
-                       double in_flight) {
-  return PeakOfRank(config, args, model, mesh, microbatches, size, share, in_flight).largest();
+                       const models::ModelDescription& model, const parallel::Mesh& mesh, const JobSize& size,
+                       const Schedule& schedule) {
+  return StepReplay(config, args, model, mesh, size).most(schedule);
 }
 
 }  // namespace hyperion::trainer

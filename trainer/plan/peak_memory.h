@@ -1,38 +1,31 @@
-// Predicts the most memory that a GPU's rank has allocated at once in a step, by the moments at which it can
-// be: the head, the backward of the last block, the end of the backward, and Muon's update. Pure. JobSize
-// (trainer/plan/size_estimate.h) is a lower bound; this is an estimate, which may lie to both sides.
+// Predicts the memory that a GPU's rank reserves: it replays the tensors of the steps, in the order of the
+// engine's schedule, in a model of libtorch's allocator. Pure. JobSize (trainer/plan/size_estimate.h) is a
+// lower bound; this is an estimate, which may lie to both sides.
 #pragma once
 
 #include "models/description.h"
 #include "parallel/mesh.h"
 #include "trainer/config/job_config.h"
+#include "trainer/engine/schedule.h"
 #include "trainer/plan/size_estimate.h"
 
 namespace hyperion::trainer {
 
-// Bytes of one rank at the moment at which they are the most.
+// Bytes of one rank at the moment at which tensors have the most.
 struct PeakMemory {
   double states = 0;       // masters, compute copies, optimizer states, averages, Muon's buffers
   double gradients = 0;    // sharded, and unsharded sums and those of the unit in hand
   double gathered = 0;     // gathered weights
   double activations = 0;  // kept for backward
   double working = 0;      // logits, recomputed activations, rows under way, communication buffers
-  double reserved = 0;     // what the allocator holds for all of them, by the share that it loses
+  double reserved = 0;     // what the allocator holds besides: freed blocks that later tensors did not fit
   double total() const { return states + gradients + gathered + activations + working + reserved; }
 };
 
-// Bytes per token that a block keeps from its forward to its backward with its mode of activation
-// checkpointing; `mode` kFull: the input alone.
-double kept_bytes_per_token(const models::BlockDescription& block, const models::ModelArgs& args,
-                            const config::JobConfig& config, const parallel::Mesh& mesh,
-                            config::RecomputeMode mode);
-
-// `size`: the lower bound of the same rank; `in_flight`: the most microbatches whose activations it keeps,
-// summed over its stages; 1 without a pipeline.
+// `size`: the lower bound of the same rank, whose states count. `schedule`: the actions of the rank's step.
 PeakMemory peak_memory(const config::JobConfig& config, const models::ModelArgs& args,
-                       const models::ModelDescription& model, const parallel::Mesh& mesh,
-                       int64_t microbatches, const JobSize& size, const PipelineShare* share,
-                       double in_flight);
+                       const models::ModelDescription& model, const parallel::Mesh& mesh, const JobSize& size,
+                       const Schedule& schedule);
 
 // The mode of activation checkpointing of a block: selective checkpointing of every Nth block is full or
 // none.
