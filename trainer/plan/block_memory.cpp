@@ -48,8 +48,9 @@ BlockMemory::BlockMemory(const models::BlockDescription& block, const models::Mo
   if (const auto& experts = block.feed_forward.experts) {
     parts = apart_ ? mesh.degree(MeshDim::kEtp) : tensor;
     const double assignments = static_cast<double>(experts->top_k) / tensor;
-    sent_ = bytes(assignments * static_cast<double>(args.dim));
-    rows_ = sent_ * parts;
+    rows_ = bytes(assignments * parts * static_cast<double>(args.dim));
+    // Each of the ranks that share an expert sends the tokens of all of them.
+    sent_ = apart_ ? rows_ : rows_ / parts;
     rows_hidden_ = bytes(assignments * static_cast<double>(experts->hidden));
     scores_ = tokens * static_cast<double>(experts->experts) / tensor * (element_ + sizeof(float));
     order_ = tokens * assignments * 4 * sizeof(int32_t);
