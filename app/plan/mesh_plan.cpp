@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "parallel/pipeline/simulation.h"
 #include "trainer/config/validate.h"
+#include "trainer/plan/memory_needs.h"
 #include "trainer/plan/size_estimate.h"
 #include "trainer/runtime/runtime.h"
 
@@ -141,14 +142,20 @@ std::optional<MeshPlan> Planner::plan(const config::JobConfig& config, double me
   for (const size_t rank : played) {
     const trainer::PipelineShare* share = pipeline ? &pipeline->plan.shares[rank] : nullptr;
     const trainer::JobSize size = trainer::job_size(config, description_, shards, batches, share);
-    const trainer::PeakMemory memory = trainer::peak_memory(
-        config, model_, description_, mesh, size,
-        pipeline
-            ? trainer::pipeline_schedule(pipeline->plan.pipeline, static_cast<int>(rank), pipeline->lists)
-            : schedule_of(config, description_, microbatches));
+    const double least = trainer::total(trainer::memory_needs(config, size, /*on_gpu=*/true).device);
+    plan.least_memory = std::max(plan.least_memory, least);
+    const trainer::PeakMemory memory =
+        least > memory_limit
+            ? trainer::PeakMemory{.states = least}
+            : trainer::peak_memory(config, model_, description_, mesh, size,
+                                   pipeline
+                                       ? trainer::pipeline_schedule(pipeline->plan.pipeline,
+                                                                    static_cast<int>(rank), pipeline->lists)
+                                       : schedule_of(config, description_, microbatches),
+                                   memory_limit);
     if (memory.total() > plan.memory.total()) plan.memory = memory;
+    if (plan.memory.total() > memory_limit) return plan;
   }
-  if (plan.memory.total() > memory_limit) return plan;
   const bool recomputes = config.activation_checkpoint.mode == config::RecomputeMode::kFull;
   for (const size_t rank : played) {
     const RankStages stages = pipeline ? stages_of_rank(pipeline->plan, pipeline->lists, rank)

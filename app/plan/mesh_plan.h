@@ -30,6 +30,7 @@ struct MeshPlan {
   double global_batch = 0;                     // sequences of a step
   double microbatches = 0;                     // of a step and rank
   trainer::PeakMemory memory{};                // of the fullest rank
+  double least_memory = 0;                     // of the ranks that were looked at
   trainer::StepTime slow{}, middle{}, fast{};  // of the slowest rank, at the ends of the card's constants
   double bubble = 0;                           // planned share of a pipeline's step
 
@@ -45,8 +46,8 @@ class Planner {
   Planner(const models::ModelArgs& model, const Hardware& hardware, bool refuses = false);
 
   // Returns nullopt if the pipeline's schedule does not serve the configuration. The mesh must fit
-  // (config::check_config()). The plan has no times if its memory exceeds `memory_limit` bytes, and those of
-  // the card's ends only with `ends`.
+  // (config::check_config()). Memory is predicted until it exceeds `memory_limit` bytes, and the plan then
+  // has no times. It has those of the card's ends only with `ends`.
   std::optional<MeshPlan> plan(const config::JobConfig& config, double memory_limit, bool ends);
 
  private:

@@ -1,6 +1,7 @@
 #include "app/plan/mesh_search.h"
 
 #include <algorithm>
+#include <limits>
 #include <set>
 #include <tuple>
 
@@ -207,7 +208,7 @@ SearchResult search_meshes(const config::ResolvedConfig& resolved, const models:
     if (!plan) return false;
     ++result.tried;
     if (plan->memory.total() > limit) {
-      if (!result.smallest || plan->memory.total() < result.smallest->memory.total())
+      if (!result.smallest || plan->least_memory < result.smallest->least_memory)
         result.smallest = std::move(plan);
       return false;
     }
@@ -232,6 +233,9 @@ SearchResult search_meshes(const config::ResolvedConfig& resolved, const models:
     else
       try_settings_of_memory(candidates[i], fits);
   }
+  if (best.empty() && result.smallest)
+    result.smallest =
+        planner.plan(result.smallest->config, std::numeric_limits<double>::infinity(), /*ends=*/false);
   for (auto& [degrees, plan] : best) result.plans.push_back(std::move(plan));
   std::ranges::stable_sort(result.plans, {},
                            [](const MeshPlan& plan) { return plan.middle.total() / plan.tokens(); });

@@ -1,6 +1,7 @@
 #include "trainer/plan/block_memory.h"
 
 #include <initializer_list>
+#include <utility>
 
 #include "trainer/config/schema.h"
 #include "trainer/config/validate.h"
@@ -128,6 +129,10 @@ class BlockMemory::Run {
     drop({kSum});
     attention_backward();
     Block input_gradient = memory_.allocate(b_.stream_, Content::kWorking);
+    if (gradients == nullptr && !b_.tensor_) {  // else wgrad reads the gathered ones
+      std::swap(t_[kOutputGradient], stream);
+      if (b_.hidden_ > 0) std::swap(t_[kDownGradient], gradient);
+    }
     memory_.free(stream);
     memory_.free(normed_gradient_);
     memory_.free(gradient);

@@ -1,13 +1,13 @@
 #include "trainer/plan/caching_allocator.h"
 
 #include <algorithm>
-#include <iterator>
 
 namespace hyperion::trainer {
 namespace {
 
 // c10/cuda/CUDACachingAllocator.cpp: tensors of up to 1 MiB share pages of 2 MiB, larger ones a segment that
-// grows by pages of 20 MiB, and a block is split if it leaves more than 1 MiB.
+// grows by pages of 20 MiB. A tensor takes the smallest free block that holds it, which is split if more than
+// 1 MiB would stay unused.
 constexpr int64_t kAlignment = 512, kSmallTensor = 1 << 20, kSmallPage = 2 << 20, kPage = 20 << 20;
 
 int64_t round_up(int64_t bytes, int64_t multiple) {
@@ -17,7 +17,7 @@ int64_t round_up(int64_t bytes, int64_t multiple) {
 }  // namespace
 
 CachingAllocator::Block CachingAllocator::allocate(double bytes, Content content) {
-  Block block{.bytes = round_up(static_cast<int64_t>(std::min(bytes, 1e18)), kAlignment), .content = content};
+  Block block{.bytes = round_up(static_cast<int64_t>(std::min(bytes, 1e17)), kAlignment), .content = content};
   if (block.bytes == 0) return {};
   live_ += block.bytes;
   contents_[static_cast<size_t>(content)] += block.bytes;
@@ -30,30 +30,25 @@ CachingAllocator::Block CachingAllocator::allocate(double bytes, Content content
     most_small_ = std::max(most_small_, small_ += block.bytes);
     return block;
   }
-  const auto fit = free_by_bytes_.lower_bound({block.bytes, -1});
-  int64_t room = 0;
-  if (fit != free_by_bytes_.end()) {
-    room = fit->first;
-    block.start = fit->second;
-    remove_free(free_.find(block.start));
-  } else {  // the segment grows; a free block at its end is part of the new one
-    block.start = mapped_;
-    if (!free_.empty()) {
-      const auto last = std::prev(free_.end());
-      if (last->first + last->second == mapped_) {
-        block.start = last->first;
-        room = last->second;
-        remove_free(last);
-      }
+  auto fit = free_.end();
+  for (auto range = free_.begin(); range != free_.end(); ++range)
+    if (range->bytes >= block.bytes && (fit == free_.end() || range->bytes < fit->bytes)) {
+      fit = range;
+      if (range->bytes == block.bytes) break;
     }
-    const int64_t grown = round_up(block.bytes - room, kPage);
+  if (fit == free_.end()) {  // the segment grows; a free block at its end is part of the new one
+    if (free_.empty() || free_.back().end() != mapped_) free_.push_back({mapped_, 0});
+    fit = free_.end() - 1;
+    const int64_t grown = round_up(block.bytes - fit->bytes, kPage);
     mapped_ += grown;
-    room += grown;
+    fit->bytes += grown;
   }
-  if (room - block.bytes > kSmallTensor)
-    add_free(block.start + block.bytes, room - block.bytes);
-  else  // the rest is lost while the tensor lives
-    spare_[block.start] = room - block.bytes;
+  block.start = fit->start;
+  fit->start += block.bytes;
+  fit->bytes -= block.bytes;
+  if (fit->bytes > kSmallTensor) return block;
+  block.unused = fit->bytes;
+  free_.erase(fit);
   return block;
 }
 
@@ -64,39 +59,26 @@ void CachingAllocator::free(Block& block) {
   if (block.start == kSmall) {
     small_ -= block.bytes;
   } else {
-    int64_t start = block.start, bytes = block.bytes;
-    if (const auto spare = spare_.extract(start)) bytes += spare.mapped();
-    const auto after = free_.lower_bound(start);
-    if (after != free_.end() && after->first == start + bytes) {
-      bytes += after->second;
-      remove_free(after);
+    const Range range{block.start, block.bytes + block.unused};
+    auto after = std::ranges::lower_bound(free_, range.start, {}, &Range::start);
+    const bool joins_before = after != free_.begin() && (after - 1)->end() == range.start;
+    const bool joins_after = after != free_.end() && range.end() == after->start;
+    if (joins_before && joins_after) {
+      (after - 1)->bytes += range.bytes + after->bytes;
+      free_.erase(after);
+    } else if (joins_before) {
+      (after - 1)->bytes += range.bytes;
+    } else if (joins_after) {
+      *after = {range.start, range.bytes + after->bytes};
+    } else {
+      free_.insert(after, range);
     }
-    const auto next = free_.lower_bound(start);
-    if (next != free_.begin()) {
-      const auto before = std::prev(next);
-      if (before->first + before->second == start) {
-        start = before->first;
-        bytes += before->second;
-        remove_free(before);
-      }
-    }
-    add_free(start, bytes);
   }
   block = {};
 }
 
 int64_t CachingAllocator::reserved() const {
   return mapped_ + round_up(most_small_, kSmallPage);
-}
-
-void CachingAllocator::add_free(int64_t start, int64_t bytes) {
-  free_[start] = bytes;
-  free_by_bytes_.insert({bytes, start});
-}
-
-void CachingAllocator::remove_free(std::map<int64_t, int64_t>::iterator block) {
-  free_by_bytes_.erase({block->second, block->first});
-  free_.erase(block);
 }
 
 }  // namespace hyperion::trainer

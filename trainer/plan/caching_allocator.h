@@ -5,9 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <set>
-#include <utility>
+#include <vector>
 
 namespace hyperion::trainer {
 
@@ -18,7 +16,8 @@ inline constexpr size_t kContents = 5;
 class CachingAllocator {
  public:
   struct Block {
-    int64_t start = -1, bytes = 0;  // start is -1 without memory, and kSmall in a small tensor
+    int64_t start = -1;             // -1: no memory; kSmall: a small tensor
+    int64_t bytes = 0, unused = 0;  // of the tensor, and behind it
     Content content = Content::kWorking;
     explicit operator bool() const { return start != -1; }
   };
@@ -32,13 +31,12 @@ class CachingAllocator {
 
  private:
   static constexpr int64_t kSmall = -2;
+  struct Range {
+    int64_t start, bytes;
+    int64_t end() const { return start + bytes; }
+  };
 
-  void add_free(int64_t start, int64_t bytes);
-  void remove_free(std::map<int64_t, int64_t>::iterator block);
-
-  std::map<int64_t, int64_t> free_;                      // bytes by start
-  std::set<std::pair<int64_t, int64_t>> free_by_bytes_;  // bytes, start
-  std::map<int64_t, int64_t> spare_;                     // what a block has beyond its tensor, by start
+  std::vector<Range> free_;  // in ascending order, no two adjacent; few, so that a search reads all
   int64_t mapped_ = 0, live_ = 0, most_live_ = 0, small_ = 0, most_small_ = 0;
   std::array<int64_t, kContents> contents_{}, peak_{};
 };

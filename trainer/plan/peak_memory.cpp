@@ -55,11 +55,19 @@ class StepReplay {
     if (config.ema.device != config::EmaDevice::kCpu) allocate_states(size.averages);
   }
 
-  // Runs two steps: what the first one has freed does not fit all tensors of the second.
-  PeakMemory most(const Schedule& schedule) {
-    for (const Action& action : schedule) stages_.insert(action.stage);
-    for (int step = 0; step < 2; ++step) {
-      for (const Action& action : schedule) act(action);
+  // What one microbatch has freed does not fit all tensors of the next one: at least two are run, of one or
+  // of two steps.
+  PeakMemory most(const Schedule& schedule, double limit) {
+    size_t microbatches = 0;
+    for (const Action& action : schedule) {
+      stages_.insert(action.stage);
+      microbatches = std::max(microbatches, action.microbatch + 1);
+    }
+    for (size_t step = 0; step < (microbatches > 1 ? 1 : 2); ++step) {
+      for (const Action& action : schedule) {
+        act(action);
+        if (static_cast<double>(memory_.reserved()) > limit) return result();
+      }
       Block update = memory_.allocate(size_.update, Content::kWorking);
       memory_.free(update);
       for (auto& [index, unit] : units_) {
@@ -68,6 +76,11 @@ class StepReplay {
         free_gradients(unit);
       }
     }
+    return result();
+  }
+
+ private:
+  PeakMemory result() const {
     const auto& peak = memory_.peak();
     PeakMemory most{.states = static_cast<double>(peak[0]),
                     .gradients = static_cast<double>(peak[1]),
@@ -79,7 +92,6 @@ class StepReplay {
     return most;
   }
 
- private:
   void allocate_states(double bytes) {
     if (!config_.training.enable_cpu_offload) memory_.allocate(bytes, Content::kStates);
   }
@@ -311,8 +323,8 @@ config::RecomputeMode recompute_mode_of(const config::JobConfig& config, int64_t
 
 PeakMemory peak_memory(const config::JobConfig& config, const models::ModelArgs& args,
                        const models::ModelDescription& model, const parallel::Mesh& mesh, const JobSize& size,
-                       const Schedule& schedule) {
-  return StepReplay(config, args, model, mesh, size).most(schedule);
+                       const Schedule& schedule, double limit) {
+  return StepReplay(config, args, model, mesh, size).most(schedule, limit);
 }
 
 }  // namespace hyperion::trainer

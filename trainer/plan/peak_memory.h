@@ -23,9 +23,10 @@ struct PeakMemory {
 };
 
 // `size`: the lower bound of the same rank, whose states count. `schedule`: the actions of the rank's step.
+// Ends as soon as more than `limit` bytes are reserved, and then returns those.
 PeakMemory peak_memory(const config::JobConfig& config, const models::ModelArgs& args,
                        const models::ModelDescription& model, const parallel::Mesh& mesh, const JobSize& size,
-                       const Schedule& schedule);
+                       const Schedule& schedule, double limit);
 
 // The mode of activation checkpointing of a block: selective checkpointing of every Nth block is full or
 // none.

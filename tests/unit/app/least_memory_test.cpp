@@ -1,5 +1,6 @@
 // What `hyperion check` calls the least against what `hyperion plan` predicts.
 #include <filesystem>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -94,9 +95,10 @@ TEST_CASE("The least memory of a rank is at most what is predicted of the fulles
       const auto pipeline = trainer::plan_pipeline(config, model, batches);
       const trainer::JobSize least = trainer::largest_job_size(
           config, model, mesh.degree(parallel::MeshDim::kFsdp), batches, trainer::shares_of(pipeline));
+      constexpr double kInfinity = std::numeric_limits<double>::infinity();
       const Hardware hardware{.gpus = job.gpus, .card = card, .cluster = trainer::Cluster()};
       const std::optional<MeshPlan> plan =
-          Planner(model, hardware, /*refuses=*/true).plan(config, /*memory_limit=*/0, /*ends=*/false);
+          Planner(model, hardware, /*refuses=*/true).plan(config, kInfinity, /*ends=*/false);
       REQUIRE(plan.has_value());
       CHECK(trainer::total(trainer::memory_needs(config, least, /*on_gpu=*/true).device) <=
             plan->memory.total());
