@@ -20,6 +20,7 @@ BlockMemory::BlockMemory(const models::BlockDescription& block, const models::Mo
       repeated_(repeated),
       tensor_(mesh.degree(MeshDim::kTp) > 1),
       latent_(args.latent.is_present()),
+      latent_queries_(args.latent.q_lora_rank > 0),
       normed_heads_(args.attention.qk_norm && !latent_),
       apart_(config::divides_experts(config)),
       float8_(config::kFloat8.on(config) || config::kMx.on(config)) {
@@ -152,10 +153,11 @@ class BlockMemory::Run {
                (b_.latent_ && name == kExpanded);
       case RecomputeMode::kFull:
         return b_.context_ > 1 && (name == kAttended || name == kStatistics);
-      default:
-        return name == kAttended || name == kStatistics || (name == kOutput && b_.tensor_) || name == kUp ||
-               (b_.apart_ && (name == kRows || name == kReturned)) || name == kProjected ||
-               (b_.latent_ && name == kExpanded);
+      default:  // every second product; latent queries are one more before the others
+        return name == kAttended || name == kStatistics || name == kUp || name == kProjected ||
+               (name == kOutput && (b_.tensor_ || b_.latent_queries_)) ||
+               (b_.apart_ && (name == kRows || name == kReturned)) ||
+               (b_.latent_ && name == (b_.latent_queries_ ? kLatents : kExpanded));
     }
   }
   bool kept_before(Name name) const { return static_cast<bool>(t_[name]); }

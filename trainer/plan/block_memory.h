@@ -85,7 +85,8 @@ class BlockMemory {
   double hidden_ = 0;                                  // of the dense or shared feed-forward
   double sent_ = 0, rows_ = 0, rows_hidden_ = 0, scores_ = 0, order_ = 0;  // of experts
   double context_ = 1, repeated_ = 0;
-  bool tensor_ = false, ring_ = false, latent_ = false, normed_heads_ = false, apart_ = false;
+  bool tensor_ = false, ring_ = false, latent_ = false, latent_queries_ = false, normed_heads_ = false,
+       apart_ = false;
   bool float8_ = false;
 };
 

@@ -49,7 +49,7 @@ struct Counted {
   std::vector<std::string> settings;
   double tokens_per_second;  // of a GPU
   double gib;                // reserved
-  double time_tolerance = 0.02, memory_tolerance = 0.05;
+  double time_tolerance = 0.02, memory_tolerance = 0.03;
 };
 
 }  // namespace
@@ -90,16 +90,16 @@ TEST_CASE("A plan agrees with what the simulated GPU counts") {
        9.23,
        0.12},
       {eight, 8, {mode("none"), "parallelism.context_parallel_degree=4"}, 8182, 25.68},
-      {"configs/llama3_8b_128k.toml", 64, {mode("full")}, 2786, 16.58, 0.02, 0.1},
+      {"configs/llama3_8b_128k.toml", 64, {mode("full")}, 2786, 16.58},
       {"configs/llama3_70b.toml", 256, {mode("full")}, 802, 21.19},
       // The simulated rank was the first; the plan is of the slowest, which has the head.
       {"configs/llama3_405b_512gpus.toml", 512, {mode("full")}, 157, 49.31, 0.07},
       // Memory of the last rank, which keeps the most; time of the first, but InterleavedZeroBubble's of the
       // last.
-      {"configs/llama3_70b.toml", 512, pipeline("none", "ZBVZeroBubble"), 958, 62.52, 0.02, 0.03},
-      {"configs/llama3_70b.toml", 512, pipeline("full", "ZBVZeroBubble"), 734, 60.16, 0.02, 0.03},
-      {"configs/llama3_70b.toml", 512, pipeline("none", "InterleavedZeroBubble"), 972, 55.93, 0.03, 0.06},
-      {"configs/llama3_70b.toml", 512, always, 537, 59.79, 0.02, 0.03},
+      {"configs/llama3_70b.toml", 512, pipeline("none", "ZBVZeroBubble"), 958, 62.52},
+      {"configs/llama3_70b.toml", 512, pipeline("full", "ZBVZeroBubble"), 734, 60.16},
+      {"configs/llama3_70b.toml", 512, pipeline("none", "InterleavedZeroBubble"), 972, 55.93, 0.03},
+      {"configs/llama3_70b.toml", 512, always, 537, 59.79},
       {eight, 8, {mode("selective"), op, "parallelism.fsdp_reshard_after_forward=never"}, 9645, 46.37},
       {"configs/qwen3_30b_a3b.toml", 64, {mode("full")}, 9038, 11.32},
       {"configs/qwen3_30b_a3b.toml", 64, {mode("none")}, 10589, 63.89},
@@ -115,6 +115,52 @@ TEST_CASE("A plan agrees with what the simulated GPU counts") {
     CHECK_THAT(plan.memory.total() / (1 << 30), WithinRel(row.gib, row.memory_tolerance));
     CHECK(plan.slow.total() > plan.middle.total());
     CHECK(plan.fast.total() < plan.middle.total());
+  }
+}
+
+TEST_CASE("Predicted memory agrees with what the simulated GPU reserves") {
+  struct Reserved {
+    std::string file;
+    int64_t gpus;
+    std::vector<std::string> settings;
+    double gib;
+  };
+  const std::string eight = "configs/llama3_8b.toml", experts = "configs/qwen3_30b_a3b.toml",
+                    seventy = "configs/llama3_70b.toml", op = "activation_checkpoint.selective_ac_option=op",
+                    selective = "activation_checkpoint.mode=selective",
+                    none = "activation_checkpoint.mode=none", full = "activation_checkpoint.mode=full",
+                    two = "training.local_batch_size=2", one = "training.local_batch_size=1";
+  const std::vector<Reserved> table = {
+      {eight, 1024, {selective, op, two, "parallelism.data_parallel_replicate_degree=64"}, 42.54},
+      {eight,
+       16,
+       {none, "parallelism.context_parallel_degree=2", "parallelism.context_parallel_rotate_method=alltoall"},
+       28.05},
+      {eight, 16, {full, "parallelism.context_parallel_degree=8", "training.seq_len=65536"}, 16.42},
+      {experts,
+       32,
+       {selective, op, "parallelism.tensor_parallel_degree=2", "parallelism.expert_parallel_degree=4",
+        "parallelism.expert_tensor_parallel_degree=2"},
+       43.60},
+      {"configs/deepseek_v3_16b.toml", 8, {none, one}, 43.90},
+      {"configs/deepseek_v3_16b.toml", 8, {selective, op, two}, 44.18},
+      {"configs/gpt_oss_120b.toml", 64, {full}, 37.51},
+      {"configs/gpt_oss_20b.toml",
+       8,
+       {full, one, "parallelism.context_parallel_degree=8", "parallelism.expert_parallel_degree=8",
+        "training.seq_len=131072"},
+       49.73},
+      {seventy,
+       256,
+       {full, "training.local_batch_size=8", "parallelism.pipeline_parallel_degree=4",
+        "parallelism.pipeline_parallel_schedule=Interleaved1F1B"},
+       19.43},
+  };
+  for (const Reserved& row : table) {
+    CAPTURE(row.file, row.gpus, row.settings);
+    const SearchResult result = plan_configured(row.file, row.gpus, row.settings);
+    REQUIRE(result.plans.size() == 1);
+    CHECK_THAT(result.plans[0].memory.total() / (1 << 30), WithinRel(row.gib, 0.03));
   }
 }
 
