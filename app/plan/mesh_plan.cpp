@@ -117,7 +117,8 @@ trainer::PipelineTimes Planner::times_of(PipelineLists& lists, bool recomputes) 
   };
 }
 
-std::optional<MeshPlan> Planner::plan(const config::JobConfig& config, double memory_limit, bool ends) {
+std::optional<MeshPlan> Planner::plan(const config::JobConfig& config, double memory_limit, bool ends,
+                                      double time_limit) {
   const parallel::Mesh mesh(trainer::mesh_config(config), static_cast<int>(hardware_.gpus));
   const int64_t ranks = mesh.degree(MeshDim::kBatch),
                 batches = config::microbatches_of(config.training, ranks),
@@ -139,23 +140,16 @@ std::optional<MeshPlan> Planner::plan(const config::JobConfig& config, double me
     played.push_back(pipeline->plan.shares.size() / 2);
     played.push_back(pipeline->plan.shares.size() - 1);
   }
+  std::vector<trainer::JobSize> sizes;  // by `played`
   for (const size_t rank : played) {
     const trainer::PipelineShare* share = pipeline ? &pipeline->plan.shares[rank] : nullptr;
-    const trainer::JobSize size = trainer::job_size(config, description_, shards, batches, share);
-    const double least = trainer::total(trainer::memory_needs(config, size, /*on_gpu=*/true).device);
-    plan.least_memory = std::max(plan.least_memory, least);
-    const trainer::PeakMemory memory =
-        least > memory_limit
-            ? trainer::PeakMemory{.states = least}
-            : trainer::peak_memory(config, model_, description_, mesh, size,
-                                   pipeline
-                                       ? trainer::pipeline_schedule(pipeline->plan.pipeline,
-                                                                    static_cast<int>(rank), pipeline->lists)
-                                       : schedule_of(config, description_, microbatches),
-                                   memory_limit);
-    if (memory.total() > plan.memory.total()) plan.memory = memory;
-    if (plan.memory.total() > memory_limit) return plan;
+    sizes.push_back(trainer::job_size(config, description_, shards, batches, share));
+    plan.least_memory =
+        std::max(plan.least_memory,
+                 trainer::total(trainer::memory_needs(config, sizes.back(), /*on_gpu=*/true).device));
   }
+  plan.memory.states = plan.least_memory;
+  if (plan.least_memory > memory_limit) return plan;
   const bool recomputes = config.activation_checkpoint.mode == config::RecomputeMode::kFull;
   for (const size_t rank : played) {
     const RankStages stages = pipeline ? stages_of_rank(pipeline->plan, pipeline->lists, rank)
@@ -176,6 +170,18 @@ std::optional<MeshPlan> Planner::plan(const config::JobConfig& config, double me
     if (!ends) continue;
     plan.slow = time_on(hardware_.card.slow);
     plan.fast = time_on(hardware_.card.fast);
+  }
+  if (plan.middle.total() > time_limit) return std::nullopt;
+  plan.memory = {};
+  for (size_t i = 0; i < played.size(); ++i) {
+    const trainer::Schedule schedule =
+        pipeline ? trainer::pipeline_schedule(pipeline->plan.pipeline, static_cast<int>(played[i]),
+                                              pipeline->lists)
+                 : schedule_of(config, description_, microbatches);
+    const trainer::PeakMemory memory =
+        trainer::peak_memory(config, model_, description_, mesh, sizes[i], schedule, memory_limit);
+    if (memory.total() > plan.memory.total()) plan.memory = memory;
+    if (memory.total() > memory_limit) break;
   }
   return plan;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -45,10 +46,12 @@ class Planner {
   // refuses: whether plan() throws Error(kUsage) instead of returning nullopt.
   Planner(const models::ModelArgs& model, const Hardware& hardware, bool refuses = false);
 
-  // Returns nullopt if the pipeline's schedule does not serve the configuration. The mesh must fit
-  // (config::check_config()). Memory is predicted until it exceeds `memory_limit` bytes, and the plan then
-  // has no times. It has those of the card's ends only with `ends`.
-  std::optional<MeshPlan> plan(const config::JobConfig& config, double memory_limit, bool ends);
+  // Returns nullopt if the pipeline's schedule does not serve the configuration, and if a step takes more
+  // than `time_limit` seconds. The mesh must fit (config::check_config()). Memory is predicted until it
+  // exceeds `memory_limit` bytes; a plan whose lower bound exceeds it has no times. Times of the card's ends
+  // only with `ends`.
+  std::optional<MeshPlan> plan(const config::JobConfig& config, double memory_limit, bool ends,
+                               double time_limit = std::numeric_limits<double>::infinity());
 
  private:
   struct PipelineLists {

@@ -204,7 +204,13 @@ SearchResult search_meshes(const config::ResolvedConfig& resolved, const models:
   const double limit = usable_memory(hardware.card);
   std::map<Degrees, MeshPlan> best;
   const auto fits = [&](const config::JobConfig& config) {
-    std::optional<MeshPlan> plan = planner.plan(config, limit, /*ends=*/false);
+    Degrees shape = degrees_of(config.parallelism);
+    shape.replicas = 1;  // of meshes that differ in their replicas alone the best is shown
+    const auto found = best.find(shape);
+    // A replay of memory takes long: of a mesh it is not tried what is slower than the best that fits.
+    std::optional<MeshPlan> plan = planner.plan(
+        config, limit, /*ends=*/false,
+        found == best.end() ? std::numeric_limits<double>::infinity() : found->second.middle.total());
     if (!plan) return false;
     ++result.tried;
     if (plan->memory.total() > limit) {
@@ -212,9 +218,6 @@ SearchResult search_meshes(const config::ResolvedConfig& resolved, const models:
         result.smallest = std::move(plan);
       return false;
     }
-    Degrees shape = degrees_of(config.parallelism);
-    shape.replicas = 1;  // of meshes that differ in their replicas alone the best is shown
-    const auto found = best.find(shape);
     if (found == best.end() || plan->middle.total() < found->second.middle.total()) {
       if (!can_run(config, resolved, facts)) return false;
       best.insert_or_assign(shape, std::move(*plan));

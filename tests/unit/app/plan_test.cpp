@@ -168,21 +168,21 @@ TEST_CASE("A search orders meshes by speed and shows each once") {
   const config::ResolvedConfig resolved = load("configs/llama3_70b.toml", {});
   const models::ModelArgs model = trainer::job_model(resolved.config);
   const SearchResult result =
-      search_meshes(resolved, model, hardware_of(256), {.global_batch = 512}, [](size_t, size_t) {});
+      search_meshes(resolved, model, hardware_of(128), {.global_batch = 128}, [](size_t, size_t) {});
   REQUIRE(result.plans.size() == 10);
   CHECK(result.fitting <= result.tried);
   std::set<std::string> meshes;
   for (size_t i = 0; i < result.plans.size(); ++i) {
     const MeshPlan& plan = result.plans[i];
-    CHECK(plan.memory.total() <= usable_memory(hardware_of(256).card));
-    CHECK(plan.global_batch == 512);
+    CHECK(plan.memory.total() <= usable_memory(hardware_of(128).card));
+    CHECK(plan.global_batch == 128);
     meshes.insert(describe_mesh(plan));
     if (i > 0) CHECK(plan.middle.total() >= result.plans[i - 1].middle.total());
     const auto& degrees = plan.config.parallelism;
     CHECK(degrees.tensor_parallel_degree * degrees.pipeline_parallel_degree *
               degrees.context_parallel_degree * degrees.data_parallel_replicate_degree *
               degrees.data_parallel_shard_degree ==
-          256);
+          128);
   }
   CHECK(meshes.size() == 10);
 }
@@ -190,10 +190,10 @@ TEST_CASE("A search orders meshes by speed and shows each once") {
 TEST_CASE("No other choice of what saves memory makes a plan of a search faster") {
   const config::ResolvedConfig resolved = load("configs/qwen3_30b_a3b.toml", {});
   const models::ModelArgs model = trainer::job_model(resolved.config);
-  const Hardware hardware = hardware_of(32);
+  const Hardware hardware = hardware_of(16);
   const double limit = usable_memory(hardware.card);
   const SearchResult result =
-      search_meshes(resolved, model, hardware, {.global_batch = 256}, [](size_t, size_t) {});
+      search_meshes(resolved, model, hardware, {.global_batch = 64}, [](size_t, size_t) {});
   Planner planner(model, hardware);
   for (const MeshPlan& plan : result.plans)
     for (const auto mode : {config::RecomputeMode::kNone, config::RecomputeMode::kElementwise,
