@@ -10,10 +10,10 @@
 #include <string>
 #include <tuple>
 
+#include "trainer/build/peak_memory.h"
 #include "trainer/build/pipeline_setup.h"
 #include "trainer/config/load.h"
 #include "trainer/plan/card.h"
-#include "trainer/plan/peak_memory.h"
 #include "trainer/plan/step_time.h"
 
 namespace hyperion::app {

@@ -1,6 +1,7 @@
 #include "trainer/plan/block_memory.h"
 
 #include <initializer_list>
+#include <optional>
 #include <utility>
 
 #include "trainer/config/schema.h"
@@ -410,6 +411,14 @@ void BlockMemory::weight_gradients(CachingAllocator& memory, Tensors& tensors,
       gradients.parts[part] =
           memory.allocate(elements_[part] * (experts ? element_ : sizeof(float)), Content::kGradients);
   for (Block& tensor : tensors) memory.free(tensor);
+}
+
+config::RecomputeMode recompute_mode_of(const config::JobConfig& config, int64_t layer) {
+  const auto& options = config.activation_checkpoint;
+  if (options.mode != RecomputeMode::kSelective) return options.mode;
+  const std::optional<int64_t> every = config::checkpointed_blocks(options);
+  if (!every) return RecomputeMode::kSelective;
+  return layer % *every == 0 ? RecomputeMode::kFull : RecomputeMode::kNone;
 }
 
 }  // namespace hyperion::trainer

@@ -90,4 +90,8 @@ class BlockMemory {
   bool float8_ = false;
 };
 
+// The mode of activation checkpointing of a block: selective checkpointing of every Nth block is full or
+// none.
+config::RecomputeMode recompute_mode_of(const config::JobConfig& config, int64_t layer);
+
 }  // namespace hyperion::trainer

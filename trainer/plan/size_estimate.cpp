@@ -507,9 +507,4 @@ JobSize job_size(const config::JobConfig& config, const models::ModelDescription
   return SizeOfJob(config, model, shards, microbatches, share).estimate();
 }
 
-JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
-                 int64_t microbatches, const PipelineShare* share) {
-  return job_size(config, models::describe_model(model), shards, microbatches, share);
-}
-
 }  // namespace hyperion::trainer

@@ -82,8 +82,10 @@ constexpr double kDescriptionOfLayer = 4096;
 // split evenly over the pipeline's ranks.
 JobSize job_size(const config::JobConfig& config, const models::ModelDescription& model, int64_t shards,
                  int64_t microbatches, const PipelineShare* share = nullptr);
-JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
-                 int64_t microbatches, const PipelineShare* share = nullptr);
+inline JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
+                        int64_t microbatches, const PipelineShare* share = nullptr) {
+  return job_size(config, models::describe_model(model), shards, microbatches, share);
+}
 // The estimate of the rank that needs the most memory. `shares` has one entry per pipeline rank, none without
 // a pipeline.
 JobSize largest_job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,

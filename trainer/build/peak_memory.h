@@ -28,8 +28,4 @@ PeakMemory peak_memory(const config::JobConfig& config, const models::ModelArgs&
                        const models::ModelDescription& model, const parallel::Mesh& mesh, const JobSize& size,
                        const Schedule& schedule, double limit);
 
-// The mode of activation checkpointing of a block: selective checkpointing of every Nth block is full or
-// none.
-config::RecomputeMode recompute_mode_of(const config::JobConfig& config, int64_t layer);
-
 }  // namespace hyperion::trainer

@@ -1,4 +1,4 @@
-#include "trainer/plan/peak_memory.h"
+#include "trainer/build/peak_memory.h"
 
 #include <algorithm>
 #include <cmath>
@@ -312,14 +312,6 @@ class StepReplay {
 };
 
 }  // namespace
-
-config::RecomputeMode recompute_mode_of(const config::JobConfig& config, int64_t layer) {
-  const auto& options = config.activation_checkpoint;
-  if (options.mode != RecomputeMode::kSelective) return options.mode;
-  const std::optional<int64_t> every = config::checkpointed_blocks(options);
-  if (!every) return RecomputeMode::kSelective;
-  return layer % *every == 0 ? RecomputeMode::kFull : RecomputeMode::kNone;
-}
 
 PeakMemory peak_memory(const config::JobConfig& config, const models::ModelArgs& args,
                        const models::ModelDescription& model, const parallel::Mesh& mesh, const JobSize& size,
