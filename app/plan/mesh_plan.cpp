@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "parallel/pipeline/simulation.h"
 #include "trainer/config/validate.h"
+#include "trainer/plan/memory_needs.h"
 #include "trainer/plan/size_estimate.h"
 #include "trainer/runtime/runtime.h"
 
@@ -58,6 +59,15 @@ int node_of_experts(const config::JobConfig& config, const Hardware& hardware) {
                 ranks = config.parallelism.expert_parallel_degree *
                         config.parallelism.expert_tensor_parallel_degree;
   return ranks > node && ranks % node == 0 ? static_cast<int>(node) : 0;
+}
+
+// The actions of a step without a pipeline. From the second microbatch on each is as the one before.
+trainer::Schedule schedule_of(const config::JobConfig& config, const models::ModelDescription& model,
+                              int64_t microbatches) {
+  return trainer::training_schedule(
+      static_cast<size_t>(model.blocks()) + 2, static_cast<size_t>(std::min<int64_t>(2, microbatches)),
+      config.parallelism.fsdp_reshard_after_forward != config::ReshardAfterForward::kNever,
+      config::reduces_gradients_once(config));
 }
 
 }  // namespace
@@ -115,7 +125,8 @@ trainer::PipelineTimes Planner::times_of(PipelineLists& lists, bool recomputes) 
   };
 }
 
-std::optional<MeshPlan> Planner::plan(const config::JobConfig& config, double memory_limit, bool ends) {
+std::optional<MeshPlan> Planner::plan(const config::JobConfig& config, double memory_limit, bool ends,
+                                      double time_limit) {
   const parallel::Mesh mesh(trainer::mesh_config(config, node_of_experts(config, hardware_)),
                             static_cast<int>(hardware_.gpus));
   const int64_t ranks = mesh.degree(MeshDim::kBatch),
@@ -137,15 +148,16 @@ std::optional<MeshPlan> Planner::plan(const config::JobConfig& config, double me
     played.push_back(pipeline->plan.shares.size() / 2);
     played.push_back(pipeline->plan.shares.size() - 1);
   }
+  std::vector<trainer::JobSize> sizes;  // by `played`
   for (const size_t rank : played) {
     const trainer::PipelineShare* share = pipeline ? &pipeline->plan.shares[rank] : nullptr;
-    const trainer::JobSize size = trainer::job_size(config, description_, shards, batches, share);
-    const trainer::PeakMemory memory =
-        trainer::peak_memory(config, model_, description_, mesh, static_cast<int64_t>(plan.microbatches),
-                             size, share, pipeline ? pipeline->plan.ranks[rank].max_in_flight : 1);
-    if (memory.total() > plan.memory.total()) plan.memory = memory;
+    sizes.push_back(trainer::job_size(config, description_, shards, batches, share));
+    plan.least_memory =
+        std::max(plan.least_memory,
+                 trainer::total(trainer::memory_needs(config, sizes.back(), /*on_gpu=*/true).device));
   }
-  if (plan.memory.total() > memory_limit) return plan;
+  plan.memory.states = plan.least_memory;
+  if (plan.least_memory > memory_limit) return plan;
   const bool recomputes = config.activation_checkpoint.mode == config::RecomputeMode::kFull;
   for (const size_t rank : played) {
     const RankStages stages = pipeline ? stages_of_rank(pipeline->plan, pipeline->lists, rank)
@@ -169,6 +181,18 @@ std::optional<MeshPlan> Planner::plan(const config::JobConfig& config, double me
     plan.slow = time_on(hardware_.card.slow);
     plan.fast = time_on(hardware_.card.fast);
     plan.work = std::move(work);
+  }
+  if (plan.middle.total() > time_limit) return std::nullopt;
+  plan.memory = {};
+  for (size_t i = 0; i < played.size(); ++i) {
+    const trainer::Schedule schedule =
+        pipeline ? trainer::pipeline_schedule(pipeline->plan.pipeline, static_cast<int>(played[i]),
+                                              pipeline->lists)
+                 : schedule_of(config, description_, microbatches);
+    const trainer::PeakMemory memory =
+        trainer::peak_memory(config, model_, description_, mesh, sizes[i], schedule, memory_limit);
+    if (memory.total() > plan.memory.total()) plan.memory = memory;
+    if (memory.total() > memory_limit) break;
   }
   return plan;
 }

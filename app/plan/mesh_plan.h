@@ -3,16 +3,17 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
 
+#include "trainer/build/peak_memory.h"
 #include "trainer/build/pipeline_setup.h"
 #include "trainer/config/load.h"
 #include "trainer/plan/card.h"
-#include "trainer/plan/peak_memory.h"
 #include "trainer/plan/step_time.h"
 
 namespace hyperion::app {
@@ -30,6 +31,7 @@ struct MeshPlan {
   double global_batch = 0;                     // sequences of a step
   double microbatches = 0;                     // of a step and rank
   trainer::PeakMemory memory{};                // of the fullest rank
+  double least_memory = 0;                     // of the ranks that were looked at
   int64_t slowest_stage = 0;                   // the pipeline rank that the times are of
   trainer::StepTime slow{}, middle{}, fast{};  // at the ends of the card's constants
   trainer::StepWork work{};                    // which takes these times
@@ -46,10 +48,12 @@ class Planner {
   // refuses: whether plan() throws Error(kUsage) instead of returning nullopt.
   Planner(const models::ModelArgs& model, const Hardware& hardware, bool refuses = false);
 
-  // Returns nullopt if the pipeline's schedule does not serve the configuration. The mesh must fit
-  // (config::check_config()). The plan has no times if its memory exceeds `memory_limit` bytes, and the work
-  // and the times of the card's ends only with `ends`.
-  std::optional<MeshPlan> plan(const config::JobConfig& config, double memory_limit, bool ends);
+  // Returns nullopt if the pipeline's schedule does not serve the configuration, and if a step takes more
+  // than `time_limit` seconds. The mesh must fit (config::check_config()). Memory is predicted until it
+  // exceeds `memory_limit` bytes; a plan whose lower bound exceeds it has no times. The work and the times of
+  // the card's ends only with `ends`.
+  std::optional<MeshPlan> plan(const config::JobConfig& config, double memory_limit, bool ends,
+                               double time_limit = std::numeric_limits<double>::infinity());
 
  private:
   struct PipelineLists {

@@ -1,6 +1,7 @@
 #include "app/plan/mesh_search.h"
 
 #include <algorithm>
+#include <limits>
 #include <set>
 #include <tuple>
 
@@ -215,17 +216,20 @@ SearchResult search_meshes(const config::ResolvedConfig& resolved, const models:
   const double limit = usable_memory(hardware.card);
   std::map<Degrees, MeshPlan> best;
   const auto fits = [&](const config::JobConfig& config) {
-    std::optional<MeshPlan> plan = planner.plan(config, limit, /*ends=*/false);
-    if (!plan) return false;
-    ++result.tried;
-    if (plan->memory.total() > limit) {
-      if (!result.smallest || plan->memory.total() < result.smallest->memory.total())
-        result.smallest = std::move(plan);
-      return false;
-    }
     Degrees shape = degrees_of(config.parallelism);
     shape.replicas = 1;  // of meshes that differ in their replicas alone the best is shown
     const auto found = best.find(shape);
+    // A replay of memory takes long: of a mesh it is not tried what is slower than the best that fits.
+    std::optional<MeshPlan> plan = planner.plan(
+        config, limit, /*ends=*/false,
+        found == best.end() ? std::numeric_limits<double>::infinity() : found->second.middle.total());
+    if (!plan) return false;
+    ++result.tried;
+    if (plan->memory.total() > limit) {
+      if (!result.smallest || plan->least_memory < result.smallest->least_memory)
+        result.smallest = std::move(plan);
+      return false;
+    }
     if (found == best.end() || plan->middle.total() < found->second.middle.total()) {
       if (!can_run(config, resolved, model, hardware)) return false;
       best.insert_or_assign(shape, std::move(*plan));
@@ -244,6 +248,9 @@ SearchResult search_meshes(const config::ResolvedConfig& resolved, const models:
     else
       try_settings_of_memory(candidates[i], fits);
   }
+  if (best.empty() && result.smallest)
+    result.smallest =
+        planner.plan(result.smallest->config, std::numeric_limits<double>::infinity(), /*ends=*/false);
   for (auto& [degrees, plan] : best) result.plans.push_back(std::move(plan));
   std::ranges::stable_sort(result.plans, {},
                            [](const MeshPlan& plan) { return plan.middle.total() / plan.tokens(); });

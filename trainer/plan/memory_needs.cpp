@@ -110,19 +110,20 @@ double total(const std::vector<MemoryPart>& parts) {
 MemoryNeeds memory_needs(const config::JobConfig& config, const JobSize& size, bool on_gpu, int threads) {
   const bool offload = config.training.enable_cpu_offload;
   const bool pipeline = config.parallelism.pipeline_parallel_degree > 1;
+  // A GPU holds the sharded gradients of a unit from their reduction on, a host holds them throughout.
+  const bool by_unit = on_gpu && !offload, at_end = by_unit && size.reduced > size.freed;
+  const double gradients = at_end ? size.reduced : by_unit ? 0 : size.gradients;
   MemoryNeeds needs;
   needs.host = {{kTokens, size.tokens},
                 {kDescription, size.description},
                 {"copy for background saves", size.save_pool}};
   auto& device = on_gpu ? needs.device : needs.host;
   device.insert(device.end(), {{pipeline ? "activations of kept microbatches" : "activations of a microbatch",
-                                size.activations},
+                                size.activations - (at_end ? size.freed : 0)},
                                {"gradients of several microbatches", size.sums},
                                {pipeline ? "gathered weights of stages" : "gathered weights", size.gathered},
                                {"buffers of exchanged matrices", size.exchanges}});
   auto& states = offload ? needs.host : device;
-  // A GPU holds the sharded gradients of a unit from their reduction on, a host holds them throughout.
-  const double gradients = on_gpu && !offload ? size.reduced : size.gradients;
   states.insert(states.end(),
                 {{"weights", size.weights}, {"optimizer state", size.optimizer}, {"gradients", gradients}});
   auto& averages = config.ema.device == config::EmaDevice::kCpu ? needs.host : states;

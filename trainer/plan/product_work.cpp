@@ -74,7 +74,8 @@ void ProductCounter::add_float8_products(std::span<const Product> products, doub
     add_gathered_cast(rows * in, runs);
     add(Family::kResidual, static_cast<double>(products.size()) - 1, 1, 3 * rows * in * element());
   } else {
-    const double casts = mode() == RecomputeMode::kFull ? 2 : runs;  // also of a product that is not repeated
+    const double casts =
+        mode() == config::RecomputeMode::kFull ? 2 : runs;  // also of a product that is not repeated
     add_cast(rows * in, casts - 1, 1);
     add_cast(rows * in, 1, casts > runs ? 1 : 2);  // dgrad and wgrad read the other layout
   }

@@ -219,11 +219,13 @@ class SizeOfJob {
   }
 
   // Adds the memory of a step without a pipeline: all units have partial sums at once. Of a pipeline whose
-  // moments are unknown it counts the kept inputs alone.
+  // moments are unknown it counts the kept inputs alone. The only microbatch of a step frees its inputs, from
+  // the head's to that of the second block, while gradients come.
   void add_step() {
-    size_.activations =
-        activations(static_cast<double>(model_.blocks()) / pipeline_ + 1, /*deferred_blocks=*/0);
+    const double inputs = static_cast<double>(model_.blocks()) / pipeline_ + 1;
+    size_.activations = activations(inputs, /*deferred_blocks=*/0);
     if (pipeline_ > 1) return;
+    if (microbatches_ == 1) size_.freed = size_.activations - activations(1, 0, /*at_head=*/false);
     const auto sum_of = [&](double GradientBytes::*bytes) {
       return sum_over_model(
           model_, [&](const models::ParameterShape& shape) { return gradient_bytes(shape).*bytes; });
@@ -305,8 +307,8 @@ class SizeOfJob {
   }
 
   // Counts what one rank holds of microbatches: RoPE's angles, the larger of the saved block inputs and the
-  // inputs of deferred wgrad, and the largest layers' intermediates.
-  double activations(double kept_inputs, double deferred_blocks) const {
+  // inputs of deferred wgrad, and the intermediates of a block or of the head.
+  double activations(double kept_inputs, double deferred_blocks, bool at_head = true) const {
     const bool float8 = config::kFloat8.on(config_) || config::kMx.on(config_);
     const double deferred =
         deferred_blocks > 0 ? deferred_blocks * tokens_ * least_deferred_elements() * (float8 ? 1 : compute_)
@@ -314,11 +316,19 @@ class SizeOfJob {
     const double boundary = tokens_ / tensor_ * dim() * compute_;
     double bytes = std::max(boundary * kept_inputs, deferred) +
                    length_ * static_cast<double>(heads().rotated) * sizeof(float);
-    if (blocks_with_experts_ > 0)  // a pipeline's inputs from and for other stages have no order of rows
-      bytes += activations_of_experts() + order_of_rows() * (kept_inputs - (share_ == nullptr ? 0 : 2));
-    if (context_ > 1) bytes += activations_of_shared_sequences(kept_inputs);
-    if (share_ == nullptr || share_->has_head()) bytes += logits();
-    return bytes;
+    double block = 0;
+    if (blocks_with_experts_ > 0) {  // a pipeline's inputs from and for other stages have no order of rows
+      bytes += order_of_rows() * (kept_inputs - (share_ == nullptr ? 0 : 2));
+      block = activations_of_experts();
+    }
+    if (context_ > 1) {
+      if (runs_again())  // every block keeps its attention output; a lower bound: Flash pads values to the
+                         // width of keys
+        bytes += (kept_inputs - 1) * tokens_ / tensor_ *
+                 static_cast<double>(heads().heads * heads().v_head_dim) * compute_;
+      block += shared_keys();
+    }
+    return bytes + std::max(block, at_head && (share_ == nullptr || share_->has_head()) ? logits() : 0);
   }
 
   // The kind of block with the fewest elements gives a lower bound.
@@ -376,17 +386,12 @@ class SizeOfJob {
     return least * assignments() * 4 * sizeof(int32_t);
   }
 
-  double activations_of_shared_sequences(double kept_inputs) const {
-    double bytes = 0;
-    if (runs_again())  // every block keeps its attention output; a lower bound: Flash pads values to the
-                       // width of keys
-      bytes = (kept_inputs - 1) * tokens_ / tensor_ *
-              static_cast<double>(heads().heads * heads().v_head_dim) * compute_;
-    // One block's backward holds keys and values of complete sequences, their gradients and gradient sums. In
-    // a ring it holds keys and values of two ranks and the gradients of one. Ranks exchange values padded to
-    // the width of keys.
-    return bytes + 2 * tokens_ / tensor_ * static_cast<double>(heads().kv_heads * heads().head_dim) *
-                       (ring_ ? 3 * compute_ + 2 * sizeof(float) : context_ * (2 * compute_ + sizeof(float)));
+  // One block's backward holds keys and values of complete sequences, their gradients and gradient sums. In a
+  // ring it holds keys and values of two ranks and the gradients of one. Ranks exchange values padded to the
+  // width of keys.
+  double shared_keys() const {
+    return 2 * tokens_ / tensor_ * static_cast<double>(heads().kv_heads * heads().head_dim) *
+           (ring_ ? 3 * compute_ + 2 * sizeof(float) : context_ * (2 * compute_ + sizeof(float)));
   }
 
   double logits() const {
@@ -500,11 +505,6 @@ JobSize largest_job_size(const config::JobConfig& config, const models::ModelArg
 JobSize job_size(const config::JobConfig& config, const models::ModelDescription& model, int64_t shards,
                  int64_t microbatches, const PipelineShare* share) {
   return SizeOfJob(config, model, shards, microbatches, share).estimate();
-}
-
-JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
-                 int64_t microbatches, const PipelineShare* share) {
-  return job_size(config, models::describe_model(model), shards, microbatches, share);
 }
 
 }  // namespace hyperion::trainer

@@ -32,6 +32,7 @@ struct JobSize {
   double update = 0;       // what Muon's update needs besides; no other moment has it
   double activations = 0;  // most at once: block inputs or deferred wgrad inputs, and a chunk of logits
   double expert_rows = 0;  // of `activations`: rows that ranks exchange, as many as the mean of the ranks
+  double freed = 0;        // of `activations`: freed by the backward that makes `reduced`
   double sends = 0;        // activations and gradients on their way to other pipeline stages, on a GPU
   double repeated = 0;     // keys and values repeated for all heads, for GPU kernels without GQA
   double attention = 0;    // scratch per thread that computes attention on a CPU
@@ -45,7 +46,8 @@ struct JobSize {
   double states() const { return weights + optimizer + gradients; }
   // The bytes that every device needs: `sends`, `repeated`, `attention` and `update` are left out.
   double total() const {
-    return weights + optimizer + averages + exchanges + sums + reduced + gathered + activations;
+    return weights + optimizer + averages + exchanges + sums + gathered + activations +
+           std::max(0.0, reduced - freed);
   }
 };
 
@@ -80,8 +82,10 @@ constexpr double kDescriptionOfLayer = 4096;
 // split evenly over the pipeline's ranks.
 JobSize job_size(const config::JobConfig& config, const models::ModelDescription& model, int64_t shards,
                  int64_t microbatches, const PipelineShare* share = nullptr);
-JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
-                 int64_t microbatches, const PipelineShare* share = nullptr);
+inline JobSize job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,
+                        int64_t microbatches, const PipelineShare* share = nullptr) {
+  return job_size(config, models::describe_model(model), shards, microbatches, share);
+}
 // The estimate of the rank that needs the most memory. `shares` has one entry per pipeline rank, none without
 // a pipeline.
 JobSize largest_job_size(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards,

@@ -5,9 +5,9 @@
 
 #include "trainer/config/schema.h"
 #include "trainer/config/validate.h"
+#include "trainer/plan/block_memory.h"
 #include "trainer/plan/block_work.h"
 #include "trainer/plan/muon_work.h"
-#include "trainer/plan/peak_memory.h"
 #include "trainer/plan/sharding_advice.h"
 
 namespace hyperion::trainer {

@@ -48,7 +48,7 @@ struct Counted {
   std::vector<std::string> settings;
   double tokens_per_second;  // of a GPU
   double gib;                // reserved
-  double time_tolerance = 0.01, memory_tolerance = 0.05;
+  double time_tolerance = 0.01, memory_tolerance = 0.03;
 };
 
 }  // namespace
@@ -87,16 +87,16 @@ TEST_CASE("A plan agrees with what the simulated GPU counts") {
        5409,
        9.23},
       {eight, 8, {mode("none"), "parallelism.context_parallel_degree=4"}, 8182, 25.68},
-      {"configs/llama3_8b_128k.toml", 64, {mode("full")}, 2786, 16.58, 0.02, 0.1},
+      {"configs/llama3_8b_128k.toml", 64, {mode("full")}, 2786, 16.58},
       {"configs/llama3_70b.toml", 256, {mode("full")}, 802, 21.19},
       // The simulated rank was the first; the plan is of the slowest, which has the head.
       {"configs/llama3_405b_512gpus.toml", 512, {mode("full")}, 157, 49.31, 0.07},
       // Memory of the last rank, which keeps the most; time of the first, but InterleavedZeroBubble's of the
       // last.
-      {"configs/llama3_70b.toml", 512, pipeline("none", "ZBVZeroBubble"), 958, 62.52, 0.02, 0.03},
-      {"configs/llama3_70b.toml", 512, pipeline("full", "ZBVZeroBubble"), 734, 60.16, 0.02, 0.03},
-      {"configs/llama3_70b.toml", 512, pipeline("none", "InterleavedZeroBubble"), 972, 55.93, 0.03, 0.06},
-      {"configs/llama3_70b.toml", 512, always, 537, 59.79, 0.02, 0.03},
+      {"configs/llama3_70b.toml", 512, pipeline("none", "ZBVZeroBubble"), 958, 62.52},
+      {"configs/llama3_70b.toml", 512, pipeline("full", "ZBVZeroBubble"), 734, 60.16},
+      {"configs/llama3_70b.toml", 512, pipeline("none", "InterleavedZeroBubble"), 972, 55.93, 0.03},
+      {"configs/llama3_70b.toml", 512, always, 537, 59.79},
       {eight, 8, {mode("selective"), op, "parallelism.fsdp_reshard_after_forward=never"}, 9645, 46.37},
       {"configs/qwen3_30b_a3b.toml", 64, {mode("full")}, 9038, 11.32},
       {"configs/qwen3_30b_a3b.toml", 64, {mode("none")}, 10589, 63.89},
@@ -115,25 +115,71 @@ TEST_CASE("A plan agrees with what the simulated GPU counts") {
   }
 }
 
+TEST_CASE("Predicted memory agrees with what the simulated GPU reserves") {
+  struct Reserved {
+    std::string file;
+    int64_t gpus;
+    std::vector<std::string> settings;
+    double gib;
+  };
+  const std::string eight = "configs/llama3_8b.toml", experts = "configs/qwen3_30b_a3b.toml",
+                    seventy = "configs/llama3_70b.toml", op = "activation_checkpoint.selective_ac_option=op",
+                    selective = "activation_checkpoint.mode=selective",
+                    none = "activation_checkpoint.mode=none", full = "activation_checkpoint.mode=full",
+                    two = "training.local_batch_size=2", one = "training.local_batch_size=1";
+  const std::vector<Reserved> table = {
+      {eight, 1024, {selective, op, two, "parallelism.data_parallel_replicate_degree=64"}, 42.54},
+      {eight,
+       16,
+       {none, "parallelism.context_parallel_degree=2", "parallelism.context_parallel_rotate_method=alltoall"},
+       28.05},
+      {eight, 16, {full, "parallelism.context_parallel_degree=8", "training.seq_len=65536"}, 16.42},
+      {experts,
+       32,
+       {selective, op, "parallelism.tensor_parallel_degree=2", "parallelism.expert_parallel_degree=4",
+        "parallelism.expert_tensor_parallel_degree=2"},
+       43.60},
+      {"configs/deepseek_v3_16b.toml", 8, {none, one}, 43.90},
+      {"configs/deepseek_v3_16b.toml", 8, {selective, op, two}, 44.18},
+      {"configs/gpt_oss_120b.toml", 64, {full}, 37.51},
+      {"configs/gpt_oss_20b.toml",
+       8,
+       {full, one, "parallelism.context_parallel_degree=8", "parallelism.expert_parallel_degree=8",
+        "training.seq_len=131072"},
+       49.73},
+      {seventy,
+       256,
+       {full, "training.local_batch_size=8", "parallelism.pipeline_parallel_degree=4",
+        "parallelism.pipeline_parallel_schedule=Interleaved1F1B"},
+       19.43},
+  };
+  for (const Reserved& row : table) {
+    CAPTURE(row.file, row.gpus, row.settings);
+    const SearchResult result = plan_configured(row.file, row.gpus, row.settings);
+    REQUIRE(result.plans.size() == 1);
+    CHECK_THAT(result.plans[0].memory.total() / (1 << 30), WithinRel(row.gib, 0.03));
+  }
+}
+
 TEST_CASE("A search orders meshes by speed and shows each once") {
   const config::ResolvedConfig resolved = load("configs/llama3_70b.toml", {});
   const models::ModelArgs model = trainer::job_model(resolved.config);
   const SearchResult result =
-      search_meshes(resolved, model, hardware_of(256), {.global_batch = 512}, [](size_t, size_t) {});
+      search_meshes(resolved, model, hardware_of(128), {.global_batch = 128}, [](size_t, size_t) {});
   REQUIRE(result.plans.size() == 10);
   CHECK(result.fitting <= result.tried);
   std::set<std::string> meshes;
   for (size_t i = 0; i < result.plans.size(); ++i) {
     const MeshPlan& plan = result.plans[i];
-    CHECK(plan.memory.total() <= usable_memory(hardware_of(256).card));
-    CHECK(plan.global_batch == 512);
+    CHECK(plan.memory.total() <= usable_memory(hardware_of(128).card));
+    CHECK(plan.global_batch == 128);
     meshes.insert(describe_mesh(plan));
     if (i > 0) CHECK(plan.middle.total() >= result.plans[i - 1].middle.total());
     const auto& degrees = plan.config.parallelism;
     CHECK(degrees.tensor_parallel_degree * degrees.pipeline_parallel_degree *
               degrees.context_parallel_degree * degrees.data_parallel_replicate_degree *
               degrees.data_parallel_shard_degree ==
-          256);
+          128);
   }
   CHECK(meshes.size() == 10);
 }
@@ -141,10 +187,10 @@ TEST_CASE("A search orders meshes by speed and shows each once") {
 TEST_CASE("No other choice of what saves memory makes a plan of a search faster") {
   const config::ResolvedConfig resolved = load("configs/qwen3_30b_a3b.toml", {});
   const models::ModelArgs model = trainer::job_model(resolved.config);
-  const Hardware hardware = hardware_of(32);
+  const Hardware hardware = hardware_of(16);
   const double limit = usable_memory(hardware.card);
   const SearchResult result =
-      search_meshes(resolved, model, hardware, {.global_batch = 256}, [](size_t, size_t) {});
+      search_meshes(resolved, model, hardware, {.global_batch = 64}, [](size_t, size_t) {});
   Planner planner(model, hardware);
   for (const MeshPlan& plan : result.plans)
     for (const auto mode : {config::RecomputeMode::kNone, config::RecomputeMode::kElementwise,

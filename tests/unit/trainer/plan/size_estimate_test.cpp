@@ -42,6 +42,17 @@ TEST_CASE("A job's least size is its states and what one microbatch keeps") {
   CHECK(whole.activations < 2 * 33 * 8192.0 * 4096 * 2);
   CHECK(job_size(config, model, 64, 1).states() == Approx(whole.states() / 64));
   CHECK(job_size(config, model, 64, 1).activations == whole.activations);
+  // The backward frees inputs while its gradients come, so that only the larger of both counts.
+  const double inputs = 32 * 8192.0 * 4096 * 2, chunk = 64 << 20;
+  CHECK(whole.freed == Approx(inputs + chunk).epsilon(0.01));
+  CHECK(whole.total() == Approx(18 * parameters + whole.activations - whole.freed));
+  const auto on_gpu = [&](int64_t shards, int64_t microbatches) {
+    return total(memory_needs(config, job_size(config, model, shards, microbatches), /*on_gpu=*/true).device);
+  };
+  CHECK(on_gpu(1, 1) == Approx(whole.total()));
+  const double gathered = job_size(config, model, 64, 1).gathered;
+  CHECK(on_gpu(64, 1) == Approx(14 * parameters / 64 + gathered + whole.activations));
+  CHECK(on_gpu(64, 2) == Approx(18 * parameters / 64 + gathered + whole.activations));  // of the first
   config.ema.enable = true;
   CHECK(job_size(config, model, 1, 1).averages == Approx(4 * parameters));
   config.checkpoint.enable = config.checkpoint.create_seed_checkpoint = true;
@@ -379,16 +390,17 @@ TEST_CASE("Ranks that share sequences keep their part, and gather keys and value
   const double tokens = 131072, kept = 33 * tokens * 4096 * 2, rope = tokens * 128 * 4, logits = 128256 * 2.0;
   const double keys = 2 * tokens * 8 * 128;  // elements of keys and values
   CHECK(size_with(1).activations == Approx(kept + rope + logits));
-  // In order and as they came, bf16; and the fp32 sums of their gradients.
+  // In order and as they came, bf16; and the fp32 sums of their gradients. The head's logits are fewer, and
+  // no block runs beside them.
   for (const int ranks : {2, 8, 16})
-    CHECK(size_with(ranks).activations == Approx(kept / ranks + rope + logits + keys * (2 + 2 + 4)));
+    CHECK(size_with(ranks).activations == Approx(kept / ranks + rope + keys * (2 + 2 + 4)));
   // A ring has those of two ranks and the gradients of one, and sums of two.
   const std::string ring = "context_parallel_rotate_method = \"alltoall\"\n";
-  CHECK(size_with(8, ring).activations == Approx(kept / 8 + rope + logits + keys / 8 * (2 + 2 + 2 + 4 + 4)));
+  CHECK(size_with(8, ring).activations == Approx(kept / 8 + rope + keys / 8 * (2 + 2 + 2 + 4 + 4)));
   CHECK(size_with(8, ring, "document_mask = true\n").activations == size_with(8).activations);
   CHECK(size_with(8, ring).attention == Approx(size_with(8).attention / 8));  // of the keys of one rank
   CHECK(size_with(8, "tensor_parallel_degree = 8\n").activations ==
-        Approx(kept / 64 + rope + logits / 8 + keys / 8 * (2 + 2 + 4)));
+        Approx(kept / 64 + rope + keys / 8 * (2 + 2 + 4)));
   CHECK(size_with(8, "[activation_checkpoint]\nmode = \"full\"\n").activations - size_with(8).activations ==
         Approx(32 * tokens / 8 * 4096 * 2));  // attention's results
   const auto latent_with = [&](const std::string& mode) {

@@ -1,0 +1,322 @@
+#include "trainer/build/peak_memory.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "trainer/config/schema.h"
+#include "trainer/config/validate.h"
+#include "trainer/plan/block_memory.h"
+
+namespace hyperion::trainer {
+namespace {
+
+using config::RecomputeMode;
+using parallel::MeshDim;
+using Block = CachingAllocator::Block;
+
+// What a rank holds of one of its units.
+struct UnitMemory {
+  std::vector<Block> gathered{};
+  UnitGradients gradients{};
+  Block flat{};                    // unsharded fp32 gradients of experts, or of the table, packed
+  Block shard{}, experts_shard{};  // reduced gradients
+};
+
+struct MicrobatchMemory {
+  Block activation{}, gradient{};
+  std::vector<Block> received{};  // from other ranks; the activation and gradient are then empty
+  std::map<size_t, BlockMemory::Tensors> units{};
+};
+
+class StepReplay {
+ public:
+  StepReplay(const config::JobConfig& config, const models::ModelArgs& args,
+             const models::ModelDescription& model, const parallel::Mesh& mesh, const JobSize& size)
+      : config_(config),
+        model_(model),
+        size_(size),
+        shards_(mesh.degree(MeshDim::kFsdp)),
+        expert_shards_(config::divides_experts(config) ? mesh.degree(MeshDim::kEfsdp) : shards_),
+        tensor_(mesh.degree(MeshDim::kTp)),
+        element_(static_cast<double>(checkpoint::size_of(config.training.mixed_precision_param))) {
+    const double rows =
+        static_cast<double>(config::microbatch_rows(config, config.training.local_batch_size));
+    tokens_ = rows * static_cast<double>(config.training.seq_len) / mesh.degree(MeshDim::kCp);
+    gathered_stream_ = tokens_ * static_cast<double>(args.dim) * element_;
+    stream_ = gathered_stream_ / tensor_;
+    for (const models::BlockDescription& kind : model.kinds)
+      blocks_.emplace_back(kind, args, config, mesh, tokens_, size.repeated);
+    for (const double part : {size.weights, size.optimizer, size.exchanges}) allocate_states(part);
+    if (config.ema.device != config::EmaDevice::kCpu) allocate_states(size.averages);
+  }
+
+  // What one microbatch has freed does not fit all tensors of the next one: at least two are run, of one or
+  // of two steps.
+  PeakMemory most(const Schedule& schedule, double limit) {
+    size_t microbatches = 0;
+    for (const Action& action : schedule) {
+      stages_.insert(action.stage);
+      microbatches = std::max(microbatches, action.microbatch + 1);
+    }
+    for (size_t step = 0; step < (microbatches > 1 ? 1 : 2); ++step) {
+      for (const Action& action : schedule) {
+        act(action);
+        if (static_cast<double>(memory_.reserved()) > limit) return result();
+      }
+      Block update = memory_.allocate(size_.update, Content::kWorking);
+      memory_.free(update);
+      for (auto& [index, unit] : units_) {
+        memory_.free(unit.shard);
+        memory_.free(unit.experts_shard);
+        free_gradients(unit);
+      }
+    }
+    return result();
+  }
+
+ private:
+  PeakMemory result() const {
+    const auto& peak = memory_.peak();
+    PeakMemory most{.states = static_cast<double>(peak[0]),
+                    .gradients = static_cast<double>(peak[1]),
+                    .gathered = static_cast<double>(peak[2]),
+                    .activations = static_cast<double>(peak[3]),
+                    .working = static_cast<double>(peak[4])};
+    most.reserved = static_cast<double>(memory_.reserved()) - most.total();
+    most.working += static_cast<double>(received_.reserved());
+    return most;
+  }
+
+  void allocate_states(double bytes) {
+    if (!config_.training.enable_cpu_offload) memory_.allocate(bytes, Content::kStates);
+  }
+
+  size_t head() const { return static_cast<size_t>(model_.blocks()) + 1; }
+  const BlockMemory& block_of(size_t unit) const {
+    return blocks_[static_cast<size_t>(model_.kind_of_layer[unit - 1])];
+  }
+  RecomputeMode mode_of(size_t unit) const {
+    return recompute_mode_of(config_, static_cast<int64_t>(unit) - 1);
+  }
+  double table() const { return model_.output.numel() / tensor_; }
+  bool divides_experts() const { return config::divides_experts(config_); }
+
+  void act(const Action& action) {
+    const size_t index = action.unit;
+    MicrobatchMemory& microbatch = microbatches_[{action.stage, action.microbatch}];
+    switch (action.kind) {
+      case ActionKind::kForward:
+        gather(index);
+        if (action.prefetch) gather(*action.prefetch);
+        return forward(index, microbatch);
+      case ActionKind::kLoss:
+        gather(index);
+        if (action.prefetch) gather(*action.prefetch);
+        return loss(microbatch, units_[index]);
+      case ActionKind::kBackward:
+      case ActionKind::kInputGradient:
+        if (index > 0) gather(index);
+        if (action.prefetch) gather(*action.prefetch);
+        return backward(index, microbatch, action.kind == ActionKind::kInputGradient);
+      case ActionKind::kWeightGradients:
+        if (index > 0)
+          return block_of(index).weight_gradients(memory_, microbatch.units[index], units_[index].gradients);
+        return embedding_backward(microbatch);
+      case ActionKind::kGather:
+        return gather(index);
+      case ActionKind::kReshard:
+        for (Block& block : units_[index].gathered) memory_.free(block);
+        return units_[index].gathered.clear();
+      case ActionKind::kAccumulate:
+        return pack(index);
+      case ActionKind::kReduce:
+        return reduce(index);
+      case ActionKind::kFinishReduction:
+        return finish_reduction();
+      case ActionKind::kRetireMicrobatch:
+        memory_.free(microbatch.activation);
+        memory_.free(microbatch.gradient);
+        for (Block& block : microbatch.received) received_.free(block);
+        microbatches_.erase({action.stage, action.microbatch});
+        return;
+      case ActionKind::kSendActivation:
+        return send(microbatch.activation, {action.stage + 1, action.microbatch},
+                    &MicrobatchMemory::activation);
+      case ActionKind::kSendGradient:
+        return send(microbatch.gradient, {action.stage - 1, action.microbatch}, &MicrobatchMemory::gradient);
+      case ActionKind::kReceiveActivation:
+      case ActionKind::kReceiveGradient:
+        microbatch.received.push_back(received_.allocate(stream_, Content::kWorking));
+        return;
+      case ActionKind::kSumReplicated:
+        return;
+    }
+  }
+
+  // To a stage of this rank the tensor itself goes.
+  void send(Block& block, std::pair<size_t, size_t> to, Block MicrobatchMemory::*member) {
+    if (stages_.contains(to.first))
+      microbatches_[to].*member = std::exchange(block, {});
+    else
+      memory_.free(block);
+  }
+
+  void gather(size_t index) {
+    UnitMemory& unit = units_[index];
+    if (!unit.gathered.empty()) return;
+    const bool float8 =
+        config::kFloat8.on(config_) && config_.quantize.linear.float8.enable_fsdp_float8_all_gather;
+    const double element = float8 && index > 0 && index < head() ? 1 : element_;
+    const auto add = [&](double elements, double shards) {
+      if (shards > 1 && elements > 0)
+        unit.gathered.push_back(memory_.allocate(elements * element, Content::kGathered));
+    };
+    if (index == 0 || index == head()) return add(table(), shards_);
+    const auto& elements = block_of(index).elements();
+    for (size_t part = 0; part < elements.size(); ++part)
+      add(elements[part], part >= UnitGradients::kExpertsUp ? expert_shards_ : shards_);
+  }
+
+  void forward(size_t index, MicrobatchMemory& microbatch) {
+    if (index == 0) {
+      microbatch.activation = memory_.allocate(stream_, Content::kActivations);
+      return;
+    }
+    BlockMemory::Tensors& tensors = microbatch.units[index];
+    tensors[BlockMemory::kInput] = std::exchange(microbatch.activation, {});
+    microbatch.activation = block_of(index).forward(memory_, tensors, mode_of(index));
+  }
+
+  // The head's forward and backward, chunk by chunk; tensor parallel ranks have two chunks at once.
+  void loss(MicrobatchMemory& microbatch, UnitMemory& unit) {
+    const auto working = [&](double bytes) { return memory_.allocate(bytes, Content::kWorking); };
+    constexpr double kDefaultChunk = 1 << 30;
+    const int64_t configured = config_.training.loss_chunk_bytes;
+    const double at_once = tensor_ > 1 ? 2 : 1,
+                 of_token = model_.output.numel() / gathered_width() / tensor_ * element_,
+                 limit = configured > 0 ? static_cast<double>(configured) : kDefaultChunk;
+    constexpr double kTileRows = 256;  // models/loss_head.cpp
+    const double fit = std::max(1.0, std::floor(limit / at_once / of_token)),
+                 rows = std::min(tokens_, fit < kTileRows ? fit : std::floor(fit / kTileRows) * kTileRows),
+                 chunks = std::ceil(tokens_ / rows);
+    Block normed = working(stream_), gradient = working(tensor_ > 1 ? gathered_stream_ : stream_),
+          gathered = tensor_ > 1 ? working(gathered_stream_) : Block();
+    std::vector<Block> logits;
+    for (double chunk = 0; chunk < chunks; ++chunk) {
+      logits.push_back(working(rows * of_token));
+      if (static_cast<double>(logits.size()) < at_once && chunk + 1 < chunks) continue;
+      finish_chunk(unit, logits.front(), rows);
+      logits.erase(logits.begin());
+    }
+    for (Block& last : logits) finish_chunk(unit, last, rows);
+    Block sharded = tensor_ > 1 ? working(stream_) : Block();
+    microbatch.gradient = working(stream_);
+    for (Block* block : {&sharded, &gradient, &gathered, &normed, &microbatch.activation})
+      memory_.free(*block);
+  }
+  double gathered_width() const { return gathered_stream_ / tokens_ / element_; }
+  void finish_chunk(UnitMemory& unit, Block& logits, double rows) {
+    Block result = memory_.allocate(rows * gathered_width() * element_, Content::kWorking);
+    memory_.free(result);
+    if (Block& sum = unit.gradients.parts[0]; !sum)
+      sum = memory_.allocate(table() * sizeof(float), Content::kGradients);
+    memory_.free(logits);
+  }
+
+  void backward(size_t index, MicrobatchMemory& microbatch, bool divided) {
+    if (index > 0)
+      return block_of(index).backward(memory_, microbatch.units[index], microbatch.gradient,
+                                      units_[index].gradients, mode_of(index), divided);
+    if (!divided) embedding_backward(microbatch);
+  }
+
+  void embedding_backward(MicrobatchMemory& microbatch) {
+    Block gathered = tensor_ > 1 ? memory_.allocate(gathered_stream_, Content::kWorking) : Block();
+    units_[0].gradients.parts[0] = memory_.allocate(table() * element_, Content::kGradients);
+    memory_.free(gathered);
+    memory_.free(microbatch.gradient);
+  }
+
+  // Adds gradients in the compute dtype to packed fp32 ones: the table's and experts'.
+  void pack(size_t index) {
+    UnitMemory& unit = units_[index];
+    auto& parts = unit.gradients.parts;
+    double elements = 0;
+    if (index == 0) elements = table();
+    if (index > 0 && index < head())
+      elements = block_of(index).elements()[UnitGradients::kExpertsUp] +
+                 block_of(index).elements()[UnitGradients::kExpertsDown];
+    if (elements == 0) return;
+    if (!unit.flat) unit.flat = memory_.allocate(elements * sizeof(float), Content::kGradients);
+    for (const auto part : {UnitGradients::kExpertsUp, UnitGradients::kExpertsDown})
+      memory_.free(parts[part]);
+    if (index == 0) memory_.free(parts[0]);
+  }
+
+  // Starts the unit's reduction when the one before has ended.
+  void reduce(size_t index) {
+    finish_reduction();
+    pack(index);
+    UnitMemory& unit = units_[index];
+    double dense = table(), experts = 0;
+    if (index > 0 && index < head()) {
+      const auto& elements = block_of(index).elements();
+      dense = 0;
+      for (size_t part = 0; part < elements.size(); ++part)
+        (part >= UnitGradients::kExpertsUp ? experts : dense) += elements[part];
+    }
+    add_shard(unit.shard, dense, shards_);
+    add_shard(unit.experts_shard, experts, expert_shards_);
+    reducing_ = index;
+  }
+  // A reduction makes a shard of its own, which is added to that of earlier microbatches.
+  void add_shard(Block& shard, double elements, double shards) {
+    if (shards <= 1) return;
+    Block reduced = memory_.allocate(elements / shards * sizeof(float), Content::kGradients);
+    if (shard)
+      memory_.free(reduced);
+    else
+      shard = reduced;
+  }
+  void finish_reduction() {
+    if (const auto reducing = std::exchange(reducing_, std::nullopt)) free_reduced(units_[*reducing]);
+  }
+  // Of parameters that no ranks shard the gradients themselves stay.
+  void free_reduced(UnitMemory& unit) {
+    auto& parts = unit.gradients.parts;
+    if (shards_ > 1)
+      for (size_t part = 0; part < UnitGradients::kExpertsUp; ++part) memory_.free(parts[part]);
+    if (expert_shards_ > 1 || (!divides_experts() && shards_ > 1)) memory_.free(unit.flat);
+  }
+  void free_gradients(UnitMemory& unit) {
+    for (Block& part : unit.gradients.parts) memory_.free(part);
+    memory_.free(unit.flat);
+  }
+
+  const config::JobConfig& config_;
+  const models::ModelDescription& model_;
+  const JobSize& size_;
+  const double shards_, expert_shards_, tensor_, element_;
+  double tokens_ = 0, stream_ = 0, gathered_stream_ = 0;
+  std::vector<BlockMemory> blocks_;     // by kind
+  CachingAllocator memory_, received_;  // the allocator keeps the blocks of each stream apart
+  std::map<size_t, UnitMemory> units_;
+  std::map<std::pair<size_t, size_t>, MicrobatchMemory> microbatches_;  // by stage and microbatch
+  std::optional<size_t> reducing_;
+  std::set<size_t> stages_;  // of this rank
+};
+
+}  // namespace
+
+PeakMemory peak_memory(const config::JobConfig& config, const models::ModelArgs& args,
+                       const models::ModelDescription& model, const parallel::Mesh& mesh, const JobSize& size,
+                       const Schedule& schedule, double limit) {
+  return StepReplay(config, args, model, mesh, size).most(schedule, limit);
+}
+
+}  // namespace hyperion::trainer

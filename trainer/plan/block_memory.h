@@ -1,0 +1,97 @@
+// The tensors of a block in the order in which its forward and backward allocate and free them, of which a
+// replay of the allocator makes the memory that a step reserves. Pure.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "models/description.h"
+#include "parallel/mesh.h"
+#include "trainer/config/job_config.h"
+#include "trainer/plan/caching_allocator.h"
+
+namespace hyperion::trainer {
+
+// The unsharded gradients of a unit. They live from the first wgrad that adds to them until they are reduced.
+struct UnitGradients {
+  enum Part : uint8_t { kInputs, kOutput, kUp, kDown, kExpertsUp, kExpertsDown, kParts };
+  std::array<CachingAllocator::Block, kParts> parts{};
+};
+
+class BlockMemory {
+ public:
+  // Tensors of one microbatch.
+  enum Name : uint8_t {
+    kInput,
+    kNormed,
+    kGatheredNormed,
+    kProjected,  // queries, keys and values before RoPE, or latent attention's queries
+    kLatents,
+    kNormedLatents,
+    kExpanded,  // latent attention's keys and values of the heads
+    kQueries,
+    kKeys,
+    kValues,
+    kAttended,
+    kStatistics,
+    kOutput,  // of attention's last product
+    kSum,     // of the stream and attention's output
+    kNormedSum,
+    kGatheredSum,
+    kScores,
+    kRows,  // of this rank's experts
+    kUp,
+    kUpToo,  // the second product, if only one of both is kept
+    kGated,
+    kRowsUp,
+    kRowsGated,
+    kReturned,  // what experts return to this rank's tokens
+    kOrder,
+    kStream,        // a recomputed block's output
+    kRowsGradient,  // for a deferred wgrad, as the next two
+    kDownGradient,
+    kOutputGradient,
+    kNames
+  };
+  using Tensors = std::array<CachingAllocator::Block, kNames>;
+
+  // `tokens`: of a rank's part of a microbatch's sequences.
+  BlockMemory(const models::BlockDescription& block, const models::ModelArgs& args,
+              const config::JobConfig& config, const parallel::Mesh& mesh, double tokens, double repeated);
+
+  // Returns the block's output. `tensors` has its input and keeps what backward needs.
+  CachingAllocator::Block forward(CachingAllocator& memory, Tensors& tensors,
+                                  config::RecomputeMode mode) const;
+  // Replaces the gradient of the output by that of the input. With `divided` it keeps what
+  // weight_gradients() reads, and makes no gradients of weights.
+  void backward(CachingAllocator& memory, Tensors& tensors, CachingAllocator::Block& gradient,
+                UnitGradients& gradients, config::RecomputeMode mode, bool divided) const;
+  void weight_gradients(CachingAllocator& memory, Tensors& tensors, UnitGradients& gradients) const;
+
+  // Unsharded elements of the block's parameters in the order of the all-gather: {attention's inputs and
+  // output, the feed-forward's, experts'}.
+  const std::array<double, UnitGradients::kParts>& elements() const { return elements_; }
+
+ private:
+  class Run;
+
+  std::array<double, UnitGradients::kParts> elements_{};
+  double element_ = 2;
+  // Bytes of a tensor of all tokens of a rank.
+  double stream_ = 0, gathered_ = 0;  // [tokens, dim], sharded and gathered by tensor parallel ranks
+  double queries_ = 0, keys_ = 0, values_ = 0;  // after RoPE
+  double attended_ = 0, statistics_ = 0;
+  double projected_ = 0, latents_ = 0, expanded_ = 0;  // latent attention's
+  double hidden_ = 0;                                  // of the dense or shared feed-forward
+  double sent_ = 0, rows_ = 0, rows_hidden_ = 0, scores_ = 0, order_ = 0;  // of experts
+  double context_ = 1, repeated_ = 0;
+  bool tensor_ = false, ring_ = false, latent_ = false, latent_queries_ = false, normed_heads_ = false,
+       apart_ = false;
+  bool float8_ = false;
+};
+
+// The mode of activation checkpointing of a block: selective checkpointing of every Nth block is full or
+// none.
+config::RecomputeMode recompute_mode_of(const config::JobConfig& config, int64_t layer);
+
+}  // namespace hyperion::trainer
