@@ -210,11 +210,6 @@ def sent_by(step):
     return found
 
 
-def group_sizes(step):
-    """{group: ranks} of the groups that a dry run names."""
-    return {found[3]: int(found[4]) for record in step if (found := FAKE.match(record.range))}
-
-
 def environment(build, trace, world, rank=0):
     """For a dry run of one rank on simulated GPUs that compute nothing."""
     return {"HYPERION_DEVICE": "cuda", "LD_PRELOAD": str(build / "libsimulated_gpu.so"), "NGPU": str(world), "RANK": str(rank), "WORLD_SIZE": "",

@@ -195,15 +195,11 @@ class StepReplay {
   // The head's forward and backward, chunk by chunk; tensor parallel ranks have two chunks at once.
   void loss(MicrobatchMemory& microbatch, UnitMemory& unit) {
     const auto working = [&](double bytes) { return memory_.allocate(bytes, Content::kWorking); };
-    constexpr double kDefaultChunk = 1 << 30;
-    const int64_t configured = config_.training.loss_chunk_bytes;
     const double at_once = tensor_ > 1 ? 2 : 1,
                  of_token = model_.output.numel() / gathered_width() / tensor_ * element_,
-                 limit = configured > 0 ? static_cast<double>(configured) : kDefaultChunk;
-    constexpr double kTileRows = 256;  // models/loss_head.cpp
-    const double fit = std::max(1.0, std::floor(limit / at_once / of_token)),
-                 rows = std::min(tokens_, fit < kTileRows ? fit : std::floor(fit / kTileRows) * kTileRows),
-                 chunks = std::ceil(tokens_ / rows);
+                 rows = loss_chunk_rows(config_, tokens_, of_token, tensor_);
+    // Later chunks take the memory of those before.
+    const double chunks = std::min(at_once + 2, std::ceil(tokens_ / rows));
     Block normed = working(stream_), gradient = working(tensor_ > 1 ? gathered_stream_ : stream_),
           gathered = tensor_ > 1 ? working(gathered_stream_) : Block();
     std::vector<Block> logits;

@@ -1,5 +1,7 @@
 #include "trainer/plan/block_memory.h"
 
+#include <cmath>
+#include <algorithm>
 #include <initializer_list>
 #include <optional>
 #include <utility>
@@ -411,6 +413,14 @@ void BlockMemory::weight_gradients(CachingAllocator& memory, Tensors& tensors,
       gradients.parts[part] =
           memory.allocate(elements_[part] * (experts ? element_ : sizeof(float)), Content::kGradients);
   for (Block& tensor : tensors) memory.free(tensor);
+}
+
+double loss_chunk_rows(const config::JobConfig& config, double tokens, double row_bytes, double tensor) {
+  constexpr double kDefaultChunk = 1 << 30, kTileRows = 256;
+  const int64_t configured = config.training.loss_chunk_bytes;
+  const double limit = configured > 0 ? static_cast<double>(configured) : kDefaultChunk,
+               fit = std::max(1.0, std::floor(limit / (tensor > 1 ? 2 : 1) / row_bytes));
+  return std::min(tokens, fit < kTileRows ? fit : std::floor(fit / kTileRows) * kTileRows);
 }
 
 config::RecomputeMode recompute_mode_of(const config::JobConfig& config, int64_t layer) {

@@ -90,6 +90,10 @@ class BlockMemory {
   bool float8_ = false;
 };
 
+// Returns the rows of logits that a GPU computes at once, of `tokens` rows of `row_bytes` bytes on each of
+// `tensor` tensor parallel ranks (models/loss_head.cpp).
+double loss_chunk_rows(const config::JobConfig& config, double tokens, double row_bytes, double tensor);
+
 // The mode of activation checkpointing of a block: selective checkpointing of every Nth block is full or
 // none.
 config::RecomputeMode recompute_mode_of(const config::JobConfig& config, int64_t layer);

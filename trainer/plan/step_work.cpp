@@ -149,12 +149,7 @@ class StepCounter {
     const double sharded =
         sharded_rows(model_.output, mesh_).padded + sharded_rows(model_.final_norm, mesh_).padded;
     if (!tied) add_unit(sharded, sharded * element(), gathers > 0 ? gathers : microbatches_, MeshDim::kFsdp);
-    // models/loss_head.h
-    constexpr double kDefaultChunk = 1 << 30;
-    const int64_t configured = config_.training.loss_chunk_bytes;
-    const double chunk =
-        (configured > 0 ? static_cast<double>(configured) : kDefaultChunk) / (tensor() > 1 ? 2 : 1);
-    const double rows = std::max(1.0, std::floor(chunk / (columns * element())));
+    const double rows = loss_chunk_rows(config_, tokens_, columns * element(), tensor());
     const double chunks = std::ceil(tokens_ / rows), of_chunk = tokens_ / chunks;
     const Rate rate = element() == kFp32Bytes ? Rate::kFp32 : Rate::kBf16;
     const double flops = 2 * of_chunk * weight, times = microbatches_ * chunks;
