@@ -38,7 +38,7 @@ OF_SHARDS = r"^(all-gather|reduce-scatter|FSDP::|gradient norm|metrics|data)"
 
 
 class Job:
-    """What both programs are told of a job."""
+    """The settings of a job that both programs get."""
 
     def __init__(self, options, mode):
         config = tomllib.loads(pathlib.Path(options.config).read_text())

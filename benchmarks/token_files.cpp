@@ -1,4 +1,5 @@
-// How fast tokens are read from token files in the order of training, beside pread() of the same documents.
+// How fast tokens are read from token files in the order of training, compared with pread() of the same
+// documents.
 //   benchmark_token_files [TOKENS [MEAN_DOCUMENT [ROUNDS [FOLDER]]]]
 // uint16 tokens (default 200 million) of documents of MEAN_DOCUMENT tokens on average (1,000, of exponential
 // distribution), in the page cache. Every round measures all works once; printed are medians, quartiles and
@@ -50,7 +51,7 @@ double processor_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// The same documents in every format, in folders of `folder`. Returns the documents' ends.
+// Writes the same documents in every format into folders of `folder`. Returns the documents' ends.
 std::vector<uint64_t> write_files(const fs::path& folder, uint64_t tokens, double mean) {
   TokenShardWriter writer(folder / "shard", kVocabulary, "", "");
   std::vector<uint64_t> ends;

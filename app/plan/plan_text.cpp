@@ -26,8 +26,8 @@ constexpr double kDay = 86400;
 
 // 419 unexpected interruptions of 16,384 GPUs in 54 days (The Llama 3 Herd of Models, section 3.3.4).
 constexpr double kGpuSecondsPerFailure = 54.0 * kDay * 16384 / 419;
-// What the main thread alone was measured to take for each of the 1,099 kernels of a step of 8B, on a slow
-// CPU (0.017 s, docs/notes/simulated_step.md); the thread of backward and the driver come on top.
+// The main thread took 0.017 s for the 1,099 kernels of a step of 8B on a slow CPU
+// (docs/notes/simulated_step.md); the thread of backward and the driver come on top.
 constexpr double kHostSecondsPerKernel = 15e-6;
 // What a node is taken to write to shared storage. Saves in the background cost training less.
 constexpr double kNodeWriteBytesPerSecond = 1e9;

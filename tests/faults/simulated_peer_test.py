@@ -1,4 +1,4 @@
-"""benchmarks/simulated_peer.py: torchtitan's step on a simulated GPU, by its own operators, beside what `hyperion plan` predicts of ours.
+"""benchmarks/simulated_peer.py: torchtitan's step on a simulated GPU, by its own operators, compared with `hyperion plan`'s prediction of ours.
 
     python3 tests/faults/simulated_peer_test.py build/hyperion
 """

@@ -19,7 +19,7 @@ using config::RecomputeMode;
 using parallel::MeshDim;
 using Block = CachingAllocator::Block;
 
-// What a rank holds of one of its units.
+// UnitMemory is what a rank holds of one of its units.
 struct UnitMemory {
   std::vector<Block> gathered{};
   UnitGradients gradients{};
@@ -55,9 +55,9 @@ class StepReplay {
     if (config.ema.device != config::EmaDevice::kCpu) allocate_states(size.averages);
   }
 
-  // What one microbatch has freed does not fit all tensors of the next one: at least two are run, of one or
-  // of two steps.
-  PeakMemory most(const Schedule& schedule, double limit) {
+  // Runs at least two microbatches, of one or of two steps, because blocks that the first one has freed do
+  // not fit all tensors of the second.
+  PeakMemory replay(const Schedule& schedule, double limit) {
     size_t microbatches = 0;
     for (const Action& action : schedule) {
       stages_.insert(action.stage);
@@ -312,7 +312,7 @@ class StepReplay {
 PeakMemory peak_memory(const config::JobConfig& config, const models::ModelArgs& args,
                        const models::ModelDescription& model, const parallel::Mesh& mesh, const JobSize& size,
                        const Schedule& schedule, double limit) {
-  return StepReplay(config, args, model, mesh, size).most(schedule, limit);
+  return StepReplay(config, args, model, mesh, size).replay(schedule, limit);
 }
 
 }  // namespace hyperion::trainer

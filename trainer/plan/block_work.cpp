@@ -241,8 +241,8 @@ class BlockCounter : ProductCounter {
   // w1 and w3, their gate, and w2.
   void count_gated(std::span<const Product> products, int first_index) const {
     const auto named = [&](std::string_view name) {
-      return *std::ranges::find_if(products,
-                                   [&](const Product& product) { return ends_with(*product.shape, name); });
+      return *std::ranges::find_if(
+          products, [&](const Product& product) { return product.shape->name.ends_with(name); });
     };
     const Product w2 = named("w2.weight");
     const std::array<Product, 2> gate{named("w1.weight"), named("w3.weight")};
@@ -265,7 +265,7 @@ class BlockCounter : ProductCounter {
     count_routing(own, experts, chosen);
     std::vector<Product> shared;
     for (const Product& product : feed_forward_)
-      if (!ends_with(*product.shape, "router.gate.weight")) shared.push_back(product);
+      if (!product.shape->name.ends_with("router.gate.weight")) shared.push_back(product);
     const double with_shared = shared.empty() ? 0 : 1;
     if (!shared.empty()) count_gated(shared, 0);
 

@@ -17,7 +17,9 @@ int64_t round_up(int64_t bytes, int64_t multiple) {
 }  // namespace
 
 CachingAllocator::Block CachingAllocator::allocate(double bytes, Content content) {
-  Block block{.bytes = round_up(static_cast<int64_t>(std::min(bytes, 1e17)), kAlignment), .content = content};
+  constexpr double kLargest = 1e13;  // of a tensor: more than any GPU has, and a million of them fit int64
+  Block block{.bytes = round_up(static_cast<int64_t>(std::min(bytes, kLargest)), kAlignment),
+              .content = content};
   if (block.bytes == 0) return {};
   live_ += block.bytes;
   contents_[static_cast<size_t>(content)] += block.bytes;

@@ -4,10 +4,6 @@
 
 namespace hyperion::trainer {
 
-bool ends_with(const models::ParameterShape& shape, std::string_view name) {
-  return shape.name.ends_with(name);
-}
-
 std::vector<Product> ProductCounter::products_of(
     const std::vector<models::ParameterShape>& parameters) const {
   std::vector<Product> products;
@@ -17,7 +13,7 @@ std::vector<Product> ProductCounter::products_of(
         .shape = &shape, .in = static_cast<double>(shape.dims[1]), .out = static_cast<double>(shape.dims[0])};
     if (shape.split == models::kSplitByRows) product.out /= setting_.tensor;
     if (shape.split == models::kSplitByColumns) product.in /= setting_.tensor;
-    const bool router = ends_with(shape, "router.gate.weight");
+    const bool router = shape.name.ends_with("router.gate.weight");
     product.float8 = !router && multiplies_in_float8(shape, setting_.config, shape.name);
     products.push_back(product);
   }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "trainer/plan/block_work.h"
@@ -15,8 +14,6 @@ struct Product {
   double in = 0, out = 0;  // widths of this rank's part
   bool float8 = false;
 };
-
-bool ends_with(const models::ParameterShape& shape, std::string_view name);
 
 // Adds the kernels of `times` runs of a block to a step's work.
 class ProductCounter {

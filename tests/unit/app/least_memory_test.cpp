@@ -1,4 +1,4 @@
-// What `hyperion check` calls the least against what `hyperion plan` predicts.
+// The lower bound of `hyperion check` is at most the memory that `hyperion plan` predicts.
 #include <filesystem>
 #include <limits>
 #include <string>

@@ -41,7 +41,7 @@ SearchResult plan_configured(const std::string& file, int64_t gpus,
   return search_meshes(resolved, model, hardware_of(gpus), {.configured = true}, [](size_t, size_t) {});
 }
 
-// What was counted on the simulated GPU (docs/notes/plan.md), priced in the middle of the card's constants.
+// Counted is a dry run on the simulated GPU (docs/notes/plan.md), priced in the middle of the constants.
 struct Counted {
   std::string file;
   int64_t gpus;
@@ -229,8 +229,8 @@ TEST_CASE("A token that travels once to each node takes less of the network") {
                      together = plan_configured("configs/deepseek_v3_16b.toml", 1024, once);
   REQUIRE(apart.plans.size() == 1);
   REQUIRE(together.plans.size() == 1);
-  // Of 8 rows to other ranks 7 leave the node. 8 experts in 4 of 8 groups are on 4 nodes, of which 7 of 8 are
-  // others (docs/experts.md); then 7 rows travel over the links of the node.
+  // Seven of 8 rows to other ranks leave the node. 8 experts in 4 of 8 groups are on 4 nodes, of which 7 of 8
+  // are others (docs/experts.md); then 7 rows travel over the links of the node.
   const trainer::Card card = hardware_of(8).card.middle;
   const double network = card.network_share * trainer::Cluster().network;
   const auto dispatch = [](const SearchResult& result) {

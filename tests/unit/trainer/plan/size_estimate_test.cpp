@@ -391,7 +391,7 @@ TEST_CASE("Ranks that share sequences keep their part, and gather keys and value
   const double keys = 2 * tokens * 8 * 128;  // elements of keys and values
   CHECK(size_with(1).activations == Approx(kept + rope + logits));
   // In order and as they came, bf16; and the fp32 sums of their gradients. The head's logits are fewer, and
-  // no block runs beside them.
+  // no block runs at the same time.
   for (const int ranks : {2, 8, 16})
     CHECK(size_with(ranks).activations == Approx(kept / ranks + rope + keys * (2 + 2 + 4)));
   // A ring has those of two ranks and the gradients of one, and sums of two.

@@ -49,7 +49,7 @@ TEST_CASE("Exposed exchange is that of the group that waits") {
   CHECK(time.of(Family::kTensorExchange) == Approx(5 * 2));
   CHECK(time.of(Family::kShardExchange) == Approx(2 + 0.1 * 2));  // two of four, and a share of the others
   CHECK(time.total() == Approx(10 + 10 + 2.2));
-  // What lasts longer than the step computes is waited for, by each group in proportion.
+  // A step waits for collectives that last longer than it computes, for each group in proportion.
   work.collectives[1] = {MeshDim::kTp, 30, 800, true};
   time = step_time(work, simple_card(), mesh, cluster);
   CHECK(time.of(Family::kTensorExchange) + time.of(Family::kShardExchange) == Approx(62 - 10 + 2));
