@@ -36,6 +36,7 @@ struct JourneyInput {
   Tensor x, weights, choices, grad;
   int64_t experts;
   bool before;  // whether rows are multiplied by their weights before the experts
+  int64_t slices = 1;
 };
 
 double factor_of_rank(int64_t rank) {
@@ -62,33 +63,43 @@ Journey journey(const JourneyInput& input, ProcessGroups& groups, bool by_node) 
   const models::BlockRun run;
   Exchange& ep = groups.get(MeshDim::kEp);
   Journey made;
+  std::vector<Tensor> received = {at::empty({0, x.size(1)}, x.options())};
   const auto there_and_back = [&](const Tensor& tokens, const Tensor& factors, KeptRouting& routing,
                                   models::CountsExchange counts, Exchange& group,
                                   const models::NodeLevel& level) {
     models::RowsForExperts rows(tokens, input.before ? factors : none, routing, std::move(counts), group, run,
                                 level);
-    const Tensor received = rows.wait();
-    made.received = sorted_rows(received);
-    const Tensor outputs = received * factor_of_rank(ep.rank());
-    return models::sum_of_experts(outputs, input.before ? none : factors, none, routing, group, run, level);
+    models::ResultsOfExperts results(routing, input.before ? none : factors, group, run, level);
+    for (size_t slice = 0; slice < routing.slices.size(); ++slice) {
+      received.push_back(rows.wait(slice));
+      results.send(received.back() * factor_of_rank(ep.rank()));
+    }
+    return results.sum(none);
   };
   Tensor sum;
   if (by_node) {
     const models::NodeGroups nodes = {&groups.get(MeshDim::kEpNodes), &groups.get(MeshDim::kEpInNode)};
-    models::NodeCounts counts(input.choices, input.experts, at::kFloat, nodes, /*equal=*/false, {});
+    models::NodeCounts counts(input.choices, input.experts, at::kFloat, nodes, /*equal=*/false, {},
+                              input.slices);
     KeptRouting routing{.dispatch = counts.dispatch()};
     models::TokensForNodes tokens(x, weights, routing, std::move(counts), nodes, run);
-    models::TokensForNodes::Received received = tokens.wait();
-    const Tensor of_node = there_and_back(received.x, received.weights, received.routing,
-                                          std::move(*received.counts), *nodes.in_node, received.level);
-    sum = models::sum_of_experts(of_node, none, none, routing, *nodes.nodes, run, tokens.level());
+    models::ResultsOfExperts results(routing, none, *nodes.nodes, run, tokens.level());
+    for (size_t slice = 0; slice < routing.slices.size(); ++slice) {
+      models::TokensForNodes::Received of_node = tokens.wait(slice);
+      results.send(there_and_back(of_node.x, of_node.weights, of_node.routing, std::move(*of_node.counts),
+                                  *nodes.in_node, of_node.level));
+    }
+    sum = results.sum(none);
   } else {
-    auto dispatch = std::make_shared<models::Dispatch>(models::dispatch_tokens(input.choices, input.experts));
+    auto dispatch = std::make_shared<models::Dispatch>(
+        models::dispatch_tokens(input.choices, input.experts, models::RowCounts::kOnHost,
+                                kernels::kGroupUnit, input.slices));
     KeptRouting routing{.dispatch = dispatch};
     sum = there_and_back(x, weights, routing, models::CountsExchange(dispatch, ep, /*equal=*/false, {}), ep,
                          {});
   }
   sum.backward(input.grad);
+  made.received = sorted_rows(at::cat(received));
   made.sum = sum.detach().to(at::kDouble);
   made.grad_x = x.grad().to(at::kDouble);
   made.grad_weights = weights.grad().to(at::kDouble);
@@ -108,11 +119,17 @@ double relative(const Tensor& found, const Tensor& wanted) {
   return ((found - wanted).norm() / wanted.norm()).item<double>();
 }
 
+bool same_bits(const Journey& a, const Journey& b) {
+  return a.received.equal(b.received) && a.sum.equal(b.sum) && a.grad_x.equal(b.grad_x) &&
+         a.grad_weights.equal(b.grad_weights);
+}
+
 struct Compared {
   bool same_rows = false;
   double sum = 0, grad_x = 0, grad_weights = 0;  // against the other form
   double error_sum = 0, error_grad = 0;          // against fp64
   double error_sum_by_expert = 0, error_grad_by_expert = 0;
+  bool same_in_slices = false;  // both forms have the bits of one slice
 };
 
 // outliers: whether some columns are a thousand times as large as the others.
@@ -135,6 +152,8 @@ std::vector<Compared> compare_forms(at::ScalarType dtype, bool before, bool outl
                                 .before = before};
     const Journey plain = journey(input, groups, false), by_node = journey(input, groups, true),
                   exact = exact_journey(input, kExperts / 4);
+    JourneyInput sliced = input;
+    sliced.slices = 3;
     return Compared{.same_rows = plain.received.equal(by_node.received) && plain.received.size(0) > 0,
                     .sum = relative(by_node.sum, plain.sum),
                     .grad_x = relative(by_node.grad_x, plain.grad_x),
@@ -142,7 +161,9 @@ std::vector<Compared> compare_forms(at::ScalarType dtype, bool before, bool outl
                     .error_sum = relative(by_node.sum, exact.sum),
                     .error_grad = relative(by_node.grad_x, exact.grad_x),
                     .error_sum_by_expert = relative(plain.sum, exact.sum),
-                    .error_grad_by_expert = relative(plain.grad_x, exact.grad_x)};
+                    .error_grad_by_expert = relative(plain.grad_x, exact.grad_x),
+                    .same_in_slices = same_bits(journey(sliced, groups, false), plain) &&
+                                      same_bits(journey(sliced, groups, true), by_node)};
   });
 }
 
@@ -165,6 +186,7 @@ TEST_CASE("experts get the same rows once per node as once per expert, and sums 
   const bool outliers = GENERATE(false, true);
   for (const Compared& rank : compare_forms(at::kFloat, before, outliers)) {
     CHECK(rank.same_rows);
+    CHECK(rank.same_in_slices);
     CHECK(rank.sum <= 2e-7);
     CHECK(rank.grad_x <= 2e-7);
     CHECK(rank.grad_weights <= 2e-7);
@@ -172,6 +194,7 @@ TEST_CASE("experts get the same rows once per node as once per expert, and sums 
   Compared all;
   for (const Compared& rank : compare_forms(at::kBFloat16, before, outliers)) {
     CHECK(rank.same_rows);
+    CHECK(rank.same_in_slices);
     all.error_sum += rank.error_sum;
     all.error_grad += rank.error_grad;
     all.error_sum_by_expert += rank.error_sum_by_expert;
@@ -196,16 +219,22 @@ TEST_CASE("tokens that travel once per node train to the losses and norms of one
     TinyJob job = job_of(mesh);
     if (mesh.pp > 1) job.accumulation = 2;
     CHECK(largest_difference(train_nodes(job), one) < 1e-5);
-    job.balanced = true;
+    TinyJob sliced = job;
+    sliced.expert_slices = 2;
+    CHECK(largest_difference(train_nodes(sliced), one) < 1e-5);
+    job.balanced = sliced.balanced = true;
     TinyJob balanced = job;
     balanced.mesh.ep_nodes = 1;
-    CHECK(largest_difference(train_nodes(job, 4, 2), train_nodes(balanced, 4, 2)) < 1e-5);
+    const std::vector<TinyStep> expected = train_nodes(balanced, 4, 2);
+    CHECK(largest_difference(train_nodes(job, 4, 2), expected) < 1e-5);
+    CHECK(largest_difference(train_nodes(sliced, 4, 2), expected) < 1e-5);
   }
 }
 
 TEST_CASE("a recomputed block sends tokens to the same nodes, and its results have the same bits") {
   TinyJob job = job_of(kByNode);
   job.score_before_experts = GENERATE(false, true);
+  job.expert_slices = GENERATE(1, 2);
   const std::vector<TinyStep> plain = train_nodes(job, 4, 3);
   using enum models::ActivationCheckpoint;
   for (const models::ActivationCheckpoint mode : {kFull, kSelectiveOp, kElementwise}) {
@@ -223,7 +252,10 @@ TEST_CASE("experts in FP8 multiply the rows that come by way of another rank of 
   job.float8_experts = GENERATE(float8::GroupedRecipe::kRowwise, float8::GroupedRecipe::kMx);
   job.compute = at::kBFloat16;
   const std::vector<TinyStep> plain = train_nodes(job, 4, 3);
+  job.expert_slices = 2;
+  CHECK(largest_difference(train_nodes(job, 4, 3), plain) < 2e-2);
   job.mesh = kByNode;
+  job.expert_slices = GENERATE(1, 2);
   CHECK(largest_difference(train_nodes(job, 4, 3), plain) < 2e-2);
 }
 

@@ -189,6 +189,7 @@ TEST_CASE("the most rows of a rank are those that its group has sent to its expe
 TEST_CASE("with expert parallelism checkpointing and resharding and transports change no bit") {
   TinyJob base = job_with_experts({2, {.ep = 2}});
   base.score_before_experts = GENERATE(false, true);
+  base.expert_slices = GENERATE(1, 2);
   const auto train = [](const TinyJob& job) { return train_experts(2, job, 4).losses; };
   const std::vector<double> plain = train(base);
   using models::ActivationCheckpoint;
@@ -203,6 +204,35 @@ TEST_CASE("with expert parallelism checkpointing and resharding and transports c
   over_sockets.shared_memory = false;
   CHECK(train(unsharded) == plain);
   CHECK(train(over_sockets) == plain);
+}
+
+TEST_CASE("tokens in slices train to the losses and gradients of one slice") {
+  struct Case {
+    int ranks;
+    MeshConfig mesh;
+    int64_t slices;
+    bool balanced = false;
+  };
+  const auto [ranks, mesh, slices, balanced] = GENERATE(
+      Case{2, {.ep = 2}, 2}, Case{4, {.ep = 4}, 3}, Case{4, {.tp = 2, .ep = 2, .etp = 2}, 2, true},
+      Case{4, {.tp = 2, .ep = 4}, 2}, Case{4, {.cp = 2, .ep = 4}, 2}, Case{4, {.pp = 2, .ep = 2}, 2, true},
+      Case{2, {.ep = 2}, 8, true});
+  TinyJob whole = job_with_experts({ranks, mesh});
+  whole.score_before_experts = GENERATE(false, true);
+  if (mesh.tp > 1) {
+    whole.heads = 4;
+    whole.expert_hidden = 8;
+  }
+  if (mesh.pp > 1) whole.accumulation = 2;
+  whole.balanced = balanced;
+  TinyJob sliced = whole;
+  sliced.expert_slices = slices;
+  CAPTURE(ranks, mesh.tp, mesh.cp, mesh.pp, slices, whole.score_before_experts);
+  const ExpertRun expected = train_experts(ranks, whole, 4), found = train_experts(ranks, sliced, 4);
+  CHECK(found.losses.front() == expected.losses.front());  // only wgrads of experts are added up otherwise
+  CHECK(largest_part(found.losses, expected.losses) < 1e-6);
+  CHECK(largest_part(found.norms, expected.norms) < 1e-5);
+  CHECK(found.biases == expected.biases);
 }
 
 TEST_CASE(

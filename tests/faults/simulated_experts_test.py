@@ -91,23 +91,37 @@ class SimulatedExperts(SimulatedJobTest):
         waits = [{line: times for line, times in of.items() if line.startswith("synchronize") or "pageable" in line} for of in (without, step)]
         self.assertEqual(waits[0], waits[1])
 
-    def test_rows_travel_while_the_shared_experts_run_and_the_host_waits_under_the_gather_of_the_rows_to_send(self):
+    def trace_of_shared_experts(self, *options):
+        """The names of what one rank of two queues and waits for, in order, in a job of one block with shared experts."""
         trace = self.folder / "trace"
         shared = ["--model.name=deepseek_v3", "--model.args.n_layers=1", "--model.args.n_dense_layers=0", "--model.args.num_experts=4",
                   "--model.args.top_k=2", "--model.args.num_shared_experts=1", "--model.args.moe_hidden_dim=16", "--model.args.kv_lora_rank=8",
                   "--model.args.qk_nope_head_dim=4", "--model.args.qk_rope_head_dim=4", "--model.args.v_head_dim=8"]
-        self.run_job(*shared, EP, "--activation_checkpoint.mode=none", "--training.steps=3", "--metrics.log_freq=100", code=0, ranks=2,
+        self.run_job(*shared, EP, *options, "--activation_checkpoint.mode=none", "--training.steps=3", "--metrics.log_freq=100", code=0, ranks=2,
                      env=self.gpu("eager"), env_of={0: {"HYPERION_SIMULATED_TRACE": trace}})
         names = {"operator\thyperion::order_rows": "order", "operator\thyperion::gather_rows": "gather", "operator\thyperion::sum_rows": "sum",
                  "operator\taten::mm": "product", "operator\taten::_grouped_mm": "experts", "c10d\tall_to_allv": "exchange", "c10d\twait": "arrived",
-                 "synchronize\tevent": "host waits", "copy\tto pinned, 32 bytes": "copy of counts", "copy\tfrom pinned, 8 bytes": "ends of groups"}
-        lines = trace.read_text().splitlines()
+                 "synchronize\tevent": "host waits", "copy\tfrom pinned, 8 bytes": "ends of groups"}
+        return [names.get(line, "copy of counts" if line.startswith("copy\tto pinned") else line)
+                for line in trace.read_text().splitlines() if line in names or line.startswith("copy")]
+
+    def from_first(self, forward, found):
+        """The names from the first place where `forward` stands, without those of rows and copies."""
+        first = next((i for i in range(len(found)) if found[i:i + len(forward)] == forward), None)
+        self.assertIsNotNone(first, found)
+        return " ".join(name for name in found[first:] if name not in ("gather", "sum", "ends of groups") and not name.startswith("copy"))
+
+    def test_rows_travel_while_the_shared_experts_run_and_the_host_waits_under_the_gather_of_the_rows_to_send(self):
         # Nothing else is copied before the first rows leave, and nothing orders those that come.
-        found = [names.get(line, line) for line in lines if line in names or line.startswith("copy")]
         forward = ["order", "exchange", "arrived", *2 * ["copy of counts"], "gather", "arrived", "host waits", "exchange", "ends of groups", *2 * ["product"], "arrived"]
-        first = max(i for i, name in enumerate(found) if found[i:i + len(forward)] == forward)
-        step = [name for name in found[first:] if name not in ("gather", "sum", "ends of groups") and not name.startswith("copy")]
-        self.assertRegex(" ".join(step), "(experts ){2}exchange arrived (product )+exchange arrived (experts ){5}exchange (product ){4}arrived")
+        step = self.from_first(forward, self.trace_of_shared_experts())
+        self.assertRegex(step, "(experts ){2}exchange arrived (product )+exchange arrived (experts ){5}exchange (product ){4}arrived")
+
+    def test_rows_of_a_slice_travel_while_the_experts_multiply_those_of_another(self):
+        forward = ["order", "exchange", "arrived", *2 * ["copy of counts"], "gather", "arrived", "host waits", *2 * ["exchange"], *2 * ["ends of groups"], *2 * ["product"], "arrived"]
+        step = self.from_first(forward, self.trace_of_shared_experts("--parallelism.expert_parallel_slices=2"))
+        self.assertRegex(step, "(experts ){2}exchange arrived (experts ){2}exchange (arrived ){2}(product )+(exchange ){2}arrived (experts ){5}exchange arrived "
+                               "(experts ){5}exchange (product ){4}(arrived ){2}")
 
     def test_rows_beyond_twice_the_mean_run_in_chunks_which_bounds_the_memory_of_a_rank_that_the_router_prefers(self):
         (self.folder / "data.jsonl").write_text(json.dumps({"text": " a" * 100_000}) + "\n")  # all tokens alike, and their experts

@@ -138,6 +138,7 @@ config::JobConfig tiny_config(const TinyJob& job, const parallel::Mesh& mesh) {
   parallelism.expert_parallel_degree = job.mesh.ep;
   parallelism.expert_tensor_parallel_degree = job.mesh.etp;
   parallelism.expert_parallel_once_per_node = job.mesh.ep_nodes > 1;
+  parallelism.expert_parallel_slices = job.expert_slices;
   return config;
 }
 

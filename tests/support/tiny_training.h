@@ -45,6 +45,7 @@ struct TinyJob {
   int64_t experts = 5, expert_hidden = 10;  // where the model has experts
   // Of deepseek_v3.
   bool score_before_experts = false;
+  int64_t expert_slices = 1;
   bool balanced = false;  // choices are dealt round robin
   // With mesh.cp > 1 two chunks per rank, or one.
   bool head_tail = true;

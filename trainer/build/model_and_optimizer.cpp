@@ -156,6 +156,7 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   const bool expert_parallel = context.mesh.degree(parallel::MeshDim::kEp) > 1;
   if (expert_parallel) {
     dims.ep_group = &context.groups.get(parallel::MeshDim::kEp);
+    dims.expert_slices = config.parallelism.expert_parallel_slices;
     dims.shards_experts = context.mesh.degree(parallel::MeshDim::kEtp) > 1;
     std::vector<Exchange*> exchanging = {dims.ep_group};
     if (context.mesh.degree(parallel::MeshDim::kEpNodes) > 1) {

@@ -5,6 +5,7 @@
 #include <span>
 #include <utility>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -15,18 +16,34 @@
 namespace hyperion::models {
 using at::Tensor;
 
-Dispatch dispatch_tokens(const Tensor& choices, int64_t experts, RowCounts counts, int64_t unit) {
+Tensor groups_of_slices(const Tensor& choices, int64_t groups, int64_t slices) {
+  if (slices == 1) return choices;
+  const Tensor numbers = choices.clone();
+  const int64_t tokens = choices.size(0);
+  for (int64_t slice = 1; slice < slices; ++slice) {
+    const int64_t first = first_of_slice(tokens, slice, slices);
+    numbers.narrow(0, first, first_of_slice(tokens, slice + 1, slices) - first).add_(slice * groups);
+  }
+  return numbers;
+}
+
+Dispatch dispatch_tokens(const Tensor& choices, int64_t experts, RowCounts counts, int64_t unit,
+                         int64_t slices) {
+  const int64_t groups = slices * experts;
   // The order of rows is kept for backward, in numbers of 32 bits.
-  if (choices.numel() + (experts + 1) * unit > std::numeric_limits<int>::max())
+  if (choices.numel() + (groups + 1) * unit > std::numeric_limits<int>::max())
     throw_config(
         "the experts of a layer would get {} rows from a rank's tokens at once, and their order has numbers "
         "of 32 bits: use a smaller training.local_batch_size, training.seq_len or model.args.top_k",
         choices.numel());
   const Tensor dense = choices.contiguous();
   const bool padded = counts == RowCounts::kPadded;
-  Dispatch dispatch = {kernels::table().order_rows(dense, experts, padded ? unit : 0), dense};
+  Dispatch dispatch = {kernels::table().order_rows(groups_of_slices(dense, experts, slices), groups,
+                                                   padded ? unit : 0),
+                       dense};
+  dispatch.slices = slices;
   if (padded) return dispatch;
-  dispatch.counts.resize(experts, 0);
+  dispatch.counts.resize(groups, 0);
   if (choices.is_cpu() || counts == RowCounts::kOnHost) {
     const Tensor on_host = dispatch.expert_rows.cpu();
     std::ranges::copy(std::span(on_host.const_data_ptr<int64_t>(), dispatch.counts.size()),

@@ -1,6 +1,6 @@
 // Dispatch maps tokens to the rows that experts multiply, and back. The router chooses k experts for each
 // token; assignment token * k + j is the j-th choice of a token. Rows are the assignments sorted by expert;
-// the sort is stable.
+// the sort is stable. With several slices of tokens they are sorted by slice first.
 #pragma once
 
 #include <memory>
@@ -17,12 +17,18 @@ namespace hyperion::models {
 
 struct ExpertExchange;
 
+// Returns the first token of slice `slice` of `slices`: of one behind the last, the number of tokens.
+constexpr int64_t first_of_slice(int64_t tokens, int64_t slice, int64_t slices) {
+  return tokens * slice / slices;
+}
+
 struct Dispatch : kernels::RowOrder {
   at::Tensor choices{};           // int32 [tokens, k]: the experts of each token, all different
   std::vector<int64_t> counts{};  // expert_rows on the host; empty if the groups of rows are padded
   // [tokens, k] of kernels::opmath_dtype: 0 for choices without a row (models/parts/experts/node_exchange.h),
   // else 1. Undefined: all have a row.
   at::Tensor present{};
+  int64_t slices = 1;  // of tokens; expert_rows is [slices * experts]
 
   // Returns whether rows are not sorted, because they come in the order of the experts: each row is then a
   // token, and there are neither choices nor an order.
@@ -43,15 +49,20 @@ enum class RowCounts {
 };
 // Sorts the assignments of `choices` (see Dispatch) by expert. unit: padded groups are multiples of it.
 Dispatch dispatch_tokens(const at::Tensor& choices, int64_t experts, RowCounts counts = RowCounts::kOnHost,
-                         int64_t unit = kernels::kGroupUnit);
+                         int64_t unit = kernels::kGroupUnit, int64_t slices = 1);
+
+// Returns groups of tokens' choices, int32 [tokens, k] of 0 to `groups` - 1, as groups of slices: slice *
+// groups + group.
+at::Tensor groups_of_slices(const at::Tensor& choices, int64_t groups, int64_t slices);
 
 // The routing of a microbatch in one MoE layer. Forward keeps it for the recomputation, which must not route
 // again: experts with nearly equal scores could change places.
 struct KeptRouting {
   std::shared_ptr<const Dispatch> dispatch{};
-  std::shared_ptr<const ExpertExchange> exchange{};  // null without expert parallelism
-  // The routing of the tokens that this rank received for its node; null unless tokens travel once per node.
-  std::shared_ptr<const KeptRouting> in_node{};
+  std::vector<std::shared_ptr<const ExpertExchange>> slices{};  // empty without expert parallelism
+  // The routing of the tokens of each slice that this rank received for its node; empty unless tokens travel
+  // once per node.
+  std::vector<std::shared_ptr<const KeptRouting>> in_node{};
   // The mean over the ranks of the rows that their experts get, of `in_node`; 0: the rows that this rank
   // sends.
   int64_t mean_rows = 0;

@@ -20,9 +20,15 @@ using at::Tensor;
 
 // Rows on their way to the experts in forward, then their gradients on the way back.
 struct RowsInFlight {
-  Tensor gathered{};   // the rows to send, before they are sent
-  Tensor gradients{};  // the gradients that come back, valid after `pending`
-  Pending pending{};
+  Tensor gathered{};               // the rows to send, before they are sent
+  Tensor gradients{};              // those that come back, of all slices, each valid after its operation
+  std::vector<Pending> pending{};  // of each slice
+};
+
+// The experts' outputs on their way back in forward, then their gradients on the way to the experts.
+struct ResultsInFlight {
+  Tensor rows{};  // those that come back, of all slices, each valid after its operation
+  std::vector<Pending> pending{};
 };
 
 namespace {
@@ -38,26 +44,34 @@ Tensor without_elements(at::IntArrayRef sizes, const at::TensorOptions& options)
   return at::empty({1}, options).expand(sizes);
 }
 
-// Starts the exchange of rows. The blocks of the result are valid after `pending`.
-Tensor start_rows(const Tensor& rows, int64_t out_rows, std::span<const RowBlock> to,
-                  std::span<const RowBlock> from, Exchange& ep_group, Pending& pending) {
-  const Tensor out = at::empty({out_rows, rows.size(1)}, rows.options());
-  pending = ep_group.start_block_exchange(out, rows.contiguous(), from, to);
-  return out;
-}
+// Starts the exchange of a slice's rows, of the tensor of all slices. The blocks of the result are valid
+// after `pending`.
 Tensor to_experts(const Tensor& rows, const ExpertExchange& exchange, Exchange& ep_group, Pending& pending) {
-  const Tensor received = start_rows(rows, exchange.received_rows, exchange.sent_blocks,
-                                     exchange.received_blocks, ep_group, pending);
+  const Tensor received = at::empty({exchange.received_rows, rows.size(1)}, rows.options());
+  pending = ep_group.start_block_exchange(received, rows.contiguous(), exchange.received_blocks,
+                                          exchange.sent_blocks);
   std::vector<Tensor> padding;  // filled while rows travel
   for (const auto& [first, count] : exchange.padding) padding.push_back(received.narrow(0, first, count));
   if (!padding.empty()) at::_foreach_zero_(padding);
   return received;
 }
-Tensor from_experts(const Tensor& rows, const ExpertExchange& exchange, Exchange& ep_group,
-                    Pending& pending) {
+// Starts the exchange of a slice's rows back, into `returned`, which has those of all slices and is made for
+// the first one.
+void from_experts(const Tensor& rows, const KeptRouting& routing, size_t slice, Exchange& ep_group,
+                  Tensor& returned, Pending& pending) {
   failpoint("step.rows");
-  return start_rows(rows, sum_of(exchange.sent), exchange.received_blocks, exchange.sent_blocks, ep_group,
-                    pending);
+  if (!returned.defined()) {
+    int64_t all = 0;
+    for (const auto& exchange : routing.slices) all += sum_of(exchange->sent);
+    returned = at::empty({all, rows.size(1)}, rows.options());
+  }
+  const ExpertExchange& exchange = *routing.slices[slice];
+  pending = ep_group.start_block_exchange(returned, rows.contiguous(), exchange.sent_blocks,
+                                          exchange.received_blocks);
+}
+
+void wait_for_all(std::vector<Pending>& pending) {
+  for (Pending& one : pending) one.wait();
 }
 
 // The state of SendRowsFunction and of ReceiveRowsFunction.
@@ -66,6 +80,7 @@ struct SavedRows : torch::CustomClassHolder {
   Exchange* ep_group = nullptr;
   NodeLevel level;
   std::shared_ptr<RowsInFlight> in_flight;
+  size_t slice = 0;   // of ReceiveRowsFunction
   Tensor x, weights;  // of SendRowsFunction; x is defined if weights are, whose gradient reads it
   std::vector<int64_t> sizes;
   at::TensorOptions options;
@@ -74,9 +89,10 @@ struct SavedRows : torch::CustomClassHolder {
 // Sends rows of x. Other nodes run before ReceiveRowsFunction waits for them. In backward gradients take the
 // same way back: ReceiveRowsFunction starts their exchange, and this node waits for it.
 struct SendRowsFunction : Function<SendRowsFunction> {
-  static Tensor forward(AutogradContext* context, const Tensor& x, const OptionalRows& given_weights,
-                        const KeptRouting& routing, Exchange* ep_group, const NodeLevel& level,
-                        const std::shared_ptr<RowsInFlight>& in_flight, SelectiveCheckpoint* selective) {
+  static variable_list forward(AutogradContext* context, const Tensor& x, const OptionalRows& given_weights,
+                               const KeptRouting& routing, Exchange* ep_group, const NodeLevel& level,
+                               const std::shared_ptr<RowsInFlight>& in_flight,
+                               SelectiveCheckpoint* selective) {
     SavedRows saved;
     saved.routing = routing;
     saved.level = level;
@@ -87,15 +103,19 @@ struct SendRowsFunction : Function<SendRowsFunction> {
     if (saved.weights.defined()) saved.x = x;
     keep_state(context, std::move(saved));
     return saved_or_computed(selective, /*save=*/true, [&] {
-      return variable_list{to_experts(std::exchange(in_flight->gathered, {}), *routing.exchange, *ep_group,
-                                      in_flight->pending)};
-    })[0];
+      const Tensor rows = std::exchange(in_flight->gathered, {});
+      variable_list received;
+      for (size_t slice = 0; slice < routing.slices.size(); ++slice)
+        received.push_back(
+            to_experts(rows, *routing.slices[slice], *ep_group, in_flight->pending[slice]));
+      return received;
+    });
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& /*grads*/) {
     const auto saved = kept_state<SavedRows>(context);
     const Dispatch& dispatch = *saved->routing.dispatch;
-    saved->in_flight->pending.wait();
+    wait_for_all(saved->in_flight->pending);
     const Tensor grad_rows = std::exchange(saved->in_flight->gradients, {});
     Tensor grad_weights;
     if (saved->weights.defined())
@@ -118,14 +138,15 @@ struct SendRowsFunction : Function<SendRowsFunction> {
 struct ReceiveRowsFunction : Function<ReceiveRowsFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& rows, const KeptRouting& routing,
                         Exchange* ep_group, const NodeLevel& level,
-                        const std::shared_ptr<RowsInFlight>& in_flight) {
+                        const std::shared_ptr<RowsInFlight>& in_flight, size_t slice) {
     SavedRows saved;
     saved.routing = routing;
     saved.ep_group = ep_group;
     saved.level = level;
     saved.in_flight = in_flight;
+    saved.slice = slice;
     keep_state(context, std::move(saved));
-    in_flight->pending.wait();
+    in_flight->pending[slice].wait();
     return rows;
   }
 
@@ -134,66 +155,99 @@ struct ReceiveRowsFunction : Function<ReceiveRowsFunction> {
     const NodeLevel& level = saved->level;
     const Tensor packed =
         level.sums != nullptr && !level.packs ? std::exchange(level.sums->gradients, {}) : Tensor();
-    saved->in_flight->gradients = from_experts(packed.defined() ? packed : grads[0], *saved->routing.exchange,
-                                               *saved->ep_group, saved->in_flight->pending);
-    return {grads[0], Tensor(), Tensor(), Tensor(), Tensor()};
+    RowsInFlight& in_flight = *saved->in_flight;
+    from_experts(packed.defined() ? packed : grads[0], saved->routing, saved->slice, *saved->ep_group,
+                 in_flight.gradients, in_flight.pending[saved->slice]);
+    return {grads[0], Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
-// The state of SumOfExpertsFunction between forward and backward.
-struct SavedSum : torch::CustomClassHolder {
+// The state of SendResultFunction and of SumOfResultsFunction.
+struct SavedResults : torch::CustomClassHolder {
   KeptRouting routing;
   Exchange* ep_group = nullptr;
-  Tensor rows;     // the rows that came back; defined if the gradient of weights reads them
-  Tensor weights;  // may be undefined
+  std::shared_ptr<ResultsInFlight> in_flight;
+  size_t slice = 0;  // of SendResultFunction
+  Tensor rows;       // that came back; defined if the gradient of weights reads them
+  Tensor weights;    // may be undefined
 };
 
-struct SumOfExpertsFunction : Function<SumOfExpertsFunction> {
-  static Tensor forward(AutogradContext* context, const Tensor& outputs, const OptionalRows& given_weights,
+// Sends a slice of the experts' outputs back. Experts of the next slice run before SumOfResultsFunction waits
+// for them. In backward it starts the exchange of the gradients of all slices, and this node waits for its
+// own.
+struct SendResultFunction : Function<SendResultFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& outputs, const KeptRouting& routing,
+                        Exchange* ep_group, const NodeLevel& level,
+                        const std::shared_ptr<ResultsInFlight>& in_flight, size_t slice, bool sends) {
+    SavedResults saved;
+    saved.in_flight = in_flight;
+    saved.slice = slice;
+    keep_state(context, std::move(saved));
+    if (sends) {
+      const bool unpacks = level.sums != nullptr && !level.packs;
+      from_experts(unpacks ? std::exchange(level.sums->results, {}) : outputs, routing, slice, *ep_group,
+                   in_flight->rows, in_flight->pending[slice]);
+    }
+    return without_elements(outputs.sizes(), outputs.options());
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto saved = kept_state<SavedResults>(context);
+    saved->in_flight->pending[saved->slice].wait();
+    return {grads[0], Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+struct SumOfResultsFunction : Function<SumOfResultsFunction> {
+  static Tensor forward(AutogradContext* context, at::TensorList sent, const OptionalRows& given_weights,
                         const OptionalRows& given_shared, const KeptRouting& routing, Exchange* ep_group,
-                        const NodeLevel& level, const BlockRun& run) {
+                        const NodeLevel& level, const std::shared_ptr<ResultsInFlight>& in_flight,
+                        const BlockRun& run) {
     const Tensor weights = given_weights.value_or(Tensor()), shared = given_shared.value_or(Tensor());
     const Dispatch& dispatch = *routing.dispatch;
-    const bool unpacks = level.sums != nullptr && !level.packs;
     Tensor rows;  // [tokens * k, dim], or packed
     if (weights.defined() || !run.recomputes())
       rows = saved_or_computed(run.selective, weights.defined(), [&] {
-        Pending pending;
-        const Tensor sent = unpacks ? std::exchange(level.sums->results, {}) : outputs;
-        const Tensor returned = from_experts(sent, *routing.exchange, *ep_group, pending);
-        pending.wait();
-        return variable_list{returned};
+        wait_for_all(in_flight->pending);
+        return variable_list{std::exchange(in_flight->rows, {})};
       })[0];
-    SavedSum saved;
+    SavedResults saved;
     saved.routing = routing;
     saved.ep_group = ep_group;
+    saved.in_flight = in_flight;
     saved.weights = weights;
     if (weights.defined()) saved.rows = rows;
     keep_state(context, std::move(saved));
     context->saved_data["adds"] = shared.defined();
-    const int64_t tokens = dispatch.choices.size(0), n = outputs.size(1);
-    if (run.recomputes()) return at::empty({tokens, n}, outputs.options());
+    const int64_t tokens = dispatch.choices.size(0), n = sent[0].size(1);
+    const at::TensorOptions options = sent[0].options();
+    if (run.recomputes()) return at::empty({tokens, n}, options);
     if (level.sums == nullptr) return sum_rows(rows, dispatch, weights, shared);
-    if (unpacks) return sum_packed_rows(rows, dispatch, shared, n, outputs.scalar_type());
+    if (!level.packs) return sum_packed_rows(rows, dispatch, shared, n, sent[0].scalar_type());
     level.sums->results = pack_row_sums(rows, dispatch, weights);
-    return without_elements({tokens, n}, outputs.options());
+    return without_elements({tokens, n}, options);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const auto saved = kept_state<SavedSum>(context);
+    const auto saved = kept_state<SavedResults>(context);
     const Dispatch& dispatch = *saved->routing.dispatch;
     const Tensor grad = grads[0].contiguous();
-    Pending pending;
-    const Tensor grad_outputs = to_experts(gather_rows(grad, dispatch, saved->weights),
-                                           *saved->routing.exchange, *saved->ep_group, pending);
+    const size_t slices = saved->routing.slices.size();
+    variable_list gradients(slices);  // of the results, and then of forward's other arguments
+    {
+      const Tensor rows = gather_rows(grad, dispatch, saved->weights);
+      for (size_t slice = slices; slice-- > 0;)  // backward runs the last one first
+        gradients[slice] = to_experts(rows, *saved->routing.slices[slice], *saved->ep_group,
+                                      saved->in_flight->pending[slice]);
+    }
     Tensor grad_weights;
     if (saved->weights.defined())
       grad_weights = gradient_of_weights(gather_rows(grad, dispatch, Tensor()), saved->rows, dispatch);
-    pending.wait();
     saved->rows.reset();
-    return {grad_outputs, grad_weights, context->saved_data["adds"].toBool() ? grads[0] : Tensor(),
-            Tensor(),     Tensor(),     Tensor(),
-            Tensor()};
+    gradients.insert(gradients.end(),
+                     {grad_weights, context->saved_data["adds"].toBool() ? grads[0] : Tensor(), Tensor(),
+                      Tensor(), Tensor(), Tensor(), Tensor()});
+    return gradients;
   }
 };
 
@@ -210,10 +264,10 @@ std::span<const int64_t> numbers_of(const Tensor& counts) {
 }  // namespace
 
 ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const int64_t> received, int ranks,
-                             std::optional<int64_t> unit) {
+                             std::optional<int64_t> unit, int64_t first_row) {
   const size_t local_experts = counts.size() / static_cast<size_t>(ranks);
   ExpertExchange exchange;
-  int64_t sent = 0;
+  int64_t sent = first_row;
   for (size_t first = 0; first < counts.size(); first += local_experts) {
     exchange.sent.push_back(sum_of(counts.subspan(first, local_experts)));
     exchange.received.push_back(sum_of(received.subspan(first, local_experts)));
@@ -236,6 +290,13 @@ ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const in
     end = begin + padded;
   }
   return exchange;
+}
+
+std::vector<RowBlock> rows_of_slices(int64_t ranks, int64_t slices) {
+  std::vector<RowBlock> blocks;
+  for (int64_t rank = 0; rank < ranks; ++rank)
+    for (int64_t slice = 0; slice < slices; ++slice) blocks.push_back({slice * ranks + rank, 1});
+  return blocks;
 }
 
 std::vector<int64_t> ends_of_groups(const ExpertExchange& exchange) {
@@ -265,31 +326,32 @@ Dispatch groups_of_received(const ExpertExchange& exchange, std::optional<int64_
 CountsExchange::CountsExchange(std::shared_ptr<Dispatch> dispatch, Exchange& ep_group, bool equal,
                                std::optional<int64_t> unit)
     : dispatch_(std::move(dispatch)), ep_size_(ep_group.size()), unit_(unit) {
-  const Tensor& sent = dispatch_->expert_rows;
-  const int64_t local_experts = sent.numel() / ep_size_;
+  const int64_t slices = dispatch_->slices, local_experts = dispatch_->expert_rows.numel() / slices / ep_size_;
   if (equal) {
-    const int64_t first = ep_group.rank() * local_experts;
-    for (int r = 0; r < ep_size_; ++r)
-      received_on_host_.insert(received_on_host_.end(), dispatch_->counts.begin() + first,
-                               dispatch_->counts.begin() + first + local_experts);
+    for (int64_t slice = 0; slice < slices; ++slice) {
+      const auto own = dispatch_->counts.begin() + (slice * ep_size_ + ep_group.rank()) * local_experts;
+      for (int r = 0; r < ep_size_; ++r)
+        received_on_host_.insert(received_on_host_.end(), own, own + local_experts);
+    }
     return;
   }
+  const Tensor sent = dispatch_->expert_rows.view({slices * ep_size_, local_experts});
   received_ = at::empty_like(sent);
-  const std::vector<int64_t> rows(static_cast<size_t>(ep_size_), local_experts);
-  pending_ = ep_group.start_all_to_all(received_, sent, rows, rows);
+  const std::vector<RowBlock> blocks = rows_of_slices(ep_size_, slices);
+  pending_ = ep_group.start_block_exchange(received_, sent, blocks, blocks);
   const at::Device device = sent.device();
   if (device.is_cpu()) return;
   const DeviceStream& stream = copy_stream(device);
   stream.wait(DeviceStream::current(device));
   const StreamScope scope(stream);
   pending_.wait_on_current_stream();
-  copies_ = at::empty({2, sent.numel()}, at::TensorOptions(at::kLong).pinned_memory(true));
+  copies_ = at::empty({2, sent.size(0), sent.size(1)}, at::TensorOptions(at::kLong).pinned_memory(true));
   copies_[0].copy_(sent, /*non_blocking=*/true);
   copies_[1].copy_(received_, /*non_blocking=*/true);
   copied_.record(stream);
 }
 
-std::shared_ptr<ExpertExchange> CountsExchange::wait() {
+std::vector<std::shared_ptr<ExpertExchange>> CountsExchange::wait() {
   if (received_on_host_.empty()) {
     pending_.wait();
     copied_.wait_on_host();
@@ -298,8 +360,16 @@ std::shared_ptr<ExpertExchange> CountsExchange::wait() {
     const std::span<const int64_t> sent = numbers_of(copies_.defined() ? copies_[0] : dispatch_->expert_rows);
     dispatch_->counts.assign(sent.begin(), sent.end());
   }
-  return std::make_shared<ExpertExchange>(
-      plan_exchange(dispatch_->counts, received_on_host_, ep_size_, unit_));
+  const std::span<const int64_t> sent = dispatch_->counts, received = received_on_host_;
+  const size_t of_slice = sent.size() / static_cast<size_t>(dispatch_->slices);
+  std::vector<std::shared_ptr<ExpertExchange>> plans;
+  int64_t row = 0;
+  for (size_t first = 0; first < sent.size(); first += of_slice) {
+    plans.push_back(std::make_shared<ExpertExchange>(plan_exchange(
+        sent.subspan(first, of_slice), received.subspan(first, of_slice), ep_size_, unit_, row)));
+    row += sum_of(sent.subspan(first, of_slice));
+  }
+  return plans;
 }
 
 std::shared_ptr<const Dispatch> CountsExchange::groups(const ExpertExchange& plan) const {
@@ -314,23 +384,43 @@ RowsForExperts::RowsForExperts(const Tensor& x, const Tensor& weights, KeptRouti
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     in_flight_->gathered = gather_rows(x, *routing.dispatch, weights);
   }
-  std::shared_ptr<ExpertExchange> plan;
-  if (counts) routing.exchange = plan = counts->wait();
+  std::vector<std::shared_ptr<ExpertExchange>> plans;
+  if (counts) {
+    plans = counts->wait();
+    routing.slices.assign(plans.begin(), plans.end());
+  }
   routing_ = routing;
+  in_flight_->pending.resize(routing_.slices.size());
   rows_ = SendRowsFunction::apply(x, optional_of(weights), routing_, ep_group_, level_, in_flight_,
                                   run.selective);
-  if (counts) plan->experts = counts->groups(*plan);  // while the rows travel
+  for (const auto& plan : plans) plan->experts = counts->groups(*plan);  // while the rows travel
 }
 
-Tensor RowsForExperts::wait() {
-  return ReceiveRowsFunction::apply(std::exchange(rows_, {}), routing_, ep_group_, level_, in_flight_);
+Tensor RowsForExperts::wait(size_t slice) {
+  return ReceiveRowsFunction::apply(std::exchange(rows_[slice], {}), routing_, ep_group_, level_, in_flight_,
+                                    slice);
 }
 
-Tensor sum_of_experts(const Tensor& outputs, const Tensor& weights, const Tensor& shared,
-                      const KeptRouting& routing, Exchange& ep_group, const BlockRun& run,
-                      const NodeLevel& level) {
-  return SumOfExpertsFunction::apply(outputs, optional_of(weights), optional_of(shared), routing, &ep_group,
-                                     level, run);
+ResultsOfExperts::ResultsOfExperts(const KeptRouting& routing, const Tensor& weights, Exchange& ep_group,
+                                   const BlockRun& run, NodeLevel level)
+    : routing_(routing),
+      weights_(weights),
+      ep_group_(&ep_group),
+      run_(&run),
+      level_(std::move(level)),
+      in_flight_(std::make_shared<ResultsInFlight>()) {
+  in_flight_->pending.resize(routing.slices.size());
+}
+
+void ResultsOfExperts::send(const Tensor& outputs) {
+  const bool sends = !run_->recomputes() || (weights_.defined() && run_->selective == nullptr);
+  sent_.push_back(
+      SendResultFunction::apply(outputs, routing_, ep_group_, level_, in_flight_, sent_.size(), sends));
+}
+
+Tensor ResultsOfExperts::sum(const Tensor& shared) {
+  return SumOfResultsFunction::apply(at::TensorList(sent_), optional_of(weights_), optional_of(shared),
+                                     routing_, ep_group_, level_, in_flight_, *run_);
 }
 
 }  // namespace hyperion::models

@@ -6,6 +6,11 @@
 // receives each block at its place in the order of its experts, where groups may be padded, and sends the
 // experts' outputs back from there: received rows are never permuted. Rows of one expert are in the order of
 // the ranks that sent them.
+//
+// The rows of a microbatch may travel in slices of its tokens, each by an all-to-all of its own: experts work
+// on one slice while the rows of the next one arrive and the outputs of the one before go back, and in
+// backward in the opposite order. A token's outputs and the gradient of its row have the bits of one slice.
+// wgrad is a sum over slices, rounded once for each.
 #pragma once
 
 #include <memory>
@@ -22,11 +27,11 @@
 
 namespace hyperion::models {
 
-// The plan of the all-to-all of one layer and microbatch.
+// The plan of the all-to-all of one layer and slice of a microbatch's tokens.
 struct ExpertExchange {
   std::vector<int64_t> sent, received;  // the number of rows to and from each rank
   // [ranks * local experts]: the rows of each rank in turn for each local expert of the rank that receives
-  // them, in the tensor of sent rows and in that of received ones.
+  // them, in the tensor of sent rows, which has those of all slices, and in that of received ones.
   std::vector<RowBlock> sent_blocks, received_blocks;
   std::vector<RowBlock> padding;              // the other rows of the tensor of received rows, in their order
   int64_t received_rows = 0;                  // with padding
@@ -36,8 +41,11 @@ struct ExpertExchange {
 // Returns how many rows go to and come from each rank. counts: this rank's rows for each expert of the layer.
 // received: [ranks * local experts], the rows of each rank in turn for each local expert. unit: groups of
 // received rows are padded to multiples of it, and to at least `unit`; nullopt: they are not padded.
+// first_row: the slice's first row in the tensor of sent rows.
 ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const int64_t> received, int ranks,
-                             std::optional<int64_t> unit);
+                             std::optional<int64_t> unit, int64_t first_row = 0);
+// Returns the blocks of an exchange in which each rank gets its row of each slice, of [slices * ranks, width].
+std::vector<RowBlock> rows_of_slices(int64_t ranks, int64_t slices);
 // Returns where the group of each local expert ends in the tensor of received rows, padding included.
 std::vector<int64_t> ends_of_groups(const ExpertExchange& exchange);
 // Returns ExpertExchange::experts on the device of the rows. The host does not wait.
@@ -52,19 +60,20 @@ class CountsExchange {
   CountsExchange(std::shared_ptr<Dispatch> dispatch, Exchange& ep_group, bool equal,
                  std::optional<int64_t> unit);
   // Waits for the copy, not for work that the compute stream has queued since, sets the counts of the
-  // dispatch and returns the plan without its groups. This is the only place where the host waits.
-  std::shared_ptr<ExpertExchange> wait();
-  // The groups that wait()'s plan lacks.
+  // dispatch and returns the plan of each slice without its groups. This is the only place where the host
+  // waits.
+  std::vector<std::shared_ptr<ExpertExchange>> wait();
+  // The groups that one of wait()'s plans lacks.
   std::shared_ptr<const Dispatch> groups(const ExpertExchange& plan) const;
 
  private:
   std::shared_ptr<Dispatch> dispatch_;
   int ep_size_;
   std::optional<int64_t> unit_;
-  at::Tensor received_;                    // [ranks * local experts]
+  at::Tensor received_;                    // [slices * ranks, local experts]
   std::vector<int64_t> received_on_host_;  // the same, known after wait()
   Pending pending_;
-  at::Tensor copies_;  // pinned [2, ranks * local experts]: own and received counts; undefined on a CPU
+  at::Tensor copies_;  // pinned [2, slices * ranks, local experts]: own and received counts; undefined on a CPU
   DeviceEvent copied_;
 };
 
@@ -82,8 +91,8 @@ struct NodeLevel {
   bool packs = false;                // whether it is the one inside a node, which packs sums
 };
 
-// The rows of a microbatch, on their way to the experts. Work between construction and wait() hides the
-// exchange, in backward too: there the gradients travel while the nodes of that work run.
+// The rows of a microbatch, on their way to the experts in slices. Work between construction and wait() hides
+// the exchange, in backward too: there the gradients travel while the nodes of that work run.
 class RowsForExperts {
  public:
   // Sends x [tokens, dim]. If `weights` [tokens, k] is defined, rows are multiplied by it first. counts: the
@@ -95,24 +104,43 @@ class RowsForExperts {
                  NodeLevel level = {});
   const KeptRouting& routing() const { return routing_; }
   const NodeLevel& level() const { return level_; }
-  // Returns the rows for this rank's experts in their order, [received, dim]; rows of the padding are zeros.
-  // Call it once.
-  at::Tensor wait();
+  // Returns the rows of a slice for this rank's experts in their order, [received, dim]; rows of the padding
+  // are zeros. Call it once for each, in order.
+  at::Tensor wait(size_t slice = 0);
 
  private:
   KeptRouting routing_;
   Exchange* ep_group_;
   NodeLevel level_;
   std::shared_ptr<RowsInFlight> in_flight_;
-  at::Tensor rows_;  // an output of the graph; its elements are undefined until wait()
+  std::vector<at::Tensor> rows_;  // of each slice, outputs of the graph; elements are undefined until wait()
 };
 
-// Sends the experts' output rows [received, dim] back, without those of the padding, and returns their sum
-// for each token, [tokens, dim], as sum_rows() does with `weights` and `shared`. Collective, as is its
-// backward. A recomputation leaves the elements undefined, and sends nothing without weights. SAC saves the
-// rows that came back.
-at::Tensor sum_of_experts(const at::Tensor& outputs, const at::Tensor& weights, const at::Tensor& shared,
-                          const KeptRouting& routing, Exchange& ep_group, const BlockRun& run,
-                          const NodeLevel& level = {});
+struct ResultsInFlight;
+
+// The experts' outputs of a microbatch, on their way back in slices. Work between send() and sum() hides the
+// exchange, in backward too.
+class ResultsOfExperts {
+ public:
+  // weights: [tokens, k], by which sum() multiplies outputs, or undefined.
+  ResultsOfExperts(const KeptRouting& routing, const at::Tensor& weights, Exchange& ep_group,
+                   const BlockRun& run, NodeLevel level = {});
+  // Sends the output rows [received, dim] of the next slice back, without those of the padding. Collective,
+  // as is its backward. A recomputation sends nothing without weights, or if SAC has saved the rows.
+  void send(const at::Tensor& outputs);
+  // Returns the sum of outputs for each token, [tokens, dim], as sum_rows() does with the weights and
+  // `shared`. Call it once, behind the last send(). A recomputation leaves the elements undefined. SAC saves
+  // the rows that came back if there are weights.
+  at::Tensor sum(const at::Tensor& shared);
+
+ private:
+  KeptRouting routing_;
+  at::Tensor weights_;
+  Exchange* ep_group_;
+  const BlockRun* run_;
+  NodeLevel level_;
+  std::shared_ptr<ResultsInFlight> in_flight_;
+  std::vector<at::Tensor> sent_;  // outputs of the graph without elements
+};
 
 }  // namespace hyperion::models

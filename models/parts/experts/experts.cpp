@@ -223,8 +223,8 @@ int64_t sum_of_rows(const std::vector<int64_t>& rows) {
   return std::accumulate(rows.begin(), rows.end(), int64_t{0});
 }
 // All ranks send as many rows, so the rows that one of them sends are the mean of those they receive.
-int64_t mean_rows(const KeptRouting& routing) {
-  return routing.mean_rows > 0 ? routing.mean_rows : sum_of_rows(routing.exchange->sent);
+int64_t mean_rows(const KeptRouting& routing, size_t slice) {
+  return routing.mean_rows > 0 ? routing.mean_rows : sum_of_rows(routing.slices[slice]->sent);
 }
 
 // Returns "layers.3.moe.experts".
@@ -240,8 +240,12 @@ auto with_received_rows(const Parameter& stack, const KeptRouting& routing, cons
     return work();
   } catch (const std::exception& error) {
     const std::optional<ExhaustedResource> resource = exhausted_resource(error);
-    if (resource && resource->kind == ExhaustedResource::Kind::kMemory && routing.exchange != nullptr) {
-      const int64_t received = sum_of_rows(routing.exchange->received), mean = mean_rows(routing);
+    if (resource && resource->kind == ExhaustedResource::Kind::kMemory && !routing.slices.empty()) {
+      int64_t received = 0, mean = 0;
+      for (size_t slice = 0; slice < routing.slices.size(); ++slice) {
+        received += sum_of_rows(routing.slices[slice]->received);
+        mean += mean_rows(routing, slice);
+      }
       log_error("{}: memory ran out with {} rows for the experts of this rank; the mean of the ranks is {}{}",
                 block_of(stack), received, mean,
                 runs_in_chunks(received, mean) ? ": the router prefers them" : "");
@@ -311,15 +315,17 @@ Tensor Experts::forward(RowsForExperts rows, const Tensor& weights, const Tensor
   // The gradient of weights reads the rows that come back; SAC saves them.
   const bool computes = !run.recomputes() || (after.defined() && run.selective == nullptr);
   return with_received_rows(*stacks_.w1, rows.routing(), [&] {
-    const Tensor outputs = forward_received(rows.wait(), rows.routing(), run, computes);
-    return sum_of_experts(outputs, after, shared, rows.routing(), *ep_group_, run, rows.level());
+    ResultsOfExperts results(rows.routing(), after, *ep_group_, run, rows.level());
+    for (size_t slice = 0; slice < rows.routing().slices.size(); ++slice)
+      results.send(forward_received(rows.wait(slice), rows.routing(), slice, run, computes));
+    return results.sum(shared);
   });
 }
 
-Tensor Experts::forward_received(const Tensor& rows, const KeptRouting& routing, const BlockRun& run,
-                                 bool computes) const {
-  const ExpertExchange& exchange = *routing.exchange;
-  const int64_t received = sum_of_rows(exchange.received), mean = mean_rows(routing);
+Tensor Experts::forward_received(const Tensor& rows, const KeptRouting& routing, size_t slice,
+                                 const BlockRun& run, bool computes) const {
+  const ExpertExchange& exchange = *routing.slices[slice];
+  const int64_t received = sum_of_rows(exchange.received), mean = mean_rows(routing, slice);
   if (!runs_in_chunks(received, mean)) {
     const Tensor none;
     return forward_local(rows, none, none, exchange.experts, run, computes);

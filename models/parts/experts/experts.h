@@ -56,9 +56,9 @@ class Experts {
   std::vector<ParameterPtr> parameters() const;
 
  private:
-  // The part of forward() between the exchanges.
-  at::Tensor forward_received(const at::Tensor& rows, const KeptRouting& routing, const BlockRun& run,
-                              bool computes) const;
+  // The part of forward() between the exchanges of a slice.
+  at::Tensor forward_received(const at::Tensor& rows, const KeptRouting& routing, size_t slice,
+                              const BlockRun& run, bool computes) const;
   // The part of forward() on local experts. x has the rows of these experts, or all tokens without an EP
   // group.
   at::Tensor forward_local(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& shared,

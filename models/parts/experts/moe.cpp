@@ -1,6 +1,5 @@
 #include "models/parts/experts/moe.h"
 
-#include <algorithm>
 #include <vector>
 
 #include "models/layers/linear_node.h"
@@ -9,13 +8,31 @@
 namespace hyperion::models {
 namespace {
 
-// Returns how many rows each expert gets if each of `deals` ranks uses balanced_choices(), without asking a
-// device.
-std::vector<int64_t> balanced_counts(int64_t tokens, int64_t deals, const RoutingOptions& options) {
-  const int64_t assignments = tokens * options.top_k, least = assignments / options.experts;
-  std::vector<int64_t> counts(static_cast<size_t>(options.experts), deals * least);
-  std::fill_n(counts.begin(), assignments % options.experts, deals * (least + 1));
+// Returns how many rows each expert gets from each slice, [slices * experts], if each of `deals` ranks uses
+// balanced_choices() for its `tokens`, without asking a device.
+std::vector<int64_t> balanced_counts(int64_t tokens, int64_t deals, int64_t slices,
+                                     const RoutingOptions& options) {
+  std::vector<int64_t> counts;
+  for (int64_t slice = 0; slice < slices; ++slice) {
+    const int64_t first = first_of_slice(deals * tokens, slice, slices),
+                  end = first_of_slice(deals * tokens, slice + 1, slices);
+    // Returns the rows of an expert before a token of all ranks.
+    const auto rows_before = [&](int64_t token, int64_t expert) {
+      const auto of_rank = [&](int64_t some) {
+        return (some * options.top_k + options.experts - 1 - expert) / options.experts;
+      };
+      return token / tokens * of_rank(tokens) + of_rank(token % tokens);
+    };
+    for (int64_t expert = 0; expert < options.experts; ++expert)
+      counts.push_back(rows_before(end, expert) - rows_before(first, expert));
+  }
   return counts;
+}
+
+// Returns how many rows each expert gets, int64 [experts].
+at::Tensor rows_of_experts(const Dispatch& dispatch) {
+  if (dispatch.slices == 1) return dispatch.expert_rows;
+  return dispatch.expert_rows.view({dispatch.slices, -1}).sum(0);
 }
 
 }  // namespace
@@ -25,6 +42,7 @@ MoE::MoE(const PartParameters& parameters, const ModelArgs& args, const Parallel
       etp_group_(dims.etp_group()),
       ep_group_(dims.active_ep_group()),
       ep_nodes_(dims.ep_nodes),
+      slices_(ep_group_ != nullptr ? dims.expert_slices : 1),
       routing_(args.experts),
       forces_balance_(args.experts.force_load_balance),
       gate_(parameters.linear("moe.router.gate")),
@@ -57,11 +75,11 @@ MoE::PendingDispatch MoE::start_dispatch(const kernels::RoutedTokens& routed, st
   const at::Tensor choices = gather_over_ranks(routed.choices, etp_group_);
   const auto count_tokens = [&](const Dispatch& dispatch) {
     if (run.counts_tokens && (balance_->coefficient > 0 || run.metrics != nullptr))
-      balance_->counts.add_(dispatch.expert_rows);
+      balance_->counts.add_(rows_of_experts(dispatch));
   };
   if (ep_nodes_.nodes != nullptr) {
     NodeCounts counts(choices, routing_.experts, routed.scores.scalar_type(), ep_nodes_, forces_balance_,
-                      unit);
+                      unit, slices_);
     PendingDispatch pending{{counts.dispatch(), {}}};
     count_tokens(*pending.routing.dispatch);
     pending.node_counts.emplace(std::move(counts));
@@ -72,8 +90,8 @@ MoE::PendingDispatch MoE::start_dispatch(const kernels::RoutedTokens& routed, st
                            : unit                        ? RowCounts::kPadded
                                                          : RowCounts::kOnHost;
   auto dispatch = std::make_shared<Dispatch>(
-      dispatch_tokens(choices, routing_.experts, counts, unit.value_or(kernels::kGroupUnit)));
-  if (known) dispatch->counts = balanced_counts(tokens, choices.size(0) / tokens, routing_);
+      dispatch_tokens(choices, routing_.experts, counts, unit.value_or(kernels::kGroupUnit), slices_));
+  if (known) dispatch->counts = balanced_counts(tokens, choices.size(0) / tokens, slices_, routing_);
   count_tokens(*dispatch);
   PendingDispatch pending{{dispatch, {}}};
   if (ep_group_ != nullptr) pending.counts.emplace(std::move(dispatch), *ep_group_, forces_balance_, unit);
@@ -108,13 +126,18 @@ at::Tensor MoE::sum_of_routed(const at::Tensor& x, const at::Tensor& weights, Pe
   }
   TokensForNodes tokens(x, weights, routing, std::move(pending.node_counts), ep_nodes_, run);  // or here
   const at::Tensor added = shared();
-  TokensForNodes::Received received = tokens.wait();
-  RowsForExperts rows = experts_.send(received.x, received.weights, received.routing,
-                                      std::move(received.counts), run, received.level);
-  routing.in_node = std::make_shared<const KeptRouting>(received.routing);
+  ResultsOfExperts results(routing, at::Tensor(), *ep_nodes_.nodes, run, tokens.level());
+  std::vector<std::shared_ptr<const KeptRouting>> in_node;
+  for (size_t slice = 0; slice < routing.slices.size(); ++slice) {
+    TokensForNodes::Received received = tokens.wait(slice);
+    RowsForExperts rows = experts_.send(received.x, received.weights, received.routing,
+                                        std::move(received.counts), run, received.level);
+    in_node.push_back(std::make_shared<const KeptRouting>(received.routing));
+    results.send(experts_.forward(std::move(rows), received.weights, at::Tensor(), run));
+  }
+  routing.in_node = std::move(in_node);
   keep();
-  const at::Tensor sums = experts_.forward(std::move(rows), received.weights, at::Tensor(), run);
-  return sum_of_experts(sums, at::Tensor(), added, routing, *ep_nodes_.nodes, run, tokens.level());
+  return results.sum(added);
 }
 
 at::Tensor MoE::forward(const ops::SumAndNorm& h, const BlockRun& run) const {
@@ -125,7 +148,7 @@ at::Tensor MoE::forward(const ops::SumAndNorm& h, const BlockRun& run) const {
   PendingDispatch pending = start_dispatch(routed, experts_.unit_of_rows(h.normed[1]), run);
   if (balance_->losses != nullptr && run.counts_tokens)
     pending.routing.losses = balance_->losses->count(
-        logits.detach(), scores, pending.routing.dispatch->expert_rows, h.normed[0].size(0), run.metrics);
+        logits.detach(), scores, rows_of_experts(*pending.routing.dispatch), h.normed[0].size(0), run.metrics);
   const int64_t tokens = scores.size(0), first = etp_group_ == nullptr ? 0 : etp_group_->rank() * tokens;
   const at::Tensor local_choices = pending.routing.dispatch->choices.narrow(0, first, tokens);
   const at::Tensor weights = gather_over_ranks(

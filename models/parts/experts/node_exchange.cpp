@@ -36,17 +36,34 @@ int64_t total_rows(const std::vector<int64_t>& rows) {
   return std::accumulate(rows.begin(), rows.end(), int64_t{0});
 }
 
+using Slices = std::vector<std::shared_ptr<const ExpertExchange>>;
+
 // Starts the exchange of the choices of the tokens that level 1 sends.
-Tensor start_choices(const Dispatch& dispatch, const ExpertExchange& exchange, bool equal, Exchange& nodes,
+Tensor start_choices(const Dispatch& dispatch, const Slices& slices, bool equal, Exchange& nodes,
                      Pending& pending) {
   const Tensor sent = dispatch.choices.index_select(0, dispatch.tokens);
+  const auto own = static_cast<size_t>(nodes.rank());
   if (equal) {  // those for the own node are those of every sender
-    const auto own = static_cast<size_t>(nodes.rank());
-    const int64_t first = std::accumulate(exchange.sent.begin(), exchange.sent.begin() + own, int64_t{0});
-    return sent.narrow(0, first, exchange.sent[own]).repeat({nodes.size(), 1});
+    std::vector<Tensor> received;
+    for (const auto& slice : slices) {
+      const auto& [first, rows] = slice->sent_blocks[own];
+      received.push_back(sent.narrow(0, first, rows).repeat({nodes.size(), 1}));
+    }
+    return at::cat(received);
   }
-  const Tensor received = at::empty({total_rows(exchange.received), sent.size(1)}, sent.options());
-  pending = nodes.start_all_to_all(received, sent, exchange.received, exchange.sent);
+  std::vector<RowBlock> sent_blocks, received_blocks;  // of each rank those of the slices
+  int64_t received_rows = 0;
+  for (size_t rank = 0; rank < static_cast<size_t>(nodes.size()); ++rank) {
+    received_rows = 0;
+    for (const auto& slice : slices) {
+      sent_blocks.push_back(slice->sent_blocks[rank]);
+      const auto& [first, rows] = slice->received_blocks[rank];
+      received_blocks.push_back({received_rows + first, rows});
+      received_rows += slice->received_rows;
+    }
+  }
+  const Tensor received = at::empty({received_rows, sent.size(1)}, sent.options());
+  pending = nodes.start_block_exchange(received, sent, received_blocks, sent_blocks);
   return received;
 }
 
@@ -63,10 +80,12 @@ void complete_dispatch(Dispatch& in_node, const Tensor& choices, int64_t first, 
 
 }  // namespace
 
-PresentChoices choices_by_node(const Tensor& choices, int64_t experts_of_node, int64_t nodes) {
+PresentChoices choices_by_node(const Tensor& choices, int64_t experts_of_node, int64_t nodes,
+                               int64_t slices) {
   const Tensor node = choices.floor_divide(experts_of_node), numbers = numbers_of_choices(choices);
   const Tensor first = first_choice(node.unsqueeze(2).eq(node.unsqueeze(1)), choices);
-  return {nodes, at::where(first.eq(numbers), node, nodes), first};
+  const int64_t count = slices * nodes;
+  return {count, at::where(first.eq(numbers), groups_of_slices(node, nodes, slices), count), first};
 }
 
 PresentChoices choices_in_node(const Tensor& choices, int64_t first, int64_t experts) {
@@ -92,25 +111,36 @@ void drop_absent(Dispatch& dispatch, int64_t rows) {
 }
 
 NodeCounts::NodeCounts(const Tensor& choices, int64_t experts, at::ScalarType dtype, const NodeGroups& groups,
-                       bool equal, std::optional<int64_t> unit)
-    : groups_(groups), equal_(equal), unit_(unit), in_node_(std::make_shared<Dispatch>()) {
+                       bool equal, std::optional<int64_t> unit, int64_t slices)
+    : groups_(groups), equal_(equal), unit_(unit), in_node_(static_cast<size_t>(slices)) {
   const int64_t nodes = groups.nodes->size(), of_node = experts / nodes;
-  dispatch_ =
-      std::make_shared<Dispatch>(dispatch_present(choices, choices_by_node(choices, of_node, nodes), dtype));
-  const Tensor flat = choices.flatten().to(at::kLong), rows_of_nodes = dispatch_->expert_rows;
-  dispatch_->expert_rows = at::zeros({experts}, flat.options()).scatter_add_(0, flat, at::ones_like(flat));
-  const Tensor sent = at::cat({rows_of_nodes.unsqueeze(1), dispatch_->expert_rows.view({nodes, of_node})}, 1);
+  dispatch_ = std::make_shared<Dispatch>(
+      dispatch_present(choices, choices_by_node(choices, of_node, nodes, slices), dtype));
+  dispatch_->slices = slices;
+  const Tensor flat = groups_of_slices(choices, experts, slices).flatten().to(at::kLong),
+               rows_of_nodes = dispatch_->expert_rows;
+  dispatch_->expert_rows =
+      at::zeros({slices * experts}, flat.options()).scatter_add_(0, flat, at::ones_like(flat));
+  const Tensor sent = at::cat(
+      {rows_of_nodes.unsqueeze(1), dispatch_->expert_rows.view({slices * nodes, of_node})}, 1);
+  const std::vector<int64_t> by_slice = {slices, nodes, 1 + of_node};
   Tensor received;
   if (equal) {
-    received = sent.narrow(0, groups.nodes->rank(), 1).expand_as(sent);
+    received = sent.view(by_slice).narrow(1, groups.nodes->rank(), 1).expand(by_slice);
   } else {
     received = at::empty_like(sent);
-    const std::vector<int64_t> one(static_cast<size_t>(nodes), 1);
-    groups.nodes->start_all_to_all(received, sent, one, one).wait();
+    const std::vector<RowBlock> blocks = rows_of_slices(nodes, slices);
+    groups.nodes->start_block_exchange(received, sent, blocks, blocks).wait();
+    received = received.view(by_slice);
   }
-  in_node_->expert_rows = received.narrow(1, 1, of_node).sum(0);
-  if (!equal) counts_in_node_.emplace(in_node_, *groups.in_node, /*equal=*/false, unit);
-  counts_ = at::stack({sent, received});
+  const Tensor of_experts = received.narrow(2, 1, of_node).sum(1);
+  for (int64_t slice = 0; slice < slices; ++slice) {
+    InNode& in_node = in_node_[static_cast<size_t>(slice)];
+    in_node.dispatch = std::make_shared<Dispatch>();
+    in_node.dispatch->expert_rows = of_experts[slice];
+    if (!equal) in_node.counts.emplace(in_node.dispatch, *groups.in_node, /*equal=*/false, unit);
+  }
+  counts_ = at::stack({sent.view(by_slice), received});
   if (counts_.is_cpu()) return;
   const Tensor on_device = counts_;
   counts_ = at::empty(on_device.sizes(), at::TensorOptions(at::kLong).pinned_memory(true));
@@ -118,27 +148,33 @@ NodeCounts::NodeCounts(const Tensor& choices, int64_t experts, at::ScalarType dt
   copied_.record(DeviceStream::current(on_device.device()));
 }
 
-std::shared_ptr<const ExpertExchange> NodeCounts::wait() {
+std::vector<std::shared_ptr<const ExpertExchange>> NodeCounts::wait() {
   copied_.wait_on_host();
-  const auto* count = counts_.const_data_ptr<int64_t>();
-  const int64_t nodes = counts_.size(1), width = counts_.size(2);
-  std::vector<int64_t> sent, received;
-  for (int64_t node = 0; node < nodes; ++node) {
-    sent.push_back(count[node * width]);
-    received.push_back(count[(nodes + node) * width]);
-  }
-  const auto exchange = std::make_shared<const ExpertExchange>(
-      plan_exchange(sent, received, static_cast<int>(nodes), /*unit=*/std::nullopt));
-  drop_absent(*dispatch_, total_rows(exchange->sent));
-  if (equal_) {
-    in_node_->counts.assign(static_cast<size_t>(width - 1), 0);
-    for (int64_t node = 0; node < nodes; ++node)
+  const int64_t slices = counts_.size(1), nodes = counts_.size(2), width = counts_.size(3);
+  const auto* counts = counts_.const_data_ptr<int64_t>();
+  Slices exchanges;
+  int64_t sent_rows = 0;
+  for (int64_t slice = 0; slice < slices; ++slice) {
+    const int64_t *of_sent = counts + slice * nodes * width, *of_received = of_sent + counts_.stride(0);
+    InNode& in_node = in_node_[static_cast<size_t>(slice)];
+    std::vector<int64_t> sent, received, of_experts(static_cast<size_t>(width - 1));
+    for (int64_t node = 0; node < nodes; ++node) {
+      sent.push_back(of_sent[node * width]);
+      received.push_back(of_received[node * width]);
       for (int64_t expert = 0; expert < width - 1; ++expert)
-        in_node_->counts[static_cast<size_t>(expert)] += count[(nodes + node) * width + 1 + expert];
-    counts_in_node_.emplace(in_node_, *groups_.in_node, /*equal=*/true, unit_);
+        of_experts[static_cast<size_t>(expert)] += of_received[node * width + 1 + expert];
+    }
+    exchanges.push_back(std::make_shared<const ExpertExchange>(
+        plan_exchange(sent, received, static_cast<int>(nodes), /*unit=*/std::nullopt, sent_rows)));
+    sent_rows += total_rows(sent);
+    if (equal_) {
+      in_node.dispatch->counts = std::move(of_experts);
+      in_node.counts.emplace(in_node.dispatch, *groups_.in_node, /*equal=*/true, unit_);
+    }
+    in_node.counts->wait();  // copied by then
   }
-  counts_in_node_->wait();  // copied by then
-  return exchange;
+  drop_absent(*dispatch_, sent_rows);
+  return exchanges;
 }
 
 TokensForNodes::TokensForNodes(const Tensor& x, const Tensor& weights, KeptRouting& routing,
@@ -148,11 +184,10 @@ TokensForNodes::TokensForNodes(const Tensor& x, const Tensor& weights, KeptRouti
       level_{x.scalar_type() == at::kBFloat16 ? std::make_shared<NodeSums>() : nullptr},
       tokens_([&] {
         if (counts) {
-          routing.exchange = counts->wait();
+          routing.slices = counts->wait();
           choices_ =
-              start_choices(*routing.dispatch, *routing.exchange, counts->equal(), *groups.nodes, pending_);
+              start_choices(*routing.dispatch, routing.slices, counts->equal(), *groups.nodes, pending_);
           in_node_ = counts->take_in_node();
-          counts_in_node_ = counts->take_counts_in_node();
         }
         return RowsForExperts(x, Tensor(), routing, {}, *groups.nodes, run, level_);
       }()),
@@ -160,18 +195,27 @@ TokensForNodes::TokensForNodes(const Tensor& x, const Tensor& weights, KeptRouti
   routing_ = routing;
 }
 
-TokensForNodes::Received TokensForNodes::wait() {
-  Received received{
-      .x = tokens_.wait(), .weights = weights_.wait(), .level = {.sums = level_.sums, .packs = true}};
-  if (in_node_ != nullptr) {
+TokensForNodes::Received TokensForNodes::wait(size_t slice) {
+  Received received{.x = tokens_.wait(slice),
+                    .weights = weights_.wait(slice),
+                    .level = {.sums = level_.sums, .packs = true}};
+  if (!in_node_.empty()) {
     pending_.wait();
-    const int64_t experts = in_node_->expert_rows.numel();
-    complete_dispatch(*in_node_, choices_, groups_.nodes->rank() * experts, received.weights.scalar_type());
-    received.routing.dispatch = std::move(in_node_);
-    received.routing.mean_rows = routing_.dispatch->choices.numel();
-    received.counts = std::move(counts_in_node_);
+    auto& [dispatch, counts] = in_node_[slice];
+    int64_t first = 0;
+    for (size_t earlier = 0; earlier < slice; ++earlier) first += routing_.slices[earlier]->received_rows;
+    const int64_t experts = dispatch->expert_rows.numel();
+    complete_dispatch(*dispatch, choices_.narrow(0, first, received.x.size(0)),
+                      groups_.nodes->rank() * experts, received.weights.scalar_type());
+    received.routing.dispatch = std::move(dispatch);
+    const auto number = static_cast<int64_t>(slice), slices = static_cast<int64_t>(in_node_.size()),
+               tokens = routing_.dispatch->choices.size(0);
+    received.routing.mean_rows =
+        (first_of_slice(tokens, number + 1, slices) - first_of_slice(tokens, number, slices)) *
+        routing_.dispatch->top_k();
+    received.counts = std::move(counts);
   } else {
-    received.routing = *routing_.in_node;
+    received.routing = *routing_.in_node[slice];
   }
   received.weights = received.weights.masked_fill(received.routing.dispatch->present.eq(0), 0);
   return received;

@@ -1,6 +1,6 @@
 // Expert parallelism (EP) over several nodes, in two levels. Level 1 sends a token over the network once for
 // each node that holds some of its experts, to the rank with the sender's index in that node; the choices and
-// weights of the token travel with it. Level 2 is RowsForExperts and sum_of_experts() between the ranks of a
+// weights of the token travel with it. Level 2 is RowsForExperts and ResultsOfExperts between the ranks of a
 // node, for the experts of the node. Its sum of a token's experts is what level 1 brings back; the sender
 // adds up the sums of the nodes in the order of the token's choices. Gradients take the same ways.
 //
@@ -30,12 +30,14 @@ namespace hyperion::models {
 
 // The choices of tokens in groups: of nodes, or of the experts of a node. Each is int32 [tokens, k].
 struct PresentChoices {
-  int64_t count = 0;      // the number of groups
+  int64_t count = 0;      // the number of groups, in all slices
   at::Tensor groups{};    // the group of each choice; `count` if the choice is absent
   at::Tensor stand_in{};  // the choice of the token whose row each choice names; its own if present
 };
-// Groups choices of experts by node. A choice is absent if an earlier one of the token has the same node.
-PresentChoices choices_by_node(const at::Tensor& choices, int64_t experts_of_node, int64_t nodes);
+// Groups choices of experts by slice and node. A choice is absent if an earlier one of the token has the same
+// node.
+PresentChoices choices_by_node(const at::Tensor& choices, int64_t experts_of_node, int64_t nodes,
+                               int64_t slices = 1);
 // Groups choices by expert. A choice is absent if it is none of the `experts` from `first` on. Every token
 // has chosen one of them.
 PresentChoices choices_in_node(const at::Tensor& choices, int64_t first, int64_t experts);
@@ -52,34 +54,39 @@ class NodeCounts {
   // choices: int32 [tokens, k], of `experts` experts. dtype: that of weights. equal, unit: see
   // CountsExchange.
   NodeCounts(const at::Tensor& choices, int64_t experts, at::ScalarType dtype, const NodeGroups& groups,
-             bool equal, std::optional<int64_t> unit);
+             bool equal, std::optional<int64_t> unit, int64_t slices = 1);
 
-  // The dispatch of level 1. Its expert_rows are those of all experts. It has the rows of absent choices
-  // until wait().
+  // The dispatch of level 1. Its expert_rows are those of all experts in each slice. It has the rows of
+  // absent choices until wait().
   const std::shared_ptr<Dispatch>& dispatch() const { return dispatch_; }
 
-  // Waits for the counts and returns the rows of level 1 to and from each node. This is the only place where
-  // the host waits.
-  std::shared_ptr<const ExpertExchange> wait();
-  // The rest is known after wait(). The dispatch of level 2 has counts alone.
-  std::shared_ptr<Dispatch> take_in_node() { return std::move(in_node_); }
-  CountsExchange take_counts_in_node() { return std::move(*counts_in_node_); }
+  // Level 2 of a slice. Its dispatch has counts alone.
+  struct InNode {
+    std::shared_ptr<Dispatch> dispatch{};
+    std::optional<CountsExchange> counts{};
+  };
+
+  // Waits for the counts and returns the rows of level 1 to and from each node, of each slice. This is the
+  // only place where the host waits.
+  std::vector<std::shared_ptr<const ExpertExchange>> wait();
+  // Of each slice, known after wait().
+  std::vector<InNode> take_in_node() { return std::move(in_node_); }
   bool equal() const { return equal_; }
 
  private:
   NodeGroups groups_;
   bool equal_;
   std::optional<int64_t> unit_;
-  std::shared_ptr<Dispatch> dispatch_, in_node_;
-  std::optional<CountsExchange> counts_in_node_;
-  // [sent or received, nodes, 1 + experts of a node]: of each node the rows of level 1 and of each expert. On
-  // the host; with a GPU pinned, and valid after `copied_`.
+  std::shared_ptr<Dispatch> dispatch_;
+  std::vector<InNode> in_node_;
+  // [sent or received, slices, nodes, 1 + experts of a node]: of each node the rows of level 1 and of each
+  // expert. On the host; with a GPU pinned, and valid after `copied_`.
   at::Tensor counts_;
   DeviceEvent copied_;
 };
 
-// The tokens of a microbatch, on their way to the nodes of their experts. Work between construction and
-// wait() hides the exchange, in backward too.
+// The tokens of a microbatch, on their way to the nodes of their experts in slices. Work between construction
+// and wait() hides the exchange, in backward too.
 class TokensForNodes {
  public:
   // Sends x [tokens, dim] and weights [tokens, k]. counts: the exchange of counts that completes `routing`
@@ -94,19 +101,19 @@ class TokensForNodes {
     KeptRouting routing{};                   // of level 2
     std::optional<CountsExchange> counts{};  // that completes `routing`; nullopt: it is complete
   };
-  // Returns what level 2 sends to the experts. Weights of experts of other nodes are zero. Call it once.
-  Received wait();
+  // Returns what level 2 sends to the experts of a slice. Weights of experts of other nodes are zero. Call it
+  // once for each, in order, and level 1 of a slice's results before the next one.
+  Received wait(size_t slice);
 
-  // Level 1 of the sums of experts' results: sum_of_experts() between the nodes takes it.
+  // Level 1 of the sums of experts' results: ResultsOfExperts between the nodes takes it.
   const NodeLevel& level() const { return level_; }
 
  private:
   KeptRouting routing_;
   NodeGroups groups_;
   NodeLevel level_;
-  std::shared_ptr<Dispatch> in_node_;  // null if `routing` was complete
-  std::optional<CountsExchange> counts_in_node_;
-  at::Tensor choices_;  // [received, k], valid after `pending_`
+  std::vector<NodeCounts::InNode> in_node_;  // of each slice; empty if `routing` was complete
+  at::Tensor choices_;                       // [received of all slices, k], valid after `pending_`
   Pending pending_;
   RowsForExperts tokens_, weights_;
 };
