@@ -133,6 +133,8 @@ std::string settings_text(const MeshPlan& plan) {
   if (parallelism.pipeline_parallel_degree > 1) text += ", " + parallelism.pipeline_parallel_schedule;
   if (parallelism.expert_parallel_degree > 1 && parallelism.expert_parallel_once_per_node)
     text += ", once per node";
+  if (parallelism.expert_parallel_degree > 1 && parallelism.expert_parallel_slices > 1)
+    text += fmt::format(", {} slices", parallelism.expert_parallel_slices);
   if (parallelism.fsdp_reshard_after_forward != config::ReshardAfterForward::kDefault)
     text += fmt::format(", reshard {}", text_of(parallelism.fsdp_reshard_after_forward));
   return text;

@@ -169,6 +169,8 @@ def family_of(record, widths):
         return HEAD_PRODUCTS if widths.vocabulary & set(record.sizes) else PRODUCTS
     if is_routing(record, widths):
         return ROUTING
+    if record.operator == "aten::add_" and len(record.sizes) == 3 and widths.hidden & set(record.sizes[1:]) and widths.model & set(record.sizes[1:]):
+        return "gather, pack, reduce"  # sums of a stack's gradients over slices of tokens
     width = widths.of(record)
     for family, operator, where, wide in FAMILIES:
         if re.search(operator, record.operator) and re.search(where, record.range) and (

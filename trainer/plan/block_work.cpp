@@ -251,9 +251,9 @@ class BlockCounter : ProductCounter {
     add_products(std::span(&w2, 1), tokens(), 0);  // nothing reads a recomputed output
     add_gate(Family::kGatedActivation, tokens() * w2.in);
   }
-  void add_gate(Family family, double elements) const {
-    add(family, 1 + recomputes_rows(), 1, 3 * elements * element());
-    add(family, 1, 1, 5 * elements * element());
+  void add_gate(Family family, double elements, double launches = 1) const {
+    add(family, 1 + recomputes_rows(), launches, 3 * elements * element());
+    add(family, 1, launches, 5 * elements * element());
   }
 
   void count_experts() const {
@@ -284,14 +284,25 @@ class BlockCounter : ProductCounter {
     count_stack(rows, dim(), 2 * hidden, held, full || selective ? 1 : 0, /*gradients=*/2);
     // Gradients of the tokens' weights need its output.
     count_stack(rows, hidden, dim(), held, full || (selective && !exchanged) ? 1 : 0, 1);
-    add_gate(Family::kGatedActivation, rows * hidden);
+    add_gate(Family::kGatedActivation, rows * hidden, slices());
     // fp32 gradients of a stack are packed for the ranks that shard it.
     add(Family::kPacking, 1, 2, held * 3 * dim() * hidden * (element() + kFp32));
     if (setting_.experts == 1 && setting_.expert_tensor == 1) return;
-    const double exchanges = (4 + 2 * full) * times_;  // there and back, forward and backward
+    const double passes = (2 + full) * times_;
+    work_.dispatch.forward += (1 + full) * times_;
+    work_.dispatch.backward += times_;
+    work_.dispatch.slices = setting_.config.parallelism.expert_parallel_slices;
+    work_.dispatch.overlapped = selective ? 0.75 : 1;  // its recomputation exchanges nothing
     const auto dispatch = [&](MeshDim group, double rows_sent, double ranks) {
-      work_.dispatch.emplace_back(group, exchanges * (ranks - 1) / ranks * rows_sent * width);
+      const double sent_bytes = 2 * passes * (ranks - 1) / ranks * rows_sent * width;
+      for (auto& [known, bytes] : work_.dispatch.sent)
+        if (known == group) {
+          bytes += sent_bytes;
+          return;
+        }
+      work_.dispatch.sent.emplace_back(group, sent_bytes);
     };
+    add(Family::kRouting, 1, 3 * (slices() - 1), 0);  // padding of received rows, ends of groups
     const double nodes = setting_.expert_nodes;
     if (nodes == 1) return dispatch(MeshDim::kEp, sent, setting_.experts);
     // A row for each node with chosen experts, and on it for each expert. A router with groups chooses from
@@ -319,9 +330,15 @@ class BlockCounter : ProductCounter {
     add(Family::kRouting, 1, 1, own * experts * 3 * kFp32);
   }
 
+  // Slices of tokens, each of which the experts multiply alone.
+  double slices() const {
+    const int64_t slices = setting_.config.parallelism.expert_parallel_slices;
+    return setting_.experts > 1 ? static_cast<double>(slices) : 1;
+  }
+
   // `gradients`: products that compute the gradient of the stack, each of a part of `out`.
   void count_stack(double rows, double in, double out, double held, double repeats, double gradients) const {
-    const double weight = held * in * out, flops = 2 * rows * in * out;
+    const double stack = held * in * out, weight = slices() * stack, flops = 2 * rows * in * out;
     const bool float8 = config::kGroupedFloat8.on(setting_.config) || config::kGroupedMx.on(setting_.config);
     const Rate rate = float8 ? Rate::kFp8 : setting_.element == kFp32 ? Rate::kFp32 : Rate::kGrouped;
     const double operand = float8 ? 1 : element();
@@ -330,12 +347,14 @@ class BlockCounter : ProductCounter {
       add_cast(rows * out, 1, 2);
       add_cast(weight, 1 + repeats, 2);
     }
-    add(Family::kExpertProducts, 1 + repeats, 2, rows * (in * operand + out * element()) + weight * operand,
-        flops, rate);
-    add(Family::kExpertProducts, 1, 2, rows * (in * element() + out * operand) + weight * operand, flops,
-        float8 ? Rate::kFp8Slow : rate);
-    add(Family::kExpertProducts, 1, 2 * gradients,
+    const double launches = 2 * slices();
+    add(Family::kExpertProducts, 1 + repeats, launches,
+        rows * (in * operand + out * element()) + weight * operand, flops, rate);
+    add(Family::kExpertProducts, 1, launches, rows * (in * element() + out * operand) + weight * operand,
+        flops, float8 ? Rate::kFp8Slow : rate);
+    add(Family::kExpertProducts, 1, launches * gradients,
         rows * (gradients * in + out) * operand + weight * element(), flops, float8 ? Rate::kFp8Slow : rate);
+    if (slices() > 1) add(Family::kPacking, slices() - 1, gradients, 3 * stack * element());  // their sum
   }
 
   // All-gathers before column layers, reduce-scatters after row layers, and the reverse of their gradients.

@@ -164,6 +164,39 @@ double matrix_seconds(const StepWork& work, double iterating, const Mesh& mesh, 
   return exposed + std::max(card.link_share * hidden, hidden - iterating);
 }
 
+// The seconds of one pass for which the GPU waits for rows on their way to experts and back, each way `way`
+// seconds in equal slices. The slices leave one after another, and the results of each as soon as the experts
+// have computed it, `computing` seconds for all.
+double pass_waits(double way, double computing, int64_t slices) {
+  const double one = way / static_cast<double>(slices), each = computing / static_cast<double>(slices);
+  double arrived = 0, computed = 0, back = way;
+  for (int64_t slice = 0; slice < slices; ++slice) {
+    arrived += one;
+    computed = std::max(computed, arrived) + each;
+    back = std::max(back, computed) + one;
+  }
+  return back - computing;
+}
+
+// experts: the seconds of experts' products. Where tokens travel once per node, the exchange inside a node is
+// waited for, and rows of another slice travel between nodes meanwhile.
+Waits dispatch_waits(const ExpertDispatch& dispatch, double experts, const Mesh& mesh, const Cluster& cluster,
+                     const Card& card) {
+  Waits waits;
+  if (dispatch.sent.empty()) return waits;
+  const double passes = dispatch.forward + dispatch.backward;
+  const auto seconds = [&](size_t level) {
+    const auto& [group, sent] = dispatch.sent[level];
+    return exchange_seconds(sent, group, mesh, cluster, card) / passes;
+  };
+  const double way = seconds(0) / 2, inside = dispatch.sent.size() > 1 ? seconds(1) : 0;
+  // A backward multiplies twice as much as a forward.
+  const double computing = dispatch.overlapped * experts / (dispatch.forward + 2 * dispatch.backward);
+  const double exposed = dispatch.forward * pass_waits(way, inside + computing, dispatch.slices) +
+                         dispatch.backward * pass_waits(way, inside + 2 * computing, dispatch.slices);
+  return {exposed + passes * inside, passes * 2 * way - exposed};
+}
+
 bool is_backward(Rate rate) {
   return rate == Rate::kCudnnBackward || rate == Rate::kFlashBackward || rate == Rate::kWideFlashBackward ||
          rate == Rate::kEfficientBackward;
@@ -199,8 +232,8 @@ StepTime step_time(const StepWork& work, const Card& card, const Mesh& mesh, con
         sequence_waits(*exchange, forward / exchange->runs, backward / exchange->runs, mesh, cluster, card);
     time.of(Family::kSequenceExchange) = waits.exposed + card.link_share * waits.hidden;
   }
-  for (const auto& [group, sent] : work.dispatch)
-    time.of(Family::kDispatch) += exchange_seconds(sent, group, mesh, cluster, card);
+  const Waits rows = dispatch_waits(work.dispatch, time.of(Family::kExpertProducts), mesh, cluster, card);
+  time.of(Family::kDispatch) = rows.exposed + card.link_share * rows.hidden;
   if (pipeline) {
     const double computing = time.total() - time.of(Family::kOptimizer) - iterating;
     const double transfer = work.transfer / hop_rate(MeshDim::kPp, mesh, cluster, card);

@@ -275,7 +275,7 @@ std::map<MeshDim, double> StepWork::sent() const {
   std::map<MeshDim, double> bytes;
   for (const Collectives& collective : collectives)
     bytes[collective.group] += collective.times * collective.sent;
-  for (const auto& [group, rows] : dispatch) bytes[group] += rows;
+  for (const auto& [group, rows] : dispatch.sent) bytes[group] += rows;
   for (const MatrixExchanges& exchange : matrices) bytes[exchange.group] += exchange.bytes + exchange.back;
   if (const auto& exchange = sequence_exchange)
     bytes[MeshDim::kCp] += exchange->runs * exchange->exchanges * (2 * exchange->keys + exchange->gradients);

@@ -92,6 +92,16 @@ struct SequenceExchange {
   double forward_share = 0.5;  // of attention's time that the first part's queries take
 };
 
+// The exchange of rows with the experts of other ranks in a step, in equal passes there and back.
+struct ExpertDispatch {
+  // Bytes that this rank sends by group: between nodes, then between the ranks of a node.
+  std::vector<std::pair<parallel::MeshDim, double>> sent{};
+  double forward = 0, backward = 0;  // passes
+  // Of the seconds of experts' products, those under which rows of another slice may travel.
+  double overlapped = 1;
+  int64_t slices = 1;
+};
+
 // The exchange of Muon's matrices in a group of ranks, in a step.
 struct MatrixExchanges {
   parallel::MeshDim group;
@@ -104,7 +114,7 @@ struct MatrixExchanges {
 struct StepWork {
   std::vector<Kernels> kernels{};
   std::vector<Collectives> collectives{};
-  std::vector<std::pair<parallel::MeshDim, double>> dispatch{};  // bytes that this rank sends in a step
+  ExpertDispatch dispatch{};
   std::vector<MatrixExchanges> matrices{};
   std::optional<SequenceExchange> sequence_exchange{};
   double tokens = 0;    // of this GPU: those of its microbatches over the ranks that share them
