@@ -56,6 +56,30 @@ TEST_CASE("Exposed exchange is that of the group that waits") {
   CHECK(time.of(Family::kTensorExchange) == Approx(60 * 52. / 62));
 }
 
+TEST_CASE("Rows of a slice travel under the products of another") {
+  const Mesh mesh({.dp_shard = 8, .ep = 8}, 8);
+  StepWork work;  // experts take 12 s, 4 of them forward; a way of either pass takes 6 s
+  work.kernels.push_back({.family = Family::kExpertProducts, .times = 12, .bytes = 3e12});
+  work.dispatch = {.sent = {{MeshDim::kEp, 4 * 6 * 400.}}, .forward = 1, .backward = 1};
+  const Cluster cluster{.gpus_per_node = 8, .network = 10};
+  const auto waits = [&](int64_t slices) {
+    work.dispatch.slices = slices;
+    return step_time(work, simple_card(), mesh, cluster).of(Family::kDispatch);
+  };
+  CHECK(waits(1) == Approx(24));
+  // Forward takes 12 s, in which the links are always busy, backward 3 + 8 + 3 s, in which the experts are busy
+  // from the first slice there to the last one back. What is hidden takes a share of the experts' time.
+  CHECK(waits(2) == Approx((12 - 4) + (14 - 8) + 0.1 * (24 - 14)));
+  CHECK(waits(4) < waits(2));
+  work.dispatch.sent = {{MeshDim::kEpNodes, 4 * 6 * 10.}, {MeshDim::kEpInNode, 4 * 1 * 400.}};
+  work.dispatch.overlapped = 0;
+  const Mesh nodes({.dp_shard = 16, .ep = 16, .ep_nodes = 2}, 16);
+  // Nothing but the 2 s inside a node, of which each slice has half, hides the 6 s between nodes.
+  work.dispatch.slices = 2;
+  const double between = step_time(work, simple_card(), nodes, cluster).of(Family::kDispatch);
+  CHECK(between == Approx(2 * (2 + 3 + 2 * (3 - 1) + 3) + 0.1 * 2 * 2));
+}
+
 TEST_CASE("Gathers and reductions move the padding of shards") {
   const models::ModelArgs args = models::model_args("llama3", "8B");
   const models::ModelDescription model = models::describe_model(args);
