@@ -91,9 +91,8 @@ Journey journey(const JourneyInput& input, ProcessGroups& groups, bool by_node) 
     }
     sum = results.sum(none);
   } else {
-    auto dispatch = std::make_shared<models::Dispatch>(
-        models::dispatch_tokens(input.choices, input.experts, models::RowCounts::kOnHost,
-                                kernels::kGroupUnit, input.slices));
+    auto dispatch = std::make_shared<models::Dispatch>(models::dispatch_tokens(
+        input.choices, input.experts, models::RowCounts::kOnHost, kernels::kGroupUnit, input.slices));
     KeptRouting routing{.dispatch = dispatch};
     sum = there_and_back(x, weights, routing, models::CountsExchange(dispatch, ep, /*equal=*/false, {}), ep,
                          {});

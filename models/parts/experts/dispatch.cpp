@@ -38,9 +38,9 @@ Dispatch dispatch_tokens(const Tensor& choices, int64_t experts, RowCounts count
         choices.numel());
   const Tensor dense = choices.contiguous();
   const bool padded = counts == RowCounts::kPadded;
-  Dispatch dispatch = {kernels::table().order_rows(groups_of_slices(dense, experts, slices), groups,
-                                                   padded ? unit : 0),
-                       dense};
+  Dispatch dispatch = {
+      kernels::table().order_rows(groups_of_slices(dense, experts, slices), groups, padded ? unit : 0),
+      dense};
   dispatch.slices = slices;
   if (padded) return dispatch;
   dispatch.counts.resize(groups, 0);

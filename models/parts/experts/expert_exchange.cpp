@@ -106,8 +106,7 @@ struct SendRowsFunction : Function<SendRowsFunction> {
       const Tensor rows = std::exchange(in_flight->gathered, {});
       variable_list received;
       for (size_t slice = 0; slice < routing.slices.size(); ++slice)
-        received.push_back(
-            to_experts(rows, *routing.slices[slice], *ep_group, in_flight->pending[slice]));
+        received.push_back(to_experts(rows, *routing.slices[slice], *ep_group, in_flight->pending[slice]));
       return received;
     });
   }
@@ -326,7 +325,8 @@ Dispatch groups_of_received(const ExpertExchange& exchange, std::optional<int64_
 CountsExchange::CountsExchange(std::shared_ptr<Dispatch> dispatch, Exchange& ep_group, bool equal,
                                std::optional<int64_t> unit)
     : dispatch_(std::move(dispatch)), ep_size_(ep_group.size()), unit_(unit) {
-  const int64_t slices = dispatch_->slices, local_experts = dispatch_->expert_rows.numel() / slices / ep_size_;
+  const int64_t slices = dispatch_->slices,
+                local_experts = dispatch_->expert_rows.numel() / slices / ep_size_;
   if (equal) {
     for (int64_t slice = 0; slice < slices; ++slice) {
       const auto own = dispatch_->counts.begin() + (slice * ep_size_ + ep_group.rank()) * local_experts;

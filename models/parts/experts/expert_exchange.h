@@ -44,7 +44,8 @@ struct ExpertExchange {
 // first_row: the slice's first row in the tensor of sent rows.
 ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const int64_t> received, int ranks,
                              std::optional<int64_t> unit, int64_t first_row = 0);
-// Returns the blocks of an exchange in which each rank gets its row of each slice, of [slices * ranks, width].
+// Returns the blocks of an exchange in which each rank gets its row of each slice, of [slices * ranks,
+// width].
 std::vector<RowBlock> rows_of_slices(int64_t ranks, int64_t slices);
 // Returns where the group of each local expert ends in the tensor of received rows, padding included.
 std::vector<int64_t> ends_of_groups(const ExpertExchange& exchange);
@@ -73,7 +74,8 @@ class CountsExchange {
   at::Tensor received_;                    // [slices * ranks, local experts]
   std::vector<int64_t> received_on_host_;  // the same, known after wait()
   Pending pending_;
-  at::Tensor copies_;  // pinned [2, slices * ranks, local experts]: own and received counts; undefined on a CPU
+  at::Tensor
+      copies_;  // pinned [2, slices * ranks, local experts]: own and received counts; undefined on a CPU
   DeviceEvent copied_;
 };
 

@@ -12,20 +12,18 @@ namespace {
 // balanced_choices() for its `tokens`, without asking a device.
 std::vector<int64_t> balanced_counts(int64_t tokens, int64_t deals, int64_t slices,
                                      const RoutingOptions& options) {
-  std::vector<int64_t> counts;
-  for (int64_t slice = 0; slice < slices; ++slice) {
-    const int64_t first = first_of_slice(deals * tokens, slice, slices),
-                  end = first_of_slice(deals * tokens, slice + 1, slices);
-    // Returns the rows of an expert before a token of all ranks.
-    const auto rows_before = [&](int64_t token, int64_t expert) {
-      const auto of_rank = [&](int64_t some) {
-        return (some * options.top_k + options.experts - 1 - expert) / options.experts;
-      };
-      return token / tokens * of_rank(tokens) + of_rank(token % tokens);
+  // Returns the rows of an expert from the first tokens of all ranks, one rank's after another's.
+  const auto rows_of = [&](int64_t first_tokens, int64_t expert) {
+    const auto of_deal = [&](int64_t dealt) {
+      return (dealt * options.top_k + options.experts - 1 - expert) / options.experts;
     };
+    return first_tokens / tokens * of_deal(tokens) + of_deal(first_tokens % tokens);
+  };
+  std::vector<int64_t> counts;
+  for (int64_t slice = 0; slice < slices; ++slice)
     for (int64_t expert = 0; expert < options.experts; ++expert)
-      counts.push_back(rows_before(end, expert) - rows_before(first, expert));
-  }
+      counts.push_back(rows_of(first_of_slice(deals * tokens, slice + 1, slices), expert) -
+                       rows_of(first_of_slice(deals * tokens, slice, slices), expert));
   return counts;
 }
 
@@ -147,8 +145,9 @@ at::Tensor MoE::forward(const ops::SumAndNorm& h, const BlockRun& run) const {
   const at::Tensor& scores = routed.scores;
   PendingDispatch pending = start_dispatch(routed, experts_.unit_of_rows(h.normed[1]), run);
   if (balance_->losses != nullptr && run.counts_tokens)
-    pending.routing.losses = balance_->losses->count(
-        logits.detach(), scores, rows_of_experts(*pending.routing.dispatch), h.normed[0].size(0), run.metrics);
+    pending.routing.losses =
+        balance_->losses->count(logits.detach(), scores, rows_of_experts(*pending.routing.dispatch),
+                                h.normed[0].size(0), run.metrics);
   const int64_t tokens = scores.size(0), first = etp_group_ == nullptr ? 0 : etp_group_->rank() * tokens;
   const at::Tensor local_choices = pending.routing.dispatch->choices.narrow(0, first, tokens);
   const at::Tensor weights = gather_over_ranks(

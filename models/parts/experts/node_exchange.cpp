@@ -121,8 +121,8 @@ NodeCounts::NodeCounts(const Tensor& choices, int64_t experts, at::ScalarType dt
                rows_of_nodes = dispatch_->expert_rows;
   dispatch_->expert_rows =
       at::zeros({slices * experts}, flat.options()).scatter_add_(0, flat, at::ones_like(flat));
-  const Tensor sent = at::cat(
-      {rows_of_nodes.unsqueeze(1), dispatch_->expert_rows.view({slices * nodes, of_node})}, 1);
+  const Tensor sent =
+      at::cat({rows_of_nodes.unsqueeze(1), dispatch_->expert_rows.view({slices * nodes, of_node})}, 1);
   const std::vector<int64_t> by_slice = {slices, nodes, 1 + of_node};
   Tensor received;
   if (equal) {

@@ -67,8 +67,8 @@ TEST_CASE("Rows of a slice travel under the products of another") {
     return step_time(work, simple_card(), mesh, cluster).of(Family::kDispatch);
   };
   CHECK(waits(1) == Approx(24));
-  // Forward takes 12 s, in which the links are always busy, backward 3 + 8 + 3 s, in which the experts are busy
-  // from the first slice there to the last one back. What is hidden takes a share of the experts' time.
+  // Forward takes 12 s, in which the links are always busy, backward 3 + 8 + 3 s, in which the experts are
+  // busy from the first slice there to the last one back. What is hidden takes a share of the experts' time.
   CHECK(waits(2) == Approx((12 - 4) + (14 - 8) + 0.1 * (24 - 14)));
   CHECK(waits(4) < waits(2));
   work.dispatch.sent = {{MeshDim::kEpNodes, 4 * 6 * 10.}, {MeshDim::kEpInNode, 4 * 1 * 400.}};
