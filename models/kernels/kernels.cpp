@@ -48,6 +48,9 @@ std::string why_plain_keys(const at::Tensor& chunks, const at::Tensor& k, const 
 std::string why_plain_experts(const at::Tensor& x, int64_t experts) {
   return !x.is_cuda() || experts <= kMaxFusedExperts ? "" : fmt::format("{} experts", experts);
 }
+std::string why_plain_order(const at::Tensor& choices, int64_t groups) {
+  return !choices.is_cuda() || groups <= kMaxRowGroups ? "" : fmt::format("{} groups of rows", groups);
+}
 // dtype: of logits, or of their gradient.
 std::string why_plain_weights(const at::Tensor& scores, at::ScalarType dtype) {
   if (scores.scalar_type() != at::kFloat)
@@ -135,7 +138,7 @@ Kernels all_forms() {
                                    },
                                    plain::routing_weights_backward, cpu::routing_weights_backward},
       .order_rows = {"hyperion::order_rows", "rows of experts",
-                     [](auto& choices, auto& experts, auto&) { return why_plain_experts(choices, experts); },
+                     [](auto& choices, auto& groups, auto&) { return why_plain_order(choices, groups); },
                      plain::order_rows, cpu::order_rows},
       .gather_rows = {"hyperion::gather_rows", "rows of experts",
                       [](auto& x, auto&...) { return why_plain_dtype(x); }, plain::gather_rows,

@@ -55,7 +55,7 @@ struct ParallelDims {
   // are gathered on all of them. Otherwise an expert is replicated over TP, and each TP rank sends the tokens
   // of its part of the sequences. Without EP, TP always shards each expert.
   bool shards_experts = false;
-  // The slices of a microbatch's tokens that travel apart, one under the products of another.
+  // The number of slices of a microbatch's tokens, each of which has all-to-alls of its own.
   int64_t expert_slices = 1;
   // Tokens travel once to each node that holds some of their experts. Rank i of node n is rank n * ranks of a
   // node + i of ep_group.

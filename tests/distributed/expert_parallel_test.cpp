@@ -19,13 +19,13 @@ constexpr int64_t kStepsOfExperts = 10;
 struct ExpertLayout {
   int ranks;
   MeshConfig mesh;
-  int64_t experts = 4, accumulation = 1;
+  int64_t experts = 4, accumulation = 1, slices = 1;
 };
 // The experts of a rank are one or two; over efsdp 2 they are one each, or stretches of one: of w1's nine
 // rows in one, of w2's 18 in two.
 const std::vector<ExpertLayout> kExpertLayouts = {
-    {2, {.ep = 2}, 4, 3}, {4, {.ep = 4}}, {4, {.ep = 2}}, {4, {.dp_replicate = 2, .ep = 2}},
-    {4, {.ep = 2}, 2},
+    {2, {.ep = 2}, 4, 3}, {4, {.ep = 4}},          {4, {.ep = 2}}, {4, {.dp_replicate = 2, .ep = 2}},
+    {4, {.ep = 2}, 2},    {4, {.ep = 4}, 4, 1, 3},
 };
 
 TinyJob job_with_experts(const ExpertLayout& layout) {
@@ -33,7 +33,8 @@ TinyJob job_with_experts(const ExpertLayout& layout) {
           .mesh = layout.mesh,
           .accumulation = layout.accumulation,
           .experts = layout.experts,
-          .expert_hidden = 9};
+          .expert_hidden = 9,
+          .expert_slices = layout.slices};
 }
 
 struct ExpertRun {
@@ -216,7 +217,7 @@ TEST_CASE("tokens in slices train to the losses and gradients of one slice") {
   const auto [ranks, mesh, slices, balanced] =
       GENERATE(Case{2, {.ep = 2}, 2}, Case{4, {.ep = 4}, 3}, Case{4, {.tp = 2, .ep = 2, .etp = 2}, 2, true},
                Case{4, {.tp = 2, .ep = 4}, 2}, Case{4, {.cp = 2, .ep = 4}, 2},
-               Case{4, {.pp = 2, .ep = 2}, 2, true}, Case{2, {.ep = 2}, 8, true});
+               Case{4, {.pp = 2, .ep = 2}, 2, true}, Case{2, {.ep = 2}, 4, true});
   TinyJob whole = job_with_experts({ranks, mesh});
   whole.score_before_experts = GENERATE(false, true);
   if (mesh.tp > 1) {

@@ -43,9 +43,9 @@ struct TinyJob {
   int64_t window = 0;  // in every second layer
   bool sinks = false;
   int64_t experts = 5, expert_hidden = 10;  // where the model has experts
+  int64_t expert_slices = 1;
   // Of deepseek_v3.
   bool score_before_experts = false;
-  int64_t expert_slices = 1;
   bool balanced = false;  // choices are dealt round robin
   // With mesh.cp > 1 two chunks per rank, or one.
   bool head_tail = true;

@@ -289,10 +289,14 @@ class BlockCounter : ProductCounter {
     add(Family::kPacking, 1, 2, held * 3 * dim() * hidden * (element() + kFp32));
     if (setting_.experts == 1 && setting_.expert_tensor == 1) return;
     const double passes = (2 + full) * times_;
-    work_.dispatch.forward += (1 + full) * times_;
-    work_.dispatch.backward += times_;
+    work_.dispatch.forward_passes += (1 + full) * times_;
+    work_.dispatch.backward_passes += times_;
     work_.dispatch.slices = setting_.config.parallelism.expert_parallel_slices;
-    work_.dispatch.overlapped = selective ? 0.75 : 1;  // its recomputation exchanges nothing
+    // Gate, up and down, their dgrads and wgrads. Selective checkpointing computes gate and up again without
+    // an exchange, full all three with one.
+    const double products = 9 + (selective ? 2 : 3 * full);
+    work_.dispatch.forward_share = 3 / products;
+    work_.dispatch.backward_share = (splits_backward() ? 3 : 6) / products;
     const auto dispatch = [&](MeshDim group, double rows_sent, double ranks) {
       const double sent_bytes = 2 * passes * (ranks - 1) / ranks * rows_sent * width;
       for (auto& [known, bytes] : work_.dispatch.sent)
@@ -314,8 +318,8 @@ class BlockCounter : ProductCounter {
                    : nodes * (1 - std::pow(1 - 1 / nodes, chosen));
     dispatch(MeshDim::kEpNodes, own * reached, nodes);
     dispatch(MeshDim::kEpInNode, sent, setting_.experts / nodes);
-    constexpr double kMoreLaunches = 49;  // docs/notes/simulated_step.md
-    add(Family::kRouting, 1, kMoreLaunches, 0);
+    constexpr double kMoreLaunches = 49, kOfSlice = 0;  // docs/notes/simulated_step.md
+    add(Family::kRouting, 1, kMoreLaunches + kOfSlice * (slices() - 1), 0);
   }
 
   void count_routing(double own, double experts, double chosen) const {
@@ -328,6 +332,13 @@ class BlockCounter : ProductCounter {
     add(Family::kRouting, 1 + repeats, 3, own * experts * (element() + 4 * kFp32));
     add(Family::kRouting, 1, 5, own * chosen * 12 * kFp32);
     add(Family::kRouting, 1, 1, own * experts * 3 * kFp32);
+  }
+
+  // Returns whether a pipeline's schedule defers wgrads.
+  bool splits_backward() const {
+    const std::string& schedule = setting_.config.parallelism.pipeline_parallel_schedule;
+    return setting_.config.parallelism.pipeline_parallel_degree > 1 &&
+           (schedule == "InterleavedZeroBubble" || schedule == "ZBVZeroBubble" || schedule == "DualPipeV");
   }
 
   // Slices of tokens, each of which the experts multiply alone.

@@ -164,18 +164,19 @@ double matrix_seconds(const StepWork& work, double iterating, const Mesh& mesh, 
   return exposed + std::max(card.link_share * hidden, hidden - iterating);
 }
 
-// The seconds of one pass for which the GPU waits for rows on their way to experts and back, each way `way`
-// seconds in equal slices. The slices leave one after another, and the results of each as soon as the experts
-// have computed it, `computing` seconds for all.
-double pass_waits(double way, double computing, int64_t slices) {
-  const double one = way / static_cast<double>(slices), each = computing / static_cast<double>(slices);
-  double arrived = 0, computed = 0, back = way;
+// The seconds of one pass for which the GPU waits for rows on their way to experts and back, `travelling`
+// seconds each way in equal slices. The slices leave one after another, and the results of each as soon as
+// the experts have computed it, in `computing` seconds for all.
+double pass_waits(double travelling, double computing, int64_t slices) {
+  const double travels = travelling / static_cast<double>(slices),
+               computes = computing / static_cast<double>(slices);
+  double arrived = 0, computed = 0, returned = travelling;
   for (int64_t slice = 0; slice < slices; ++slice) {
-    arrived += one;
-    computed = std::max(computed, arrived) + each;
-    back = std::max(back, computed) + one;
+    arrived += travels;
+    computed = std::max(computed, arrived) + computes;
+    returned = std::max(returned, computed) + travels;
   }
-  return back - computing;
+  return returned - computing;
 }
 
 // experts: the seconds of experts' products. Where tokens travel once per node, the exchange inside a node is
@@ -184,16 +185,18 @@ Waits dispatch_waits(const ExpertDispatch& dispatch, double experts, const Mesh&
                      const Card& card) {
   Waits waits;
   if (dispatch.sent.empty()) return waits;
-  const double passes = dispatch.forward + dispatch.backward;
+  const double passes = dispatch.forward_passes + dispatch.backward_passes;
   const auto seconds = [&](size_t level) {
     const auto& [group, sent] = dispatch.sent[level];
     return exchange_seconds(sent, group, mesh, cluster, card) / passes;
   };
   const double way = seconds(0) / 2, inside = dispatch.sent.size() > 1 ? seconds(1) : 0;
-  // A backward multiplies twice as much as a forward.
-  const double computing = dispatch.overlapped * experts / (dispatch.forward + 2 * dispatch.backward);
-  const double exposed = dispatch.forward * pass_waits(way, inside + computing, dispatch.slices) +
-                         dispatch.backward * pass_waits(way, inside + 2 * computing, dispatch.slices);
+  const double of_block = experts / dispatch.backward_passes;
+  const auto exposed_in = [&](double share) {
+    return pass_waits(way, inside + share * of_block, dispatch.slices);
+  };
+  const double exposed = dispatch.forward_passes * exposed_in(dispatch.forward_share) +
+                         dispatch.backward_passes * exposed_in(dispatch.backward_share);
   return {exposed + passes * inside, passes * 2 * way - exposed};
 }
 

@@ -96,9 +96,10 @@ struct SequenceExchange {
 struct ExpertDispatch {
   // Bytes that this rank sends by group: between nodes, then between the ranks of a node.
   std::vector<std::pair<parallel::MeshDim, double>> sent{};
-  double forward = 0, backward = 0;  // passes
-  // Of the seconds of experts' products, those under which rows of another slice may travel.
-  double overlapped = 1;
+  double forward_passes = 0, backward_passes = 0;
+  // The shares of the products of a block's experts, for one microbatch, that run between the exchanges of a
+  // pass.
+  double forward_share = 0, backward_share = 0;
   int64_t slices = 1;
 };
 

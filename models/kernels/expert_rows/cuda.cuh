@@ -67,7 +67,7 @@ __device__ inline int rows_of_group(const OrderRowsTask& task, int assignments) 
 
 template <int kAssignments>
 __global__ void __launch_bounds__(kAssignments) place_slots(const OrderRowsTask task) {
-  __shared__ int choices[kAssignments], all[kMaxFusedExperts], next[kMaxFusedExperts];
+  __shared__ int choices[kAssignments], all[kMaxRowGroups], next[kMaxRowGroups];
   read_choices(task, choices);
   const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   for (int e = thread; e < task.experts; e += kAssignments) {

@@ -18,9 +18,9 @@ RowOrder order_rows(const Launch& launch, const Tensor& given, int64_t experts, 
   const Tensor choices = given.contiguous();
   const int64_t assignments = choices.numel(),
                 rows = unit == 0 ? assignments : padded_rows(assignments, experts, unit);
-  TORCH_CHECK(rows <= std::numeric_limits<int>::max() && experts <= kMaxFusedExperts, "order_rows: ", rows,
+  TORCH_CHECK(rows <= std::numeric_limits<int>::max() && experts <= kMaxRowGroups, "order_rows: ", rows,
               " rows of ", experts, " experts, expected at most ", std::numeric_limits<int>::max(), " of ",
-              kMaxFusedExperts);
+              kMaxRowGroups);
   const int64_t blocks =
       std::max<int64_t>((assignments + kAssignmentsPerBlock - 1) / kAssignmentsPerBlock, 1);
   const auto small = choices.options(), integers = small.dtype(at::kLong);

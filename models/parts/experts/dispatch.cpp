@@ -16,13 +16,13 @@
 namespace hyperion::models {
 using at::Tensor;
 
-Tensor groups_of_slices(const Tensor& choices, int64_t groups, int64_t slices) {
+Tensor number_groups_by_slice(const Tensor& choices, int64_t groups, int64_t slices) {
   if (slices == 1) return choices;
   const Tensor numbers = choices.clone();
   const int64_t tokens = choices.size(0);
   for (int64_t slice = 1; slice < slices; ++slice) {
-    const int64_t first = first_of_slice(tokens, slice, slices);
-    numbers.narrow(0, first, first_of_slice(tokens, slice + 1, slices) - first).add_(slice * groups);
+    const int64_t first = first_token_of_slice(tokens, slice, slices);
+    numbers.narrow(0, first, first_token_of_slice(tokens, slice + 1, slices) - first).add_(slice * groups);
   }
   return numbers;
 }
@@ -39,7 +39,7 @@ Dispatch dispatch_tokens(const Tensor& choices, int64_t experts, RowCounts count
   const Tensor dense = choices.contiguous();
   const bool padded = counts == RowCounts::kPadded;
   Dispatch dispatch = {
-      kernels::table().order_rows(groups_of_slices(dense, experts, slices), groups, padded ? unit : 0),
+      kernels::table().order_rows(number_groups_by_slice(dense, experts, slices), groups, padded ? unit : 0),
       dense};
   dispatch.slices = slices;
   if (padded) return dispatch;

@@ -17,8 +17,8 @@ namespace hyperion::models {
 
 struct ExpertExchange;
 
-// Returns the first token of slice `slice` of `slices`: of one behind the last, the number of tokens.
-constexpr int64_t first_of_slice(int64_t tokens, int64_t slice, int64_t slices) {
+// Returns the first token of a slice; `tokens` for the number behind the last slice's.
+constexpr int64_t first_token_of_slice(int64_t tokens, int64_t slice, int64_t slices) {
   return tokens * slice / slices;
 }
 
@@ -28,7 +28,7 @@ struct Dispatch : kernels::RowOrder {
   // [tokens, k] of kernels::opmath_dtype: 0 for choices without a row (models/parts/experts/node_exchange.h),
   // else 1. Undefined: all have a row.
   at::Tensor present{};
-  int64_t slices = 1;  // of tokens; expert_rows is [slices * experts]
+  int64_t slices = 1;  // the number of slices of tokens; expert_rows is [slices * experts]
 
   // Returns whether rows are not sorted, because they come in the order of the experts: each row is then a
   // token, and there are neither choices nor an order.
@@ -51,15 +51,15 @@ enum class RowCounts {
 Dispatch dispatch_tokens(const at::Tensor& choices, int64_t experts, RowCounts counts = RowCounts::kOnHost,
                          int64_t unit = kernels::kGroupUnit, int64_t slices = 1);
 
-// Returns groups of tokens' choices, int32 [tokens, k] of 0 to `groups` - 1, as groups of slices: slice *
-// groups + group.
-at::Tensor groups_of_slices(const at::Tensor& choices, int64_t groups, int64_t slices);
+// Returns slice * groups + group for each of `choices`, int32 [tokens, k], which are groups.
+at::Tensor number_groups_by_slice(const at::Tensor& choices, int64_t groups, int64_t slices);
 
 // The routing of a microbatch in one MoE layer. Forward keeps it for the recomputation, which must not route
 // again: experts with nearly equal scores could change places.
 struct KeptRouting {
   std::shared_ptr<const Dispatch> dispatch{};
-  std::vector<std::shared_ptr<const ExpertExchange>> slices{};  // empty without expert parallelism
+  // The exchange of each slice; empty without expert parallelism.
+  std::vector<std::shared_ptr<const ExpertExchange>> exchanges{};
   // The routing of the tokens of each slice that this rank received for its node; empty unless tokens travel
   // once per node.
   std::vector<std::shared_ptr<const KeptRouting>> in_node{};

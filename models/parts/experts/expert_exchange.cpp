@@ -11,6 +11,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include "base/error.h"
 #include "base/failpoint.h"
 #include "models/layers/activation_checkpoint.h"
 #include "models/layers/node_state.h"
@@ -18,17 +19,19 @@
 namespace hyperion::models {
 using at::Tensor;
 
-// Rows on their way to the experts in forward, then their gradients on the way back.
+// Rows on their way to the experts in forward, then their gradients on the way back. Each slice has an
+// operation of its own.
 struct RowsInFlight {
-  Tensor gathered{};               // the rows to send, before they are sent
-  Tensor gradients{};              // those that come back, of all slices, each valid after its operation
-  std::vector<Pending> pending{};  // of each slice
+  Tensor gathered{};               // the rows of all slices to send, before they are sent
+  Tensor gradients{};              // gradients of the rows of all slices, valid after their operations
+  std::vector<Pending> pending{};  // the operations
 };
 
-// The experts' outputs on their way back in forward, then their gradients on the way to the experts.
+// The experts' outputs on their way back in forward, then their gradients on the way to the experts. Each
+// slice has an operation of its own.
 struct ResultsInFlight {
-  Tensor rows{};  // those that come back, of all slices, each valid after its operation
-  std::vector<Pending> pending{};
+  Tensor rows{};                   // the outputs of all slices, valid after their operations
+  std::vector<Pending> pending{};  // the operations
 };
 
 namespace {
@@ -62,10 +65,10 @@ void from_experts(const Tensor& rows, const KeptRouting& routing, size_t slice, 
   failpoint("step.rows");
   if (!returned.defined()) {
     int64_t all = 0;
-    for (const auto& exchange : routing.slices) all += sum_of(exchange->sent);
+    for (const auto& exchange : routing.exchanges) all += sum_of(exchange->sent);
     returned = at::empty({all, rows.size(1)}, rows.options());
   }
-  const ExpertExchange& exchange = *routing.slices[slice];
+  const ExpertExchange& exchange = *routing.exchanges[slice];
   pending = ep_group.start_block_exchange(returned, rows.contiguous(), exchange.sent_blocks,
                                           exchange.received_blocks);
 }
@@ -80,8 +83,8 @@ struct SavedRows : torch::CustomClassHolder {
   Exchange* ep_group = nullptr;
   NodeLevel level;
   std::shared_ptr<RowsInFlight> in_flight;
-  size_t slice = 0;   // of ReceiveRowsFunction
-  Tensor x, weights;  // of SendRowsFunction; x is defined if weights are, whose gradient reads it
+  size_t slice = 0;   // ReceiveRowsFunction's
+  Tensor x, weights;  // SendRowsFunction's; x is defined if weights are, whose gradient reads it
   std::vector<int64_t> sizes;
   at::TensorOptions options;
 };
@@ -105,8 +108,8 @@ struct SendRowsFunction : Function<SendRowsFunction> {
     return saved_or_computed(selective, /*save=*/true, [&] {
       const Tensor rows = std::exchange(in_flight->gathered, {});
       variable_list received;
-      for (size_t slice = 0; slice < routing.slices.size(); ++slice)
-        received.push_back(to_experts(rows, *routing.slices[slice], *ep_group, in_flight->pending[slice]));
+      for (size_t slice = 0; slice < routing.exchanges.size(); ++slice)
+        received.push_back(to_experts(rows, *routing.exchanges[slice], *ep_group, in_flight->pending[slice]));
       return received;
     });
   }
@@ -129,6 +132,7 @@ struct SendRowsFunction : Function<SendRowsFunction> {
     if (!saved.level.packs)
       return sum_packed_rows(grad_rows, dispatch, Tensor(), saved.sizes[1],
                              saved.options.dtype().toScalarType());
+    if (saved.level.sums->gradients.defined()) throw_bug("packed gradients of one slice were not taken");
     saved.level.sums->gradients = pack_row_sums(grad_rows, dispatch, saved.weights);
     return without_elements(saved.sizes, saved.options);
   }
@@ -166,14 +170,14 @@ struct SavedResults : torch::CustomClassHolder {
   KeptRouting routing;
   Exchange* ep_group = nullptr;
   std::shared_ptr<ResultsInFlight> in_flight;
-  size_t slice = 0;  // of SendResultFunction
-  Tensor rows;       // that came back; defined if the gradient of weights reads them
+  size_t slice = 0;  // SendResultFunction's
+  Tensor rows;       // the outputs of all slices; defined if the gradient of weights reads them
   Tensor weights;    // may be undefined
 };
 
 // Sends a slice of the experts' outputs back. Experts of the next slice run before SumOfResultsFunction waits
-// for them. In backward it starts the exchange of the gradients of all slices, and this node waits for its
-// own.
+// for them. In backward SumOfResultsFunction starts the exchange of the gradients of all slices, and this
+// node waits for those of its slice.
 struct SendResultFunction : Function<SendResultFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& outputs, const KeptRouting& routing,
                         Exchange* ep_group, const NodeLevel& level,
@@ -223,6 +227,7 @@ struct SumOfResultsFunction : Function<SumOfResultsFunction> {
     if (run.recomputes()) return at::empty({tokens, n}, options);
     if (level.sums == nullptr) return sum_rows(rows, dispatch, weights, shared);
     if (!level.packs) return sum_packed_rows(rows, dispatch, shared, n, sent[0].scalar_type());
+    if (level.sums->results.defined()) throw_bug("packed results of one slice were not taken");
     level.sums->results = pack_row_sums(rows, dispatch, weights);
     return without_elements({tokens, n}, options);
   }
@@ -231,12 +236,12 @@ struct SumOfResultsFunction : Function<SumOfResultsFunction> {
     const auto saved = kept_state<SavedResults>(context);
     const Dispatch& dispatch = *saved->routing.dispatch;
     const Tensor grad = grads[0].contiguous();
-    const size_t slices = saved->routing.slices.size();
+    const size_t slices = saved->routing.exchanges.size();
     variable_list gradients(slices);  // of the results, and then of forward's other arguments
     {
       const Tensor rows = gather_rows(grad, dispatch, saved->weights);
       for (size_t slice = slices; slice-- > 0;)  // backward runs the last one first
-        gradients[slice] = to_experts(rows, *saved->routing.slices[slice], *saved->ep_group,
+        gradients[slice] = to_experts(rows, *saved->routing.exchanges[slice], *saved->ep_group,
                                       saved->in_flight->pending[slice]);
     }
     Tensor grad_weights;
@@ -291,7 +296,7 @@ ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const in
   return exchange;
 }
 
-std::vector<RowBlock> rows_of_slices(int64_t ranks, int64_t slices) {
+std::vector<RowBlock> blocks_of_slices(int64_t ranks, int64_t slices) {
   std::vector<RowBlock> blocks;
   for (int64_t rank = 0; rank < ranks; ++rank)
     for (int64_t slice = 0; slice < slices; ++slice) blocks.push_back({slice * ranks + rank, 1});
@@ -329,15 +334,15 @@ CountsExchange::CountsExchange(std::shared_ptr<Dispatch> dispatch, Exchange& ep_
                 local_experts = dispatch_->expert_rows.numel() / slices / ep_size_;
   if (equal) {
     for (int64_t slice = 0; slice < slices; ++slice) {
-      const auto own = dispatch_->counts.begin() + (slice * ep_size_ + ep_group.rank()) * local_experts;
+      const auto here = dispatch_->counts.begin() + (slice * ep_size_ + ep_group.rank()) * local_experts;
       for (int r = 0; r < ep_size_; ++r)
-        received_on_host_.insert(received_on_host_.end(), own, own + local_experts);
+        received_on_host_.insert(received_on_host_.end(), here, here + local_experts);
     }
     return;
   }
   const Tensor sent = dispatch_->expert_rows.view({slices * ep_size_, local_experts});
   received_ = at::empty_like(sent);
-  const std::vector<RowBlock> blocks = rows_of_slices(ep_size_, slices);
+  const std::vector<RowBlock> blocks = blocks_of_slices(ep_size_, slices);
   pending_ = ep_group.start_block_exchange(received_, sent, blocks, blocks);
   const at::Device device = sent.device();
   if (device.is_cpu()) return;
@@ -387,10 +392,10 @@ RowsForExperts::RowsForExperts(const Tensor& x, const Tensor& weights, KeptRouti
   std::vector<std::shared_ptr<ExpertExchange>> plans;
   if (counts) {
     plans = counts->wait();
-    routing.slices.assign(plans.begin(), plans.end());
+    routing.exchanges.assign(plans.begin(), plans.end());
   }
   routing_ = routing;
-  in_flight_->pending.resize(routing_.slices.size());
+  in_flight_->pending.resize(routing_.exchanges.size());
   rows_ = SendRowsFunction::apply(x, optional_of(weights), routing_, ep_group_, level_, in_flight_,
                                   run.selective);
   for (const auto& plan : plans) plan->experts = counts->groups(*plan);  // while the rows travel
@@ -409,7 +414,7 @@ ResultsOfExperts::ResultsOfExperts(const KeptRouting& routing, const Tensor& wei
       run_(&run),
       level_(std::move(level)),
       in_flight_(std::make_shared<ResultsInFlight>()) {
-  in_flight_->pending.resize(routing.slices.size());
+  in_flight_->pending.resize(routing.exchanges.size());
 }
 
 void ResultsOfExperts::send(const Tensor& outputs) {

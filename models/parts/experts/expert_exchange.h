@@ -9,8 +9,8 @@
 //
 // The rows of a microbatch may travel in slices of its tokens, each by an all-to-all of its own: experts work
 // on one slice while the rows of the next one arrive and the outputs of the one before go back, and in
-// backward in the opposite order. A token's outputs and the gradient of its row have the bits of one slice.
-// wgrad is a sum over slices, rounded once for each.
+// backward in the opposite order. The exchange changes no bits of outputs and of gradients of rows. wgrad is
+// a sum over slices, rounded after each.
 #pragma once
 
 #include <memory>
@@ -44,9 +44,8 @@ struct ExpertExchange {
 // first_row: the slice's first row in the tensor of sent rows.
 ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const int64_t> received, int ranks,
                              std::optional<int64_t> unit, int64_t first_row = 0);
-// Returns the blocks of an exchange in which each rank gets its row of each slice, of [slices * ranks,
-// width].
-std::vector<RowBlock> rows_of_slices(int64_t ranks, int64_t slices);
+// Returns the blocks of an exchange of [slices * ranks, width] in which each rank gets one row of each slice.
+std::vector<RowBlock> blocks_of_slices(int64_t ranks, int64_t slices);
 // Returns where the group of each local expert ends in the tensor of received rows, padding included.
 std::vector<int64_t> ends_of_groups(const ExpertExchange& exchange);
 // Returns ExpertExchange::experts on the device of the rows. The host does not wait.
@@ -83,7 +82,9 @@ struct RowsInFlight;
 
 // Sums of rows that the exchange inside a node hands to the one between nodes, packed, where the graph has
 // tensors without elements (models/parts/experts/node_exchange.h): of the experts' results in forward, of the
-// gradients of rows in backward.
+// gradients of rows in backward. It has the sums of one slice: the exchange between nodes takes them before
+// the one inside a node makes those of the next slice, as it does in backward because autograd runs the node
+// that was made last first.
 struct NodeSums {
   at::Tensor results{}, gradients{};
 };

@@ -224,7 +224,7 @@ int64_t sum_of_rows(const std::vector<int64_t>& rows) {
 }
 // All ranks send as many rows, so the rows that one of them sends are the mean of those they receive.
 int64_t mean_rows(const KeptRouting& routing, size_t slice) {
-  return routing.mean_rows > 0 ? routing.mean_rows : sum_of_rows(routing.slices[slice]->sent);
+  return routing.mean_rows > 0 ? routing.mean_rows : sum_of_rows(routing.exchanges[slice]->sent);
 }
 
 // Returns "layers.3.moe.experts".
@@ -240,10 +240,10 @@ auto with_received_rows(const Parameter& stack, const KeptRouting& routing, cons
     return work();
   } catch (const std::exception& error) {
     const std::optional<ExhaustedResource> resource = exhausted_resource(error);
-    if (resource && resource->kind == ExhaustedResource::Kind::kMemory && !routing.slices.empty()) {
+    if (resource && resource->kind == ExhaustedResource::Kind::kMemory && !routing.exchanges.empty()) {
       int64_t received = 0, mean = 0;
-      for (size_t slice = 0; slice < routing.slices.size(); ++slice) {
-        received += sum_of_rows(routing.slices[slice]->received);
+      for (size_t slice = 0; slice < routing.exchanges.size(); ++slice) {
+        received += sum_of_rows(routing.exchanges[slice]->received);
         mean += mean_rows(routing, slice);
       }
       log_error("{}: memory ran out with {} rows for the experts of this rank; the mean of the ranks is {}{}",
@@ -316,15 +316,17 @@ Tensor Experts::forward(RowsForExperts rows, const Tensor& weights, const Tensor
   const bool computes = !run.recomputes() || (after.defined() && run.selective == nullptr);
   return with_received_rows(*stacks_.w1, rows.routing(), [&] {
     ResultsOfExperts results(rows.routing(), after, *ep_group_, run, rows.level());
-    for (size_t slice = 0; slice < rows.routing().slices.size(); ++slice)
-      results.send(forward_received(rows.wait(slice), rows.routing(), slice, run, computes));
+    for (size_t slice = 0; slice < rows.routing().exchanges.size(); ++slice) {
+      const Tensor outputs = forward_received(rows.wait(slice), rows.routing(), slice, run, computes);
+      results.send(outputs);  // the received rows are freed by now
+    }
     return results.sum(shared);
   });
 }
 
 Tensor Experts::forward_received(const Tensor& rows, const KeptRouting& routing, size_t slice,
                                  const BlockRun& run, bool computes) const {
-  const ExpertExchange& exchange = *routing.slices[slice];
+  const ExpertExchange& exchange = *routing.exchanges[slice];
   const int64_t received = sum_of_rows(exchange.received), mean = mean_rows(routing, slice);
   if (!runs_in_chunks(received, mean)) {
     const Tensor none;
@@ -333,9 +335,9 @@ Tensor Experts::forward_received(const Tensor& rows, const KeptRouting& routing,
   static std::once_flag said;
   std::call_once(said, [&] {
     log_info(
-        "{}: {} rows for the experts of this rank run in chunks of the ranks' mean, {}; so do all above "
+        "{}: {} rows for the experts of this rank{} run in chunks of the ranks' mean, {}; so do all above "
         "twice the mean",
-        block_of(*stacks_.w1), received, mean);
+        block_of(*stacks_.w1), received, routing.exchanges.size() > 1 ? ", of one slice," : "", mean);
   });
   const int64_t unit = unit_of_rows(rows).value_or(1);
   return experts_in_chunks(rows, stacks_, products_, activation_, exchange.experts, ends_of_groups(exchange),

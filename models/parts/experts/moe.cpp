@@ -8,22 +8,22 @@
 namespace hyperion::models {
 namespace {
 
-// Returns how many rows each expert gets from each slice, [slices * experts], if each of `deals` ranks uses
+// Returns how many rows each expert gets from each slice, [slices * experts], if each of `ranks` chooses by
 // balanced_choices() for its `tokens`, without asking a device.
-std::vector<int64_t> balanced_counts(int64_t tokens, int64_t deals, int64_t slices,
+std::vector<int64_t> balanced_counts(int64_t tokens, int64_t ranks, int64_t slices,
                                      const RoutingOptions& options) {
-  // Returns the rows of an expert from the first tokens of all ranks, one rank's after another's.
-  const auto rows_of = [&](int64_t first_tokens, int64_t expert) {
-    const auto of_deal = [&](int64_t dealt) {
-      return (dealt * options.top_k + options.experts - 1 - expert) / options.experts;
+  // Returns the rows of an expert from all tokens before `end`, one rank's after another's.
+  const auto rows_before = [&](int64_t end, int64_t expert) {
+    const auto rows_of_rank = [&](int64_t first_tokens) {
+      return (first_tokens * options.top_k + options.experts - 1 - expert) / options.experts;
     };
-    return first_tokens / tokens * of_deal(tokens) + of_deal(first_tokens % tokens);
+    return end / tokens * rows_of_rank(tokens) + rows_of_rank(end % tokens);
   };
   std::vector<int64_t> counts;
   for (int64_t slice = 0; slice < slices; ++slice)
     for (int64_t expert = 0; expert < options.experts; ++expert)
-      counts.push_back(rows_of(first_of_slice(deals * tokens, slice + 1, slices), expert) -
-                       rows_of(first_of_slice(deals * tokens, slice, slices), expert));
+      counts.push_back(rows_before(first_token_of_slice(ranks * tokens, slice + 1, slices), expert) -
+                       rows_before(first_token_of_slice(ranks * tokens, slice, slices), expert));
   return counts;
 }
 
@@ -84,9 +84,10 @@ MoE::PendingDispatch MoE::start_dispatch(const kernels::RoutedTokens& routed, st
     return pending;
   }
   const bool known = forces_balance_ && (ep_group_ != nullptr || !unit);
-  const RowCounts counts = ep_group_ != nullptr || known ? RowCounts::kOnDevice  // until finish_dispatch()
-                           : unit                        ? RowCounts::kPadded
-                                                         : RowCounts::kOnHost;
+  const RowCounts counts = ep_group_ != nullptr || known
+                               ? RowCounts::kOnDevice  // until CountsExchange::wait()
+                           : unit ? RowCounts::kPadded
+                                  : RowCounts::kOnHost;
   auto dispatch = std::make_shared<Dispatch>(
       dispatch_tokens(choices, routing_.experts, counts, unit.value_or(kernels::kGroupUnit), slices_));
   if (known) dispatch->counts = balanced_counts(tokens, choices.size(0) / tokens, slices_, routing_);
@@ -126,10 +127,10 @@ at::Tensor MoE::sum_of_routed(const at::Tensor& x, const at::Tensor& weights, Pe
   const at::Tensor added = shared();
   ResultsOfExperts results(routing, at::Tensor(), *ep_nodes_.nodes, run, tokens.level());
   std::vector<std::shared_ptr<const KeptRouting>> in_node;
-  for (size_t slice = 0; slice < routing.slices.size(); ++slice) {
+  for (size_t slice = 0; slice < routing.exchanges.size(); ++slice) {
     TokensForNodes::Received received = tokens.wait(slice);
-    RowsForExperts rows = experts_.send(received.x, received.weights, received.routing,
-                                        std::move(received.counts), run, received.level);
+    RowsForExperts rows =
+        experts_.send(received.x, received.weights, received.routing, {}, run, received.level);
     in_node.push_back(std::make_shared<const KeptRouting>(received.routing));
     results.send(experts_.forward(std::move(rows), received.weights, at::Tensor(), run));
   }

@@ -63,7 +63,7 @@ class MoE final : public FeedForwardPart {
   Exchange* etp_group_;  // shards each expert; null: not sharded
   Exchange* ep_group_;   // shards the experts; null: all are local
   NodeGroups ep_nodes_;  // its ranks by node; null if tokens travel once per expert
-  int64_t slices_;       // of a microbatch's tokens, whose rows travel apart
+  int64_t slices_;       // the number of slices of a microbatch's tokens
   RoutingOptions routing_;
   bool forces_balance_;
   Linear gate_;

@@ -36,17 +36,17 @@ int64_t total_rows(const std::vector<int64_t>& rows) {
   return std::accumulate(rows.begin(), rows.end(), int64_t{0});
 }
 
-using Slices = std::vector<std::shared_ptr<const ExpertExchange>>;
+using Exchanges = std::vector<std::shared_ptr<const ExpertExchange>>;  // of the slices
 
 // Starts the exchange of the choices of the tokens that level 1 sends.
-Tensor start_choices(const Dispatch& dispatch, const Slices& slices, bool equal, Exchange& nodes,
+Tensor start_choices(const Dispatch& dispatch, const Exchanges& exchanges, bool equal, Exchange& nodes,
                      Pending& pending) {
   const Tensor sent = dispatch.choices.index_select(0, dispatch.tokens);
-  const auto own = static_cast<size_t>(nodes.rank());
+  const auto here = static_cast<size_t>(nodes.rank());
   if (equal) {  // those for the own node are those of every sender
     std::vector<Tensor> received;
-    for (const auto& slice : slices) {
-      const auto& [first, rows] = slice->sent_blocks[own];
+    for (const auto& exchange : exchanges) {
+      const auto& [first, rows] = exchange->sent_blocks[here];
       received.push_back(sent.narrow(0, first, rows).repeat({nodes.size(), 1}));
     }
     return at::cat(received);
@@ -55,11 +55,11 @@ Tensor start_choices(const Dispatch& dispatch, const Slices& slices, bool equal,
   int64_t received_rows = 0;
   for (size_t rank = 0; rank < static_cast<size_t>(nodes.size()); ++rank) {
     received_rows = 0;
-    for (const auto& slice : slices) {
-      sent_blocks.push_back(slice->sent_blocks[rank]);
-      const auto& [first, rows] = slice->received_blocks[rank];
+    for (const auto& exchange : exchanges) {
+      sent_blocks.push_back(exchange->sent_blocks[rank]);
+      const auto& [first, rows] = exchange->received_blocks[rank];
       received_blocks.push_back({received_rows + first, rows});
-      received_rows += slice->received_rows;
+      received_rows += exchange->received_rows;
     }
   }
   const Tensor received = at::empty({received_rows, sent.size(1)}, sent.options());
@@ -85,7 +85,7 @@ PresentChoices choices_by_node(const Tensor& choices, int64_t experts_of_node, i
   const Tensor node = choices.floor_divide(experts_of_node), numbers = numbers_of_choices(choices);
   const Tensor first = first_choice(node.unsqueeze(2).eq(node.unsqueeze(1)), choices);
   const int64_t count = slices * nodes;
-  return {count, at::where(first.eq(numbers), groups_of_slices(node, nodes, slices), count), first};
+  return {count, at::where(first.eq(numbers), number_groups_by_slice(node, nodes, slices), count), first};
 }
 
 PresentChoices choices_in_node(const Tensor& choices, int64_t first, int64_t experts) {
@@ -112,12 +112,12 @@ void drop_absent(Dispatch& dispatch, int64_t rows) {
 
 NodeCounts::NodeCounts(const Tensor& choices, int64_t experts, at::ScalarType dtype, const NodeGroups& groups,
                        bool equal, std::optional<int64_t> unit, int64_t slices)
-    : groups_(groups), equal_(equal), unit_(unit), in_node_(static_cast<size_t>(slices)) {
+    : groups_(groups), equal_(equal), unit_(unit) {
   const int64_t nodes = groups.nodes->size(), of_node = experts / nodes;
   dispatch_ = std::make_shared<Dispatch>(
       dispatch_present(choices, choices_by_node(choices, of_node, nodes, slices), dtype));
   dispatch_->slices = slices;
-  const Tensor flat = groups_of_slices(choices, experts, slices).flatten().to(at::kLong),
+  const Tensor flat = number_groups_by_slice(choices, experts, slices).flatten().to(at::kLong),
                rows_of_nodes = dispatch_->expert_rows;
   dispatch_->expert_rows =
       at::zeros({slices * experts}, flat.options()).scatter_add_(0, flat, at::ones_like(flat));
@@ -129,17 +129,14 @@ NodeCounts::NodeCounts(const Tensor& choices, int64_t experts, at::ScalarType dt
     received = sent.view(by_slice).narrow(1, groups.nodes->rank(), 1).expand(by_slice);
   } else {
     received = at::empty_like(sent);
-    const std::vector<RowBlock> blocks = rows_of_slices(nodes, slices);
+    const std::vector<RowBlock> blocks = blocks_of_slices(nodes, slices);
     groups.nodes->start_block_exchange(received, sent, blocks, blocks).wait();
     received = received.view(by_slice);
   }
-  const Tensor of_experts = received.narrow(2, 1, of_node).sum(1);
-  for (int64_t slice = 0; slice < slices; ++slice) {
-    InNode& in_node = in_node_[static_cast<size_t>(slice)];
-    in_node.dispatch = std::make_shared<Dispatch>();
-    in_node.dispatch->expert_rows = of_experts[slice];
-    if (!equal) in_node.counts.emplace(in_node.dispatch, *groups.in_node, /*equal=*/false, unit);
-  }
+  rows_in_node_ = std::make_shared<Dispatch>();
+  rows_in_node_->slices = slices;
+  rows_in_node_->expert_rows = received.narrow(2, 1, of_node).sum(1).flatten();
+  if (!equal) counts_in_node_.emplace(rows_in_node_, *groups.in_node, /*equal=*/false, unit);
   counts_ = at::stack({sent.view(by_slice), received});
   if (counts_.is_cpu()) return;
   const Tensor on_device = counts_;
@@ -152,28 +149,39 @@ std::vector<std::shared_ptr<const ExpertExchange>> NodeCounts::wait() {
   copied_.wait_on_host();
   const int64_t slices = counts_.size(1), nodes = counts_.size(2), width = counts_.size(3);
   const auto* counts = counts_.const_data_ptr<int64_t>();
-  Slices exchanges;
+  Exchanges exchanges;
+  std::vector<int64_t> rows_in_node(static_cast<size_t>(slices * (width - 1)));
   int64_t sent_rows = 0;
   for (int64_t slice = 0; slice < slices; ++slice) {
-    const int64_t *of_sent = counts + slice * nodes * width, *of_received = of_sent + counts_.stride(0);
-    InNode& in_node = in_node_[static_cast<size_t>(slice)];
-    std::vector<int64_t> sent, received, of_experts(static_cast<size_t>(width - 1));
+    const int64_t *to_nodes = counts + slice * nodes * width, *from_nodes = to_nodes + counts_.stride(0);
+    std::vector<int64_t> sent, received;
     for (int64_t node = 0; node < nodes; ++node) {
-      sent.push_back(of_sent[node * width]);
-      received.push_back(of_received[node * width]);
+      sent.push_back(to_nodes[node * width]);
+      received.push_back(from_nodes[node * width]);
       for (int64_t expert = 0; expert < width - 1; ++expert)
-        of_experts[static_cast<size_t>(expert)] += of_received[node * width + 1 + expert];
+        rows_in_node[static_cast<size_t>(slice * (width - 1) + expert)] +=
+            from_nodes[node * width + 1 + expert];
     }
     exchanges.push_back(std::make_shared<const ExpertExchange>(
         plan_exchange(sent, received, static_cast<int>(nodes), /*unit=*/std::nullopt, sent_rows)));
     sent_rows += total_rows(sent);
-    if (equal_) {
-      in_node.dispatch->counts = std::move(of_experts);
-      in_node.counts.emplace(in_node.dispatch, *groups_.in_node, /*equal=*/true, unit_);
-    }
-    in_node.counts->wait();  // copied by then
   }
   drop_absent(*dispatch_, sent_rows);
+  if (equal_) {
+    rows_in_node_->counts = std::move(rows_in_node);
+    counts_in_node_.emplace(rows_in_node_, *groups_.in_node, /*equal=*/true, unit_);
+  }
+  for (const auto& exchange : counts_in_node_->wait()) {  // copied by then
+    const auto slice = static_cast<int64_t>(in_node_.size());
+    const int64_t first_row = exchange->sent_blocks.front().first;  // here each slice has a tensor of rows
+    for (RowBlock& block : exchange->sent_blocks) block.first -= first_row;
+    exchange->experts = counts_in_node_->groups(*exchange);
+    auto dispatch = std::make_shared<Dispatch>();
+    dispatch->expert_rows = rows_in_node_->expert_rows.view({slices, -1})[slice];
+    const auto first = rows_in_node_->counts.begin() + slice * (width - 1);
+    dispatch->counts.assign(first, first + width - 1);
+    in_node_.push_back({std::move(dispatch), exchange});
+  }
   return exchanges;
 }
 
@@ -182,16 +190,16 @@ TokensForNodes::TokensForNodes(const Tensor& x, const Tensor& weights, KeptRouti
                                const BlockRun& run)
     : groups_(groups),
       level_{x.scalar_type() == at::kBFloat16 ? std::make_shared<NodeSums>() : nullptr},
-      tokens_([&] {
+      weights_([&] {
         if (counts) {
-          routing.slices = counts->wait();
+          routing.exchanges = counts->wait();
           choices_ =
-              start_choices(*routing.dispatch, routing.slices, counts->equal(), *groups.nodes, pending_);
+              start_choices(*routing.dispatch, routing.exchanges, counts->equal(), *groups.nodes, pending_);
           in_node_ = counts->take_in_node();
         }
-        return RowsForExperts(x, Tensor(), routing, {}, *groups.nodes, run, level_);
+        return RowsForExperts(weights, Tensor(), routing, {}, *groups.nodes, run);
       }()),
-      weights_(weights, Tensor(), routing, {}, *groups.nodes, run) {
+      tokens_(x, Tensor(), routing, {}, *groups.nodes, run, level_) {
   routing_ = routing;
 }
 
@@ -201,9 +209,9 @@ TokensForNodes::Received TokensForNodes::wait(size_t slice) {
                     .level = {.sums = level_.sums, .packs = true}};
   if (!in_node_.empty()) {
     pending_.wait();
-    auto& [dispatch, counts] = in_node_[slice];
+    auto& [dispatch, exchange] = in_node_[slice];
     int64_t first = 0;
-    for (size_t earlier = 0; earlier < slice; ++earlier) first += routing_.slices[earlier]->received_rows;
+    for (size_t earlier = 0; earlier < slice; ++earlier) first += routing_.exchanges[earlier]->received_rows;
     const int64_t experts = dispatch->expert_rows.numel();
     complete_dispatch(*dispatch, choices_.narrow(0, first, received.x.size(0)),
                       groups_.nodes->rank() * experts, received.weights.scalar_type());
@@ -211,9 +219,9 @@ TokensForNodes::Received TokensForNodes::wait(size_t slice) {
     const auto number = static_cast<int64_t>(slice), slices = static_cast<int64_t>(in_node_.size()),
                tokens = routing_.dispatch->choices.size(0);
     received.routing.mean_rows =
-        (first_of_slice(tokens, number + 1, slices) - first_of_slice(tokens, number, slices)) *
+        (first_token_of_slice(tokens, number + 1, slices) - first_token_of_slice(tokens, number, slices)) *
         routing_.dispatch->top_k();
-    received.counts = std::move(counts);
+    received.routing.exchanges = {exchange};
   } else {
     received.routing = *routing_.in_node[slice];
   }

@@ -60,16 +60,16 @@ class NodeCounts {
   // absent choices until wait().
   const std::shared_ptr<Dispatch>& dispatch() const { return dispatch_; }
 
-  // Level 2 of a slice. Its dispatch has counts alone.
+  // Level 2 of a slice.
   struct InNode {
-    std::shared_ptr<Dispatch> dispatch{};
-    std::optional<CountsExchange> counts{};
+    std::shared_ptr<Dispatch> dispatch{};  // without an order, which needs the choices of the received tokens
+    std::shared_ptr<const ExpertExchange> exchange{};
   };
 
   // Waits for the counts and returns the rows of level 1 to and from each node, of each slice. This is the
   // only place where the host waits.
   std::vector<std::shared_ptr<const ExpertExchange>> wait();
-  // Of each slice, known after wait().
+  // Returns level 2 of each slice. Call it behind wait().
   std::vector<InNode> take_in_node() { return std::move(in_node_); }
   bool equal() const { return equal_; }
 
@@ -78,6 +78,8 @@ class NodeCounts {
   bool equal_;
   std::optional<int64_t> unit_;
   std::shared_ptr<Dispatch> dispatch_;
+  std::shared_ptr<Dispatch> rows_in_node_;  // the counts of level 2, of all slices
+  std::optional<CountsExchange> counts_in_node_;
   std::vector<InNode> in_node_;
   // [sent or received, slices, nodes, 1 + experts of a node]: of each node the rows of level 1 and of each
   // expert. On the host; with a GPU pinned, and valid after `copied_`.
@@ -96,13 +98,12 @@ class TokensForNodes {
                  std::optional<NodeCounts> counts, const NodeGroups& groups, const BlockRun& run);
 
   struct Received {
-    at::Tensor x, weights;                   // [received, dim] and [received, k]
-    NodeLevel level{};                       // level 2
-    KeptRouting routing{};                   // of level 2
-    std::optional<CountsExchange> counts{};  // that completes `routing`; nullopt: it is complete
+    at::Tensor x, weights;  // [received, dim] and [received, k]
+    NodeLevel level{};      // level 2
+    KeptRouting routing{};  // of level 2
   };
   // Returns what level 2 sends to the experts of a slice. Weights of experts of other nodes are zero. Call it
-  // once for each, in order, and level 1 of a slice's results before the next one.
+  // once for each slice, in order, and send a slice's results between nodes before the next call (NodeSums).
   Received wait(size_t slice);
 
   // Level 1 of the sums of experts' results: ResultsOfExperts between the nodes takes it.
@@ -115,7 +116,7 @@ class TokensForNodes {
   std::vector<NodeCounts::InNode> in_node_;  // of each slice; empty if `routing` was complete
   at::Tensor choices_;                       // [received of all slices, k], valid after `pending_`
   Pending pending_;
-  RowsForExperts tokens_, weights_;
+  RowsForExperts weights_, tokens_;  // tokens_ take long, and the first slice needs its weights
 };
 
 }  // namespace hyperion::models

@@ -219,9 +219,9 @@ TEST_CASE("the source of the CUDA order of experts' rows has the plain form's nu
   struct Case {
     int64_t tokens, experts, top_k, unit;
   };
-  for (const Case& c :
-       {Case{1, 1, 1, 0}, Case{5, 8, 3, 8}, Case{300, 4, 2, 0}, Case{300, 600, 2, 16}, Case{700, 3, 3, 32},
-        Case{kernels::kMaxBlocksRead * kernels::kAssignmentsPerBlock / 2 + 1000, 5, 2, 8}}) {
+  for (const Case& c : {Case{1, 1, 1, 0}, Case{5, 8, 3, 8}, Case{300, 4, 2, 0}, Case{300, 600, 2, 16},
+                        Case{300, 2000, 4, 8}, Case{700, 3, 3, 32},
+                        Case{kernels::kMaxBlocksRead * kernels::kAssignmentsPerBlock / 2 + 1000, 5, 2, 8}}) {
     CAPTURE(c.tokens, c.experts, c.top_k, c.unit);
     const Tensor choices = random_choices(c.tokens, c.experts, c.top_k);
     const kernels::RowOrder wanted = plain::order_rows(choices, c.experts, c.unit);
@@ -237,7 +237,7 @@ TEST_CASE("the source of the CUDA order of experts' rows has the plain form's nu
       CHECK(made.padding.equal(wanted.padding));
     }
   }
-  CHECK_THROWS(own::order_rows(kOnThreads, at::zeros({1, 1}, at::kInt), kernels::kMaxFusedExperts + 1, 0));
+  CHECK_THROWS(own::order_rows(kOnThreads, at::zeros({1, 1}, at::kInt), kernels::kMaxRowGroups + 1, 0));
   CHECK_THROWS(own::order_rows(kOnThreads, at::zeros({1, 1}, at::kInt), 1024, int64_t{1} << 21));
 }
 

@@ -60,7 +60,11 @@ TEST_CASE("Rows of a slice travel under the products of another") {
   const Mesh mesh({.dp_shard = 8, .ep = 8}, 8);
   StepWork work;  // experts take 12 s, 4 of them forward; a way of either pass takes 6 s
   work.kernels.push_back({.family = Family::kExpertProducts, .times = 12, .bytes = 3e12});
-  work.dispatch = {.sent = {{MeshDim::kEp, 4 * 6 * 400.}}, .forward = 1, .backward = 1};
+  work.dispatch = {.sent = {{MeshDim::kEp, 4 * 6 * 400.}},
+                   .forward_passes = 1,
+                   .backward_passes = 1,
+                   .forward_share = 1. / 3,
+                   .backward_share = 2. / 3};
   const Cluster cluster{.gpus_per_node = 8, .network = 10};
   const auto waits = [&](int64_t slices) {
     work.dispatch.slices = slices;
@@ -72,7 +76,7 @@ TEST_CASE("Rows of a slice travel under the products of another") {
   CHECK(waits(2) == Approx((12 - 4) + (14 - 8) + 0.1 * (24 - 14)));
   CHECK(waits(4) < waits(2));
   work.dispatch.sent = {{MeshDim::kEpNodes, 4 * 6 * 10.}, {MeshDim::kEpInNode, 4 * 1 * 400.}};
-  work.dispatch.overlapped = 0;
+  work.dispatch.forward_share = work.dispatch.backward_share = 0;
   const Mesh nodes({.dp_shard = 16, .ep = 16, .ep_nodes = 2}, 16);
   // Nothing but the 2 s inside a node, of which each slice has half, hides the 6 s between nodes.
   work.dispatch.slices = 2;
