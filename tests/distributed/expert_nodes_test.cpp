@@ -1,7 +1,6 @@
 // Expert parallelism in which tokens travel once per node: four ranks on a CPU stand for two nodes of two.
 #include <algorithm>
 #include <cmath>
-#include <map>
 
 #include <catch2/catch.hpp>
 
@@ -270,11 +269,12 @@ TEST_CASE("between nodes a rank sends each token once, and a selective checkpoin
   constexpr int64_t kWidth = 18, kTopK = 2, kBlocks = 2;
   const auto mode = GENERATE(models::ActivationCheckpoint::kNone, models::ActivationCheckpoint::kSelectiveOp,
                              models::ActivationCheckpoint::kFull);
+  const int64_t slices = GENERATE(1, 2);
   const auto sent = [&](const MeshConfig& mesh) {
     TinyJob job = job_of(mesh);
     job.checkpoint = mode;
+    job.expert_slices = slices;
     job.balanced = true;  // experts 0 and 1 of the first node, or 2 and 3 of the second
-    std::map<std::string, int64_t> bytes;
     const auto all = run_ranks(4, [=](const Environment& environment) {
       TinyTraining training(job, environment);
       training.ledger().reset();

@@ -242,22 +242,25 @@ TEST_CASE("tokens in slices train to the losses and gradients of one slice") {
 TEST_CASE(
     "expert parallel ranks send the rows of their choices and a selective checkpoint sends none again") {
   struct Sent {
-    int64_t bytes = 0, to_others = 0;
+    int64_t bytes = 0, to_others = 0, exchanges = 0;
   };
   constexpr int64_t kExperts = 4, kTopK = 2, kWidth = 18, kBlocks = 2, kRanks = 2;
   const auto mode = GENERATE(models::ActivationCheckpoint::kNone, models::ActivationCheckpoint::kSelectiveOp,
                              models::ActivationCheckpoint::kFull);
   const bool balanced = GENERATE(false, true);
+  const int64_t slices = GENERATE(1, 3);
   const int tensor = GENERATE(1, 2);  // of two, each sends its part of the sequences
   TinyJob job = job_with_experts({kRanks, {.tp = tensor, .ep = kRanks}});
   if (tensor > 1) job.heads = 4;
   job.checkpoint = mode;
   job.balanced = balanced;
+  job.expert_slices = slices;
   const auto all = run_ranks(kRanks, [=](const Environment& environment) {
     TinyTraining training(job, environment);
     training.ledger().reset();
     training.first_gradients();
-    Sent sent{.bytes = training.ledger().entry("ep/0", "all_to_all").bytes};
+    const CommLedger::Entry exchanged = training.ledger().entry("ep/0", "all_to_all");
+    Sent sent{.bytes = exchanged.bytes, .exchanges = exchanged.calls};
     for (const models::ExpertBalancePtr& balance : training.model().balances())
       for (int64_t expert = 0; expert < kExperts; ++expert)
         if (expert / (kExperts / kRanks) != environment.rank)
@@ -271,7 +274,8 @@ TEST_CASE(
   }
   // There and back in forward and in backward, and where a block is run again forward's once more.
   const int64_t times = mode == models::ActivationCheckpoint::kFull ? 6 : 4, width = kWidth * 4;
-  const int64_t counts = balanced ? 0 : kBlocks * kRanks * (kRanks - 1) * (kExperts / kRanks) * 8;
+  const int64_t counts = balanced ? 0 : slices * kBlocks * kRanks * (kRanks - 1) * (kExperts / kRanks) * 8;
+  for (const Sent& rank : all) CHECK(rank.exchanges == kBlocks * (times * slices + (balanced ? 0 : 1)));
   CHECK(bytes == times * rows * width + counts);
   if (balanced) {
     const int64_t tokens = TinyTraining::kGlobalBatch * TinyTraining::kSeqLen;

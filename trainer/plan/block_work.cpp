@@ -318,7 +318,7 @@ class BlockCounter : ProductCounter {
                    : nodes * (1 - std::pow(1 - 1 / nodes, chosen));
     dispatch(MeshDim::kEpNodes, own * reached, nodes);
     dispatch(MeshDim::kEpInNode, sent, setting_.experts / nodes);
-    constexpr double kMoreLaunches = 49, kOfSlice = 0;  // docs/notes/simulated_step.md
+    constexpr double kMoreLaunches = 49, kOfSlice = 28;  // docs/notes/simulated_step.md
     add(Family::kRouting, 1, kMoreLaunches + kOfSlice * (slices() - 1), 0);
   }
 
