@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <limits>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -57,10 +56,9 @@ std::string what_would_change(const MeshPlan& plan, const Hardware& hardware, co
                               const config::ResolvedConfig& resolved) {
   const auto ratio = [&](const config::JobConfig& config, const Hardware& changed) -> std::string {
     if (!can_run(config, resolved, model, changed)) return "cannot be run";
-    const std::optional<MeshPlan> other =
-        Planner(model, changed).plan(config, usable_memory(hardware.card), /*ends=*/false);
+    const std::optional<MeshPlan> other = Planner(model, changed).plan(config, /*ends=*/false);
     if (!other) return "cannot be run";
-    if (other->middle.total() == 0)
+    if (other->memory.total() > usable_memory(hardware.card))
       return fmt::format("does not fit: {:.1f} GiB", other->memory.total() / kGib);
     return fmt::format("{:.2f} times as fast", other->speed(other->middle) / plan.speed(plan.middle));
   };
@@ -163,7 +161,7 @@ double TimePart::seconds_of(const StepTime& time) const {
 
 std::array<std::pair<const char*, double>, 6> memory_parts(const trainer::PeakMemory& memory) {
   return {{{"weights and optimizer states", memory.states},
-           {"gradients", memory.gradients},
+           {"gradients", memory.gradients + memory.unsharded},
            {"gathered weights", memory.gathered},
            {"kept activations", memory.activations},
            {"logits, recomputed blocks, buffers", memory.working},
@@ -189,8 +187,7 @@ std::string describe_prediction(const config::JobConfig& config, const models::M
   config::JobConfig planned = config;
   planned.parallelism.data_parallel_shard_degree =
       config::data_parallel_degree(config, hardware.gpus) / config.parallelism.data_parallel_replicate_degree;
-  const std::optional<MeshPlan> plan =
-      Planner(model, hardware).plan(planned, std::numeric_limits<double>::infinity(), /*ends=*/true);
+  const std::optional<MeshPlan> plan = Planner(model, hardware).plan(planned, /*ends=*/true);
   if (!plan) return "not predicted: no plan of the pipeline";
   PlanFacts facts;
   facts.flops_per_token =
@@ -326,7 +323,7 @@ std::string plans_json(const SearchResult& result, const PlanFacts& facts, const
     one["settings"] = settings_text(plan);
     one["reserved_gib"] = plan.memory.total() / kGib;
     one["memory_gib"] = {{"states", plan.memory.states / kGib},
-                         {"gradients", plan.memory.gradients / kGib},
+                         {"gradients", (plan.memory.gradients + plan.memory.unsharded) / kGib},
                          {"gathered", plan.memory.gathered / kGib},
                          {"activations", plan.memory.activations / kGib},
                          {"working", plan.memory.working / kGib}};

@@ -14,9 +14,10 @@
 #include "tests/support/reserved_port.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/tiny_training.h"
-#include "trainer/build/pipeline_setup.h"
+#include "trainer/build/peak_memory.h"
 #include "trainer/config/load.h"
 #include "trainer/preflight.h"
+#include "trainer/runtime/runtime.h"
 #include "trainer/trainer.h"
 
 namespace hyperion::trainer {
@@ -129,9 +130,12 @@ StepMemory measure_step(const PipelineCase& of, CountingAllocator& counter) {
   const config::JobConfig& config = training.config();
   const models::ModelArgs model = job_model(config);
   const PipelinePlan plan = plan_pipeline(config, model, /*batches=*/1).value();
-  const JobSize size =
-      job_size(config, model, kShards, /*microbatches=*/1, &plan.shares.at(static_cast<size_t>(of.rank)));
-  return {static_cast<int64_t>(size.sums), static_cast<int64_t>(size.sums + size.gathered + size.activations),
+  const models::ModelDescription description = models::describe_model(model);
+  const parallel::Mesh mesh(mesh_config(config), of.ranks * kShards);
+  const PeakMemory peak =
+      replayed_size({config, model, description, mesh, &plan}, static_cast<size_t>(of.rank), /*on_gpu=*/false)
+          ->peak;
+  return {static_cast<int64_t>(peak.unsharded), static_cast<int64_t>(peak.step() - peak.gradients),
           counter.peak() - state};
 }
 

@@ -10,8 +10,8 @@
 namespace hyperion::trainer {
 
 // What a tensor holds.
-enum class Content : uint8_t { kStates, kGradients, kGathered, kActivations, kWorking };
-inline constexpr size_t kContents = 5;
+enum class Content : uint8_t { kStates, kGradients, kUnsharded, kGathered, kActivations, kWorking };
+inline constexpr size_t kContents = 6;
 
 class CachingAllocator {
  public:
