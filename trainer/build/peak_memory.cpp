@@ -55,7 +55,8 @@ class StepReplay {
         shards_(job.mesh.degree(MeshDim::kFsdp)),
         expert_shards_(config::divides_experts(config_) ? job.mesh.degree(MeshDim::kEfsdp) : shards_),
         tensor_(job.mesh.degree(MeshDim::kTp)),
-        element_(static_cast<double>(checkpoint::size_of(config_.training.mixed_precision_param))) {
+        element_(static_cast<double>(checkpoint::size_of(config_.training.mixed_precision_param))),
+        memory_(on_gpu ? CachingAllocator() : CachingAllocator(/*alignment=*/1)) {
     const double rows =
         static_cast<double>(config::microbatch_rows(config_, config_.training.local_batch_size));
     tokens_ = rows * static_cast<double>(config_.training.seq_len) / job.mesh.degree(MeshDim::kCp);
@@ -107,6 +108,7 @@ class StepReplay {
                     .working = bytes(Content::kWorking)};
     most.reserved = static_cast<double>(memory_.reserved()) - most.total();
     most.working += static_cast<double>(received_.reserved());
+    if (!on_gpu_) most.working = most.reserved = 0;  // a CPU's kernels have others
     return most;
   }
 

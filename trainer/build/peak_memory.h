@@ -24,8 +24,8 @@ struct ReplayedJob {
   size_t pipeline_ranks() const { return pipeline == nullptr ? 1 : pipeline->shares.size(); }
 };
 
-// Returns the size of a pipeline rank with its peak: on a GPU an estimate within a few percent. On a CPU the
-// kernels keep more than is replayed. Returns nullopt as soon as a GPU has reserved more than `limit` bytes.
+// Returns the size of a pipeline rank with its peak: on a GPU an estimate within a few percent, on a CPU
+// without working memory. Returns nullopt as soon as a GPU has reserved more than `limit` bytes.
 std::optional<JobSize> replayed_size(const ReplayedJob& job, size_t pipeline_rank, bool on_gpu,
                                      double limit = std::numeric_limits<double>::infinity());
 // Returns the size of the pipeline rank that needs the most.

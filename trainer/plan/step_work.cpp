@@ -1,6 +1,7 @@
 #include "trainer/plan/step_work.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <utility>
@@ -225,58 +226,32 @@ class StepCounter {
 }  // namespace
 
 std::string_view name_of(Family family) {
-  switch (family) {
-    case Family::kProducts:
-      return "products";
-    case Family::kHeadProducts:
-      return "products of the head";
-    case Family::kExpertProducts:
-      return "products of experts";
-    case Family::kAttention:
-      return "attention";
-    case Family::kNorms:
-      return "norms";
-    case Family::kRope:
-      return "RoPE";
-    case Family::kGatedActivation:
-      return "SwiGLU";
-    case Family::kRouting:
-      return "routing and order";
-    case Family::kResidual:
-      return "residual adds";
-    case Family::kCopies:
-      return "casts and copies";
-    case Family::kFloat8Casts:
-      return "FP8 casts";
-    case Family::kLoss:
-      return "loss";
-    case Family::kPacking:
-      return "gather, pack, reduce";
-    case Family::kOptimizer:
-      return "optimizer";
-    case Family::kMuonProducts:
-      return "Muon's iterations";
-    case Family::kEmbedding:
-      return "embedding";
-    case Family::kShardExchange:
-      return "exposed FSDP exchange";
-    case Family::kTensorExchange:
-      return "exposed TP exchange";
-    case Family::kDispatch:
-      return "exposed EP dispatch";
-    case Family::kSequenceExchange:
-      return "exposed CP exchange";
-    case Family::kBubble:
-      return "pipeline bubble";
-    case Family::kTransfers:
-      return "exposed PP transfers";
-    case Family::kMuonExchange:
-      return "exposed Muon exchange";
-    case Family::kNotModelled:
-    case Family::kCount:
-      break;
-  }
-  return "not modelled";
+  static constexpr std::array<std::string_view, static_cast<size_t>(Family::kCount)> kNames = {
+      "products",
+      "products of the head",
+      "products of experts",
+      "attention",
+      "norms",
+      "RoPE",
+      "SwiGLU",
+      "routing and order",
+      "residual adds",
+      "casts and copies",
+      "FP8 casts",
+      "loss",
+      "gather, pack, reduce",
+      "optimizer",
+      "Muon's iterations",
+      "embedding",
+      "exposed FSDP exchange",
+      "exposed TP exchange",
+      "exposed EP dispatch",
+      "exposed CP exchange",
+      "pipeline bubble",
+      "exposed PP transfers",
+      "exposed Muon exchange",
+      "not modelled"};
+  return kNames.at(static_cast<size_t>(family));
 }
 
 std::map<MeshDim, double> StepWork::sent() const {
