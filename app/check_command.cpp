@@ -27,6 +27,7 @@
 #include "models/description.h"
 #include "models/flavors/registry.h"
 #include "trainer/build/model_and_optimizer.h"
+#include "trainer/build/peak_memory.h"
 #include "trainer/build/pipeline_setup.h"
 #include "trainer/checkpointing/checkpointer.h"
 #include "trainer/checkpointing/stored_weights.h"
@@ -43,7 +44,6 @@
 #include "trainer/plan/group_report.h"
 #include "trainer/plan/memory_needs.h"
 #include "trainer/plan/sharding_advice.h"
-#include "trainer/plan/size_estimate.h"
 #include "trainer/preflight.h"
 #include "trainer/runtime/runtime.h"
 #include "trainer/training_state.h"
@@ -81,12 +81,9 @@ KnownMemory known_memory(const CommandLine& line, const config::JobConfig& confi
 CheckTable::Verdict check_memory_of_rank(const config::ResolvedConfig& resolved,
                                          const models::ModelArgs& model, const parallel::Mesh& mesh,
                                          const KnownMemory& known,
-                                         std::span<const trainer::PipelineShare> shares) {
+                                         const std::optional<trainer::PipelinePlan>& pipeline) {
   const config::JobConfig& config = resolved.config;
-  const int64_t microbatches =
-      config::microbatches_of(config.training, mesh.degree(parallel::MeshDim::kBatch));
-  const trainer::JobSize size =
-      trainer::largest_job_size(config, model, mesh.degree(parallel::MeshDim::kFsdp), microbatches, shares);
+  const trainer::JobSize size = trainer::largest_replayed_size(config, model, mesh, pipeline, known.on_gpu);
   trainer::RankMemory memory{.host = {std::numeric_limits<double>::infinity(), "the host's memory"}};
   if (known.host) memory = *known.host;
   memory.device = known.gpu;
@@ -96,8 +93,8 @@ CheckTable::Verdict check_memory_of_rank(const config::ResolvedConfig& resolved,
   const bool needs_host = !known.on_gpu || needs.keeps_state_in_host();
   std::string text =
       describe_needs(needs, known.on_gpu,
-                     shares.empty() ? " per rank at least"
-                                    : " per rank (of the pipeline's, the one that needs the most) at least");
+                     !pipeline ? " per rank at least"
+                               : " per rank (of the pipeline's, the one that needs the most) at least");
   if (needs_host) {
     const MemoryLimit here = known.host ? memory.host : host_memory();
     const std::string limit = fmt::format("{} is {}", here.what, readable_bytes(here.bytes));
@@ -298,12 +295,11 @@ class JobCheck {
   // Describes the work of the fullest owner, in a pipeline that of all its ranks.
   std::string check_muon() {
     const models::ModelDescription model = models::describe_model(model_);
-    const std::vector<trainer::PipelineShare> one = {{.stages = {{.end_block = model.blocks()}}}};
-    const auto shares =
-        pipeline_ ? trainer::shares_of(pipeline_) : std::span<const trainer::PipelineShare>(one);
+    std::vector<std::vector<trainer::ModelStage>> shares = {{trainer::all_units(model)}};
+    if (pipeline_) shares = pipeline_->shares;
     std::optional<trainer::MuonWork> most;
-    for (const trainer::PipelineShare& share : shares)
-      if (const auto work = trainer::muon_work(config(), model, *mesh_, share.stages);
+    for (const std::vector<trainer::ModelStage>& stages : shares)
+      if (const auto work = trainer::muon_work(config(), model, *mesh_, stages);
           work && (!most || work->flops > most->flops))
         most = work;
     if (!most) return "groups give every matrix to AdamW: nothing is multiplied or exchanged";
@@ -312,21 +308,18 @@ class JobCheck {
   }
 
   void check_pipeline() {
-    const auto microbatches = [&] {
-      return config::microbatches_of(config().training, mesh_->degree(parallel::MeshDim::kBatch));
-    };
     table_.check("pipeline", {"model", "ranks", "batch"}, [&] {
       pipeline_ = trainer::job_pipeline(config(), model_, *mesh_);
       for (const std::string& warning : pipeline_->warnings) log_warning("{}", warning);
       return pipeline_->text;
     });
     if (!pipeline_) return;
+    const models::ModelDescription model = models::describe_model(model_);
     for (size_t rank = 0; rank < pipeline_->ranks.size(); ++rank) {
       const trainer::PipelinePlan::Rank& one = pipeline_->ranks[rank];
-      const trainer::JobSize size =
-          trainer::job_size(config(), model_, mesh_->degree(parallel::MeshDim::kFsdp), microbatches(),
-                            &pipeline_->shares[rank]);
       const KnownMemory known = known_memory(line_, config());
+      const trainer::JobSize size =
+          *trainer::replayed_size({config(), model_, model, *mesh_, &*pipeline_}, rank, known.on_gpu);
       const int threads = known.host ? known.host->threads : 1;
       table_.print_row(
           fmt::format("pp rank {}", rank), "-",
@@ -398,8 +391,7 @@ class JobCheck {
     std::vector<std::string> needs = {"configuration"};
     if (resolved_ && config().parallelism.pipeline_parallel_degree > 1) needs.emplace_back("pipeline");
     table_.check_with_verdict("memory", needs, [&] {
-      return check_memory_of_rank(*resolved_, model_, *mesh_, known_memory(line_, config()),
-                                  trainer::shares_of(pipeline_));
+      return check_memory_of_rank(*resolved_, model_, *mesh_, known_memory(line_, config()), pipeline_);
     });
     if (resolved_ && !known_memory(line_, config()).on_gpu) return;
     table_.check(
@@ -470,7 +462,7 @@ class JobCheck {
   void follow_plan() {
     pipeline_ = trainer::job_pipeline(plan_->config, model_, *mesh_);
     check_memory_of_rank(checkpointing::followed_config(*resolved_, plan_->config), model_, *mesh_,
-                         known_memory(line_, config()), trainer::shares_of(pipeline_));
+                         known_memory(line_, config()), pipeline_);
     loader_ = trainer::training_loader(plan_->config, *data_, loader_context());
   }
 

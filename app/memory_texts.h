@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "trainer/plan/job_size.h"
 #include "trainer/plan/memory_needs.h"
-#include "trainer/plan/size_estimate.h"
 
 namespace hyperion::app {
 

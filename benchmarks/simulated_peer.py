@@ -7,7 +7,7 @@ usage: simulated_peer.py configs/llama3_8b.toml [--world 8] [--mode none selecti
 torchtitan trains three steps as rank 0 of `--world` on a simulated GPU that computes nothing (scripts/setup.sh --interop). What the last one launches,
 moves, multiplies and sends is priced as `hyperion plan` prices its own (benchmarks/step_seconds.cpp). A ratio takes the same constants for both. Dense models, with
 FSDP, tensor and context parallelism, and replicas. Columns: torchtitan, torchtitan-compiled, torchtitan-fp8, and torchtitan-2024[-compiled|-fp8], which runs the
-operators with which the figures of torchtitan's benchmarks were measured.
+operators with which the figures of torchtitan's benchmarks were measured; torchtitan-2024-products-fp8 gathers weights in bf16.
 """
 import argparse
 import collections
@@ -33,6 +33,7 @@ COLUMNS = {
     "torchtitan": [], "torchtitan-compiled": [COMPILED], "torchtitan-fp8": [COMPILED, *FP8, "--quantize.linear.float8.filter_fqns", "output"],
     "torchtitan-2024": OF_2024, "torchtitan-2024-compiled": [*OF_2024, COMPILED],
     "torchtitan-2024-fp8": [*OF_2024, COMPILED, *FP8, "--quantize.linear.float8.filter_fqns", "output"],
+    "torchtitan-2024-products-fp8": [*OF_2024, COMPILED, *FP8[:2], "--quantize.linear.float8.filter_fqns", "output"],
 }
 OF_SHARDS = r"^(all-gather|reduce-scatter|FSDP::|gradient norm|metrics|data)"
 

@@ -5,6 +5,7 @@
 #include "base/collective.h"
 #include "base/log.h"
 #include "parallel/comm/agreement.h"
+#include "trainer/build/peak_memory.h"
 #include "trainer/checkpointing/job_state.h"
 #include "trainer/config/fit_ranks.h"
 #include "trainer/config/validate.h"
@@ -69,7 +70,10 @@ Job start_job(const config::ResolvedConfig& resolved) {
   const parallel::Mesh mesh(mesh_config(config, environment.local_world_size), environment.world_size);
   job.pipeline = job_pipeline(config, job.model, mesh);
   const bool pipelined = job.pipeline.has_value();
-  job.runtime = start_runtime(job.configured, job.model, environment, shares_of(job.pipeline),
+  const auto largest = [&](bool on_gpu) {
+    return largest_replayed_size(config, job.model, mesh, job.pipeline, on_gpu);
+  };
+  job.runtime = start_runtime(job.configured, environment, largest,
                               pipelined ? job.pipeline->tied_ranks : std::nullopt);
   parallel::set_phase("start of the data loader");
   warn_of_slow_steps(config, job.model, job.runtime);
@@ -92,8 +96,10 @@ void follow_plan(Job& job, const checkpointing::ResumePlan& plan) {
   }
   const parallel::Mesh& mesh = *job.runtime.mesh;
   job.pipeline = job_pipeline(plan.config, job.model, mesh);
-  require_memory_of_rank(checkpointing::followed_config(job.configured, plan.config), job.model, mesh,
-                         job.runtime.environment, job.runtime.device, shares_of(job.pipeline));
+  require_memory_of_rank(
+      checkpointing::followed_config(job.configured, plan.config),
+      largest_replayed_size(plan.config, job.model, mesh, job.pipeline, job.runtime.device.is_cuda()),
+      job.runtime.environment, job.runtime.device);
   job.loader.reset();  // before its node's memory is made once more
   job.loader = configured_loader(plan.config, job, plan.seed);
 }

@@ -9,9 +9,9 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "trainer/build/peak_memory.h"
-#include "trainer/build/pipeline_setup.h"
 #include "trainer/config/load.h"
 #include "trainer/plan/card.h"
 #include "trainer/plan/step_time.h"
@@ -31,7 +31,6 @@ struct MeshPlan {
   double global_batch = 0;                     // sequences of a step
   double microbatches = 0;                     // of a step and rank
   trainer::PeakMemory memory{};                // of the fullest rank
-  double least_memory = 0;                     // of the ranks that were looked at
   int64_t slowest_stage = 0;                   // the pipeline rank that the times are of
   trainer::StepTime slow{}, middle{}, fast{};  // at the ends of the card's constants
   trainer::StepWork work{};                    // which takes these times
@@ -48,30 +47,38 @@ class Planner {
   // refuses: whether plan() throws Error(kUsage) instead of returning nullopt.
   Planner(const models::ModelArgs& model, const Hardware& hardware, bool refuses = false);
 
-  // Returns nullopt if the pipeline's schedule does not serve the configuration, and if a step takes more
-  // than `time_limit` seconds. The mesh must fit (config::check_config()). Memory is predicted until it
-  // exceeds `memory_limit` bytes; a plan whose lower bound exceeds it has no times. The work and the times of
-  // the card's ends only with `ends`.
-  std::optional<MeshPlan> plan(const config::JobConfig& config, double memory_limit, bool ends,
-                               double time_limit = std::numeric_limits<double>::infinity());
+  // Returns nullopt if the pipeline's schedule does not serve the configuration. The mesh must fit
+  // (config::check_config()). The work and the times of the card's ends only with `ends`.
+  std::optional<MeshPlan> plan(const config::JobConfig& config, bool ends);
+
+  // The two parts of plan(): times alone, and the memory of the fullest rank, nullopt if that is more than
+  // `limit` bytes.
+  std::optional<MeshPlan> times(const config::JobConfig& config, bool ends);
+  std::optional<trainer::PeakMemory> memory(const config::JobConfig& config,
+                                            double limit = std::numeric_limits<double>::infinity());
 
  private:
-  struct PipelineLists {
+  struct Pipeline {
     trainer::PipelinePlan plan;
-    parallel::PipelineSchedule lists;
     std::map<double, trainer::PipelineSeconds> seconds{};  // by the transfer
+
+    // The first and the last rank differ from the others by the embedding and the head.
+    std::vector<size_t> different_ranks() const {
+      return {0, plan.shares.size() / 2, plan.shares.size() - 1};
+    }
   };
   using Key = std::tuple<int64_t, std::string, int64_t, int64_t, bool, bool>;
 
-  PipelineLists* pipeline_of(const config::JobConfig& config, int64_t batches);
-  trainer::PipelineTimes times_of(PipelineLists& lists, bool recomputes);
+  parallel::Mesh mesh_of(const config::JobConfig& config) const;
+  Pipeline* pipeline_of(const config::JobConfig& config, const parallel::Mesh& mesh);  // null: none serves
+  trainer::PipelineTimes times_of(Pipeline& pipeline, bool recomputes);
 
   const models::ModelArgs& model_;
   const models::ModelDescription description_;
   const Hardware& hardware_;
   bool refuses_;
 
-  std::map<Key, std::unique_ptr<PipelineLists>> pipelines_;
+  std::map<Key, std::unique_ptr<Pipeline>> pipelines_;
 };
 
 }  // namespace hyperion::app

@@ -180,8 +180,6 @@ void try_settings_of_memory(config::JobConfig config, F&& fits) {
   for (const RecomputeMode mode :
        {RecomputeMode::kNone, RecomputeMode::kElementwise, RecomputeMode::kSelective, RecomputeMode::kFull}) {
     config.activation_checkpoint.mode = mode;
-    // Selective checkpointing then keeps received tokens too, which peak_memory() does not count.
-    if (mode == RecomputeMode::kSelective && parallelism.expert_parallel_once_per_node) continue;
     if (mode == RecomputeMode::kSelective) config.activation_checkpoint.selective_ac_option = "op";
     for (const ReshardAfterForward reshard : reshards) {
       parallelism.fsdp_reshard_after_forward = reshard;
@@ -213,21 +211,25 @@ SearchResult search_meshes(const config::ResolvedConfig& resolved, const models:
       Enumerator(resolved, model, hardware, options).configurations();
   Planner planner(model, hardware, /*refuses=*/options.configured);
   SearchResult result;
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const double limit = usable_memory(hardware.card);
   std::map<Degrees, MeshPlan> best;
   const auto fits = [&](const config::JobConfig& config) {
     Degrees shape = degrees_of(config.parallelism);
     shape.replicas = 1;  // of meshes that differ in their replicas alone the best is shown
     const auto found = best.find(shape);
+    std::optional<MeshPlan> plan = planner.times(config, /*ends=*/false);
     // A replay of memory takes long: of a mesh it is not tried what is slower than the best that fits.
-    std::optional<MeshPlan> plan = planner.plan(
-        config, limit, /*ends=*/false,
-        found == best.end() ? std::numeric_limits<double>::infinity() : found->second.middle.total());
-    if (!plan) return false;
+    if (!plan || (found != best.end() && plan->middle.total() > found->second.middle.total())) return false;
     ++result.tried;
-    if (plan->memory.total() > limit) {
-      if (!result.smallest || plan->least_memory < result.smallest->least_memory)
-        result.smallest = std::move(plan);
+    // While nothing fits, the one that needs the least is looked for.
+    double most = limit;
+    if (best.empty()) most = result.smallest ? result.smallest->memory.total() : kInfinity;
+    const std::optional<trainer::PeakMemory> memory = planner.memory(config, most);
+    if (!memory) return false;
+    plan->memory = *memory;
+    if (memory->total() > limit) {
+      result.smallest = std::move(plan);
       return false;
     }
     if (found == best.end() || plan->middle.total() < found->second.middle.total()) {
@@ -248,16 +250,13 @@ SearchResult search_meshes(const config::ResolvedConfig& resolved, const models:
     else
       try_settings_of_memory(candidates[i], fits);
   }
-  if (best.empty() && result.smallest)
-    result.smallest =
-        planner.plan(result.smallest->config, std::numeric_limits<double>::infinity(), /*ends=*/false);
   for (auto& [degrees, plan] : best) result.plans.push_back(std::move(plan));
   std::ranges::stable_sort(result.plans, {},
                            [](const MeshPlan& plan) { return plan.middle.total() / plan.tokens(); });
   if (result.plans.size() > options.results)
     result.plans.erase(result.plans.begin() + static_cast<std::ptrdiff_t>(options.results),
                        result.plans.end());
-  for (MeshPlan& plan : result.plans) plan = *planner.plan(plan.config, limit, /*ends=*/true);
+  for (MeshPlan& plan : result.plans) plan = *planner.plan(plan.config, /*ends=*/true);
   return result;
 }
 

@@ -22,7 +22,7 @@ struct Segment {
 
 // A plan's stacked segments, in the order of the legend.
 struct Bar {
-  std::string name, value;
+  std::string name{}, value{};
   std::vector<Segment> segments{};
 };
 
@@ -75,57 +75,60 @@ std::string figure(const std::string& title, const std::string& unit, const std:
                      html_text(unit), content);
 }
 
-std::string name_of_plan(const MeshPlan& plan, size_t index) {
-  return fmt::format("{}  {} ({})", index + 1, describe_mesh(plan), settings_text(plan));
+// Draws a bar for each plan. `bar_of` returns its value and segments.
+template <typename F>
+std::string bars_figure(const SearchResult& result, const std::string& title, const std::string& unit,
+                        const std::vector<std::string>& names, double limit, const char* axis, F&& bar_of) {
+  std::vector<Bar> bars;
+  double longest = limit;
+  for (size_t i = 0; i < result.plans.size(); ++i) {
+    Bar bar = bar_of(result.plans[i]);
+    bar.name =
+        fmt::format("{}  {} ({})", i + 1, describe_mesh(result.plans[i]), settings_text(result.plans[i]));
+    double sum = 0;
+    for (const Segment& segment : bar.segments) sum += segment.value;
+    longest = std::max(longest, sum);
+    bars.push_back(std::move(bar));
+  }
+  return figure(title, unit, legend(names) + bars_svg(title, bars, longest, limit, axis));
 }
 
 std::string memory_figure(const SearchResult& result, const Hardware& hardware) {
   std::vector<std::string> names;
-  for (const auto& [name, bytes] : memory_parts({})) names.emplace_back(name);
-  std::vector<Bar> bars;
-  const double usable = usable_memory(hardware.card);
-  double longest = hardware.card.memory_bytes;
-  for (size_t i = 0; i < result.plans.size(); ++i) {
-    const trainer::PeakMemory& memory = result.plans[i].memory;
-    Bar bar{name_of_plan(result.plans[i], i), fmt::format("{:.1f} GiB", memory.total() / kGib)};
-    for (const auto& [name, bytes] : memory_parts(memory))
-      bar.segments.push_back({bytes / kGib, fmt::format("{}: {:.2f} GiB", name, bytes / kGib)});
-    longest = std::max(longest, memory.total());
-    bars.push_back(std::move(bar));
-  }
-  const std::string title = "Memory of the fullest rank";
-  return figure(title,
-                fmt::format("GiB; dashed: the {:.1f} that a job may use of {:.1f}", usable / kGib,
-                            hardware.card.memory_bytes / kGib),
-                legend(names) + bars_svg(title, bars, longest / kGib, usable / kGib, "GiB"));
+  for (const MemoryPart& part : memory_parts({})) names.emplace_back(part.name);
+  const double usable = usable_memory(hardware.card) / kGib;
+  return bars_figure(result, "Memory of the fullest rank",
+                     fmt::format("GiB; dashed: the {:.1f} that a job may use of {:.1f}", usable,
+                                 hardware.card.memory_bytes / kGib),
+                     names, usable, "GiB", [](const MeshPlan& plan) {
+                       Bar bar{.value = fmt::format("{:.1f} GiB", plan.memory.total() / kGib)};
+                       for (const MemoryPart& part : memory_parts(plan.memory))
+                         bar.segments.push_back({part.bytes / kGib, fmt::format("{}: {:.2f} GiB", part.name,
+                                                                                part.bytes / kGib)});
+                       return bar;
+                     });
 }
 
 std::string time_figure(const SearchResult& result) {
+  std::vector<TimePart> parts = time_parts();
+  parts.push_back({"", "not modelled", {Family::kNotModelled}});
   std::vector<std::string> names;
-  for (const TimePart& part : time_parts()) names.emplace_back(part.title);
-  const TimePart rest{"", "not modelled", {Family::kNotModelled}};
-  names.emplace_back(rest.title);
-  std::vector<Bar> bars;
-  double longest = 0;
-  for (size_t i = 0; i < result.plans.size(); ++i) {
-    const trainer::StepTime& time = result.plans[i].middle;
-    Bar bar{name_of_plan(result.plans[i], i), fmt::format("{:.3g} s", time.total())};
-    const auto add = [&](const TimePart& part) {
-      std::string text;
-      for (const Family family : part.families)
-        if (time.of(family) > 0)
-          text += fmt::format("{}{}: {:.3g} ms, {:.1f} %", text.empty() ? "" : "\n", name_of(family),
-                              1e3 * time.of(family), 100 * time.of(family) / time.total());
-      bar.segments.push_back({part.seconds_of(time), std::move(text)});
-    };
-    for (const TimePart& part : time_parts()) add(part);
-    add(rest);
-    longest = std::max(longest, time.total());
-    bars.push_back(std::move(bar));
-  }
-  const std::string title = "Time of a step";
-  return figure(title, "s, in the middle of the card's constants",
-                legend(names) + bars_svg(title, bars, longest, 0, "s"));
+  for (const TimePart& part : parts) names.emplace_back(part.title);
+  return bars_figure(result, "Time of a step", "s, in the middle of the card's constants", names, 0, "s",
+                     [&](const MeshPlan& plan) {
+                       const trainer::StepTime& time = plan.middle;
+                       Bar bar{.value = fmt::format("{:.3g} s", time.total())};
+                       for (const TimePart& part : parts) {
+                         std::string text;
+                         for (const Family family : part.families)
+                           if (time.of(family) > 0)
+                             text += fmt::format("{}{}: {:.3g} ms, {:.1f} %", text.empty() ? "" : "\n",
+                                                 name_of(family), 1e3 * time.of(family),
+                                                 100 * time.of(family) / time.total());
+                         bar.segments.push_back({part.seconds_of(time), std::move(text)});
+                       }
+                       return bar;
+                     });
 }
 
 std::string speed_figure(const std::vector<GpusPlan>& scaling) {

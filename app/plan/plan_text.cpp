@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <limits>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -57,10 +56,9 @@ std::string what_would_change(const MeshPlan& plan, const Hardware& hardware, co
                               const config::ResolvedConfig& resolved) {
   const auto ratio = [&](const config::JobConfig& config, const Hardware& changed) -> std::string {
     if (!can_run(config, resolved, model, changed)) return "cannot be run";
-    const std::optional<MeshPlan> other =
-        Planner(model, changed).plan(config, usable_memory(hardware.card), /*ends=*/false);
+    const std::optional<MeshPlan> other = Planner(model, changed).plan(config, /*ends=*/false);
     if (!other) return "cannot be run";
-    if (other->middle.total() == 0)
+    if (other->memory.total() > usable_memory(hardware.card))
       return fmt::format("does not fit: {:.1f} GiB", other->memory.total() / kGib);
     return fmt::format("{:.2f} times as fast", other->speed(other->middle) / plan.speed(plan.middle));
   };
@@ -163,13 +161,13 @@ double TimePart::seconds_of(const StepTime& time) const {
   return seconds;
 }
 
-std::array<std::pair<const char*, double>, 6> memory_parts(const trainer::PeakMemory& memory) {
-  return {{{"weights and optimizer states", memory.states},
-           {"gradients", memory.gradients},
-           {"gathered weights", memory.gathered},
-           {"kept activations", memory.activations},
-           {"logits, recomputed blocks, buffers", memory.working},
-           {"lost by the allocator", memory.reserved}}};
+std::array<MemoryPart, 6> memory_parts(const trainer::PeakMemory& memory) {
+  return {{{"states", "weights and optimizer states", memory.states},
+           {"gradients", "gradients", memory.gradients + memory.unsharded},
+           {"gathered", "gathered weights", memory.gathered},
+           {"activations", "kept activations", memory.activations},
+           {"working", "logits, recomputed blocks, buffers", memory.working},
+           {"lost", "lost by the allocator", memory.reserved}}};
 }
 
 trainer::CardRange known_card(const std::string& named) {
@@ -191,8 +189,7 @@ std::string describe_prediction(const config::JobConfig& config, const models::M
   config::JobConfig planned = config;
   planned.parallelism.data_parallel_shard_degree =
       config::data_parallel_degree(config, hardware.gpus) / config.parallelism.data_parallel_replicate_degree;
-  const std::optional<MeshPlan> plan =
-      Planner(model, hardware).plan(planned, std::numeric_limits<double>::infinity(), /*ends=*/true);
+  const std::optional<MeshPlan> plan = Planner(model, hardware).plan(planned, /*ends=*/true);
   if (!plan) return "not predicted: no plan of the pipeline";
   PlanFacts facts;
   facts.flops_per_token =
@@ -276,7 +273,7 @@ std::string explain_plan(const SearchResult& result, size_t index, const PlanFac
   const auto add_memory = [&](const char* name, double bytes) {
     text += fmt::format("  {:<34}{:>7.2f}\n", name, bytes / kGib);
   };
-  for (const auto& [name, bytes] : memory_parts(plan.memory)) add_memory(name, bytes);
+  for (const MemoryPart& part : memory_parts(plan.memory)) add_memory(part.name, part.bytes);
   add_memory("all", plan.memory.total());
   add_memory("may use", usable_memory(hardware.card));
   text += "\ntime of a step                      ms            us per token    share\n";
@@ -327,11 +324,7 @@ std::string plans_json(const SearchResult& result, const PlanFacts& facts, const
     one["microbatches"] = plan.microbatches;
     one["settings"] = settings_text(plan);
     one["reserved_gib"] = plan.memory.total() / kGib;
-    one["memory_gib"] = {{"states", plan.memory.states / kGib},
-                         {"gradients", plan.memory.gradients / kGib},
-                         {"gathered", plan.memory.gathered / kGib},
-                         {"activations", plan.memory.activations / kGib},
-                         {"working", plan.memory.working / kGib}};
+    for (const MemoryPart& part : memory_parts(plan.memory)) one["memory_gib"][part.key] = part.bytes / kGib;
     one["tokens_per_second_per_gpu"] = {per_gpu(plan, plan.slow, hardware),
                                         per_gpu(plan, plan.middle, hardware),
                                         per_gpu(plan, plan.fast, hardware)};

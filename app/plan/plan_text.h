@@ -3,7 +3,6 @@
 
 #include <array>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "app/plan/mesh_search.h"
@@ -37,8 +36,12 @@ struct TimePart {
   double seconds_of(const trainer::StepTime& time) const;
 };
 const std::vector<TimePart>& time_parts();
-// Returns the parts of the fullest rank's memory with their names, in bytes.
-std::array<std::pair<const char*, double>, 6> memory_parts(const trainer::PeakMemory& memory);
+// A part of the fullest rank's memory.
+struct MemoryPart {
+  const char *key, *name;  // in JSON, and in texts
+  double bytes;
+};
+std::array<MemoryPart, 6> memory_parts(const trainer::PeakMemory& memory);
 // Returns "none, async TP, ring, 1F1B": what is searched besides the mesh.
 std::string settings_text(const MeshPlan& plan);
 std::string three_digits(double value);

@@ -87,11 +87,11 @@ std::vector<double> planned_and_done(const TinyJob& job, const Environment& envi
   const Mesh mesh(job.mesh, environment.world_size);
   const models::ModelArgs args = trainer::job_model(config);
   const models::ModelDescription description = models::describe_model(args);
-  std::vector<trainer::PipelineShare::Stage> stages = {{.end_block = description.blocks()}};
+  std::vector<trainer::ModelStage> stages = {{.end_block = description.blocks()}};
   if (job.mesh.pp > 1) {
     const int64_t batches = config::microbatches_of(config.training, mesh.degree(MeshDim::kBatch));
     const auto pp_rank = static_cast<size_t>(mesh.coordinate(environment.rank, MeshDim::kPp));
-    stages = trainer::plan_pipeline(config, args, batches)->shares.at(pp_rank).stages;
+    stages = trainer::plan_pipeline(config, args, batches)->shares.at(pp_rank);
   }
   const int place = environment.rank % (environment.world_size / job.mesh.pp);
   const auto work = trainer::muon_work(config, description, mesh, stages, place);

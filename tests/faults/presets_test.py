@@ -35,7 +35,7 @@ CONTEXT_PARALLEL = [  # preset, ranks, ranks that share a sequence, options
 OTHERS = {"llama3_8b": 64, "qwen3_0.6b": 1, "qwen3_1.7b": 1, "qwen3_32b": 16}
 GIB = 1 << 30
 CARD = 79.1 - 0.5  # GiB of a card of 80 GB that libtorch and NCCL share: what it reports without a context
-COMMUNICATOR = {"256 MiB": 0.25, "1.5 GiB": 1.5}  # trainer/plan/size_estimate.h
+COMMUNICATOR = {"256 MiB": 0.25, "1.5 GiB": 1.5}  # parallel/comm/communicator_memory.h
 
 
 class Presets(JobTest):

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -33,40 +34,54 @@ struct MicrobatchMemory {
   std::map<size_t, BlockMemory::Tensors> units{};
 };
 
+// The actions of a step without a pipeline. From the second microbatch on each is as the one before.
+Schedule schedule_of(const config::JobConfig& config, const models::ModelDescription& model,
+                     const parallel::Mesh& mesh) {
+  const int64_t microbatches = config::microbatches_of(config.training, mesh.degree(MeshDim::kBatch));
+  return training_schedule(
+      static_cast<size_t>(model.blocks()) + 2, static_cast<size_t>(std::min<int64_t>(2, microbatches)),
+      config.parallelism.fsdp_reshard_after_forward != config::ReshardAfterForward::kNever,
+      config::reduces_gradients_once(config));
+}
+
 class StepReplay {
  public:
-  StepReplay(const config::JobConfig& config, const models::ModelArgs& args,
-             const models::ModelDescription& model, const parallel::Mesh& mesh, const JobSize& size)
-      : config_(config),
-        model_(model),
+  StepReplay(const ReplayedJob& job, const JobSize& size, bool on_gpu)
+      : config_(job.config),
+        model_(job.model),
         size_(size),
-        shards_(mesh.degree(MeshDim::kFsdp)),
-        expert_shards_(config::divides_experts(config) ? mesh.degree(MeshDim::kEfsdp) : shards_),
-        tensor_(mesh.degree(MeshDim::kTp)),
-        element_(static_cast<double>(checkpoint::size_of(config.training.mixed_precision_param))) {
+        on_gpu_(on_gpu),
+        keeps_shards_(on_gpu && !job.config.training.enable_cpu_offload),
+        shards_(job.mesh.degree(MeshDim::kFsdp)),
+        expert_shards_(config::divides_experts(config_) ? job.mesh.degree(MeshDim::kEfsdp) : shards_),
+        tensor_(job.mesh.degree(MeshDim::kTp)),
+        element_(static_cast<double>(checkpoint::size_of(config_.training.mixed_precision_param))),
+        memory_(on_gpu ? CachingAllocator() : CachingAllocator(/*alignment=*/1)) {
     const double rows =
-        static_cast<double>(config::microbatch_rows(config, config.training.local_batch_size));
-    tokens_ = rows * static_cast<double>(config.training.seq_len) / mesh.degree(MeshDim::kCp);
-    gathered_stream_ = tokens_ * static_cast<double>(args.dim) * element_;
+        static_cast<double>(config::microbatch_rows(config_, config_.training.local_batch_size));
+    tokens_ = rows * static_cast<double>(config_.training.seq_len) / job.mesh.degree(MeshDim::kCp);
+    gathered_stream_ = tokens_ * static_cast<double>(job.args.dim) * element_;
     stream_ = gathered_stream_ / tensor_;
-    for (const models::BlockDescription& kind : model.kinds)
-      blocks_.emplace_back(kind, args, config, mesh, tokens_, size.repeated);
-    for (const double part : {size.weights, size.optimizer, size.exchanges}) allocate_states(part);
-    if (config.ema.device != config::EmaDevice::kCpu) allocate_states(size.averages);
+    for (const models::BlockDescription& kind : model_.kinds)
+      blocks_.emplace_back(kind, job.args, config_, job.mesh, tokens_, on_gpu ? size.repeated : 0);
+    if (on_gpu) memory_.allocate(states_on_gpu(config_, size), Content::kStates);
   }
 
   // Runs at least two microbatches, of one or of two steps, because blocks that the first one has freed do
-  // not fit all tensors of the second.
-  PeakMemory replay(const Schedule& schedule, double limit) {
+  // not fit all tensors of the second. Returns nullopt as soon as more than `limit` bytes are reserved.
+  std::optional<PeakMemory> replay(const Schedule& schedule, double limit) {
     size_t microbatches = 0;
+    std::set<size_t> units;
     for (const Action& action : schedule) {
       stages_.insert(action.stage);
+      units.insert(action.unit);
       microbatches = std::max(microbatches, action.microbatch + 1);
     }
+    shares_table_ = model_.tied && units.contains(0) && units.contains(head());
     for (size_t step = 0; step < (microbatches > 1 ? 1 : 2); ++step) {
       for (const Action& action : schedule) {
         act(action);
-        if (static_cast<double>(memory_.reserved()) > limit) return result();
+        if (static_cast<double>(memory_.reserved()) > limit) return std::nullopt;
       }
       Block update = memory_.allocate(size_.update, Content::kWorking);
       memory_.free(update);
@@ -76,24 +91,25 @@ class StepReplay {
         free_gradients(unit);
       }
     }
-    return result();
+    const PeakMemory peak = result();
+    return peak.total() > limit ? std::nullopt : std::optional(peak);
   }
 
  private:
   PeakMemory result() const {
-    const auto& peak = memory_.peak();
-    PeakMemory most{.states = static_cast<double>(peak[0]),
-                    .gradients = static_cast<double>(peak[1]),
-                    .gathered = static_cast<double>(peak[2]),
-                    .activations = static_cast<double>(peak[3]),
-                    .working = static_cast<double>(peak[4])};
+    const auto bytes = [&](Content content) {
+      return static_cast<double>(memory_.peak()[static_cast<size_t>(content)]);
+    };
+    PeakMemory most{.states = bytes(Content::kStates),
+                    .gradients = bytes(Content::kGradients),
+                    .unsharded = bytes(Content::kUnsharded),
+                    .gathered = bytes(Content::kGathered),
+                    .activations = bytes(Content::kActivations),
+                    .working = bytes(Content::kWorking)};
     most.reserved = static_cast<double>(memory_.reserved()) - most.total();
     most.working += static_cast<double>(received_.reserved());
+    if (!on_gpu_) most.working = most.reserved = 0;  // a CPU's kernels have others
     return most;
-  }
-
-  void allocate_states(double bytes) {
-    if (!config_.training.enable_cpu_offload) memory_.allocate(bytes, Content::kStates);
   }
 
   size_t head() const { return static_cast<size_t>(model_.blocks()) + 1; }
@@ -117,7 +133,7 @@ class StepReplay {
       case ActionKind::kLoss:
         gather(index);
         if (action.prefetch) gather(*action.prefetch);
-        return loss(microbatch, units_[index]);
+        return loss(microbatch, shares_table_ ? units_[0].flat : units_[index].gradients.parts[0]);
       case ActionKind::kBackward:
       case ActionKind::kInputGradient:
         if (index > 0) gather(index);
@@ -171,15 +187,21 @@ class StepReplay {
     if (!unit.gathered.empty()) return;
     const bool float8 =
         config::kFloat8.on(config_) && config_.quantize.linear.float8.enable_fsdp_float8_all_gather;
-    const double element = float8 && index > 0 && index < head() ? 1 : element_;
-    const auto add = [&](double elements, double shards) {
-      if (shards > 1 && elements > 0)
-        unit.gathered.push_back(memory_.allocate(elements * element, Content::kGathered));
+    const auto add = [&](double bytes) {
+      unit.gathered.push_back(memory_.allocate(bytes, Content::kGathered));
     };
-    if (index == 0 || index == head()) return add(table(), shards_);
+    if (index == 0 || index == head()) {
+      if (shards_ > 1) add(table() * element_);
+      return;
+    }
+    // Products of experts in FP8 read two copies of each weight.
+    const double copies = config::kGroupedFloat8.on(config_) || config::kGroupedMx.on(config_) ? 2 : 0;
     const auto& elements = block_of(index).elements();
-    for (size_t part = 0; part < elements.size(); ++part)
-      add(elements[part], part >= UnitGradients::kExpertsUp ? expert_shards_ : shards_);
+    for (size_t part = 0; part < elements.size(); ++part) {
+      const bool expert = part >= UnitGradients::kExpertsUp;
+      if ((expert ? expert_shards_ : shards_) > 1) add(elements[part] * (float8 ? 1 : element_));
+      if (expert) add(elements[part] * copies);
+    }
   }
 
   void forward(size_t index, MicrobatchMemory& microbatch) {
@@ -192,35 +214,37 @@ class StepReplay {
     microbatch.activation = block_of(index).forward(memory_, tensors, mode_of(index));
   }
 
-  // The head's forward and backward, chunk by chunk; tensor parallel ranks have two chunks at once.
-  void loss(MicrobatchMemory& microbatch, UnitMemory& unit) {
+  // The head's forward and backward, chunk by chunk; tensor parallel ranks have two chunks at once. `sum` is
+  // the gradient of the table.
+  void loss(MicrobatchMemory& microbatch, Block& sum) {
     const auto working = [&](double bytes) { return memory_.allocate(bytes, Content::kWorking); };
-    const double at_once = tensor_ > 1 ? 2 : 1,
-                 of_token = model_.output.numel() / gathered_width() / tensor_ * element_,
-                 rows = loss_chunk_rows(config_, tokens_, of_token, tensor_);
+    const bool by_part = tensor_ > 1 && !config_.parallelism.disable_loss_parallel,
+               gathers = tensor_ > 1 && !by_part;  // complete logits, in two copies
+    const double at_once = by_part ? 2 : 1,
+                 of_token = model_.output.numel() / gathered_width() / (by_part ? tensor_ : 1) * element_,
+                 rows = loss_chunk_rows(config_, tokens_, of_token, by_part ? tensor_ : 1, on_gpu_);
     // Later chunks take the memory of those before.
     const double chunks = std::min(at_once + 2, std::ceil(tokens_ / rows));
     Block normed = working(stream_), gradient = working(tensor_ > 1 ? gathered_stream_ : stream_),
           gathered = tensor_ > 1 ? working(gathered_stream_) : Block();
     std::vector<Block> logits;
     for (double chunk = 0; chunk < chunks; ++chunk) {
-      logits.push_back(working(rows * of_token));
+      logits.push_back(working(rows * of_token * (gathers ? 2 : 1)));
       if (static_cast<double>(logits.size()) < at_once && chunk + 1 < chunks) continue;
-      finish_chunk(unit, logits.front(), rows);
+      finish_chunk(sum, logits.front(), rows);
       logits.erase(logits.begin());
     }
-    for (Block& last : logits) finish_chunk(unit, last, rows);
+    for (Block& last : logits) finish_chunk(sum, last, rows);
     Block sharded = tensor_ > 1 ? working(stream_) : Block();
     microbatch.gradient = working(stream_);
     for (Block* block : {&sharded, &gradient, &gathered, &normed, &microbatch.activation})
       memory_.free(*block);
   }
   double gathered_width() const { return gathered_stream_ / tokens_ / element_; }
-  void finish_chunk(UnitMemory& unit, Block& logits, double rows) {
+  void finish_chunk(Block& sum, Block& logits, double rows) {
     Block result = memory_.allocate(rows * gathered_width() * element_, Content::kWorking);
     memory_.free(result);
-    if (Block& sum = unit.gradients.parts[0]; !sum)
-      sum = memory_.allocate(table() * sizeof(float), Content::kGradients);
+    if (!sum) sum = memory_.allocate(table() * sizeof(float), Content::kUnsharded);
     memory_.free(logits);
   }
 
@@ -233,7 +257,7 @@ class StepReplay {
 
   void embedding_backward(MicrobatchMemory& microbatch) {
     Block gathered = tensor_ > 1 ? memory_.allocate(gathered_stream_, Content::kWorking) : Block();
-    units_[0].gradients.parts[0] = memory_.allocate(table() * element_, Content::kGradients);
+    units_[0].gradients.parts[0] = memory_.allocate(table() * element_, Content::kUnsharded);
     memory_.free(gathered);
     memory_.free(microbatch.gradient);
   }
@@ -248,7 +272,7 @@ class StepReplay {
       elements = block_of(index).elements()[UnitGradients::kExpertsUp] +
                  block_of(index).elements()[UnitGradients::kExpertsDown];
     if (elements == 0) return;
-    if (!unit.flat) unit.flat = memory_.allocate(elements * sizeof(float), Content::kGradients);
+    if (!unit.flat) unit.flat = memory_.allocate(elements * sizeof(float), Content::kUnsharded);
     for (const auto part : {UnitGradients::kExpertsUp, UnitGradients::kExpertsDown})
       memory_.free(parts[part]);
     if (index == 0) memory_.free(parts[0]);
@@ -259,7 +283,7 @@ class StepReplay {
     finish_reduction();
     pack(index);
     UnitMemory& unit = units_[index];
-    double dense = table(), experts = 0;
+    double dense = index == head() && shares_table_ ? 0 : table(), experts = 0;
     if (index > 0 && index < head()) {
       const auto& elements = block_of(index).elements();
       dense = 0;
@@ -270,11 +294,12 @@ class StepReplay {
     add_shard(unit.experts_shard, experts, expert_shards_);
     reducing_ = index;
   }
-  // A reduction makes a shard of its own, which is added to that of earlier microbatches.
+  // A reduction makes a shard of its own, which is added to that of earlier microbatches, or to that in the
+  // host's memory.
   void add_shard(Block& shard, double elements, double shards) {
     if (shards <= 1) return;
     Block reduced = memory_.allocate(elements / shards * sizeof(float), Content::kGradients);
-    if (shard)
+    if (shard || !keeps_shards_)
       memory_.free(reduced);
     else
       shard = reduced;
@@ -284,6 +309,7 @@ class StepReplay {
   }
   // Of parameters that no ranks shard the gradients themselves stay.
   void free_reduced(UnitMemory& unit) {
+    if (!keeps_shards_) return free_gradients(unit);
     auto& parts = unit.gradients.parts;
     if (shards_ > 1)
       for (size_t part = 0; part < UnitGradients::kExpertsUp; ++part) memory_.free(parts[part]);
@@ -297,6 +323,7 @@ class StepReplay {
   const config::JobConfig& config_;
   const models::ModelDescription& model_;
   const JobSize& size_;
+  const bool on_gpu_, keeps_shards_;  // keeps_shards_: a GPU has the sharded gradients
   const double shards_, expert_shards_, tensor_, element_;
   double tokens_ = 0, stream_ = 0, gathered_stream_ = 0;
   std::vector<BlockMemory> blocks_;     // by kind
@@ -304,15 +331,42 @@ class StepReplay {
   std::map<size_t, UnitMemory> units_;
   std::map<std::pair<size_t, size_t>, MicrobatchMemory> microbatches_;  // by stage and microbatch
   std::optional<size_t> reducing_;
-  std::set<size_t> stages_;  // of this rank
+  std::set<size_t> stages_;    // of this rank
+  bool shares_table_ = false;  // embedding and head of this rank, whose table is the first unit's
 };
 
 }  // namespace
 
-PeakMemory peak_memory(const config::JobConfig& config, const models::ModelArgs& args,
-                       const models::ModelDescription& model, const parallel::Mesh& mesh, const JobSize& size,
-                       const Schedule& schedule, double limit) {
-  return StepReplay(config, args, model, mesh, size).replay(schedule, limit);
+std::optional<JobSize> replayed_size(const ReplayedJob& job, size_t pipeline_rank, bool on_gpu,
+                                     double limit) {
+  const ModelStage all = all_units(job.model);
+  const std::span<const ModelStage> stages =
+      job.pipeline == nullptr ? std::span(&all, 1) : std::span(job.pipeline->shares[pipeline_rank]);
+  JobSize size = job_size(job.config, job.model, job.mesh, stages);
+  const auto& saves = job.config.checkpoint;
+  if (saves.enable && saves.create_seed_checkpoint) return size;  // runs no step
+  if (on_gpu && states_on_gpu(job.config, size) > limit) return std::nullopt;
+  const Schedule schedule =
+      job.pipeline == nullptr
+          ? schedule_of(job.config, job.model, job.mesh)
+          : pipeline_schedule(job.pipeline->pipeline, static_cast<int>(pipeline_rank), job.pipeline->lists);
+  const std::optional<PeakMemory> peak = StepReplay(job, size, on_gpu).replay(schedule, limit);
+  if (!peak) return std::nullopt;
+  size.peak = *peak;
+  return size;
+}
+
+JobSize largest_replayed_size(const config::JobConfig& config, const models::ModelArgs& args,
+                              const parallel::Mesh& mesh, const std::optional<PipelinePlan>& pipeline,
+                              bool on_gpu) {
+  const models::ModelDescription model = models::describe_model(args);
+  const ReplayedJob job{config, args, model, mesh, pipeline ? &*pipeline : nullptr};
+  const auto needed = [](const JobSize& size) { return size.states() + size.peak.step(); };
+  JobSize largest;
+  for (size_t rank = 0; rank < job.pipeline_ranks(); ++rank)
+    if (const JobSize size = *replayed_size(job, rank, on_gpu); rank == 0 || needed(size) > needed(largest))
+      largest = size;
+  return largest;
 }
 
 }  // namespace hyperion::trainer

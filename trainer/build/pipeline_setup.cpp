@@ -1,7 +1,6 @@
 #include "trainer/build/pipeline_setup.h"
 
 #include <algorithm>
-#include <map>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -13,7 +12,6 @@
 #include "parallel/pipeline/csv.h"
 #include "parallel/pipeline/lowering.h"
 #include "parallel/pipeline/simulation.h"
-#include "parallel/pipeline/stage_memory.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/validate.h"
 
@@ -103,7 +101,7 @@ bool names_pairs(const parallel::PipelineSchedule& schedule) {
 }
 
 // Unit 0 is the embedding, and the last one the head.
-PipelineShare::Stage share_of_stage(const UnitRange& units, const models::ModelArgs& model) {
+ModelStage share_of_stage(const UnitRange& units, const models::ModelArgs& model) {
   const auto head = static_cast<size_t>(model.n_layers) + 1;
   return {.first_block = static_cast<int64_t>(std::max<size_t>(units.first, 1)) - 1,
           .end_block = static_cast<int64_t>(std::min(units.end, head)) - 1,
@@ -216,51 +214,15 @@ std::string text_of_units(const UnitRange& units, const std::vector<std::string>
 // Fills in the stages of each rank.
 void plan_stages(PipelinePlan& plan, const models::ModelArgs& model) {
   const std::vector<std::string> names = models::unit_names(model);
+  const models::ModelDescription description = models::describe_model(model);
   for (size_t stage = 0; stage < plan.pipeline.stages.size(); ++stage) {
     const UnitRange& units = plan.pipeline.stages[stage];
     const auto rank = static_cast<size_t>(plan.pipeline.rank_of_stage[stage]);
-    const PipelineShare::Stage& share = plan.shares[rank].stages.emplace_back(share_of_stage(units, model));
+    const ModelStage& share = plan.shares[rank].emplace_back(share_of_stage(units, model));
     PipelinePlan::Rank& described = plan.ranks[rank];
     described.stages += fmt::format("{}stage {} ({})", described.stages.empty() ? "" : ", ", stage,
                                     text_of_units(units, names));
-    described.parameters += parameters_of(model, share);
-  }
-}
-
-// The moments of the rank's step. Of moments in which the stages hold the same weights and gradients, one
-// moment with the most kept inputs and the most deferred blocks remains.
-std::vector<PipelineShare::Moment> moments_of_rank(const PipelinePlan& plan, int rank,
-                                                   const parallel::PipelineSchedule& lists) {
-  const std::vector<PipelineShare::Stage>& stages = plan.shares[static_cast<size_t>(rank)].stages;
-  std::map<std::vector<parallel::StageWeights>, PipelineShare::Moment> moments;
-  std::vector<parallel::StageWeights> weights(stages.size());
-  parallel::for_each_moment(lists, rank, [&](std::span<const parallel::StageMemory> memory) {
-    int64_t kept_inputs = 0, deferred_blocks = 0;
-    for (size_t i = 0; i < memory.size(); ++i) {
-      const int64_t blocks = stages[i].end_block - stages[i].first_block;
-      kept_inputs += memory[i].in_flight * (blocks + stages[i].head);
-      deferred_blocks += memory[i].deferred * blocks;
-      weights[i] = memory[i].weights;
-      weights[i].gathered &= plan.pipeline.gathers_stages;
-    }
-    PipelineShare::Moment& moment = moments[weights];
-    moment.kept_inputs = std::max(moment.kept_inputs, kept_inputs);
-    moment.deferred_blocks = std::max(moment.deferred_blocks, deferred_blocks);
-  });
-  std::vector<PipelineShare::Moment> list;
-  for (auto& [stage_weights, moment] : moments) {
-    list.push_back(moment);
-    list.back().weights = stage_weights;
-  }
-  return list;
-}
-
-// Fills in what each rank holds while it runs `lists`.
-void plan_memory(PipelinePlan& plan, const parallel::PipelineSchedule& lists) {
-  const std::vector<int> in_flight = parallel::max_microbatches_in_flight(lists);
-  for (size_t rank = 0; rank < plan.ranks.size(); ++rank) {
-    plan.ranks[rank].max_in_flight = in_flight[rank];
-    plan.shares[rank].moments = moments_of_rank(plan, static_cast<int>(rank), lists);
+    described.parameters += parameters_of(description, share);
   }
 }
 
@@ -300,14 +262,15 @@ std::optional<PipelinePlan> plan_pipeline(const config::JobConfig& config, const
   if (!pipeline) return std::nullopt;
   const int64_t microbatches =
       batches * config.training.local_batch_size / config.parallelism.pipeline_parallel_microbatch_size;
-  const parallel::PipelineSchedule lists =
-      pipeline->make(/*training=*/true, static_cast<size_t>(microbatches));
-  PipelinePlan plan{.pipeline = *pipeline, .tied_ranks = ranks_of_tied_table(pipeline, model)};
-  plan.ranks.resize(lists.ranks.size());
-  plan.shares.resize(lists.ranks.size());
+  PipelinePlan plan{.pipeline = *pipeline,
+                    .lists = pipeline->make(/*training=*/true, static_cast<size_t>(microbatches)),
+                    .tied_ranks = ranks_of_tied_table(pipeline, model)};
+  plan.ranks.resize(plan.lists.ranks.size());
+  plan.shares.resize(plan.lists.ranks.size());
   plan_stages(plan, model);
-  plan_memory(plan, lists);
-  plan.bubble = parallel::simulate(lists, parallel::planned_costs(recomputes_all_blocks(config))).bubble;
+  const std::vector<int> in_flight = parallel::max_microbatches_in_flight(plan.lists);
+  for (size_t rank = 0; rank < plan.ranks.size(); ++rank) plan.ranks[rank].max_in_flight = in_flight[rank];
+  plan.bubble = parallel::simulate(plan.lists, parallel::planned_costs(recomputes_all_blocks(config))).bubble;
   const std::string counted_microbatches = counted(microbatches, "microbatch", "microbatches");
   plan.text = text_of_plan(plan, config, model, counted_microbatches);
   const int64_t ranks = config.parallelism.pipeline_parallel_degree;

@@ -11,7 +11,7 @@
 #include "models/args/model_args.h"
 #include "trainer/config/job_config.h"
 #include "trainer/engine/schedule.h"
-#include "trainer/plan/size_estimate.h"
+#include "trainer/plan/job_size.h"
 
 namespace hyperion::trainer {
 
@@ -46,10 +46,11 @@ struct PipelinePlan {
     int max_in_flight = 0;  // most in flight, summed over its stages
   };
   Pipeline pipeline;
-  std::string text{};  // stages, schedule, bubble and microbatches in flight
+  parallel::PipelineSchedule lists{};  // of a training step
+  std::string text{};                  // stages, schedule, bubble and microbatches in flight
   double bubble = 0;
   std::vector<Rank> ranks{};
-  std::vector<PipelineShare> shares{};              // by pipeline rank
+  std::vector<std::vector<ModelStage>> shares{};    // by pipeline rank
   std::optional<std::pair<int, int>> tied_ranks{};  // ranks_of_tied_table()
   std::vector<std::string> warnings{};
 };
@@ -57,9 +58,5 @@ struct PipelinePlan {
 // microbatches.
 std::optional<PipelinePlan> plan_pipeline(const config::JobConfig& config, const models::ModelArgs& model,
                                           int64_t batches);
-// Returns an empty span without a pipeline.
-inline std::span<const PipelineShare> shares_of(const std::optional<PipelinePlan>& plan) {
-  return plan ? std::span<const PipelineShare>(plan->shares) : std::span<const PipelineShare>();
-}
 
 }  // namespace hyperion::trainer

@@ -1,13 +1,14 @@
 #include "trainer/plan/block_memory.h"
 
-#include <cmath>
 #include <algorithm>
+#include <cmath>
 #include <initializer_list>
 #include <optional>
 #include <utility>
 
 #include "trainer/config/schema.h"
 #include "trainer/config/validate.h"
+#include "trainer/plan/block_work.h"
 
 namespace hyperion::trainer {
 
@@ -34,8 +35,8 @@ BlockMemory::BlockMemory(const models::BlockDescription& block, const models::Mo
   const auto of_heads = [&](int64_t heads, int64_t width) {
     return bytes(static_cast<double>(heads * width) / tensor);
   };
-  gathered_ = bytes(static_cast<double>(args.dim));
-  stream_ = gathered_ / tensor;
+  stream_ = bytes(static_cast<double>(args.dim) / tensor);
+  gathered_ = tensor_ ? bytes(static_cast<double>(args.dim)) : 0;
   queries_ = of_heads(widths.heads, widths.head_dim);
   keys_ = of_heads(widths.kv_heads, widths.head_dim);
   values_ = of_heads(widths.kv_heads, widths.v_head_dim);
@@ -56,6 +57,8 @@ BlockMemory::BlockMemory(const models::BlockDescription& block, const models::Mo
     rows_ = bytes(assignments * parts * static_cast<double>(args.dim));
     // Each of the ranks that share an expert sends the tokens of all of them.
     sent_ = apart_ ? rows_ : rows_ / parts;
+    if (const double nodes = mesh.degree(MeshDim::kEpNodes); nodes > 1)
+      received_ = bytes(parts * static_cast<double>(args.dim) / tensor * nodes_of_token(args, nodes));
     rows_hidden_ = bytes(assignments * static_cast<double>(experts->hidden));
     scores_ = tokens * static_cast<double>(experts->experts) / tensor * (element_ + sizeof(float));
     order_ = tokens * assignments * 4 * sizeof(int32_t);
@@ -68,7 +71,8 @@ BlockMemory::BlockMemory(const models::BlockDescription& block, const models::Mo
     elements_[part] += shape.numel() / degree;
   };
   for (const models::ParameterShape& shape : block.attention.parameters)
-    add(shape, shape.name.ends_with("wo.weight") ? UnitGradients::kOutput : UnitGradients::kInputs);
+    add(shape,
+        shape.name.ends_with("wo.weight") ? UnitGradients::kAttentionOut : UnitGradients::kAttentionIn);
   for (const models::ParameterShape& shape : block.feed_forward.parameters) {
     const bool down = shape.name.find("w2") != shape.name.npos;
     if (shape.domain == Domain::kExpert)
@@ -89,36 +93,37 @@ class BlockMemory::Run {
   Block forward(bool again) {
     again_ = again;
     get(kNormed, b_.stream_);
-    if (b_.tensor_ && !kept_before(kProjected)) get(kGatheredNormed, b_.gathered_);
+    if (!kept_before(kProjected)) get(kGatheredNormed, b_.gathered_);
     const bool attends = !again || !kept_before(kAttended);
     attention(attends);
-    if (b_.tensor_ && attends) exchange(b_.gathered_);
-    if (!again || !kept_before(kOutput)) get(kOutput, b_.stream_);
+    if (attends) exchange(b_.gathered_);
+    if (!again || !kept_before(kWoOutput)) get(kWoOutput, b_.stream_);
     if (!again)
       drop_unkept({kAttended, kStatistics, kValues, kKeys, kQueries, kLatents, kExpanded, kNormedLatents});
     if (b_.latent_ && (again || keeps(kQueries))) drop({kExpanded});
     if (b_.latent_ && (again || !keeps(kProjected))) drop({kProjected});
-    get(kSum, b_.stream_);
-    get(kNormedSum, b_.stream_);
+    get(kResidual, b_.stream_);
+    get(kNormedResidual, b_.stream_);
     if (b_.rows_ > 0)
       experts();
     else
       dense();
     if (again) {
-      drop({kOutput});
+      drop({kWoOutput});
       return {};
     }
     Block output = memory_.allocate(b_.stream_, Content::kActivations);
-    drop({kStream});
-    drop_unkept({kScores, kNormedSum, kGatheredSum, kSum, kOutput, kNormed, kGatheredNormed});
+    drop({kRecomputedOutput});
+    drop_unkept(
+        {kRouterScores, kNormedResidual, kGatheredResidual, kResidual, kWoOutput, kNormed, kGatheredNormed});
     if (mode_ == RecomputeMode::kNone && b_.tensor_) {  // the gathered copies stay
       drop({kNormed});
-      if (b_.hidden_ > 0) drop({kNormedSum});
+      if (b_.hidden_ > 0) drop({kNormedResidual});
     }
-    if (mode_ == RecomputeMode::kNone) drop({kOutput});
+    if (mode_ == RecomputeMode::kNone) drop({kWoOutput});
     if (mode_ == RecomputeMode::kNone && b_.float8_)
-      halve({kNormed, kGatheredNormed, kNormedSum, kGatheredSum, kGated});
-    if (b_.order_ > 0) get(kOrder, b_.order_);
+      halve({kNormed, kGatheredNormed, kNormedResidual, kGatheredResidual, kActivated});
+    get(kRowOrder, b_.order_);
     return output;
   }
 
@@ -127,20 +132,20 @@ class BlockMemory::Run {
     again_ = true;
     if (b_.rows_ > 0) experts_backward();
     Block sum_gradient = dense_backward();
-    if (b_.rows_ > 0) drop({kScores, kOrder});
-    Block stream = memory_.allocate(b_.stream_, Content::kWorking);
+    drop({kRouterScores, kRowOrder});
+    Block stream = working(b_.stream_);
     memory_.free(sum_gradient);
-    drop({kSum});
+    drop({kResidual});
     attention_backward();
-    Block input_gradient = memory_.allocate(b_.stream_, Content::kWorking);
+    Block input_gradient = working(b_.stream_);
     if (gradients == nullptr && !b_.tensor_) {  // else wgrad reads the gathered ones
-      std::swap(t_[kOutputGradient], stream);
-      if (b_.hidden_ > 0) std::swap(t_[kDownGradient], gradient);
+      std::swap(t_[kWoGradient], stream);
+      if (b_.hidden_ > 0) std::swap(t_[kW2Gradient], gradient);
     }
     memory_.free(stream);
     memory_.free(normed_gradient_);
     memory_.free(gradient);
-    drop({kStream, kInput});
+    drop({kRecomputedOutput, kInput});
     gradient = input_gradient;
   }
 
@@ -151,15 +156,15 @@ class BlockMemory::Run {
       case RecomputeMode::kNone:
         return name != kProjected || b_.normed_heads_ || b_.latent_;
       case RecomputeMode::kElementwise:
-        return name == kAttended || name == kStatistics || name == kOutput || name == kUp || name == kRows ||
-               name == kRowsUp || name == kReturned || name == kLatents || name == kProjected ||
-               (b_.latent_ && name == kExpanded);
+        return name == kAttended || name == kStatistics || name == kWoOutput || name == kW1Output ||
+               name == kExpertRows || name == kExpertUp || name == kReturnedRows || name == kReceivedTokens ||
+               name == kLatents || name == kProjected || (b_.latent_ && name == kExpanded);
       case RecomputeMode::kFull:
         return b_.context_ > 1 && (name == kAttended || name == kStatistics);
       default:  // every second product; latent queries are one more before the others
-        return name == kAttended || name == kStatistics || name == kUp || name == kProjected ||
-               (name == kOutput && (b_.tensor_ || b_.latent_queries_)) ||
-               (b_.apart_ && (name == kRows || name == kReturned)) ||
+        return name == kAttended || name == kStatistics || name == kW1Output || name == kProjected ||
+               (name == kWoOutput && (b_.tensor_ || b_.latent_queries_)) ||
+               (b_.apart_ && (name == kReceivedTokens || name == kExpertRows || name == kReturnedRows)) ||
                (b_.latent_ && name == (b_.latent_queries_ ? kLatents : kExpanded));
     }
   }
@@ -185,14 +190,15 @@ class BlockMemory::Run {
       t_[name] = copy;
     }
   }
+  Block working(double bytes) { return memory_.allocate(bytes, Content::kWorking); }
   void exchange(double bytes) {  // a tensor that lives for one operation
-    Block block = memory_.allocate(bytes, Content::kWorking);
+    Block block = working(bytes);
     memory_.free(block);
   }
   void gradient(UnitGradients::Part part, double element = sizeof(float)) {
     Block* const block = gradients_ == nullptr ? nullptr : &gradients_->parts[part];
     if (block != nullptr && !*block)
-      *block = memory_.allocate(b_.elements_[part] * element, Content::kGradients);
+      *block = memory_.allocate(b_.elements_[part] * element, Content::kUnsharded);
   }
   // Frees what only wgrad still reads, unless it is deferred.
   void drop_inputs(std::initializer_list<Name> names) {
@@ -202,11 +208,9 @@ class BlockMemory::Run {
   void attention(bool attends) {
     get(kProjected, b_.projected_);
     if (!again_) drop_unkept({kGatheredNormed});
-    if (b_.latent_) {
-      get(kLatents, b_.latents_);
-      get(kNormedLatents, b_.latents_);
-      get(kExpanded, b_.expanded_);
-    }
+    get(kLatents, b_.latents_);
+    get(kNormedLatents, b_.latents_);
+    get(kExpanded, b_.expanded_);
     if (b_.normed_heads_) exchange(b_.queries_ + b_.keys_);
     get(kQueries, b_.queries_);
     get(kKeys, b_.latent_ ? b_.queries_ : b_.keys_);
@@ -215,9 +219,9 @@ class BlockMemory::Run {
     if (!attends) return;
     Block packed, received;
     if (b_.context_ > 1) {
-      packed = memory_.allocate(ranks_keys() * (b_.ring_ ? 1 : b_.context_), Content::kWorking);
-      received = memory_.allocate(static_cast<double>(packed.bytes), Content::kWorking);
-      Block sums = memory_.allocate(b_.ring_ ? 3.5 * b_.attended_ : b_.attended_, Content::kWorking);
+      packed = working(ranks_keys() * (b_.ring_ ? 1 : b_.context_));
+      received = working(static_cast<double>(packed.bytes));
+      Block sums = working(b_.ring_ ? 3.5 * b_.attended_ : b_.attended_);
       get(kAttended, b_.attended_);
       memory_.free(sums);
     }
@@ -230,96 +234,109 @@ class BlockMemory::Run {
   double ranks_keys() const { return b_.latent_ ? b_.queries_ + b_.attended_ : b_.keys_ + b_.values_; }
 
   void dense() {
-    if (b_.tensor_) get(kGatheredSum, b_.gathered_);
+    get(kGatheredResidual, b_.gathered_);
     hidden();
     if (again_) {
-      get(kStream, b_.stream_);
-      if (b_.tensor_) drop({kNormedSum});
+      get(kRecomputedOutput, b_.stream_);
+      if (b_.tensor_) drop({kNormedResidual});
       return;
     }
-    if (b_.tensor_) exchange(b_.gathered_);
-    get(kStream, b_.stream_);
-    drop_unkept({kGated, kUp, kUpToo});
+    exchange(b_.gathered_);
+    get(kRecomputedOutput, b_.stream_);
+    drop_unkept({kActivated, kW1Output, kW3Output});
   }
   void hidden() {
     if (b_.hidden_ <= 0) return;
     if (mode_ == RecomputeMode::kSelective) {
-      get(kUp, b_.hidden_);
-      get(kUpToo, b_.hidden_);
+      get(kW1Output, b_.hidden_);
+      get(kW3Output, b_.hidden_);
     } else {
-      get(kUp, 2 * b_.hidden_);
+      get(kW1Output, 2 * b_.hidden_);
     }
-    if (!again_) drop_unkept({kGatheredSum});
-    get(kGated, b_.hidden_);
+    if (!again_) drop_unkept({kGatheredResidual});
+    get(kActivated, b_.hidden_);
   }
 
   void experts() {
-    get(kScores, b_.scores_);
-    const bool missing = !kept_before(kRows);
-    Block sent = b_.apart_ && missing ? memory_.allocate(b_.sent_, Content::kWorking) : Block();
-    get(kRows, b_.rows_);
+    get(kRouterScores, b_.scores_);
+    if (!kept_before(kReceivedTokens)) {
+      Block sent = working(b_.received_);
+      get(kReceivedTokens, b_.received_);
+      memory_.free(sent);
+    }
+    const bool missing = !kept_before(kExpertRows);
+    Block sent = b_.apart_ && missing ? working(b_.sent_) : Block();
+    get(kExpertRows, b_.rows_);
     memory_.free(sent);
-    if (b_.hidden_ > 0 && b_.tensor_) get(kGatheredSum, b_.gathered_);
+    if (b_.hidden_ > 0) get(kGatheredResidual, b_.gathered_);
     hidden();
-    Block shared = b_.hidden_ > 0 ? memory_.allocate(b_.stream_, Content::kWorking) : Block();
-    if (!again_) drop_unkept({kGated, kUp, kUpToo});
-    get(kRowsUp, 2 * b_.rows_hidden_);
-    get(kRowsGated, b_.rows_hidden_);
-    Block results = kept_before(kReturned) ? Block() : memory_.allocate(b_.rows_, Content::kWorking);
-    if (!again_) drop_unkept({kRowsGated, kRowsUp, kRows});
-    get(kReturned, b_.sent_);
-    get(kStream, b_.stream_);
-    if (!again_) drop_unkept({kReturned});
+    Block shared = b_.hidden_ > 0 ? working(b_.stream_) : Block();
+    if (!again_) drop_unkept({kActivated, kW1Output, kW3Output});
+    get(kExpertUp, 2 * b_.rows_hidden_);
+    get(kExpertActivated, b_.rows_hidden_);
+    Block results = kept_before(kReturnedRows) ? Block() : working(b_.rows_);
+    if (!again_) drop_unkept({kExpertActivated, kExpertUp, kExpertRows});
+    get(kReturnedRows, b_.sent_);
+    Block sums = again_ ? Block() : working(b_.received_);  // back to the senders
+    Block received = again_ ? Block() : working(b_.received_);
+    memory_.free(sums);
+    get(kRecomputedOutput, b_.stream_);
+    memory_.free(received);
+    if (!again_) drop_unkept({kReturnedRows, kReceivedTokens});
     memory_.free(results);
     memory_.free(shared);
   }
 
   void experts_backward() {
-    Block sent = b_.apart_ ? memory_.allocate(b_.sent_, Content::kWorking) : Block();
-    Block rows = memory_.allocate(b_.rows_, Content::kWorking);
+    Block to_nodes = working(b_.received_);
+    Block in_node = working(b_.received_);
+    memory_.free(to_nodes);
+    Block sent = b_.apart_ ? working(b_.sent_) : Block();
+    Block rows = working(b_.rows_);
     memory_.free(sent);
     exchange(b_.sent_);
-    drop({kReturned});
-    Block gated = memory_.allocate(b_.rows_hidden_, Content::kWorking);
+    memory_.free(in_node);
+    drop({kReturnedRows});
+    Block gated = working(b_.rows_hidden_);
     gradient(UnitGradients::kExpertsDown, b_.element_);
-    drop_inputs({kRowsGated});
+    drop_inputs({kExpertActivated});
     if (gradients_ != nullptr) memory_.free(rows);
-    Block up = memory_.allocate(2 * b_.rows_hidden_, Content::kWorking);
+    Block up = working(2 * b_.rows_hidden_);
     memory_.free(gated);
-    drop({kRowsUp});
-    rows_gradient_ = memory_.allocate(b_.rows_, Content::kWorking);
+    drop({kExpertUp});
+    rows_gradient_ = working(b_.rows_);
     gradient(UnitGradients::kExpertsUp, b_.element_);
-    drop_inputs({kRows});
+    drop_inputs({kExpertRows});
     if (gradients_ == nullptr) {  // wgrad reads both
-      t_[kRowsUp] = up;
-      t_[kRowsGradient] = rows;
+      t_[kExpertUp] = up;
+      t_[kExpertGradient] = rows;
     } else {
       memory_.free(up);
     }
-    if (b_.apart_) returned_gradient_ = memory_.allocate(b_.sent_, Content::kWorking);
+    if (b_.apart_) returned_gradient_ = working(b_.sent_);
   }
 
   // Returns the gradient of the normed sum.
   Block dense_backward() {
     if (b_.hidden_ > 0) {
-      Block output = b_.tensor_ ? memory_.allocate(b_.gathered_, Content::kWorking) : Block();
-      Block gated = memory_.allocate(b_.hidden_, Content::kWorking);
+      Block output = working(b_.gathered_);
+      Block gated = working(b_.hidden_);
       gradient(UnitGradients::kDown);
       if (gradients_ != nullptr) memory_.free(output);
-      drop_inputs({kGated});
-      Block up = memory_.allocate(2 * b_.hidden_, Content::kWorking);
+      drop_inputs({kActivated});
+      Block up = working(2 * b_.hidden_);
       memory_.free(gated);
-      drop({kUp, kUpToo});
-      Block partial = b_.tensor_ ? memory_.allocate(b_.gathered_, Content::kWorking) : Block();
-      Block sum = memory_.allocate(b_.stream_, Content::kWorking);
+      drop({kW1Output, kW3Output});
+      Block partial = working(b_.gathered_);
+      Block sum = working(b_.stream_);
       if (gradients_ == nullptr) memory_.free(partial);
       gradient(UnitGradients::kUp);
       memory_.free(partial);
-      drop_inputs({kGatheredSum});
-      if (b_.rows_ == 0) drop_inputs({kNormedSum});
+      drop_inputs({kGatheredResidual});
+      if (b_.rows_ == 0) drop_inputs({kNormedResidual});
       if (gradients_ == nullptr) {
-        t_[kUp] = up;
-        t_[kDownGradient] = output;
+        t_[kW1Output] = up;
+        t_[kW2Gradient] = output;
       } else {
         memory_.free(up);
       }
@@ -328,22 +345,27 @@ class BlockMemory::Run {
     } else {
       gradient(UnitGradients::kUp);
     }
-    Block sum = memory_.allocate(b_.stream_, Content::kWorking);
+    Block in_node = working(b_.received_);
+    drop({kReceivedTokens});
+    Block from_nodes = working(b_.received_);
+    memory_.free(in_node);
+    Block sum = working(b_.stream_);
+    memory_.free(from_nodes);
     memory_.free(returned_gradient_);
     memory_.free(rows_gradient_);
     exchange(b_.stream_);
-    drop_inputs({kNormedSum});
+    drop_inputs({kNormedResidual});
     return sum;
   }
 
   void attention_backward() {
-    Block output = b_.tensor_ ? memory_.allocate(b_.gathered_, Content::kWorking) : Block();
-    Block attended = memory_.allocate(b_.attended_, Content::kWorking);
-    gradient(UnitGradients::kOutput);
+    Block output = working(b_.gathered_);
+    Block attended = working(b_.attended_);
+    gradient(UnitGradients::kAttentionOut);
     if (gradients_ != nullptr)
       memory_.free(output);
     else
-      t_[kOutputGradient] = output;
+      t_[kWoGradient] = output;
     std::array<Block, 5> shared{};
     if (b_.context_ > 1) {
       const double keys = ranks_keys() * (b_.ring_ ? 1 : b_.context_);
@@ -351,31 +373,28 @@ class BlockMemory::Run {
           keys, keys, b_.ring_ ? 3 * b_.queries_ : b_.queries_,
           b_.ring_ ? 2 * sizeof(float) / b_.element_ * keys : sizeof(float) / b_.element_ * keys,
           b_.ring_ ? b_.queries_ / 2 : 0};
-      for (size_t i = 0; i < shared.size(); ++i) shared[i] = memory_.allocate(bytes[i], Content::kWorking);
+      for (size_t i = 0; i < shared.size(); ++i) shared[i] = working(bytes[i]);
     }
     exchange(b_.repeated_);
-    Block queries = memory_.allocate(b_.queries_, Content::kWorking),
-          keys = memory_.allocate(b_.latent_ ? b_.queries_ : b_.keys_, Content::kWorking),
-          values = memory_.allocate(b_.latent_ ? b_.attended_ : b_.values_, Content::kWorking);
+    Block queries = working(b_.queries_), keys = working(b_.latent_ ? b_.queries_ : b_.keys_),
+          values = working(b_.latent_ ? b_.attended_ : b_.values_);
     for (Block& block : shared) memory_.free(block);
     memory_.free(attended);
     drop({kQueries, kKeys, kValues, kStatistics});
     drop_inputs({kAttended});
-    Block projected = memory_.allocate(b_.projected_, Content::kWorking);
-    Block expanded = memory_.allocate(b_.expanded_, Content::kWorking);
+    Block projected = working(b_.projected_);
+    Block expanded = working(b_.expanded_);
     for (Block* block : {&queries, &keys, &values}) memory_.free(*block);
     if (b_.normed_heads_) exchange(3 * b_.queries_);
-    if (b_.latent_) {
-      Block latents = memory_.allocate(2 * b_.latents_, Content::kWorking);
-      if (gradients_ != nullptr) memory_.free(expanded);
-      drop_inputs({kNormedLatents, kLatents});
-      memory_.free(latents);
-    }
+    Block latents = working(2 * b_.latents_);
+    if (gradients_ != nullptr) memory_.free(expanded);
+    drop_inputs({kNormedLatents, kLatents});
+    memory_.free(latents);
     drop({kProjected, kExpanded});
-    if (b_.tensor_ && gradients_ != nullptr) get(kGatheredNormed, b_.gathered_);
-    Block partial = b_.tensor_ ? memory_.allocate(b_.gathered_, Content::kWorking) : Block();
-    normed_gradient_ = memory_.allocate(b_.stream_, Content::kWorking);
-    gradient(UnitGradients::kInputs);
+    if (gradients_ != nullptr) get(kGatheredNormed, b_.gathered_);
+    Block partial = working(b_.gathered_);
+    normed_gradient_ = working(b_.stream_);
+    gradient(UnitGradients::kAttentionIn);
     memory_.free(partial);
     drop_inputs({kNormed, kGatheredNormed});
     if (gradients_ == nullptr) {
@@ -411,16 +430,17 @@ void BlockMemory::weight_gradients(CachingAllocator& memory, Tensors& tensors,
   for (size_t part = 0; part < UnitGradients::kParts; ++part)
     if (const bool experts = part >= UnitGradients::kExpertsUp; !gradients.parts[part])
       gradients.parts[part] =
-          memory.allocate(elements_[part] * (experts ? element_ : sizeof(float)), Content::kGradients);
+          memory.allocate(elements_[part] * (experts ? element_ : sizeof(float)), Content::kUnsharded);
   for (Block& tensor : tensors) memory.free(tensor);
 }
 
-double loss_chunk_rows(const config::JobConfig& config, double tokens, double row_bytes, double tensor) {
-  constexpr double kDefaultChunk = 1 << 30, kTileRows = 256;
-  const int64_t configured = config.training.loss_chunk_bytes;
-  const double limit = configured > 0 ? static_cast<double>(configured) : kDefaultChunk,
-               fit = std::max(1.0, std::floor(limit / (tensor > 1 ? 2 : 1) / row_bytes));
-  return std::min(tokens, fit < kTileRows ? fit : std::floor(fit / kTileRows) * kTileRows);
+double loss_chunk_rows(const config::JobConfig& config, double tokens, double row_bytes, double tensor,
+                       bool on_gpu) {
+  constexpr double kTileRows = 256;
+  const int64_t configured = config.training.loss_chunk_bytes, chosen = on_gpu ? 1 << 30 : 64 << 20;
+  const auto limit = static_cast<double>(configured > 0 ? configured : chosen);
+  const double fit = std::max(1.0, std::floor(limit / (tensor > 1 ? 2 : 1) / row_bytes));
+  return std::min(tokens, fit < kTileRows || !on_gpu ? fit : std::floor(fit / kTileRows) * kTileRows);
 }
 
 config::RecomputeMode recompute_mode_of(const config::JobConfig& config, int64_t layer) {

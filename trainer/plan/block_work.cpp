@@ -309,14 +309,8 @@ class BlockCounter : ProductCounter {
     add(Family::kRouting, 1, 3 * (slices() - 1), 0);  // padding of received rows, ends of groups
     const double nodes = setting_.expert_nodes;
     if (nodes == 1) return dispatch(MeshDim::kEp, sent, setting_.experts);
-    // A row for each node with chosen experts, and on it for each expert. A router with groups chooses from
-    // each group that it allows, and groups are on nodes in order.
-    const auto& args = setting_.args.experts;
-    const double groups = static_cast<double>(args.limited_groups);
-    const double reached =
-        groups > 0 ? std::clamp(nodes * groups / static_cast<double>(args.expert_groups), 1.0, chosen)
-                   : nodes * (1 - std::pow(1 - 1 / nodes, chosen));
-    dispatch(MeshDim::kEpNodes, own * reached, nodes);
+    // A row for each node with chosen experts, and on it for each expert.
+    dispatch(MeshDim::kEpNodes, own * nodes_of_token(setting_.args, nodes), nodes);
     dispatch(MeshDim::kEpInNode, sent, setting_.experts / nodes);
     constexpr double kMoreLaunches = 49, kOfSlice = 28;  // docs/notes/simulated_step.md
     add(Family::kRouting, 1, kMoreLaunches + kOfSlice * (slices() - 1), 0);
@@ -418,6 +412,15 @@ bool multiplies_in_float8(const models::ParameterShape& shape, const config::Job
   constexpr int64_t kTile = 16;
   return std::ranges::none_of(filters, named) &&
          std::ranges::all_of(shape.dims, [](int64_t extent) { return extent % kTile == 0; });
+}
+
+double nodes_of_token(const models::ModelArgs& args, double nodes) {
+  const auto chosen = static_cast<double>(args.experts.top_k),
+             groups = static_cast<double>(args.experts.limited_groups);
+  // A router with groups chooses from each group that it allows, and groups are on nodes in order.
+  return groups > 0
+             ? std::clamp(nodes * groups / static_cast<double>(args.experts.expert_groups), 1.0, chosen)
+             : nodes * (1 - std::pow(1 - 1 / nodes, chosen));
 }
 
 void add_block_work(const models::BlockDescription& block, const BlockSetting& setting, double times,

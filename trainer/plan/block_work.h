@@ -24,6 +24,9 @@ struct BlockSetting {
 void add_block_work(const models::BlockDescription& block, const BlockSetting& setting, double times,
                     StepWork& work);
 
+// Returns the mean number of nodes, of `nodes`, that hold experts of a token.
+double nodes_of_token(const models::ModelArgs& args, double nodes);
+
 // Returns whether a weight of these global dimensions is multiplied in FP8.
 bool multiplies_in_float8(const models::ParameterShape& shape, const config::JobConfig& config,
                           std::string_view module);

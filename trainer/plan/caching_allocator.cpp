@@ -8,7 +8,7 @@ namespace {
 // c10/cuda/CUDACachingAllocator.cpp: tensors of up to 1 MiB share pages of 2 MiB, larger ones a segment that
 // grows by pages of 20 MiB. A tensor takes the smallest free block that holds it, which is split if more than
 // 1 MiB would stay unused.
-constexpr int64_t kAlignment = 512, kSmallTensor = 1 << 20, kSmallPage = 2 << 20, kPage = 20 << 20;
+constexpr int64_t kSmallTensor = 1 << 20, kSmallPage = 2 << 20, kPage = 20 << 20;
 
 int64_t round_up(int64_t bytes, int64_t multiple) {
   return (bytes + multiple - 1) / multiple * multiple;
@@ -18,7 +18,7 @@ int64_t round_up(int64_t bytes, int64_t multiple) {
 
 CachingAllocator::Block CachingAllocator::allocate(double bytes, Content content) {
   constexpr double kLargest = 1e13;  // of a tensor: more than any GPU has, and a million of them fit int64
-  Block block{.bytes = round_up(static_cast<int64_t>(std::min(bytes, kLargest)), kAlignment),
+  Block block{.bytes = round_up(static_cast<int64_t>(std::min(bytes, kLargest)), alignment_),
               .content = content};
   if (block.bytes == 0) return {};
   live_ += block.bytes;

@@ -10,8 +10,8 @@
 namespace hyperion::trainer {
 
 // What a tensor holds.
-enum class Content : uint8_t { kStates, kGradients, kGathered, kActivations, kWorking };
-inline constexpr size_t kContents = 5;
+enum class Content : uint8_t { kStates, kGradients, kUnsharded, kGathered, kActivations, kWorking };
+inline constexpr size_t kContents = 6;
 
 class CachingAllocator {
  public:
@@ -21,6 +21,9 @@ class CachingAllocator {
     Content content = Content::kWorking;
     explicit operator bool() const { return start != -1; }
   };
+
+  // A tensor takes a multiple of `alignment` bytes.
+  explicit CachingAllocator(int64_t alignment = 512) : alignment_(alignment) {}
 
   Block allocate(double bytes, Content content);
   void free(Block& block);  // and empties `block`; nothing if it is empty
@@ -36,6 +39,7 @@ class CachingAllocator {
     int64_t end() const { return start + bytes; }
   };
 
+  int64_t alignment_;
   std::vector<Range> free_;  // in ascending order, no two adjacent; few, so that a search reads all
   int64_t mapped_ = 0, live_ = 0, most_live_ = 0, small_ = 0, most_small_ = 0;
   std::array<int64_t, kContents> contents_{}, peak_{};

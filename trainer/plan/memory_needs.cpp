@@ -23,6 +23,10 @@ std::string format_size(double bytes) {
   return fmt::format("{:.{}f} {}", bytes, unit == "B" ? 0 : 1, unit);
 }
 
+// The share of a replayed step's tensors that a rank needs at least. The replay is within 5 % of what
+// simulated GPUs reserve (docs/notes/plan.md).
+constexpr double kLeastOfStep = 0.95;
+
 constexpr std::string_view kTokens = "tokens of a step", kDescription = "names and shapes";
 
 // Returns "3.3 PiB of memory (weights 1.1 PiB, gradients 2.2 PiB)".
@@ -45,12 +49,15 @@ std::string describe_lack(const std::vector<MemoryPart>& needed, const MemoryLim
 
 // Returns "set a key, or " if ranks keep unsharded weights or gradients that they could avoid, else "".
 std::string sharding_remedy(const config::JobConfig& config, const JobSize& size) {
+  if (size.peak.unsharded + size.peak.gathered == 0) return "";
   const auto& degrees = config.parallelism;
-  const bool stays = degrees.pipeline_parallel_degree > 1 ||
-                     degrees.fsdp_reshard_after_forward == config::ReshardAfterForward::kNever;
-  if (size.sums + size.gathered > 0 && stays)
+  if (degrees.fsdp_reshard_after_forward != config::ReshardAfterForward::kAlways &&
+      (degrees.pipeline_parallel_degree > 1 ||
+       degrees.fsdp_reshard_after_forward == config::ReshardAfterForward::kNever))
     return "set parallelism.fsdp_reshard_after_forward = \"always\", or ";
-  return size.sums > 0 ? "set parallelism.fsdp_reduce_gradients = \"every_microbatch\", or " : "";
+  return config::reduces_gradients_once(config) && degrees.pipeline_parallel_degree == 1
+             ? "set parallelism.fsdp_reduce_gradients = \"every_microbatch\", or "
+             : "";
 }
 
 // Returns "set a key, or " if the job fits with its states offloaded to the host, else "".
@@ -110,28 +117,27 @@ double total(const std::vector<MemoryPart>& parts) {
 MemoryNeeds memory_needs(const config::JobConfig& config, const JobSize& size, bool on_gpu, int threads) {
   const bool offload = config.training.enable_cpu_offload;
   const bool pipeline = config.parallelism.pipeline_parallel_degree > 1;
-  // A GPU holds the sharded gradients of a unit from their reduction on, a host holds them throughout.
-  const bool by_unit = on_gpu && !offload, at_end = by_unit && size.reduced > size.freed;
-  const double gradients = at_end ? size.reduced : by_unit ? 0 : size.gradients;
   MemoryNeeds needs;
   needs.host = {{kTokens, size.tokens},
                 {kDescription, size.description},
                 {"copy for background saves", size.save_pool}};
   auto& device = on_gpu ? needs.device : needs.host;
   device.insert(device.end(), {{pipeline ? "activations of kept microbatches" : "activations of a microbatch",
-                                size.activations - (at_end ? size.freed : 0)},
-                               {"gradients of several microbatches", size.sums},
-                               {pipeline ? "gathered weights of stages" : "gathered weights", size.gathered},
+                                kLeastOfStep * size.peak.activations},
+                               {"logits and recomputed activations", kLeastOfStep * size.peak.working},
+                               {"unsharded gradients", kLeastOfStep * size.peak.unsharded},
+                               {pipeline ? "gathered weights of stages" : "gathered weights",
+                                kLeastOfStep * size.peak.gathered},
                                {"buffers of exchanged matrices", size.exchanges}});
   auto& states = offload ? needs.host : device;
-  states.insert(states.end(),
-                {{"weights", size.weights}, {"optimizer state", size.optimizer}, {"gradients", gradients}});
+  // A GPU holds the sharded gradients of a unit from their reduction on, a host holds them throughout.
+  const bool by_unit = on_gpu && !offload;
+  states.insert(states.end(), {{"weights", size.weights},
+                               {"optimizer state", size.optimizer},
+                               {"gradients", by_unit ? kLeastOfStep * size.peak.gradients : size.gradients}});
   auto& averages = config.ema.device == config::EmaDevice::kCpu ? needs.host : states;
   averages.push_back({"averaged weights", size.averages});
-  if (on_gpu)
-    device.insert(device.end(),
-                  {{"repeated keys and values", size.repeated}, {"sends in flight", size.sends}});
-  else
+  if (!on_gpu)
     needs.host.push_back({"scratch of attention",
                           size.attention * std::min(static_cast<double>(threads), size.attention_threads)});
   return needs;
@@ -149,11 +155,11 @@ void require_memory(const config::ResolvedConfig& resolved, const JobSize& size,
           fmt::format("each rank {}; set checkpoint.async_mode = \"disabled\", with which training "
                       "waits for each save",
                       describe_lack(needed, limit)));
-    const double states = size.states() + size.sums + size.gathered + size.description;
-    const double attention = memory.device ? size.repeated
+    const double states = size.states() + size.peak.unsharded + size.peak.gathered + size.description;
+    const double attention = memory.device ? 0
                                            : size.attention * std::min(static_cast<double>(memory.threads),
                                                                        size.attention_threads);
-    const bool model = states > size.activations + attention + size.tokens;
+    const bool model = states > size.peak.activations + size.peak.working + attention + size.tokens;
     const bool has_sums = !memory.device || &needed == &device;
     const std::string key = model ? key_of_size(resolved, size.mostly_tables) : "training.seq_len";
     problems.add(resolved, key,

@@ -7,7 +7,7 @@
 
 #include "base/resources.h"
 #include "trainer/config/load.h"
-#include "trainer/plan/size_estimate.h"
+#include "trainer/plan/job_size.h"
 
 namespace hyperion::trainer {
 
@@ -23,7 +23,8 @@ struct MemoryNeeds {
   // there, do not count.
   bool keeps_state_in_host() const;
 };
-// `threads` is the number of threads that compute on a CPU.
+// A rank needs at least its states and what the replay of a step (`size.peak`) has at once. `threads` is the
+// number of threads that compute on a CPU.
 MemoryNeeds memory_needs(const config::JobConfig& config, const JobSize& size, bool on_gpu, int threads = 1);
 double total(const std::vector<MemoryPart>& parts);
 

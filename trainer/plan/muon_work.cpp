@@ -31,9 +31,9 @@ struct SharedMatrices {
 class OwnersPlan {
  public:
   OwnersPlan(const config::JobConfig& config, const models::ModelDescription& model, const Mesh& mesh,
-             std::span<const PipelineShare::Stage> stages, int rank)
+             std::span<const ModelStage> stages, int rank)
       : options_(config.optimizer), mesh_(mesh), rank_(rank) {
-    for (const PipelineShare::Stage& stage : stages)
+    for (const ModelStage& stage : stages)
       for (int64_t layer = stage.first_block; layer < stage.end_block; ++layer)
         model.block(layer).for_each_parameter([&](const models::ParameterShape& shape) {
           add(shape, "layers." + std::to_string(layer) + ".");
@@ -162,7 +162,7 @@ double MuonWork::step_bytes() const {
 }
 
 std::optional<MuonWork> muon_work(const config::JobConfig& config, const models::ModelDescription& model,
-                                  const Mesh& mesh, std::span<const PipelineShare::Stage> stages,
+                                  const Mesh& mesh, std::span<const ModelStage> stages,
                                   std::optional<int> rank) {
   if (config.optimizer.name != config::OptimizerName::kMuon) return std::nullopt;
   const OwnersPlan plan(config, model, mesh, stages, rank.value_or(0));

@@ -9,7 +9,7 @@
 #include "models/description.h"
 #include "parallel/mesh.h"
 #include "trainer/config/job_config.h"
-#include "trainer/plan/size_estimate.h"
+#include "trainer/plan/job_size.h"
 
 namespace hyperion::trainer {
 
@@ -39,7 +39,7 @@ struct MuonWork {
 // Returns the work of a rank, or of the owner with the most FLOPs. `stages` are those of the rank's pipeline
 // rank. Expert parallel ranks have as many experts each. Returns nullopt if Muon updates nothing.
 std::optional<MuonWork> muon_work(const config::JobConfig& config, const models::ModelDescription& model,
-                                  const parallel::Mesh& mesh, std::span<const PipelineShare::Stage> stages,
+                                  const parallel::Mesh& mesh, std::span<const ModelStage> stages,
                                   std::optional<int> rank = {});
 
 }  // namespace hyperion::trainer

@@ -12,7 +12,7 @@
 #include "models/description.h"
 #include "parallel/placement.h"
 #include "trainer/config/validate.h"
-#include "trainer/plan/size_estimate.h"
+#include "trainer/plan/job_size.h"
 
 namespace hyperion::trainer {
 namespace {
@@ -26,32 +26,34 @@ constexpr size_t kNamedParameters = 3;
 constexpr double kMuchOfExperts = 16e9;     // more weight and gradient bytes of a block's experts warn
 constexpr double kProposedOfExperts = 4e9;  // most bytes of them in EP advice
 
-double states_gib(const config::JobConfig& config, const models::ModelArgs& model, int64_t shards) {
-  const JobSize size = job_size(config, model, shards, /*microbatches=*/1);
-  return (size.states() + size.averages) / (1 << 30);
-}
-
 // Returns the fewest shards that divide `shards` and leave room for activations, at most kManyShards.
-std::optional<int64_t> proposed_shards(const config::JobConfig& config, const models::ModelArgs& model,
-                                       int64_t shards) {
+// `states`: bytes of one shard of `shards`.
+std::optional<int64_t> proposed_shards(double states, int64_t shards) {
+  const double all = states * static_cast<double>(shards);
   for (int64_t fewer = kProposedShards; fewer <= kManyShards; ++fewer)
-    if (shards % fewer == 0 && states_gib(config, model, fewer) * (1 << 30) <= kProposedBytes) return fewer;
+    if (shards % fewer == 0 && all / static_cast<double>(fewer) <= kProposedBytes) return fewer;
   return std::nullopt;
 }
 
 std::string advice_on_replicas(const config::JobConfig& config, const models::ModelArgs& model,
-                               int64_t shards) {
+                               const parallel::Mesh& mesh) {
+  const int64_t shards = mesh.degree(parallel::MeshDim::kFsdp);
   const std::string cost = fmt::format(
       "parallelism.data_parallel_shard_degree: the parameters are sharded over {} ranks without replicas, so "
       "every all-gather and reduce-scatter waits for all of them, and takes more steps the more there are",
       format_count(static_cast<uint64_t>(shards)));
-  const std::optional<int64_t> fewer = proposed_shards(config, model, shards);
+  const models::ModelDescription description = models::describe_model(model);
+  const std::vector<ModelStage> stages = {all_units(description)};
+  const JobSize size = job_size(config, description, mesh, stages);
+  const double states = size.states() / mesh.degree(parallel::MeshDim::kPp);
+  const std::optional<int64_t> fewer = proposed_shards(states, shards);
   if (!fewer) return cost;
   return fmt::format(
       "{}; data_parallel_shard_degree = {} with data_parallel_replicate_degree = {} (HSDP) shards over {} "
       "ranks, for {:.1f} GiB instead of {:.1f} GiB per rank for weights, gradients and optimizer{}",
-      cost, *fewer, shards / *fewer, *fewer, states_gib(config, model, *fewer),
-      states_gib(config, model, shards), config.ema.enable ? " and averages" : "");
+      cost, *fewer, shards / *fewer, *fewer,
+      states / (1 << 30) * static_cast<double>(shards) / static_cast<double>(*fewer), states / (1 << 30),
+      config.ema.enable ? " and averages" : "");
 }
 
 struct Padding {
@@ -179,7 +181,7 @@ std::vector<std::string> sharding_advice(const config::JobConfig& config, const 
   const int64_t shards = mesh.degree(parallel::MeshDim::kFsdp), tensor = mesh.degree(parallel::MeshDim::kTp);
   std::vector<std::string> advice;
   if (shards > kManyShards && mesh.degree(parallel::MeshDim::kDpReplicate) == 1)
-    advice.push_back(advice_on_replicas(config, model, shards));
+    advice.push_back(advice_on_replicas(config, model, mesh));
   if (auto experts = advice_on_experts(config, model, mesh)) advice.push_back(*std::move(experts));
   if (auto padding = advice_on_padding(model, mesh)) advice.push_back(*std::move(padding));
   if (ranks_per_node % tensor != 0)

@@ -1,7 +1,10 @@
 #include "trainer/plan/step_work.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <map>
+#include <utility>
 
 #include "trainer/config/schema.h"
 #include "trainer/config/validate.h"
@@ -34,9 +37,13 @@ class StepCounter {
     if (degree(MeshDim::kPp) > 1)
       work_.transfer = tokens_ / tensor() * static_cast<double>(args_.dim) * element();
     for (size_t i = 0; i < rank_.stages.size(); ++i) {
-      const PipelineShare::Stage& stage = rank_.stages[i];
+      const ModelStage& stage = rank_.stages[i];
       const double gathers = rank_.gathers.empty() ? 0 : rank_.gathers[i];
-      for (int64_t layer = stage.first_block; layer < stage.end_block; ++layer) add_block(layer, gathers);
+      std::map<std::pair<int, config::RecomputeMode>, double> blocks;  // equal ones are counted together
+      for (int64_t layer = stage.first_block; layer < stage.end_block; ++layer)
+        ++blocks[{model_.kind_of_layer[static_cast<size_t>(layer)], recompute_mode_of(config_, layer)}];
+      for (const auto& [block, number] : blocks)
+        add_blocks(model_.kinds[static_cast<size_t>(block.first)], block.second, number, gathers);
       if (stage.embedding) add_embedding(gathers);
       if (stage.head) add_head(gathers);
     }
@@ -67,8 +74,8 @@ class StepCounter {
                              .rate = rate});
   }
 
-  void add_block(int64_t layer, double gathers) {
-    const models::BlockDescription& block = model_.block(layer);
+  void add_blocks(const models::BlockDescription& block, config::RecomputeMode mode, double number,
+                  double gathers) {
     const BlockSetting setting{.config = config_,
                                .args = args_,
                                .tokens = tokens_,
@@ -79,8 +86,8 @@ class StepCounter {
                                .expert_tensor = shards_experts() ? degree(MeshDim::kEtp) : tensor(),
                                .gradient_passes = gradient_passes(microbatches_),
                                .element = element(),
-                               .mode = recompute_mode_of(config_, layer)};
-    add_block_work(block, setting, microbatches_, work_);
+                               .mode = mode};
+    add_block_work(block, setting, number * microbatches_, work_);
     double dense = 0, gathered_bytes = 0, experts = 0;
     const bool gathers_float8 = config_.quantize.linear.float8.enable_fsdp_float8_all_gather;
     block.for_each_parameter([&](const models::ParameterShape& shape) {
@@ -94,37 +101,38 @@ class StepCounter {
                           multiplies_in_float8(shape, config_, shape.name);
       // Finds the scales of the next step's gathered weights.
       if (float8 && config_.quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp)
-        add(Family::kOptimizer, 1, 1, elements / degree(MeshDim::kFsdp) * kFp32Bytes);
+        add(Family::kOptimizer, number, 1, elements / degree(MeshDim::kFsdp) * kFp32Bytes);
       gathered_bytes += elements * (float8 ? 1 : element());
     });
     const bool stays = config_.parallelism.fsdp_reshard_after_forward == config::ReshardAfterForward::kNever;
     const double times = gathers > 0 ? gathers : (stays ? 1 : 2) * microbatches_;
-    add_unit(dense, gathered_bytes, times, MeshDim::kFsdp);
-    if (experts > 0) add_unit(experts, experts * element(), times, MeshDim::kEfsdp);
+    add_units(number, dense, gathered_bytes, times, MeshDim::kFsdp);
+    if (experts > 0) add_units(number, experts, experts * element(), times, MeshDim::kEfsdp);
   }
 
-  // Gathers a unit's weights and reduces its gradients; `elements` are those with padding.
-  void add_unit(double elements, double gathered_bytes, double gathers, MeshDim group) {
+  // Gathers the weights of equal units and reduces their gradients; `elements`, with padding, and `gathers`
+  // are those of one.
+  void add_units(double number, double elements, double gathered_bytes, double gathers, MeshDim group) {
     const double ranks = degree(group), share = (ranks - 1) / ranks;
     const double reductions = rank_.reduces_once ? 1 : microbatches_;
     if (ranks > 1) {
-      work_.collectives.push_back({group, gathers, share * gathered_bytes});
-      work_.collectives.push_back({group, reductions, share * elements * kFp32Bytes});
+      work_.collectives.push_back({group, number * gathers, share * gathered_bytes});
+      work_.collectives.push_back({group, number * reductions, share * elements * kFp32Bytes});
     }
     const double replicas = degree(MeshDim::kDpReplicate), local = elements / ranks;
     if (replicas > 1)
       work_.collectives.push_back(
-          {MeshDim::kDpReplicate, 1, 2 * (replicas - 1) / replicas * local * kFp32Bytes});
-    parameters_ += local;
+          {MeshDim::kDpReplicate, number, 2 * (replicas - 1) / replicas * local * kFp32Bytes});
+    parameters_ += number * local;
     // Adds the shards of later microbatches. Unsharded sums are what products of gradients accumulate into.
     if (microbatches_ > 1 && !rank_.reduces_once)
-      add(Family::kPacking, microbatches_ - 1, 1, 3 * kFp32Bytes * local);
+      add(Family::kPacking, number * (microbatches_ - 1), 1, 3 * kFp32Bytes * local);
   }
 
   void add_embedding(double gathers) {
     const double dim = static_cast<double>(args_.dim), table = model_.table.numel() / tensor(),
                  sharded = sharded_rows(model_.table, mesh_).padded;
-    add_unit(sharded, sharded * element(), gathers > 0 ? gathers : microbatches_, MeshDim::kFsdp);
+    add_units(1, sharded, sharded * element(), gathers > 0 ? gathers : microbatches_, MeshDim::kFsdp);
     const double passes = tensor() > 1 ? 2 : 1;  // ranks zero the rows of tokens that others have
     add(Family::kEmbedding, microbatches_, passes, passes * 2 * tokens_ * dim * element());
     add(Family::kEmbedding, microbatches_, 31, (tokens_ * dim + table) * element());
@@ -145,10 +153,11 @@ class StepCounter {
     const double dim = static_cast<double>(args_.dim), width = static_cast<double>(model_.output.dims[0]),
                  columns = width / tensor(), weight = columns * dim;
     const bool float8 = multiplies_in_float8(model_.output, config_, "output");
-    const bool tied = model_.tied && std::ranges::any_of(rank_.stages, &PipelineShare::Stage::embedding);
+    const bool tied = model_.tied && std::ranges::any_of(rank_.stages, &ModelStage::embedding);
     const double sharded =
         sharded_rows(model_.output, mesh_).padded + sharded_rows(model_.final_norm, mesh_).padded;
-    if (!tied) add_unit(sharded, sharded * element(), gathers > 0 ? gathers : microbatches_, MeshDim::kFsdp);
+    if (!tied)
+      add_units(1, sharded, sharded * element(), gathers > 0 ? gathers : microbatches_, MeshDim::kFsdp);
     const double rows = loss_chunk_rows(config_, tokens_, columns * element(), tensor());
     const double chunks = std::ceil(tokens_ / rows), of_chunk = tokens_ / chunks;
     const Rate rate = element() == kFp32Bytes ? Rate::kFp32 : Rate::kBf16;
@@ -217,58 +226,32 @@ class StepCounter {
 }  // namespace
 
 std::string_view name_of(Family family) {
-  switch (family) {
-    case Family::kProducts:
-      return "products";
-    case Family::kHeadProducts:
-      return "products of the head";
-    case Family::kExpertProducts:
-      return "products of experts";
-    case Family::kAttention:
-      return "attention";
-    case Family::kNorms:
-      return "norms";
-    case Family::kRope:
-      return "RoPE";
-    case Family::kGatedActivation:
-      return "SwiGLU";
-    case Family::kRouting:
-      return "routing and order";
-    case Family::kResidual:
-      return "residual adds";
-    case Family::kCopies:
-      return "casts and copies";
-    case Family::kFloat8Casts:
-      return "FP8 casts";
-    case Family::kLoss:
-      return "loss";
-    case Family::kPacking:
-      return "gather, pack, reduce";
-    case Family::kOptimizer:
-      return "optimizer";
-    case Family::kMuonProducts:
-      return "Muon's iterations";
-    case Family::kEmbedding:
-      return "embedding";
-    case Family::kShardExchange:
-      return "exposed FSDP exchange";
-    case Family::kTensorExchange:
-      return "exposed TP exchange";
-    case Family::kDispatch:
-      return "exposed EP dispatch";
-    case Family::kSequenceExchange:
-      return "exposed CP exchange";
-    case Family::kBubble:
-      return "pipeline bubble";
-    case Family::kTransfers:
-      return "exposed PP transfers";
-    case Family::kMuonExchange:
-      return "exposed Muon exchange";
-    case Family::kNotModelled:
-    case Family::kCount:
-      break;
-  }
-  return "not modelled";
+  static constexpr std::array<std::string_view, static_cast<size_t>(Family::kCount)> kNames = {
+      "products",
+      "products of the head",
+      "products of experts",
+      "attention",
+      "norms",
+      "RoPE",
+      "SwiGLU",
+      "routing and order",
+      "residual adds",
+      "casts and copies",
+      "FP8 casts",
+      "loss",
+      "gather, pack, reduce",
+      "optimizer",
+      "Muon's iterations",
+      "embedding",
+      "exposed FSDP exchange",
+      "exposed TP exchange",
+      "exposed EP dispatch",
+      "exposed CP exchange",
+      "pipeline bubble",
+      "exposed PP transfers",
+      "exposed Muon exchange",
+      "not modelled"};
+  return kNames.at(static_cast<size_t>(family));
 }
 
 std::map<MeshDim, double> StepWork::sent() const {

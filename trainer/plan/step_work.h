@@ -13,7 +13,7 @@
 #include "models/description.h"
 #include "parallel/mesh.h"
 #include "trainer/config/job_config.h"
-#include "trainer/plan/size_estimate.h"
+#include "trainer/plan/job_size.h"
 
 namespace hyperion::trainer {
 
@@ -129,7 +129,7 @@ struct StepWork {
 // The stages of a pipeline rank, and how often a step gathers the weights of each. Without a pipeline one
 // stage has all units, and each microbatch gathers them.
 struct RankStages {
-  std::vector<PipelineShare::Stage> stages{};
+  std::vector<ModelStage> stages{};
   std::vector<double> gathers{};  // of `stages`; 0: each microbatch gathers each unit, forward and backward
   bool reduces_once = false;      // gradients are reduced after the last microbatch only
 };

@@ -125,18 +125,12 @@ RankMemory rank_memory(at::Device device, int ranks) {
   return memory;
 }
 
-void require_memory_of_rank(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
-                            const parallel::Mesh& mesh, const parallel::Environment& environment,
-                            at::Device device, std::span<const PipelineShare> shares) {
-  const config::JobConfig& config = resolved.config;
-  const bool dry_run = config::is_dry_run(config);
+void require_memory_of_rank(const config::ResolvedConfig& resolved, const JobSize& size,
+                            const parallel::Environment& environment, at::Device device) {
+  const bool dry_run = config::is_dry_run(resolved.config);
   RankMemory memory = rank_memory(device, dry_run ? 1 : environment.local_world_size);
   if (dry_run) memory.threads = 1;  // at least: those of this process may be all of a node's
-  const int64_t microbatches =
-      config::microbatches_of(config.training, mesh.degree(parallel::MeshDim::kBatch));
-  require_memory(resolved,
-                 largest_job_size(config, model, mesh.degree(parallel::MeshDim::kFsdp), microbatches, shares),
-                 memory);
+  require_memory(resolved, size, memory);
 }
 
 std::string dry_run_warning(const config::JobConfig& config, const parallel::Environment& environment) {
@@ -158,8 +152,8 @@ std::map<std::string, std::string> cuda_environment(const config::JobConfig& con
   return variables;
 }
 
-Runtime start_runtime(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
-                      const parallel::Environment& environment, std::span<const PipelineShare> shares,
+Runtime start_runtime(const config::ResolvedConfig& resolved, const parallel::Environment& environment,
+                      const std::function<JobSize(bool on_gpu)>& largest,
                       std::optional<std::pair<int, int>> tied) {
   const config::JobConfig& config = resolved.config;
   Runtime runtime;
@@ -207,7 +201,7 @@ Runtime start_runtime(const config::ResolvedConfig& resolved, const models::Mode
   }
   runtime.mesh = std::make_unique<parallel::Mesh>(mesh_config(config, environment.local_world_size),
                                                   environment.world_size);
-  require_memory_of_rank(resolved, model, *runtime.mesh, environment, runtime.device, shares);
+  require_memory_of_rank(resolved, largest(runtime.device.is_cuda()), environment, runtime.device);
   failpoint("init.before_pg");
   runtime.groups = std::make_unique<parallel::ProcessGroups>(*runtime.mesh, environment, options);
   failpoint("init.after_pg");

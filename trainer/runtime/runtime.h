@@ -1,10 +1,10 @@
 // A Runtime holds this process's rank, its device, the mesh and the process groups.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 
@@ -14,7 +14,6 @@
 #include "parallel/job/environment.h"
 #include "parallel/mesh.h"
 #include "trainer/plan/memory_needs.h"
-#include "trainer/plan/size_estimate.h"
 
 namespace hyperion::trainer {
 
@@ -54,17 +53,15 @@ parallel::MeshConfig mesh_config(const config::JobConfig& config, int ranks_per_
 std::map<std::string, std::string> cuda_environment(const config::JobConfig& config);
 
 // Chooses the device (HYPERION_DEVICE), checks that the job can fit into device and host memory, joins the
-// other ranks and builds the process groups. `shares` has one entry per pipeline rank, none without a
-// pipeline. `tied` is CommOptions::tied. Throws Error(kUsage) or Error(kCommunication).
-Runtime start_runtime(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
-                      const parallel::Environment& environment, std::span<const PipelineShare> shares,
+// other ranks and builds the process groups. `largest(on_gpu)` is the size of the rank that needs the most.
+// `tied` is CommOptions::tied. Throws Error(kUsage) or Error(kCommunication).
+Runtime start_runtime(const config::ResolvedConfig& resolved, const parallel::Environment& environment,
+                      const std::function<JobSize(bool on_gpu)>& largest,
                       std::optional<std::pair<int, int>> tied);
 
-// Throws Error(kUsage) if the largest rank of the job needs more memory than a rank of this host has.
-// `shares` is as above.
-void require_memory_of_rank(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
-                            const parallel::Mesh& mesh, const parallel::Environment& environment,
-                            at::Device device, std::span<const PipelineShare> shares);
+// Throws Error(kUsage) if a rank of this size needs more memory than one of this host has.
+void require_memory_of_rank(const config::ResolvedConfig& resolved, const JobSize& size,
+                            const parallel::Environment& environment, at::Device device);
 
 // Returns the memory that one of this host's `ranks` ranks may use. `device` is a CPU or the chosen GPU.
 RankMemory rank_memory(at::Device device, int ranks);

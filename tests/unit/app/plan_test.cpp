@@ -201,7 +201,7 @@ TEST_CASE("No other choice of what saves memory makes a plan of a search faster"
         config.activation_checkpoint.mode = mode;
         config.activation_checkpoint.selective_ac_option = "op";
         config.parallelism.fsdp_reshard_after_forward = reshard;
-        const std::optional<MeshPlan> other = planner.plan(config, limit, /*ends=*/false);
+        const std::optional<MeshPlan> other = planner.plan(config, /*ends=*/false);
         REQUIRE(other.has_value());
         if (other->memory.total() > limit) continue;
         CAPTURE(describe_mesh(plan), static_cast<int>(mode), static_cast<int>(reshard));

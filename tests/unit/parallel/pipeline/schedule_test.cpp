@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "parallel/pipeline/lowering.h"
 #include "parallel/pipeline/simulation.h"
-#include "parallel/pipeline/stage_memory.h"
 
 namespace hyperion::parallel {
 namespace {
@@ -165,42 +164,17 @@ TEST_CASE("weight gradients wait on as many microbatches as their schedule divid
     const PipelineSchedule schedule = make_schedule(kind, {p, v, m});
     std::vector most(static_cast<size_t>(p), 0);
     for (int rank = 0; rank < p; ++rank) {
-      for_each_moment(schedule, rank, [&](std::span<const StageMemory> stages) {
-        int sum = 0;
-        for (const StageMemory& stage : stages) sum += stage.deferred;
-        most[rank] = std::max(most[rank], sum);
-      });
+      int waiting = 0;
+      for (const PipelineAction& action : schedule.ranks[static_cast<size_t>(rank)]) {
+        waiting += (action.op == PipelineOp::kInputGradient) - (action.op == PipelineOp::kWeightGradient);
+        most[static_cast<size_t>(rank)] = std::max(most[static_cast<size_t>(rank)], waiting);
+      }
     }
     return most;
   };
   CHECK(deferred(kInterleaved1F1B, 4, 2, 8) == std::vector{0, 0, 0, 0});
   CHECK(deferred(kInterleavedZeroBubble, 4, 2, 8) == std::vector{1, 2, 3, 4});  // r + 1
   CHECK(deferred(kZbvZeroBubble, 4, 2, 8) == std::vector{1, 3, 5, 7});          // 2r + 1
-}
-
-TEST_CASE("a stage has some gradients after its first backward and all after its last") {
-  const auto moments = [](PipelineKind kind, const PipelineShape& shape, int rank) {
-    const PipelineSchedule schedule = lower(make_schedule(kind, shape), uniform_costs(1, 2, 1, 1, 0));
-    std::string text;
-    for_each_moment(schedule, rank, [&](std::span<const StageMemory> stages) {
-      for (const auto& [weights, in_flight, deferred] : stages)
-        text += fmt::format("{}{}{}{}{}", weights.gathered ? 'g' : '-', in_flight, deferred,
-                            "-+="[static_cast<int>(weights.gradients)],
-                            "-+="[static_cast<int>(weights.head_gradients)]);
-      text += ' ';
-    });
-    return text;
-  };
-  // Gathered, microbatches in flight and deferred, gradients of the units and of the head.
-  CHECK(moments(kGPipe, {2, 1, 2}, 0) == "g10-- g20-- g20-- g10+- -00=- ");
-  CHECK(moments(kGPipe, {2, 1, 2}, 1) == "g10-- g20-- g20-- g10++ -00== ");
-  // The rank reduces its second stage before the first one has gradients.
-  CHECK(
-      moments(kInterleaved1F1B, {2, 2, 2}, 1) ==
-      "g10--g00-- g20--g00-- g20--g10-- g20--g10-- g20--g10++ g20--g10++ g20---00== g10+--00== -00=--00== ");
-  // Gradients of the head come with dgrad.
-  CHECK(moments(kInterleavedZeroBubble, {1, 2, 1}, 0) ==
-        "g10--g00-- g10--g10-- g10--g10-- g10---11-= g10---00== -11---00== -00=--00== ");
 }
 
 TEST_CASE("a schedule spans gradient accumulation where it keeps no more for it") {

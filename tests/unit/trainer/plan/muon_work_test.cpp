@@ -20,7 +20,7 @@ config::JobConfig muon_config(const std::string& more = "") {
   return resolved(kMuonToml + more).config;
 }
 
-std::vector<PipelineShare::Stage> all_blocks(const models::ModelDescription& model) {
+std::vector<ModelStage> all_blocks(const models::ModelDescription& model) {
   return {{.first_block = 0, .end_block = model.blocks(), .embedding = true, .head = true}};
 }
 
@@ -91,10 +91,11 @@ TEST_CASE("the estimates have Muon's buffers, products and exchange") {
   const config::JobConfig muon = muon_config(), adamw = resolved("").config;
   const Mesh mesh({.dp_shard = 8}, 8);
   const auto work = muon_work(muon, model, mesh, all_blocks(model));
-  const JobSize size = job_size(muon, model, 8, 1), without = job_size(adamw, model, 8, 1);
+  const JobSize size = size_of(muon, model, 8), without = size_of(adamw, model, 8);
   CHECK(size.exchanges == work->buffers);
   CHECK(without.exchanges == 0);
-  CHECK(size.total() - without.total() == Approx(work->buffers + size.optimizer - without.optimizer));
+  CHECK(states_on_gpu(muon, size) - states_on_gpu(adamw, without) ==
+        Approx(work->buffers + size.optimizer - without.optimizer));
 
   const RankStages stages{.stages = all_blocks(model)};
   const StepWork step = step_work(muon, args, model, mesh, 1, stages),
