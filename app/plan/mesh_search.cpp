@@ -190,6 +190,20 @@ void try_settings_of_memory(config::JobConfig config, F&& fits) {
   }
 }
 
+// Returns the plan of the configuration with the number of slices of tokens that makes a step fastest.
+std::optional<MeshPlan> fastest_slices(Planner& planner, config::JobConfig config) {
+  auto& slices = config.parallelism.expert_parallel_slices;
+  slices = 1;
+  std::optional<MeshPlan> fastest = planner.times(config, /*ends=*/false);
+  if (!fastest || config.parallelism.expert_parallel_degree == 1) return fastest;
+  for (const int64_t more : {2, 4}) {
+    slices = more;
+    std::optional<MeshPlan> plan = planner.times(config, /*ends=*/false);
+    if (plan && plan->middle.total() < fastest->middle.total()) fastest = std::move(plan);
+  }
+  return fastest;
+}
+
 }  // namespace
 
 bool can_run(const config::JobConfig& config, const config::ResolvedConfig& resolved,
@@ -218,14 +232,15 @@ SearchResult search_meshes(const config::ResolvedConfig& resolved, const models:
     Degrees shape = degrees_of(config.parallelism);
     shape.replicas = 1;  // of meshes that differ in their replicas alone the best is shown
     const auto found = best.find(shape);
-    std::optional<MeshPlan> plan = planner.times(config, /*ends=*/false);
+    std::optional<MeshPlan> plan =
+        options.configured ? planner.times(config, /*ends=*/false) : fastest_slices(planner, config);
     // A replay of memory takes long: of a mesh it is not tried what is slower than the best that fits.
     if (!plan || (found != best.end() && plan->middle.total() > found->second.middle.total())) return false;
     ++result.tried;
     // While nothing fits, the one that needs the least is looked for.
     double most = limit;
     if (best.empty()) most = result.smallest ? result.smallest->memory.total() : kInfinity;
-    const std::optional<trainer::PeakMemory> memory = planner.memory(config, most);
+    const std::optional<trainer::PeakMemory> memory = planner.memory(plan->config, most);
     if (!memory) return false;
     plan->memory = *memory;
     if (memory->total() > limit) {
@@ -233,7 +248,7 @@ SearchResult search_meshes(const config::ResolvedConfig& resolved, const models:
       return false;
     }
     if (found == best.end() || plan->middle.total() < found->second.middle.total()) {
-      if (!can_run(config, resolved, model, hardware)) return false;
+      if (!can_run(plan->config, resolved, model, hardware)) return false;
       best.insert_or_assign(shape, std::move(*plan));
     }
     ++result.fitting;
