@@ -20,6 +20,7 @@
 #include "trainer/config/fit_ranks.h"
 #include "trainer/config/input_path.h"
 #include "trainer/config/print.h"
+#include "trainer/config/schema.h"
 #include "trainer/config/validate.h"
 #include "trainer/hugging_face/config.h"
 #include "trainer/hugging_face/hf_model.h"
@@ -79,6 +80,11 @@ void write_plan(const std::string& path, const config::ResolvedConfig& resolved,
   planned.config.parallelism.on_mesh_mismatch = resolved.config.parallelism.on_mesh_mismatch;
   planned.config.training = plan.config.training;
   planned.config.activation_checkpoint = plan.config.activation_checkpoint;
+  for (const config::Section& section : config::schema())
+    for (const config::Option& option : section.options)
+      if (config::toml_text(config::read(option, planned.config)) !=
+          config::toml_text(config::read(option, resolved.config)))
+        planned.origins[option.name] = "hyperion plan";
   write_file_atomic(path, config::to_toml(planned));
   print_text(fmt::format("Written: {} ({})\n", path, describe_mesh(plan)));
 }
