@@ -17,6 +17,7 @@ namespace {
 constexpr uint64_t kUint16Vocabulary = 65536;
 constexpr std::string_view kNumpyMagic = "\x93NUMPY";
 constexpr uint64_t kMaxNumpyHeader = 65536;
+constexpr uint64_t kFirstStretch = uint64_t{4} << 10, kLastStretch = uint64_t{64} << 10;  // tokens
 
 struct LlmCVersion {
   int32_t magic, version;
@@ -120,27 +121,22 @@ std::optional<uint64_t> DelimitedSource::open_block(uint64_t block) {
   if (block >= *blocks()) return std::nullopt;
   const uint64_t part = equal_part(tokens_.count, block_tokens_);
   block_begin_ = block * part;
-  end_ = std::min(block_begin_ + part,
-                  tokens_.count);  // of the block, until its last document is known
-  // A document begins at its delimiter, or behind that of the document before it.
-  const auto next_begins = [&](uint64_t first, uint64_t last) {
-    if (begins_) return tokens_.find(delimiter_, first, last);
-    std::vector<uint32_t> begins = tokens_.find(delimiter_, std::max<uint64_t>(first, 1) - 1, last - 1);
-    if (first == 0)
-      for (uint32_t& begin : begins) ++begin;
-    return begins;
-  };
-  begins_in_block_ = next_begins(block_begin_, end_);
+  end_ = std::min(block_begin_ + part, tokens_.count);  // of the block, until its last document is known
+  const uint64_t behind = begins_ ? 0 : 1;  // a document begins so many tokens behind the delimiter
+  const uint64_t first = std::max(block_begin_, behind);
+  begins_in_block_ = tokens_.keep_and_find(delimiter_, first - behind, end_ - behind);
+  for (uint32_t& begin : begins_in_block_) begin += static_cast<uint32_t>(first - block_begin_);
   if (block == 0 && (begins_in_block_.empty() || begins_in_block_[0] != 0))
     begins_in_block_.insert(begins_in_block_.begin(), 0);
   documents_ = begins_in_block_.size();
-  uint64_t stretch = uint64_t{4} << 10;
-  while (documents_ > 0 && end_ < tokens_.count) {  // to the end of the last document
-    const uint64_t last = std::min(end_ + stretch, tokens_.count);
-    const std::vector<uint32_t> found = next_begins(end_, last);
-    end_ = found.empty() ? last : end_ + found[0];
-    if (!found.empty()) break;
-    stretch = std::min(stretch * 2, kBlockTokens);
+  std::vector<int64_t> tokens;
+  for (uint64_t stretch = kFirstStretch; documents_ > 0 && end_ < tokens_.count;
+       stretch = std::min(stretch * 2, kLastStretch)) {  // to the end of the last document
+    tokens.resize(std::min(stretch, tokens_.count - end_));
+    tokens_.copy(end_ - behind, tokens);
+    const auto found = static_cast<size_t>(std::ranges::find(tokens, delimiter_) - tokens.begin());
+    end_ += found;
+    if (found < tokens.size()) break;
   }
   return documents_;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <limits>
 #include <type_traits>
 
@@ -84,38 +85,55 @@ const char* name_of(TokenType type) {
   return kNames[static_cast<size_t>(type)];
 }
 
-template <typename Take>
-void TokenArray::read(uint64_t first, uint64_t n, uint64_t ahead, const Take& take) const {
-  with_type(type, [&]<typename Token>(Token) {
-    constexpr uint64_t kStretch = kStretchBytes / sizeof(Token);
-    const auto stored = [&] { return reinterpret_cast<const Token*>(stored_.data()); };
-    if (first >= stored_begin_ && first + n <= stored_end_)
-      return take(0, std::span(stored() + (first - stored_begin_), n));
-    for (uint64_t offset = 0; offset < n; offset += kStretch) {
-      const uint64_t part = std::min(kStretch, n - offset), more = offset + part == n ? ahead : 0;
-      const uint64_t bytes = (part + more) * sizeof(Token);
-      if (stored_.size() < bytes) stored_.resize(bytes);
-      stored_begin_ = stored_end_ = 0;
-      file.read(begin + (first + offset) * sizeof(Token), stored_.data(), bytes);
-      stored_begin_ = first + offset;
-      stored_end_ = stored_begin_ + part + more;
-      take(offset, std::span(stored(), part));
-    }
-  });
+void TokenArray::Piece::reserve(uint64_t size) {
+  begin = end = 0;
+  if (size <= capacity) return;
+  bytes = std::make_unique_for_overwrite<std::byte[]>(size);
+  capacity = size;
+}
+
+void TokenArray::read(uint64_t first, uint64_t n, Piece& piece) const {
+  const uint64_t width = width_of(type);
+  piece.reserve(n * width);
+  file.read(begin + first * width, piece.bytes.get(), n * width);
+  piece.begin = first;
+  piece.end = first + n;
 }
 
 uint64_t TokenArray::copy(uint64_t first, std::span<int64_t> out, uint64_t ahead) const {
-  uint64_t largest = 0;
-  read(first, out.size(), ahead, [&](uint64_t offset, auto tokens) {
-    largest = std::max(largest, widen_tokens(tokens, out.data() + offset));
+  return with_type(type, [&]<typename Token>(Token) {
+    constexpr uint64_t kStretch = kStretchBytes / sizeof(Token);
+    const auto widen = [&](const Piece& piece, uint64_t offset, uint64_t n) {
+      const auto* tokens = reinterpret_cast<const Token*>(piece.bytes.get());
+      return widen_tokens(std::span(tokens + (first + offset - piece.begin), n), out.data() + offset);
+    };
+    const uint64_t n = out.size();
+    for (const Piece& piece : {std::cref(kept_), std::cref(stretch_)})
+      if (first >= piece.begin && first + n <= piece.end) return widen(piece, 0, n);
+    uint64_t largest = 0;
+    for (uint64_t offset = 0; offset < n; offset += kStretch) {
+      const uint64_t part = std::min(kStretch, n - offset), more = offset + part == n ? ahead : 0;
+      read(first + offset, part + more, stretch_);
+      largest = std::max(largest, widen(stretch_, offset, part));
+    }
+    return largest;
   });
-  return largest;
 }
 
-std::vector<uint32_t> TokenArray::find(int64_t token, uint64_t first, uint64_t last) const {
+std::vector<uint32_t> TokenArray::keep_and_find(int64_t token, uint64_t first, uint64_t last) {
   std::vector<uint32_t> found;
-  read(first, last - first, 0, [&]<typename Token>(uint64_t offset, std::span<const Token> tokens) {
-    if (std::in_range<Token>(token)) find_token(tokens, static_cast<Token>(token), offset, found);
+  with_type(type, [&]<typename Token>(Token) {
+    constexpr uint64_t kStretch = kStretchBytes / sizeof(Token);
+    kept_.reserve((last - first) * sizeof(Token));
+    auto* tokens = reinterpret_cast<Token*>(kept_.bytes.get());
+    for (uint64_t offset = 0; offset < last - first; offset += kStretch) {
+      const uint64_t part = std::min(kStretch, last - first - offset);
+      file.read(begin + (first + offset) * sizeof(Token), tokens + offset, part * sizeof(Token));
+      if (std::in_range<Token>(token))
+        find_token(std::span<const Token>(tokens + offset, part), static_cast<Token>(token), offset, found);
+    }
+    kept_.begin = first;
+    kept_.end = last;
   });
   return found;
 }

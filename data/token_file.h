@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -31,16 +32,22 @@ struct TokenArray {
   // negative token counts as larger than all others. Behind them `ahead` tokens are read for the next call.
   // Throws Error(kBadData) naming the file.
   uint64_t copy(uint64_t first, std::span<int64_t> out, uint64_t ahead = 0) const;
-  // Returns the indices, counted from `first`, of the tokens in [first, last) that equal `token`.
-  std::vector<uint32_t> find(int64_t token, uint64_t first, uint64_t last) const;
+  // Reads tokens [first, last), keeps them for copy() in place of those kept before, and returns the indices,
+  // counted from `first`, of those that equal `token`.
+  std::vector<uint32_t> keep_and_find(int64_t token, uint64_t first, uint64_t last);
 
  private:
-  // Reads tokens [first, first + count) in stretches: take(offset, tokens), with a span of their type.
-  template <typename Take>
-  void read(uint64_t first, uint64_t count, uint64_t ahead, const Take& take) const;
+  struct Piece {
+    void reserve(uint64_t size);
 
-  mutable std::vector<std::byte> stored_;               // a stretch
-  mutable uint64_t stored_begin_ = 0, stored_end_ = 0;  // its tokens
+    std::unique_ptr<std::byte[]> bytes;
+    uint64_t capacity = 0;
+    uint64_t begin = 0, end = 0;  // its tokens
+  };
+  void read(uint64_t first, uint64_t count, Piece& piece) const;
+
+  mutable Piece stretch_;  // the last one that was read
+  Piece kept_;
 };
 
 // What a job knows of the tokens that it reads from files that do not say it themselves.
