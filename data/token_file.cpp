@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/processor.h"
 
 namespace hyperion::data {
 namespace {
@@ -45,7 +46,7 @@ decltype(auto) with_type(TokenType type, const F& f) {
 
 // Copies the tokens and returns the largest one; a negative one has the value of its 64 bits.
 template <typename Token>
-uint64_t widen_tokens(std::span<const Token> tokens, int64_t* out) {
+HYPERION_VECTORISED uint64_t widen_tokens(std::span<const Token> tokens, int64_t* out) {
   using Unsigned = std::make_unsigned_t<Token>;
   Unsigned largest = 0;
   const auto widen = [&](const Token* from, int64_t* to, size_t n) {
