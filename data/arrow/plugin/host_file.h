@@ -2,9 +2,7 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
-#include <string>
 
 #include <arrow/buffer.h>
 #include <arrow/io/interfaces.h>
@@ -17,50 +15,31 @@
 namespace hyperion::data {
 
 // Memory of the system, up to a limit.
-class LimitedPool : public arrow::MemoryPool {
+class LimitedPool : public arrow::ProxyMemoryPool {
  public:
-  explicit LimitedPool(uint64_t limit) : limit_(static_cast<int64_t>(limit)) {}
+  explicit LimitedPool(uint64_t limit)
+      : ProxyMemoryPool(arrow::system_memory_pool()), limit_(static_cast<int64_t>(limit)) {}
 
-  using MemoryPool::Allocate;
-  using MemoryPool::Free;
-  using MemoryPool::Reallocate;
+  using ProxyMemoryPool::Allocate;
+  using ProxyMemoryPool::Reallocate;
   arrow::Status Allocate(int64_t size, int64_t alignment, uint8_t** out) override {
-    ARROW_RETURN_NOT_OK(reserve(size));
-    const arrow::Status status = system_->Allocate(size, alignment, out);
-    if (!status.ok()) used_ -= size;
-    return status;
+    ARROW_RETURN_NOT_OK(check(size));
+    return ProxyMemoryPool::Allocate(size, alignment, out);
   }
   arrow::Status Reallocate(int64_t old_size, int64_t size, int64_t alignment, uint8_t** out) override {
-    ARROW_RETURN_NOT_OK(reserve(size - old_size));
-    const arrow::Status status = system_->Reallocate(old_size, size, alignment, out);
-    if (!status.ok()) used_ -= size - old_size;
-    return status;
+    ARROW_RETURN_NOT_OK(check(size - old_size));
+    return ProxyMemoryPool::Reallocate(old_size, size, alignment, out);
   }
-  void Free(uint8_t* buffer, int64_t size, int64_t alignment) override {
-    system_->Free(buffer, size, alignment);
-    used_ -= size;
-  }
-  int64_t bytes_allocated() const override { return used_; }
-  int64_t max_memory() const override { return system_->max_memory(); }
-  int64_t total_bytes_allocated() const override { return system_->total_bytes_allocated(); }
-  int64_t num_allocations() const override { return system_->num_allocations(); }
-  std::string backend_name() const override { return "system"; }
-
   bool exceeded() const { return exceeded_; }
 
  private:
-  arrow::Status reserve(int64_t size) {
-    if (size > limit_ - used_) {
-      exceeded_ = true;
-      return arrow::Status::OutOfMemory("more than ", limit_ >> 20, " MiB of memory are needed");
-    }
-    used_ += size;
-    return arrow::Status::OK();
+  arrow::Status check(int64_t more) {
+    if (more <= limit_ - bytes_allocated()) return arrow::Status::OK();
+    exceeded_ = true;
+    return arrow::Status::OutOfMemory("more than ", limit_ >> 20, " MiB of memory are needed");
   }
 
-  arrow::MemoryPool* system_ = arrow::system_memory_pool();
   int64_t limit_;
-  std::atomic<int64_t> used_ = 0;
   bool exceeded_ = false;
 };
 
@@ -117,25 +96,5 @@ class HostFile : public arrow::io::RandomAccessFile {
   arrow::MemoryPool* pool_;
   int64_t position_ = 0;
 };
-
-// Passes a message to the program.
-inline void report(const ArrowHost& host, const std::string& message, bool too_large) {
-  host.fail(host.context, message.data(), message.size(), too_large);
-}
-
-// Calls `body`, turns what it throws into a message, and returns `failed` then.
-template <typename Result, typename Body>
-Result guarded(const ArrowHost& host, const LimitedPool& pool, Result failed, const Body& body) noexcept {
-  try {
-    return body();
-  } catch (const std::bad_alloc&) {
-    report(host, "there is not enough memory", true);
-  } catch (const std::exception& error) {
-    report(host, error.what(), pool.exceeded());
-  } catch (...) {
-    report(host, "an unknown error", false);
-  }
-  return failed;
-}
 
 }  // namespace hyperion::data
