@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <cstring>
 
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "base/substitute.h"
 
 namespace hyperion::data {
 namespace fs = std::filesystem;
@@ -35,10 +33,9 @@ std::string beginning(const InputFile& file, uint64_t bytes) {
 }
 
 const LlmCVersion* llm_c_version(const InputFile& file) {
-  const std::string head = beginning(file, sizeof(int32_t));
-  const auto found = std::ranges::find_if(kLlmC, [&](const LlmCVersion& version) {
-    return head.size() == sizeof version.magic && std::memcmp(head.data(), &version.magic, head.size()) == 0;
-  });
+  int32_t magic = 0;
+  if (file.size() >= sizeof magic) file.read(0, &magic, sizeof magic);
+  const auto found = std::ranges::find(kLlmC, magic, &LlmCVersion::magic);
   return found == std::end(kLlmC) ? nullptr : found;
 }
 
@@ -114,7 +111,7 @@ bool begins_as_llm_c(const InputFile& file) {
 }
 
 bool begins_as_numpy(const InputFile& file) {
-  return beginning(file, kNumpyMagic.size()) == kNumpyMagic;
+  return begins_with(file, kNumpyMagic);
 }
 
 std::optional<uint64_t> DelimitedSource::open_block(uint64_t block) {
@@ -163,8 +160,7 @@ NumpySource::NumpySource(InputFile file, const TokenFacts& facts, uint64_t block
     read_numpy_header(tokens_);
     return;
   }
-  if (const std::string what = substitute_of(tokens_.file, /*text=*/false); !what.empty())
-    throw_data("{}: {}", name_, what);
+  refuse_substitute(tokens_.file);
   const uint64_t entries = facts.tokenizer_vocab_size > 0 ? facts.tokenizer_vocab_size : facts.vocab_size;
   tokens_.type =
       entries > kUint16Vocabulary || has_empty_high_halves(tokens_.file) ? TokenType::kU32 : TokenType::kU16;
@@ -198,9 +194,8 @@ LlmCSource::LlmCSource(InputFile file, const TokenFacts& facts, uint64_t block_t
   begins_ = true;
 }
 
-fs::path datatrove_index(const fs::path& tokens) {
-  fs::path index = tokens;
-  return index += ".index";
+fs::path datatrove_index(fs::path tokens) {
+  return tokens += ".index";
 }
 
 DatatroveSource::DatatroveSource(InputFile tokens, InputFile ends, const TokenFacts& facts)
@@ -219,11 +214,6 @@ DatatroveSource::DatatroveSource(InputFile tokens, InputFile ends, const TokenFa
         name_, tokens.size(), index, tokens_.count);
   tokens_.type = width == 2 ? TokenType::kU16 : TokenType::kU32;
   tokens_.file = std::move(tokens);
-}
-
-TokenFileSource::Range DatatroveSource::range(uint64_t document) const {
-  const auto [begin, end] = read_ends(ends_, document, tokens_.count);
-  return {begin, end};
 }
 
 }  // namespace hyperion::data

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/processor.h"
+#include "base/substitute.h"
 
 namespace hyperion::data {
 namespace {
@@ -20,6 +21,7 @@ constexpr uint64_t kStretchBytes = uint64_t{128} << 10;
 constexpr uint64_t kReadAhead = uint64_t{4} << 10;       // tokens
 constexpr uint64_t kSampledTokens = uint64_t{64} << 10;  // of a stretch
 constexpr uint64_t kSampledDocuments = 64;
+constexpr uint64_t kMaxId = std::numeric_limits<int32_t>::max();
 constexpr size_t kGroup = 128;  // tokens of a loop of known length, which the compiler vectorizes
 
 // Calls f with a value of the C++ type.
@@ -139,6 +141,17 @@ std::vector<uint32_t> TokenArray::keep_and_find(int64_t token, uint64_t first, u
   return found;
 }
 
+bool begins_with(const InputFile& file, std::string_view bytes) {
+  std::string head(std::min<uint64_t>(bytes.size(), file.size()), '\0');
+  file.read(0, head.data(), head.size());
+  return head == bytes;
+}
+
+void refuse_substitute(const InputFile& file) {
+  if (const std::string what = substitute_of(file, /*text=*/false); !what.empty())
+    throw_data("{}: {}", file.path().string(), what);
+}
+
 std::string TokenFileSource::describe(uint64_t document) const {
   return fmt::format("document {}", location(document));
 }
@@ -160,13 +173,18 @@ void TokenFileSource::copy(uint64_t offset, std::span<int64_t> out) const {
   } catch (const Error& error) {
     throw_data("{}: {} cannot be read: {}", name_, describe(document_), error.what());
   }
-  constexpr uint64_t kMaxId = std::numeric_limits<int32_t>::max();
-  if (largest < (vocab_size_ > 0 ? vocab_size_ : kMaxId + 1)) return;
-  if (vocab_size_ == 0 || largest > uint64_t{std::numeric_limits<uint32_t>::max()})
-    throw_data("{}: {} holds token {}, expected 0 to {}: the file is damaged", name_, describe(document_),
-               static_cast<int64_t>(largest), vocab_size_ > 0 ? vocab_size_ - 1 : kMaxId);
-  throw_data("{}: {} holds token {}, but {} has {} entries: {}", name_, describe(document_), largest,
-             vocabulary_, vocab_size_, remedy_);
+  if (!in_vocabulary(largest)) refuse_token(largest, fmt::format("{}: {}", name_, describe(document_)));
+}
+
+bool TokenFileSource::in_vocabulary(uint64_t token) const {
+  return token < (vocab_size_ > 0 ? vocab_size_ : kMaxId + 1);
+}
+
+void TokenFileSource::refuse_token(uint64_t token, const std::string& where) const {
+  if (vocab_size_ == 0 || token > uint64_t{std::numeric_limits<uint32_t>::max()})
+    throw_data("{} holds token {}, expected 0 to {}: the file is damaged", where, static_cast<int64_t>(token),
+               vocab_size_ > 0 ? vocab_size_ - 1 : kMaxId);
+  throw_data("{} holds token {}, but {} has {} entries: {}", where, token, vocabulary_, vocab_size_, remedy_);
 }
 
 TokenSample TokenFileSource::sample(std::optional<int32_t> eos) {
@@ -178,6 +196,7 @@ TokenSample TokenFileSource::sample(std::optional<int32_t> eos) {
     sample.largest = std::max(sample.largest, tokens_.copy(first, tokens));
     sample.tokens += tokens.size();
   }
+  if (!in_vocabulary(sample.largest)) refuse_token(sample.largest, name_ + ":");
   const uint64_t documents = open_block(0).value();
   const uint64_t n = std::min(documents, kSampledDocuments);
   for (uint64_t i = 0; i < n; ++i) {
@@ -191,15 +210,15 @@ TokenSample TokenFileSource::sample(std::optional<int32_t> eos) {
   return sample;
 }
 
-std::pair<uint64_t, uint64_t> read_ends(const InputFile& ends, uint64_t document, uint64_t tokens) {
+TokenFileSource::Range TokenFileSource::range_by(const InputFile& ends, uint64_t document) const {
   uint64_t values[2] = {0, 0};
   if (document == 0)
     ends.read(0, &values[1], sizeof values[1]);
   else
     ends.read((document - 1) * sizeof values[0], values, sizeof values);
-  if (values[0] > values[1] || values[1] > tokens)
+  if (values[0] > values[1] || values[1] > tokens_.count)
     throw_data("{} says tokens {} to {} of {}", ends.path().filename().string(), values[0], values[1],
-               tokens);
+               tokens_.count);
   return {values[0], values[1]};
 }
 
