@@ -58,8 +58,7 @@ void CorpusReader::seek(const StreamPosition& position, uint64_t seed) {
   if (position.slots.size() != slots_.size())
     throw_data(
         "data position: its order has {} slots, but these data with training.shuffle_window {} have {}: "
-        "start "
-        "the data from their beginning with --checkpoint.exclude_from_loading=dataloader",
+        "start the data from their beginning with --checkpoint.exclude_from_loading=dataloader",
         position.slots.size(), window_, slots_.size());
   drawn_ = {position.epoch, position.draws, position.slot, {}};
   for (size_t i = 0; i < slots_.size(); ++i) {

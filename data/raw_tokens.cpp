@@ -151,8 +151,7 @@ NumpySource::NumpySource(InputFile file, const TokenFacts& facts, uint64_t block
   if (!facts.eos)
     throw_data(
         "{}: the ends of its documents are found by the tokenizer's EOS, but the tokenizer has none: name it "
-        "in "
-        "tokenizer_config.json",
+        "in tokenizer_config.json",
         name_);
   delimiter_ = *facts.eos;
   tokens_.file = std::move(file);

@@ -48,17 +48,28 @@ decltype(auto) with_type(TokenType type, const F& f) {
 
 // Copies the tokens and returns the largest one; a negative one has the value of its 64 bits.
 template <typename Token>
-HYPERION_VECTORISED uint64_t widen_tokens(std::span<const Token> tokens, int64_t* out) {
+[[gnu::always_inline]] inline uint64_t widen(std::span<const Token> tokens, int64_t* out) {
   using Unsigned = std::make_unsigned_t<Token>;
   Unsigned largest = 0;
-  const auto widen = [&](const Token* from, int64_t* to, size_t n) {
+  const auto widen_some = [&](const Token* from, int64_t* to, size_t n) {
     for (size_t i = 0; i < n; ++i) to[i] = static_cast<int64_t>(from[i]);
     for (size_t i = 0; i < n; ++i) largest = std::max(largest, static_cast<Unsigned>(from[i]));
   };
   size_t i = 0;
-  for (; i + kGroup <= tokens.size(); i += kGroup) widen(tokens.data() + i, out + i, kGroup);
-  widen(tokens.data() + i, out + i, tokens.size() - i);
+  for (; i + kGroup <= tokens.size(); i += kGroup) widen_some(tokens.data() + i, out + i, kGroup);
+  widen_some(tokens.data() + i, out + i, tokens.size() - i);
   return static_cast<uint64_t>(static_cast<int64_t>(static_cast<Token>(largest)));
+}
+
+HYPERION_VECTORISED uint64_t widen_tokens(std::span<const uint16_t> tokens, int64_t* out) {
+  return widen(tokens, out);
+}
+HYPERION_VECTORISED uint64_t widen_tokens(std::span<const uint32_t> tokens, int64_t* out) {
+  return widen(tokens, out);
+}
+template <typename Token>  // the rarer types
+uint64_t widen_tokens(std::span<const Token> tokens, int64_t* out) {
+  return widen(tokens, out);
 }
 
 // Appends offset + i for each tokens[i] == token. Most groups hold none.
@@ -108,7 +119,8 @@ uint64_t TokenArray::copy(uint64_t first, std::span<int64_t> out, uint64_t ahead
     constexpr uint64_t kStretch = kStretchBytes / sizeof(Token);
     const auto widen = [&](const Piece& piece, uint64_t offset, uint64_t n) {
       const auto* tokens = reinterpret_cast<const Token*>(piece.bytes.get());
-      return widen_tokens(std::span(tokens + (first + offset - piece.begin), n), out.data() + offset);
+      return widen_tokens(std::span<const Token>(tokens + (first + offset - piece.begin), n),
+                          out.data() + offset);
     };
     const uint64_t n = out.size();
     for (const Piece& piece : {std::cref(kept_), std::cref(stretch_)})

@@ -120,8 +120,7 @@ void check_token_files(std::span<const CorpusFile> files, const TokenFacts& fact
     const std::string name = fmt::format("{}: {}", key, kNames.at(format));
     log_info(
         "{} token files: {}, {}; in a sample of {} tokens the largest is {} (vocabulary: tokenizer {}, model "
-        "{}), and "
-        "{} of {} documents end with EOS",
+        "{}), and {} of {} documents end with EOS",
         name, counted(summary.files, "file"), summary.types, sample.tokens, sample.largest,
         facts.tokenizer_vocab_size, facts.vocab_size, sample.with_eos, sample.documents);
     if (facts.tokenizer_vocab_size > 0 && sample.largest >= facts.tokenizer_vocab_size)

@@ -101,9 +101,6 @@ void ColumnTexts::open_columns(const std::string& what, uint64_t size) {
 
 uint32_t ColumnTexts::find_column() const {
   const auto found = std::ranges::find(columns_, field_.name, &Column::name);
-  const std::string chosen_by = field_.default_key.empty()
-                                    ? field_.key
-                                    : fmt::format("{}, by default {}", field_.key, field_.default_key);
   if (found == columns_.end()) {
     std::vector<std::string> names;
     for (const Column& column : columns_)
@@ -117,11 +114,12 @@ uint32_t ColumnTexts::find_column() const {
     if (columns_.size() > kShownColumns)
       there += fmt::format(" and {} more", columns_.size() - kShownColumns);
     throw_data("{}: has no column \"{}\" ({}); its columns are: {}{}: set {} to the one with the text", name_,
-               field_.name, chosen_by, there.empty() ? "none" : there, did_you_mean(nearest), field_.key);
+               field_.name, field_.chosen_by(), there.empty() ? "none" : there, did_you_mean(nearest),
+               field_.key);
   }
   if (!found->text)
     throw_data("{}: its column \"{}\" ({}) is {}, not text: set {} to a column of strings or bytes", name_,
-               field_.name, chosen_by, printable(found->type), field_.key);
+               field_.name, field_.chosen_by(), printable(found->type), field_.key);
   return static_cast<uint32_t>(found - columns_.begin());
 }
 

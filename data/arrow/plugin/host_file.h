@@ -54,7 +54,7 @@ class HostFile : public arrow::io::RandomAccessFile {
   arrow::Result<int64_t> GetSize() override { return size_; }
   arrow::Result<int64_t> Tell() const override { return position_; }
   arrow::Status Seek(int64_t position) override {
-    if (position < 0 || position > size_) return arrow::Status::IOError("a position outside the file");
+    ARROW_RETURN_NOT_OK(readable(position, 0));
     position_ = position;
     return arrow::Status::OK();
   }
@@ -63,18 +63,14 @@ class HostFile : public arrow::io::RandomAccessFile {
 
   using RandomAccessFile::ReadAt;
   arrow::Result<int64_t> ReadAt(int64_t position, int64_t bytes, void* out) override {
-    if (position < 0 || position > size_ || bytes < 0)
-      return arrow::Status::IOError("a position outside the file");
-    bytes = std::min(bytes, size_ - position);
+    ARROW_ASSIGN_OR_RAISE(bytes, readable(position, bytes));
     if (bytes > 0 &&
         !host_.read(host_.context, static_cast<uint64_t>(position), out, static_cast<uint64_t>(bytes)))
       return arrow::Status::IOError("the file cannot be read");
     return bytes;
   }
   arrow::Result<std::shared_ptr<arrow::Buffer>> ReadAt(int64_t position, int64_t bytes) override {
-    if (position < 0 || position > size_ || bytes < 0)
-      return arrow::Status::IOError("a position outside the file");
-    bytes = std::min(bytes, size_ - position);
+    ARROW_ASSIGN_OR_RAISE(bytes, readable(position, bytes));
     ARROW_ASSIGN_OR_RAISE(std::unique_ptr<arrow::Buffer> buffer, arrow::AllocateBuffer(bytes, pool_));
     ARROW_RETURN_NOT_OK(ReadAt(position, bytes, buffer->mutable_data()));
     return std::shared_ptr<arrow::Buffer>(std::move(buffer));
@@ -91,6 +87,13 @@ class HostFile : public arrow::io::RandomAccessFile {
   }
 
  private:
+  // The bytes from `position` on that the file has, at most `bytes`.
+  arrow::Result<int64_t> readable(int64_t position, int64_t bytes) const {
+    if (position < 0 || position > size_ || bytes < 0)
+      return arrow::Status::IOError("a position outside the file");
+    return std::min(bytes, size_ - position);
+  }
+
   const ArrowHost& host_;
   int64_t size_;
   arrow::MemoryPool* pool_;

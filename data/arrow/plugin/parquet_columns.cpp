@@ -7,7 +7,7 @@
 namespace hyperion::data {
 namespace {
 
-constexpr int64_t kBatch = 1024;                      // values at a time
+constexpr int64_t kBatch = 1024;                     // values at a time
 constexpr int64_t kBufferedRead = int64_t{1} << 20;  // at a time from the file
 // A footer in memory takes some ten times its bytes. Larger ones are read again for each row group, which
 // takes less than 1 % of the time in which its texts are encoded.
@@ -77,8 +77,7 @@ class ParquetColumns : public ColumnReader {
       const int64_t count = values_->ReadBatch(batch, levels.data(), nullptr, values.data(), &present);
       if (count <= 0)
         throw std::runtime_error("its column ends after " + std::to_string(row_) +
-                                 " rows, before those that "
-                                 "the footer counts");
+                                 " rows, before those that the footer counts");
       int64_t next = 0;
       for (int64_t i = 0; i < count; ++i) {
         const bool null = max_level_ > 0 && levels[static_cast<size_t>(i)] < max_level_;
