@@ -3,7 +3,7 @@
 Parquet, in processor time: one round of all after the other, the median of the ratios of the rounds. Then what a resume in the middle
 reads of each file until its first sequence, and the largest memory of the process.
 
-usage: benchmarks/documents.py BENCHMARK_DOCUMENTS [--tokenizer FOLDER] [--text FILE.jsonl.gz] [--copies N] [--rounds N]
+usage: benchmarks/documents.py BENCHMARK_DOCUMENTS [--tokenizer FOLDER] [--text FILE.jsonl.gz] [--copies N] [--rounds N] [--no-peer]
 
 BENCHMARK_DOCUMENTS: build/benchmark_documents. The text is cut into documents of 1,000 words on average and written N times, in row
 groups of 1,000 rows with snappy, as FineWeb is. Run it in the interop environment.
@@ -59,6 +59,7 @@ def main():
     parser.add_argument("--text", type=pathlib.Path, default=ROOT / "data/austen.jsonl.gz")
     parser.add_argument("--copies", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--no-peer", action="store_true", help="without datasets and tokenizers")
     options = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(options.tokenizer / "tokenizer.json"))
     with tempfile.TemporaryDirectory() as name:
@@ -73,17 +74,23 @@ def main():
         for file, codec in (("b.jsonl.gz", "gzip"), ("b.jsonl.zst", "zstd")):
             with pa.CompressedOutputStream(str(folder / file), codec) as out:
                 out.write((folder / "a.jsonl").read_bytes())
-        rates = {}
+        peer, rates, clock = "", {}, {}  # tokens a second of the processor and, with the start of the process, of the clock
         for _ in range(options.rounds):
             for file in ("a.jsonl", "a.parquet", "zstd.parquet", "a.arrow"):
+                begin = time.monotonic()
                 said = json.loads(subprocess.run([options.program, "texts", folder / file, options.tokenizer], check=True, capture_output=True).stdout)
                 rates.setdefault(file, []).append(said["tokens"] / (said["seconds"] - said["opened"]))  # without loading Apache Arrow, once in a process
+                clock.setdefault(file, []).append(said["tokens"] / (time.monotonic() - begin))
+            if options.no_peer:
+                continue
             tokens, seconds = hugging_face(folder / "a.parquet", tokenizer, folder / "cache")
+            peer = f" (Hugging Face: {tokens})"
             rates.setdefault("datasets and tokenizers, a.parquet", []).append(tokens / seconds)
-        print(f"{len(texts)} documents, {said['tokens']} tokens (Hugging Face: {tokens}); tokens a second of one thread, and its ratio to JSON lines")
-        for what, found in rates.items():
-            ratio = statistics.median(rate / base for rate, base in zip(found, rates["a.jsonl"]))
-            print(f"{what:36} {statistics.median(found):12,.0f} {ratio:6.2f}")
+        print(f"{len(texts)} documents, {said['tokens']} tokens{peer}; tokens a second of one thread, and the ratio to JSON lines with its quartiles")
+        for of, table in (("processor", rates), ("clock", clock)):
+            for what, found in table.items():
+                low, ratio, high = statistics.quantiles([rate / base for rate, base in zip(found, table["a.jsonl"])], n=4, method="inclusive")
+                print(f"{of:9} {what:36} {statistics.median(found):12,.0f} {ratio:6.2f} [{low:.2f} to {high:.2f}]")
         print("read by a resume behind half of the sequences until its first one, of a file of so many bytes; seconds; memory")
         for path in sorted(folder.glob("*.*")):
             if not path.is_file():

@@ -96,8 +96,10 @@ void read_documents(const fs::path& folder, const std::vector<uint64_t>& ends, c
   const InputFile file(folder / "shard" / "tokens.bin");
   std::vector<uint16_t> tokens;
   const Permutation order(ends.size(), kSeed, 0, 1, /*shuffle=*/true);
+  std::array<uint64_t, 64> next{};
   for (uint64_t i = 0; i < ends.size(); ++i) {
-    const uint64_t document = order(i), begin = document == 0 ? 0 : ends[document - 1];
+    if (i % next.size() == 0) order.fill(i, std::span(next).first(std::min(next.size(), ends.size() - i)));
+    const uint64_t document = next[i % next.size()], begin = document == 0 ? 0 : ends[document - 1];
     const uint64_t count = ends[document] - begin;
     if (tokens.size() < count) tokens.resize(count);
     find(document);

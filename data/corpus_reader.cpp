@@ -11,6 +11,7 @@ namespace {
 
 // The stream of random numbers with which slots are drawn; document_order.cpp has the others.
 constexpr uint64_t kDraws = 0xFFFFFFFF;
+constexpr uint64_t kOrdered = 64;  // documents whose order is computed at once
 
 }  // namespace
 
@@ -37,6 +38,7 @@ void CorpusReader::begin_epoch(uint64_t epoch) {
   for (size_t i = 0; i < slots_.size(); ++i) {
     slots_[i].at = {};
     slots_[i].bytes_after.reset();
+    slots_[i].settled = false;
     settle(i);
   }
   placed_ = true;
@@ -44,7 +46,10 @@ void CorpusReader::begin_epoch(uint64_t epoch) {
 
 void CorpusReader::seek(const StreamPosition& position, uint64_t seed) {
   seed_ = seed;
-  for (Slot& slot : slots_) slot.bytes_after.reset();
+  for (Slot& slot : slots_) {
+    slot.bytes_after.reset();
+    slot.settled = false;
+  }
   if (position.slots.empty()) {
     placed_ = false;
     drawn_ = {.epoch = position.epoch, .draws = 0, .slot = 0, .at = {}};
@@ -53,8 +58,7 @@ void CorpusReader::seek(const StreamPosition& position, uint64_t seed) {
   if (position.slots.size() != slots_.size())
     throw_data(
         "data position: its order has {} slots, but these data with training.shuffle_window {} have {}: "
-        "start "
-        "the data from their beginning with --checkpoint.exclude_from_loading=dataloader",
+        "start the data from their beginning with --checkpoint.exclude_from_loading=dataloader",
         position.slots.size(), window_, slots_.size());
   drawn_ = {position.epoch, position.draws, position.slot, {}};
   for (size_t i = 0; i < slots_.size(); ++i) {
@@ -103,9 +107,8 @@ std::optional<DrawnDocument> CorpusReader::draw(bool one_epoch) {
 }
 
 DocumentInfo CorpusReader::open() {
-  const Slot& slot = slots_[drawn_.slot];
-  const uint64_t document = document_order(slot.documents, slot.part->file, *slot.block, seed_, drawn_.epoch,
-                                           shuffle_)(slot.at.document);
+  Slot& slot = slots_[drawn_.slot];
+  const uint64_t document = document_at(slot);
   DocumentInfo info{slot.part->file, slot.source->location(document), 0};
   bad_.clear();
   try {
@@ -117,9 +120,25 @@ DocumentInfo CorpusReader::open() {
   return info;
 }
 
+uint64_t CorpusReader::document_at(Slot& slot) const {
+  const uint64_t at = slot.at.document;
+  if (at < slot.order_begin || at >= slot.order_begin + slot.order.size()) {
+    slot.order_begin = at;
+    slot.order.resize(std::min(kOrdered, slot.documents - at));
+    document_order(slot.documents, slot.part->file, *slot.block, seed_, drawn_.epoch, shuffle_)
+        .fill(at, slot.order);
+  }
+  return slot.order[at - slot.order_begin];
+}
+
 void CorpusReader::settle(size_t index) {
   Slot& slot = slots_[index];
   slot.weight = 0;
+  if (slot.settled && slot.at.document < slot.documents) {
+    slot.weight = estimate_documents(slot);
+    return;
+  }
+  slot.settled = false;
   while (slot.at.part < slot.parts.size()) {
     open_part(slot, index);
     if (!open_block(slot)) {
@@ -133,6 +152,8 @@ void CorpusReader::settle(size_t index) {
             slot.blocks == 1 ? "" : " there");
       slot.at = {slot.at.part, slot.at.block + 1, 0};
     } else {
+      slot.settled = true;
+      slot.order.clear();
       slot.weight = estimate_documents(slot);
       return;
     }

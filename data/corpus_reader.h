@@ -69,11 +69,16 @@ class CorpusReader {
     std::optional<uint64_t> blocks;          // of the open part
     std::optional<uint64_t> block;           // the open block in the file
     uint64_t documents = 0;                  // in the open block
+    bool settled = false;                    // the open block is that of `at`
+    std::vector<uint64_t> order;             // of the open block, from the index `order_begin` on
+    uint64_t order_begin = 0;
   };
   void begin_epoch(uint64_t epoch);
   // Moves from the end of a block or part to the next document, opens its block, and sets the weight.
   void settle(size_t index);
   void open_part(Slot& slot, size_t index);
+  // Returns the document of the open block that `slot.at` stands for.
+  uint64_t document_at(Slot& slot) const;
   // Opens the block of `slot.at` in the open part; false if the part ends before it.
   bool open_block(Slot& slot);
   uint64_t estimate_documents(const Slot& slot) const;

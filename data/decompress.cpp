@@ -119,8 +119,7 @@ size_t InflatedStream::read(char* out, size_t bytes) {
     if (produced_ > limit_)
       throw_data(
           "{}: decompresses to more than {} bytes, the most for a file of its size (docs/limits.md): split "
-          "it, "
-          "or give it decompressed",
+          "it, or give it decompressed",
           printable(file_.path()), limit_);
     inside_ = !step.at_end;
     if (inside_ && consumed_ == file_.size() && step.produced < room)

@@ -89,12 +89,8 @@ std::optional<uint64_t> JsonLines::open_block(uint64_t block) {
 }
 
 std::string JsonLines::expected_format() const {
-  return fmt::format("one JSON object per line with a string field \"{}\" ({})", field_.name, chosen_by());
-}
-
-std::string JsonLines::chosen_by() const {
-  return field_.default_key.empty() ? field_.key
-                                    : fmt::format("{}, by default {}", field_.key, field_.default_key);
+  return fmt::format("one JSON object per line with a string field \"{}\" ({})", field_.name,
+                     field_.chosen_by());
 }
 
 std::string JsonLines::where(uint64_t document) {
@@ -117,18 +113,17 @@ void JsonLines::fail_without_field(uint64_t document, const std::vector<std::str
   if (names.size() > kMaxNames) there += fmt::format(" and {} more", names.size() - kMaxNames);
   const auto chat = std::ranges::find_first_of(names, kChatFields);
   if (chat != names.end())
-    fail(
-        document,
-        "is chat data (its field \"{}\" holds a conversation) and has no field \"{}\" ({}), which is a plain "
-        "text: write each conversation as one text, for example with apply_chat_template(..., "
-        "tokenize=False) of its tokenizer in transformers; every token of it is then a label",
-        *chat, field_.name, chosen_by());
+    fail(document,
+         "is chat data (its field \"{}\" holds a conversation) and has no field \"{}\" ({}), which is a "
+         "plain text: write each conversation as one text, for example with apply_chat_template(..., "
+         "tokenize=False) of its tokenizer in transformers; every token of it is then a label",
+         *chat, field_.name, field_.chosen_by());
   std::string meant = nearest_name(field_.name, names);
   if (const auto usual = std::ranges::find_first_of(names, kTextFields);
       meant.empty() && usual != names.end())
     meant = *usual;
   // A field missing from the first line is probably the wrong field; from a later line, it is missing there.
-  fail(document, "has no field \"{}\" ({}); its fields are: {}{}: {}", field_.name, chosen_by(),
+  fail(document, "has no field \"{}\" ({}); its fields are: {}{}: {}", field_.name, field_.chosen_by(),
        there.empty() ? "none" : there, did_you_mean(meant),
        lines_.is_first(document) ? fmt::format("set {} to the one with the text", field_.key)
                                  : "correct or remove the line");

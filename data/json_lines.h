@@ -47,7 +47,6 @@ class JsonLines : public TextFile {
 
  private:
   std::string expected_format() const;
-  std::string chosen_by() const;  // the option that sets the field
   template <typename... Args>
   [[noreturn]] void fail(uint64_t document, fmt::format_string<Args...> format, Args&&... args);
   [[noreturn]] void fail_without_field(uint64_t document, const std::vector<std::string>& names);

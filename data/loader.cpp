@@ -244,14 +244,12 @@ void DataLoader::require_same_order(const LoaderState& state) const {
       if (const auto& files = source.stream.files(); files.size() > 1 || !is_one_block(files.front()))
         throw_data(
             "data loader state: was saved by a Hyperion that read one file after another, which this one "
-            "does "
-            "for a file alone: start these data from their beginning with "
+            "does for a file alone: start these data from their beginning with "
             "--checkpoint.exclude_from_loading=dataloader");
   } else if (state.shuffle && state.window != initial_.window) {
     throw_data(
         "data loader state: was saved with training.shuffle_window = {}, but this job has {}, which is "
-        "another "
-        "order: set it back",
+        "another order: set it back",
         *state.window, *initial_.window);
   }
 }

@@ -257,8 +257,8 @@ void NodeDocuments::read(int owner, void* data, uint64_t bytes) {
     const Ring::Counter written = ring.written.load(std::memory_order_acquire);
     if (written.generation > generation_)
       throw_comm(
-          "rank {} reads the data from another place on, and has not kept a document that this "
-          "rank waits for",
+          "rank {} reads the data from another place on, and has not kept a document that this rank waits "
+          "for",
           ranks_[owner]);
     const uint64_t ready = written.generation == generation_ ? written.words - at : 0;
     if (ready == 0) {

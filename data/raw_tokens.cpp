@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <cstring>
 
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "base/substitute.h"
 
 namespace hyperion::data {
 namespace fs = std::filesystem;
@@ -17,6 +15,7 @@ namespace {
 constexpr uint64_t kUint16Vocabulary = 65536;
 constexpr std::string_view kNumpyMagic = "\x93NUMPY";
 constexpr uint64_t kMaxNumpyHeader = 65536;
+constexpr uint64_t kFirstStretch = uint64_t{4} << 10, kLastStretch = uint64_t{64} << 10;  // tokens
 
 struct LlmCVersion {
   int32_t magic, version;
@@ -34,10 +33,9 @@ std::string beginning(const InputFile& file, uint64_t bytes) {
 }
 
 const LlmCVersion* llm_c_version(const InputFile& file) {
-  const std::string head = beginning(file, sizeof(int32_t));
-  const auto found = std::ranges::find_if(kLlmC, [&](const LlmCVersion& version) {
-    return head.size() == sizeof version.magic && std::memcmp(head.data(), &version.magic, head.size()) == 0;
-  });
+  int32_t magic = 0;
+  if (file.size() >= sizeof magic) file.read(0, &magic, sizeof magic);
+  const auto found = std::ranges::find(kLlmC, magic, &LlmCVersion::magic);
   return found == std::end(kLlmC) ? nullptr : found;
 }
 
@@ -113,34 +111,29 @@ bool begins_as_llm_c(const InputFile& file) {
 }
 
 bool begins_as_numpy(const InputFile& file) {
-  return beginning(file, kNumpyMagic.size()) == kNumpyMagic;
+  return begins_with(file, kNumpyMagic);
 }
 
 std::optional<uint64_t> DelimitedSource::open_block(uint64_t block) {
   if (block >= *blocks()) return std::nullopt;
   const uint64_t part = equal_part(tokens_.count, block_tokens_);
   block_begin_ = block * part;
-  end_ = std::min(block_begin_ + part,
-                  tokens_.count);  // of the block, until its last document is known
-  // A document begins at its delimiter, or behind that of the document before it.
-  const auto next_begins = [&](uint64_t first, uint64_t last) {
-    if (begins_) return tokens_.find(delimiter_, first, last);
-    std::vector<uint32_t> begins = tokens_.find(delimiter_, std::max<uint64_t>(first, 1) - 1, last - 1);
-    if (first == 0)
-      for (uint32_t& begin : begins) ++begin;
-    return begins;
-  };
-  begins_in_block_ = next_begins(block_begin_, end_);
+  end_ = std::min(block_begin_ + part, tokens_.count);  // of the block, until its last document is known
+  const uint64_t behind = begins_ ? 0 : 1;  // a document begins so many tokens behind the delimiter
+  const uint64_t first = std::max(block_begin_, behind);
+  begins_in_block_ = tokens_.keep_and_find(delimiter_, first - behind, end_ - behind);
+  for (uint32_t& begin : begins_in_block_) begin += static_cast<uint32_t>(first - block_begin_);
   if (block == 0 && (begins_in_block_.empty() || begins_in_block_[0] != 0))
     begins_in_block_.insert(begins_in_block_.begin(), 0);
   documents_ = begins_in_block_.size();
-  uint64_t stretch = uint64_t{4} << 10;
-  while (documents_ > 0 && end_ < tokens_.count) {  // to the end of the last document
-    const uint64_t last = std::min(end_ + stretch, tokens_.count);
-    const std::vector<uint32_t> found = next_begins(end_, last);
-    end_ = found.empty() ? last : end_ + found[0];
-    if (!found.empty()) break;
-    stretch = std::min(stretch * 2, kBlockTokens);
+  std::vector<int64_t> tokens;
+  for (uint64_t stretch = kFirstStretch; documents_ > 0 && end_ < tokens_.count;
+       stretch = std::min(stretch * 2, kLastStretch)) {  // to the end of the last document
+    tokens.resize(std::min(stretch, tokens_.count - end_));
+    tokens_.copy(end_ - behind, tokens);
+    const auto found = static_cast<size_t>(std::ranges::find(tokens, delimiter_) - tokens.begin());
+    end_ += found;
+    if (found < tokens.size()) break;
   }
   return documents_;
 }
@@ -158,8 +151,7 @@ NumpySource::NumpySource(InputFile file, const TokenFacts& facts, uint64_t block
   if (!facts.eos)
     throw_data(
         "{}: the ends of its documents are found by the tokenizer's EOS, but the tokenizer has none: name it "
-        "in "
-        "tokenizer_config.json",
+        "in tokenizer_config.json",
         name_);
   delimiter_ = *facts.eos;
   tokens_.file = std::move(file);
@@ -167,8 +159,7 @@ NumpySource::NumpySource(InputFile file, const TokenFacts& facts, uint64_t block
     read_numpy_header(tokens_);
     return;
   }
-  if (const std::string what = substitute_of(tokens_.file, /*text=*/false); !what.empty())
-    throw_data("{}: {}", name_, what);
+  refuse_substitute(tokens_.file);
   const uint64_t entries = facts.tokenizer_vocab_size > 0 ? facts.tokenizer_vocab_size : facts.vocab_size;
   tokens_.type =
       entries > kUint16Vocabulary || has_empty_high_halves(tokens_.file) ? TokenType::kU32 : TokenType::kU16;
@@ -202,9 +193,8 @@ LlmCSource::LlmCSource(InputFile file, const TokenFacts& facts, uint64_t block_t
   begins_ = true;
 }
 
-fs::path datatrove_index(const fs::path& tokens) {
-  fs::path index = tokens;
-  return index += ".index";
+fs::path datatrove_index(fs::path tokens) {
+  return tokens += ".index";
 }
 
 DatatroveSource::DatatroveSource(InputFile tokens, InputFile ends, const TokenFacts& facts)
@@ -223,11 +213,6 @@ DatatroveSource::DatatroveSource(InputFile tokens, InputFile ends, const TokenFa
         name_, tokens.size(), index, tokens_.count);
   tokens_.type = width == 2 ? TokenType::kU16 : TokenType::kU32;
   tokens_.file = std::move(tokens);
-}
-
-TokenFileSource::Range DatatroveSource::range(uint64_t document) const {
-  const auto [begin, end] = read_ends(ends_, document, tokens_.count);
-  return {begin, end};
 }
 
 }  // namespace hyperion::data

@@ -65,7 +65,7 @@ class LlmCSource : public DelimitedSource {
 };
 
 // X.ds.index of X.ds.
-std::filesystem::path datatrove_index(const std::filesystem::path& tokens);
+std::filesystem::path datatrove_index(std::filesystem::path tokens);
 
 class DatatroveSource : public TokenFileSource {
  public:
@@ -74,7 +74,7 @@ class DatatroveSource : public TokenFileSource {
   DatatroveSource(InputFile tokens, InputFile ends, const TokenFacts& facts);
 
  private:
-  Range range(uint64_t document) const override;
+  Range range(uint64_t document) const override { return range_by(ends_, document); }
 
   InputFile ends_;
 };

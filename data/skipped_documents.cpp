@@ -24,8 +24,7 @@ void SkippedDocuments::count(uint64_t tokens, const std::string& bad) {
       static_cast<double>(bad_) > kMaxShare * static_cast<double>(documents_)) {
     throw_data(
         "{} of {} read so far cannot be used{}{}: at most {:.0f} % may be skipped "
-        "(training.on_bad_document), so "
-        "correct the data or name their field in training.text_field",
+        "(training.on_bad_document), so correct the data or name their field in training.text_field",
         counted(bad_, "document"), format_count(documents_), bad.empty() ? "" : ", the last one being ", bad,
         kMaxShare * 100);
   }

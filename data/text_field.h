@@ -12,6 +12,8 @@ struct TextField {
   std::string name = "text";
   std::string key = "training.text_field";  // the option that sets it, for messages
   std::string default_key{};                // the source of `name` if `key` is not set
+
+  std::string chosen_by() const { return default_key.empty() ? key : key + ", by default " + default_key; }
 };
 
 // The ways to read a name as a field and, after a dot, a name in it: first the field itself with an empty

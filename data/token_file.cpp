@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <limits>
 #include <type_traits>
 
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/processor.h"
+#include "base/substitute.h"
 
 namespace hyperion::data {
 namespace {
@@ -18,6 +21,7 @@ constexpr uint64_t kStretchBytes = uint64_t{128} << 10;
 constexpr uint64_t kReadAhead = uint64_t{4} << 10;       // tokens
 constexpr uint64_t kSampledTokens = uint64_t{64} << 10;  // of a stretch
 constexpr uint64_t kSampledDocuments = 64;
+constexpr uint64_t kMaxId = std::numeric_limits<int32_t>::max();
 constexpr size_t kGroup = 128;  // tokens of a loop of known length, which the compiler vectorizes
 
 // Calls f with a value of the C++ type.
@@ -44,17 +48,28 @@ decltype(auto) with_type(TokenType type, const F& f) {
 
 // Copies the tokens and returns the largest one; a negative one has the value of its 64 bits.
 template <typename Token>
-uint64_t widen_tokens(std::span<const Token> tokens, int64_t* out) {
+[[gnu::always_inline]] inline uint64_t widen(std::span<const Token> tokens, int64_t* out) {
   using Unsigned = std::make_unsigned_t<Token>;
   Unsigned largest = 0;
-  const auto widen = [&](const Token* from, int64_t* to, size_t n) {
+  const auto widen_some = [&](const Token* from, int64_t* to, size_t n) {
     for (size_t i = 0; i < n; ++i) to[i] = static_cast<int64_t>(from[i]);
     for (size_t i = 0; i < n; ++i) largest = std::max(largest, static_cast<Unsigned>(from[i]));
   };
   size_t i = 0;
-  for (; i + kGroup <= tokens.size(); i += kGroup) widen(tokens.data() + i, out + i, kGroup);
-  widen(tokens.data() + i, out + i, tokens.size() - i);
+  for (; i + kGroup <= tokens.size(); i += kGroup) widen_some(tokens.data() + i, out + i, kGroup);
+  widen_some(tokens.data() + i, out + i, tokens.size() - i);
   return static_cast<uint64_t>(static_cast<int64_t>(static_cast<Token>(largest)));
+}
+
+HYPERION_VECTORISED uint64_t widen_tokens(std::span<const uint16_t> tokens, int64_t* out) {
+  return widen(tokens, out);
+}
+HYPERION_VECTORISED uint64_t widen_tokens(std::span<const uint32_t> tokens, int64_t* out) {
+  return widen(tokens, out);
+}
+template <typename Token>  // the rarer types
+uint64_t widen_tokens(std::span<const Token> tokens, int64_t* out) {
+  return widen(tokens, out);
 }
 
 // Appends offset + i for each tokens[i] == token. Most groups hold none.
@@ -84,40 +99,69 @@ const char* name_of(TokenType type) {
   return kNames[static_cast<size_t>(type)];
 }
 
-template <typename Take>
-void TokenArray::read(uint64_t first, uint64_t n, uint64_t ahead, const Take& take) const {
-  with_type(type, [&]<typename Token>(Token) {
-    constexpr uint64_t kStretch = kStretchBytes / sizeof(Token);
-    const auto stored = [&] { return reinterpret_cast<const Token*>(stored_.data()); };
-    if (first >= stored_begin_ && first + n <= stored_end_)
-      return take(0, std::span(stored() + (first - stored_begin_), n));
-    for (uint64_t offset = 0; offset < n; offset += kStretch) {
-      const uint64_t part = std::min(kStretch, n - offset), more = offset + part == n ? ahead : 0;
-      const uint64_t bytes = (part + more) * sizeof(Token);
-      if (stored_.size() < bytes) stored_.resize(bytes);
-      stored_begin_ = stored_end_ = 0;
-      file.read(begin + (first + offset) * sizeof(Token), stored_.data(), bytes);
-      stored_begin_ = first + offset;
-      stored_end_ = stored_begin_ + part + more;
-      take(offset, std::span(stored(), part));
-    }
-  });
+void TokenArray::Piece::reserve(uint64_t size) {
+  begin = end = 0;
+  if (size <= capacity) return;
+  bytes = std::make_unique_for_overwrite<std::byte[]>(size);
+  capacity = size;
+}
+
+void TokenArray::read(uint64_t first, uint64_t n, Piece& piece) const {
+  const uint64_t width = width_of(type);
+  piece.reserve(n * width);
+  file.read(begin + first * width, piece.bytes.get(), n * width);
+  piece.begin = first;
+  piece.end = first + n;
 }
 
 uint64_t TokenArray::copy(uint64_t first, std::span<int64_t> out, uint64_t ahead) const {
-  uint64_t largest = 0;
-  read(first, out.size(), ahead, [&](uint64_t offset, auto tokens) {
-    largest = std::max(largest, widen_tokens(tokens, out.data() + offset));
+  return with_type(type, [&]<typename Token>(Token) {
+    constexpr uint64_t kStretch = kStretchBytes / sizeof(Token);
+    const auto widen = [&](const Piece& piece, uint64_t offset, uint64_t n) {
+      const auto* tokens = reinterpret_cast<const Token*>(piece.bytes.get());
+      return widen_tokens(std::span<const Token>(tokens + (first + offset - piece.begin), n),
+                          out.data() + offset);
+    };
+    const uint64_t n = out.size();
+    for (const Piece& piece : {std::cref(kept_), std::cref(stretch_)})
+      if (first >= piece.begin && first + n <= piece.end) return widen(piece, 0, n);
+    uint64_t largest = 0;
+    for (uint64_t offset = 0; offset < n; offset += kStretch) {
+      const uint64_t part = std::min(kStretch, n - offset), more = offset + part == n ? ahead : 0;
+      read(first + offset, part + more, stretch_);
+      largest = std::max(largest, widen(stretch_, offset, part));
+    }
+    return largest;
   });
-  return largest;
 }
 
-std::vector<uint32_t> TokenArray::find(int64_t token, uint64_t first, uint64_t last) const {
+std::vector<uint32_t> TokenArray::keep_and_find(int64_t token, uint64_t first, uint64_t last) {
   std::vector<uint32_t> found;
-  read(first, last - first, 0, [&]<typename Token>(uint64_t offset, std::span<const Token> tokens) {
-    if (std::in_range<Token>(token)) find_token(tokens, static_cast<Token>(token), offset, found);
+  with_type(type, [&]<typename Token>(Token) {
+    constexpr uint64_t kStretch = kStretchBytes / sizeof(Token);
+    kept_.reserve((last - first) * sizeof(Token));
+    auto* tokens = reinterpret_cast<Token*>(kept_.bytes.get());
+    for (uint64_t offset = 0; offset < last - first; offset += kStretch) {
+      const uint64_t part = std::min(kStretch, last - first - offset);
+      file.read(begin + (first + offset) * sizeof(Token), tokens + offset, part * sizeof(Token));
+      if (std::in_range<Token>(token))
+        find_token(std::span<const Token>(tokens + offset, part), static_cast<Token>(token), offset, found);
+    }
+    kept_.begin = first;
+    kept_.end = last;
   });
   return found;
+}
+
+bool begins_with(const InputFile& file, std::string_view bytes) {
+  std::string head(std::min<uint64_t>(bytes.size(), file.size()), '\0');
+  file.read(0, head.data(), head.size());
+  return head == bytes;
+}
+
+void refuse_substitute(const InputFile& file) {
+  if (const std::string what = substitute_of(file, /*text=*/false); !what.empty())
+    throw_data("{}: {}", file.path().string(), what);
 }
 
 std::string TokenFileSource::describe(uint64_t document) const {
@@ -141,13 +185,18 @@ void TokenFileSource::copy(uint64_t offset, std::span<int64_t> out) const {
   } catch (const Error& error) {
     throw_data("{}: {} cannot be read: {}", name_, describe(document_), error.what());
   }
-  constexpr uint64_t kMaxId = std::numeric_limits<int32_t>::max();
-  if (largest < (vocab_size_ > 0 ? vocab_size_ : kMaxId + 1)) return;
-  if (vocab_size_ == 0 || largest > uint64_t{std::numeric_limits<uint32_t>::max()})
-    throw_data("{}: {} holds token {}, expected 0 to {}: the file is damaged", name_, describe(document_),
-               static_cast<int64_t>(largest), vocab_size_ > 0 ? vocab_size_ - 1 : kMaxId);
-  throw_data("{}: {} holds token {}, but {} has {} entries: {}", name_, describe(document_), largest,
-             vocabulary_, vocab_size_, remedy_);
+  if (!in_vocabulary(largest)) refuse_token(largest, fmt::format("{}: {}", name_, describe(document_)));
+}
+
+bool TokenFileSource::in_vocabulary(uint64_t token) const {
+  return token < (vocab_size_ > 0 ? vocab_size_ : kMaxId + 1);
+}
+
+void TokenFileSource::refuse_token(uint64_t token, const std::string& where) const {
+  if (vocab_size_ == 0 || token > uint64_t{std::numeric_limits<uint32_t>::max()})
+    throw_data("{} holds token {}, expected 0 to {}: the file is damaged", where, static_cast<int64_t>(token),
+               vocab_size_ > 0 ? vocab_size_ - 1 : kMaxId);
+  throw_data("{} holds token {}, but {} has {} entries: {}", where, token, vocabulary_, vocab_size_, remedy_);
 }
 
 TokenSample TokenFileSource::sample(std::optional<int32_t> eos) {
@@ -159,6 +208,7 @@ TokenSample TokenFileSource::sample(std::optional<int32_t> eos) {
     sample.largest = std::max(sample.largest, tokens_.copy(first, tokens));
     sample.tokens += tokens.size();
   }
+  if (!in_vocabulary(sample.largest)) refuse_token(sample.largest, name_ + ":");
   const uint64_t documents = open_block(0).value();
   const uint64_t n = std::min(documents, kSampledDocuments);
   for (uint64_t i = 0; i < n; ++i) {
@@ -172,15 +222,15 @@ TokenSample TokenFileSource::sample(std::optional<int32_t> eos) {
   return sample;
 }
 
-std::pair<uint64_t, uint64_t> read_ends(const InputFile& ends, uint64_t document, uint64_t tokens) {
+TokenFileSource::Range TokenFileSource::range_by(const InputFile& ends, uint64_t document) const {
   uint64_t values[2] = {0, 0};
   if (document == 0)
     ends.read(0, &values[1], sizeof values[1]);
   else
     ends.read((document - 1) * sizeof values[0], values, sizeof values);
-  if (values[0] > values[1] || values[1] > tokens)
+  if (values[0] > values[1] || values[1] > tokens_.count)
     throw_data("{} says tokens {} to {} of {}", ends.path().filename().string(), values[0], values[1],
-               tokens);
+               tokens_.count);
   return {values[0], values[1]};
 }
 

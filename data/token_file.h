@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -31,16 +32,22 @@ struct TokenArray {
   // negative token counts as larger than all others. Behind them `ahead` tokens are read for the next call.
   // Throws Error(kBadData) naming the file.
   uint64_t copy(uint64_t first, std::span<int64_t> out, uint64_t ahead = 0) const;
-  // Returns the indices, counted from `first`, of the tokens in [first, last) that equal `token`.
-  std::vector<uint32_t> find(int64_t token, uint64_t first, uint64_t last) const;
+  // Reads tokens [first, last), keeps them for copy() in place of those kept before, and returns the indices,
+  // counted from `first`, of those that equal `token`.
+  std::vector<uint32_t> keep_and_find(int64_t token, uint64_t first, uint64_t last);
 
  private:
-  // Reads tokens [first, first + count) in stretches: take(offset, tokens), with a span of their type.
-  template <typename Take>
-  void read(uint64_t first, uint64_t count, uint64_t ahead, const Take& take) const;
+  struct Piece {
+    void reserve(uint64_t size);
 
-  mutable std::vector<std::byte> stored_;               // a stretch
-  mutable uint64_t stored_begin_ = 0, stored_end_ = 0;  // its tokens
+    std::unique_ptr<std::byte[]> bytes;
+    uint64_t capacity = 0;
+    uint64_t begin = 0, end = 0;  // its tokens
+  };
+  void read(uint64_t first, uint64_t count, Piece& piece) const;
+
+  mutable Piece stretch_;  // the last one that was read
+  Piece kept_;
 };
 
 // What a job knows of the tokens that it reads from files that do not say it themselves.
@@ -58,6 +65,12 @@ struct TokenSample {
   uint64_t with_eos = 0;  // documents whose last token is EOS
 };
 
+// Returns whether the file begins with these bytes.
+bool begins_with(const InputFile& file, std::string_view bytes);
+// Throws Error(kBadData) naming the file if it is a substitute, such as a Git LFS pointer
+// (base/substitute.h).
+void refuse_substitute(const InputFile& file);
+
 // Base of the formats. A derived class fills `tokens_` and `documents_` and says where a document is.
 class TokenFileSource : public DocumentSource {
  public:
@@ -68,7 +81,8 @@ class TokenFileSource : public DocumentSource {
   uint64_t open(uint64_t document) final;
   void copy(uint64_t offset, std::span<int64_t> out) const final;
 
-  // The tokens of up to three stretches, and up to 64 documents of the first block.
+  // The tokens of up to three stretches, and up to 64 documents of the first block. Throws Error(kBadData)
+  // for a token outside of the vocabulary.
   TokenSample sample(std::optional<int32_t> eos);
   const TokenArray& tokens() const { return tokens_; }
 
@@ -88,6 +102,9 @@ class TokenFileSource : public DocumentSource {
                         "use the tokenizer, and a model with the vocabulary, that the file was made for") {}
 
   virtual Range range(uint64_t document) const = 0;
+  // A document's tokens by a file of uint64, in which each document has its end. Throws Error(kBadData)
+  // unless begin <= end <= tokens_.count.
+  Range range_by(const InputFile& ends, uint64_t document) const;
   // A document of the current block, for messages.
   virtual std::string describe(uint64_t document) const;
 
@@ -97,13 +114,12 @@ class TokenFileSource : public DocumentSource {
   uint64_t documents_ = 0;  // in the current block
 
  private:
+  bool in_vocabulary(uint64_t token) const;
+  [[noreturn]] void refuse_token(uint64_t token, const std::string& where) const;
+
   std::string vocabulary_, remedy_;
   uint64_t document_ = 0;  // the open document
   Range range_;            // its tokens
 };
-
-// The end of a document before it and its own, from a file of uint64: document i is tokens [end[i-1],
-// end[i]). Throws Error(kBadData) unless begin <= end <= `tokens`.
-std::pair<uint64_t, uint64_t> read_ends(const InputFile& ends, uint64_t document, uint64_t tokens);
 
 }  // namespace hyperion::data

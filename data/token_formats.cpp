@@ -22,12 +22,6 @@ bool is_file(const fs::path& path) {
   return fs::is_regular_file(path, error);
 }
 
-bool begins_with(const InputFile& file, std::string_view bytes) {
-  std::string head(std::min<uint64_t>(bytes.size(), file.size()), '\0');
-  file.read(0, head.data(), head.size());
-  return head == bytes;
-}
-
 bool has_megatron_index(const fs::path& folder) {
   return std::ranges::any_of(list_folder(folder.empty() ? "." : folder),
                              [](const fs::path& entry) { return entry.extension() == ".idx"; });
@@ -40,24 +34,10 @@ struct FormatSummary {
   TokenSample sample;
 };
 
-const char* format_name(CorpusFormat format) {
-  switch (format) {
-    case CorpusFormat::kMegatron:
-      return "Megatron";
-    case CorpusFormat::kDatatrove:
-      return "datatrove";
-    case CorpusFormat::kNumpy:
-      return ".npy";
-    case CorpusFormat::kLlmC:
-      return "llm.c";
-    default:
-      throw_bug("no token file: format {}", static_cast<int>(format));
-  }
-}
-
-bool is_token_file(const CorpusFile& file) {
-  return !holds_text(file.format) && file.format != CorpusFormat::kTokenShard;
-}
+const std::map<CorpusFormat, const char*> kNames = {{CorpusFormat::kMegatron, "Megatron"},
+                                                    {CorpusFormat::kDatatrove, "datatrove"},
+                                                    {CorpusFormat::kNumpy, ".npy"},
+                                                    {CorpusFormat::kLlmC, "llm.c"}};
 
 }  // namespace
 
@@ -116,11 +96,12 @@ std::unique_ptr<TokenFileSource> open_tokens(const CorpusFile& file) {
 
 void check_token_files(std::span<const CorpusFile> files, const TokenFacts& facts, const std::string& key) {
   std::map<CorpusFormat, FormatSummary> formats;
-  const auto n = static_cast<size_t>(std::ranges::count_if(files, is_token_file));
+  const auto n = static_cast<size_t>(
+      std::ranges::count_if(files, [](const CorpusFile& file) { return kNames.contains(file.format); }));
   // Files from one that is sampled to the next.
   const size_t between = std::max<size_t>((n + kSampledFiles - 1) / kSampledFiles, 1);
   for (size_t at = 0; const CorpusFile& file : files) {
-    if (!is_token_file(file)) continue;
+    if (!kNames.contains(file.format)) continue;
     const auto source = open_tokens(file);
     FormatSummary& format = formats[file.format];
     ++format.files;
@@ -129,12 +110,6 @@ void check_token_files(std::span<const CorpusFile> files, const TokenFacts& fact
     if (format.types.find(type) == format.types.npos)
       format.types += (format.types.empty() ? "" : " and ") + type;
     const TokenSample sample = source->sample(facts.eos);
-    if (facts.vocab_size > 0 && sample.largest >= facts.vocab_size)
-      throw_data(
-          "{}: holds token {}, but the model's vocabulary has {} entries: use the tokenizer, and a model "
-          "with "
-          "the vocabulary, that the file was made for",
-          file.path.string(), static_cast<int64_t>(sample.largest), facts.vocab_size);
     format.sample.tokens += sample.tokens;
     format.sample.largest = std::max(format.sample.largest, sample.largest);
     format.sample.documents += sample.documents;
@@ -142,11 +117,10 @@ void check_token_files(std::span<const CorpusFile> files, const TokenFacts& fact
   }
   for (const auto& [format, summary] : formats) {
     const TokenSample& sample = summary.sample;
-    const std::string name = fmt::format("{}: {}", key, format_name(format));
+    const std::string name = fmt::format("{}: {}", key, kNames.at(format));
     log_info(
         "{} token files: {}, {}; in a sample of {} tokens the largest is {} (vocabulary: tokenizer {}, model "
-        "{}), and "
-        "{} of {} documents end with EOS",
+        "{}), and {} of {} documents end with EOS",
         name, counted(summary.files, "file"), summary.types, sample.tokens, sample.largest,
         facts.tokenizer_vocab_size, facts.vocab_size, sample.with_eos, sample.documents);
     if (facts.tokenizer_vocab_size > 0 && sample.largest >= facts.tokenizer_vocab_size)

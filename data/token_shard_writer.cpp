@@ -102,8 +102,7 @@ void TokenShardWriter::continue_or_begin() {
   if (progress && progress->job != output_.job)
     throw_config(
         "{}: holds the beginning of other work (other inputs, another tokenizer or other options): repeat "
-        "that "
-        "command, remove the folder or give another --out",
+        "that command, remove the folder or give another --out",
         temporary_.string());
   make_folders(temporary_);
   ends_ = open("documents.bin");

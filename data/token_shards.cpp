@@ -149,11 +149,6 @@ void ShardSource::check_documents() const {
         folder_.string(), last, header_.tokens);
 }
 
-TokenFileSource::Range ShardSource::range(uint64_t document) const {
-  const auto [begin, end] = read_ends(ends_, document, header_.tokens);
-  return {begin, end};
-}
-
 void ShardSource::verify() const {
   if (!header_.tokens_xxh3.empty() && hash_hex(tokens_.file) != header_.tokens_xxh3)
     throw_data("token shard {}: tokens.bin does not have the checksum in index.json: copy it again",

@@ -70,7 +70,7 @@ class ShardSource : public TokenFileSource {
 
  private:
   ShardSource(const std::filesystem::path& folder, ShardHeader header);
-  Range range(uint64_t document) const override;
+  Range range(uint64_t document) const override { return range_by(ends_, document); }
   void check_documents() const;
 
   std::filesystem::path folder_;

@@ -11,7 +11,7 @@
 namespace hyperion::data {
 
 ArrowFile::ArrowFile(const std::filesystem::path& path, TextField field)
-    : ColumnTexts(path, std::move(field), "Arrow"), opened_(nullptr, Closer{&plugin()}) {
+    : ColumnTexts(path, std::move(field), ColumnFormat::kArrow) {
   uint64_t rows = 0;
   for (const IpcMessage& message : read_ipc_messages(file())) {
     const Part part = {message.begin, message.bytes};
@@ -27,9 +27,7 @@ ArrowFile::ArrowFile(const std::filesystem::path& path, TextField field)
         rows += std::min(message.rows, std::numeric_limits<uint64_t>::max() - rows);
     }
   }
-  opened_.reset(plugin().stream_open(&host(), set_stream(0, nullptr)));
-  if (opened_ == nullptr) fail("its schema");
-  column_ = find_column();
+  open_columns("its schema", set_stream(0, nullptr));
   check_rows(rows);
 }
 
@@ -41,9 +39,9 @@ std::optional<uint64_t> ArrowFile::open_block(uint64_t block) {
   return batch.rows;
 }
 
-bool ArrowFile::decode() {
+ColumnRows ArrowFile::rows_of_block() {
   const Batch& batch = batches_[block_];
-  return plugin().stream_read(opened_.get(), column_, set_stream(batch.dictionaries, &batch.part));
+  return {.group = 0, .first = 0, .rows = batch.rows, .bytes = set_stream(batch.dictionaries, &batch.part)};
 }
 
 uint64_t ArrowFile::set_stream(uint64_t dictionaries, const Part* batch) {

@@ -1,7 +1,6 @@
 // A file in Arrow's IPC format as a TextFile: a block is a record batch.
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <vector>
 
@@ -28,21 +27,14 @@ class ArrowFile : public ColumnTexts {
     uint64_t rows_before, rows;
     uint64_t dictionaries;  // number of those before it in the file
   };
-  struct Closer {
-    const ArrowPlugin* plugin;
-    void operator()(void* stream) const { plugin->stream_close(stream); }
-  };
-
-  bool decode() override;
+  ColumnRows rows_of_block() override;
   // Reads from the messages in `stream_`, one after the other.
   void read(uint64_t offset, void* out, uint64_t bytes) const override;
   uint64_t set_stream(uint64_t dictionaries, const Part* batch);  // returns its size
 
-  std::unique_ptr<void, Closer> opened_;
   Part schema_{};
   std::vector<Part> dictionaries_;
   std::vector<Batch> batches_;
-  uint32_t column_ = 0;
   uint64_t block_ = 0;
   std::vector<Part> stream_;  // what the plug-in reads as a stream
 };

@@ -43,10 +43,9 @@ LoadedPlugin load_plugin() {
   std::error_code ignored;
   const fs::path path = fs::read_symlink("/proc/self/exe", ignored).parent_path() / "libhyperion_arrow.so";
   if (!fs::exists(path, ignored))
-    return {nullptr,
-            fmt::format("{} does not exist: Hyperion was built without pyarrow; install it and build "
-                        "again (docs/install.md)",
-                        printable(path))};
+    return {nullptr, fmt::format("{} does not exist: Hyperion was built without pyarrow; install it and "
+                                 "build again (docs/install.md)",
+                                 printable(path))};
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) return {nullptr, dlerror()};
   const auto entry = reinterpret_cast<const ArrowPlugin* (*)()>(dlsym(handle, kArrowPluginEntry));

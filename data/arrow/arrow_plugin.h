@@ -24,27 +24,31 @@ struct ArrowHost {
   uint64_t memory_limit;  // of all buffers of one opened file
 };
 
+enum class ColumnFormat : uint32_t { kParquet, kArrow };
+
+// What to read: rows [first, first + rows) of a row group of Parquet; or all rows of an Arrow stream of
+// `bytes` bytes, with the schema of the one that was opened, dictionaries and one record batch.
+struct ColumnRows {
+  uint64_t group, first, rows;
+  uint64_t bytes;
+};
+
 // Functions that return a pointer or bool report a failure by null or false, after fail() or a read() that
 // returned false.
 struct ArrowPlugin {
-  static constexpr uint32_t kVersion = 1;
+  static constexpr uint32_t kVersion = 2;
   uint32_t version;
   uint32_t struct_size;
 
-  // Reads the footer of a Parquet file of `size` bytes and calls column() for each column, in order.
-  // `host` lives as long as what is opened.
-  void* (*parquet_open)(const ArrowHost* host, uint64_t size);
-  // Calls group() for each row group.
-  bool (*parquet_choose)(void* file, uint32_t column);
-  // Calls value() for rows [first, first + rows) of a row group.
-  bool (*parquet_read)(void* file, uint64_t group, uint64_t first, uint64_t rows);
-  void (*parquet_close)(void* file);
-
-  // Reads the schema of an Arrow stream of `size` bytes without record batches and calls column().
-  void* (*stream_open)(const ArrowHost* host, uint64_t size);
-  // Reads a stream of the same schema, its dictionaries and one record batch, and calls value() for each row.
-  bool (*stream_read)(void* stream, uint32_t column, uint64_t size);
-  void (*stream_close)(void* stream);
+  // Reads the footer of a Parquet file of `size` bytes, or the schema of an Arrow stream of `size` bytes
+  // without record batches, and calls column() for each column, in order. `host` lives as long as what is
+  // opened.
+  void* (*open)(const ArrowHost* host, ColumnFormat format, uint64_t size);
+  // Calls group() for each row group of Parquet.
+  bool (*choose)(void* file, uint32_t column);
+  // Calls value() for each row.
+  bool (*read)(void* file, const ColumnRows* rows);
+  void (*close)(void* file);
 };
 
 inline constexpr const char* kArrowPluginEntry = "hyperion_arrow_plugin";

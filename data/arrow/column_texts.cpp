@@ -29,12 +29,13 @@ InputFile open_real_file(const std::filesystem::path& path) {
 
 }  // namespace
 
-ColumnTexts::ColumnTexts(const std::filesystem::path& path, TextField field, const char* format)
+ColumnTexts::ColumnTexts(const std::filesystem::path& path, TextField field, ColumnFormat format)
     : name_(path.string()),
       field_(std::move(field)),
       format_(format),
       file_(open_real_file(path)),
-      plugin_(arrow_plugin(name_)) {
+      plugin_(arrow_plugin(name_)),
+      opened_(nullptr, plugin_.close) {
   host_.context = this;
   host_.memory_limit = kMemoryLimit;
   host_.read = read_bytes;
@@ -83,22 +84,23 @@ void ColumnTexts::fail(const std::string& what) {
   ends_.clear();
   if (const std::exception_ptr error = std::exchange(read_error_, nullptr)) std::rethrow_exception(error);
   if (std::exchange(too_large_, false))
-    throw_data(
-        "{}: {} is too large ({}): write the file again with fewer rows {}, for example with pyarrow: {}",
-        name_, what, problem_,
-        format_ == std::string_view("Parquet") ? "in a row group" : "in a record batch",
-        format_ == std::string_view("Parquet")
-            ? "parquet.write_table(table, path, row_group_size=1000, use_dictionary=False)"
-            : "writer.write_table(table, max_chunksize=1000)");
+    throw_data("{}: {} is too large ({}): write the file again with fewer rows in a {}", name_, what,
+               problem_,
+               format_ == ColumnFormat::kParquet
+                   ? "row group, for example with pyarrow: parquet.write_table(table, path, "
+                     "row_group_size=1000, use_dictionary=False)"
+                   : "record batch, for example with pyarrow: writer.write_table(table, max_chunksize=1000)");
   throw_data("{}: {} cannot be read ({}): the file is damaged, fetch or write it again", name_, what,
              problem_);
 }
 
+void ColumnTexts::open_columns(const std::string& what, uint64_t size) {
+  opened_.reset(plugin_.open(&host_, format_, size));
+  if (!opened_ || !plugin_.choose(opened_.get(), find_column())) fail(what);
+}
+
 uint32_t ColumnTexts::find_column() const {
   const auto found = std::ranges::find(columns_, field_.name, &Column::name);
-  const std::string chosen_by = field_.default_key.empty()
-                                    ? field_.key
-                                    : fmt::format("{}, by default {}", field_.key, field_.default_key);
   if (found == columns_.end()) {
     std::vector<std::string> names;
     for (const Column& column : columns_)
@@ -112,11 +114,12 @@ uint32_t ColumnTexts::find_column() const {
     if (columns_.size() > kShownColumns)
       there += fmt::format(" and {} more", columns_.size() - kShownColumns);
     throw_data("{}: has no column \"{}\" ({}); its columns are: {}{}: set {} to the one with the text", name_,
-               field_.name, chosen_by, there.empty() ? "none" : there, did_you_mean(nearest), field_.key);
+               field_.name, field_.chosen_by(), there.empty() ? "none" : there, did_you_mean(nearest),
+               field_.key);
   }
   if (!found->text)
     throw_data("{}: its column \"{}\" ({}) is {}, not text: set {} to a column of strings or bytes", name_,
-               field_.name, chosen_by, printable(found->type), field_.key);
+               field_.name, field_.chosen_by(), printable(found->type), field_.key);
   return static_cast<uint32_t>(found - columns_.begin());
 }
 
@@ -144,7 +147,8 @@ std::string_view ColumnTexts::text(uint64_t document) {
     texts_.clear();
     texts_.reserve(bytes_);
     ends_.clear();
-    if (!decode()) fail(block_);
+    const ColumnRows rows = rows_of_block();
+    if (!plugin_.read(opened_.get(), &rows)) fail(block_);
     if (ends_.size() != rows_) {
       problem_ = fmt::format("it has {} of its {} rows", ends_.size(), rows_);
       fail(block_);

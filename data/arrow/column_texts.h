@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,47 +27,49 @@ class ColumnTexts : public TextFile {
   std::string_view text(uint64_t document) override;
 
  protected:
-  struct Column {
-    std::string name, type;
-    bool text;
-  };
-
-  // `format` is "Parquet" or "Arrow". Throws Error(kBadData) if the file is a Git LFS pointer or a web page.
-  ColumnTexts(const std::filesystem::path& path, TextField field, const char* format);
+  // Throws Error(kBadData) if the file is a Git LFS pointer or a web page.
+  ColumnTexts(const std::filesystem::path& path, TextField field, ColumnFormat format);
 
   const std::string& name() const { return name_; }
   const InputFile& file() const { return file_; }
-  const ArrowPlugin& plugin() const { return plugin_; }
-  const ArrowHost& host() const { return host_; }
+
+  // Opens the footer or the schema, whose name is `what`, in the first `size` bytes that read() gives, and
+  // chooses the column. Throws Error(kBadData).
+  void open_columns(const std::string& what, uint64_t size);
 
   // Makes a block of `rows` rows the current one; `what` names it in messages, as "row group 3", and `bytes`
   // is about the size of its texts, as the file says.
   void start_block(std::string what, uint64_t first_row, uint64_t rows, uint64_t bytes);
-  // Decodes the current block by calls of the plug-in that pass `rows` values on; false if they fail.
-  virtual bool decode() = 0;
+  // Returns the rows of the current block, for the plug-in.
+  virtual ColumnRows rows_of_block() = 0;
   // Copies bytes of what the plug-in reads; of the file unless overridden.
   virtual void read(uint64_t offset, void* out, uint64_t bytes) const { file_.read(offset, out, bytes); }
   // Receives the size of a row group.
   virtual void add_group(uint64_t rows, uint64_t bytes);
 
-  // The column that the field names. Throws Error(kBadData) with the names that are there.
-  uint32_t find_column() const;
   // Throws Error(kBadData) if a file with this number of rows is not read: none, or more than a disk holds.
   void check_rows(uint64_t rows) const;
-  // Throws why the plug-in's function failed; `what` is a part of the file, as "its footer".
-  [[noreturn]] void fail(const std::string& what);
 
  private:
+  struct Column {
+    std::string name, type;
+    bool text;
+  };
+  // The column that the field names. Throws Error(kBadData) with the names that are there.
+  uint32_t find_column() const;
+  // Throws why the plug-in's function failed; `what` is a part of the file, as "its footer".
+  [[noreturn]] void fail(const std::string& what);
   static ColumnTexts& self(void* context) { return *static_cast<ColumnTexts*>(context); }
   static bool read_bytes(void* context, uint64_t offset, void* out, uint64_t bytes);
   bool add_value(const char* data, uint64_t size);
 
   std::string name_;
   TextField field_;
-  const char* format_;
+  ColumnFormat format_;
   InputFile file_;
   const ArrowPlugin& plugin_;
   ArrowHost host_{};
+  std::unique_ptr<void, void (*)(void*)> opened_;
   std::vector<Column> columns_;
 
   // the current block

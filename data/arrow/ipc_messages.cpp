@@ -98,8 +98,8 @@ class MessageReader {
     if (!tail.ends_with(kFileMark) || footer < 0 ||
         static_cast<uint64_t>(footer) > end_ - begin_ - tail.size())
       throw_data(
-          "{}: is not a whole Arrow file (it does not end with ARROW1, so it was cut off): fetch or "
-          "write it again",
+          "{}: is not a whole Arrow file (it does not end with ARROW1, so it was cut off): fetch or write it "
+          "again",
           name());
     end_ -= tail.size() + static_cast<uint64_t>(footer);
   }

@@ -20,11 +20,9 @@ constexpr uint64_t kSmallest = 12;  // both marks and the size of the footer
 
 ParquetFile::ParquetFile(const std::filesystem::path& path, TextField field, uint64_t row_group_limit,
                          uint64_t batch_bytes)
-    : ColumnTexts(path, std::move(field), "Parquet"), opened_(nullptr, Closer{&plugin()}) {
+    : ColumnTexts(path, std::move(field), ColumnFormat::kParquet) {
   check_marks();
-  opened_.reset(plugin().parquet_open(&host(), file().size()));
-  if (opened_ == nullptr) fail("its footer");
-  if (!plugin().parquet_choose(opened_.get(), find_column())) fail("its footer");
+  open_columns("its footer", file().size());
   check_rows(rows_);
   cut_groups(row_group_limit, batch_bytes);
 }
@@ -91,8 +89,8 @@ uint64_t ParquetFile::bytes_after_block() const {
                                static_cast<double>(rows_));
 }
 
-bool ParquetFile::decode() {
-  return plugin().parquet_read(opened_.get(), group_, first_, count_);
+ColumnRows ParquetFile::rows_of_block() {
+  return {.group = group_, .first = first_, .rows = count_, .bytes = 0};
 }
 
 }  // namespace hyperion::data

@@ -2,7 +2,6 @@
 // number of rows with some 4 MiB of text on average: such a file is read from its beginning to its end.
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <vector>
 
@@ -32,17 +31,11 @@ class ParquetFile : public ColumnTexts {
     uint64_t rows_of_block;  // of each but the last one
     uint64_t bytes;          // of the column, before compression
   };
-  struct Closer {
-    const ArrowPlugin* plugin;
-    void operator()(void* file) const { plugin->parquet_close(file); }
-  };
-
-  bool decode() override;
+  ColumnRows rows_of_block() override;
   void add_group(uint64_t rows, uint64_t bytes) override;
   void check_marks() const;
   void cut_groups(uint64_t row_group_limit, uint64_t batch_bytes);
 
-  std::unique_ptr<void, Closer> opened_;
   std::vector<Group> groups_;
   bool sequential_ = false;
   uint64_t rows_ = 0, blocks_ = 0;

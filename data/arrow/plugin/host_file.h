@@ -2,9 +2,7 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
-#include <string>
 
 #include <arrow/buffer.h>
 #include <arrow/io/interfaces.h>
@@ -17,50 +15,31 @@
 namespace hyperion::data {
 
 // Memory of the system, up to a limit.
-class LimitedPool : public arrow::MemoryPool {
+class LimitedPool : public arrow::ProxyMemoryPool {
  public:
-  explicit LimitedPool(uint64_t limit) : limit_(static_cast<int64_t>(limit)) {}
+  explicit LimitedPool(uint64_t limit)
+      : ProxyMemoryPool(arrow::system_memory_pool()), limit_(static_cast<int64_t>(limit)) {}
 
-  using MemoryPool::Allocate;
-  using MemoryPool::Free;
-  using MemoryPool::Reallocate;
+  using ProxyMemoryPool::Allocate;
+  using ProxyMemoryPool::Reallocate;
   arrow::Status Allocate(int64_t size, int64_t alignment, uint8_t** out) override {
-    ARROW_RETURN_NOT_OK(reserve(size));
-    const arrow::Status status = system_->Allocate(size, alignment, out);
-    if (!status.ok()) used_ -= size;
-    return status;
+    ARROW_RETURN_NOT_OK(check(size));
+    return ProxyMemoryPool::Allocate(size, alignment, out);
   }
   arrow::Status Reallocate(int64_t old_size, int64_t size, int64_t alignment, uint8_t** out) override {
-    ARROW_RETURN_NOT_OK(reserve(size - old_size));
-    const arrow::Status status = system_->Reallocate(old_size, size, alignment, out);
-    if (!status.ok()) used_ -= size - old_size;
-    return status;
+    ARROW_RETURN_NOT_OK(check(size - old_size));
+    return ProxyMemoryPool::Reallocate(old_size, size, alignment, out);
   }
-  void Free(uint8_t* buffer, int64_t size, int64_t alignment) override {
-    system_->Free(buffer, size, alignment);
-    used_ -= size;
-  }
-  int64_t bytes_allocated() const override { return used_; }
-  int64_t max_memory() const override { return system_->max_memory(); }
-  int64_t total_bytes_allocated() const override { return system_->total_bytes_allocated(); }
-  int64_t num_allocations() const override { return system_->num_allocations(); }
-  std::string backend_name() const override { return "system"; }
-
   bool exceeded() const { return exceeded_; }
 
  private:
-  arrow::Status reserve(int64_t size) {
-    if (size > limit_ - used_) {
-      exceeded_ = true;
-      return arrow::Status::OutOfMemory("more than ", limit_ >> 20, " MiB of memory are needed");
-    }
-    used_ += size;
-    return arrow::Status::OK();
+  arrow::Status check(int64_t more) {
+    if (more <= limit_ - bytes_allocated()) return arrow::Status::OK();
+    exceeded_ = true;
+    return arrow::Status::OutOfMemory("more than ", limit_ >> 20, " MiB of memory are needed");
   }
 
-  arrow::MemoryPool* system_ = arrow::system_memory_pool();
   int64_t limit_;
-  std::atomic<int64_t> used_ = 0;
   bool exceeded_ = false;
 };
 
@@ -75,7 +54,7 @@ class HostFile : public arrow::io::RandomAccessFile {
   arrow::Result<int64_t> GetSize() override { return size_; }
   arrow::Result<int64_t> Tell() const override { return position_; }
   arrow::Status Seek(int64_t position) override {
-    if (position < 0 || position > size_) return arrow::Status::IOError("a position outside the file");
+    ARROW_RETURN_NOT_OK(readable(position, 0));
     position_ = position;
     return arrow::Status::OK();
   }
@@ -84,18 +63,14 @@ class HostFile : public arrow::io::RandomAccessFile {
 
   using RandomAccessFile::ReadAt;
   arrow::Result<int64_t> ReadAt(int64_t position, int64_t bytes, void* out) override {
-    if (position < 0 || position > size_ || bytes < 0)
-      return arrow::Status::IOError("a position outside the file");
-    bytes = std::min(bytes, size_ - position);
+    ARROW_ASSIGN_OR_RAISE(bytes, readable(position, bytes));
     if (bytes > 0 &&
         !host_.read(host_.context, static_cast<uint64_t>(position), out, static_cast<uint64_t>(bytes)))
       return arrow::Status::IOError("the file cannot be read");
     return bytes;
   }
   arrow::Result<std::shared_ptr<arrow::Buffer>> ReadAt(int64_t position, int64_t bytes) override {
-    if (position < 0 || position > size_ || bytes < 0)
-      return arrow::Status::IOError("a position outside the file");
-    bytes = std::min(bytes, size_ - position);
+    ARROW_ASSIGN_OR_RAISE(bytes, readable(position, bytes));
     ARROW_ASSIGN_OR_RAISE(std::unique_ptr<arrow::Buffer> buffer, arrow::AllocateBuffer(bytes, pool_));
     ARROW_RETURN_NOT_OK(ReadAt(position, bytes, buffer->mutable_data()));
     return std::shared_ptr<arrow::Buffer>(std::move(buffer));
@@ -112,30 +87,17 @@ class HostFile : public arrow::io::RandomAccessFile {
   }
 
  private:
+  // The bytes from `position` on that the file has, at most `bytes`.
+  arrow::Result<int64_t> readable(int64_t position, int64_t bytes) const {
+    if (position < 0 || position > size_ || bytes < 0)
+      return arrow::Status::IOError("a position outside the file");
+    return std::min(bytes, size_ - position);
+  }
+
   const ArrowHost& host_;
   int64_t size_;
   arrow::MemoryPool* pool_;
   int64_t position_ = 0;
 };
-
-// Passes a message to the program.
-inline void report(const ArrowHost& host, const std::string& message, bool too_large) {
-  host.fail(host.context, message.data(), message.size(), too_large);
-}
-
-// Calls `body`, turns what it throws into a message, and returns `failed` then.
-template <typename Result, typename Body>
-Result guarded(const ArrowHost& host, const LimitedPool& pool, Result failed, const Body& body) noexcept {
-  try {
-    return body();
-  } catch (const std::bad_alloc&) {
-    report(host, "there is not enough memory", true);
-  } catch (const std::exception& error) {
-    report(host, error.what(), pool.exceeded());
-  } catch (...) {
-    report(host, "an unknown error", false);
-  }
-  return failed;
-}
 
 }  // namespace hyperion::data

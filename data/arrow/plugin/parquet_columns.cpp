@@ -1,11 +1,8 @@
-#include "data/arrow/plugin/parquet_columns.h"
-
 #include <array>
-#include <stdexcept>
 
 #include <parquet/api/reader.h>
 
-#include "data/arrow/plugin/host_file.h"
+#include "data/arrow/plugin/column_reader.h"
 
 namespace hyperion::data {
 namespace {
@@ -30,32 +27,25 @@ std::string type_of(const parquet::ColumnDescriptor& column) {
   return column.max_repetition_level() > 0 ? "a list of " + name : name;
 }
 
-class ParquetColumns {
+class ParquetColumns : public ColumnReader {
  public:
-  ParquetColumns(const ArrowHost& host, uint64_t size)
-      : host_(host),
-        pool_(host.memory_limit),
-        file_(std::make_shared<HostFile>(host_, size, &pool_)),
-        properties_(&pool_) {
+  explicit ParquetColumns(const ArrowHost& host) : ColumnReader(host), properties_(&pool_) {
     properties_.enable_buffered_stream();
     properties_.set_buffer_size(kBufferedRead);
     properties_.set_page_checksum_verification(true);
   }
 
-  const ArrowHost& host() const { return host_; }
-  const LimitedPool& pool() const { return pool_; }
-
-  void open() {
+  void open(uint64_t size) override {
+    file_ = host_file(size);
     read_footer();
     const parquet::SchemaDescriptor& schema = *footer_->schema();
     for (int i = 0; i < schema.num_columns(); ++i) {
       const parquet::ColumnDescriptor& column = *schema.Column(i);
-      const std::string name = column.path()->ToDotString(), type = type_of(column);
-      host_.column(host_.context, name.data(), name.size(), type.data(), type.size(), holds_text(column));
+      add_column(column.path()->ToDotString(), type_of(column), holds_text(column));
     }
   }
 
-  void choose(uint32_t column) {
+  void choose(uint32_t column) override {
     if (column >= static_cast<uint32_t>(footer_->num_columns()) ||
         !holds_text(*footer_->schema()->Column(static_cast<int>(column))))
       throw std::runtime_error("the column holds no text");
@@ -76,38 +66,35 @@ class ParquetColumns {
     if (footer_->size() > kKeptFooter) footer_.reset();
   }
 
-  bool read(uint64_t group, uint64_t first, uint64_t rows) {
-    if (values_ == nullptr || group != group_ || first != row_) start(group, first);
+  bool read(const ColumnRows& wanted) override {
+    if (values_ == nullptr || wanted.group != group_ || wanted.first != row_)
+      start(wanted.group, wanted.first);
     std::array<int16_t, kBatch> levels;
     std::array<parquet::ByteArray, kBatch> values;
-    while (rows > 0) {
+    for (uint64_t left = wanted.rows; left > 0;) {
       int64_t present = 0;
-      const int64_t wanted = std::min(kBatch, static_cast<int64_t>(rows));
-      const int64_t count = values_->ReadBatch(wanted, levels.data(), nullptr, values.data(), &present);
+      const int64_t batch = std::min(kBatch, static_cast<int64_t>(left));
+      const int64_t count = values_->ReadBatch(batch, levels.data(), nullptr, values.data(), &present);
       if (count <= 0)
         throw std::runtime_error("its column ends after " + std::to_string(row_) +
-                                 " rows, before those that "
-                                 "the footer counts");
+                                 " rows, before those that the footer counts");
       int64_t next = 0;
       for (int64_t i = 0; i < count; ++i) {
         const bool null = max_level_ > 0 && levels[static_cast<size_t>(i)] < max_level_;
         if (!null && next == present) throw std::runtime_error("a page has fewer values than it says");
         const parquet::ByteArray value = null ? parquet::ByteArray() : values[static_cast<size_t>(next++)];
-        const char* data = value.ptr == nullptr ? "" : reinterpret_cast<const char*>(value.ptr);
-        if (!host_.value(host_.context, null ? nullptr : data, value.len)) return stop();
+        if (!add_value(null, value.ptr, value.len)) return false;
       }
       row_ += static_cast<uint64_t>(count);
-      rows -= static_cast<uint64_t>(count);
+      left -= static_cast<uint64_t>(count);
     }
-    if (row_ == group_rows_) stop();
+    if (row_ == group_rows_) drop();
     return true;
   }
 
-  // Frees what the current row group takes.
-  bool stop() {
+  void drop() override {  // what the current row group takes
     values_.reset();
     reader_.reset();
-    return false;
   }
 
  private:
@@ -117,7 +104,7 @@ class ParquetColumns {
   }
 
   void start(uint64_t group, uint64_t first) {
-    stop();
+    drop();
     const bool kept = footer_ != nullptr;
     read_footer();
     if (group >= static_cast<uint64_t>(footer_->num_row_groups()))
@@ -134,8 +121,6 @@ class ParquetColumns {
       throw std::runtime_error("its column has fewer rows than the footer counts");
   }
 
-  const ArrowHost& host_;
-  LimitedPool pool_;
   std::shared_ptr<HostFile> file_;
   parquet::ReaderProperties properties_;
   std::shared_ptr<parquet::FileMetaData> footer_;  // null if it is large
@@ -147,48 +132,10 @@ class ParquetColumns {
   uint64_t row_ = 0;  // the next one in the row group
 };
 
-// Calls a method of the file; what was read of a row group is dropped if it fails.
-template <typename Body>
-bool call(void* file, const Body& body) noexcept {
-  auto& columns = *static_cast<ParquetColumns*>(file);
-  const bool done = guarded(columns.host(), columns.pool(), false, [&] { return body(columns); });
-  if (!done) columns.stop();
-  return done;
-}
-
 }  // namespace
 
-void* open_parquet(const ArrowHost* host, uint64_t size) {
-  ParquetColumns* columns = nullptr;
-  try {
-    columns = new ParquetColumns(*host, size);
-  } catch (const std::exception& error) {
-    report(*host, error.what(), true);
-    return nullptr;
-  }
-  const bool opened = call(columns, [](ParquetColumns& file) {
-    file.open();
-    return true;
-  });
-  if (opened) return columns;
-  delete columns;
-  return nullptr;
-}
-
-bool choose_parquet_column(void* file, uint32_t column) {
-  return call(file, [&](ParquetColumns& columns) {
-    columns.choose(column);
-    columns.stop();
-    return true;
-  });
-}
-
-bool read_parquet_rows(void* file, uint64_t group, uint64_t first, uint64_t rows) {
-  return call(file, [&](ParquetColumns& columns) { return columns.read(group, first, rows); });
-}
-
-void close_parquet(void* file) {
-  delete static_cast<ParquetColumns*>(file);
+std::unique_ptr<ColumnReader> make_parquet_reader(const ArrowHost& host) {
+  return std::make_unique<ParquetColumns>(host);
 }
 
 }  // namespace hyperion::data

@@ -1,6 +1,3 @@
-#include "data/arrow/plugin/stream_batches.h"
-
-#include <stdexcept>
 #include <vector>
 
 #include <arrow/array.h>
@@ -9,7 +6,7 @@
 #include <arrow/record_batch.h>
 #include <arrow/type.h>
 
-#include "data/arrow/plugin/host_file.h"
+#include "data/arrow/plugin/column_reader.h"
 
 namespace hyperion::data {
 namespace {
@@ -69,30 +66,28 @@ std::string_view bytes_at(const arrow::Array& array, int64_t row) {
   }
 }
 
-class StreamBatches {
+class StreamBatches : public ColumnReader {
  public:
-  StreamBatches(const ArrowHost& host) : host_(host), pool_(host.memory_limit) {
+  explicit StreamBatches(const ArrowHost& host) : ColumnReader(host) {
     options_.memory_pool = &pool_;
     options_.use_threads = false;
     // A body that is read as a whole is not aligned if its offset is not.
     options_.ensure_alignment = arrow::ipc::Alignment::kDataTypeSpecificAlignment;
   }
 
-  const ArrowHost& host() const { return host_; }
-  const LimitedPool& pool() const { return pool_; }
-
-  void open(uint64_t size) {
+  void open(uint64_t size) override {
     const auto reader = open_reader(size, options_);
     const arrow::FieldVector& fields = reader->schema()->fields();
     for (size_t i = 0; i < fields.size(); ++i)
       add_leaves(*fields[i], fields[i]->name(), {static_cast<int>(i)});
   }
 
-  bool read(uint32_t column, uint64_t size) {
-    const std::vector<int>& path = leaves_.at(column);
+  void choose(uint32_t column) override { path_ = leaves_.at(column); }
+
+  bool read(const ColumnRows& rows) override {
     arrow::ipc::IpcReadOptions options = options_;
-    options.included_fields = {path.front()};
-    const auto reader = open_reader(size, options);
+    options.included_fields = {path_.front()};
+    const auto reader = open_reader(rows.bytes, options);
     std::shared_ptr<arrow::RecordBatch> batch;
     check(reader->ReadNext(&batch));
     if (batch == nullptr || batch->num_columns() != 1)
@@ -101,9 +96,9 @@ class StreamBatches {
 
     std::vector<std::shared_ptr<arrow::Array>> parents;
     std::shared_ptr<arrow::Array> array = batch->column(0);
-    for (size_t depth = 1; depth < path.size(); ++depth) {
+    for (size_t depth = 1; depth < path_.size(); ++depth) {
       parents.push_back(array);
-      array = checked_struct(*array).field(path[depth]);
+      array = checked_struct(*array).field(path_[depth]);
     }
     array = arrow::MakeArray(as_bytes(*array->data()));
     check(array->ValidateFull());
@@ -117,8 +112,7 @@ class StreamBatches {
       const int64_t at = null || dictionary == nullptr ? row : dictionary->GetValueIndex(row);
       null = null || (dictionary != nullptr && values.IsNull(at));
       const std::string_view value = null ? std::string_view() : bytes_at(values, at);
-      const char* data = value.data() == nullptr ? "" : value.data();
-      if (!host_.value(host_.context, null ? nullptr : data, value.size())) return false;
+      if (!add_value(null, value.data(), value.size())) return false;
     }
     return true;
   }
@@ -131,7 +125,7 @@ class StreamBatches {
 
   std::shared_ptr<arrow::ipc::RecordBatchStreamReader> open_reader(
       uint64_t size, const arrow::ipc::IpcReadOptions& options) {
-    const std::shared_ptr<arrow::io::InputStream> file = std::make_shared<HostFile>(host_, size, &pool_);
+    const std::shared_ptr<arrow::io::InputStream> file = host_file(size);
     return checked(arrow::ipc::RecordBatchStreamReader::Open(file, options));
   }
 
@@ -145,43 +139,18 @@ class StreamBatches {
       return;
     }
     leaves_.push_back(path);
-    const std::string type = field.type()->ToString();
-    host_.column(host_.context, name.data(), name.size(), type.data(), type.size(),
-                 as_bytes(*field.type()) != nullptr);
+    add_column(name, field.type()->ToString(), as_bytes(*field.type()) != nullptr);
   }
 
-  const ArrowHost& host_;
-  LimitedPool pool_;
   arrow::ipc::IpcReadOptions options_;
   std::vector<std::vector<int>> leaves_;  // of each column: its field, the field in that one, and so on
+  std::vector<int> path_;                 // of the chosen column
 };
 
 }  // namespace
 
-void* open_stream(const ArrowHost* host, uint64_t size) {
-  StreamBatches* batches = nullptr;
-  try {
-    batches = new StreamBatches(*host);
-  } catch (const std::exception& error) {
-    report(*host, error.what(), true);
-    return nullptr;
-  }
-  const bool opened = guarded(*host, batches->pool(), false, [&] {
-    batches->open(size);
-    return true;
-  });
-  if (opened) return batches;
-  delete batches;
-  return nullptr;
-}
-
-bool read_stream_batch(void* stream, uint32_t column, uint64_t size) {
-  auto& batches = *static_cast<StreamBatches*>(stream);
-  return guarded(batches.host(), batches.pool(), false, [&] { return batches.read(column, size); });
-}
-
-void close_stream(void* stream) {
-  delete static_cast<StreamBatches*>(stream);
+std::unique_ptr<ColumnReader> make_stream_reader(const ArrowHost& host) {
+  return std::make_unique<StreamBatches>(host);
 }
 
 }  // namespace hyperion::data

@@ -1,11 +1,15 @@
 #include "data/document_order.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include <catch2/catch.hpp>
+
+#include "base/philox.h"
 
 namespace hyperion::data {
 
@@ -37,6 +41,28 @@ TEST_CASE("a permutation depends on seed and epoch and stream and nothing else")
   CHECK(base != all(Permutation(500, 2, 0, 0, true), 500));
   CHECK(base != all(Permutation(500, 1, 1, 0, true), 500));
   CHECK(base != all(Permutation(500, 1, 0, 1, true), 500));
+}
+
+TEST_CASE("a permutation is a Feistel network of Philox rounds, walked until the value is inside") {
+  for (const uint64_t size : {2, 5, 63, 64, 1000, 100003}) {
+    CAPTURE(size);
+    const int half = (std::bit_width(size - 1) + 1) / 2;
+    const uint64_t mask = (uint64_t{1} << half) - 1, seed = 0x123456789ABCDEF, epoch = 3, stream = 7;
+    const auto walk = [&](uint64_t value) {
+      do {
+        uint64_t left = value >> half, right = value & mask;
+        for (uint64_t round = 0; round < 8; ++round)
+          left = std::exchange(
+              right, left ^ (philox4x32(seed, round << 32 | right, epoch << 32 | stream)[0] & mask));
+        value = left << half | right;
+      } while (value >= size);
+      return value;
+    };
+    std::vector<uint64_t> values(size), expected(size);
+    for (uint64_t i = 0; i < size; ++i) expected[i] = walk(i);
+    Permutation(size, seed, epoch, stream, true).fill(0, values);
+    CHECK(values == expected);
+  }
 }
 
 // A change of this order would silently change the data of resumed jobs.
