@@ -1,7 +1,7 @@
 #include "trainer/plan/block_memory.h"
 
-#include <cmath>
 #include <algorithm>
+#include <cmath>
 #include <initializer_list>
 #include <optional>
 #include <utility>
@@ -48,8 +48,10 @@ BlockMemory::BlockMemory(const models::BlockDescription& block, const models::Mo
   }
   double parts = 1;
   for (const models::ParameterShape& shape : block.feed_forward.parameters)
-    if (shape.domain != Domain::kExpert && shape.name.ends_with("w1.weight"))
+    if (shape.domain != Domain::kExpert && shape.dims.size() == 2 && shape.split == models::kSplitByRows) {
       hidden_ = bytes(static_cast<double>(shape.dims[0]) / tensor);
+      up_ += hidden_;
+    }
   if (const auto& experts = block.feed_forward.experts) {
     parts = apart_ ? mesh.degree(MeshDim::kEtp) : tensor;
     const double assignments = static_cast<double>(experts->top_k) / tensor;
@@ -245,9 +247,9 @@ class BlockMemory::Run {
     if (b_.hidden_ <= 0) return;
     if (mode_ == RecomputeMode::kSelective) {
       get(kUp, b_.hidden_);
-      get(kUpToo, b_.hidden_);
+      if (b_.up_ > b_.hidden_) get(kUpToo, b_.up_ - b_.hidden_);
     } else {
-      get(kUp, 2 * b_.hidden_);
+      get(kUp, b_.up_);
     }
     if (!again_) drop_unkept({kGatheredSum});
     get(kGated, b_.hidden_);
@@ -307,7 +309,7 @@ class BlockMemory::Run {
       gradient(UnitGradients::kDown);
       if (gradients_ != nullptr) memory_.free(output);
       drop_inputs({kGated});
-      Block up = memory_.allocate(2 * b_.hidden_, Content::kWorking);
+      Block up = memory_.allocate(b_.up_, Content::kWorking);
       memory_.free(gated);
       drop({kUp, kUpToo});
       Block partial = b_.tensor_ ? memory_.allocate(b_.gathered_, Content::kWorking) : Block();
