@@ -69,12 +69,16 @@ function(hyperion_use_pch name)
   target_precompile_headers(${name} REUSE_FROM ${pch})
 endfunction()
 
-# hyperion_library(NAME [TORCH] [NO_PCH] SOURCES file... [LINK lib...]): a static library of one folder.
-# TORCH: it includes libtorch headers. NO_PCH: its flags are not those of the precompiled headers.
+# hyperion_library(NAME [TORCH] [NO_PCH] [COLD] SOURCES file... [LINK lib...]): a static library of one folder.
+# TORCH: it includes libtorch headers. NO_PCH: its flags are not those of the precompiled headers. COLD: -O1, which halves what the
+# optimiser takes, for code that waits for files, people or a device.
 function(hyperion_library name)
-  cmake_parse_arguments(ARG "TORCH;NO_PCH" "" "SOURCES;LINK" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH;NO_PCH;COLD" "" "SOURCES;LINK" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
   target_link_libraries(${name} PUBLIC hyperion_options ${ARG_LINK})
+  if(ARG_COLD)
+    target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+  endif()
   set(torch)
   if(ARG_TORCH)
     target_link_libraries(${name} PUBLIC hyperion_torch)

@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace hyperion::data {
 

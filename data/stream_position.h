@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_fwd.h"
 
 namespace hyperion::data {
 

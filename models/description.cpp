@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
+#include <utility>
 
 #include "models/parts/attention/description.h"
 #include "models/parts/dense/description.h"
@@ -50,11 +52,23 @@ std::array<ParameterShape, 2> stream_norms(const ModelArgs& args) {
 }
 
 PartDescription describe_attention_of(const ModelArgs& args, int64_t layer) {
-  return args.latent.is_present() ? describe_latent_attention(args) : describe_attention(args, layer);
+  switch (attention_kind(args)) {
+    case AttentionKind::kLatent:
+      return describe_latent_attention(args);
+    case AttentionKind::kPlain:
+      break;
+  }
+  return describe_attention(args, layer);
 }
 
 PartDescription describe_feed_forward_of(const ModelArgs& args, int64_t layer) {
-  return args.experts.are_in(layer) ? describe_experts(args) : describe_feed_forward(args);
+  switch (feed_forward_kind(args, layer)) {
+    case FeedForwardKind::kExperts:
+      return describe_experts(args);
+    case FeedForwardKind::kDense:
+      break;
+  }
+  return describe_feed_forward(args);
 }
 
 ModelDescription describe_model(const ModelArgs& args) {
@@ -62,14 +76,14 @@ ModelDescription describe_model(const ModelArgs& args) {
                          .final_norm = final_norm_shape(args),
                          .output = output_shape(args),
                          .tied = args.tied};
-  int indices[2][2] = {{-1, -1}, {-1, -1}};  // among the kinds: without and with experts, a window
+  std::map<std::pair<FeedForwardKind, bool>, int>
+      indices;  // among the kinds: the feed-forward and whether a window
   for (int64_t layer = 0; layer < args.n_layers; ++layer) {
-    int& kind = indices[args.experts.are_in(layer) ? 1 : 0][args.attention.has_window(layer) ? 1 : 0];
-    if (kind < 0) {
-      kind = static_cast<int>(model.kinds.size());
-      model.kinds.push_back(describe_block(args, layer));
-    }
-    model.kind_of_layer.push_back(kind);
+    const auto [kind, is_new] =
+        indices.try_emplace({feed_forward_kind(args, layer), args.attention.has_window(layer)},
+                            static_cast<int>(model.kinds.size()));
+    if (is_new) model.kinds.push_back(describe_block(args, layer));
+    model.kind_of_layer.push_back(kind->second);
   }
   return model;
 }

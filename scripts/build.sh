@@ -34,14 +34,14 @@ if [ -n "$cuda_home" ]; then export CUDA_HOME=$cuda_home; elif [ "$cuda" = AUTO 
 needs_cuda() { [ "$preset" != aarch64 ] && { [ "$cuda" = ON ] || { [ "$cuda" = AUTO ] && gpu_present; }; }; }
 case " ${targets[*]} " in *" hyperion "*) ! needs_cuda || targets+=(hyperion_on_gpu) ;; esac
 
-# A file that includes libtorch takes up to 1.5 GB to compile.
+# Sixteen files that include libtorch take up to 2 GB to compile.
 jobs() {
   local cores available limit
   cores=$(nproc)
   available=$(awk '/^MemAvailable/ { print int($2 / 1024) }' /proc/meminfo)
   limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || echo max)
   [ "$limit" = max ] || [ $((limit >> 20)) -ge "$available" ] || available=$((limit >> 20))
-  local fitting=$((available / 1500))
+  local fitting=$((available / 2000))
   echo $((fitting < 1 ? 1 : fitting < cores ? fitting : cores))
 }
 

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <limits>
 
+#include <simdjson.h>
+
 #include "app/report/axis.h"
 
 namespace hyperion::report {
@@ -54,9 +56,13 @@ std::optional<double> MetricRow::value(int tag) const {
   return std::nullopt;
 }
 
-MetricParser::MetricParser() {
+MetricParser::MetricParser() : parser_(std::make_unique<simdjson::dom::parser>()) {
   for (const std::string_view name : kKnown) intern(name);
 }
+
+MetricParser::MetricParser(MetricParser&&) noexcept = default;
+MetricParser& MetricParser::operator=(MetricParser&&) noexcept = default;
+MetricParser::~MetricParser() = default;
 
 std::optional<int> MetricParser::tag(std::string_view name) const {
   const auto found = numbers_.find(std::string(name));
@@ -76,7 +82,7 @@ std::optional<int> MetricParser::intern(std::string_view name) {
 
 std::optional<MetricRow> MetricParser::parse(std::string_view line) {
   simdjson::dom::object object;
-  if (parser_.parse(line.data(), line.size()).get_object().get(object)) return std::nullopt;
+  if (parser_->parse(line.data(), line.size()).get_object().get(object)) return std::nullopt;
   MetricRow row;
   row.step = -1;
   std::string_view text;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -9,7 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include <simdjson.h>
+namespace simdjson::dom {
+class parser;
+}
 
 namespace hyperion::report {
 
@@ -47,6 +50,9 @@ class MetricParser {
   static constexpr size_t kMaxDetailBytes = 1000;  // of an event
 
   MetricParser();
+  MetricParser(MetricParser&&) noexcept;
+  MetricParser& operator=(MetricParser&&) noexcept;
+  ~MetricParser();
 
   // Parses a line. Returns nullopt unless it is a JSON object with a step from 0 to 2^53 and a finite time. A
   // number of an event has the tag "EVENT.FIELD". Fields that are not numbers, "NaN", "Infinity" or
@@ -60,7 +66,7 @@ class MetricParser {
  private:
   std::optional<int> intern(std::string_view name);
 
-  simdjson::dom::parser parser_;
+  std::unique_ptr<simdjson::dom::parser> parser_;
   std::vector<std::string> tags_;
   std::unordered_map<std::string, int> numbers_;
   uint64_t tags_left_out_ = 0;

@@ -4,6 +4,14 @@
 
 namespace hyperion::models {
 
+AttentionKind attention_kind(const ModelArgs& args) {
+  return args.latent.is_present() ? AttentionKind::kLatent : AttentionKind::kPlain;
+}
+
+FeedForwardKind feed_forward_kind(const ModelArgs& args, int64_t layer) {
+  return args.experts.are_in(layer) ? FeedForwardKind::kExperts : FeedForwardKind::kDense;
+}
+
 bool has_part(const ModelArgs& args, ModelPart part) {
   switch (part) {
     case ModelPart::kRescaled:
@@ -27,6 +35,29 @@ bool has_part(const ModelArgs& args, ModelPart part) {
       break;
   }
   return true;
+}
+
+PartSwitch switch_of(ModelPart part) {
+  switch (part) {
+    case ModelPart::kExperts:
+    case ModelPart::kBalance:
+      return {"experts", "num_experts"};
+    case ModelPart::kLatent:
+      return {"latent attention", "kv_lora_rank"};
+    case ModelPart::kYarn:
+    case ModelPart::kPlainYarn:
+      return {"YaRN", "rope_yarn"};
+    case ModelPart::kWindow:
+      return {"a window", "sliding_window_size"};
+    case ModelPart::kRescaled:
+    case ModelPart::kScaling:
+      return {"rescaled frequencies", "rope_scaling"};
+    case ModelPart::kModel:
+    case ModelPart::kTraining:
+    case ModelPart::kYarnChoice:
+      break;
+  }
+  return {};
 }
 
 void check(const ModelArgs& args, DimensionChecks& checks) {

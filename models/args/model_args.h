@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "base/choice.h"
 #include "models/args/activation.h"
@@ -23,6 +24,10 @@ constexpr auto choices(Activation) {
   });
 }
 
+// The parts that a block can have; attention_kind() and feed_forward_kind() choose.
+enum class AttentionKind { kPlain, kLatent };
+enum class FeedForwardKind { kDense, kExperts };
+
 struct ModelArgs {
   std::string family = "llama3";
   int64_t dim = 256;
@@ -37,10 +42,13 @@ struct ModelArgs {
 
   RopeArgs rope{};
   AttentionArgs attention{};
-  LatentArgs latent{};  // is_present(): instead of plain attention
+  LatentArgs latent{};
   DenseArgs dense{};
-  ExpertArgs experts{};  // are_in(layer): instead of the dense feed-forward
+  ExpertArgs experts{};
 };
+
+AttentionKind attention_kind(const ModelArgs& args);
+FeedForwardKind feed_forward_kind(const ModelArgs& args, int64_t layer);
 
 // Decides by the length in training whether YaRN rescales the frequencies, so that sequences of other lengths
 // get the same ones.
@@ -65,6 +73,12 @@ enum class ModelPart {
   kBalance,     // the balance of experts, which config.json does not say
 };
 bool has_part(const ModelArgs& args, ModelPart part);
+
+// Says how a model without the part gets it: a noun for it, and the key of [model.args] that switches it on.
+struct PartSwitch {
+  std::string_view part, key;
+};
+PartSwitch switch_of(ModelPart part);
 
 void check(const ModelArgs& args, DimensionChecks& checks);
 

@@ -11,14 +11,24 @@ namespace hyperion::models {
 std::unique_ptr<AttentionPart> make_attention(const ModelArgs& args, int64_t layer,
                                               const ParallelDims& dims) {
   const PartParameters parameters(describe_attention_of(args, layer), args, layer, dims);
-  if (args.latent.is_present()) return std::make_unique<LatentAttention>(parameters, args, dims);
+  switch (attention_kind(args)) {
+    case AttentionKind::kLatent:
+      return std::make_unique<LatentAttention>(parameters, args, dims);
+    case AttentionKind::kPlain:
+      break;
+  }
   return std::make_unique<Attention>(parameters, args, layer, dims);
 }
 
 std::unique_ptr<FeedForwardPart> make_feed_forward(const ModelArgs& args, int64_t layer,
                                                    const ParallelDims& dims) {
   const PartParameters parameters(describe_feed_forward_of(args, layer), args, layer, dims);
-  if (args.experts.are_in(layer)) return std::make_unique<MoE>(parameters, args, dims);
+  switch (feed_forward_kind(args, layer)) {
+    case FeedForwardKind::kExperts:
+      return std::make_unique<MoE>(parameters, args, dims);
+    case FeedForwardKind::kDense:
+      break;
+  }
   return std::make_unique<FeedForward>(parameters, args, dims);
 }
 

@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "models/args/clamped_gate.h"
 #include "models/args/model_args.h"
+#include "trainer/hugging_face/names.h"
 
 namespace hyperion::hugging_face {
 namespace {
@@ -113,6 +114,8 @@ std::optional<models::DimensionProblem> export_problem(const ModelArgs& args) {
             {"num_experts"},
             fmt::format("num_experts is {}, and transformers has no such {} model", args.experts.num_experts,
                         args.family));
+  if (const std::string name = without_hf_tensor(models::describe_model(args)); !name.empty())
+    refuse_if(true, {}, fmt::format("transformers' {} model has no {}", args.family, name));
   if (!experts) return problem;
   const auto score = deepseek || llama4 ? models::ScoreFunction::kSigmoid : models::ScoreFunction::kSoftmax;
   refuse_if(args.experts.score_func != score, {"score_func"},
@@ -390,22 +393,22 @@ bool describes(const ModelArgs& args, ModelPart part) {
 
 std::vector<std::string> hf_differences(const ModelArgs& ours, const ModelArgs& config) {
   std::vector<std::string> texts;
-  const auto compare = [&](const std::string& name, const auto& here, const auto& there) {
-    if (here != there) texts.push_back(fmt::format("{} is {}, but {} in config.json", name, here, there));
+  const auto compare = [&](const std::string& name, const auto& value, const auto& in_config) {
+    if (value != in_config)
+      texts.push_back(fmt::format("{} is {}, but {} in config.json", name, value, in_config));
   };
   compare("model.name", ours.family, config.family);
-  // RoPE scaling of only one model counts as one difference; attention or experts of only one model differ in
-  // all their dimensions.
-  ModelArgs both = ours;
-  both.rope.scaling = ours.rope.scaling && config.rope.scaling;
-  both.rope.yarn = ours.rope.yarn && config.rope.yarn;
-  both.latent.kv_lora_rank = std::max(ours.latent.kv_lora_rank, config.latent.kv_lora_rank);
-  both.experts.num_experts = std::max(ours.experts.num_experts, config.experts.num_experts);
+  // RoPE scaling of only one model counts as one difference; a part of only one model differs in all its
+  // dimensions.
+  ModelArgs here = ours, there = config;
+  here.rope.scaling = there.rope.scaling = ours.rope.scaling && config.rope.scaling;
+  here.rope.yarn = there.rope.yarn = ours.rope.yarn && config.rope.yarn;
   // Latent attention has YaRN in longer sequences alone.
   const bool too_short = !ours.rope.yarn && config.rope.yarn && config.latent.is_present();
   models::for_each_dimension(
       [&](const std::string& key, ModelPart part, models::ResumeCheck, auto, auto member) {
-        if ((part != ModelPart::kYarnChoice && !describes(both, part)) || key == "max_seq_len" ||
+        const bool described = describes(here, part) || describes(there, part);
+        if ((part != ModelPart::kYarnChoice && !described) || key == "max_seq_len" ||
             (too_short && (key == "rope_yarn" || key == "rope_scaling")))
           return;
         if constexpr (EnumWithTexts<std::decay_t<decltype(member(ours))>>)

@@ -6,6 +6,8 @@
 
 #include <fmt/ranges.h>
 
+#include "base/json.h"
+
 namespace hyperion::hugging_face {
 namespace {
 

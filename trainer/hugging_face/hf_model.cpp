@@ -64,27 +64,13 @@ std::string why_without_effect(const models::ModelArgs& args, std::string_view k
   if (models::has_part(args, ModelPart::kExperts) && key == "limited_groups" &&
       args.experts.expert_groups == 0)
     return "no effect without groups of experts; leave it out, or set expert_groups";
-  if (key == "num_experts" || key == "kv_lora_rank") return "";  // with which a model has the part
-  const bool has_effect =
-      part == ModelPart::kScaling ? args.rope.scaling && !yarn : models::has_part(args, part);
-  if (has_effect) return "";
-  switch (part) {
-    case ModelPart::kExperts:
-    case ModelPart::kBalance:
-      return "no effect without experts; leave it out, or set num_experts";
-    case ModelPart::kLatent:
-      return "of latent attention alone; leave it out, or set kv_lora_rank";
-    case ModelPart::kYarn:
-      return "no effect without YaRN; leave it out, or set rope_yarn";
-    case ModelPart::kPlainYarn:
-      return latent ? "no effect with latent attention; leave it out"
-                    : "no effect without YaRN; leave it out, or set rope_yarn";
-    case ModelPart::kWindow:
-      return "no effect without a window; leave it out, or set sliding_window_size";
-    default:
-      return yarn ? "no effect with YaRN; leave it out, or set rope_yarn = false"
-                  : "no effect without rescaled frequencies; leave it out, or set rope_scaling";
-  }
+  const models::PartSwitch of_part = models::switch_of(part);
+  if (key == of_part.key) return "";
+  if (part == ModelPart::kScaling && yarn)
+    return "no effect with YaRN; leave it out, or set rope_yarn = false";
+  if (models::has_part(args, part)) return "";
+  if (latent && part == ModelPart::kPlainYarn) return "no effect with latent attention; leave it out";
+  return fmt::format("no effect without {}; leave it out, or set {}", of_part.part, of_part.key);
 }
 
 // Refuses keys without effect that the job sets to a value other than the flavour's.

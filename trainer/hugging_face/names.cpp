@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "models/description.h"
 
 namespace hyperion::hugging_face {
 std::vector<HfTensor> hf_tensors(const models::ModelArgs& args, std::string_view fqn) {
@@ -27,6 +26,17 @@ std::vector<HfTensor> hf_tensors(const models::ModelArgs& args, std::string_view
   }
   const bool reordered = args.family == "llama3" && args.rope.style == models::RopeStyle::kInterleaved;
   return {{.name = name, .head_dim = theirs.rotated && reordered ? args.attention.head_dim : 0}};
+}
+
+std::string without_hf_tensor(const models::ModelDescription& model) {
+  for (const models::BlockDescription& kind : model.kinds) {
+    std::string name;
+    kind.for_each_parameter([&](const models::ParameterShape& shape) {
+      if (shape.hugging_face.name.empty()) name = shape.name;
+    });
+    if (!name.empty()) return name;
+  }
+  return "";
 }
 
 bool hf_may_ignore(const models::ModelArgs& args, std::string_view name) {

@@ -18,6 +18,7 @@
 
 #include "checkpoint/types/stored_part.h"
 #include "models/args/model_args.h"
+#include "models/description.h"
 
 namespace hyperion::hugging_face {
 
@@ -34,6 +35,9 @@ struct HfTensor {
 // deepseek_v3. Takes names of parameters, not the second name of a tied table, which Hugging Face does not
 // store. Throws Error(kBug) for other names.
 std::vector<HfTensor> hf_tensors(const models::ModelArgs& args, std::string_view fqn);
+
+// Returns the name in its block of a parameter that Hugging Face's model lacks; "" if it has them all.
+std::string without_hf_tensor(const models::ModelDescription& model);
 
 // The block scales of an fp8 tensor have the tensor's name with this suffix.
 inline constexpr std::string_view kScaleSuffix = "_scale_inv";

@@ -49,8 +49,10 @@ BlockMemory::BlockMemory(const models::BlockDescription& block, const models::Mo
   }
   double parts = 1;
   for (const models::ParameterShape& shape : block.feed_forward.parameters)
-    if (shape.domain != Domain::kExpert && shape.name.ends_with("w1.weight"))
+    if (shape.domain != Domain::kExpert && shape.dims.size() == 2 && shape.split == models::kSplitByRows) {
       hidden_ = bytes(static_cast<double>(shape.dims[0]) / tensor);
+      up_ += hidden_;
+    }
   if (const auto& experts = block.feed_forward.experts) {
     parts = apart_ ? mesh.degree(MeshDim::kEtp) : tensor;
     const double assignments = static_cast<double>(experts->top_k) / tensor;
@@ -249,9 +251,9 @@ class BlockMemory::Run {
     if (b_.hidden_ <= 0) return;
     if (mode_ == RecomputeMode::kSelective) {
       get(kW1Output, b_.hidden_);
-      get(kW3Output, b_.hidden_);
+      if (b_.up_ > b_.hidden_) get(kW3Output, b_.up_ - b_.hidden_);
     } else {
-      get(kW1Output, 2 * b_.hidden_);
+      get(kW1Output, b_.up_);
     }
     if (!again_) drop_unkept({kGatheredResidual});
     get(kActivated, b_.hidden_);
@@ -324,7 +326,7 @@ class BlockMemory::Run {
       gradient(UnitGradients::kDown);
       if (gradients_ != nullptr) memory_.free(output);
       drop_inputs({kActivated});
-      Block up = working(2 * b_.hidden_);
+      Block up = working(b_.up_);
       memory_.free(gated);
       drop({kW1Output, kW3Output});
       Block partial = working(b_.gathered_);

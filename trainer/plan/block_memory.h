@@ -93,8 +93,8 @@ class BlockMemory {
   double queries_ = 0, keys_ = 0, values_ = 0;  // after RoPE
   double attended_ = 0, statistics_ = 0;
   double projected_ = 0, latents_ = 0, expanded_ = 0;  // latent attention's
-  double hidden_ = 0;                                  // of the dense or shared feed-forward
-  double received_ = 0;  // tokens of other nodes' ranks, if a token travels once to each node
+  double hidden_ = 0, up_ = 0;  // of the dense or shared feed-forward: one column layer's output, and all
+  double received_ = 0;         // tokens of other nodes' ranks, if a token travels once to each node
   double sent_ = 0, rows_ = 0, rows_hidden_ = 0, scores_ = 0, order_ = 0;  // of experts
   double context_ = 1, repeated_ = 0;
   bool tensor_ = false, ring_ = false, latent_ = false, latent_queries_ = false, normed_heads_ = false,

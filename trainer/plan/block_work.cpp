@@ -1,7 +1,6 @@
 #include "trainer/plan/block_work.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <span>
 #include <vector>
@@ -233,27 +232,30 @@ class BlockCounter : ProductCounter {
 
   void count_feed_forward() const {
     if (!block_.feed_forward.experts)
-      count_gated(feed_forward_, 4);
+      count_dense(feed_forward_);
     else
       count_experts();
   }
 
-  // w1 and w3, their gate, and w2.
-  void count_gated(std::span<const Product> products, int first_index) const {
-    const auto named = [&](std::string_view name) {
-      return *std::ranges::find_if(
-          products, [&](const Product& product) { return product.shape->name.ends_with(name); });
-    };
-    const Product w2 = named("w2.weight");
-    const std::array<Product, 2> gate{named("w1.weight"), named("w3.weight")};
+  // The column layers, w1 and w3 of a gated feed-forward, their activation, and the row layer w2.
+  void count_dense(const std::vector<Product>& products) const {
+    std::vector<Product> columns;
+    const Product* row = nullptr;
+    for (const Product& product : products)
+      if (product.shape->split == models::kSplitByRows)
+        columns.push_back(product);
+      else
+        row = &product;
+    const auto inputs = static_cast<int>(columns.size());
     const double full = mode() == RecomputeMode::kFull ? 1 : 0;
-    add_products(gate, tokens(), mode() == RecomputeMode::kSelective && first_index >= 0 ? 0.5 : full);
-    add_products(std::span(&w2, 1), tokens(), 0);  // nothing reads a recomputed output
-    add_gate(Family::kGatedActivation, tokens() * w2.in);
+    add_products(columns, tokens(),
+                 mode() == RecomputeMode::kSelective ? inputs / 2 / static_cast<double>(inputs) : full);
+    add_products(std::span(row, 1), tokens(), 0);  // nothing reads a recomputed output
+    add_activation(tokens() * row->in, inputs);
   }
-  void add_gate(Family family, double elements, double launches = 1) const {
-    add(family, 1 + recomputes_rows(), launches, 3 * elements * element());
-    add(family, 1, launches, 5 * elements * element());
+  void add_activation(double elements, int inputs, double launches = 1) const {
+    add(Family::kGatedActivation, 1 + recomputes_rows(), launches, (inputs + 1) * elements * element());
+    add(Family::kGatedActivation, 1, launches, (2 * inputs + 1) * elements * element());
   }
 
   void count_experts() const {
@@ -267,7 +269,7 @@ class BlockCounter : ProductCounter {
     for (const Product& product : feed_forward_)
       if (!product.shape->name.ends_with("router.gate.weight")) shared.push_back(product);
     const double with_shared = shared.empty() ? 0 : 1;
-    if (!shared.empty()) count_gated(shared, 0);
+    if (!shared.empty()) count_dense(shared);
 
     const double sent = own * chosen;
     add(Family::kRouting, 1 + full, 1, (own + sent) * width);               // gathers rows
@@ -284,7 +286,7 @@ class BlockCounter : ProductCounter {
     count_stack(rows, dim(), 2 * hidden, held, full || selective ? 1 : 0, /*gradients=*/2);
     // Gradients of the tokens' weights need its output.
     count_stack(rows, hidden, dim(), held, full || (selective && !exchanged) ? 1 : 0, 1);
-    add_gate(Family::kGatedActivation, rows * hidden, slices());
+    add_activation(rows * hidden, 2, slices());
     // fp32 gradients of a stack are packed for the ranks that shard it.
     add(Family::kPacking, 1, 2, held * 3 * dim() * hidden * (element() + kFp32));
     if (setting_.experts == 1 && setting_.expert_tensor == 1) return;

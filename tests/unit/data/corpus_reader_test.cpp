@@ -8,6 +8,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "base/json.h"
 #include "base/philox.h"
 #include "data/document_order.h"
 #include "data/token_stream.h"

@@ -1,5 +1,6 @@
 #include <catch2/catch.hpp>
 
+#include "base/json.h"
 #include "data/token_stream.h"
 #include "tests/support/documents.h"
 #include "tests/support/temporary_folder.h"

@@ -349,4 +349,15 @@ TEST_CASE("an exported config.json describes the same model") {
         std::vector<std::string>{"rope_factor is 8, but 32 in config.json"});
 }
 
+TEST_CASE("a parameter of a block that has no tensor in Hugging Face's files is named") {
+  for (const std::string& name : models::model_names())
+    for (const std::string& flavor : models::model_flavors(name)) {
+      CAPTURE(name, flavor);
+      CHECK(without_hf_tensor(describe_model(models::model_args(name, flavor, {}, true))).empty());
+    }
+  models::ModelDescription model = describe_model(models::model_args("llama3", "debugmodel"));
+  model.kinds.front().feed_forward.parameters[1].hugging_face.name.clear();
+  CHECK(without_hf_tensor(model) == "feed_forward.w2.weight");
+}
+
 }  // namespace hyperion::hugging_face
