@@ -193,9 +193,8 @@ TEST_CASE("No other choice of what saves memory makes a plan of a search faster"
       search_meshes(resolved, model, hardware, {.global_batch = 64}, [](size_t, size_t) {});
   Planner planner(model, hardware);
   // Rows of one slice of tokens travel while the experts multiply those of another.
-  CHECK(std::ranges::any_of(result.plans, [](const MeshPlan& plan) {
-    return plan.config.parallelism.expert_parallel_slices > 1;
-  }));
+  CHECK(std::ranges::any_of(
+      result.plans, [](const MeshPlan& plan) { return plan.config.parallelism.expert_parallel_slices > 1; }));
   for (const MeshPlan& plan : result.plans)
     for (const auto mode : {config::RecomputeMode::kNone, config::RecomputeMode::kElementwise,
                             config::RecomputeMode::kSelective, config::RecomputeMode::kFull})
