@@ -299,7 +299,7 @@ class DryRun(CheckpointTest):
         self.assertEqual(job.text().count("mfu: 0.00%"), 2)
 
     def test_a_model_that_no_cpu_can_train_is_warned_of_before_it_is_made(self):
-        job = self.start(*self.fake, "--training.seq_len=131072", "--training.local_batch_size=64", "--allow-faults",
+        job = self.start(*self.fake, "--training.seq_len=131072", "--training.local_batch_size=2", "--training.global_batch_size=512", "--allow-faults",
                          env={"NGPU": 8, "FAULT": f"point=init.model;action=wait:{self.folder}/never"})
         job.wait_for("a simulated GPU with HYPERION_SIMULATED_COMPUTE=off computes nothing")
         job.ranks[0][0].send_signal(signal.SIGTERM)
