@@ -68,7 +68,7 @@ void ProductCounter::add_float8_products(std::span<const Product> products, doub
              row = tensor > 1 && products[0].shape->split == models::kSplitByColumns;
   if (column) {
     add_gathered_cast(rows * in, runs);
-    add(Family::kResidual, static_cast<double>(products.size()) - 1, 1, 3 * rows * in * element());
+    add(Family::kResidual, static_cast<double>(products.size()) - 1, reads, 3 * rows * in * element());
   } else {
     const double casts =
         mode() == config::RecomputeMode::kFull ? 2 : runs;  // also of a product that is not repeated
