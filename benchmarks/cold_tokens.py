@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Seconds of the clock and of the processor until the first batch, and tokens a second, from token files that are not in the page
-cache, beside reads of the same bytes in pieces of 1 MiB. Their pages are dropped in front of every run (posix_fadvise DONTNEED).
+cache, compared with reads of the same bytes in pieces of 1 MiB. Their pages are dropped in front of every run (posix_fadvise DONTNEED).
 
 usage: benchmarks/cold_tokens.py BENCHMARK_DOCUMENTS [--tokens N] [--rounds N] [--folder FOLDER]
 

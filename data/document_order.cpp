@@ -5,6 +5,7 @@
 #include <numeric>
 #include <vector>
 
+#include "base/philox.h"
 #include "base/processor.h"
 
 namespace hyperion::data {
@@ -12,7 +13,7 @@ namespace {
 
 constexpr size_t kLanes = 16;
 
-// One step for each of kLanes values, with the words of philox4x32() (base/philox.h) computed side by side.
+// Encrypts each of kLanes values once, with the words of philox4x32().
 HYPERION_VECTORISED void encrypt(uint64_t seed, uint64_t stream, int half_bits, uint64_t* values) {
   constexpr uint32_t kRounds = 8;  // enough for the smallest domains too, where halves have one or two bits
   const auto mask = static_cast<uint32_t>((uint64_t{1} << half_bits) - 1);
@@ -28,18 +29,7 @@ HYPERION_VECTORISED void encrypt(uint64_t seed, uint64_t stream, int half_bits, 
       c2[i] = static_cast<uint32_t>(stream);
       c3[i] = static_cast<uint32_t>(stream >> 32);
     }
-    auto k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
-    for (int step = 0; step < 10; ++step) {
-      for (size_t i = 0; i < kLanes; ++i) {
-        const uint64_t p0 = uint64_t{0xD2511F53} * c0[i], p1 = uint64_t{0xCD9E8D57} * c2[i];
-        c0[i] = static_cast<uint32_t>(p1 >> 32) ^ c1[i] ^ k0;
-        c1[i] = static_cast<uint32_t>(p1);
-        c2[i] = static_cast<uint32_t>(p0 >> 32) ^ c3[i] ^ k1;
-        c3[i] = static_cast<uint32_t>(p0);
-      }
-      k0 += 0x9E3779B9;
-      k1 += 0xBB67AE85;
-    }
+    philox4x32_lanes(seed, c0, c1, c2, c3);
     for (size_t i = 0; i < kLanes; ++i) {
       const uint32_t mixed = left[i] ^ (c0[i] & mask);
       left[i] = right[i];

@@ -26,8 +26,8 @@ struct ArrowHost {
 
 enum class ColumnFormat : uint32_t { kParquet, kArrow };
 
-// What to read: rows [first, first + rows) of a row group of Parquet; or all rows of an Arrow stream of
-// `bytes` bytes, with the schema of the one that was opened, dictionaries and one record batch.
+// ColumnRows says what to read: rows [first, first + rows) of a row group of Parquet, or all rows of an Arrow
+// stream of `bytes` bytes, with the schema of the one that was opened, dictionaries and one record batch.
 struct ColumnRows {
   uint64_t group, first, rows;
   uint64_t bytes;

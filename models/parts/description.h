@@ -77,14 +77,6 @@ struct ExpertWidths {
   double elements_per_row(double parts) const;
 };
 
-// How many elements per token wgrad of a part reads: the least that a deferred wgrad keeps.
-struct WeightGradientInputs {
-  int64_t gathered =
-      0;  // inputs of column layers; every tensor parallel rank has all of them after the gather
-  int64_t sharded = 0;  // outputs of column layers and inputs of row layers, sharded by tensor parallel ranks
-  int64_t scattered = 0;  // gradients of row layers' outputs; every rank has all of them
-};
-
 // An extent that tensor parallel ranks shard.
 struct ShardedExtent {
   std::string what;  // "query heads"
@@ -97,7 +89,6 @@ struct PartDescription {
   std::vector<ParameterShape> buffers{};   // saved with the parameters, but without gradients
   std::optional<AttentionWidths> attention{};
   std::optional<ExpertWidths> experts{};
-  WeightGradientInputs weight_gradient_inputs{};
   std::vector<ShardedExtent> extents{};
 };
 

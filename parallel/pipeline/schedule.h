@@ -108,6 +108,12 @@ constexpr auto choices(PipelineKind) {
 // unknown one.
 PipelineKind pipeline_kind(std::string_view name);
 
+// Returns whether the schedule splits backward, so that wgrads wait. A list in a file may do so too.
+constexpr bool splits_backward(PipelineKind kind) {
+  return kind == PipelineKind::kInterleavedZeroBubble || kind == PipelineKind::kZbvZeroBubble ||
+         kind == PipelineKind::kDualPipeV;
+}
+
 // The number of stages each rank may have. A V schedule has two per rank, the second in reverse order, so
 // that the last stage is on rank 0. All others assign stages round robin.
 struct StagesPerRank {

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "parallel/pipeline/schedule.h"
 #include "trainer/config/schema.h"
 #include "trainer/config/validate.h"
 #include "trainer/plan/product_work.h"
@@ -332,9 +333,9 @@ class BlockCounter : ProductCounter {
 
   // Returns whether a pipeline's schedule defers wgrads.
   bool splits_backward() const {
-    const std::string& schedule = setting_.config.parallelism.pipeline_parallel_schedule;
-    return setting_.config.parallelism.pipeline_parallel_degree > 1 &&
-           (schedule == "InterleavedZeroBubble" || schedule == "ZBVZeroBubble" || schedule == "DualPipeV");
+    const auto& parallelism = setting_.config.parallelism;
+    return parallelism.pipeline_parallel_degree > 1 &&
+           parallel::splits_backward(parallel::pipeline_kind(parallelism.pipeline_parallel_schedule));
   }
 
   // Slices of tokens, each of which the experts multiply alone.

@@ -37,8 +37,8 @@ struct PeakMemory {
   double gathered = 0;     // gathered weights
   double activations = 0;  // kept for backward
   double working = 0;      // logits, recomputed activations, rows under way, communication buffers
-  double reserved = 0;     // what the allocator holds besides: freed blocks that later tensors did not fit
-  // What the step's tensors have at once, without states.
+  double reserved = 0;  // what the allocator holds in addition: freed blocks that later tensors did not fit
+  // Returns the bytes that the step's tensors have at once, without states.
   double step() const { return gradients + unsharded + gathered + activations + working; }
   double total() const { return states + step() + reserved; }
 };

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "base/philox.h"
 #include "base/processor.h"
 
 namespace hyperion::kernels::rows {
@@ -37,18 +38,7 @@ HYPERION_VECTORISED void random_words(uint64_t key, uint64_t counter_high, uint6
       c2[i] = static_cast<uint32_t>(counter_high);
       c3[i] = static_cast<uint32_t>(counter_high >> 32);
     }
-    auto k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
-    for (int round = 0; round < 10; ++round) {
-      for (int64_t i = 0; i < kLanes; ++i) {
-        const uint64_t p0 = uint64_t{0xD2511F53} * c0[i], p1 = uint64_t{0xCD9E8D57} * c2[i];
-        c0[i] = static_cast<uint32_t>(p1 >> 32) ^ c1[i] ^ k0;
-        c1[i] = static_cast<uint32_t>(p1);
-        c2[i] = static_cast<uint32_t>(p0 >> 32) ^ c3[i] ^ k1;
-        c3[i] = static_cast<uint32_t>(p0);
-      }
-      k0 += 0x9E3779B9;
-      k1 += 0xBB67AE85;
-    }
+    philox4x32_lanes(key, c0, c1, c2, c3);
     const int64_t count = std::min(kLanes, blocks - begin);
     for (int64_t i = 0; i < count; ++i) {
       uint32_t* const block = words + 4 * (begin + i);

@@ -41,9 +41,6 @@ PartDescription describe_attention(const ModelArgs& args, int64_t layer) {
                                    .v_head_dim = attention.head_dim,
                                    .rotated = attention.head_dim,
                                    .window = attention.window_of(layer)},
-      .weight_gradient_inputs = {.gathered = args.dim,
-                                 .sharded = 2 * queries + 2 * keys,
-                                 .scattered = args.dim},
       .extents = {{.what = "heads", .extent = attention.n_heads, .evenly = true},
                   {.what = "key-value heads", .extent = attention.n_kv_heads, .evenly = true}}};
   if (attention.qk_norm)

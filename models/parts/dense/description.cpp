@@ -21,9 +21,6 @@ std::vector<ParameterShape> gated_matrices(const ModelArgs& args, const std::str
 PartDescription describe_feed_forward(const ModelArgs& args) {
   return {.parameters = gated_matrices(args, "feed_forward", args.dense.hidden_dim,
                                        args.family == "llama4" ? "feed_forward" : "mlp"),
-          .weight_gradient_inputs = {.gathered = args.dim,
-                                     .sharded = 3 * args.dense.hidden_dim,
-                                     .scattered = args.dim},
           .extents = {{.what = "the hidden width's columns", .extent = args.dense.hidden_dim}}};
 }
 

@@ -53,7 +53,6 @@ PartDescription describe_latent_attention(const ModelArgs& args) {
                                    .head_dim = attention.head_dim,
                                    .v_head_dim = latent.v_head_dim,
                                    .rotated = latent.qk_rope_head_dim};
-  part.weight_gradient_inputs = {.scattered = args.dim};  // of wo alone, the least there is
   part.extents = {{.what = "heads", .extent = attention.n_heads, .evenly = true},
                   {.what = "key-value heads", .extent = attention.n_kv_heads, .evenly = true}};
   return part;

@@ -244,7 +244,7 @@ TEST_CASE("Gradients that are reduced once per step need fp32 sums of a tensor p
   config::ResolvedConfig job = resolved(batch + once);
   const JobSize size = largest_size(job.config, model, 8);
   CHECK(size.peak.unsharded > 3.8 * parameters);
-  CHECK(size.peak.gradients < 0.1 * size.gradients);  // not beside the sums
+  CHECK(size.peak.gradients < 0.1 * size.gradients);  // they take turns with the sums
   CHECK(largest_size(resolved(batch).config, model, 8).peak.unsharded < 0.6 * parameters);
   const auto refusal_at = [&](double bytes) {
     return error_of(ExitCode::kUsage, [&] {
