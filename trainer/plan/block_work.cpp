@@ -248,9 +248,12 @@ class BlockCounter : ProductCounter {
       else
         row = &product;
     const auto inputs = static_cast<int>(columns.size());
-    const double full = mode() == RecomputeMode::kFull ? 1 : 0;
-    add_products(columns, tokens(),
-                 mode() == RecomputeMode::kSelective ? inputs / 2 / static_cast<double>(inputs) : full);
+    double repeated = mode() == RecomputeMode::kFull ? 1 : 0;
+    if (mode() == RecomputeMode::kSelective) {  // every second product, counted from the first
+      const int every_second = inputs / 2;
+      repeated = every_second / static_cast<double>(inputs);
+    }
+    add_products(columns, tokens(), repeated);
     add_products(std::span(row, 1), tokens(), 0);  // nothing reads a recomputed output
     add_activation(tokens() * row->in, inputs);
   }
