@@ -25,8 +25,8 @@ INVARIANTS = {
 TEXT = """\
 # Reliability
 
-This page lists the guarantees under each fault and the test that shows each. [Faults](faults.md) says in words what happens, [acceptance](notes/acceptance.md) names the tests of every
-requirement, [failpoints](notes/failpoints.md) how faults are injected. `python3 tests/docs/reliability.py . > docs/reliability.md` makes this page of
+This page lists the guarantees under each fault and the test that shows each; where none does it says so. [Faults](faults.md) says in words what happens, [acceptance](notes/acceptance.md) names the tests of every
+requirement, [failpoints](notes/failpoints.md) how faults are injected, [runs](notes/reliability_runs.md) the last long ones. `python3 tests/docs/reliability.py . > docs/reliability.md` makes this page of
 `tests/faults/matrix.toml`, where the case of each test is named.
 
 Invariants after a fault:
@@ -40,10 +40,6 @@ checkpoint (DCP) was measured or read to do ([its faults](notes/faults_of_dcp.md
 | cell | fault | holds | meshes | shown by | peer |
 |---|---|---|---|---|---|
 {rows}
-
-## Last run
-
-{run}
 """
 
 
@@ -105,7 +101,7 @@ def page(table: dict) -> str:
     rows = "\n".join(f"| {cell['id']} | {cell['fault']} | {cell['holds']} | {cell['meshes']} | {cell['shown_by']} | {cell.get('peer', '-')} |"
                      for cell in table["cell"])
     invariants = "\n".join(f"- **{name}** {text}" for name, text in INVARIANTS.items())
-    return TEXT.format(rows=rows, invariants=invariants, run=table["run"].strip())
+    return TEXT.format(rows=rows, invariants=invariants)
 
 
 def main() -> int:
