@@ -108,7 +108,7 @@ CheckTable::Verdict check_memory_of_rank(const config::ResolvedConfig& resolved,
                                            trainer::total(needs.device), known.gpu->bytes)
               : "; not compared with a GPU's memory: none is in use here, and --gpu-memory is not given";
   const bool compared = (known.gpu || !known.on_gpu) && (known.host || !needs_host);
-  return {compared ? "right" : "-", text};
+  return {compared ? "ok" : "-", text};
 }
 
 std::string describe_context(const config::JobConfig& config, const models::ModelArgs& model,

@@ -64,10 +64,10 @@ void CheckTable::check_with_verdict(const std::string& row, const std::vector<st
     skipped_rows_[failed_rows_[row]].push_back(row);
   } catch (const Error& error) {
     failed_rows_[row] = row;
-    print_row(row, "WRONG", "see below");
+    print_row(row, "FAIL", "see below");
     if (messages_.empty()) code_ = error.code();
     messages_.emplace_back(error.what());
-    wrong_rows_.push_back(fmt::format("\"{}\"", row));
+    failed_names_.push_back(fmt::format("\"{}\"", row));
   }
 }
 
@@ -81,12 +81,12 @@ void CheckTable::print_row(const std::string& row, const char* verdict, const st
 void CheckTable::finish() {
   for (const auto& [failed_row, rows] : skipped_rows_)
     print_row("not checked", "-",
-              fmt::format("because \"{}\" is wrong: {}", failed_row, fmt::join(rows, ", ")));
+              fmt::format("because \"{}\" failed: {}", failed_row, fmt::join(rows, ", ")));
   if (json_) return print_json();
   print_text(messages_.empty()
-                 ? std::string("Nothing is wrong.\n")
-                 : fmt::format("A job would end with exit code {}: {} {} wrong.\n", static_cast<int>(code_),
-                               fmt::join(wrong_rows_, " and "), wrong_rows_.size() == 1 ? "is" : "are"));
+                 ? std::string("All checks passed.\n")
+                 : fmt::format("A job would end with exit code {}: {} failed.\n", static_cast<int>(code_),
+                               fmt::join(failed_names_, " and ")));
 }
 
 void CheckTable::print_json() const {

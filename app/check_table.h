@@ -43,10 +43,10 @@ class CheckTable {
   // Calls `check_row`, which returns the row's text, unless a row of `needs` has failed. finish() names the
   // skipped rows, throw_if_any_failed() reports the failures.
   void check(const std::string& row, const std::vector<std::string>& needs,
-             const std::function<std::string()>& check_row, const char* passed = "right");
+             const std::function<std::string()>& check_row, const char* passed = "ok");
   // Does the same for a check that chooses its verdict.
   struct Verdict {
-    const char* passed;  // "right", or "-": checked nothing, or not all
+    const char* passed;  // "ok", or "-": checked nothing, or not all
     std::string text;
   };
   void check_with_verdict(const std::string& row, const std::vector<std::string>& needs,
@@ -71,7 +71,7 @@ class CheckTable {
   std::vector<Row> rows_;  // of JSON
   std::vector<std::pair<std::string, Facts>> facts_;
   ExitCode code_ = ExitCode::kOk;
-  std::vector<std::string> messages_, wrong_rows_;
+  std::vector<std::string> messages_, failed_names_;
   // Maps each failed or skipped row to the failed row.
   std::map<std::string, std::string> failed_rows_;
   std::map<std::string, std::vector<std::string>> skipped_rows_;  // by failed row

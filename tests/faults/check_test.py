@@ -48,7 +48,7 @@ class Check(CheckpointTest):
                    "sharded over 1,000 ranks without replicas", "data_parallel_shard_degree = 100 with data_parallel_replicate_degree = 10",
                    "of them padding"])
         self.check(says=["1 rank"])
-        self.check(says=["\nNothing is wrong.\n"])
+        self.check(says=["\nAll checks passed.\n"])
         self.check("--no-such", code=2)
         help_text = warm_start.run([BINARY, "check", "--help"]).stdout
         self.assertIn("--ranks", help_text)
@@ -117,16 +117,16 @@ class Check(CheckpointTest):
         tokens[100] ^= 1
         (shard / "tokens.bin").write_bytes(tokens)
         self.check("--training.dataset=jsonl", f"--training.dataset_path={shard}", code=65,
-                   says=["training data    WRONG", "tokens.bin does not have the checksum in index.json"])
+                   says=["training data    FAIL ", "tokens.bin does not have the checksum in index.json"])
 
     def test_a_dump_folder_that_cannot_be_written_is_73_and_nothing_stays_of_one_that_can(self):
         self.check("--job.dump_folder=a/b/c", says=["a/b/c: can be made"])
         (self.folder / "file").write_text("")
-        self.check(f"--job.dump_folder={self.folder}/file/out", code=73, says=["dump folder      WRONG", "file"])
-        # The other groups are looked at all the same, and all that is wrong is printed.
+        self.check(f"--job.dump_folder={self.folder}/file/out", code=73, says=["dump folder      FAIL", "file"])
+        # The other groups are looked at all the same, and all that fails is printed.
         text = self.check(f"--job.dump_folder={self.folder}/file/out", "--validation.enable", "--validation.dataset=jsonl",
                           f"--validation.dataset_path={self.folder}/file", code=65)
-        self.assertEqual(sorted(row for row, (verdict, _) in self.rows(text).items() if verdict == "WRONG"),
+        self.assertEqual(sorted(row for row, (verdict, _) in self.rows(text).items() if verdict == "FAIL"),
                          ["dump folder", "validation data"], text)
 
     def test_an_export_of_a_model_that_hugging_face_cannot_hold_is_refused_before_anything_is_made(self):
@@ -151,7 +151,7 @@ class Check(CheckpointTest):
 
     def rows(self, text):
         """row -> (verdict, text) of the table."""
-        matches = re.findall(r"^([a-z0-9 ]{16}) (right|WRONG|-) +(.*)$", text, re.M)
+        matches = re.findall(r"^([a-z0-9 ]{16}) (ok|FAIL|-) +(.*)$", text, re.M)
         return {row.strip(): (verdict, more) for row, verdict, more in matches}
 
     def parts(self, text):
@@ -180,17 +180,17 @@ class Check(CheckpointTest):
             with self.subTest(options=options):
                 text = self.check(*options, code=code)
                 rows = self.rows(text)
-                self.assertEqual([name for name, (verdict, _) in rows.items() if verdict == "WRONG"], [row])
+                self.assertEqual([name for name, (verdict, _) in rows.items() if verdict == "FAIL"], [row])
                 for name in looked_at:
-                    self.assertEqual(rows[name][0], "right", name)
+                    self.assertEqual(rows[name][0], "ok", name)
                 self.assertEqual(list(rows)[-1], "not checked")  # the last one, and the only one about the rest
                 because, _, names = rows.pop("not checked")[1].partition(": ")
-                self.assertEqual(because, f'because "{row}" is wrong')
+                self.assertEqual(because, f'because "{row}" failed')
                 self.assertEqual(sorted([*rows, *names.split(", ")]), sorted(every))
                 self.assertIn("a start would", names.split(", "))
                 # Then the verdict, and the job's own message is the end.
                 verdict, *message = text.splitlines()[len(rows) + 1:]
-                self.assertEqual(verdict, f'A job would end with exit code {code}: "{row}" is wrong.')
+                self.assertEqual(verdict, f'A job would end with exit code {code}: "{row}" failed.')
                 self.assertTrue(message[0].startswith("hyperion: "), message)
 
     def test_a_refused_family_is_one_row_one_verdict_and_one_sentence_with_the_families_there_are(self):
@@ -209,11 +209,11 @@ class Check(CheckpointTest):
         self.assertRegex(memory[1], r"^8\d\d\.\d\d GiB per rank .*; not compared with a GPU's memory: none is in use here, and --gpu-memory")
         text = self.check(*big, "--gpu-memory=80", env=no_gpu, code=2,
                           says=["model.args.dim = 16384: each rank needs at least 8", "but --gpu-memory is 80.0 GiB; set training.enable_cpu_offload = true (8",
-                                'A job would end with exit code 2: "memory" is wrong.'])
-        self.assertEqual(self.rows(text)["memory"][0], "WRONG")
+                                'A job would end with exit code 2: "memory" failed.'])
+        self.assertEqual(self.rows(text)["memory"][0], "FAIL")
         self.assertIn("a start would", self.rows(text)["not checked"][1])
         memory = self.rows(self.check(*big, "--gpu-memory=900", env=no_gpu))["memory"]
-        self.assertEqual(memory[0], "right")
+        self.assertEqual(memory[0], "ok")
         memory_of_big = memory
         self.assertTrue(memory[1].endswith("; --gpu-memory is 900.00 GiB; NCCL communicators, not counted: 1, up to 1.50 GiB (1 for collectives of 1.50 GiB)"), memory)
         memory = self.rows(self.check(*big, "--gpu-memory=9000", "--parallelism.tensor_parallel_degree=2", "--parallelism.data_parallel_replicate_degree=2",
@@ -221,14 +221,14 @@ class Check(CheckpointTest):
         self.assertIn("; NCCL communicators, not counted: 3, up to 4.50 GiB (3 for collectives of 1.50 GiB)", memory[1])
         needed = float(re.match(r"([\d.]+) GiB", memory_of_big[1]).group(1))
         memory = self.rows(self.check(*big, f"--gpu-memory={math.ceil(needed)}", env=no_gpu))["memory"]
-        self.assertEqual(memory[0], "right")  # the communicators' memory is an estimate
+        self.assertEqual(memory[0], "ok")  # the communicators' memory is an estimate
         self.assertTrue(memory[1].endswith("(1 for collectives of 1.50 GiB): with them the memory may run out"), memory)
         # A job reads its data first.
         self.check(*big, "--gpu-memory=80", "--training.dataset_path=none.jsonl", env=no_gpu, code=2,
-                   says=['A job would end with exit code 2: "training data" and "memory" are wrong.'])
+                   says=['A job would end with exit code 2: "training data" and "memory" failed.'])
         # Data that are missing change nothing about it.
         rows = self.rows(self.check(*big, "--gpu-memory=900", "--training.dataset=c4", "--training.dataset_path=None", env=no_gpu, code=2))
-        self.assertEqual((rows["training data"][0], rows["ranks"][0], rows["memory"]), ("WRONG", "right", memory_of_big))
+        self.assertEqual((rows["training data"][0], rows["ranks"][0], rows["memory"]), ("FAIL", "ok", memory_of_big))
 
     def test_memory_that_a_host_must_have_is_said_and_compared_where_the_ranks_run_here(self):
         big = ["--model.flavor=405B", "--model.args.dim=16384", "--model.args.n_layers=126", "--model.args.n_heads=128",
@@ -242,7 +242,7 @@ class Check(CheckpointTest):
         library = BINARY.parent / "libsimulated_gpu.so"
         if library.exists():
             text = self.check(*big, env={"LD_PRELOAD": library}, code=2, says=["each rank needs at least 6", "TiB of memory"])
-            self.assertEqual(self.rows(text)["memory"][0], "WRONG")
+            self.assertEqual(self.rows(text)["memory"][0], "FAIL")
         self.check(*big, env={"HYPERION_DEVICE": "cpu"}, code=2, says=["each rank needs at least 6", "TiB of memory"])
 
     def test_a_shape_without_its_weights_is_warned_of(self):
@@ -275,7 +275,7 @@ class Check(CheckpointTest):
         self.check("--ranks=2", "--parallelism.pipeline_parallel_degree=2", "--training.local_batch_size=1", "--training.global_batch_size=1", says=["fewer than ranks: the planned bubble is"])
         text = self.check("--ranks=2", "--parallelism.pipeline_parallel_degree=2", "--parallelism.pipeline_parallel_schedule=PipelineScheduleMulti", code=2)
         self.assertEqual(text.count('pipeline_parallel_schedule = "PipelineScheduleMulti" takes its order from a file'), 1, text)
-        self.assertRegex(text, 'because "pipeline" is wrong: (.*, )?state, a start would')
+        self.assertRegex(text, 'because "pipeline" failed: (.*, )?state, a start would')
 
     def test_muon_has_a_row_with_its_exchange_and_its_fullest_owner(self):
         muon = ("--ranks=4", "--parallelism.tensor_parallel_degree=2", "--optimizer.name=Muon")
@@ -293,11 +293,11 @@ class Check(CheckpointTest):
         self.assertGreater(numbers["buffer_bytes"], numbers["exchange_bytes"] / 2)
         self.assertNotIn("muon", json.loads(self.check(*muon[:2], "--json")))
 
-    def test_a_wrong_row_is_in_json_too(self):
+    def test_a_failed_row_is_in_json_too(self):
         text = self.check("--json", "--model.flavor=none", code=2)
         found = json.JSONDecoder().raw_decode(text)[0]
         self.assertEqual(found["exit_code"], 2)
-        self.assertIn("WRONG", [row["verdict"] for row in found["rows"]])
+        self.assertIn("FAIL", [row["verdict"] for row in found["rows"]])
 
     def test_keys_without_effect_are_named_once(self):
         text = self.check("--compile.enable", "--training.gc_freq=7", "--parallelism.pipeline_parallel_schedule=GPipe",
@@ -314,7 +314,7 @@ class Check(CheckpointTest):
         for changed in ("--training.no_shuffle", "--training.seq_len=24", "--training.document_mask"):
             self.assertIn("resume from", self.rows(self.check(*keep, changed))["a start would"][1])
         text = self.check(*keep, "--training.seq_len=96", "--parallelism.context_parallel_degree=3", "--ranks=3", code=2)
-        self.assertEqual(self.rows(text)["settings"][0], "WRONG")
+        self.assertEqual(self.rows(text)["settings"][0], "FAIL")
         self.assertIn("saved in the checkpoint: training.seq_len = 32", text)
 
     def test_warnings_come_after_the_table(self):
