@@ -83,10 +83,9 @@ void CheckTable::finish() {
     print_row("not checked", "-",
               fmt::format("because \"{}\" failed: {}", failed_row, fmt::join(rows, ", ")));
   if (json_) return print_json();
-  print_text(messages_.empty()
-                 ? std::string("All checks passed.\n")
-                 : fmt::format("A job would end with exit code {}: {} failed.\n", static_cast<int>(code_),
-                               fmt::join(failed_names_, " and ")));
+  print_text(messages_.empty() ? std::string("All checks passed.\n")
+                               : fmt::format("A job would end with exit code {}: {} failed.\n",
+                                             static_cast<int>(code_), fmt::join(failed_names_, " and ")));
 }
 
 void CheckTable::print_json() const {

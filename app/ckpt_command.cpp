@@ -95,7 +95,7 @@ std::map<std::string, std::string> keys_of(const checkpoint::OpenCheckpoint& che
   return keys;
 }
 
-// Which of Hugging Face's weights ours become.
+// Returns the weights of Hugging Face's format that ours become.
 std::vector<checkpoint::ConvertedTensor> tensors_for_hugging_face(const models::ModelArgs& args,
                                                                   const checkpoint::OpenCheckpoint& source,
                                                                   bool ema) {

@@ -67,8 +67,8 @@ namespace {
 std::optional<int> rank_of_job;  // set by train()
 struct {
   std::string host, gpu;
-} advice_on_memory;                     // likewise, when the configuration is known: for the memory of either
-bool ends_without_destructors = false;  // likewise, when a job on a GPU has failed
+} advice_on_memory;  // set by train() when the configuration is known: for the memory of either
+bool ends_without_destructors = false;  // set by train() when a job on a GPU has failed
 
 ExitCode train(const CommandLine& line, const std::vector<std::string>& command,
                const parallel::Environment& environment) {
@@ -195,7 +195,7 @@ std::string exhausted_message(const ExhaustedResource& resource) {
            "; lower OMP_NUM_THREADS or the number of ranks, or raise the limit (ulimit -u, pids.max of the "
            "cgroup, or ulimit -v, which the threads' stacks count for)";
   if (resource.kind == ExhaustedResource::Kind::kFiles) return message;
-  if (!rank_of_job) return message + "; give the command more memory, or name less to work on at once";
+  if (!rank_of_job) return message + "; give the command more memory, or pass fewer inputs";
   const std::string& advice = resource.on_gpu ? advice_on_memory.gpu : advice_on_memory.host;
   return message + "; " + (advice.empty() ? "give the job more memory" : advice);
 }
@@ -285,8 +285,7 @@ int main(int argc, char** argv) {
   const int code = hyperion::app::run_and_report({argv, argv + argc});
   hyperion::metrics::finish_trackers(code);
   hyperion::app::main_has_returned = true;
-  // Destructors may start what there is no memory or thread for, or meet what a thread that never was has
-  // left.
+  // Destructors are skipped after memory or threads ran out: they may need either.
   const bool exhausted = code == static_cast<int>(hyperion::ExitCode::kResources);
   if (exhausted || hyperion::app::ends_without_destructors ||
       hyperion::parallel::nccl_communicators_leaked() || hyperion::metrics::gpu_sampler_left_behind()) {

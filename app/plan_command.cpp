@@ -40,11 +40,11 @@ int64_t global_batch_of(const config::JobConfig& config, int64_t gpus) {
   return config.training.local_batch_size * std::max<int64_t>(1, gpus / model_ranks);
 }
 
-// Returns the fewest GPUs, by doubling, on which the job fits; 0: not on kMostGpus.
+// Returns the fewest GPUs, by doubling, on which the job fits; 0: not on kMaxGpus.
 int64_t fewest_gpus(const config::ResolvedConfig& resolved, const models::ModelArgs& model, Hardware hardware,
                     SearchOptions options) {
-  constexpr int64_t kMostGpus = 16384;
-  for (hardware.gpus *= 2; hardware.gpus <= kMostGpus; hardware.gpus *= 2) {
+  constexpr int64_t kMaxGpus = 16384;
+  for (hardware.gpus *= 2; hardware.gpus <= kMaxGpus; hardware.gpus *= 2) {
     options.global_batch = std::max(options.global_batch, hardware.gpus);
     if (search_meshes(resolved, model, hardware, options, [](size_t, size_t) {}).fitting > 0)
       return hardware.gpus;

@@ -58,7 +58,7 @@ std::string without_slash(std::string folder) {
   return folder;
 }
 
-// What the page is about: folders, what it calls them, and the one that is the baseline.
+// Contents lists the folders of a page, their names on it, and its baseline.
 struct Contents {
   std::vector<std::string> folders, names;
   report::PageChoices choices{};

@@ -18,7 +18,7 @@
 
 namespace hyperion {
 
-// What a layer derives from a weight's current value, such as its FP8 copies.
+// DerivedWeight is a cache that a layer computes from a weight's current value, such as its FP8 copies.
 struct DerivedWeight {
   virtual ~DerivedWeight() = default;
 };
@@ -40,27 +40,25 @@ struct Parameter {
   // of three dimensions has as many as rows. An optimizer of matrices treats each alone.
   int64_t matrices = 1;
 
-  // The dimension that ranks which share the work of a batch may divide; none for what each of them needs
-  // whole.
+  // The dimension that may be sharded over tensor parallel ranks; nullopt: replicated.
   std::optional<int> split{};
-  // What divide() and divide_experts() left for the layers of this rank: the cuts of the global tensor, and
-  // the shape after them.
+  // The part of the global tensor that this rank's layers compute with, after shard() and shard_experts():
+  // its cuts, and the shape that they leave.
   Domain domain = Domain::kDense;
   std::vector<Cut> cuts{};
   std::vector<int64_t> local{};
 
-  // What layers read: an autograd leaf of shape `local` in the compute dtype. Its owner (parallel/) creates
-  // it once and fills and empties its storage; its .grad() collects this rank's gradient until the owner
-  // reduces it. It requires no gradient where the parameter is frozen, and layers make none.
+  // The tensor that layers read: an autograd leaf of shape `local` in the compute dtype. Its owner
+  // (parallel/) creates it once and fills and empties its storage; its .grad() collects this rank's gradient
+  // until the owner reduces it. It requires no gradient where the parameter is frozen, and layers make none.
   at::Tensor weight{};
 
-  // The dtype in which the owner adds gradients up, where it takes them in it: a layer whose product can
-  // leave the gradient in it does, without a rounding, and `weight`'s .grad() then has this dtype. None:
-  // gradients have the weight's.
+  // The dtype in which the owner accumulates gradients. A layer whose product can write it does so, which
+  // saves a rounding, and `weight`'s .grad() then has this dtype. nullopt: the weight's dtype.
   std::optional<at::ScalarType> gradient_dtype{};
   // True for the bias of a linear layer: its gradient comes in `gradient_dtype`, as a weight's.
   bool is_bias = false;
-  // Set by a layer whose product cannot: its gradient comes in the weight's dtype.
+  // True if the layer's product cannot write `gradient_dtype`: its gradient comes in the weight's dtype.
   bool rounds_gradient = false;
 
   // Set where the owner gathers the contents in an encoded form instead: `encoded` of shape `local`, in units
@@ -68,26 +66,25 @@ struct Parameter {
   // the gradient.
   at::Tensor encoded{}, encoded_scale{}, encoded_inverse{};
 
-  // A parameter of all rows, in their order, of several weights that read one input; they share it. Weights
-  // that are stacks of matrices have the rows of each matrix side by side in it. Its `weight` is defined
-  // where their owner has laid theirs side by side, and is the whole of them, without a gradient of its own:
-  // layers may multiply it instead of each.
+  // The matrix of all rows of several weights that read one input, in their order; the weights share it.
+  // Stacks of matrices have the rows of each matrix side by side in it. pack->weight is defined if the owner
+  // stores the weights contiguously; layers may then multiply it once instead of each weight. It has no
+  // .grad() of its own.
   ParameterPtr pack{};
 
-  // A layer may cache here what it derived from the value; the owner drops it when the value changes or is
-  // freed.
+  // The layer's cache; the owner drops it when the value changes or is freed.
   mutable std::shared_ptr<DerivedWeight> derived{};
 
-  // Leaves this rank's part of `parts` along `split`; nothing changes for a parameter without one. Before the
-  // weight exists.
-  void divide(int64_t parts, int64_t index) {
+  // Keeps this rank's part of `parts` along `split`; a replicated parameter stays as it is. Call it before
+  // the weight exists.
+  void shard(int64_t parts, int64_t index) {
     if (!split || parts == 1) return;
     cuts.push_back({.dim = *split, .parts = parts, .index = index});
     local = box_of(shape, cuts).shape;
   }
 
-  // Leaves this rank's part of the experts, which are dimension 0; nothing changes with one part.
-  void divide_experts(int64_t parts, int64_t index) {
+  // Keeps this rank's part of the experts, which are dimension 0. Call it before the weight exists.
+  void shard_experts(int64_t parts, int64_t index) {
     if (parts == 1) return;
     domain = Domain::kExpert;
     cuts.push_back({.dim = 0, .parts = parts, .index = index});
@@ -95,7 +92,7 @@ struct Parameter {
   }
 
   int64_t numel() const { return whole_box(shape).numel(); }  // of the whole tensor
-  // Of the part that layers read.
+  // The rows of the part that layers read, and the elements of each.
   int64_t rows() const { return local.at(0); }
   int64_t row_numel() const { return rows() == 0 ? 0 : whole_box(local).numel() / rows(); }
 };

@@ -159,8 +159,8 @@ void lengths_by_cudnn() {
   const kernels::AttentionMask documents = {.kind = kernels::MaskKind::kDocuments,
                                             .query_bounds = bounds,
                                             .key_bounds = bounds,
-                                            .most_queries = longest,
-                                            .most_keys = longest};
+                                            .max_queries = longest,
+                                            .max_keys = longest};
   const auto by_token = [](const Tensor& x) { return x[0].transpose(0, 1).contiguous(); };
   const Tensor flat_q = by_token(q), flat_k = by_token(k), flat_v = by_token(v);
   const auto flash = [&] { return kernels::attention_forward(q, k, v, documents).output; };

@@ -44,13 +44,13 @@ void print_times() {
 }
 
 // Costs that are off: `by_action` each time an action runs, else for each rank and stage the same all step.
-PipelineCosts wrong_costs(const PipelineCosts& costs, double most, bool by_action, unsigned seed) {
+PipelineCosts wrong_costs(const PipelineCosts& costs, double largest, bool by_action, unsigned seed) {
   return [=](const PipelineAction& action) {
     std::seed_seq words{seed, static_cast<unsigned>(action.op), static_cast<unsigned>(action.stage),
                         by_action ? static_cast<unsigned>(action.microbatch) : 0U};
     unsigned bits = 0;
     words.generate(&bits, &bits + 1);
-    return costs(action) * (1 + most * (bits / 2147483647.5 - 1));
+    return costs(action) * (1 + largest * (bits / 2147483647.5 - 1));
   };
 }
 

@@ -46,7 +46,7 @@ struct ModelDescription {
     return kinds[static_cast<size_t>(kind_of_layer[static_cast<size_t>(layer)])];
   }
   int64_t blocks() const { return static_cast<int64_t>(kind_of_layer.size()); }
-  // How many layers have a window.
+  // Returns the number of layers with a window.
   int64_t windows() const {
     return static_cast<int64_t>(sum_over_blocks(0, blocks(), [](const BlockDescription& block) {
       return block.attention.attention->window > 0 ? 1.0 : 0.0;

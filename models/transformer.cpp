@@ -113,7 +113,7 @@ Transformer::Transformer(const ModelArgs& args, int64_t loss_chunk_bytes, const 
   units_.back().parameters = {norm_.weight(), output_};
   allocate_balances(at::kCPU);
   if (const Exchange* tp_group = dims.active_tp_group())
-    for (const ParameterPtr& parameter : parameters()) parameter->divide(tp_group->size(), tp_group->rank());
+    for (const ParameterPtr& parameter : parameters()) parameter->shard(tp_group->size(), tp_group->rank());
 }
 
 std::vector<ParameterPtr> Transformer::parameters() const {

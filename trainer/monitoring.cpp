@@ -277,7 +277,7 @@ std::unique_ptr<metrics::MetricsLogger> make_metrics(const RunDescription& run,
     log_info("Expert parallelism: groups of {} ranks with {} each, sharded over {}{}", ranks,
              counted(model.experts.num_experts / ranks, "expert"),
              counted(runtime.mesh->degree(parallel::MeshDim::kEfsdp), "rank"),
-             runtime.mesh->degree(parallel::MeshDim::kEtp) > 1 ? "; tensor parallel ranks divide each" : "");
+             runtime.mesh->degree(parallel::MeshDim::kEtp) > 1 ? "; each sharded over tp" : "");
   if (!measured.run_id.empty())  // a dry run has none
     log_info("Run {}: its record is in {}", measured.run_id,
              (measured.dump_folder / "runs" / measured.run_id).string());

@@ -32,10 +32,10 @@
 namespace hyperion::trainer {
 namespace {
 
-// A checkpoint of another program says nothing about our order of the data: its step does.
+// Skips the data before `step`: a checkpoint of another program has no position in our order of the data.
 void skip_trained_data(data::DataLoader& loader, int64_t step, int64_t skipped) {
   log_info(
-      "The checkpoint has no position of ours in the data: continuing after step {} x global batch, in our "
+      "The checkpoint has no data position of Hyperion: continuing after the sequences of {} steps, in our "
       "order",
       step);
   Progress progress("skipping data", static_cast<uint64_t>(skipped), "microbatches");
@@ -56,13 +56,13 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
   const Runtime& runtime = job_.runtime;
   const config::JobConfig& configured = job_.configured.config;
 
-  // What it continues.
+  // The checkpoint to resume.
   parallel::set_phase("choice of the checkpoint to continue");
   checkpointer_.emplace(configured, runtime, config::install_root());
   plan_ = plan();
   follow_plan(job_, plan_);
 
-  // What trains.
+  // The model and its optimizer.
   parallel::set_phase("construction of model and optimizer");
   const ModelContext context{
       .mesh = *runtime.mesh,
@@ -116,7 +116,7 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
     checkpointer_->attach(checkpointed_state(job_, plan_, chosen, components_, memory_mover_));
   load_checkpoint();
 
-  // What watches it.
+  // Metrics and the run's record.
   parallel::set_phase("start of the metrics");
   const RunDescription run = {job_, config(), command, plan_.seed};
   metrics_ = make_metrics(run, *checkpointer_, state_);
@@ -379,7 +379,7 @@ void Trainer::read_checks(bool wait) {
   agreement_.read(training_step_->guard().agreed());
 }
 
-// What several ranks hold must be the same on all of them: a save stores it once. Says so by Error(kBug).
+// Throws Error(kBug) if a tensor that ranks replicate differs between them: a save stores it once.
 void Trainer::audit_replicas(int64_t step) const {
   if (config::is_dry_run(config())) return;  // its other ranks do not exist
   const std::vector<parallel::ReplicatedTensor> replicated =

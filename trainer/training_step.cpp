@@ -47,7 +47,7 @@ TrainingStep::TrainingStep(ModelAndOptimizer& model, const config::JobConfig& co
              {.non_finite = config.training.on_non_finite == config::OnNonFinite::kSkip,
               .above_norm = config.training.skip_above_norm,
               .window = config.training.skip_window,
-              .most = config.training.max_skipped_steps}) {}
+              .max_skipped = config.training.max_skipped_steps}) {}
 
 void TrainingStep::add(data::Batch batch, StepInput& input) const {
   input.local_valid += valid_tokens(batch);

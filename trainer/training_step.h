@@ -21,18 +21,19 @@
 
 namespace hyperion::trainer {
 
-// All batches of a step are fetched first, because the loss is divided by the step's global number of valid
-// tokens.
+// StepInput holds all batches of a step: they are fetched first, because the loss is divided by the step's
+// global number of valid tokens.
 struct StepInput {
   std::vector<data::Batch> batches{};  // of training.local_batch_size rows
   int64_t local_valid = 0;             // tokens with a label
-  int64_t own_valid = 0;      // of these, in the parts of the sequences whose loss this rank computes
-  at::Tensor global_valid{};  // of all ranks: 0-dim int64 on the device
+  int64_t own_valid = 0;               // those in the parts of the sequences whose loss this rank computes
+  at::Tensor global_valid{};           // the number over all ranks: 0-dim int64 on the device
 };
 
+// The gradients of a step are those of scale * (sum of `sums` over all ranks).
 struct StepLosses {
-  std::vector<at::Tensor> sums{};  // of each microbatch, 0-dim; none on a rank without the head
-  at::Tensor scale{};              // what the gradients are of: scale * sum of all ranks' sums
+  std::vector<at::Tensor> sums{};  // one per microbatch, 0-dim; none on a rank without the head
+  at::Tensor scale{};
 };
 
 // Gradients that are clipped, or are divided by `divisor` in the update.
@@ -43,34 +44,34 @@ struct CheckedGradients {
 
 class TrainingStep {
  public:
-  // `model` is what make_model_and_optimizer() has made of the same configuration and context, and outlives
-  // it, as do the context's groups.
+  // `model` comes from make_model_and_optimizer() with the same configuration and context. It and the
+  // context's groups outlive this object.
   TrainingStep(ModelAndOptimizer& model, const config::JobConfig& config, const ModelContext& context);
 
   // Adds a batch that the loader has read, and counts its tokens.
   void add(data::Batch batch, StepInput& input) const;
 
-  // Makes the gradients of the mean cross-entropy over the valid tokens of all ranks. `reported` takes what
-  // layers report of a step that is logged; null: nothing.
+  // Computes the gradients of the mean cross-entropy over the valid tokens of all ranks. `reported` receives
+  // the layers' metrics if the step is logged; null: it is not.
   StepLosses make_gradients(int64_t step, const StepInput& input, models::LayerMetrics* reported);
-  // The L2 norm of all ranks' gradients.
+  // Returns the global gradient norm (L2). Collective.
   at::Tensor gradient_norm(int64_t step) const;
-  // Has all ranks agree that losses and norm are finite, and clips to training.max_norm. `own`: what this
-  // rank sends the others with the check.
+  // All-reduces the check that losses and norm are finite, and clips to training.max_norm. `own`: this rank's
+  // step flags, which are sent with the check.
   CheckedGradients check_and_clip(const StepFlags& own, const StepInput& input, const StepLosses& losses,
                                   const at::Tensor& norm);
-  // Updates weights, moving average and the experts' biases, unless the check says to skip. Then the
-  // gradients are gone.
+  // Updates weights, moving average and the experts' biases, unless the check says to skip. Frees the
+  // gradients.
   void update(int64_t step, double learning_rate, const CheckedGradients& checked,
               models::LayerMetrics* reported);
 
-  // The mean loss of the step and the largest of a rank's own means. Collective; waits for the device.
+  // Returns the mean loss of the step and the largest mean of a rank. Collective; waits for the device.
   struct Loss {
     double mean, max;
   };
   Loss reduce_losses(const StepInput& input, const StepLosses& losses) const;
-  // The mean loss of each of `sources` sources in a step with LayerMetrics::losses_of_rows; NaN for one
-  // without a label. Collective, unless there are none; waits for the device.
+  // Returns the mean loss of each of `sources` sources in a step with LayerMetrics::losses_of_rows; NaN for
+  // one without a label. Collective, unless there are none; waits for the device.
   std::vector<double> reduce_source_losses(const StepInput& input, const models::LayerMetrics& reported,
                                            size_t sources) const;
 
@@ -80,15 +81,15 @@ class TrainingStep {
 
  private:
   size_t microbatches(const StepInput& input) const { return input.batches.size() * per_batch_; }
-  // The batch of a microbatch, and its first row there.
+  // Returns the batch of a microbatch, and its first row there.
   std::pair<const data::Batch&, int64_t> rows_of(size_t microbatch, const StepInput& input) const;
 
   ModelAndOptimizer& model_;
   const parallel::ProcessGroups& groups_;
-  parallel::Communicator *tensor_ranks_, *expert_ranks_;  // null: one
-  int64_t batch_ranks_;                                   // with different sequences
-  int64_t rows_;                                          // of a microbatch
-  size_t per_batch_;                                      // microbatches
+  parallel::Communicator *tensor_ranks_, *expert_ranks_;  // null if the degree is 1
+  int64_t batch_ranks_;                                   // the data-parallel degree
+  int64_t rows_;                                          // rows per microbatch
+  size_t per_batch_;                                      // microbatches per batch
   bool counts_tokens_;                                    // Mesh::counts_in_loss_groups()
   double max_norm_;
   BatchMover mover_;

@@ -227,7 +227,8 @@ struct NewestSettings {
   }
 };
 
-// Where the runs differ: the top of the page. The names of jobs and folders, which always do, come last.
+// Returns the table of settings that differ between runs, which is the top of the page. The names of jobs and
+// folders, which always do, come last.
 std::string difference_table(const std::vector<ReportRun>& runs) {
   const NewestSettings newest(runs);
   if (newest.columns.size() < 2) return "";

@@ -12,7 +12,7 @@ namespace hyperion::report {
 // Each run has its own pair of colour and dash; there are this many pairs.
 inline constexpr size_t kMaxRuns = 14;
 
-// What the page shows at first; the reader can choose otherwise.
+// PageChoices are the page's settings when it opens; the reader can change them.
 struct PageChoices {
   std::optional<size_t> baseline{};  // the run that the others are compared with
   bool ratio = false;                // compared by ratios, not by differences

@@ -4,7 +4,7 @@ namespace hyperion::report {
 
 // The controls of the page: what the reader chooses, keeps over a refresh and saves as a file.
 const char* const kControlScript = R"js(
-// Where a plot's values are the baseline's, or what they are to it at the last step that both have.
+// Marks the baseline's values, and each other run's difference from it at the last step that both have.
 function compareNewest() {
   all('.delta').forEach(note => note.remove());
   if (baseline === null) return;
@@ -60,7 +60,7 @@ function save(name, type, content) {
   setTimeout(() => URL.revokeObjectURL(link.href), 60000);
 }
 
-// What the plot shows, a row for each point.
+// Returns a plot's values as CSV, a row for each point.
 function csvOf(svg) {
   const kind = axisOf(svg), [low, high] = ranges[kind], change = mode(svg) !== 'value';
   const rows = [['run', 'repeated after a restart', ...data.axes, titleOf(svg), 'smallest', 'largest',

@@ -26,7 +26,7 @@ const changeText = value => ratio ? '\u00d7 ' + text(value, 4)
   : '\u0394\u00a0' + (value < 0 ? '\u2212' : value > 0 ? '+' : '') + text(Math.abs(value), 4);
 const axisOf = svg => +(svg.dataset.axis ?? axis);
 
-// Of a value its place from `start` to `end`; not finite where the axis has none.
+// Returns the function that maps a value to its place from `start` to `end`; not finite where the axis has none.
 function scale([low, high], start, end, log) {
   const of = log ? Math.log : value => value;
   return value => value === null ? NaN : start + (of(value) - of(low)) / (of(high) - of(low)) * (end - start);

@@ -15,7 +15,7 @@ namespace hyperion::data {
 namespace {
 
 constexpr size_t kShownColumns = 20;
-constexpr uint64_t kMostRows = uint64_t{1} << 40;
+constexpr uint64_t kMaxRows = uint64_t{1} << 40;
 constexpr size_t kKeptTexts = size_t{4} << 20;
 constexpr uint64_t kMaxReserved = uint64_t{64} << 20;     // the file says it, and may lie
 constexpr std::string_view kOtherTextColumn = "content";  // in code corpora
@@ -125,7 +125,7 @@ uint32_t ColumnTexts::find_column() const {
 
 void ColumnTexts::check_rows(uint64_t rows) const {
   if (rows == 0) throw_data("{}: holds no document: remove the file", name_);
-  if (rows > kMostRows)
+  if (rows > kMaxRows)
     throw_data("{}: says that it has {} rows: the file is damaged, fetch or write it again", name_, rows);
 }
 

@@ -1,5 +1,5 @@
-// Which heads and lengths attention kernels take, and how those of a CPU
-// (models/kernels/attention/cpu_blocks.h) lay heads out; estimates of memory count it too. Constants alone:
+// The heads and lengths that attention kernels take, and the layout of heads in those of a CPU
+// (models/kernels/attention/cpu_blocks.h); estimates of memory count it too. Constants alone:
 // it is compiled for several instruction sets.
 #pragma once
 

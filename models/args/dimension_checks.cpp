@@ -11,10 +11,10 @@ void DimensionChecks::refuse_if(bool wrong, std::vector<std::string> keys, std::
   if (wrong) problems_.push_back({std::move(keys), std::move(text)});
 }
 
-void DimensionChecks::in_range(std::vector<std::string> keys, int64_t value, int64_t least, int64_t most) {
-  if (value >= least && value <= most) return;
-  std::string text = fmt::format("{} is {}, expected a value from {} to {}", keys.front(), value, least,
-                                 most == kLargestDimension ? "2^31" : std::to_string(most));
+void DimensionChecks::in_range(std::vector<std::string> keys, int64_t value, int64_t min, int64_t max) {
+  if (value >= min && value <= max) return;
+  std::string text = fmt::format("{} is {}, expected a value from {} to {}", keys.front(), value, min,
+                                 max == kLargestDimension ? "2^31" : std::to_string(max));
   problems_.push_back({std::move(keys), std::move(text)});
 }
 

@@ -1,4 +1,4 @@
-// How finely FP8 operands are scaled: torchao's recipes for linear layers and for experts.
+// The granularity of FP8 scales: torchao's recipes for linear layers and for experts.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ enum class GroupedRecipe {
   kMx        // blocks of 32 with a power of two each, rounded up
 };
 
-// What groups of rows are padded to multiples of, and what the widths of experts must be multiples of.
+// Returns the multiple to which groups of rows are padded, and which divides the widths of experts.
 constexpr int64_t unit_of(GroupedRecipe recipe) {
   return recipe == GroupedRecipe::kMx ? 32 : 16;
 }

@@ -63,7 +63,7 @@ PartSwitch switch_of(ModelPart part) {
 void check(const ModelArgs& args, DimensionChecks& checks) {
   const AttentionArgs& attention = args.attention;
   checks.positive({"dim"}, args.dim);
-  checks.in_range({"n_layers"}, args.n_layers, 1, kMostLayers);
+  checks.in_range({"n_layers"}, args.n_layers, 1, kMaxLayers);
   checks.positive({"n_heads"}, attention.n_heads);
   checks.positive({"n_kv_heads"}, attention.n_kv_heads);
   checks.positive({"head_dim", "n_heads", "dim"}, attention.head_dim);
@@ -81,8 +81,8 @@ void check(const ModelArgs& args, DimensionChecks& checks) {
                       ? fmt::format(" (dim {} / {} heads)", args.dim, attention.n_heads)
                       : ""));
   checks.in_range({"sliding_window_size"}, attention.window, 0, kLargestDimension);
-  checks.in_range({"sliding_window_first_layer"}, attention.window_first_layer, 0, kMostLayers);
-  checks.in_range({"full_attention_every"}, attention.window_full_every, 0, kMostLayers);
+  checks.in_range({"sliding_window_first_layer"}, attention.window_first_layer, 0, kMaxLayers);
+  checks.in_range({"full_attention_every"}, attention.window_full_every, 0, kMaxLayers);
   checks.refuse_if(
       args.latent.is_present() && attention.window > 0, {"sliding_window_size", "kv_lora_rank"},
       fmt::format("sliding_window_size is {}, expected 0: latent attention has no window", attention.window));

@@ -1,4 +1,4 @@
-// Which tokens of a sequence a context parallel rank has (parallelism.context_parallel_degree). Pure
+// The tokens of a sequence that a context parallel rank has (parallelism.context_parallel_degree). Pure
 // arithmetic.
 #pragma once
 
@@ -14,12 +14,12 @@ struct SequenceRange {
   bool operator==(const SequenceRange&) const = default;
 };
 
-// How `ranks` ranks share each sequence, and which of them this one is.
+// SequenceSplit says how `ranks` ranks share each sequence, and which of them this one is.
 struct SequenceSplit {
   int ranks = 1, rank = 0;
-  // Of twice as many chunks as ranks, rank r has chunk r and the one that is as far from the end: a causal
-  // query attends to all tokens before it, and so all ranks have equally many pairs of query and key. Else
-  // rank r has chunk r of as many chunks as ranks, and the last rank computes the most.
+  // True: of twice as many chunks as ranks, rank r has chunk r and the one that is as far from the end: a
+  // causal query attends to all tokens before it, and so all ranks have equally many pairs of query and key.
+  // False: rank r has chunk r of as many chunks as ranks, and the last rank computes the most.
   bool head_tail = true;
 };
 

@@ -15,7 +15,7 @@
 namespace hyperion::models {
 namespace {
 
-constexpr double kMostParameters = 0x1p60;  // their bytes can still be counted in 64 bits
+constexpr double kMaxParameters = 0x1p60;  // their bytes can still be counted in 64 bits
 
 using Flavors = std::map<std::string, ModelArgs, std::less<>>;
 
@@ -109,7 +109,7 @@ ModelArgs deepseek_v3(const DeepSeekDims& dims) {
   return args;
 }
 
-// Those of the larger models, which mask documents upstream.
+// Returns the dimensions of the larger models, which mask documents upstream.
 ModelArgs large_deepseek_v3(ModelArgs args, int64_t limited_groups, double route_scale) {
   args.masks_documents = true;
   if (limited_groups == 0) return args;
@@ -294,7 +294,7 @@ std::optional<double> billions(std::string_view flavor) {
 
 void check_size(const ModelArgs& args, DimensionChecks& checks) {
   const double parameters = parameter_count(describe_model(args));
-  checks.refuse_if(parameters > kMostParameters, {"n_layers", "dim", "hidden_dim", "vocab_size"},
+  checks.refuse_if(parameters > kMaxParameters, {"n_layers", "dim", "hidden_dim", "vocab_size"},
                    fmt::format("{:.2g} parameters are more than any memory can hold; lower dim, n_layers, "
                                "hidden_dim or vocab_size",
                                parameters));

@@ -14,7 +14,7 @@ namespace hyperion::models {
 // The flavour whose dimensions all come from overrides (trainer/hugging_face/hf_model.h).
 constexpr const char* kFlavorFromHf = "from_hf";
 
-// How a resume detects that a dimension has changed (overrides.def).
+// ResumeCheck says how a resume detects that a dimension has changed (overrides.def).
 enum class ResumeCheck { kSetting, kShape, kNone };
 
 // The overrides of a flavour's dimensions. An unset field keeps the flavour's value.

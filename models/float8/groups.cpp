@@ -207,7 +207,7 @@ Tensor scales_of_row_groups(const Tensor& scale, const Tensor& ends) {
   const int64_t rows = scale.size(0), groups = ends.size(0),
                 padded_rows = round_up(rows + groups * kTileRows, kTileRows),
                 columns = round_up(scale.size(1), kTileColumns);
-  // How many rows each group is moved by, and those behind the last.
+  // The number of rows by which each group moves, and the rows behind the last group.
   const Tensor lengths = ends - starts_of(ends);
   const Tensor added =
       lengths.add(kTileRows - 1).floor_divide_(kTileRows).mul_(kTileRows).sub_(lengths).cumsum(0);

@@ -53,7 +53,7 @@ struct Kernels {
   Kernel<VocabStatistics> vocab_statistics;
   Kernel<VocabGradient> vocab_gradient;
   Kernel<SumOfSquares> sum_of_squares;
-  // Of optimizer states in bf16 alone; no log line names them.
+  // These kernels update bf16 optimizer states; the log does not list them.
   Kernel<RoundedAdam> rounded_adam;
   Kernel<RoundedMomentum> rounded_momentum;
   // These two have a CPU form only; null: libtorch's is used.

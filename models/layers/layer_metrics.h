@@ -12,7 +12,7 @@
 namespace hyperion::models {
 
 struct LayerMetrics {
-  // How the values of a tag are reduced to one number: over all record() calls, that is all microbatches and
+  // The reduction of the values of a tag to one number: over all record() calls, that is all microbatches and
   // all layers that use the tag, and over all ranks. A value describes the local shard: between tensor
   // parallel layers this rank's part of each sequence, inside them its heads.
   enum class Reduction { kSum, kMean, kRootMeanSquare, kMax };

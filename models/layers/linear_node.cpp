@@ -39,7 +39,7 @@ struct LinearArgs {
   bool makes_columns;
 };
 
-// What forward returns, and the rows that it leaves for wgrad.
+// ForwardOutput is the result of forward, with the rows that wgrad multiplies.
 struct ForwardOutput {
   variable_list outputs;
   Operand rows;

@@ -29,7 +29,7 @@ enum class Gather {
   kChunked,    // the rows of one rank at a time, each in flight during the products of another rank's rows
 };
 
-// What the rows are in the layers' products. It decides their FP8 format.
+// OperandKind says what the rows are in the layers' products, which decides their FP8 format.
 enum class OperandKind { kInput, kGradient };
 
 // Returns how these layers gather rows. Chunked layers use kChunked, unless FP8 layers with one scale per

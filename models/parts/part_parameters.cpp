@@ -19,7 +19,7 @@ ParameterPtr make_block_parameter(const ParameterShape& shape, const ModelArgs& 
   parameter->trainable = shape.trainable;
   parameter->matrices = shape.matrices;
   if (const Exchange* ep_group = dims.active_ep_group(); is_expert && ep_group != nullptr)
-    parameter->divide_experts(ep_group->size(), ep_group->rank());
+    parameter->shard_experts(ep_group->size(), ep_group->rank());
   return parameter;
 }
 

@@ -40,10 +40,10 @@ constexpr double communicator_bytes(GroupTraffic traffic, int pipeline_ctas = kP
   if (traffic == GroupTraffic::kCollectives) return kMaxCommunicatorBytes;
   constexpr double kConnection = 9.4e6;  // buffers of the protocols LL, LL128 and Simple, in one channel
   constexpr double kNvlsCta = 17e6;
-  constexpr int kRingAndTrees = 3, kMostNvlsCtas = 16;
+  constexpr int kRingAndTrees = 3, kMaxNvlsCtas = 16;
   const CtaLimits limits = cta_limits(traffic, pipeline_ctas);
   const int peers = traffic == GroupTraffic::kStages ? 2 : 7;  // 7: the other ranks of a node
-  const int nvls = limits.nvls > 0 ? limits.nvls : std::min(limits.all, kMostNvlsCtas);
+  const int nvls = limits.nvls > 0 ? limits.nvls : std::min(limits.all, kMaxNvlsCtas);
   return kConnection * limits.all * (kRingAndTrees + peers) + kNvlsCta * nvls;
 }
 

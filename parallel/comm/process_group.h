@@ -27,7 +27,7 @@ struct CommOptions {
   CommBackend backend = CommBackend::kGloo;
   std::chrono::milliseconds init_timeout =
       std::chrono::seconds(300);  // used from rendezvous to the end of the first step
-  // How long a rank may take to answer the others after an operation has failed (docs/faults.md).
+  // The time in which a rank must answer the others after an operation has failed (docs/faults.md).
   std::chrono::milliseconds response_timeout = kPeerResponseTimeout;
   bool shared_memory = true;  // kGloo: ranks of one host exchange through memory, if possible, not sockets
   int device_index = 0;       // the CUDA device of this rank (kNccl)

@@ -18,12 +18,12 @@
 namespace hyperion::parallel {
 namespace {
 
-// Of sums over microbatches, in whatever dtype they are sent.
+// The dtype of sums over microbatches, in whatever dtype they are sent.
 constexpr at::ScalarType kSumDtype = at::kFloat;
 
-// For each pack of these parameters whose weights can lie side by side: a weight that is gathered with
-// padding behind it, or encoded with a scale of its own, cannot, nor can a frozen one next to others. Nor can
-// stacks whose masters are what is gathered or read: the optimizer reads those without gaps.
+// Returns the memory of each pack of these parameters whose weights can be stored contiguously. A weight that
+// is gathered with padding behind it, or encoded with a scale of its own, cannot, nor can a frozen one next
+// to others. Nor can stacks whose masters are gathered or read: the optimizer reads those without gaps.
 std::map<const Parameter*, PackMemory> pack_memory(const std::vector<ParameterPtr>& parameters, int world,
                                                    const ShardingOptions& options) {
   if (!options.pack_weights) return {};
@@ -31,7 +31,7 @@ std::map<const Parameter*, PackMemory> pack_memory(const std::vector<ParameterPt
   for (const ParameterPtr& parameter : parameters) {
     if (!parameter->pack) continue;
     const auto [pack, is_first] = fits.try_emplace(parameter->pack.get(), true);
-    // Of a matrix's rows, also in a stack of matrices; a bias has no others.
+    // The dimension of a matrix's rows, also in a stack of matrices; a bias has no other.
     const size_t dim = std::max<size_t>(parameter->local.size(), 2) - 2;
     if (is_first) {
       pack->first->local = parameter->local;
@@ -79,7 +79,7 @@ void FsdpContext::finish_reduction() {
   RankWait wait(options_.device.type());
   DeviceStream::current(options_.device).wait(reduced_);
   wait.done();
-  // What is sent belongs to the compute stream's memory: only now may later work of that stream reuse it.
+  // The sent tensors belong to the compute stream's memory: only now may later work of that stream reuse it.
   in_flight_.reset();
 }
 
@@ -178,10 +178,10 @@ ShardGroup::ShardGroup(std::string name, const std::vector<ParameterPtr>& parame
   if (memory) memory->free();
   choose_gradient_dtypes(parameters);
   plan_parts();
-  int64_t most = 0;
+  int64_t largest = 0;
   for (const ShardedParameterPtr& parameter : trained_)
-    most = std::max(most, parameter->aligned_numel() - parameter->padded_numel());
-  if (most > 0) zeros_ = at::zeros({context.shard().size() * most}, options.computed());
+    largest = std::max(largest, parameter->aligned_numel() - parameter->padded_numel());
+  if (largest > 0) zeros_ = at::zeros({context.shard().size() * largest}, options.computed());
 }
 
 // Asks for gradients of matrices and biases in the dtype in which they are added up, whatever the number of
@@ -343,8 +343,8 @@ void ShardGroup::accumulate() {
   }
 }
 
-// What a reduce-scatter sends of the gradients, which it takes: one tensor for each part, in which the rows
-// of rank r follow those of rank r - 1. Where a layer has left none, zeros.
+// Takes the gradients and returns the tensors to reduce-scatter, one per part, in which the rows of rank r
+// follow those of rank r - 1. A layer that left no gradient has zeros.
 std::vector<at::Tensor> ShardGroup::take_gradients() {
   const at::TensorOptions reduced = context_.options().reduced();
   std::vector<at::Tensor> sent;

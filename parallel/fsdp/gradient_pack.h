@@ -1,4 +1,4 @@
-// How a unit's gradients are laid side by side in one tensor, whose rows are what each rank gets.
+// GradientPack lays a unit's gradients side by side in one tensor, of which each rank gets a row.
 #pragma once
 
 #include <vector>

@@ -62,8 +62,8 @@ std::vector<int> differing_ranks(const std::vector<int64_t>& hashes, const std::
   return ranks;
 }
 
-// What is wrong with the tensors that `group` replicates, empty when nothing is; hashes: int64 [n] on the
-// device of the group.
+// Returns what differs between the tensors that `group` replicates, or an empty text; hashes: int64 [n] on
+// the device of the group.
 std::string compare(Communicator& group, const std::vector<std::string>& names, const at::Tensor& hashes) {
   const auto count = static_cast<int64_t>(names.size());
   at::Tensor extremes =

@@ -22,11 +22,14 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds, std::chrono::seconds;
 
 constexpr milliseconds kPoll{200};
-// How long a rank has to end by itself, with a better sentence than ours, when another one
-constexpr seconds kAfterLoss{2};  // ended without a word.
-// Beyond the response timeout, because find_lost_ranks() takes that long and some seconds more:
-constexpr seconds kWhileFailing{6};  // the same, and an operation of this rank has failed by it already;
-constexpr seconds kAfterFailure{8};  // it failed: for a reason that this rank may be about to find as well.
+// The time in which a rank should end by itself, with a more precise message than this detector's, after
+// another one ended without a message.
+constexpr seconds kAfterLoss{2};
+// The same, if an operation of this rank has failed by it already: beyond the response timeout, because
+// find_lost_ranks() takes that long and some seconds more.
+constexpr seconds kWhileFailing{6};
+// The time after another rank failed, for a reason that this rank may be about to find as well.
+constexpr seconds kAfterFailure{8};
 
 std::mutex current_mutex;
 FailureDetector* current = nullptr;  // of this process; guarded by current_mutex

@@ -29,7 +29,7 @@ struct Environment {
   bool single_host() const { return local_world_size == world_size; }
 };
 
-// How long a rank may take to answer the others after an operation has failed, or while the rendezvous
+// The time in which a rank must answer the others after an operation has failed, or while the rendezvous
 // fails (comm.peer_response_timeout_seconds).
 inline constexpr std::chrono::seconds kPeerResponseTimeout{2};
 

@@ -67,9 +67,9 @@ Journey journey(const JourneyInput& input, ProcessGroups& groups, bool by_node) 
   const auto there_and_back = [&](const Tensor& tokens, const Tensor& factors, KeptRouting& routing,
                                   std::optional<models::CountsExchange> counts, Exchange& group,
                                   const models::NodeLevel& level) {
-    models::RowsForExperts rows(tokens, input.before ? factors : none, routing, std::move(counts), group, run,
-                                level);
-    models::ResultsOfExperts results(routing, input.before ? none : factors, group, run, level);
+    models::DispatchExchange rows(tokens, input.before ? factors : none, routing, std::move(counts), group,
+                                  run, level);
+    models::CombineExchange results(routing, input.before ? none : factors, group, run, level);
     made.exchanges += routing.exchanges.size();
     for (size_t slice = 0; slice < routing.exchanges.size(); ++slice) {
       received.push_back(rows.wait(slice));
@@ -83,10 +83,10 @@ Journey journey(const JourneyInput& input, ProcessGroups& groups, bool by_node) 
     models::NodeCounts counts(input.choices, input.experts, at::kFloat, nodes, /*equal=*/false, {},
                               input.slices);
     KeptRouting routing{.dispatch = counts.dispatch()};
-    models::TokensForNodes tokens(x, weights, routing, std::move(counts), nodes, run);
-    models::ResultsOfExperts results(routing, none, *nodes.nodes, run, tokens.level());
+    models::NodeDispatchExchange tokens(x, weights, routing, std::move(counts), nodes, run);
+    models::CombineExchange results(routing, none, *nodes.nodes, run, tokens.level());
     for (size_t slice = 0; slice < routing.exchanges.size(); ++slice) {
-      models::TokensForNodes::Received of_node = tokens.wait(slice);
+      models::NodeDispatchExchange::Received of_node = tokens.wait(slice);
       results.send(
           there_and_back(of_node.x, of_node.weights, of_node.routing, {}, *nodes.in_node, of_node.level));
     }

@@ -314,7 +314,7 @@ TEST_CASE("a start costs what the model says at 32 and 64 processes", "[.slow]")
 
 TEST_CASE("no quantity of a start grows faster than the number of ranks up to 16,384") {
   struct Totals {
-    int64_t most_requests = 0, most_sockets = 0, all_requests = 0;
+    int64_t max_requests = 0, max_sockets = 0, all_requests = 0;
     double memory = 0, seconds = 0, root_mib = 0, root_seconds = 0;
   };
   const StoreCost store = measure_store();
@@ -322,8 +322,8 @@ TEST_CASE("no quantity of a start grows faster than the number of ranks up to 16
     const StartModel job{world, 8, kHostFanOut};
     Totals totals;
     for (int rank = 0; rank < world; ++rank) {
-      totals.most_requests = std::max(totals.most_requests, job.requests(rank) + kRendezvous);
-      if (rank > 0) totals.most_sockets = std::max(totals.most_sockets, job.sockets(rank));
+      totals.max_requests = std::max(totals.max_requests, job.requests(rank) + kRendezvous);
+      if (rank > 0) totals.max_sockets = std::max(totals.max_sockets, job.sockets(rank));
       if (rank > 0) totals.memory = std::max(totals.memory, job.memory(rank));
       if (rank > 0) totals.seconds = std::max(totals.seconds, job.seconds(rank));
     }
@@ -335,15 +335,15 @@ TEST_CASE("no quantity of a start grows faster than the number of ranks up to 16
         "%d ranks: %ld requests, %ld sockets, %.3f s of processor time and %.1f MiB per rank at most; rank "
         "0: %ld sockets, %ld requests answered in %.1f s of processor time, which is how long a start waits, "
         "%.0f MiB\n",
-        world, totals.most_requests, totals.most_sockets, totals.seconds, totals.memory, job.sockets(0),
+        world, totals.max_requests, totals.max_sockets, totals.seconds, totals.memory, job.sockets(0),
         totals.all_requests, totals.root_seconds, totals.root_mib);
     return totals;
   };
   std::printf("store: %.2f KiB per rank, %.1f us per request\n", store.kib_per_rank,
               store.seconds_per_request * 1e6);
   const Totals few = totals_of(1024), many = totals_of(16384);
-  CHECK(many.most_requests <= 500);
-  CHECK(many.most_sockets <= 210);  // seven of them to ranks of the host
+  CHECK(many.max_requests <= 500);
+  CHECK(many.max_sockets <= 210);  // seven of them to ranks of the host
   CHECK(many.memory < 20);
   // Hardly more than 16 times as many: a leader of 16,384 ranks is in one more group.
   CHECK(many.all_requests <= 16.5 * static_cast<double>(few.all_requests));

@@ -366,7 +366,7 @@ TEST_CASE("a column node whose results were saved gathers its input in backward 
   const auto results = run_ranks(2, [](const Environment& environment) {
     TensorGroup group({}, environment);
     const ParameterPtr parameter = make_parameter("w.weight", {10, 6}, Init::ones(), 0);
-    parameter->divide(2, group.ranks.rank());
+    parameter->shard(2, group.ranks.rank());
     at::manual_seed(4 + group.ranks.rank());
     parameter->weight = at::randn({5, 6}).requires_grad_();
     const Linear layer(parameter, nullptr, &group.ranks);

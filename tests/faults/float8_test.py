@@ -160,7 +160,7 @@ class Refusals(Float8):
     def test_each_in_one_sentence(self):
         for options, says in (
                 ([TABLE + "recipe_name=blockwise"], ["recipe_name", "rowwise_with_gw_hp"]),
-                ([TABLE + "recipe_name=rowwise"], ["a CPU multiplies FP8 with one scale a tensor only", "emulate = true"]),
+                ([TABLE + "recipe_name=rowwise"], ["a CPU multiplies FP8 only with one scale per tensor", "emulate = true"]),
                 ([TABLE + "emulate", TABLE + "recipe_name=rowwise", TABLE + "enable_fsdp_float8_all_gather"],
                  ["enable_fsdp_float8_all_gather", "tensorwise"]),
                 ([TABLE + "precompute_float8_dynamic_scale_for_fsdp"], ["enable_fsdp_float8_all_gather = true"]),

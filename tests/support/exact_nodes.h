@@ -40,7 +40,7 @@ struct ExactNodes {
     std::vector<at::Tensor> weights;
     for (const int64_t rows : {5 * parts - 1, 3 * parts, 3 * parts}) {
       const ParameterPtr weight = make_parameter("column", {rows, kWidth}, Init::ones(), 0);
-      weight->divide(parts, rank);
+      weight->shard(parts, rank);
       weights.push_back(numbers(weight->local, 3 * rank + rows));
       if (packed) weight->pack = pack;
       layers.emplace_back(weight, nullptr, &ranks, chunked);
@@ -70,7 +70,7 @@ struct ExactNodes {
     for (const Linear& layer : layers) found.push_back(layer.weight()->weight.grad());
 
     const ParameterPtr weight = make_parameter("row", {kWidth, 5 * parts - 1}, Init::ones(), 1);
-    weight->divide(parts, rank);
+    weight->shard(parts, rank);
     weight->weight = numbers(weight->local, rank + 4).requires_grad_();
     const Linear layer(weight, nullptr, &ranks, chunked);
     const at::Tensor rows = numbers({parts, kBatch, kTokens, weight->local[1]}, 3 * rank).requires_grad_(),

@@ -143,7 +143,7 @@ std::vector<Shape> attention_shapes(const models::ModelArgs& args, const config:
   return shapes;
 }
 
-// Which lengths of sequences cuDNN serves with context parallelism.
+// Returns the lengths of sequences that cuDNN serves with context parallelism, as text.
 std::string lengths_of_parts(const config::JobConfig& config) {
   return fmt::format("multiples of {}", kernels::gpu::kCudnnLength * parts_of_sequence(config));
 }

@@ -18,13 +18,14 @@
 namespace hyperion::trainer {
 namespace {
 
-// Where the products run. Throws Error(kUsage) when they cannot.
+// Returns how the products run. Throws Error(kUsage) if this device cannot run them.
 float8::Gemm gemm_of(const config::JobConfig& config, float8::Recipe recipe, const Float8Device& device) {
   constexpr int kFirstWithFp8 = 89;
   if (config.quantize.linear.float8.emulate) return float8::Gemm::kEmulated;
   if (device.cpu && recipe != float8::Recipe::kTensorwise)
     throw_config(
-        "quantize.linear.float8.recipe_name = \"{}\": a CPU multiplies FP8 with one scale a tensor only; set "
+        "quantize.linear.float8.recipe_name = \"{}\": a CPU multiplies FP8 only with one scale per tensor; "
+        "set "
         "quantize.linear.float8.emulate = true, or recipe_name = \"tensorwise\"",
         text_of(recipe));
   if (!device.cpu && device.compute_capability < kFirstWithFp8)
@@ -36,7 +37,7 @@ float8::Gemm gemm_of(const config::JobConfig& config, float8::Recipe recipe, con
   return float8::Gemm::kNative;
 }
 
-// The same for MXFP8.
+// Does the same for MXFP8.
 float8::Gemm mx_gemm_of(const config::JobConfig::Quantize::Linear::Mx& options, const Float8Device& device) {
   constexpr int kFirstWithBlocks = 100;
   if (options.emulate || options.recipe_name == float8::MxRecipe::kEmulated) return float8::Gemm::kEmulated;
@@ -129,7 +130,7 @@ void convert_to_mx(models::Transformer& model, const config::JobConfig& config, 
         "quantize.linear.mx.emulate = true first");
 }
 
-// Where grouped products run. Throws Error(kUsage) when they cannot.
+// Returns how grouped products run. Throws Error(kUsage) if this device cannot run them.
 float8::Gemm grouped_gemm_of(const std::string& table, float8::GroupedRecipe recipe, bool emulate,
                              const Float8Device& device) {
   if (emulate) return float8::Gemm::kEmulated;

@@ -49,7 +49,7 @@ void choose_kernels(const Float8Device& device) {
 
 namespace {
 
-// Of which the log has lines of their own.
+// Returns whether all experts are FP8 or MXFP8, for which the log has lines of its own.
 bool all_experts_in_float8(const models::ModelArgs& args, const config::JobConfig& config) {
   const auto& converted = config.quantize.grouped_mm;
   std::vector<std::string> parts;

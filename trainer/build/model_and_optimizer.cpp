@@ -36,7 +36,7 @@ void connect_pairs(Exchange& ranks, at::Device device, const std::vector<int64_t
   ranks.start_all_to_all(numbers(from), numbers(to), from, to).wait();
 }
 
-// The same for what this rank's stages exchange with those before and after them.
+// Does the same for what this rank's stages exchange with those before and after them.
 void connect_stages(const Pipeline& pipeline, const StageGroups& groups, at::Device device) {
   const int own = groups.up.rank();
   std::vector<int64_t> higher(static_cast<size_t>(groups.up.size()), 0), lower = higher;
@@ -92,7 +92,7 @@ std::vector<checkpointing::ModelParameter> described_parameters(const ModelAndOp
   return described;
 }
 
-// Of every block of the model that has experts.
+// Returns the expert bias of every MoE block of the model.
 std::vector<checkpointing::ExpertBias> described_biases(const models::Transformer& model,
                                                         const ModelContext& context) {
   std::vector<checkpointing::ExpertBias> described;

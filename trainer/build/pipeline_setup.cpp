@@ -109,7 +109,7 @@ ModelStage share_of_stage(const UnitRange& units, const models::ModelArgs& model
           .head = units.end > head};
 }
 
-// Of all ranks; equal for equal lists.
+// Returns the actions of all ranks as text, equal for equal schedules.
 std::string text_of_lists(const parallel::PipelineSchedule& schedule) {
   std::string text;
   for (const auto& actions : schedule.ranks)

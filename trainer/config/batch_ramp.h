@@ -15,7 +15,7 @@ struct BatchStage {
   bool operator==(const BatchStage&) const = default;
 };
 
-// What a run has done already; a ramp in tokens goes on from there.
+// TrainedSoFar is the progress of a run, from which a ramp in tokens continues.
 struct TrainedSoFar {
   int64_t steps = 0, tokens = 0;
 };

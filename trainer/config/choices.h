@@ -88,7 +88,7 @@ constexpr auto choices(AttentionChoice) {
                                        {AttentionChoice::kFlash, "flash"}});
 }
 
-// What happens when max_epochs of a source are read.
+// OnSourceEnd says what happens when max_epochs of a source are read.
 enum class OnSourceEnd { kStop, kRenormalize };
 constexpr auto choices(OnSourceEnd) {
   return choice_list<OnSourceEnd>({{OnSourceEnd::kStop, "stop"}, {OnSourceEnd::kRenormalize, "renormalize"}});

@@ -15,7 +15,7 @@ constexpr const char *kReplicateKey = "parallelism.data_parallel_replicate_degre
                      *kShardKey = "parallelism.data_parallel_shard_degree",
                      *kBatchKey = "training.global_batch_size";
 constexpr size_t kSmaller = 3, kLarger = 2;  // numbers of ranks that a message names
-constexpr int64_t kMostTried = 1 << 20;      // local batch sizes
+constexpr int64_t kMaxTried = 1 << 20;       // local batch sizes
 
 // Returns the ranks that share one sequence and its gradient: a data-parallel rank has as many processes.
 int64_t ranks_of_sequence(const JobConfig& config) {
@@ -136,8 +136,8 @@ std::string ways_to_batch(const JobConfig& config, int64_t ranks, int64_t batch)
   if (const std::vector<int64_t> numbers = fitting_ranks(config, ranks * ranks_of_sequence(config), batch);
       !numbers.empty())
     ways = listed_or(numbers) + (numbers == std::vector<int64_t>{1} ? " rank" : " ranks");
-  for (int64_t local = std::min({config.training.local_batch_size - 1, batch / ranks, kMostTried});
-       local >= 1; --local)
+  for (int64_t local = std::min({config.training.local_batch_size - 1, batch / ranks, kMaxTried}); local >= 1;
+       --local)
     if (batch % (local * ranks) == 0)
       return fmt::format("{}{}training.local_batch_size = {}", ways, ways.empty() ? "" : ", or ", local);
   return ways;

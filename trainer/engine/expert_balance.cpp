@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::string_view kExperts = "experts/", kBusiest = "experts/busiest_over_mean",
                            kBusiestExpert = "experts/busiest", kIdlest = "experts/idlest_over_mean",
-                           kIdlestExpert = "experts/idlest", kMostRows = "experts/most_rows_of_a_rank",
+                           kIdlestExpert = "experts/idlest", kMaxRows = "experts/most_rows_of_a_rank",
                            kWorstLayer = "experts/worst_layer";
 
 // Stacks this rank's token counts: int64 [blocks, experts].
@@ -77,13 +77,13 @@ void record_expert_loads(const std::vector<models::ExpertBalancePtr>& balances,
   at::NoGradGuard no_grad;
   const at::Tensor all = global_counts(balances, ranks).to(at::kFloat);
   const at::Tensor mean = all.mean(1).clamp_min(1);  // a step without tokens has no busiest expert
-  const auto [most, busiest] = all.max(1);
+  const auto [largest, busiest] = all.max(1);
   const auto [fewest, idlest] = all.min(1);
-  std::vector<std::pair<std::string_view, at::Tensor>> figures = {{kBusiest, most / mean},
+  std::vector<std::pair<std::string_view, at::Tensor>> figures = {{kBusiest, largest / mean},
                                                                   {kBusiestExpert, busiest.to(at::kFloat)},
                                                                   {kIdlest, fewest / mean},
                                                                   {kIdlestExpert, idlest.to(at::kFloat)}};
-  if (expert_ranks != nullptr) figures.emplace_back(kMostRows, rows_received(balances, *expert_ranks));
+  if (expert_ranks != nullptr) figures.emplace_back(kMaxRows, rows_received(balances, *expert_ranks));
   for (size_t i = 0; i < balances.size(); ++i) {
     const models::ExpertBalance& balance = *balances[i];
     const std::string& fqn = balance.bias->fqn;  // layers.N.moe.expert_bias
@@ -98,10 +98,10 @@ void record_expert_loads(const std::vector<models::ExpertBalancePtr>& balances,
 metrics::MetricList keep_worst_block(metrics::MetricList reported) {
   const std::string prefix = fmt::format("{}/layers.", kBusiest);
   std::string worst;
-  double most = -1;
+  double largest = -1;
   for (const auto& [tag, value] : reported)
-    if (tag.starts_with(prefix) && value > most) {
-      most = value;
+    if (tag.starts_with(prefix) && value > largest) {
+      largest = value;
       worst = tag.substr(prefix.size());
     }
   if (worst.empty()) return reported;

@@ -101,13 +101,13 @@ void FiniteGuard::leave_out(int64_t step, const std::string& reason) {
   ++skipped_;
   recent_.push_back(step);
   while (recent_.front() <= step - rules_.window) recent_.pop_front();
-  if (static_cast<int64_t>(recent_.size()) > rules_.most)
+  if (static_cast<int64_t>(recent_.size()) > rules_.max_skipped)
     throw_non_finite(
         "step {}: {}. {} of the last {} were left out, and training.max_skipped_steps is {}: look at these "
         "documents, lower optimizer.lr, or resume from an earlier state",
-        step, reason, recent_.size(), counted(rules_.window, "step"), rules_.most);
+        step, reason, recent_.size(), counted(rules_.window, "step"), rules_.max_skipped);
   log_warning("step {} is left out: {}. {} of the last {} were left out; more than {} end the job", step,
-              reason, recent_.size(), counted(rules_.window, "step"), rules_.most);
+              reason, recent_.size(), counted(rules_.window, "step"), rules_.max_skipped);
   if (on_skip) on_skip(step, reason);
 }
 

@@ -1,5 +1,5 @@
 // A non-finite loss or gradient norm never reaches the weights: the optimizer skips by a flag on the device,
-// and as soon as the host knows, the job ends, or goes on without the update, naming the step and the data.
+// and as soon as the host knows, the job ends, or continues without the update, naming the step and the data.
 // On a GPU the step flags of the ranks (trainer/engine/step_agreement.h) travel with this check.
 #pragma once
 
@@ -18,19 +18,19 @@
 
 namespace hyperion::trainer {
 
-// Which steps are left out instead of ending the job.
+// SkipRules decide which steps are skipped instead of ending the job.
 struct SkipRules {
-  bool non_finite = false;  // those whose loss or norm is not finite
-  double above_norm = 0;    // those whose norm is so many standard deviations above the mean; 0: none
-  int64_t window = 128;     // of so many steps before
-  int64_t most = 10;        // more skipped steps among them end the job
+  bool non_finite = false;  // skip a step whose loss or norm is not finite
+  double above_norm = 0;    // skip a step whose norm is this many standard deviations above the mean; 0: none
+  int64_t window = 128;     // the steps before it that count
+  int64_t max_skipped = 10;  // more skipped steps in the window end the job
 
   bool any() const { return non_finite || above_norm > 0; }
 };
 
 // SkipState is the history of skipped steps that a resumed run restores.
 struct SkipState {
-  int64_t skipped = 0;            // steps since the beginning
+  int64_t skipped = 0;            // skipped steps since the beginning
   std::vector<double> norms{};    // NormHistory::values()
   std::vector<int64_t> recent{};  // the skipped ones among the last steps
 };
@@ -45,7 +45,7 @@ class FiniteGuard {
   // `losses` its microbatch losses (0-dim), `scale` their factor (inverse_of). `describe(i)` says where the
   // sequences of microbatch i come from.
   struct Outcome {
-    at::Tensor skip;  // the optimizer's flag (0-dim float): 1 if the step is left out
+    at::Tensor skip;  // the optimizer's flag (0-dim float): 1 if the step is skipped
     // The norm to clip by (0-dim) has the same bits on every rank, so that replicas do not drift apart. On a
     // GPU it is the maximum over the ranks, because NCCL groups may sum in different orders.
     at::Tensor norm;
@@ -54,8 +54,8 @@ class FiniteGuard {
                 const at::Tensor& scale, std::function<std::string(size_t)> describe);
 
   // Throws Error(kNonFinite) if the step last checked (on a GPU: the step before it) was not finite and no
-  // rule leaves such steps out, or if too many were left out; Error(kBadData) if it had no valid token. A
-  // step that was left out is a warning, and on_skip's. With `wait` a GPU job also reads the last step; used
+  // rule skips such steps, or if too many were skipped; Error(kBadData) if it had no valid token. A
+  // skipped step is a warning, and on_skip is called. With `wait` a GPU job also reads the last step; used
   // before a save, before a step is logged and at the end of training.
   void raise(bool wait);
 
@@ -64,7 +64,7 @@ class FiniteGuard {
 
   const SkipRules& rules() const { return rules_; }
   int64_t skipped() const { return skipped_; }
-  // Called for a step that was left out, with the reason.
+  // Called for a skipped step, with the reason.
   std::function<void(int64_t step, const std::string& reason)> on_skip{};
 
   // Returns the state to save after `step`, which raise(wait) must have read.

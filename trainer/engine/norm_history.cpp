@@ -8,7 +8,7 @@
 
 namespace hyperion::trainer {
 
-at::Tensor NormHistory::excess(const at::Tensor& norm, double most) {
+at::Tensor NormHistory::excess(const at::Tensor& norm, double limit) {
   const at::Tensor own = norm.to(at::kDouble);
   if (!norms_.defined()) return at::zeros({}, own.options());
   norms_ = norms_.to(own.device());
@@ -17,7 +17,7 @@ at::Tensor NormHistory::excess(const at::Tensor& norm, double most) {
   const at::Tensor variance = at::where(known, (norms_ - mean).square(), 0).sum() / count;
   const at::Tensor deviations = (own - mean) / variance.sqrt();
   const at::Tensor exceeds =
-      count.ge(static_cast<double>(window_) / 2).logical_and(deviations.gt(most)).logical_and(own.gt(mean));
+      count.ge(static_cast<double>(window_) / 2).logical_and(deviations.gt(limit)).logical_and(own.gt(mean));
   return at::where(exceeds, deviations, 0);
 }
 

@@ -13,9 +13,9 @@ class NormHistory {
   explicit NormHistory(int64_t window) : window_(window) {}
 
   // Returns by how many standard deviations `norm` (0-dim) is above the mean of the norms before `step`, if
-  // that is more than `most`; else 0 (0-dim double). It is 0 while there are fewer norms than half a window.
+  // that is more than `limit`; else 0 (0-dim double). It is 0 while there are fewer norms than half a window.
   // Nothing waits for the device.
-  at::Tensor excess(const at::Tensor& norm, double most);
+  at::Tensor excess(const at::Tensor& norm, double limit);
   // Keeps the norm of a step; `skip` (0-dim, 0 or 1) tells whether its update was left out, and its norm is
   // left out then too.
   void add(int64_t step, const at::Tensor& norm, const at::Tensor& skip);

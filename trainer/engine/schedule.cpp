@@ -362,7 +362,7 @@ void ScheduleRunner::begin(const Action& action, const Plan& plan) {
 void ScheduleRunner::retire(const Action& action) {
   const auto active = active_.find({action.stage, action.microbatch});
   if (active->second.state.keeps_saved())
-    throw_bug("microbatch {} ends in stage {} and keeps something", action.microbatch, action.stage);
+    throw_bug("microbatch {} was retired in stage {} with saved tensors", action.microbatch, action.stage);
   std::vector<at::Tensor> received = std::move(active->second.received);
   active_.erase(active);
   for (at::Tensor& tensor : received) transfers_->recycle(std::move(tensor));

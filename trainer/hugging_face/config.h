@@ -22,8 +22,8 @@ namespace hyperion::hugging_face {
 // (rope_parameters). Missing fields have the defaults of transformers' configuration (and as many key-value
 // heads as heads), but sizes are required. Messages name the file `name`. Throws Error(kUsage) with one
 // sentence for anything that this program would compute differently: other model types, RoPE types,
-// activations, biases, sliding windows of other models than mistral and gpt_oss, routers. Throws
-// Error(kBadData) for missing fields and wrong types. `warnings` gets a sentence for unknown keys
+// activations, biases, sliding windows of other families than mistral, qwen2, qwen3 and gpt_oss, routers.
+// Throws Error(kBadData) for missing fields and wrong types. `warnings` gets a sentence for unknown keys
 // (config_keys.def), and one for each key with two different values.
 models::ModelArgs parse_hf_config(std::string_view text, const std::string& name,
                                   std::vector<std::string>* warnings = nullptr);

@@ -178,7 +178,7 @@ void read_window_of_qwen(const JsonNode& config, ModelArgs& args) {
   if (values.contains("sliding_window") && window.is_null()) return;
   args.attention.window = size_in(window, 4096);
   args.attention.window_first_layer =
-      first.is_null() ? 28 : static_cast<int64_t>(first.count(0, models::kMostLayers));
+      first.is_null() ? 28 : static_cast<int64_t>(first.count(0, models::kMaxLayers));
 }
 
 void read_qwen3(const JsonNode& config, ModelArgs& args) {

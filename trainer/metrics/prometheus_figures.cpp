@@ -235,7 +235,7 @@ void write_sources(std::string& out, const MetricList& list, std::span<const Sou
     for (const auto& [tag, value] : list) {
       const std::string_view source = source_of(tag, row);
       if (source.empty()) continue;
-      if (written == PrometheusFigures::kMostSources) {
+      if (written == PrometheusFigures::kMaxSources) {
         left_out.insert(source);
         continue;
       }

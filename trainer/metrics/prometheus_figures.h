@@ -61,7 +61,7 @@ class PrometheusFigures {
   // Called by the one thread that answers. Figures that are not known yet are absent.
   std::string text();
 
-  static constexpr size_t kMostSources = 64;  // further sources are counted, not listed
+  static constexpr size_t kMaxSources = 64;  // further sources are counted, not listed
 
  private:
   struct Logged {

@@ -108,12 +108,12 @@ std::vector<double> loads_of_owners(const std::vector<Matrix>& matrices, int sha
 }
 
 std::vector<std::vector<Matrix>> deal_into_exchanges(std::vector<Matrix> matrices) {
-  constexpr int64_t kMostExchanges = 4;
+  constexpr int64_t kMaxExchanges = 4;
   std::map<std::pair<int, int>, int64_t> of_owner;
   for (const Matrix& matrix : matrices) ++of_owner[{matrix.shard_owner, matrix.tensor_owner}];
-  int64_t most = 0;
-  for (const auto& [owner, count] : of_owner) most = std::max(most, count);
-  std::vector<std::vector<Matrix>> exchanges(static_cast<size_t>(std::min(kMostExchanges, most)));
+  int64_t largest = 0;
+  for (const auto& [owner, count] : of_owner) largest = std::max(largest, count);
+  std::vector<std::vector<Matrix>> exchanges(static_cast<size_t>(std::min(kMaxExchanges, largest)));
   std::map<std::pair<int, int>, int64_t> seen;
   for (Matrix& matrix : matrices) {
     const std::pair owner(matrix.shard_owner, matrix.tensor_owner);

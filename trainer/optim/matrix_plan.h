@@ -1,5 +1,5 @@
-// Which matrices Muon updates, which part of each a rank holds, and which rank computes each update: its
-// owner. Pure; every rank computes the same plan.
+// MatrixPlan lists the matrices that Muon updates, the part of each that a rank holds, and the rank that
+// computes each update: its owner. Pure; every rank computes the same plan.
 //
 // A parameter is one matrix, a stack of them (experts), or rows that are several (heads). Tensor parallel
 // ranks cut its rows or columns; then the ranks of a shard group cut what is left into flat ranges.

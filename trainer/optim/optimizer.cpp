@@ -62,7 +62,7 @@ std::unique_ptr<Optimizer> make_optimizer(const std::vector<parallel::ShardedPar
     case config::OptimizerName::kMuon:
       return std::make_unique<Muon>(parameters, options, groups, seed);
   }
-  throw_bug("an optimizer that nothing makes");
+  throw_bug("make_optimizer() has no case for this optimizer");
 }
 
 }  // namespace hyperion::optim

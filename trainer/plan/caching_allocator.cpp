@@ -23,13 +23,13 @@ CachingAllocator::Block CachingAllocator::allocate(double bytes, Content content
   if (block.bytes == 0) return {};
   live_ += block.bytes;
   contents_[static_cast<size_t>(content)] += block.bytes;
-  if (live_ > most_live_) {
-    most_live_ = live_;
+  if (live_ > max_live_) {
+    max_live_ = live_;
     peak_ = contents_;
   }
   if (block.bytes <= kSmallTensor) {
     block.start = kSmall;
-    most_small_ = std::max(most_small_, small_ += block.bytes);
+    max_small_ = std::max(max_small_, small_ += block.bytes);
     return block;
   }
   auto fit = free_.end();
@@ -80,7 +80,7 @@ void CachingAllocator::free(Block& block) {
 }
 
 int64_t CachingAllocator::reserved() const {
-  return mapped_ + round_up(most_small_, kSmallPage);
+  return mapped_ + round_up(max_small_, kSmallPage);
 }
 
 }  // namespace hyperion::trainer

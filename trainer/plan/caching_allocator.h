@@ -41,7 +41,7 @@ class CachingAllocator {
 
   int64_t alignment_;
   std::vector<Range> free_;  // in ascending order, no two adjacent; few, so that a search reads all
-  int64_t mapped_ = 0, live_ = 0, most_live_ = 0, small_ = 0, most_small_ = 0;
+  int64_t mapped_ = 0, live_ = 0, max_live_ = 0, small_ = 0, max_small_ = 0;
   std::array<int64_t, kContents> contents_{}, peak_{};
 };
 

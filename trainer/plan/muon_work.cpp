@@ -85,8 +85,8 @@ class OwnersPlan {
         make_parameter(fqn, shape.dims, Init::ones(), complete ? std::nullopt : shape.split);
     parameter->matrices = shape.matrices;
     SharedMatrices& shared = apart ? experts_ : dense_;
-    if (apart) parameter->divide_experts(expert_ranks, mesh_.coordinate(rank_, MeshDim::kEp));
-    parameter->divide(mesh_.degree(shared.tensor), mesh_.coordinate(rank_, shared.tensor));
+    if (apart) parameter->shard_experts(expert_ranks, mesh_.coordinate(rank_, MeshDim::kEp));
+    parameter->shard(mesh_.degree(shared.tensor), mesh_.coordinate(rank_, shared.tensor));
     std::ranges::move(optim::matrices_of(*parameter, parameters_.size(), mesh_.degree(shared.tensor)),
                       std::back_inserter(shared.matrices));
     parameters_.push_back(parameter);

@@ -35,7 +35,7 @@ parallel::Fingerprint job_identity(const config::JobConfig& config) {
   return identity;
 }
 
-// Whether GPU tensors travel through the host's memory.
+// Returns whether GPU tensors travel through the host's memory.
 bool wants_staging(bool on_gpu, bool dry_run, const parallel::Environment& environment) {
   const std::optional<std::string> wanted = environment_variable("HYPERION_COMM");
   if (!wanted || wanted->empty()) return false;

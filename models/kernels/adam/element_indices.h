@@ -1,4 +1,4 @@
-// Where the elements of a rank's part of a parameter lie in the whole parameter, for code that includes no
+// The places of the elements of a rank's part in the global parameter, for code that includes no
 // libtorch.
 #pragma once
 

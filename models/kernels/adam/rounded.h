@@ -35,8 +35,8 @@ struct RoundedAdamStep {
   at::Tensor divisor;  // likewise: divides the gradients; undefined: 1
 };
 
-// Of Muon's momentum: m <- lerp(m, g, 1 - momentum); then g <- lerp(g, m, momentum) (Nesterov) or m, of the
-// m that is not rounded yet.
+// The update of Muon's momentum: m <- lerp(m, g, 1 - momentum); then g <- lerp(g, m, momentum) (Nesterov) or
+// g <- m, with m before its rounding.
 struct RoundedMomentumTensors {
   std::vector<at::Tensor> grads, momenta;
   std::vector<uint64_t> keys;

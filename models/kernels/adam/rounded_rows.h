@@ -6,7 +6,8 @@
 
 namespace hyperion::kernels::rows {
 
-// Of the optimizer's formulas; `root2`: the root of the second moment's bias correction.
+// RoundedAdamNumbers are the coefficients of the update; `root2` is the square root of the second moment's
+// bias correction.
 struct RoundedAdamNumbers {
   float divisor, shrink, added_decay, beta1, rest1, beta2, rest2, root2, eps, step_size;
 };

@@ -10,8 +10,8 @@
 
 namespace hyperion::kernels {
 
-// What a forward leaves for its backward, which also takes the output and the log-sum-exp of several calls
-// that have been merged (models/kernels/attention/merge.h), with the extras of any of them.
+// AttentionResult is saved by forward for backward, which also takes the merged output and log-sum-exp of
+// several calls (models/kernels/attention/merge.h), with the extras of any of them.
 struct AttentionResult {
   at::Tensor output;  // [batch, heads, queries, head_dim] in q's dtype
   // Natural logarithm of the sum of exponentials of the scaled scores, fp32 (fp64 for fp64) [batch, heads,

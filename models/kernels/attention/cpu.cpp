@@ -108,7 +108,7 @@ const ElementKernels& kernels_for(const at::Tensor& t, Instructions instructions
 template <typename Run>
 void for_query_blocks(const AttentionShape& shape, const Run& run) {
   const int64_t blocks = (shape.queries + kQueryBlock - 1) / kQueryBlock;
-  // Of each sequence [blocks + 1]: the cost of its blocks before each, in one head.
+  // The cost of the blocks before each, in one head: [blocks + 1] for each sequence.
   std::vector<std::vector<int64_t>> costs(shape.batch, std::vector<int64_t>(blocks + 1));
   int64_t total = 0;
   for (int64_t batch = 0; batch < shape.batch; ++batch) {

@@ -66,7 +66,7 @@ int64_t end_of_keys(const AttentionShape& shape, int64_t begin) {
   return shape.causal && end < shape.keys ? end : shape.keys;
 }
 
-// Which keys the queries of a block may attend to.
+// KeyRange holds the keys that the queries of a block may attend to.
 struct KeyRange {
   int32_t last_key[kQueryBlock], first_key[kQueryBlock];
 
@@ -106,7 +106,7 @@ struct ForwardScratch {
   typename U::Unit* q_lanes;  // [width / kPerUnit][kQueryBlock]
   float* scores;              // [kKeys][kQueryBlock]
   float* out;                 // [kQueryBlock][width]
-  float *most, *total, *correction;  // [kQueryBlock]
+  float *maximum, *total, *correction;  // [kQueryBlock]
   int64_t floats;
 
   ForwardScratch(const AttentionShape& shape, float* scratch) {
@@ -118,7 +118,7 @@ struct ForwardScratch {
     q_lanes = pieces.take<typename U::Unit>(width / U::kPerUnit * kQueryBlock);
     scores = pieces.take(kKeys * kQueryBlock);
     out = pieces.take(kQueryBlock * width);
-    most = pieces.take(kQueryBlock);
+    maximum = pieces.take(kQueryBlock);
     total = pieces.take(kQueryBlock);
     correction = pieces.take(kQueryBlock);
     floats = pieces.used;
@@ -145,13 +145,13 @@ template <typename U>
 void softmax(const ForwardScratch<U>& in, int64_t lane, int64_t keys, float factor) {
   for (int64_t i = lane; i < lane + kStep; i += kLanes) {
     float* scores = in.scores + i;
-    const Floats before = load(in.most + i);
+    const Floats before = load(in.maximum + i);
     Floats even = before, odd = before;
     for (int64_t k = 0; k < keys; k += 2) {
       even = larger(even, load(scores + k * kQueryBlock));
       odd = larger(odd, load(scores + (k + 1) * kQueryBlock));
     }
-    const Floats most = larger(even, odd), shift = most * factor;
+    const Floats maximum = larger(even, odd), shift = maximum * factor;
     Floats even_sum{}, odd_sum{};
     for (int64_t k = 0; k < keys; k += 2) {
       float* row = scores + k * kQueryBlock;
@@ -161,15 +161,15 @@ void softmax(const ForwardScratch<U>& in, int64_t lane, int64_t keys, float fact
       odd_sum += b;
       store_rows(U(), row, a, b);
     }
-    const Floats correction = exp2_of<U::kDegree>((before - most) * factor);
-    store(in.most + i, most);
+    const Floats correction = exp2_of<U::kDegree>((before - maximum) * factor);
+    store(in.maximum + i, maximum);
     store(in.correction + i, correction);
     store(in.total + i, load(in.total + i) * correction + (even_sum + odd_sum));
   }
 }
 
-// One block of keys. `diagonal`: query i of the block sees keys 0 to i of it; products and exponentials above
-// the diagonal are left out in steps of kStep.
+// Attends to one block of keys. `diagonal`: query i of the block sees keys 0 to i of it; products and
+// exponentials above the diagonal are left out in steps of kStep.
 template <typename U, Start kStart>
 void attend(const ForwardScratch<U>& in, const KeyRange& reach, int64_t key, int64_t width, float factor,
             bool diagonal) {
@@ -225,7 +225,7 @@ void forward(const ForwardCall& call, int64_t first, int64_t last, float* scratc
     const Rows<Element> queries =
         rows_of<Element>(call.q, shape.queries, shape.head_dim, batch, head, begin, kQueryBlock);
     pack_lanes<U, Element>(queries, kQueryBlock, width, in.q_lanes);
-    fill(in.most, kQueryBlock, -kLargest / 2);  // times the factor, at most kLog2OfE, it stays finite
+    fill(in.maximum, kQueryBlock, -kLargest / 2);  // times the factor, at most kLog2OfE, it stays finite
     fill(in.total, kQueryBlock, 0);
     for (int64_t key = first_block; key < end; key += kKeys) {
       const bool diagonal = shape.causal && key == begin + first_diagonal(shape);
@@ -237,7 +237,7 @@ void forward(const ForwardCall& call, int64_t first, int64_t last, float* scratc
     float* lse = call.lse + (batch * shape.heads + head) * shape.queries + begin;
     for (int64_t i = 0; i < queries.count; ++i) {
       put_row(in.out + i * width, 1.0F / in.total[i], shape.head_dim, out + i * call.out.strides.token);
-      lse[i] = in.most[i] * shape.scale + __builtin_logf(in.total[i]);
+      lse[i] = in.maximum[i] * shape.scale + __builtin_logf(in.total[i]);
     }
   }
 }
@@ -327,7 +327,8 @@ HYPERION_INLINE void softmax_backward(const BackwardScratch<Bf16Pairs>& in, int6
 }
 #endif
 
-// One block of keys and one of queries, of which those from `lane` on attend to some of the keys.
+// Adds the gradients of one block of keys and one of queries, of which those from `lane` on attend to some of
+// the keys.
 template <typename U>
 void attend_backward(const BackwardScratch<U>& in, const KeyRange& reach, int64_t key, int64_t lane,
                      int64_t width, float factor) {

@@ -8,8 +8,8 @@
 
 namespace hyperion::kernels::cpu {
 
-// Of a tensor [batch, heads, tokens, head_dim], where tokens are queries or keys, in elements; the elements
-// of a head follow each other.
+// HeadStrides are the strides, in elements, of a tensor [batch, heads, tokens, head_dim], where tokens are
+// queries or keys. The elements of a head are contiguous.
 struct HeadStrides {
   int64_t batch, head, token;
 };

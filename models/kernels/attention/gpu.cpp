@@ -123,14 +123,14 @@ AttentionGradients flash_window_backward(const at::Tensor& grad, const CudaInput
 }
 
 // libtorch takes a longest sequence of one query for decoding, where no sequence is without queries.
-int64_t most_queries_for_flash(const AttentionMask& mask) {
-  return std::max<int64_t>(mask.most_queries, 2);
+int64_t max_queries_for_flash(const AttentionMask& mask) {
+  return std::max<int64_t>(mask.max_queries, 2);
 }
 
 AttentionResult flash_documents_forward(const CudaInput& in) {
   auto [out, lse, seed, offset, debug] = at::_flash_attention_forward(
       all_tokens(in.q), all_tokens(in.k), all_tokens(in.v), in.mask.query_bounds, in.mask.key_bounds,
-      most_queries_for_flash(in.mask), in.mask.most_keys, kNoDropout, true, /*return_debug_mask=*/false,
+      max_queries_for_flash(in.mask), in.mask.max_keys, kNoDropout, true, /*return_debug_mask=*/false,
       in.scale, keys_before(in.mask), right_of(in.mask));
   return {as_rows(out, in.q), lse.unflatten(1, {in.q.size(0), in.q.size(2)}).transpose(0, 1), {seed, offset}};
 }
@@ -140,7 +140,7 @@ AttentionGradients flash_documents_backward(const at::Tensor& grad, const CudaIn
   auto [dq, dk, dv] = at::_flash_attention_backward(
       all_tokens(grad), all_tokens(in.q), all_tokens(in.k), all_tokens(in.v), all_tokens(result.output),
       result.lse.transpose(0, 1).flatten(1, 2), in.mask.query_bounds, in.mask.key_bounds,
-      most_queries_for_flash(in.mask), in.mask.most_keys, kNoDropout, true, result.extras.at(0),
+      max_queries_for_flash(in.mask), in.mask.max_keys, kNoDropout, true, result.extras.at(0),
       result.extras.at(1), in.scale, keys_before(in.mask), right_of(in.mask));
   return {as_rows(dq, in.q), as_rows(dk, in.k), as_rows(dv, in.k)};
 }
@@ -204,7 +204,7 @@ AttentionResult efficient_documents_forward(const CudaInput& in) {
   const auto one_row = [](const at::Tensor& t) { return all_tokens(t).unsqueeze(0); };
   auto [out, lse, seed, offset, longest_q, longest_k] = at::_efficient_attention_forward(
       one_row(in.q), one_row(repeat_heads(in.k, heads)), one_row(repeat_heads(in.v, heads)), std::nullopt,
-      in.mask.query_bounds, in.mask.key_bounds, in.mask.most_queries, in.mask.most_keys, kNoDropout,
+      in.mask.query_bounds, in.mask.key_bounds, in.mask.max_queries, in.mask.max_keys, kNoDropout,
       kCausalFromTheLast, /*compute_log_sumexp=*/true, in.scale, {}, efficient_window(in.mask));
   return {as_rows(out.squeeze(0), in.q), {}, {seed, offset, lse}};
 }
@@ -215,8 +215,8 @@ AttentionGradients efficient_documents_backward(const at::Tensor& grad, const Cu
   const auto one_row = [](const at::Tensor& t) { return all_tokens(t).unsqueeze(0); };
   auto [dq, dk, dv, dbias] = at::_efficient_attention_backward(
       one_row(grad), one_row(in.q), one_row(repeat_heads(in.k, heads)), one_row(repeat_heads(in.v, heads)),
-      std::nullopt, one_row(result.output), in.mask.query_bounds, in.mask.key_bounds, in.mask.most_queries,
-      in.mask.most_keys, result.extras.at(2), kNoDropout, result.extras.at(0), result.extras.at(1),
+      std::nullopt, one_row(result.output), in.mask.query_bounds, in.mask.key_bounds, in.mask.max_queries,
+      in.mask.max_keys, result.extras.at(2), kNoDropout, result.extras.at(0), result.extras.at(1),
       kCausalFromTheLast, /*bias_requires_grad=*/false, in.scale, /*num_splits_key=*/std::nullopt,
       efficient_window(in.mask));
   const auto rows = [](const at::Tensor& t, const at::Tensor& like) { return as_rows(t.squeeze(0), like); };

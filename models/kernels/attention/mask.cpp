@@ -42,9 +42,10 @@ AttentionMask document_mask(const at::Tensor& positions, int64_t first, int64_t 
   }
   const DocumentBounds bounds = document_bounds(positions, first, end);
   const auto longest = [](const std::vector<int32_t>& begins) {
-    int64_t most = 0;
-    for (size_t i = 1; i < begins.size(); ++i) most = std::max<int64_t>(most, begins[i] - begins[i - 1]);
-    return most;
+    int64_t longest_document = 0;
+    for (size_t i = 1; i < begins.size(); ++i)
+      longest_document = std::max<int64_t>(longest_document, begins[i] - begins[i - 1]);
+    return longest_document;
   };
   const auto to_device = [&](const std::vector<int32_t>& begins) {
     const at::Tensor on_host = at::empty({static_cast<int64_t>(begins.size())}, options.pinned_memory(true));
@@ -53,8 +54,8 @@ AttentionMask document_mask(const at::Tensor& positions, int64_t first, int64_t 
   };
   mask.query_bounds = to_device(bounds.queries);
   mask.key_bounds = first == 0 ? mask.query_bounds : to_device(bounds.keys);
-  mask.most_queries = longest(bounds.queries);
-  mask.most_keys = longest(bounds.keys);
+  mask.max_queries = longest(bounds.queries);
+  mask.max_keys = longest(bounds.keys);
   return mask;
 }
 

@@ -26,8 +26,9 @@ struct AttentionMask {
   // rows, and the number of queries and keys. The last query of a document sees its last key; keys that no
   // query sees are documents without queries.
   at::Tensor query_bounds{}, key_bounds{};
-  int64_t most_queries = 0, most_keys = 0;  // of one document
-  // How many keys a query sees at most: its last one and those right before it; 0: all. kAllKeys has none.
+  int64_t max_queries = 0, max_keys = 0;  // of one document
+  // The largest number of keys that a query sees: its last one and those right before it; 0: all. kAllKeys
+  // has none.
   int64_t window = 0;
 
   bool has_documents() const { return kind == MaskKind::kDocuments; }

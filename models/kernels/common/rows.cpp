@@ -63,7 +63,7 @@ inline __attribute__((always_inline)) T narrowed(float x) {
     return T(static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : upper), T::from_bits());
   }
 }
-// What a stored element holds of x.
+// Returns x as a stored element holds it.
 template <typename T>
 inline __attribute__((always_inline)) float rounded(float x) {
   return wide(narrowed<T>(x));
@@ -328,14 +328,14 @@ HYPERION_VECTORISED void clamped_gate_backward(const float* grad, const float* h
   clamped_backward_pairs(grad, h, dh, n);
 }
 
-HYPERION_VECTORISED void exponentials(float* x, int64_t n, float& most_of, float& sum_of) {
-  const float most = largest(x, n);
+HYPERION_VECTORISED void exponentials(float* x, int64_t n, float& max_of, float& sum_of) {
+  const float maximum = largest(x, n);
   float sum = 0;
   for (int64_t i = 0; i < n; ++i) {
-    x[i] = exp_fp32(x[i] - most);
+    x[i] = exp_fp32(x[i] - maximum);
     sum += x[i];
   }
-  most_of = most;
+  max_of = maximum;
   sum_of = sum;
 }
 

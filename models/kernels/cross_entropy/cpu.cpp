@@ -50,9 +50,9 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, con
     require_label(label[r], vocab);
     rows::widen(elements, row, vocab);
     const float logit = row[label[r]];
-    float most = 0, sum = 0;
-    rows::exponentials(row, vocab, most, sum);
-    const float log_sum_exp = most + std::log(sum);
+    float maximum = 0, sum = 0;
+    rows::exponentials(row, vocab, maximum, sum);
+    const float log_sum_exp = maximum + std::log(sum);
     losses.mutable_data_ptr<double>()[r] = static_cast<double>(log_sum_exp) - static_cast<double>(logit);
     if (z_loss != 0)
       squares.mutable_data_ptr<double>()[r] =

@@ -15,29 +15,29 @@ namespace hyperion::kernels {
 constexpr unsigned kCrossEntropyThreads = 1024;
 constexpr int64_t kIgnored = -100;
 
-// ExpSum holds the largest of some logits and their sum of exp(x - most).
+// ExpSum holds the largest of some logits and their sum of exp(x - maximum).
 struct ExpSum {
-  float most = -INFINITY, sum = 0;
+  float maximum = -INFINITY, sum = 0;
 
   // A NaN stays in the sum.
   template <typename T, int kChunk>
   __device__ inline void add(const Chunk<T, kChunk>& chunk) {
-    float largest = most;
+    float largest = maximum;
     for (int i = 0; i < kChunk; ++i) largest = fmaxf(largest, widened(chunk.values[i]));
-    if (largest > most) {
-      sum *= expf(most - largest);
-      most = largest;
+    if (largest > maximum) {
+      sum *= expf(maximum - largest);
+      maximum = largest;
     }
     for (int i = 0; i < kChunk; ++i) {
       const float x = widened(chunk.values[i]);
-      sum += x == -INFINITY ? 0.0f : expf(x - most);
+      sum += x == -INFINITY ? 0.0f : expf(x - maximum);
     }
   }
   __device__ inline void add(const ExpSum& other) {
-    const float largest = fmaxf(most, other.most);
-    sum = sum * (most == largest ? 1.0f : expf(most - largest)) +
-          other.sum * (other.most == largest ? 1.0f : expf(other.most - largest));
-    most = largest;
+    const float largest = fmaxf(maximum, other.maximum);
+    sum = sum * (maximum == largest ? 1.0f : expf(maximum - largest)) +
+          other.sum * (other.maximum == largest ? 1.0f : expf(other.maximum - largest));
+    maximum = largest;
   }
 };
 
@@ -54,21 +54,21 @@ __device__ inline ExpSum exp_sum_of_row(const T* logits, int64_t columns) {
     own.add(a);
     if (second) own.add(b);
   }
-  __shared__ float most_of_warps[kWarp], sum_of_warps[kWarp];
+  __shared__ float max_of_warps[kWarp], sum_of_warps[kWarp];
   for (int distance = kWarp / 2; distance > 0; distance /= 2) {
     ExpSum other;
-    other.most = __shfl_xor_sync(0xffffffffU, own.most, distance);
+    other.maximum = __shfl_xor_sync(0xffffffffU, own.maximum, distance);
     other.sum = __shfl_xor_sync(0xffffffffU, own.sum, distance);
     own.add(other);
   }
   if (threadIdx.x % kWarp == 0) {
-    most_of_warps[threadIdx.x / kWarp] = own.most;
+    max_of_warps[threadIdx.x / kWarp] = own.maximum;
     sum_of_warps[threadIdx.x / kWarp] = own.sum;
   }
   __syncthreads();
   ExpSum all;
   for (unsigned warp = 0; warp < blockDim.x / kWarp; ++warp)
-    all.add(ExpSum{most_of_warps[warp], sum_of_warps[warp]});
+    all.add(ExpSum{max_of_warps[warp], sum_of_warps[warp]});
   return all;
 }
 
@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(kCrossEntropyThreads) cross_entropy_row(const 
   }
   const float picked = valid ? widened(logits[label]) : NAN;
   const ExpSum all = exp_sum_of_row<T, kChunk>(logits, task.columns);
-  const float log_of_sum = logf(all.sum), log_sum_exp = all.most + log_of_sum;
-  if (threadIdx.x == 0) task.losses[blockIdx.x] = all.most - picked + log_of_sum;
+  const float log_of_sum = logf(all.sum), log_sum_exp = all.maximum + log_of_sum;
+  if (threadIdx.x == 0) task.losses[blockIdx.x] = all.maximum - picked + log_of_sum;
   if (threadIdx.x == 0 && task.z_loss != 0.0f)
     task.losses[task.rows + blockIdx.x] = log_sum_exp * log_sum_exp;
   if (task.scale == nullptr) return;
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kCrossEntropyThreads) vocab_statistics_row(con
   if (threadIdx.x != 0) return;
   const int64_t label = task.labels[blockIdx.x], column = label - task.first;
   float* const statistics = task.statistics + 3 * static_cast<int64_t>(blockIdx.x);
-  statistics[0] = all.most;
+  statistics[0] = all.maximum;
   statistics[1] = all.sum;
   statistics[2] = label == kIgnored                       ? 0.0f
                   : label < 0 || label >= task.vocabulary ? NAN

@@ -41,7 +41,7 @@ void for_few_rows(const at::Tensor& logits, const Work& work) {
     work(first, std::min(step, logits.size(0) - first));
 }
 
-// Where the labels of some rows are in a part of the vocabulary.
+// LabelColumns are the columns of labels in a part of the vocabulary.
 struct LabelColumns {
   at::Tensor column;  // int64 [rows, 1], 0 for labels that are not in the part
   at::Tensor inside;  // bool [rows, 1]
@@ -95,9 +95,10 @@ at::Tensor vocab_statistics(const at::Tensor& logits, const at::Tensor& labels, 
   for_few_rows(logits, [&](int64_t first, int64_t count) {
     const at::Tensor wide = logits.narrow(0, first, count).to(opmath_dtype(logits));
     const auto [column, inside] = columns_of(labels.narrow(0, first, count), logits.size(1), part);
-    const at::Tensor most = wide.amax(1, /*keepdim=*/true);
+    const at::Tensor maximum = wide.amax(1, /*keepdim=*/true);
     const at::Tensor picked = at::where(inside, wide.gather(1, column), at::zeros({}, options));
-    statistics.narrow(0, first, count).copy_(at::cat({most, (wide - most).exp_().sum(1, true), picked}, 1));
+    statistics.narrow(0, first, count)
+        .copy_(at::cat({maximum, (wide - maximum).exp_().sum(1, true), picked}, 1));
   });
   return statistics;
 }

@@ -28,7 +28,7 @@ template <typename Key, typename Chunk>
 void move_tokens(const Tensor& chunks, const Tensor& k, const Tensor& v, int64_t first_part, bool unpack) {
   const int64_t parts = chunks.size(0), ranks = chunks.size(1), batch = chunks.size(3),
                 tokens = chunks.size(4), head_dim = chunks.size(6);
-  // Of a token, elements that lie side by side everywhere.
+  // The elements of a token that are contiguous in all tensors.
   const bool heads_together =
       chunks.stride(5) == head_dim && k.stride(1) == head_dim && v.stride(1) == head_dim;
   const int64_t rows = heads_together ? 1 : chunks.size(5), n = chunks.size(5) * head_dim / rows;

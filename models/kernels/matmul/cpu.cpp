@@ -18,7 +18,7 @@
 namespace hyperion::kernels::cpu {
 namespace {
 
-// Of the packed right matrix at a time: what stays in the last cache.
+// The bytes of the right matrix that are packed at a time: they stay in the last cache.
 constexpr int64_t kPackedBytes = int64_t{8} << 20;
 
 bool uses_own_products() {

@@ -73,7 +73,7 @@ HYPERION_INLINE void put(Bf16* to, const Floats (&sums)[kPanelVectors]) {
 #endif
 }
 
-// What a tile adds to, and where its sums go.
+// Output is where a tile's sums are accumulated and stored.
 template <typename Element>
 struct Output {
   float* sums;  // [rows of the tiles at once][kPanel]: between blocks of the depth
@@ -82,8 +82,8 @@ struct Output {
   int64_t c_stride, columns;  // of this panel
 };
 
-// What is multiplied next: each tile brings a part of it into the second cache, so many bytes for each unit
-// of its depth, and all tiles together the whole.
+// Prefetch is the panel that is multiplied next: each tile brings `bytes` of it into the L2 cache for each
+// unit of its depth, and all tiles together the complete panel.
 struct Prefetch {
   const char* from;
   int64_t bytes;
@@ -159,8 +159,7 @@ bool packs_columns(const ProductCall& call) {
 int64_t tiles_at_once(const ProductCall& call) {
   return packs_columns(call) ? kPackedTilesAtOnce : kTilesAtOnce;
 }
-// Those that are widened lie [rows at once][depth, and so much that neighbouring rows share no set of the
-// first cache].
+// The gap between widened rows, so that neighbouring rows share no set of the L1 cache.
 constexpr int64_t kWidenedGap = kLanes;
 
 template <typename U, typename Element>

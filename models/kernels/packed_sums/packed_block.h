@@ -1,5 +1,5 @@
-// How a block of a packed sum is scaled and rounded (models/kernels/packed_sums/packed_sums.h), on a GPU and
-// on a CPU.
+// The scaling and rounding of a block of a packed sum (models/kernels/packed_sums/packed_sums.h), on a GPU
+// and on a CPU.
 #pragma once
 
 #include <cmath>

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kRowsPerTask = 32;
 
-// Of x, or of residual + x: then both are contiguous, and `sum` is what they add up to.
+// Normalizes x, or residual + x: then both are contiguous, and `sum` is their sum.
 RmsNormResult forward(const at::Tensor& x, const at::Tensor& weight, double eps,
                       const at::Tensor* residual = nullptr, const at::Tensor* sum = nullptr) {
   const int64_t n = x.size(-1), count = x.numel() / n;

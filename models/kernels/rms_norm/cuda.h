@@ -59,7 +59,7 @@ std::pair<Tensor, Tensor> add_rms_norm_backward(const Launch& launch, const Tens
     require_numbers(term, sum.numel(), "add_rms_norm_backward: a further term");
     more.push_back(term.contiguous());
   }
-  // What the kernel has no place for is summed before it, in the order of sum_of_terms().
+  // Terms beyond the kernel's limit are summed before it, in the order of sum_of_terms().
   for (; more.size() > size_t{kMoreTerms}; more.pop_back()) {
     Tensor& before_last = more[more.size() - 2];
     before_last = at::add(more.back(), before_last);

@@ -42,8 +42,7 @@ using RouteTokens = RoutedTokens(const at::Tensor& logits, const at::Tensor& bia
 // bias, normalised and scaled.
 using RoutingWeights = at::Tensor(const at::Tensor& scores, const at::Tensor& choices,
                                   const RoutingOptions& options);
-// What the router's auxiliary losses (models/parts/experts/router_losses.h) add to the gradient of the
-// logits.
+// RouterLossGradient is the gradient of the router's auxiliary losses (models/parts/experts/router_losses.h).
 struct RouterLossGradient {
   // The gradient of the tokens' probabilities, which are their scores divided by their sum: [parts, experts]
   // in the dtype of the scores, one row for each part of the tokens, of equally many; undefined: none.

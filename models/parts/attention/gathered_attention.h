@@ -20,7 +20,7 @@
 
 namespace hyperion::models {
 
-// What attention of one layer has besides queries, keys and the mask that all layers share.
+// LayerAttention is what one layer's attention has besides queries, keys and the mask that all layers share.
 struct LayerAttention {
   int64_t window = 0;  // kernels::AttentionMask::window
   at::Tensor sinks{};  // [heads] of this rank (models/kernels/attention/sinks.h); undefined without

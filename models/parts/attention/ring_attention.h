@@ -36,7 +36,7 @@ struct RingStep {
   kernels::MaskKind mask = kernels::MaskKind::kAllKeys;  // only a rank's own keys need a causal one
 };
 
-// Whether the steps of a ring together serve a mask of the complete sequence: no documents and no window.
+// Returns whether a ring serves this mask of the complete sequence: no documents and no window.
 constexpr bool serves_ring(kernels::MaskKind mask, int64_t window) {
   return mask == kernels::MaskKind::kCausal && window == 0;
 }

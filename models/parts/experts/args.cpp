@@ -6,8 +6,8 @@ namespace hyperion::models {
 
 void check(const ExpertArgs& args, DimensionChecks& checks) {
   const int64_t experts = args.num_experts, groups = args.expert_groups, limited = args.limited_groups;
-  checks.in_range({"num_experts"}, experts, 0, kMostExperts);
-  checks.in_range({"num_shared_experts"}, args.num_shared_experts, 0, kMostExperts);
+  checks.in_range({"num_experts"}, experts, 0, kMaxExperts);
+  checks.in_range({"num_shared_experts"}, args.num_shared_experts, 0, kMaxExperts);
   checks.in_range({"moe_hidden_dim"}, args.hidden_dim, 0, kLargestDimension);
   checks.fits_float("route_scale", args.route_scale);
   checks.fits_float("load_balance_coeff", args.load_balance_coeff);

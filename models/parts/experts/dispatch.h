@@ -41,7 +41,7 @@ struct Dispatch : kernels::RowOrder {
   kernels::RowGroups groups() const { return {counts, ends}; }
 };
 
-// Where the number of rows of each expert is known.
+// RowCounts says where the number of rows of each expert is known.
 enum class RowCounts {
   kOnHost,    // on the host, which waits for a GPU's counts
   kOnDevice,  // on the device: with a GPU the host does not wait, and Dispatch::counts are zeros

@@ -381,9 +381,9 @@ std::shared_ptr<const Dispatch> CountsExchange::groups(const ExpertExchange& pla
   return std::make_shared<const Dispatch>(groups_of_received(plan, unit_, dispatch_->expert_rows.device()));
 }
 
-RowsForExperts::RowsForExperts(const Tensor& x, const Tensor& weights, KeptRouting& routing,
-                               std::optional<CountsExchange> counts, Exchange& ep_group, const BlockRun& run,
-                               NodeLevel level)
+DispatchExchange::DispatchExchange(const Tensor& x, const Tensor& weights, KeptRouting& routing,
+                                   std::optional<CountsExchange> counts, Exchange& ep_group,
+                                   const BlockRun& run, NodeLevel level)
     : ep_group_(&ep_group), level_(std::move(level)), in_flight_(std::make_shared<RowsInFlight>()) {
   if (run.selective == nullptr || !run.selective->recomputing()) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -401,13 +401,13 @@ RowsForExperts::RowsForExperts(const Tensor& x, const Tensor& weights, KeptRouti
   for (const auto& plan : plans) plan->experts = counts->groups(*plan);  // while the rows travel
 }
 
-Tensor RowsForExperts::wait(size_t slice) {
+Tensor DispatchExchange::wait(size_t slice) {
   return ReceiveRowsFunction::apply(std::exchange(rows_[slice], {}), routing_, ep_group_, level_, in_flight_,
                                     slice);
 }
 
-ResultsOfExperts::ResultsOfExperts(const KeptRouting& routing, const Tensor& weights, Exchange& ep_group,
-                                   const BlockRun& run, NodeLevel level)
+CombineExchange::CombineExchange(const KeptRouting& routing, const Tensor& weights, Exchange& ep_group,
+                                 const BlockRun& run, NodeLevel level)
     : routing_(routing),
       weights_(weights),
       ep_group_(&ep_group),
@@ -417,13 +417,13 @@ ResultsOfExperts::ResultsOfExperts(const KeptRouting& routing, const Tensor& wei
   in_flight_->pending.resize(routing.exchanges.size());
 }
 
-void ResultsOfExperts::send(const Tensor& outputs) {
+void CombineExchange::send(const Tensor& outputs) {
   const bool sends = !run_->recomputes() || (weights_.defined() && run_->selective == nullptr);
   sent_.push_back(
       SendResultFunction::apply(outputs, routing_, ep_group_, level_, in_flight_, sent_.size(), sends));
 }
 
-Tensor ResultsOfExperts::sum(const Tensor& shared) {
+Tensor CombineExchange::sum(const Tensor& shared) {
   return SumOfResultsFunction::apply(at::TensorList(sent_), optional_of(weights_), optional_of(shared),
                                      routing_, ep_group_, level_, in_flight_, *run_);
 }

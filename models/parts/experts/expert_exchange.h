@@ -80,31 +80,32 @@ class CountsExchange {
 
 struct RowsInFlight;
 
-// Sums of rows that the exchange inside a node hands to the one between nodes, packed, where the graph has
-// tensors without elements (models/parts/experts/node_exchange.h): of the experts' results in forward, of the
-// gradients of rows in backward. It has the sums of one slice: the exchange between nodes takes them before
-// the one inside a node makes those of the next slice, as it does in backward because autograd runs the node
-// that was made last first.
+// NodeSums carries the packed sums of rows from the exchange within a node to the one between nodes: of the
+// experts' results in forward, of the gradients of rows in backward. The autograd graph has tensors without
+// elements in their place (models/parts/experts/node_exchange.h). It holds one slice at a time: the exchange
+// between nodes takes it before the one within a node writes the next. Backward keeps that order, because
+// autograd runs the newest node first.
 struct NodeSums {
   at::Tensor results{}, gradients{};
 };
-// Which of the two exchanges one is, if sums travel packed.
+// NodeLevel says whether an exchange is the one within a node or the one between nodes, if sums travel
+// packed.
 struct NodeLevel {
   std::shared_ptr<NodeSums> sums{};  // null: sums are tensors of the graph
-  bool packs = false;                // whether it is the one inside a node, which packs sums
+  bool packs = false;                // true for the exchange within a node, which packs sums
 };
 
 // The rows of a microbatch, on their way to the experts in slices. Work between construction and wait() hides
 // the exchange, in backward too: there the gradients travel while the nodes of that work run.
-class RowsForExperts {
+class DispatchExchange {
  public:
   // Sends x [tokens, dim]. If `weights` [tokens, k] is defined, rows are multiplied by it first. counts: the
   // exchange of counts that completes `routing`; nullopt: `routing` is complete. The gather is queued before
   // the host waits for the counts. Collective, as is its backward. SAC saves the rows that were received, so
   // that the recomputation sends nothing.
-  RowsForExperts(const at::Tensor& x, const at::Tensor& weights, KeptRouting& routing,
-                 std::optional<CountsExchange> counts, Exchange& ep_group, const BlockRun& run,
-                 NodeLevel level = {});
+  DispatchExchange(const at::Tensor& x, const at::Tensor& weights, KeptRouting& routing,
+                   std::optional<CountsExchange> counts, Exchange& ep_group, const BlockRun& run,
+                   NodeLevel level = {});
   const KeptRouting& routing() const { return routing_; }
   const NodeLevel& level() const { return level_; }
   // Returns the rows of a slice for this rank's experts in their order, [received, dim]; rows of the padding
@@ -123,11 +124,11 @@ struct ResultsInFlight;
 
 // The experts' outputs of a microbatch, on their way back in slices. Work between send() and sum() hides the
 // exchange, in backward too.
-class ResultsOfExperts {
+class CombineExchange {
  public:
   // weights: [tokens, k], by which sum() multiplies outputs, or undefined.
-  ResultsOfExperts(const KeptRouting& routing, const at::Tensor& weights, Exchange& ep_group,
-                   const BlockRun& run, NodeLevel level = {});
+  CombineExchange(const KeptRouting& routing, const at::Tensor& weights, Exchange& ep_group,
+                  const BlockRun& run, NodeLevel level = {});
   // Sends the output rows [received, dim] of the next slice back, without those of the padding. Collective,
   // as is its backward. A recomputation sends nothing without weights, or if SAC has saved the rows.
   void send(const at::Tensor& outputs);

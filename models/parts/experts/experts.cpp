@@ -126,8 +126,8 @@ struct GateUpFunction : Function<GateUpFunction> {
   }
 };
 
-// Where this node multiplies rows by the weights of their tokens, all experts are this rank's, and the bias
-// b2 enters a token's sum as the product of its weights for each expert, [tokens, experts], by b2. Both
+// If this node multiplies rows by the weights of their tokens, all experts are this rank's, and the bias b2
+// enters a token's sum as the product of its weights for each expert, [tokens, experts], by b2. Both
 // gradients of that product are products over tokens, in the dtype of the weights.
 //
 // Returns the bias's part of the gradient of the weights, [tokens, k], from grad [tokens, dim].
@@ -300,22 +300,22 @@ Tensor Experts::forward(const Tensor& x, const Tensor& weights, const Tensor& sh
   return forward_local(x, weights, shared, routing.dispatch, run, !run.recomputes());
 }
 
-RowsForExperts Experts::send(const Tensor& x, const Tensor& weights, KeptRouting& routing,
-                             std::optional<CountsExchange> counts, const BlockRun& run,
-                             const NodeLevel& level) const {
+DispatchExchange Experts::send(const Tensor& x, const Tensor& weights, KeptRouting& routing,
+                               std::optional<CountsExchange> counts, const BlockRun& run,
+                               const NodeLevel& level) const {
   return with_received_rows(*stacks_.w1, routing, [&] {
-    return RowsForExperts(x, score_before_ ? weights : Tensor(), routing, std::move(counts), *ep_group_, run,
-                          level);
+    return DispatchExchange(x, score_before_ ? weights : Tensor(), routing, std::move(counts), *ep_group_,
+                            run, level);
   });
 }
 
-Tensor Experts::forward(RowsForExperts rows, const Tensor& weights, const Tensor& shared,
+Tensor Experts::forward(DispatchExchange rows, const Tensor& weights, const Tensor& shared,
                         const BlockRun& run) const {
   const Tensor none, after = score_before_ ? none : weights;
   // The gradient of weights reads the rows that come back; SAC saves them.
   const bool computes = !run.recomputes() || (after.defined() && run.selective == nullptr);
   return with_received_rows(*stacks_.w1, rows.routing(), [&] {
-    ResultsOfExperts results(rows.routing(), after, *ep_group_, run, rows.level());
+    CombineExchange results(rows.routing(), after, *ep_group_, run, rows.level());
     for (size_t slice = 0; slice < rows.routing().exchanges.size(); ++slice) {
       const Tensor outputs = forward_received(rows.wait(slice), rows.routing(), slice, run, computes);
       results.send(outputs);  // the received rows are freed by now

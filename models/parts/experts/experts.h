@@ -37,12 +37,12 @@ class Experts {
   // expert without rows is zero. Without an EP group.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& shared,
                      const KeptRouting& routing, const BlockRun& run) const;
-  // The same with an EP group, in two parts: send() starts the exchange of the rows of x, which work before
-  // forward() hides. counts: see RowsForExperts.
-  RowsForExperts send(const at::Tensor& x, const at::Tensor& weights, KeptRouting& routing,
-                      std::optional<CountsExchange> counts, const BlockRun& run,
-                      const NodeLevel& level = {}) const;
-  at::Tensor forward(RowsForExperts rows, const at::Tensor& weights, const at::Tensor& shared,
+  // Does the same with an EP group, in two parts: send() starts the exchange of the rows of x, which work
+  // before forward() hides. counts: see DispatchExchange.
+  DispatchExchange send(const at::Tensor& x, const at::Tensor& weights, KeptRouting& routing,
+                        std::optional<CountsExchange> counts, const BlockRun& run,
+                        const NodeLevel& level = {}) const;
+  at::Tensor forward(DispatchExchange rows, const at::Tensor& weights, const at::Tensor& shared,
                      const BlockRun& run) const;
 
   // Returns the multiple to which groups of rows like those of `x` are padded: for experts that are

@@ -118,18 +118,19 @@ at::Tensor MoE::sum_of_routed(const at::Tensor& x, const at::Tensor& weights, Pe
     return experts_.forward(x, weights, shared(), routing, run);
   }
   if (ep_nodes_.nodes == nullptr) {  // the host waits for the counts here
-    RowsForExperts rows = experts_.send(x, weights, routing, std::move(pending.counts), run);
+    DispatchExchange rows = experts_.send(x, weights, routing, std::move(pending.counts), run);
     keep();
     const at::Tensor added = shared();
     return experts_.forward(std::move(rows), weights, added, run);
   }
-  TokensForNodes tokens(x, weights, routing, std::move(pending.node_counts), ep_nodes_, run);  // or here
+  NodeDispatchExchange tokens(x, weights, routing, std::move(pending.node_counts), ep_nodes_,
+                              run);  // or here
   const at::Tensor added = shared();
-  ResultsOfExperts results(routing, at::Tensor(), *ep_nodes_.nodes, run, tokens.level());
+  CombineExchange results(routing, at::Tensor(), *ep_nodes_.nodes, run, tokens.level());
   std::vector<std::shared_ptr<const KeptRouting>> in_node;
   for (size_t slice = 0; slice < routing.exchanges.size(); ++slice) {
-    TokensForNodes::Received received = tokens.wait(slice);
-    RowsForExperts rows =
+    NodeDispatchExchange::Received received = tokens.wait(slice);
+    DispatchExchange rows =
         experts_.send(received.x, received.weights, received.routing, {}, run, received.level);
     in_node.push_back(std::make_shared<const KeptRouting>(received.routing));
     results.send(experts_.forward(std::move(rows), received.weights, at::Tensor(), run));

@@ -185,9 +185,9 @@ std::vector<std::shared_ptr<const ExpertExchange>> NodeCounts::wait() {
   return exchanges;
 }
 
-TokensForNodes::TokensForNodes(const Tensor& x, const Tensor& weights, KeptRouting& routing,
-                               std::optional<NodeCounts> counts, const NodeGroups& groups,
-                               const BlockRun& run)
+NodeDispatchExchange::NodeDispatchExchange(const Tensor& x, const Tensor& weights, KeptRouting& routing,
+                                           std::optional<NodeCounts> counts, const NodeGroups& groups,
+                                           const BlockRun& run)
     : groups_(groups),
       level_{x.scalar_type() == at::kBFloat16 ? std::make_shared<NodeSums>() : nullptr},
       weights_([&] {
@@ -197,13 +197,13 @@ TokensForNodes::TokensForNodes(const Tensor& x, const Tensor& weights, KeptRouti
               start_choices(*routing.dispatch, routing.exchanges, counts->equal(), *groups.nodes, pending_);
           in_node_ = counts->take_in_node();
         }
-        return RowsForExperts(weights, Tensor(), routing, {}, *groups.nodes, run);
+        return DispatchExchange(weights, Tensor(), routing, {}, *groups.nodes, run);
       }()),
       tokens_(x, Tensor(), routing, {}, *groups.nodes, run, level_) {
   routing_ = routing;
 }
 
-TokensForNodes::Received TokensForNodes::wait(size_t slice) {
+NodeDispatchExchange::Received NodeDispatchExchange::wait(size_t slice) {
   Received received{.x = tokens_.wait(slice),
                     .weights = weights_.wait(slice),
                     .level = {.sums = level_.sums, .packs = true}};

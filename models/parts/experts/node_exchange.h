@@ -1,6 +1,6 @@
 // Expert parallelism (EP) over several nodes, in two levels. Level 1 sends a token over the network once for
 // each node that holds some of its experts, to the rank with the sender's index in that node; the choices and
-// weights of the token travel with it. Level 2 is RowsForExperts and ResultsOfExperts between the ranks of a
+// weights of the token travel with it. Level 2 is DispatchExchange and CombineExchange between the ranks of a
 // node, for the experts of the node. Its sum of a token's experts is what level 1 brings back; the sender
 // adds up the sums of the nodes in the order of the token's choices. Gradients take the same ways.
 //
@@ -81,21 +81,21 @@ class NodeCounts {
   std::shared_ptr<Dispatch> rows_in_node_;  // the counts of level 2, of all slices
   std::optional<CountsExchange> counts_in_node_;
   std::vector<InNode> in_node_;
-  // [sent or received, slices, nodes, 1 + experts of a node]: of each node the rows of level 1 and of each
-  // expert. On the host; with a GPU pinned, and valid after `copied_`.
+  // [sent or received, slices, nodes, 1 + experts of a node]: for each node the rows of level 1, then the
+  // rows of each of its experts. On the host; with a GPU pinned, and valid after `copied_`.
   at::Tensor counts_;
   DeviceEvent copied_;
 };
 
 // The tokens of a microbatch, on their way to the nodes of their experts in slices. Work between construction
 // and wait() hides the exchange, in backward too.
-class TokensForNodes {
+class NodeDispatchExchange {
  public:
   // Sends x [tokens, dim] and weights [tokens, k]. counts: the exchange of counts that completes `routing`
   // but for routing.in_node; nullopt: `routing` is complete. Collective, as is its backward. SAC saves the
   // rows that were received.
-  TokensForNodes(const at::Tensor& x, const at::Tensor& weights, KeptRouting& routing,
-                 std::optional<NodeCounts> counts, const NodeGroups& groups, const BlockRun& run);
+  NodeDispatchExchange(const at::Tensor& x, const at::Tensor& weights, KeptRouting& routing,
+                       std::optional<NodeCounts> counts, const NodeGroups& groups, const BlockRun& run);
 
   struct Received {
     at::Tensor x, weights;  // [received, dim] and [received, k]
@@ -106,7 +106,7 @@ class TokensForNodes {
   // once for each slice, in order, and send a slice's results between nodes before the next call (NodeSums).
   Received wait(size_t slice);
 
-  // Level 1 of the sums of experts' results: ResultsOfExperts between the nodes takes it.
+  // Level 1 of the sums of experts' results: CombineExchange between the nodes takes it.
   const NodeLevel& level() const { return level_; }
 
  private:
@@ -116,7 +116,7 @@ class TokensForNodes {
   std::vector<NodeCounts::InNode> in_node_;  // of each slice; empty if `routing` was complete
   at::Tensor choices_;                       // [received of all slices, k], valid after `pending_`
   Pending pending_;
-  RowsForExperts weights_, tokens_;  // tokens_ take long, and the first slice needs its weights
+  DispatchExchange weights_, tokens_;  // tokens_ take long, and the first slice needs its weights
 };
 
 }  // namespace hyperion::models

@@ -234,7 +234,7 @@ TEST_CASE("the bias of a product's output is that of one rank where experts are 
     const Experts part(parameters, args, {});
     for (size_t i = 0; i < part.parameters().size(); ++i) {
       Parameter& stack = *part.parameters()[i];
-      stack.divide(2, rank);
+      stack.shard(2, rank);
       stack.weight = whole.parameters()[i]->weight.detach().chunk(2, *stack.split)[rank].clone();
       stack.weight.requires_grad_();
     }

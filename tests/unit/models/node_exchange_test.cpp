@@ -109,7 +109,7 @@ TEST_CASE("a token travels once to each node of its experts, and there to each o
             CHECK(received.flatten()[assignment].item<int64_t>() == node * of_node + expert);
             gathered[row].mul_(node * of_node + expert + 1);
           }
-        // Weights of absent choices are zero (TokensForNodes::wait).
+        // Weights of absent choices are zero (NodeDispatchExchange::wait).
         sums.push_back(sum_rows(gathered, experts, at::cat(of_weights).mul(experts.present)));
       }
       for (int64_t source = 0; source < c.nodes; ++source) {

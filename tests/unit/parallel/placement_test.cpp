@@ -13,7 +13,7 @@ namespace {
 // As the ranks of a tensor parallel group divide it: the index is of some other rank, and is not read.
 Parameter divided(std::vector<int64_t> shape, std::optional<int> split, int ranks) {
   const ParameterPtr parameter = make_parameter("w", std::move(shape), Init::ones(), split);
-  parameter->divide(ranks, ranks - 1);
+  parameter->shard(ranks, ranks - 1);
   return *parameter;
 }
 
@@ -104,7 +104,7 @@ TEST_CASE("ranks that shard experts hold stretches of their stack in its order, 
     const Mesh mesh(c.mesh, world);
     CAPTURE(mesh.describe(), c.shape);
     const ParameterPtr stack = make_parameter("w", c.shape, Init::ones());
-    stack->divide_experts(c.mesh.ep, 0);
+    stack->shard_experts(c.mesh.ep, 0);
     std::map<std::pair<int64_t, int>, int> holders;
     std::vector<int64_t> next(c.mesh.ep, 0);  // element of an ep rank's experts
     for (int rank = 0; rank < world; ++rank) {
@@ -139,8 +139,8 @@ TEST_CASE("ranks that divide experts, and tensor parallel ones each of them, hol
       const Mesh mesh(config, world);
       CAPTURE(mesh.describe(), split);
       const ParameterPtr stack = make_parameter("w", {4, 4, 8}, Init::ones(), split);
-      stack->divide_experts(config.ep, 0);
-      stack->divide(config.etp, 0);
+      stack->shard_experts(config.ep, 0);
+      stack->shard(config.etp, 0);
       std::map<std::pair<int64_t, int>, int> holders;
       for (int rank = 0; rank < world; ++rank) {
         const Placement placement = placement_of(*stack, 0, mesh, rank);

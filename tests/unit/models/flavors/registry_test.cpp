@@ -190,11 +190,11 @@ TEST_CASE("numbers of a model that are infinite or 0 in fp32 are refused by name
 }
 
 TEST_CASE("more blocks or experts than any model has are refused before anything is made for each") {
-  CHECK(model_args("llama3", "debugmodel", {.n_layers = kMostLayers}).n_layers == kMostLayers);
-  CHECK_THROWS_WITH(model_args("llama3", "debugmodel", {.n_layers = kMostLayers + 1}),
+  CHECK(model_args("llama3", "debugmodel", {.n_layers = kMaxLayers}).n_layers == kMaxLayers);
+  CHECK_THROWS_WITH(model_args("llama3", "debugmodel", {.n_layers = kMaxLayers + 1}),
                     Catch::Contains("n_layers is 10001, expected a value from 1 to 10000"));
-  for (const ModelOverrides& experts : {ModelOverrides{.num_experts = kMostExperts + 1},
-                                        ModelOverrides{.num_shared_experts = kMostExperts + 1}})
+  for (const ModelOverrides& experts : {ModelOverrides{.num_experts = kMaxExperts + 1},
+                                        ModelOverrides{.num_shared_experts = kMaxExperts + 1}})
     CHECK_THROWS_WITH(model_args("qwen3", "debugmodel_moe", experts),
                       Catch::Contains("experts is 65537, expected a value from 0 to 65536"));
 }

@@ -60,7 +60,7 @@ std::vector<parallel::ShardedParameterPtr> parameters_of(const Mesh& mesh, int r
   add("output.weight", {vocab, 10}, 0);
   std::vector<parallel::ShardedParameterPtr> sharded;
   for (const ParameterPtr& parameter : all) {
-    parameter->divide(mesh.degree(MeshDim::kTp), mesh.coordinate(rank, MeshDim::kTp));
+    parameter->shard(mesh.degree(MeshDim::kTp), mesh.coordinate(rank, MeshDim::kTp));
     sharded.push_back(std::make_shared<parallel::ShardedParameter>(
         parameter, parallel::placement_of(*parameter, 0, mesh, rank), parallel::ShardingOptions{}));
   }

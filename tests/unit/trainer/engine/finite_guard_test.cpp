@@ -131,7 +131,8 @@ TEST_CASE("ranks that are two groups in turn agree on a verdict that only one gr
 
 TEST_CASE("a step that is not finite is left out where the rules say so, until there are too many") {
   const auto group = parallel::make_solo_communicator("loss/0", 0);
-  FiniteGuard guard(parallel::ReduceChain({group.get()}), {.non_finite = true, .window = 10, .most = 2});
+  FiniteGuard guard(parallel::ReduceChain({group.get()}),
+                    {.non_finite = true, .window = 10, .max_skipped = 2});
   std::vector<std::string> skipped;
   guard.on_skip = [&](int64_t step, const std::string& reason) {
     skipped.push_back(std::to_string(step) + " " + reason);
@@ -159,7 +160,7 @@ TEST_CASE("a step that is not finite is left out where the rules say so, until t
 
 TEST_CASE("a norm far above those before it is left out, and a resumed guard decides the same") {
   const auto group = parallel::make_solo_communicator("loss/0", 0);
-  const SkipRules rules{.above_norm = 4, .window = 8, .most = 100};
+  const SkipRules rules{.above_norm = 4, .window = 8, .max_skipped = 100};
   FiniteGuard guard(parallel::ReduceChain({group.get()}), rules);
   const auto skips = [&](FiniteGuard& of, int64_t step, double norm) {
     const bool skip =

@@ -20,7 +20,7 @@ std::vector<double> loads_of(const std::vector<Matrix>& matrices, int shard_rank
 }
 
 ParameterPtr cut(ParameterPtr parameter, int64_t parts, int64_t index) {
-  parameter->divide(parts, index);
+  parameter->shard(parts, index);
   return parameter;
 }
 
@@ -47,8 +47,8 @@ TEST_CASE("tensor parallel ranks have rows or columns of a matrix, or whole head
 
 TEST_CASE("experts are matrices of their own, those of this expert parallel rank alone") {
   ParameterPtr stack = make_parameter("w", {6, 4, 8}, Init::ones(), 1);
-  stack->divide_experts(2, 1);
-  stack->divide(2, 0);
+  stack->shard_experts(2, 1);
+  stack->shard(2, 0);
   const auto matrices = matrices_of(*stack, 0, 2);
   REQUIRE(matrices.size() == 3);
   CHECK(matrices[2].rows == 4);
