@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "models/layers/linear_node.h"
 
 namespace hyperion::models {
@@ -17,7 +18,11 @@ class MergedLinear {
     int64_t rows = 0;
     for (const Linear& layer : layers_) rows += layer.weight()->shape[0];
     const ParameterPtr pack = make_parameter(name, {rows, layers_[0].weight()->shape[1]}, Init::ones());
-    for (const Linear& layer : layers_) layer.weight()->pack = pack;
+    for (const Linear& layer : layers_) {
+      layer.weight()->pack = pack;
+      if ((layer.bias() == nullptr) != (layers_[0].bias() == nullptr))
+        throw_bug("{}: only some of its layers have a bias", name);
+    }
     if (layers_[0].bias() == nullptr) return;
     const ParameterPtr biases = make_parameter(name + " (biases)", {rows}, Init::ones());
     for (const Linear& layer : layers_) layer.bias()->pack = biases;

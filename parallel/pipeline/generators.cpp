@@ -246,20 +246,31 @@ PipelineSchedule make_schedule(PipelineKind kind, const PipelineShape& shape) {
     for (int rank = 0; rank < ranks; ++rank) schedule.ranks.push_back(build_list(rank));
     return schedule;
   };
-  if (kind == PipelineKind::kGPipe || kind == PipelineKind::kLoopedBfs) {
-    const bool reversed = kind == PipelineKind::kLoopedBfs;
-    return repeat(build_ranks([&](int rank) { return breadth_first(rank, shape, reversed); }), shape.batches);
-  }
   schedule.microbatches = total;
-  if (is_interleaved) {
-    const bool zero_bubble = kind == PipelineKind::kInterleavedZeroBubble;
-    return build_ranks([&](int rank) { return interleaved(rank, shape, total, *round, zero_bubble); });
+  switch (kind) {
+    case PipelineKind::k1F1B:
+      return build_ranks([&](int rank) { return one_forward_one_backward(rank, ranks, total); });
+    case PipelineKind::kGPipe:
+    case PipelineKind::kLoopedBfs:
+      schedule.microbatches = shape.microbatches;
+      return repeat(build_ranks([&](int rank) {
+                      return breadth_first(rank, shape, /*reversed=*/kind == PipelineKind::kLoopedBfs);
+                    }),
+                    shape.batches);
+    case PipelineKind::kInterleaved1F1B:
+    case PipelineKind::kInterleavedZeroBubble: {
+      const bool zero_bubble = kind == PipelineKind::kInterleavedZeroBubble;
+      return build_ranks([&](int rank) { return interleaved(rank, shape, total, *round, zero_bubble); });
+    }
+    case PipelineKind::kZbvZeroBubble:
+      return build_ranks([&](int rank) { return zero_bubble_v(rank, ranks, total); });
+    case PipelineKind::kDualPipeV:
+      return build_ranks([&](int rank) { return dual_pipe_v(rank, ranks, total); });
+    case PipelineKind::kSingle:
+    case PipelineKind::kMulti:
+      break;  // refused above
   }
-  if (kind == PipelineKind::kZbvZeroBubble)
-    return build_ranks([&](int rank) { return zero_bubble_v(rank, ranks, total); });
-  if (kind == PipelineKind::kDualPipeV)
-    return build_ranks([&](int rank) { return dual_pipe_v(rank, ranks, total); });
-  return build_ranks([&](int rank) { return one_forward_one_backward(rank, ranks, total); });
+  throw_bug("make_schedule() has no case for {}", text_of(kind));
 }
 
 }  // namespace hyperion::parallel

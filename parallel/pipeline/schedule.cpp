@@ -95,20 +95,24 @@ StagesPerRank stages_per_rank(PipelineKind kind) {
     case PipelineKind::kZbvZeroBubble:
     case PipelineKind::kDualPipeV:
       return {2, 2};
-    default:
-      return {2, std::numeric_limits<int>::max()};
+    case PipelineKind::kInterleaved1F1B:
+    case PipelineKind::kInterleavedZeroBubble:
+    case PipelineKind::kLoopedBfs:
+    case PipelineKind::kMulti:
+      break;
   }
+  return {2, std::numeric_limits<int>::max()};
 }
 
 int microbatches_of_step(int microbatches, int batches, int stages) {
-  constexpr int64_t kMost = 1'000'000;  // each rank makes the lists of all: up to 600 bytes for each
+  constexpr int64_t kMax = 1'000'000;  // each rank makes the lists of all: up to 600 bytes for each
   const int64_t per_step = int64_t{microbatches} * batches;
-  if (per_step > kMost / std::max(stages, 1))
+  if (per_step > kMax / std::max(stages, 1))
     throw_config(
         "a step has {} microbatches of parallelism.pipeline_parallel_microbatch_size in {} stages, expected "
         "at most {} together (microbatches x stages): raise it, or lower training.local_batch_size or "
         "training.global_batch_size",
-        per_step, stages, kMost);
+        per_step, stages, kMax);
   return static_cast<int>(per_step);
 }
 
