@@ -2,12 +2,14 @@
 """Predicted tokens a second of Hyperion and of torchtitan 0.2.2 by its own operators, on one card, without one (docs/notes/step_budget.md).
 
 usage: simulated_peer.py configs/llama3_8b.toml [--world 8] [--mode none selective] [--column torchtitan ...] [--batch SEQUENCES]
-                         [--card h100] [--network 400] [--keep FOLDER] [--json]
+                         [--card h100] [--network 400] [--peer-option=--section.key=value ...] [--peer-only] [--keep FOLDER] [--json]
 
 torchtitan trains three steps as rank 0 of `--world` on a simulated GPU that computes nothing (scripts/setup.sh --interop). What the last one launches,
 moves, multiplies and sends is priced as `hyperion plan` prices its own (benchmarks/step_seconds.cpp). A ratio takes the same constants for both. Dense models, with
 FSDP, tensor and context parallelism, and replicas. Columns: torchtitan, torchtitan-compiled, torchtitan-fp8, and torchtitan-2024[-compiled|-fp8], which runs the
-operators with which the figures of torchtitan's benchmarks were measured; torchtitan-2024-products-fp8 gathers weights in bf16.
+operators with which the figures of torchtitan's benchmarks were measured; torchtitan-2024-products-fp8 gathers weights in bf16, and torchtitan-2024-fused-norms
+has fused norms, as its presets of April 2024. --peer-option gives torchtitan an option more, --peer-only leaves Hyperion out. Flavors of llama3 that only torchtitan
+has here: llama2_13B and llama2_70B.
 """
 import argparse
 import collections
@@ -33,6 +35,7 @@ COLUMNS = {
     "torchtitan": [], "torchtitan-compiled": [COMPILED], "torchtitan-fp8": [COMPILED, *FP8, "--quantize.linear.float8.filter_fqns", "output"],
     "torchtitan-2024": OF_2024, "torchtitan-2024-compiled": [*OF_2024, COMPILED],
     "torchtitan-2024-fp8": [*OF_2024, COMPILED, *FP8, "--quantize.linear.float8.filter_fqns", "output"],
+    "torchtitan-2024-fused-norms": OF_2024,
     "torchtitan-2024-products-fp8": [*OF_2024, COMPILED, *FP8[:2], "--quantize.linear.float8.filter_fqns", "output"],
 }
 OF_SHARDS = r"^(all-gather|reduce-scatter|FSDP::|gradient norm|metrics|data)"
@@ -125,11 +128,11 @@ def torchtitan(column, job, folder, options):
                 "parallelism.context_parallel_degree": job.context,
                 "comm.mode": "fake_backend", "job.dump_folder": folder / "out"}
     command = [options.peer, ROOT / "benchmarks/torchtitan_gpu.py", *(word for key, value in settings.items() for word in (f"--{key}", str(value))),
-               "--metrics.disable_color_printing", "--checkpoint.no_enable", *COLUMNS[column]]
+               "--metrics.disable_color_printing", "--checkpoint.no_enable", *COLUMNS[column], *options.peer_option]
     environment = os.environ | step_trace.environment(options.build, trace, job.world) | {
         "HYPERION_PEER_SKIP_INIT": "1", "LOCAL_RANK": "0", "WORLD_SIZE": str(job.world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29778",
         "HF_HUB_OFFLINE": "1", "TRITON_LIBCUDA_PATH": str(driver), "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_BENCHMARK_KERNEL": "1",
-        "LD_LIBRARY_PATH": os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/lib64", **({"HYPERION_PEER_OF_2024": "1"} if "2024" in column else {})}
+        "LD_LIBRARY_PATH": os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/lib64", **({"HYPERION_PEER_OF_2024": "fused-norms" if "fused-norms" in column else "1"} if "2024" in column else {})}
     done = subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True, timeout=options.seconds)
     if done.returncode:
         sys.exit(f"simulated_peer: {column} ended with {done.returncode}:\n" + "\n".join((done.stdout + done.stderr).splitlines()[-15:]))
@@ -157,6 +160,8 @@ def main():
     parser.add_argument("--batch", type=int)
     parser.add_argument("--card", default="h100")
     parser.add_argument("--network", type=float, default=400)
+    parser.add_argument("--peer-option", action="append", default=[], help="an option more for torchtitan")
+    parser.add_argument("--peer-only", action="store_true", help="do not predict Hyperion")
     parser.add_argument("--keep", type=pathlib.Path, help="a folder that keeps the traces")
     parser.add_argument("--build", type=lambda path: pathlib.Path(path).resolve(), default=ROOT / "build")
     parser.add_argument("--peer", type=pathlib.Path, default=ROOT / ".venv-interop/bin/python", help="the Python that has torchtitan")
@@ -169,23 +174,29 @@ def main():
         folder.mkdir(parents=True, exist_ok=True)
         for mode in options.mode:
             job = Job(options, mode)
-            of_ours = {float8: ours(job, options, OURS_FP8 if float8 else []) for float8 in (False, True)}
+            of_ours = {} if options.peer_only else {float8: ours(job, options, OURS_FP8 if float8 else []) for float8 in (False, True)}
             for column in options.column:
                 step = step_trace.steady_step(torchtitan(column, job, folder, options))
                 seconds, work = priced(step, job, options)
                 theirs = [job.tokens / one for one in reversed(seconds)]
-                plan = of_ours[column.endswith("fp8")]
-                ratios = [a / b for a, b in zip(plan, theirs)]
+                compared = {}
+                if plan := of_ours.get(column.endswith("fp8")):
+                    ratios = [a / b for a, b in zip(plan, theirs)]
+                    compared = {"ours": plan, "ratio": [min(ratios), max(ratios)]}
                 results[f"{column}, {mode}"] = {
-                    "tokens_per_second_per_gpu": theirs, "ours": plan, "ratio": [min(ratios), max(ratios)],
+                    "tokens_per_second_per_gpu": theirs, **compared,
                     "flops": sum(row["times"] * row["flops"] for row in work["kernels"]), "kernels": sum(times * record.kernels for record, times in step.items()),
                     "bytes": sum(row["times"] * row["bytes"] for row in work["kernels"])}
     if options.json:
         print(json.dumps(results, indent=1))
         return
-    print(f"predicted tokens a second and GPU, {options.world} x {options.card}\n{'':34}{'torchtitan':>22}{'ours':>22}{'ratio':>16}")
+    columns = f"{'slow, middle, fast':>22}" if options.peer_only else f"{'torchtitan':>22}{'ours':>22}{'ratio':>16}"
+    print(f"predicted tokens a second and GPU, {options.world} x {options.card}\n{'':34}{columns}")
     for name, row in results.items():
-        low, _, high = row["tokens_per_second_per_gpu"]
+        low, middle, high = row["tokens_per_second_per_gpu"]
+        if options.peer_only:
+            print(f"{name:34}{f'{low:,.0f}, {middle:,.0f}, {high:,.0f}':>22}")
+            continue
         print(f"{name:34}{f'{low:,.0f} to {high:,.0f}':>22}{'{:,.0f} to {:,.0f}'.format(row['ours'][0], row['ours'][2]):>22}{'{:.2f} to {:.2f}'.format(*row['ratio']):>16}")
 
 

@@ -3,6 +3,7 @@
 HYPERION_SIMULATED_TRACE: the bytes of each kernel that Triton has compiled are written into the trace, as inductor counts them.
 HYPERION_PEER_OF_2024=1: the operators with which the figures of torchtitan's benchmarks were measured (December 2024): RMSNorm of
 separate operators and flash attention, because PyTorch had no fused RMSNorm and took flash attention first; and tensor parallel groups that gather in FP8.
+HYPERION_PEER_OF_2024=fused-norms: the same with fused norms, which torchtitan's presets of April 2024 had as a kernel of its own.
 """
 import os
 
@@ -52,7 +53,8 @@ def use_operators_of_2024():
         wide = x.float()
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).type_as(x) * self.weight
 
-    torch.nn.RMSNorm.forward = forward
+    if os.environ["HYPERION_PEER_OF_2024"] != "fused-norms":
+        torch.nn.RMSNorm.forward = forward
     # v0.2.2 looks for the converter by the name of then, and so gathers in bf16.
     apply_tp = parallelize.apply_tp
 
@@ -64,7 +66,17 @@ def use_operators_of_2024():
     attention.ScaledDotProductAttentionWrapper.sdpa_backends = [SDPBackend.FLASH_ATTENTION]
 
 
+def add_llama2():
+    """Llama 2 as flavors of llama3: the same block, without groups of heads in 13B."""
+    from torchtitan.models.llama3 import TransformerModelArgs, llama3_args
+
+    llama3_args["llama2_13B"] = TransformerModelArgs(dim=5120, n_layers=40, n_heads=40, vocab_size=32000, max_seq_len=4096)
+    llama3_args["llama2_70B"] = TransformerModelArgs(dim=8192, n_layers=80, n_heads=64, n_kv_heads=8, vocab_size=32000, ffn_dim_multiplier=1.3,
+                                                     multiple_of=4096, max_seq_len=4096)
+
+
 def add():
     trace_triton_kernels()
+    add_llama2()
     if os.environ.get("HYPERION_PEER_OF_2024"):
         use_operators_of_2024()
