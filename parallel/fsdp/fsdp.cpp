@@ -229,7 +229,7 @@ void ShardGroup::make_local_gradients(const std::set<const Parameter*>& copies) 
     if (copies.contains(&parameter)) return &local_gradients_.copies;
     if (parameter.domain == Domain::kExpert) return &local_gradients_.experts;
     const bool divided = context_.tensor() == nullptr || !parameter.cuts.empty();
-    return divided ? &local_gradients_.divided : &local_gradients_.replicated;
+    return divided ? &local_gradients_.tp_sharded : &local_gradients_.replicated;
   };
   int64_t begin = 0, end = 0;
   for (size_t i = 0; i < owned_trained_.size(); ++i) {

@@ -32,7 +32,7 @@ class ShardGroup;
 struct LocalGradients {
   // Gradients of parameters that are sharded over the tensor parallel ranks; without tensor parallelism, of
   // all parameters.
-  std::vector<at::Tensor> divided;
+  std::vector<at::Tensor> tp_sharded;
   // Gradients of parameters that are replicated over the tensor parallel ranks.
   std::vector<at::Tensor> replicated;
   // Gradients of experts, which another process group shards.

@@ -329,7 +329,7 @@ TEST_CASE("weights hold no storage after reshard and state takes 18 bytes per pa
     };
     for (const auto& group : training.stage().groups()) {
       held.gathered += TinyTraining::gathered_bytes(*group);
-      for (const at::Tensor& gradients : group->local_gradients().divided) held.state += bytes(gradients);
+      for (const at::Tensor& gradients : group->local_gradients().tp_sharded) held.state += bytes(gradients);
     }
     for (const auto& parameter : training.stage().parameters()) {
       held.padded += parameter->padded_numel();

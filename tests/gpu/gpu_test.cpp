@@ -77,7 +77,7 @@ TEST_CASE("a GPU holds memory of gradients from their first sum to the update al
           const auto count = [&] {
             int64_t sum = 0;
             for (const auto& group : training.stage().groups())
-              for (const at::Tensor& gradients : group->local_gradients().divided)
+              for (const at::Tensor& gradients : group->local_gradients().tp_sharded)
                 sum += static_cast<int64_t>(gradients.storage().nbytes());
             bytes.push_back(sum);
           };

@@ -46,7 +46,7 @@ Stage::Stage(const models::Transformer& model, const std::vector<UnitRange>& sta
   }
   for (const auto& group : groups_) {
     const parallel::LocalGradients& own = group->local_gradients();
-    for (auto list : {&parallel::LocalGradients::divided, &parallel::LocalGradients::replicated,
+    for (auto list : {&parallel::LocalGradients::tp_sharded, &parallel::LocalGradients::replicated,
                       &parallel::LocalGradients::experts, &parallel::LocalGradients::copies})
       (gradients_.*list).insert((gradients_.*list).end(), (own.*list).begin(), (own.*list).end());
   }

@@ -41,7 +41,7 @@ std::vector<GradientClass> gradient_classes(const parallel::LocalGradients& grad
                                             const std::vector<parallel::Communicator*>& experts) {
   std::vector<GradientClass> classes;
   if (tensor != nullptr) classes.push_back({gradients.replicated, {&shard, &stages}});
-  classes.push_back({gradients.divided, {&shard, &stages}});
+  classes.push_back({gradients.tp_sharded, {&shard, &stages}});
   if (tensor != nullptr) classes.back().groups.push_back(tensor);
   if (!experts.empty()) {
     classes.push_back({gradients.experts, experts});
@@ -76,7 +76,8 @@ at::Tensor clip_divisor(const at::Tensor& norm, double max_norm) {
 void clip_gradients(const parallel::LocalGradients& gradients, const at::Tensor& norm, double max_norm) {
   const parallel::TraceRange range("gradient clipping");
   const at::Tensor factor = (norm + 1e-6).reciprocal().mul_(max_norm).clamp_max_(1.0);
-  for (const auto* grads : {&gradients.divided, &gradients.replicated, &gradients.experts, &gradients.copies})
+  for (const auto* grads :
+       {&gradients.tp_sharded, &gradients.replicated, &gradients.experts, &gradients.copies})
     for (const at::Tensor& grad : *grads) grad.mul_(factor.to(grad.scalar_type()));
 }
 

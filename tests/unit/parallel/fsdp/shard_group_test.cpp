@@ -135,7 +135,7 @@ TEST_CASE("a frozen weight is gathered with the others and has no place in their
   context.finish_reduction();
   CHECK(std::reduce(shard.sent.begin(), shard.sent.end()) == elements);
   int64_t held = 0;
-  for (const at::Tensor& gradients : unit.local_gradients().divided) held += gradients.numel();
+  for (const at::Tensor& gradients : unit.local_gradients().tp_sharded) held += gradients.numel();
   CHECK(held == elements / 2);
   for (const ShardedParameterPtr& parameter : unit.parameters())
     if (parameter->parameter().trainable)
@@ -400,8 +400,8 @@ TEST_CASE("every shard of a block of qwen3 begins at 16 bytes on 128 ranks and i
     zeros += parameter.aligned_numel() - parameter.padded_numel();
   }
   CHECK(zeros == 3 + 3);
-  const at::Tensor all = aligned.unit->local_gradients().divided.front(),
-                   without = dense.unit->local_gradients().divided.front();
+  const at::Tensor all = aligned.unit->local_gradients().tp_sharded.front(),
+                   without = dense.unit->local_gradients().tp_sharded.front();
   CHECK(all.numel() == without.numel() + zeros);
   CHECK(all.ne(0).sum().item<int64_t>() == without.ne(0).sum().item<int64_t>());
 }

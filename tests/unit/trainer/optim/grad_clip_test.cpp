@@ -18,7 +18,7 @@ TEST_CASE("norm and clipping equal torch's clip_grad_norm_") {
   at::manual_seed(3);
   for (double max_norm : {0.5, 1.0, 1000.0}) {
     parallel::LocalGradients gradients;
-    std::vector<at::Tensor>&ours = gradients.divided, theirs;
+    std::vector<at::Tensor>&ours = gradients.tp_sharded, theirs;
     for (int64_t n : {5, 1000, 37}) {
       ours.push_back(at::randn({n}));
       theirs.push_back(at::zeros({n}).requires_grad_());
@@ -38,17 +38,17 @@ TEST_CASE("gradients divided by the clip divisor are the clipped ones") {
     for (const double max_norm : {0.5, 1.0, 1000.0, std::numeric_limits<double>::infinity()}) {
       CAPTURE(length, max_norm);
       const at::Tensor norm = at::full({}, length, at::kDouble), grad = at::full({3}, length);
-      const parallel::LocalGradients gradients{.divided = {grad.clone()}, .replicated = {}};
+      const parallel::LocalGradients gradients{.tp_sharded = {grad.clone()}, .replicated = {}};
       clip_gradients(gradients, norm, max_norm);
       const at::Tensor divided = grad / clip_divisor(norm, max_norm).to(at::kFloat);
-      CHECK(at::allclose(divided, gradients.divided[0], 1e-6, 0));
-      if (length + 1e-6 <= max_norm) CHECK((divided.equal(grad) && gradients.divided[0].equal(grad)));
+      CHECK(at::allclose(divided, gradients.tp_sharded[0], 1e-6, 0));
+      if (length + 1e-6 <= max_norm) CHECK((divided.equal(grad) && gradients.tp_sharded[0].equal(grad)));
     }
   }
 }
 
 TEST_CASE("a non-finite gradient makes the norm non-finite") {
-  const parallel::LocalGradients gradients{.divided = {at::tensor({1.0F, NAN})}, .replicated = {}};
+  const parallel::LocalGradients gradients{.tp_sharded = {at::tensor({1.0F, NAN})}, .replicated = {}};
   auto solo = parallel::make_solo_communicator("fsdp/0", 0);
   CHECK_FALSE(std::isfinite(
       global_grad_norm(gradient_classes(gradients, *solo, nullptr, *solo), at::kCPU).item<double>()));
