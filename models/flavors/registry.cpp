@@ -38,8 +38,13 @@ ModelArgs small_llama3(ModelArgs args) {
   return args;
 }
 
-ModelArgs qwen3(int64_t dim, int64_t layers, int64_t heads, int64_t kv_heads, int64_t hidden, int64_t vocab,
-                bool tied) {
+// Ties the head's weight to the embedding.
+ModelArgs tied(ModelArgs args) {
+  args.tied = true;
+  return args;
+}
+
+ModelArgs qwen3(int64_t dim, int64_t layers, int64_t heads, int64_t kv_heads, int64_t hidden, int64_t vocab) {
   ModelArgs args = llama3(dim, layers, heads, kv_heads, hidden, vocab);
   args.family = "qwen3";
   args.attention.head_dim = 128;
@@ -48,14 +53,13 @@ ModelArgs qwen3(int64_t dim, int64_t layers, int64_t heads, int64_t kv_heads, in
   args.rope.scaling = false;
   args.rope.style = RopeStyle::kHalfSplit;
   args.attention.qk_norm = true;
-  args.tied = tied;
   args.max_seq_len = 4096;
   return args;
 }
 
 // Qwen2 and Qwen2.5: biases of queries, keys and values instead of norms.
 ModelArgs qwen2(int64_t dim, int64_t layers, int64_t heads, int64_t kv_heads, int64_t hidden, int64_t vocab) {
-  ModelArgs args = qwen3(dim, layers, heads, kv_heads, hidden, vocab, /*tied=*/true);
+  ModelArgs args = tied(qwen3(dim, layers, heads, kv_heads, hidden, vocab));
   args.family = "qwen2";
   args.attention.head_dim = dim / heads;
   args.attention.qk_norm = false;
@@ -76,13 +80,13 @@ ModelArgs with_experts(ModelArgs args, const ExpertDims& dims) {
 }
 
 ModelArgs qwen3_235b() {
-  ModelArgs args = with_experts(qwen3(4096, 94, 64, 4, 12288, 151936, false), {128, 1536, 8});
+  ModelArgs args = with_experts(qwen3(4096, 94, 64, 4, 12288, 151936), {128, 1536, 8});
   args.rope.theta = 5e6;
   return args;
 }
 
 ModelArgs qwen3_30b() {
-  ModelArgs args = with_experts(qwen3(2048, 48, 32, 4, 6144, 151936, false), {128, 768, 8});
+  ModelArgs args = with_experts(qwen3(2048, 48, 32, 4, 6144, 151936), {128, 768, 8});
   args.max_seq_len = 262144;
   return args;
 }
@@ -213,17 +217,17 @@ const std::map<std::string, Flavors, std::less<>>& registry() {
        {{"debugmodel", qwen2(256, 6, 16, 8, 1024, 2048)},
         {kFlavorFromHf, from_hf(qwen2(128, 1, 1, 1, 1, 1))}}},
       {"qwen3",
-       {{"debugmodel", qwen3(256, 8, 16, 8, 3072, 2048, true)},
-        {"0.6B", qwen3(1024, 28, 16, 8, 3072, 151936, true)},
-        {"1.7B", qwen3(2048, 28, 16, 8, 6144, 151936, true)},
-        {"4B", qwen3(2560, 36, 32, 8, 9728, 151936, true)},
-        {"8B", qwen3(4096, 36, 32, 8, 12288, 151936, false)},
-        {"14B", qwen3(5120, 40, 40, 8, 17408, 151936, false)},
-        {"32B", qwen3(5120, 64, 64, 8, 25600, 151936, false)},
-        {"debugmodel_moe", with_experts(qwen3(256, 8, 16, 8, 3072, 2048, false), {64, 768, 8})},
+       {{"debugmodel", tied(qwen3(256, 8, 16, 8, 3072, 2048))},
+        {"0.6B", tied(qwen3(1024, 28, 16, 8, 3072, 151936))},
+        {"1.7B", tied(qwen3(2048, 28, 16, 8, 6144, 151936))},
+        {"4B", tied(qwen3(2560, 36, 32, 8, 9728, 151936))},
+        {"8B", qwen3(4096, 36, 32, 8, 12288, 151936)},
+        {"14B", qwen3(5120, 40, 40, 8, 17408, 151936)},
+        {"32B", qwen3(5120, 64, 64, 8, 25600, 151936)},
+        {"debugmodel_moe", with_experts(qwen3(256, 8, 16, 8, 3072, 2048), {64, 768, 8})},
         {"30B-A3B", qwen3_30b()},
         {"235B-A22B", qwen3_235b()},
-        {kFlavorFromHf, from_hf(qwen3(128, 1, 1, 1, 1, 1, false))}}},
+        {kFlavorFromHf, from_hf(qwen3(128, 1, 1, 1, 1, 1))}}},
       {"deepseek_v3",
        {{"debugmodel", deepseek_v3({256, 6, 1, 16, 1024, 2048, {8, 256, 3}, 2})},
         {"16B", large_deepseek_v3(deepseek_v3({2048, 27, 1, 16, 10944, 102400, {64, 1408, 6}, 2}), 0, 1)},
