@@ -53,17 +53,26 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
       agreement_(*job_.runtime.groups, *job_.runtime.mesh, job_.runtime.dry_run ? 0 : job_.runtime.rank(),
                  job_.runtime.device, [this] { return checkpointer_->failed(); }),
       memory_mover_(job_.runtime.device) {
-  const Runtime& runtime = job_.runtime;
-  const config::JobConfig& configured = job_.configured.config;
-
-  // The checkpoint to resume.
   parallel::set_phase("choice of the checkpoint to continue");
-  checkpointer_.emplace(configured, runtime, config::install_root());
+  checkpointer_.emplace(job_.configured.config, job_.runtime, config::install_root());
   plan_ = plan();
   follow_plan(job_, plan_);
 
-  // The model and its optimizer.
   parallel::set_phase("construction of model and optimizer");
+  make_model();
+  log_model();
+  failpoint("init.model");
+  make_state();
+  load_checkpoint();
+
+  parallel::set_phase("start of the metrics");
+  start_metrics(command);
+  profiler_ = make_profiler(config().profiling, config().job, job_.runtime, state_.step);
+}
+
+// Makes the model with its optimizer, the step that trains it, and its data.
+void Trainer::make_model() {
+  const Runtime& runtime = job_.runtime;
   const ModelContext context{
       .mesh = *runtime.mesh,
       .rank = runtime.rank(),
@@ -86,16 +95,18 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
   }
   at::globalContext().setDeterministicAlgorithms(config().debug.deterministic,
                                                  config().debug.deterministic_warn_only);
-  const auto& training = config().training;
-  if (training.enable_cpu_offload && runtime.device.is_cpu())
-    log_info("training.enable_cpu_offload: this job runs on the CPU, so everything is in host memory anyway");
-  batches_.emplace(training, batch_ranks());
+  batches_.emplace(config().training, batch_ranks());
   gradient_dump_ = gradient_dump_folder();
-  std::string of_stages;  // what a rank counts of FP8 is of its own stages
+}
+
+void Trainer::log_model() const {
+  if (config().training.enable_cpu_offload && job_.runtime.device.is_cpu())
+    log_info("training.enable_cpu_offload: this job runs on the CPU, so everything is in host memory anyway");
+  std::string of_stages;  // a rank counts FP8 of its own stages
   if (job_.pipeline) {
     log_info("Pipeline: {}", job_.pipeline->text);
     for (const std::string& warning : job_.pipeline->warnings) log_warning("{}", warning);
-    of_stages = fmt::format(" (of the stages of rank {} alone)", runtime.rank());
+    of_stages = fmt::format(" (of the stages of rank {} alone)", job_.runtime.rank());
   }
   for (const std::string& line : describe_groups(plan_.config.optimizer, job_.model))
     log_info("Optimizer: {}", line);
@@ -103,21 +114,24 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
   for (const std::string& warning : model_.float8.warnings) log_warning("{}", warning);
   if (model_.float8.counters) log_info("{}{}", describe_gathers(model_.parameters, *model_.fsdp), of_stages);
   if (const auto products = separate_products(*model_.transformer, *model_.fsdp)) log_info("{}", *products);
-  failpoint("init.model");
+}
+
+// Initialises the weights unless a checkpoint has them, and lists the state that checkpoints save.
+void Trainer::make_state() {
+  const Runtime& runtime = job_.runtime;
   const checkpointing::ChosenCheckpoint* chosen = checkpointer_->chosen();
   const bool loads_weights = chosen != nullptr && chosen->components.contains(checkpoint::kModelComponent);
   if (!checkpointer_->finished() && !loads_weights) initialise_weights(model_, plan_.seed);
   for (const std::string& note : plan_.notes) log_info("{}", note);
   for (const std::string& warning : plan_.warnings) log_warning("{}", warning);
   if (config().ema.enable) model_.ema = std::make_unique<optim::Ema>(model_.parameters, config().ema);
-  components_ = state_components(
-      {model_, *runtime.mesh, runtime.rank(), runtime.device, state_, *job_.loader, plan_, configured});
+  components_ = state_components({model_, *runtime.mesh, runtime.rank(), runtime.device, state_, *job_.loader,
+                                  plan_, job_.configured.config});
   if (checkpointer_->enabled())
     checkpointer_->attach(checkpointed_state(job_, plan_, chosen, components_, memory_mover_));
-  load_checkpoint();
+}
 
-  // Metrics and the run's record.
-  parallel::set_phase("start of the metrics");
+void Trainer::start_metrics(const std::vector<std::string>& command) {
   const RunDescription run = {job_, config(), command, plan_.seed};
   metrics_ = make_metrics(run, *checkpointer_, state_);
   checkpointer_->on_event = [this](int64_t step, const std::string& event,
@@ -128,14 +142,12 @@ Trainer::Trainer(const config::ResolvedConfig& resolved, const std::vector<std::
     metrics_->event(step, "step_skipped", {{"reason", reason}});
   };
   log_start(run, *checkpointer_, state_, *metrics_);
-  if (!config::is_dry_run(config())) {
-    std::optional<double> planned_bubble;
-    if (job_.pipeline) planned_bubble = job_.pipeline->bubble;
-    rank_monitor_.emplace(runtime, planned_bubble);
-    if (const models::ExpertArgs& experts = job_.model.experts; experts.are_present())
-      collapse_watch_.emplace(experts.num_experts, experts.top_k, experts.load_balance_coeff);
-  }
-  profiler_ = make_profiler(config().profiling, config().job, runtime, state_.step);
+  if (config::is_dry_run(config())) return;
+  std::optional<double> planned_bubble;
+  if (job_.pipeline) planned_bubble = job_.pipeline->bubble;
+  rank_monitor_.emplace(job_.runtime, planned_bubble);
+  if (const models::ExpertArgs& experts = job_.model.experts; experts.are_present())
+    collapse_watch_.emplace(experts.num_experts, experts.top_k, experts.load_balance_coeff);
 }
 
 checkpointing::ResumePlan Trainer::plan() const {
@@ -214,7 +226,7 @@ void Trainer::finish_saves() {
 }
 
 // Says so when the run has made all its steps.
-bool Trainer::nothing_is_left() const {
+bool Trainer::is_finished() const {
   if (const auto& finished = checkpointer_->finished()) {
     log_info("Nothing is left to do: {} holds the weights after step {}, and training.steps = {}{}{}",
              finished->path.string(), finished->step, config().training.steps,
@@ -236,7 +248,7 @@ bool Trainer::nothing_is_left() const {
 }
 
 ExitCode Trainer::train() {
-  if (nothing_is_left()) {
+  if (is_finished()) {
     handle_stop_signals(SignalPhase::kTraining, job_.runtime.prints);
     return complete();
   }
@@ -284,7 +296,7 @@ ExitCode Trainer::train() {
       const StepFlags& agreed = agreement_.agreed();
       const bool save_failed = agreed.save_failed && agreed.step > handled_failure;
       if (save_failed) handled_failure = step;
-      if (saves) keep_skips(step);
+      if (saves) store_skips(step);
       checkpointer_->save(step, step == last, save_failed);
     }
     if (validator_ && validator_->due(step)) validate(step);
@@ -366,7 +378,7 @@ void Trainer::train_step(int64_t step, const StepInput& input) {
 }
 
 // Puts what the guard knows of skipped steps into the state that is saved.
-void Trainer::keep_skips(int64_t step) {
+void Trainer::store_skips(int64_t step) {
   SkipState skips = training_step_->guard().skips(step);
   state_.skipped_steps = skips.skipped;
   state_.recently_skipped = std::move(skips.recent);
@@ -473,7 +485,7 @@ ExitCode Trainer::stopped(int64_t step, StopSignal signal, bool trained) {
   }
   if (trained) {
     audit_replicas(step);
-    keep_skips(step);
+    store_skips(step);
     checkpointer_->save_stopped(step);
   }
   log_warning("stopped by {} after step {}; {}, start again with the same command to resume",

@@ -46,15 +46,19 @@ class Trainer {
   const config::JobConfig& config() const { return plan_.config; }
   int batch_ranks() const { return job_.runtime.mesh->degree(parallel::MeshDim::kBatch); }
   checkpointing::ResumePlan plan() const;
+  void make_model();
+  void log_model() const;
+  void make_state();
   void load_checkpoint();
+  void start_metrics(const std::vector<std::string>& command);
   ExitCode train();
   void finish_saves();
-  bool nothing_is_left() const;
+  bool is_finished() const;
   ExitCode complete();
   std::optional<StepInput> fetch(int64_t step);
   void log_batch_change(int64_t step);
   void train_step(int64_t step, const StepInput& input);
-  void keep_skips(int64_t step);
+  void store_skips(int64_t step);
   void read_checks(bool wait);
   void audit_replicas(int64_t step) const;
   void log_step(int64_t step, const StepInput& input, const StepLosses& losses, const at::Tensor& norm,
