@@ -118,60 +118,98 @@ void write_gradients(const std::filesystem::path& path, const std::string& head,
   if (!file) throw_save_failed("{}: cannot write {}", kGradientDump, path.string());
 }
 
+void connect_all_pairs(Exchange& ranks, at::Device device) {
+  const std::vector<int64_t> all(static_cast<size_t>(ranks.size()), 1);
+  connect_pairs(ranks, device, all, all);
+}
+
+void add_tensor_ranks(models::ParallelDims& dims, ModelAndOptimizer& made, const config::JobConfig& config,
+                      const ModelContext& context) {
+  parallel::Communicator& ranks = context.groups.get(parallel::MeshDim::kTp);
+  dims.loss_parallel = !config.parallelism.disable_loss_parallel;
+  if (ranks.size() == 1) return;
+  dims.tp_group = &ranks;
+  if (!context.device.is_cuda()) return;
+  made.tensor_exchange = std::make_unique<parallel::StreamedExchange>(ranks, context.device);
+  dims.tp_group = made.tensor_exchange.get();
+  dims.chunked = config.parallelism.enable_async_tensor_parallel;
+  if (dims.chunked) connect_all_pairs(*dims.tp_group, context.device);
+}
+
+void add_context_ranks(models::ParallelDims& dims, ModelAndOptimizer& made, const config::JobConfig& config,
+                       const ModelContext& context) {
+  parallel::Communicator& group = context.groups.get(parallel::MeshDim::kCp);
+  dims.cp_group = &group;
+  dims.ring = config::passes_keys_in_ring(config);
+  if (group.size() == 1) return;
+  if (config.parallelism.context_parallel_rotate_method == "alltoall" && !dims.ring)
+    log_info(
+        "parallelism.context_parallel_rotate_method = \"alltoall\": with training.document_mask keys and "
+        "values are gathered, as by \"allgather\"");
+  if (!context.device.is_cuda()) return;
+  made.context_exchange = std::make_unique<parallel::StreamedExchange>(group, context.device);
+  dims.cp_group = made.context_exchange.get();
+  if (!dims.ring) return;
+  const int ranks = group.size(), rank = group.rank();  // to the next rank, from the one before
+  std::vector<int64_t> to(static_cast<size_t>(ranks), 0), from = to;
+  to[static_cast<size_t>((rank + 1) % ranks)] = from[static_cast<size_t>((rank + ranks - 1) % ranks)] = 1;
+  connect_pairs(*dims.cp_group, context.device, to, from);
+}
+
+void add_expert_ranks(models::ParallelDims& dims, const config::JobConfig& config,
+                      const ModelContext& context) {
+  if (context.mesh.degree(parallel::MeshDim::kEp) == 1) return;
+  dims.ep_group = &context.groups.get(parallel::MeshDim::kEp);
+  dims.expert_slices = config.parallelism.expert_parallel_slices;
+  dims.shards_experts = context.mesh.degree(parallel::MeshDim::kEtp) > 1;
+  std::vector<Exchange*> exchanging = {dims.ep_group};
+  if (context.mesh.degree(parallel::MeshDim::kEpNodes) > 1) {
+    dims.ep_nodes = {&context.groups.get(parallel::MeshDim::kEpNodes),
+                     &context.groups.get(parallel::MeshDim::kEpInNode)};
+    exchanging = {dims.ep_nodes.nodes, dims.ep_nodes.in_node};
+  }
+  for (Exchange* ranks : exchanging)
+    if (context.device.is_cuda() && ranks->size() > 1) connect_all_pairs(*ranks, context.device);
+}
+
+// Returns the groups that layers exchange with, and connects their pairs on GPUs. `made` owns the exchanges.
+models::ParallelDims make_parallel_dims(ModelAndOptimizer& made, const models::ModelArgs& args,
+                                        const config::JobConfig& config, const ModelContext& context) {
+  models::ParallelDims dims;
+  add_tensor_ranks(dims, made, config, context);
+  add_context_ranks(dims, made, config, context);
+  add_expert_ranks(dims, config, context);
+  if (args.experts.losses.global > 0)
+    dims.batch_groups = {&context.groups.get(parallel::MeshDim::kFsdp),
+                         &context.groups.get(parallel::MeshDim::kDpReplicate)};
+  return dims;
+}
+
+// Makes the stage of this rank and the schedule that runs it.
+void make_stage(ModelAndOptimizer& made, const config::JobConfig& config, const ModelContext& context) {
+  const models::ActivationCheckpointing checkpointing = activation_checkpointing(config, *made.transformer);
+  if (context.pipeline == nullptr) {
+    made.stage = std::make_unique<Stage>(*made.transformer, *made.fsdp, checkpointing, made.experts.get());
+    made.schedule = std::make_unique<ScheduleRunner>(
+        *made.stage, config.parallelism.fsdp_reshard_after_forward != config::ReshardAfterForward::kNever,
+        config.parallelism.fsdp_reduce_gradients == config::ReduceGradients::kOncePerStep);
+    return;
+  }
+  const Pipeline& pipeline = *context.pipeline;
+  parallel::Communicator& ranks = context.groups.get(parallel::MeshDim::kPp);
+  const StageGroups transfers = {ranks, context.groups.pp_down()};
+  if (context.device.is_cuda()) connect_stages(pipeline, transfers, context.device);
+  made.stage = std::make_unique<Stage>(*made.transformer, units_of_rank(pipeline, ranks.rank()), *made.fsdp,
+                                       checkpointing, made.experts.get());
+  made.schedule = std::make_unique<ScheduleRunner>(*made.stage, pipeline, transfers, context.device);
+}
+
 }  // namespace
 
 ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const config::JobConfig& config,
                                            const ModelContext& context) {
   ModelAndOptimizer made;
-  parallel::Communicator& tensor_ranks = context.groups.get(parallel::MeshDim::kTp);
-  parallel::Communicator* tensor = tensor_ranks.size() > 1 ? &tensor_ranks : nullptr;
-  models::ParallelDims dims{.tp_group = tensor, .loss_parallel = !config.parallelism.disable_loss_parallel};
-  if (tensor != nullptr && context.device.is_cuda()) {
-    made.tensor_exchange = std::make_unique<parallel::StreamedExchange>(*tensor, context.device);
-    dims.tp_group = made.tensor_exchange.get();
-    dims.chunked = config.parallelism.enable_async_tensor_parallel;
-    if (dims.chunked) {
-      const std::vector<int64_t> all(dims.tp_group->size(), 1);
-      connect_pairs(*dims.tp_group, context.device, all, all);
-    }
-  }
-  parallel::Communicator& context_ranks = context.groups.get(parallel::MeshDim::kCp);
-  dims.cp_group = &context_ranks;
-  dims.ring = config::passes_keys_in_ring(config);
-  if (context_ranks.size() > 1 && config.parallelism.context_parallel_rotate_method == "alltoall" &&
-      !dims.ring)
-    log_info(
-        "parallelism.context_parallel_rotate_method = \"alltoall\": with training.document_mask keys and "
-        "values are gathered, as by \"allgather\"");
-  if (context_ranks.size() > 1 && context.device.is_cuda()) {
-    made.context_exchange = std::make_unique<parallel::StreamedExchange>(context_ranks, context.device);
-    dims.cp_group = made.context_exchange.get();
-    if (dims.ring) {  // to the next rank, from the one before
-      const int ranks = context_ranks.size(), rank = context_ranks.rank();
-      std::vector<int64_t> to(static_cast<size_t>(ranks), 0), from = to;
-      to[static_cast<size_t>((rank + 1) % ranks)] = from[static_cast<size_t>((rank + ranks - 1) % ranks)] = 1;
-      connect_pairs(*dims.cp_group, context.device, to, from);
-    }
-  }
-  const bool expert_parallel = context.mesh.degree(parallel::MeshDim::kEp) > 1;
-  if (expert_parallel) {
-    dims.ep_group = &context.groups.get(parallel::MeshDim::kEp);
-    dims.expert_slices = config.parallelism.expert_parallel_slices;
-    dims.shards_experts = context.mesh.degree(parallel::MeshDim::kEtp) > 1;
-    std::vector<Exchange*> exchanging = {dims.ep_group};
-    if (context.mesh.degree(parallel::MeshDim::kEpNodes) > 1) {
-      dims.ep_nodes = {&context.groups.get(parallel::MeshDim::kEpNodes),
-                       &context.groups.get(parallel::MeshDim::kEpInNode)};
-      exchanging = {dims.ep_nodes.nodes, dims.ep_nodes.in_node};
-    }
-    for (Exchange* ranks : exchanging) {
-      const std::vector<int64_t> all(ranks->size(), 1);
-      if (context.device.is_cuda() && ranks->size() > 1) connect_pairs(*ranks, context.device, all, all);
-    }
-  }
-  if (args.experts.losses.global > 0)
-    dims.batch_groups = {&context.groups.get(parallel::MeshDim::kFsdp),
-                         &context.groups.get(parallel::MeshDim::kDpReplicate)};
+  const models::ParallelDims dims = make_parallel_dims(made, args, config, context);
   made.transformer = std::make_unique<models::Transformer>(args, config.training.loss_chunk_bytes, dims,
                                                            config.training.z_loss);
   if (const int64_t first = context.variation.frozen_from; first >= 0) {
@@ -183,28 +221,17 @@ ModelAndOptimizer make_model_and_optimizer(const models::ModelArgs& args, const 
   if (context.without_memory) sharding.state_device = at::kMeta;
   sharding.pack_weights = context.variation.pack_weights;
   sharding.shard_alignment = context.variation.shard_alignment.value_or(sharding.shard_alignment);
+  parallel::Communicator& tensor_ranks = context.groups.get(parallel::MeshDim::kTp);
   made.fsdp = std::make_unique<parallel::FsdpContext>(
       context.mesh, context.rank, context.groups.get(parallel::MeshDim::kFsdp),
       context.groups.get(parallel::MeshDim::kDpReplicate), sharding,
-      context.variation.replicated_sum != nullptr ? context.variation.replicated_sum : tensor);
-  if (expert_parallel)
+      context.variation.replicated_sum != nullptr ? context.variation.replicated_sum
+      : tensor_ranks.size() > 1                   ? &tensor_ranks
+                                                  : nullptr);
+  if (context.mesh.degree(parallel::MeshDim::kEp) > 1)
     made.experts =
         std::make_unique<parallel::FsdpContext>(*made.fsdp, context.groups.get(parallel::MeshDim::kEfsdp));
-  const models::ActivationCheckpointing checkpointing = activation_checkpointing(config, *made.transformer);
-  if (context.pipeline != nullptr) {
-    const Pipeline& pipeline = *context.pipeline;
-    parallel::Communicator& ranks = context.groups.get(parallel::MeshDim::kPp);
-    const StageGroups transfers = {ranks, context.groups.pp_down()};
-    if (context.device.is_cuda()) connect_stages(pipeline, transfers, context.device);
-    made.stage = std::make_unique<Stage>(*made.transformer, units_of_rank(pipeline, ranks.rank()), *made.fsdp,
-                                         checkpointing, made.experts.get());
-    made.schedule = std::make_unique<ScheduleRunner>(*made.stage, pipeline, transfers, context.device);
-  } else {
-    made.stage = std::make_unique<Stage>(*made.transformer, *made.fsdp, checkpointing, made.experts.get());
-    made.schedule = std::make_unique<ScheduleRunner>(
-        *made.stage, config.parallelism.fsdp_reshard_after_forward != config::ReshardAfterForward::kNever,
-        config.parallelism.fsdp_reduce_gradients == config::ReduceGradients::kOncePerStep);
-  }
+  make_stage(made, config, context);
   made.transformer->allocate_balances(context.without_memory ? at::Device(at::kMeta) : context.device);
   made.parameters = made.stage->parameters();
   if (parallel::Communicator* ranks = context.groups.tied_group()) {
