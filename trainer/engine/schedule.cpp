@@ -300,21 +300,21 @@ void ScheduleRunner::gather(const Action& action, const char* phase) const {
   if (action.prefetch) stage_.group(*action.prefetch).start_unshard();
 }
 
-MicrobatchState& ScheduleRunner::state(const Action& action, const StepInput& input) {
+MicrobatchState& ScheduleRunner::state(const Action& action, const Source& source) {
   const Key key{action.stage, action.microbatch};
   const auto found = active_.find(key);
   if (found != active_.end()) return found->second.state;
-  MicrobatchState state = stage_.start_microbatch(stages_[action.stage], input.microbatch(action.microbatch),
-                                                  input.trains(), input.metrics);
+  MicrobatchState state = stage_.start_microbatch(stages_[action.stage], source.microbatch(action.microbatch),
+                                                  source.trains(), source.metrics);
   return active_.emplace(key, ActiveMicrobatch{.state = std::move(state)}).first->second.state;
 }
 
 // Between two ranks a receive is only started here: what needs it waits for it.
-void ScheduleRunner::transfer(const Action& action, const StepInput& input) {
+void ScheduleRunner::transfer(const Action& action, const Source& source) {
   const bool forward =
       action.kind == ActionKind::kSendActivation || action.kind == ActionKind::kReceiveActivation;
   const bool sends = action.kind == ActionKind::kSendActivation || action.kind == ActionKind::kSendGradient;
-  MicrobatchState& own = state(action, input);
+  MicrobatchState& own = state(action, source);
   const size_t other = forward == sends ? action.stage + 1 : action.stage - 1;
   const int peer = rank_of_stage_[other];
   set_phase(sends ? "send" : "receive", action, forward ? "activation" : "gradient");
@@ -334,13 +334,13 @@ void ScheduleRunner::transfer(const Action& action, const StepInput& input) {
     return wait.done();
   }
   MicrobatchState& next =
-      state({.kind = action.kind, .microbatch = action.microbatch, .stage = other}, input);
+      state({.kind = action.kind, .microbatch = action.microbatch, .stage = other}, source);
   (forward ? next.activation : next.gradient) = sent;
 }
 
 // Waits for the tensor that the action's microbatch receives.
-MicrobatchState& ScheduleRunner::ready_state(const Action& action, const StepInput& input) {
-  MicrobatchState& state = this->state(action, input);
+MicrobatchState& ScheduleRunner::ready_state(const Action& action, const Source& source) {
+  MicrobatchState& state = this->state(action, source);
   ActiveMicrobatch& active = active_.at({action.stage, action.microbatch});
   if (!active.pending.done()) {
     set_phase("wait for the input of", action, stage_.group(action.unit).name());
@@ -368,59 +368,70 @@ void ScheduleRunner::retire(const Action& action) {
   for (at::Tensor& tensor : received) transfers_->recycle(std::move(tensor));
 }
 
-std::vector<at::Tensor> ScheduleRunner::run(const Plan& plan, const StepInput& input) {
-  const bool training = input.trains();
-  const char* const forward = training ? "forward" : "validation";
-  const auto is_first_backward = [&](size_t unit, const MicrobatchState& state) {
-    return stage_.is_head(unit + 1) || unit + 1 == state.units.end;
-  };
+void ScheduleRunner::run_forward(const Action& action, const Plan& plan, const Source& source) {
+  MicrobatchState& state = ready_state(action, source);
+  if (source.trains() && action.unit == stages_[action.stage].first) {
+    failpoint("step.fwd");
+    begin(action, plan);
+  }
+  gather(action, source.forward_phase());
+  stage_.forward(action.unit, state);
+}
+
+at::Tensor ScheduleRunner::run_loss(const Action& action, const Source& source) {
+  MicrobatchState& state = ready_state(action, source);
+  gather(action, source.forward_phase());
+  if (source.metrics != nullptr && source.metrics->losses_of_rows)
+    source.metrics->row_losses[action.microbatch] = stage_.losses_of_rows(state);
+  return stage_.loss(state, source.scale);
+}
+
+// Runs a complete backward, or its first half, which leaves wgrads for run_weight_gradients().
+void ScheduleRunner::run_backward(const Action& action, const Source& source) {
+  const bool input_alone = action.kind == ActionKind::kInputGradient;
+  const char* const phase = input_alone ? "input gradient" : "backward";
+  MicrobatchState& state = ready_state(action, source);
+  if (begins_backward(action, state)) failpoint("step.bwd");
+  if (action.unit == 0)
+    set_phase(phase, action, stage_.group(action.unit).name());
+  else
+    gather(action, phase);
+  if (input_alone)
+    stage_.input_gradient(action.unit, state);
+  else
+    stage_.backward(action.unit, state);
+}
+
+void ScheduleRunner::run_weight_gradients(const Action& action, const Source& source) {
+  MicrobatchState& state = this->state(action, source);
+  set_phase("weight gradients", action, stage_.group(action.unit).name());
+  if (begins_backward(action, state)) failpoint("step.wgrad");
+  stage_.weight_gradients(action.unit, state);
+}
+
+bool ScheduleRunner::begins_backward(const Action& action, const MicrobatchState& state) const {
+  return stage_.is_head(action.unit + 1) || action.unit + 1 == state.units.end;
+}
+
+std::vector<at::Tensor> ScheduleRunner::run(const Plan& plan, const Source& source) {
   std::map<size_t, at::Tensor> losses;  // by microbatch
   parallel::ScheduleSpan span(device_);
   for (const Action& action : plan.actions) {
     const size_t unit = action.unit;
     switch (action.kind) {
-      case ActionKind::kForward: {
-        const bool begins = unit == stages_[action.stage].first;
-        MicrobatchState& state = ready_state(action, input);
-        if (training && begins) {
-          failpoint("step.fwd");
-          begin(action, plan);
-        }
-        gather(action, forward);
-        stage_.forward(unit, state);
+      case ActionKind::kForward:
+        run_forward(action, plan, source);
         break;
-      }
-      case ActionKind::kLoss: {
-        MicrobatchState& state = ready_state(action, input);
-        gather(action, forward);
-        if (input.metrics != nullptr && input.metrics->losses_of_rows)
-          input.metrics->row_losses[action.microbatch] = stage_.losses_of_rows(state);
-        losses[action.microbatch] = stage_.loss(state, input.scale);
+      case ActionKind::kLoss:
+        losses[action.microbatch] = run_loss(action, source);
         break;
-      }
       case ActionKind::kBackward:
-      case ActionKind::kInputGradient: {
-        const bool divided = action.kind == ActionKind::kInputGradient;
-        const char* const phase = divided ? "input gradient" : "backward";
-        MicrobatchState& state = ready_state(action, input);
-        if (is_first_backward(unit, state)) failpoint("step.bwd");
-        if (unit == 0)
-          set_phase(phase, action, stage_.group(unit).name());
-        else
-          gather(action, phase);
-        if (divided)
-          stage_.input_gradient(unit, state);
-        else
-          stage_.backward(unit, state);
+      case ActionKind::kInputGradient:
+        run_backward(action, source);
         break;
-      }
-      case ActionKind::kWeightGradients: {
-        MicrobatchState& state = this->state(action, input);
-        set_phase("weight gradients", action, stage_.group(unit).name());
-        if (is_first_backward(unit, state)) failpoint("step.wgrad");
-        stage_.weight_gradients(unit, state);
+      case ActionKind::kWeightGradients:
+        run_weight_gradients(action, source);
         break;
-      }
       case ActionKind::kGather:
         stage_.group(unit).start_unshard();
         break;
@@ -449,7 +460,7 @@ std::vector<at::Tensor> ScheduleRunner::run(const Plan& plan, const StepInput& i
       case ActionKind::kReceiveActivation:
       case ActionKind::kSendGradient:
       case ActionKind::kReceiveGradient:
-        transfer(action, input);
+        transfer(action, source);
         break;
     }
   }

@@ -99,15 +99,16 @@ class ScheduleRunner {
   std::vector<at::Tensor> losses(size_t microbatches, const Fetch& microbatch);
 
  private:
-  struct StepInput {
+  struct Source {  // of a run's microbatches
     const Fetch& microbatch;
     const at::Tensor& scale;  // undefined: no backward
     models::LayerMetrics* metrics;
     bool trains() const { return scale.defined(); }
+    const char* forward_phase() const { return trains() ? "forward" : "validation"; }
   };
   struct Plan {
     Schedule actions;
-    int max_in_flight = 1;  // most microbatches in flight, summed over this rank's stages
+    int max_in_flight = 1;  // the limit of microbatches in flight, summed over this rank's stages
   };
   // One microbatch in one stage.
   struct ActiveMicrobatch {
@@ -118,13 +119,18 @@ class ScheduleRunner {
   };
   using Key = std::pair<size_t, size_t>;  // stage, microbatch
 
-  std::vector<at::Tensor> run(const Plan& plan, const StepInput& input);
+  std::vector<at::Tensor> run(const Plan& plan, const Source& source);
   const Plan& plan(bool training, size_t microbatches);
   void set_phase(const char* what, const Action& action, const std::string& name) const;
   void gather(const Action& action, const char* phase) const;
-  MicrobatchState& state(const Action& action, const StepInput& input);
-  MicrobatchState& ready_state(const Action& action, const StepInput& input);
-  void transfer(const Action& action, const StepInput& input);
+  MicrobatchState& state(const Action& action, const Source& source);
+  MicrobatchState& ready_state(const Action& action, const Source& source);
+  void transfer(const Action& action, const Source& source);
+  void run_forward(const Action& action, const Plan& plan, const Source& source);
+  at::Tensor run_loss(const Action& action, const Source& source);
+  void run_backward(const Action& action, const Source& source);
+  void run_weight_gradients(const Action& action, const Source& source);
+  bool begins_backward(const Action& action, const MicrobatchState& state) const;
   void begin(const Action& action, const Plan& plan);
   void retire(const Action& action);
 
