@@ -12,7 +12,6 @@
 #include "app/monitor/layout.h"
 #include "app/monitor/screen.h"
 #include "base/clock.h"
-#include "base/counted.h"
 #include "base/files.h"
 #include "base/printable.h"
 #include "base/process.h"
@@ -33,14 +32,7 @@ ExitCode print_once(const CommandLine::Monitor& options) {
     throw_config("monitor: {}", report::no_metrics_text(options.folder));
   monitor::RunFollower follower(options.folder);
   while (follower.refresh()) continue;
-  const report::ReportRun& run = follower.state().run();
-  const fs::path file = fs::path(options.folder) / report::kMetricsName;
-  if (run.lines == 0)
-    throw_config("monitor: {}: holds no line yet: the first logged step writes one", printable(file));
-  if (run.lines == run.bad_lines) {
-    throw_data("{}: holds {} and no row of metrics (a JSON object with \"step\" and \"time\")",
-               printable(file), counted(run.lines, "line"));
-  }
+  monitor::require_rows(follower.state().run(), "monitor");
   const monitor::View view{terminal_width(), 0, utf8_terminal(), unix_seconds()};
   std::string text;
   for (const monitor::TextLine& line : monitor::layout(follower.state(), view)) {

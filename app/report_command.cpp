@@ -15,7 +15,6 @@
 
 #include "app/commands.h"
 #include "app/monitor/follower.h"
-#include "app/report/backward_lines.h"
 #include "app/report/page.h"
 #include "app/report/run_folder.h"
 #include "base/clock.h"
@@ -113,43 +112,6 @@ struct Contents {
   }
 };
 
-// Throws where the file of a run has no row that could be shown.
-void require_rows(const report::ReportRun& run, const fs::path& file) {
-  if (run.lines == 0)
-    throw_config("report: {}: holds no line yet: the first logged step writes one", printable(file));
-  if (run.lines == run.bad_lines) {
-    throw_data("{}: holds {} and no row of metrics (a JSON object with \"step\" and \"time\")",
-               printable(file), counted(run.lines, "line"));
-  }
-}
-
-report::ReportRun read_run(const std::string& folder, size_t max_buckets) {
-  const fs::path file = fs::path(folder) / "metrics.jsonl";
-  if (!name_exists(file, ExitCode::kUsage)) throw_config("report: {}", report::no_metrics_text(folder));
-  report::ReportRun run;
-  run.name = folder;
-  run.history = report::RunHistory(max_buckets);
-  run.starts = report::read_run_starts(fs::path(folder) / "runs");
-  report::RowReader reader;
-  reader.set_starts(run.starts.starts);
-  report::BackwardLines lines(file);
-  Progress progress("read " + folder, lines.size(), "B");
-  while (const auto line = lines.next()) {
-    ++run.lines;
-    if (const auto row = line->too_long ? std::nullopt : reader.row(line->text)) {
-      run.history.add_older(*row);
-    } else {
-      ++run.bad_lines;
-      run.torn_end |= !line->ended;
-    }
-    progress.update(lines.done());
-  }
-  require_rows(run, file);
-  run.tags = reader.parser().tags();
-  run.tags_left_out = reader.parser().tags_left_out();
-  return run;
-}
-
 void write_page(const CommandLine::Report& options, const Contents& contents, Runs& runs) {
   for (size_t i = 0; i < runs.size(); ++i) {
     if (contents.names[i] == runs[i].name) continue;
@@ -238,6 +200,30 @@ class EndingSignals {
   Descriptor read_end_{}, write_end_{};
 };
 
+// Reads what is new in the metrics of a run, unless a signal came.
+void read_available(monitor::RunFollower& follower, const std::string& folder) {
+  std::optional<Progress> progress;
+  while (EndingSignals::came() == 0 && follower.refresh()) {
+    if (!progress) progress.emplace("read " + folder, follower.state().bytes, "B");
+    progress->update(follower.state().bytes_read);
+  }
+}
+
+report::ReportRun read_run(const std::string& folder, size_t max_buckets) {
+  if (!name_exists(fs::path(folder) / report::kMetricsName, ExitCode::kUsage))
+    throw_config("report: {}", report::no_metrics_text(folder));
+  monitor::RunFollower follower(folder, max_buckets);
+  read_available(follower, folder);
+  if (!follower.state().problem.empty()) throw_data("{}", follower.state().problem);
+  report::ReportRun run = follower.state().run();
+  if (run.torn_end) {
+    ++run.lines;
+    ++run.bad_lines;
+  }
+  monitor::require_rows(run, "report");
+  return run;
+}
+
 // Returns whether a run is over: it is complete, or it ended otherwise and was not started again for a while.
 bool is_over(const report::ReportRun& run, double now) {
   constexpr double kRestartSeconds = 600;
@@ -282,18 +268,12 @@ class Watch {
       return std::tuple(state.run().lines, state.bytes_read, state.run().starts.count, state.problem);
     };
     const auto before = extent();
-    std::optional<Progress> progress;
-    while (EndingSignals::came() == 0 && follower.refresh()) {
-      if (!progress) progress.emplace("read " + contents_.folders[i], state.bytes, "B");
-      progress->update(state.bytes_read);
-    }
-    progress.reset();
-    const fs::path file = fs::path(contents_.folders[i]) / report::kMetricsName;
-    if (first && state.run().lines > 0) require_rows(state.run(), file);
+    read_available(follower, contents_.folders[i]);
+    if (first && state.run().lines > 0) monitor::require_rows(state.run(), "report");
     if (const std::string meant = report::nearest_metrics_text(contents_.folders[i]);
         first && state.waiting && !meant.empty())
-      log_warning("report: {}: holds no {} yet{}", printable(file.parent_path()), report::kMetricsName,
-                  meant);
+      log_warning("report: {}: holds no {} yet{}", printable(fs::path(contents_.folders[i])),
+                  report::kMetricsName, meant);
     if (state.problem != problems_[i]) {
       problems_[i] = state.problem;
       if (!state.problem.empty()) log_warning("report: {}", state.problem);

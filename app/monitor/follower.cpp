@@ -1,12 +1,12 @@
 #include "app/monitor/follower.h"
 
 #include <algorithm>
-
 #include <cerrno>
 
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/counted.h"
 #include "base/files.h"
 #include "base/printable.h"
 
@@ -158,7 +158,7 @@ void RunFollower::take_line(std::string_view line) {
     ++run.bad_lines;
     return;
   }
-  run.history.add_newer(*row);
+  run.history.add(*row);
   if (!row->run_id.empty()) run_id_ = row->run_id;
   if (row->kind != report::RowKind::kTraining) return;
   if (last_training_ && last_training_->run_id == row->run_id && last_training_->step < row->step)
@@ -173,6 +173,15 @@ void RunFollower::take_complete_end() {
   if (begun_.empty() || !reader_.row(begun_)) return;
   take_line(std::exchange(begun_, {}));
   run.torn_end = false;
+}
+
+void require_rows(const report::ReportRun& run, const char* command) {
+  const std::string file = printable(fs::path(run.name) / report::kMetricsName);
+  if (run.lines == 0)
+    throw_config("{}: {}: holds no line yet: the first logged step writes one", command, file);
+  if (run.lines == run.bad_lines)
+    throw_data("{}: holds {} and no row of metrics (a JSON object with \"step\" and \"time\")", file,
+               counted(run.lines, "line"));
 }
 
 }  // namespace hyperion::monitor

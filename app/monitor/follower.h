@@ -42,7 +42,7 @@ class RunFollower {
   const MonitoredRun& state() const { return state_; }
 
  private:
-  static constexpr size_t kMaxLine = 256 * 1024;  // as BackwardLines
+  static constexpr size_t kMaxLine = 256 * 1024;
   static constexpr size_t kMark = 64;
 
   void forget();
@@ -65,5 +65,8 @@ class RunFollower {
   std::string run_id_, run_id_of_records_;  // of the last row; the one for which records were read
   std::filesystem::file_time_type records_time_{};
 };
+
+// Throws, for `command`, if the file of a run that a follower has read has no row that could be shown.
+void require_rows(const report::ReportRun& run, const char* command);
 
 }  // namespace hyperion::monitor

@@ -30,16 +30,12 @@ class RunHistory {
 
   explicit RunHistory(size_t max_buckets);
 
-  // Adds a row; the caller adds rows from the newest to the oldest. A row starts an earlier attempt if its
-  // step and kind do not precede those of the later row, if its run id differs, or if the later row names the
-  // step that it resumed from. A step is superseded if a later attempt repeated it, or if a later "start"
-  // event begins from an earlier step.
-  void add_older(const MetricRow& row);
-
-  // Adds a row; the caller adds rows from the oldest to the newest, and never calls add_older(). Gives the
-  // attempts and the metrics that add_older() gives for the same rows, as long as buckets are one step wide.
-  // Wider ones are superseded as a whole, with up to width() - 1 steps that no attempt repeated.
-  void add_newer(const MetricRow& row);
+  // Adds a row; the caller adds rows from the oldest to the newest. A row starts another attempt if its step
+  // and kind do not follow those of the row before, if its run id differs, or if it names the step that it
+  // resumed from. A step is superseded if a later attempt repeated it, or if a later "start" event begins
+  // from an earlier step. A bucket is superseded as a whole: a wide one with up to width() - 1 steps that no
+  // attempt repeated.
+  void add(const MetricRow& row);
 
   // Merges the history into fewer buckets.
   void limit_buckets(size_t max_buckets);
@@ -58,8 +54,7 @@ class RunHistory {
   std::optional<int64_t> first_non_finite_step() const { return first_non_finite_; }
 
  private:
-  bool starts_earlier_attempt(const MetricRow& row) const;
-  bool starts_later_attempt(const MetricRow& row) const;
+  bool starts_attempt(const MetricRow& row) const;
   void supersede_from(int64_t step);
   void find_non_finite(const MetricRow& row);
 
@@ -69,12 +64,10 @@ class RunHistory {
   uint64_t attempt_count_ = 0;
   std::vector<MetricRow> events_;
   uint64_t event_count_ = 0;
-  std::optional<MetricRow> later_;  // the neighbour of the next row: the last row that is not an event
-  // add_newer() alone uses these two: the run id and step of a "start" without an attempt yet, and the first
-  // step of the newest attempt.
+  std::optional<MetricRow> last_;  // the last row that is not an event
+  // The run id and step of a "start" without an attempt yet, and the first step of the newest attempt.
   std::optional<std::pair<std::string, int64_t>> started_;
   int64_t begin_ = 0;
-  int64_t superseded_from_ = std::numeric_limits<int64_t>::max();
   double first_time_ = std::numeric_limits<double>::infinity();
   double last_time_ = -std::numeric_limits<double>::infinity();
   std::optional<int64_t> first_non_finite_;

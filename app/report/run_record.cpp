@@ -1,12 +1,12 @@
 #include "app/report/run_record.h"
 
 #include <algorithm>
-#include <charconv>
 #include <ranges>
 #include <set>
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/text.h"
 
 namespace hyperion::report {
 namespace fs = std::filesystem;
@@ -77,11 +77,7 @@ std::map<std::string, std::string> parse_run_text(std::string_view text) {
 
 std::optional<double> RunStart::number(const std::string& key) const {
   const auto found = settings.find(key);
-  if (found == settings.end()) return std::nullopt;
-  double value = 0;
-  const char* end = found->second.data() + found->second.size();
-  const auto parsed = std::from_chars(found->second.data(), end, value);
-  return parsed.ec == std::errc() && parsed.ptr == end ? std::optional(value) : std::nullopt;
+  return found == settings.end() ? std::nullopt : parse_number<double>(found->second);
 }
 
 RunStarts read_run_starts(const fs::path& runs_folder) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <charconv>
 #include <set>
 #include <system_error>
 
@@ -17,6 +16,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/printable.h"
+#include "base/text.h"
 #include "checkpoint/storage/index_files.h"
 
 namespace hyperion::checkpoint {
@@ -135,11 +135,8 @@ std::optional<int64_t> step_of_name(std::string_view name) {
   constexpr std::string_view kPrefix = "step-";
   if (!name.starts_with(kPrefix)) return {};
   const std::string_view digits = name.substr(kPrefix.size());
-  int64_t step = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
-  const bool exact =
-      error == std::errc() && end == digits.data() + digits.size() && digits == std::to_string(step);
-  return exact && step >= 0 ? std::optional(step) : std::nullopt;
+  const auto step = parse_number<int64_t>(digits);
+  return step && *step >= 0 && digits == std::to_string(*step) ? step : std::nullopt;
 }
 
 StepFolder cheap_check(const fs::path& folder, int64_t step) {

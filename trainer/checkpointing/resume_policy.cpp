@@ -1,7 +1,6 @@
 #include "trainer/checkpointing/resume_policy.h"
 
 #include <algorithm>
-#include <charconv>
 #include <iterator>
 #include <map>
 
@@ -201,9 +200,8 @@ class Planner {
   std::optional<Number> stored_number(const char* key, Number minimum) const {
     const std::string* text = request_->stored ? find_setting(*request_->stored, key) : nullptr;
     if (text == nullptr) return std::nullopt;
-    Number number = 0;
-    const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), number);
-    if (error != std::errc() || end != text->data() + text->size() || number < minimum)
+    const auto number = parse_number<Number>(*text);
+    if (!number || *number < minimum)
       throw_data("the checkpoint's {} is \"{}\", expected a whole number of at least {}", key,
                  printable(*text), minimum);
     return number;

@@ -1,7 +1,6 @@
 #include "trainer/config/option.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <set>
 #include <type_traits>
@@ -9,6 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/text.h"
 #include "trainer/config/input_path.h"
 
 namespace hyperion::config {
@@ -43,19 +43,13 @@ std::optional<int64_t> parse_integer(std::string_view text) {
     digits += text[i];
   }
   if (digits.starts_with('+') && digits.size() > 1 && digits[1] != '-') digits.erase(0, 1);
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-  if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
-  return value;
+  return hyperion::parse_number<int64_t>(digits);
 }
 
 std::optional<double> parse_number(std::string_view text) {
   if (const auto whole = parse_integer(text)) return static_cast<double>(*whole);
   if (text.starts_with('+')) text.remove_prefix(1);
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
+  return hyperion::parse_number<double>(text);
 }
 
 std::vector<std::string> split(std::string_view text, char separator) {

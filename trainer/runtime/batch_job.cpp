@@ -1,6 +1,5 @@
 #include "trainer/runtime/batch_job.h"
 
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <string_view>
@@ -11,6 +10,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "base/text.h"
 
 namespace hyperion::trainer {
 namespace {
@@ -56,12 +56,10 @@ std::vector<std::string> save_time_warnings(const SaveTimes& times) {
 std::optional<int64_t> signal_lead() {
   const char* value = std::getenv("HYPERION_SIGNAL_LEAD");
   if (value == nullptr || *value == '\0') return std::nullopt;
-  const std::string_view text = value;
-  int64_t seconds = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (error != std::errc() || end != text.data() + text.size() || seconds < 0)
+  const auto seconds = parse_number<int64_t>(value);
+  if (!seconds || *seconds < 0)
     throw_config("environment variable HYPERION_SIGNAL_LEAD is '{}', expected a whole number of seconds",
-                 text);
+                 value);
   return seconds;
 }
 

@@ -1,9 +1,6 @@
 #include "app/report/history.h"
 
-#include <random>
-
 #include <catch2/catch.hpp>
-#include <fmt/ranges.h>
 
 #include "rows.h"
 
@@ -98,56 +95,6 @@ TEST_CASE("The first step with a loss that is not finite is named") {
                                          R"({"step":3,"time":2,"loss_metrics/global_avg_loss":"Infinity"})"},
                                         parser);
   CHECK(history.first_non_finite_step() == 2);
-}
-
-TEST_CASE("Rows that are added as they come give the history that is read backwards") {
-  const auto value = [](const RunHistory& history) {
-    std::string text = fmt::format(
-        "{} attempts, {} events, not finite {}, {} to {}\n", history.attempt_count(), history.event_count(),
-        history.first_non_finite_step().value_or(-1), history.first_time(), history.last_time());
-    for (const Attempt& attempt : history.attempts())
-      text += fmt::format("{} {} {}\n", attempt.first_step, attempt.last_step, attempt.first_time);
-    for (const RowKind kind : {RowKind::kTraining, RowKind::kValidation})
-      for (const StepBuckets* buckets : {&history.current(kind), &history.superseded(kind)})
-        for (const auto& [index, bucket] : buckets->buckets())
-          text += fmt::format("{} {}: {} {} {}\n", static_cast<int>(kind), index, bucket.range(kLossTag).sum,
-                              bucket.range(kValidationLossTag).sum, bucket.range(kTimeTag).sum);
-    return text;
-  };
-  std::mt19937 random(1);
-  for (int run = 0; run < 300; ++run) {
-    std::vector<std::string> lines;
-    int64_t step = 0;
-    bool logged = false;  // a step of the start: a validation comes after one
-    for (int i = 0, start = 0; i < 30; ++i) {
-      const unsigned kind = random() % 12;
-      if (kind < 2) ++start;
-      if (kind != 2) logged = kind != 0;
-      const std::string id = fmt::format(R"(, "run_id": "{}")", start);
-      if (kind == 0) {
-        step = static_cast<int64_t>(random() % static_cast<unsigned>(step + 1));
-        lines.push_back(
-            fmt::format(R"({{"step": {}, "time": {}, "event": "start", "run_id": "{}"}})", step, i, start));
-      } else if (kind == 1) {
-        step = static_cast<int64_t>(random() % static_cast<unsigned>(step + 1));
-        lines.push_back(training_line(step + 1, i, i, fmt::format(R"(, "resume/step": {}{})", step, id)));
-        ++step;
-      } else if (kind == 2 && logged) {
-        lines.push_back(
-            fmt::format(R"({{"step": {}, "time": {}, "validation_metrics/loss": 2{}}})", step, i, id));
-      } else if (kind == 3) {
-        lines.push_back(fmt::format(R"({{"step": {}, "time": {}, "loss_metrics/global_avg_loss": "NaN"{}}})",
-                                    ++step, i, id));
-      } else {
-        lines.push_back(training_line(++step, i, i, id));
-      }
-    }
-    MetricParser parser;
-    RunHistory forward(1024);
-    for (const std::string& line : lines) forward.add_newer(*parser.parse(line));
-    CAPTURE(fmt::format("{}", fmt::join(lines, "\n")));
-    REQUIRE(value(forward) == value(history_of(lines, parser)));
-  }
 }
 
 TEST_CASE("Ten thousand restarts are counted and the newest kept") {

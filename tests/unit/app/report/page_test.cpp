@@ -91,8 +91,8 @@ TEST_CASE("A page of many runs of a million steps stays under a few megabytes") 
     run.history = RunHistory(buckets_per_run(3));
     std::string more;
     for (int tag = 0; tag < 30; ++tag) more += ", \"metric" + std::to_string(tag) + "\": 1.2345678";
-    for (int64_t step = 20000; step > 0; --step)
-      run.history.add_older(
+    for (int64_t step = 1; step <= 20000; ++step)
+      run.history.add(
           *parser.parse(training_line(step * 50, 2.3456789, 1.7e9 + static_cast<double>(step), more)));
     run.tags = parser.tags();
     runs.push_back(std::move(run));

@@ -19,8 +19,8 @@ inline std::string training_line(int64_t step, double loss, double time, const s
 inline RunHistory history_of(const std::vector<std::string>& lines, MetricParser& parser,
                              size_t max_buckets = 1024) {
   RunHistory history(max_buckets);
-  for (size_t i = lines.size(); i-- > 0;)
-    if (const auto row = parser.parse(lines[i])) history.add_older(*row);
+  for (const std::string& line : lines)
+    if (const auto row = parser.parse(line)) history.add(*row);
   return history;
 }
 
