@@ -4,6 +4,8 @@ add_library(hyperion_options INTERFACE)
 target_compile_options(hyperion_options INTERFACE -Wall -Wextra -Wpedantic -Werror -Wno-unused-parameter -fno-math-errno
   # g++ 12 sees overlaps and impossible lengths in std::string that are not there (GCC bugs 105329 and 105651)
   -Wno-restrict -Wno-stringop-overflow -Wno-stringop-overread -Wno-array-bounds)
+# The compiler collects its garbage from 512 MiB on instead of 128: a library of models/ is compiled in 0.93 of the time, with 7 % more memory.
+target_compile_options(hyperion_options INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-heapsize=524288>)
 target_include_directories(hyperion_options INTERFACE ${CMAKE_SOURCE_DIR})
 if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   # what the x86-64 baseline does: the same code then has the same bits. The kernels that ask for fused products come later on the command line.
