@@ -52,7 +52,6 @@ struct JobSize {
   double exchanges = 0;           // buffers in which Muon exchanges matrices with their owners
   double update = 0;              // what Muon's update needs besides; no other moment has it
   double expert_rows = 0;         // rows of one block that ranks exchange, as many as the mean of the ranks
-  double repeated = 0;            // keys and values repeated for all heads, for GPU kernels without GQA
   double attention = 0;           // scratch per thread that computes attention on a CPU
   double attention_threads = 1;   // most threads that can compute attention in a layer
   double save_pool = 0;           // copy of the state for background saves, in host memory
