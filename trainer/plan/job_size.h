@@ -36,7 +36,7 @@ struct PeakMemory {
   double unsharded = 0;    // unsharded gradients: sums of microbatches, and those of the unit in hand
   double gathered = 0;     // gathered weights
   double activations = 0;  // kept for backward
-  double working = 0;      // logits, recomputed activations, rows under way, communication buffers
+  double working = 0;   // temporary: logits, recomputed activations, rows of experts, communication buffers
   double reserved = 0;  // what the allocator holds in addition: freed blocks that later tensors did not fit
   // Returns the bytes that the step's tensors have at once, without states.
   double step() const { return gradients + unsharded + gathered + activations + working; }
