@@ -7,6 +7,7 @@
 #include "parallel/pipeline/simulation.h"
 #include "trainer/config/validate.h"
 #include "trainer/plan/job_size.h"
+#include "trainer/plan/step_shape.h"
 #include "trainer/runtime/runtime.h"
 
 namespace hyperion::app {
@@ -126,17 +127,14 @@ std::optional<MeshPlan> Planner::plan(const config::JobConfig& config, bool ends
 
 std::optional<MeshPlan> Planner::times(const config::JobConfig& config, bool ends) {
   const parallel::Mesh mesh = mesh_of(config);
-  const int64_t ranks = mesh.degree(MeshDim::kBatch),
-                batches = config::microbatches_of(config.training, ranks);
-  MeshPlan plan{
-      .config = config,
-      .global_batch = static_cast<double>(config::global_batch_of(config.training, ranks)),
-      .microbatches = static_cast<double>(batches * config.training.local_batch_size /
-                                          config::microbatch_rows(config, config.training.local_batch_size))};
+  MeshPlan plan{.config = config,
+                .global_batch = static_cast<double>(
+                    config::global_batch_of(config.training, mesh.degree(MeshDim::kBatch))),
+                .microbatches = trainer::StepShape(config, mesh).microbatches};
   const bool recomputes = config.activation_checkpoint.mode == config::RecomputeMode::kFull;
   // Keeps the times of a rank if they are the longest yet.
   const auto add_rank = [&](size_t rank, const RankStages& stages, const trainer::PipelineTimes& times) {
-    trainer::StepWork work = trainer::step_work(config, model_, description_, mesh, batches, stages);
+    trainer::StepWork work = trainer::step_work(config, model_, description_, mesh, stages);
     const auto time_on = [&](const trainer::Card& card) {
       return trainer::step_time(work, card, mesh, hardware_.cluster, times);
     };

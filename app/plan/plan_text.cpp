@@ -166,7 +166,7 @@ std::array<MemoryPart, 6> memory_parts(const trainer::PeakMemory& memory) {
            {"gradients", "gradients", memory.gradients + memory.unsharded},
            {"gathered", "gathered weights", memory.gathered},
            {"activations", "kept activations", memory.activations},
-           {"working", "logits, recomputed blocks, buffers", memory.working},
+           {"working", "temporary tensors of the step", memory.working},
            {"lost", "lost by the allocator", memory.reserved}}};
 }
 

@@ -31,7 +31,7 @@ struct UnitMemory {
 struct MicrobatchMemory {
   Block activation{}, gradient{};
   std::vector<Block> received{};  // from other ranks; the activation and gradient are then empty
-  std::map<size_t, BlockMemory::Tensors> units{};
+  std::map<size_t, BlockTensors> units{};
 };
 
 // The actions of a step without a pipeline. From the second microbatch on each is as the one before.
@@ -54,16 +54,13 @@ class StepReplay {
         keeps_shards_(on_gpu && !job.config.training.enable_cpu_offload),
         shards_(job.mesh.degree(MeshDim::kFsdp)),
         expert_shards_(config::divides_experts(config_) ? job.mesh.degree(MeshDim::kEfsdp) : shards_),
-        tensor_(job.mesh.degree(MeshDim::kTp)),
-        element_(static_cast<double>(checkpoint::size_of(config_.training.mixed_precision_param))),
+        shape_(config_, job.mesh),
+        dim_(static_cast<double>(job.args.dim)),
         memory_(on_gpu ? CachingAllocator() : CachingAllocator(/*alignment=*/1)) {
-    const double rows =
-        static_cast<double>(config::microbatch_rows(config_, config_.training.local_batch_size));
-    tokens_ = rows * static_cast<double>(config_.training.seq_len) / job.mesh.degree(MeshDim::kCp);
-    gathered_stream_ = tokens_ * static_cast<double>(job.args.dim) * element_;
-    stream_ = gathered_stream_ / tensor_;
-    for (const models::BlockDescription& kind : model_.kinds)
-      blocks_.emplace_back(kind, job.args, config_, job.mesh, tokens_, on_gpu ? size.repeated : 0);
+    for (const models::BlockDescription& kind : model_.kinds) {
+      blocks_.emplace_back(kind, job.args, config_, job.mesh);
+      if (!on_gpu) blocks_.back().repeated = 0;
+    }
     if (on_gpu) memory_.allocate(states_on_gpu(config_, size), Content::kStates);
   }
 
@@ -113,7 +110,7 @@ class StepReplay {
   }
 
   size_t head() const { return static_cast<size_t>(model_.blocks()) + 1; }
-  const BlockMemory& block_of(size_t unit) const {
+  const BlockShape& block_of(size_t unit) const {
     return blocks_[static_cast<size_t>(model_.kind_of_layer[unit - 1])];
   }
   RecomputeMode mode_of(size_t unit) const {
@@ -133,7 +130,7 @@ class StepReplay {
       case ActionKind::kLoss:
         gather(index);
         if (action.prefetch) gather(*action.prefetch);
-        return loss(microbatch, shares_table_ ? units_[0].flat : units_[index].gradients.parts[0]);
+        return loss(microbatch, shares_table_ ? units_[0].flat : units_[index].gradients[0]);
       case ActionKind::kBackward:
       case ActionKind::kInputGradient:
         if (index > 0) gather(index);
@@ -141,7 +138,8 @@ class StepReplay {
         return backward(index, microbatch, action.kind == ActionKind::kInputGradient);
       case ActionKind::kWeightGradients:
         if (index > 0)
-          return block_of(index).weight_gradients(memory_, microbatch.units[index], units_[index].gradients);
+          return replay_weight_gradients(block_of(index), memory_, microbatch.units[index],
+                                         units_[index].gradients);
         return embedding_backward(microbatch);
       case ActionKind::kGather:
         return gather(index);
@@ -196,9 +194,9 @@ class StepReplay {
     }
     // Products of experts in FP8 read two copies of each weight.
     const double copies = config::kGroupedFloat8.on(config_) || config::kGroupedMx.on(config_) ? 2 : 0;
-    const auto& elements = block_of(index).elements();
+    const auto& elements = block_of(index).elements;
     for (size_t part = 0; part < elements.size(); ++part) {
-      const bool expert = part >= UnitGradients::kExpertsUp;
+      const bool expert = part >= BlockShape::kExpertsUp;
       if ((expert ? expert_shards_ : shards_) > 1) add(elements[part] * (float8 ? 1 : element_));
       if (expert) add(elements[part] * copies);
     }
@@ -209,9 +207,9 @@ class StepReplay {
       microbatch.activation = memory_.allocate(stream_, Content::kActivations);
       return;
     }
-    BlockMemory::Tensors& tensors = microbatch.units[index];
-    tensors[BlockMemory::kInput] = std::exchange(microbatch.activation, {});
-    microbatch.activation = block_of(index).forward(memory_, tensors, mode_of(index));
+    BlockTensors& tensors = microbatch.units[index];
+    tensors[BlockShape::kInput] = std::exchange(microbatch.activation, {});
+    microbatch.activation = replay_forward(block_of(index), mode_of(index), memory_, tensors);
   }
 
   // The head's forward and backward, chunk by chunk; tensor parallel ranks have two chunks at once. `sum` is
@@ -221,7 +219,7 @@ class StepReplay {
     const bool by_part = tensor_ > 1 && !config_.parallelism.disable_loss_parallel,
                gathers = tensor_ > 1 && !by_part;  // complete logits, in two copies
     const double at_once = by_part ? 2 : 1,
-                 of_token = model_.output.numel() / gathered_width() / (by_part ? tensor_ : 1) * element_,
+                 of_token = model_.output.numel() / dim_ / (by_part ? tensor_ : 1) * element_,
                  rows = loss_chunk_rows(config_, tokens_, of_token, by_part ? tensor_ : 1, on_gpu_);
     // Later chunks take the memory of those before.
     const double chunks = std::min(at_once + 2, std::ceil(tokens_ / rows));
@@ -240,9 +238,8 @@ class StepReplay {
     for (Block* block : {&sharded, &gradient, &gathered, &normed, &microbatch.activation})
       memory_.free(*block);
   }
-  double gathered_width() const { return gathered_stream_ / tokens_ / element_; }
   void finish_chunk(Block& sum, Block& logits, double rows) {
-    Block result = memory_.allocate(rows * gathered_width() * element_, Content::kWorking);
+    Block result = memory_.allocate(rows * dim_ * element_, Content::kWorking);
     memory_.free(result);
     if (!sum) sum = memory_.allocate(table() * sizeof(float), Content::kUnsharded);
     memory_.free(logits);
@@ -250,14 +247,14 @@ class StepReplay {
 
   void backward(size_t index, MicrobatchMemory& microbatch, bool divided) {
     if (index > 0)
-      return block_of(index).backward(memory_, microbatch.units[index], microbatch.gradient,
-                                      units_[index].gradients, mode_of(index), divided);
+      return replay_backward(block_of(index), mode_of(index), memory_, microbatch.units[index],
+                             microbatch.gradient, divided ? nullptr : &units_[index].gradients);
     if (!divided) embedding_backward(microbatch);
   }
 
   void embedding_backward(MicrobatchMemory& microbatch) {
     Block gathered = tensor_ > 1 ? memory_.allocate(gathered_stream_, Content::kWorking) : Block();
-    units_[0].gradients.parts[0] = memory_.allocate(table() * element_, Content::kUnsharded);
+    units_[0].gradients[0] = memory_.allocate(table() * element_, Content::kUnsharded);
     memory_.free(gathered);
     memory_.free(microbatch.gradient);
   }
@@ -265,16 +262,15 @@ class StepReplay {
   // Adds gradients in the compute dtype to packed fp32 ones: the table's and experts'.
   void pack(size_t index) {
     UnitMemory& unit = units_[index];
-    auto& parts = unit.gradients.parts;
+    UnitGradients& parts = unit.gradients;
     double elements = 0;
     if (index == 0) elements = table();
     if (index > 0 && index < head())
-      elements = block_of(index).elements()[UnitGradients::kExpertsUp] +
-                 block_of(index).elements()[UnitGradients::kExpertsDown];
+      elements = block_of(index).elements[BlockShape::kExpertsUp] +
+                 block_of(index).elements[BlockShape::kExpertsDown];
     if (elements == 0) return;
     if (!unit.flat) unit.flat = memory_.allocate(elements * sizeof(float), Content::kUnsharded);
-    for (const auto part : {UnitGradients::kExpertsUp, UnitGradients::kExpertsDown})
-      memory_.free(parts[part]);
+    for (const auto part : {BlockShape::kExpertsUp, BlockShape::kExpertsDown}) memory_.free(parts[part]);
     if (index == 0) memory_.free(parts[0]);
   }
 
@@ -285,10 +281,10 @@ class StepReplay {
     UnitMemory& unit = units_[index];
     double dense = index == head() && shares_table_ ? 0 : table(), experts = 0;
     if (index > 0 && index < head()) {
-      const auto& elements = block_of(index).elements();
+      const auto& elements = block_of(index).elements;
       dense = 0;
       for (size_t part = 0; part < elements.size(); ++part)
-        (part >= UnitGradients::kExpertsUp ? experts : dense) += elements[part];
+        (part >= BlockShape::kExpertsUp ? experts : dense) += elements[part];
     }
     add_shard(unit.shard, dense, shards_);
     add_shard(unit.experts_shard, experts, expert_shards_);
@@ -310,13 +306,13 @@ class StepReplay {
   // Of parameters that no ranks shard the gradients themselves stay.
   void free_reduced(UnitMemory& unit) {
     if (!keeps_shards_) return free_gradients(unit);
-    auto& parts = unit.gradients.parts;
+    UnitGradients& parts = unit.gradients;
     if (shards_ > 1)
-      for (size_t part = 0; part < UnitGradients::kExpertsUp; ++part) memory_.free(parts[part]);
+      for (size_t part = 0; part < BlockShape::kExpertsUp; ++part) memory_.free(parts[part]);
     if (expert_shards_ > 1 || (!divides_experts() && shards_ > 1)) memory_.free(unit.flat);
   }
   void free_gradients(UnitMemory& unit) {
-    for (Block& part : unit.gradients.parts) memory_.free(part);
+    for (Block& part : unit.gradients) memory_.free(part);
     memory_.free(unit.flat);
   }
 
@@ -324,9 +320,11 @@ class StepReplay {
   const models::ModelDescription& model_;
   const JobSize& size_;
   const bool on_gpu_, keeps_shards_;  // keeps_shards_: a GPU has the sharded gradients
-  const double shards_, expert_shards_, tensor_, element_;
-  double tokens_ = 0, stream_ = 0, gathered_stream_ = 0;
-  std::vector<BlockMemory> blocks_;     // by kind
+  const double shards_, expert_shards_;
+  const StepShape shape_;
+  const double dim_, tensor_ = shape_.tensor, tokens_ = shape_.tokens, element_ = shape_.element,
+                     stream_ = shape_.own * dim_ * element_, gathered_stream_ = tokens_ * dim_ * element_;
+  std::vector<BlockShape> blocks_;      // by kind
   CachingAllocator memory_, received_;  // the allocator keeps the blocks of each stream apart
   std::map<size_t, UnitMemory> units_;
   std::map<std::pair<size_t, size_t>, MicrobatchMemory> microbatches_;  // by stage and microbatch

@@ -1,14 +1,11 @@
 #include "trainer/plan/block_work.h"
 
 #include <algorithm>
-#include <cmath>
 #include <span>
 #include <vector>
 
 #include "parallel/pipeline/schedule.h"
 #include "trainer/config/schema.h"
-#include "trainer/config/validate.h"
-#include "trainer/plan/product_work.h"
 
 namespace hyperion::trainer {
 namespace {
@@ -16,422 +13,403 @@ namespace {
 using config::RecomputeMode;
 using parallel::MeshDim;
 
+constexpr double kFp32 = 4;  // bytes
+
 struct AttentionRates {
   Rate forward, backward;
 };
 
 // The rates of attention of these heads: cuDNN's kernels where they serve.
-AttentionRates attention_rates(const models::AttentionWidths& widths, const BlockSetting& setting) {
-  if (setting.element == sizeof(float)) return {Rate::kEfficientForward, Rate::kEfficientBackward};
-  const bool documents = setting.config.training.document_mask;
-  const bool cudnn =
-      !documents && widths.window == 0 && setting.config.model.attention != config::AttentionChoice::kFlash;
+AttentionRates attention_rates(const models::AttentionWidths& widths, const BlockShape& block) {
+  if (block.element == kFp32) return {Rate::kEfficientForward, Rate::kEfficientBackward};
+  const bool cudnn = !block.config.training.document_mask && widths.window == 0 &&
+                     block.config.model.attention != config::AttentionChoice::kFlash;
   if (cudnn) return {Rate::kCudnnForward, Rate::kCudnnBackward};
   if (widths.head_dim > 128) return {Rate::kWideFlashForward, Rate::kWideFlashBackward};
   return {Rate::kFlashForward, Rate::kFlashBackward};
 }
 
-class BlockCounter : ProductCounter {
+class BlockCounter {
  public:
-  BlockCounter(const models::BlockDescription& block, const BlockSetting& setting, double times,
+  BlockCounter(const BlockShape& block, RecomputeMode mode, double gradient_passes, double times,
                StepWork& work)
-      : ProductCounter(setting, times, work),
-        block_(block),
-        attention_(products_of(block.attention.parameters)),
-        feed_forward_(products_of(block.feed_forward.parameters)) {}
+      : b_(block), mode_(mode), gradient_passes_(gradient_passes), times_(times), work_(work) {}
 
   void count() {
     count_attention();
-    count_feed_forward();
+    if (b_.block.feed_forward.experts)
+      count_experts();
+    else
+      count_dense();
     // The norm before attention, that before the feed-forward with the sum of the stream, and the last sum.
-    forward_rows(Family::kNorms, 1, 1);
-    recomputed_rows(Family::kNorms, 1, 1);
-    forward_rows(Family::kNorms, 2, 2);
-    recomputed_rows(Family::kNorms, 2, 2);
-    forward_rows(Family::kResidual, 2, 1);
+    for (const double streams : {1, 2}) add(Family::kNorms, 1 + rows_, 1, 2 * streams * stream_);
+    add(Family::kResidual, 1, 1, 3 * stream_);
     // Backward of a norm adds the gradients of all products that read it.
-    add_norm_backward(attention_inputs());
-    add_norm_backward(feed_forward_inputs());
+    for (const double inputs : {attention_inputs(), feed_forward_inputs()})
+      add(Family::kNorms, 1, 2, (4 + inputs) * stream_);
     exchange_tensor_parallel();
   }
 
  private:
-  bool recomputes_rows() const { return mode() != RecomputeMode::kNone; }  // norms, RoPE, SwiGLU
-  bool recomputes_attention() const { return mode() == RecomputeMode::kFull && setting_.context == 1; }
-  double dim() const { return static_cast<double>(setting_.args.dim); }
-  double sharded_rows() const { return tokens() / setting_.tensor; }  // of the stream: sequence parallel
+  void add(Family family, double times, double launches, double bytes, double flops = 0,
+           Rate rate = Rate::kBf16, bool casts = false) const {
+    work_.add(family, times * times_, launches, bytes, flops, rate, casts);
+  }
 
-  // Kernels that read and write rows of the stream, `read` and `written` of them per token.
-  void forward_rows(Family family, double read, double written) const {
-    add(family, 1, 1, (read + written) * sharded_rows() * dim() * element());
+  // --- products ---
+
+  // A product in chunks is as many launches as ranks, each of which reads the weight.
+  double reads_of_weight(const Product& product) const {
+    return async_ && b_.tensor > 1 && product.shape->split ? b_.tensor : 1;
   }
-  void recomputed_rows(Family family, double read, double written) const {
-    if (recomputes_rows()) forward_rows(family, read, written);
+
+  // Adds the products of this rank's `rows` rows with weights that read the same input: one in bf16, apart in
+  // FP8. `repeats`: how many of them backward recomputes.
+  void add_products(std::span<const Product> products, double rows, double repeats) const {
+    if (products[0].float8) return add_float8_products(products, rows, repeats);
+    double out = 0;
+    for (const Product& product : products) out += product.out;
+    const double in = products[0].in, reads = reads_of_weight(products[0]), flops = 2 * rows * in * out;
+    const bool apart = repeats > 0 && repeats < 1;  // selective checkpointing computes w1 and w3 apart
+    const double parts = apart ? static_cast<double>(products.size()) : 1;
+    const double weight = reads * in * out, element = b_.element;
+    add(Family::kProducts, 1, parts * reads, (parts * rows * in + weight + rows * out) * element, flops,
+        rate_);
+    add(Family::kProducts, repeats > 0 ? 1 : 0, reads,
+        (rows * in + repeats * (weight + rows * out)) * element, repeats * flops, rate_);
+    add(Family::kProducts, 1, reads, (rows * out + weight + rows * in) * element, flops, rate_);
+    add(Family::kProducts, 1, 1, rows * (in + out) * element + in * out * kFp32 * gradient_passes_, flops,
+        rate_);
   }
-  void add_norm_backward(double inputs) const {
-    add(Family::kNorms, 1, 2, (4 + inputs) * sharded_rows() * dim() * element());
+
+  void add_float8_products(std::span<const Product> products, double rows, double repeats) const {
+    const double in = products[0].in, reads = reads_of_weight(products[0]), runs = 1 + repeats;
+    const bool gathers_float8 = b_.config.quantize.linear.float8.enable_fsdp_float8_all_gather;
+    // Tensor parallel ranks gather the inputs of column layers, and the gradients of row layers, in FP8.
+    const bool column = b_.tensor > 1 && products[0].shape->split == models::kSplitByRows,
+               row = b_.tensor > 1 && products[0].shape->split == models::kSplitByColumns;
+    if (column) {
+      add_gathered_cast(rows * in, runs);
+      add(Family::kResidual, static_cast<double>(products.size()) - 1, reads, 3 * rows * in * b_.element);
+    } else {
+      const double casts = full_ ? 2 : runs;  // also of a product that is not repeated
+      add_cast(rows * in, casts - 1, 1);
+      add_cast(rows * in, 1, casts > runs ? 1 : 2);  // dgrad and wgrad read the other layout
+    }
+    for (const Product& product : products) {
+      const double weight = product.in * product.out, flops = 2 * rows * weight;
+      if (!gathers_float8) add_cast(weight, 2, 2);  // of what forward gathers, and backward
+      add(Family::kProducts, runs, reads,
+          rows * product.in + reads * weight + rows * product.out * b_.element, flops, Rate::kFp8);
+      if (row)
+        add_gathered_cast(rows * product.out, 1);
+      else
+        add_cast(rows * product.out, 1, 2);
+      if (gathers_float8) add_transposition(weight);
+      add(Family::kProducts, 1, reads, rows * product.out + reads * weight + rows * product.in * b_.element,
+          flops, Rate::kFp8Slow);
+      add(Family::kProducts, 1, 1, rows * (product.in + product.out) + weight * kFp32 * gradient_passes_,
+          flops, Rate::kFp8Slow);
+    }
+  }
+
+  // Finds the largest element in two launches, then casts to rows, columns or both.
+  void add_cast(double elements, double times, double layouts) const {
+    add(Family::kFloat8Casts, times, 2, elements * b_.element);
+    add(Family::kFloat8Casts, times, 1, elements * (b_.element + layouts), 0, Rate::kBf16, true);
+  }
+  void add_transposition(double elements) const {
+    add(Family::kFloat8Casts, 1, 1, 2 * elements, 0, Rate::kBf16, true);
+  }
+  // A rank casts its part, and transposes once what it gathers.
+  void add_gathered_cast(double elements, double times) const {
+    add_cast(elements / b_.tensor, times, 1);
+    add_transposition(elements);
   }
 
   // --- attention ---
 
   double attention_inputs() const {  // products of the normed stream, whose gradients its backward adds
-    if (setting_.args.latent.is_present()) return 1;
-    return attention_[0].float8 && setting_.tensor == 1 ? 2 : 0;
+    if (b_.latent()) return 1;
+    return b_.attention[0].float8 && b_.tensor == 1 ? 2 : 0;
   }
   double feed_forward_inputs() const {
-    const auto& experts = block_.feed_forward.experts;
-    if (experts) return setting_.args.experts.num_shared_experts > 0 ? 2 : 1;
-    return !feed_forward_.empty() && feed_forward_[0].float8 && setting_.tensor == 1 ? 1 : 0;
-  }
-
-  // Of every second product the selective mode recomputes one; see models/layers/activation_checkpoint.h.
-  double repeats_of(int index) const {
-    switch (mode()) {
-      case RecomputeMode::kFull:
-        return 1;
-      case RecomputeMode::kSelective:
-        return index % 2 == 1 ? 1 : 0;
-      default:
-        return 0;
-    }
+    if (b_.block.feed_forward.experts) return b_.columns.empty() ? 1 : 2;
+    return b_.columns[0].float8 && b_.tensor == 1 ? 1 : 0;
   }
 
   void count_attention() const {
-    const models::AttentionWidths& widths = *block_.attention.attention;
-    const double heads = static_cast<double>(widths.heads) / setting_.tensor,
-                 kv_heads = static_cast<double>(widths.kv_heads) / setting_.tensor,
-                 queries = heads * static_cast<double>(widths.head_dim),
-                 keys = kv_heads * static_cast<double>(widths.head_dim),
-                 values = kv_heads * static_cast<double>(widths.v_head_dim),
-                 output = heads * static_cast<double>(widths.v_head_dim);
-    const bool latent = setting_.args.latent.is_present();
-    const double full = mode() == RecomputeMode::kFull ? 1 : 0;
-    const Product& last = attention_.back();  // wo
-    if (latent) {
-      int index = 0;
-      for (const Product& product : std::span(attention_).first(attention_.size() - 1)) {
+    const std::span<const Product> products = std::span(b_.attention).first(b_.attention.size() - 1);
+    if (b_.latent()) {
+      for (size_t i = 0; i < products.size(); ++i) {
+        // Of every second product the selective mode recomputes one (models/layers/activation_checkpoint.h).
+        const double repeats = selective_ ? static_cast<double>(i % 2) : full_;
         // Replicated projections are of this rank's part of the sequence.
-        const double rows = product.shape->split ? tokens() : sharded_rows();
-        add_products(std::span(&product, 1), rows, repeats_of(index++));
+        add_products(products.subspan(i, 1), products[i].shape->split ? b_.tokens : b_.own, repeats);
       }
-      count_latent_rows(queries, output);
+      count_latent_rows();
     } else {
-      add_products(std::span(attention_).first(3), tokens(), full);
-      count_rotation(queries, keys, values);
+      add_products(products.first(3), b_.tokens, full_);
+      count_rotation();
     }
-    const bool saved = mode() == RecomputeMode::kSelective && setting_.tensor > 1;  // scattered, so not again
-    add_products(std::span(&last, 1), tokens(), saved ? 0 : mode() == RecomputeMode::kSelective ? 1 : full);
-    const bool several =
-        config::microbatch_rows(setting_.config, setting_.config.training.local_batch_size) > 1;
-    if (setting_.tensor > 1 && several)  // rows of each sequence between those of the ranks
-      add(Family::kCopies, saved ? 4 : 3 + full, 1, 2 * tokens() * output * element());
-
-    count_scores(widths, queries, keys, values, output);
+    const bool saved = selective_ && b_.tensor > 1;  // scattered, so not again
+    add_products(std::span(b_.attention).last(1), b_.tokens, saved ? 0 : selective_ ? 1 : full_);
+    if (b_.tensor > 1 && b_.sequences > 1)  // rows of each sequence between those of the ranks
+      add(Family::kCopies, saved ? 4 : 3 + full_, 1, 2 * b_.bytes[BlockShape::kAttended]);
+    count_scores(*b_.block.attention.attention);
   }
 
-  void count_scores(const models::AttentionWidths& widths, double queries, double keys, double values,
-                    double output) const {
-    const double length = static_cast<double>(setting_.config.training.seq_len);
-    const double pairs =
-        tokens() * (widths.mean_keys(length) + 0.5);  // the head-tail order gives every rank as many
-    const double heads = static_cast<double>(widths.heads) / setting_.tensor;
-    const double flops = 2 * pairs * heads * static_cast<double>(widths.head_dim + widths.v_head_dim);
-    const AttentionRates rates = attention_rates(widths, setting_);
-    const bool ring =
-        setting_.context > 1 && config::passes_keys_in_ring(setting_.config) && widths.window == 0;
-    const bool two_parts =
-        setting_.context > 1 && setting_.config.parallelism.context_parallel_load_balancer.has_value();
+  void count_scores(const models::AttentionWidths& widths) const {
+    const double pairs = b_.tokens * (widths.mean_keys(static_cast<double>(b_.config.training.seq_len)) +
+                                      0.5);  // the head-tail order gives every rank as many
+    const double flops = 2 * pairs * b_.heads * static_cast<double>(widths.head_dim + widths.v_head_dim);
+    const AttentionRates rates = attention_rates(widths, b_);
+    const bool two_parts = b_.context > 1 && b_.config.parallelism.context_parallel_load_balancer.has_value();
     // Counted for the rank that comes last in a sequence, all of whose queries see keys of other ranks: a
     // call for each rank's keys in a ring, else of each part one with the keys before it and one with its
     // own.
-    const double context = setting_.context, parts = two_parts ? 2 : 1,
-                 calls = ring          ? context
+    const double context = b_.context, parts = two_parts ? 2 : 1,
+                 calls = b_.ring       ? context
                          : context > 1 ? 2 * parts
                                        : 1;
-    const double passes = ring ? context : context > 1 ? 2 : 1;  // over queries and outputs
-    const double seen = ring ? (context + 1) / 2 : context > 1 ? context + 1 - 1 / parts : 1;
-    const double exchanged = tokens() * 2 * keys;  // values are padded to the width of keys
-    const double bytes = tokens() * (passes * (queries + output) + seen * (keys + values)) * element();
-    add(Family::kAttention, 1 + recomputes_attention(), calls, bytes, flops, rates.forward);
-    const double dgrad = 2 * pairs * heads * static_cast<double>(3 * widths.head_dim + 2 * widths.v_head_dim);
+    const double passes = b_.ring ? context : context > 1 ? 2 : 1;  // over queries and outputs
+    const double seen = b_.ring ? (context + 1) / 2 : context > 1 ? context + 1 - 1 / parts : 1;
+    const double queries = b_.tokens * b_.queries, output = b_.tokens * b_.attended,
+                 exchanged = 2 * b_.tokens * b_.keys;  // values are padded to the width of keys
+    const double bytes =
+        (passes * (queries + output) + seen * b_.tokens * (b_.keys + b_.values)) * b_.element;
+    add(Family::kAttention, 1 + b_.repeats(mode_, BlockShape::kAttended), calls, bytes, flops, rates.forward);
+    const double dgrad =
+        2 * pairs * b_.heads * static_cast<double>(3 * widths.head_dim + 2 * widths.v_head_dim);
     add(Family::kAttention, 1, 3 * calls, 2 * bytes, dgrad, rates.backward);
-    if (setting_.args.attention.sinks)  // their gradients are sums over outputs in fp32
-      add(Family::kAttention, 1, 5, tokens() * output * 5 * kFp32);
+    if (b_.args.attention.sinks)  // their gradients are sums over outputs in fp32
+      add(Family::kAttention, 1, 5, output * 5 * kFp32);
     if (context == 1) return;
     // Merges the outputs of the calls, packs keys, adds their gradients and those of queries in fp32.
-    const double sum = element() + 2 * kFp32, cast = element() + kFp32;
-    if (ring) {
-      add(Family::kAttention, context - 1, 1, tokens() * output * sum);
-      add(Family::kCopies, context - 1, 1, tokens() * queries * sum);
-      add(Family::kCopies, context - 1, 1, exchanged * (element() / 2 + 2 * kFp32));
-      add(Family::kCopies, 2, 4, tokens() * (queries + output) * cast + exchanged * (2 * element() + cast));
+    const double sum = b_.element + 2 * kFp32, cast = b_.element + kFp32;
+    if (b_.ring) {
+      add(Family::kAttention, context - 1, 1, output * sum);
+      add(Family::kCopies, context - 1, 1, queries * sum);
+      add(Family::kCopies, context - 1, 1, exchanged * (b_.element / 2 + 2 * kFp32));
+      add(Family::kCopies, 2, 4, (queries + output) * cast + exchanged * (2 * b_.element + cast));
     } else {
-      add(Family::kAttention, parts, 1, tokens() * output / parts * 3 * element());
+      add(Family::kAttention, parts, 1, output / parts * 3 * b_.element);
       add(Family::kCopies, 1, 15,
-          (tokens() * (2 * output + 5 * queries) + exchanged * (6 + 6.5 * context)) * element() +
+          (2 * output + 5 * queries + exchanged * (6 + 6.5 * context)) * b_.element +
               exchanged * (2 * context + 1) * kFp32);
     }
-    if (values < keys) add(Family::kCopies, 2.5 + context / 2, 2, tokens() * (keys + 2 * values) * element());
-    add_sequence_exchange(exchanged, ring, two_parts);
+    if (b_.values < b_.keys)
+      add(Family::kCopies, 2.5 + context / 2, 2, b_.tokens * (b_.keys + 2 * b_.values) * b_.element);
+    add_sequence_exchange(exchanged, two_parts);
   }
 
-  void add_sequence_exchange(double exchanged, bool ring, bool two_parts) const {
-    const double hop = exchanged * element() / (ring ? 1 : two_parts ? 2 : 1);
-    const double peers = ring ? 1 : setting_.context - 1;
-    SequenceExchange exchange{.ring = ring,
-                              .runs = times_,
-                              .exchanges = ring        ? static_cast<int>(setting_.context) - 1
-                                           : two_parts ? 2
-                                                       : 1,
-                              .keys = peers * hop,
-                              .gradients = peers * hop * kFp32 / element(),
-                              .forward_share = two_parts ? 0.25 : 1};
-    if (work_.sequence_exchange) exchange.runs += work_.sequence_exchange->runs;
-    work_.sequence_exchange = exchange;
+  void add_sequence_exchange(double exchanged, bool two_parts) const {
+    const int parts = two_parts ? 2 : 1;
+    const double sent = exchanged * (b_.ring ? 1 : (b_.context - 1) / parts);  // elements at once
+    const double runs = work_.sequence_exchange ? work_.sequence_exchange->runs : 0;
+    work_.sequence_exchange =
+        SequenceExchange{.ring = b_.ring,
+                         .runs = runs + times_,
+                         .exchanges = b_.ring ? static_cast<int>(b_.context) - 1 : parts,
+                         .keys = sent * b_.element,
+                         .gradients = sent * kFp32,
+                         .forward_share = two_parts ? 0.25 : 1};
   }
 
-  void count_rotation(double queries, double keys, double values) const {
-    const double rows = tokens() * element();
+  void count_rotation() const {
+    const double rows = b_.tokens * b_.element, all = b_.queries + b_.keys + b_.values;
     // Values are copied along where one product makes all three.
-    const bool apart = attention_[0].float8 && setting_.tensor == 1;
-    const double rotated = queries + keys + (apart ? 0 : values), all = queries + keys + values;
-    const double repeats = recomputes_rows() ? 1 : 0;
-    const double angles = static_cast<double>(setting_.config.training.seq_len) / setting_.context *
-                          static_cast<double>(block_.attention.attention->head_dim) * kFp32;
-    add(Family::kRope, 1 + repeats, 1, 2 * rows * rotated + angles);
+    const bool apart = b_.attention[0].float8 && b_.tensor == 1;
+    const double angles = static_cast<double>(b_.config.training.seq_len) / b_.context *
+                          static_cast<double>(b_.block.attention.attention->head_dim) * kFp32;
+    add(Family::kRope, 1 + rows_, 1, 2 * rows * (apart ? b_.queries + b_.keys : all) + angles);
     add(Family::kRope, 1, 1, 2 * rows * all + angles);
-    if (!setting_.args.attention.qk_norm) return;
-    for (const double width : {queries, keys}) {
-      add(Family::kCopies, 3 + repeats, 1, 2 * rows * width);  // to and from norms
-      add(Family::kNorms, 1 + repeats, 1, 2 * rows * width);
+    if (!b_.normed_heads()) return;
+    for (const double width : {b_.queries, b_.keys}) {
+      add(Family::kCopies, 3 + rows_, 1, 2 * rows * width);  // to and from norms
+      add(Family::kNorms, 1 + rows_, 1, 2 * rows * width);
       add(Family::kNorms, 1, 3, 3 * rows * width);
     }
     add(Family::kCopies, 1, 1, 2 * rows * all);
   }
 
-  void count_latent_rows(double queries, double output) const {
-    const models::LatentArgs& latent = setting_.args.latent;
-    const double rows = tokens() * element(), part = sharded_rows() * element(),
+  void count_latent_rows() const {
+    const models::LatentArgs& latent = b_.args.latent;
+    const double rows = b_.tokens * b_.element, part = b_.own * b_.element,
                  rank = static_cast<double>(latent.kv_lora_rank),
-                 rotated = static_cast<double>(latent.qk_rope_head_dim), repeats = recomputes_rows() ? 1 : 0;
-    const double heads = static_cast<double>(block_.attention.attention->heads) / setting_.tensor;
-    const double keys_and_values = output + heads * static_cast<double>(latent.qk_nope_head_dim);
+                 rotated = static_cast<double>(latent.qk_rope_head_dim);
     for (const double width : {rank, static_cast<double>(latent.q_lora_rank)}) {
       if (width == 0) continue;
-      add(Family::kCopies, 1 + repeats, 1, 2 * part * width);
-      add(Family::kNorms, 1 + repeats, 1, 2 * part * width);
+      add(Family::kCopies, 1 + rows_, 1, 2 * part * width);
+      add(Family::kNorms, 1 + rows_, 1, 2 * part * width);
       add(Family::kNorms, 1, 2, 3 * part * width);
     }
     // Builds heads of queries and keys from their parts, and takes their gradients apart.
-    const double made = 2 * queries + output;
-    add(Family::kRope, 1 + repeats, 1, rows * (queries + keys_and_values + rotated + made));
-    add(Family::kRope, 1, 1, rows * (queries + keys_and_values + rotated + made));
+    const double heads = rows * (3 * b_.queries + b_.attended + rotated) + b_.bytes[BlockShape::kExpanded];
+    add(Family::kRope, 1 + rows_, 1, heads);
+    add(Family::kRope, 1, 1, heads);
     add(Family::kCopies, 1, 2, 2 * part * (rank + rotated));  // the gradient of wkv_a's output from its parts
   }
 
   // --- feed-forward ---
 
-  void count_feed_forward() const {
-    if (!block_.feed_forward.experts)
-      count_dense(feed_forward_);
-    else
-      count_experts();
-  }
-
   // The column layers, w1 and w3 of a gated feed-forward, their activation, and the row layer w2.
-  void count_dense(const std::vector<Product>& products) const {
-    std::vector<Product> columns;
-    const Product* row = nullptr;
-    for (const Product& product : products)
-      if (product.shape->split == models::kSplitByRows)
-        columns.push_back(product);
-      else
-        row = &product;
-    const auto inputs = static_cast<int>(columns.size());
-    double repeated = mode() == RecomputeMode::kFull ? 1 : 0;
-    if (mode() == RecomputeMode::kSelective) {  // every second product, counted from the first
-      const int every_second = inputs / 2;
-      repeated = every_second / static_cast<double>(inputs);
-    }
-    add_products(columns, tokens(), repeated);
-    add_products(std::span(row, 1), tokens(), 0);  // nothing reads a recomputed output
-    add_activation(tokens() * row->in, inputs);
+  void count_dense() const {
+    const auto inputs = static_cast<double>(b_.columns.size());
+    const double half = static_cast<double>(b_.columns.size() / 2) / inputs;  // every second, from the first
+    add_products(b_.columns, b_.tokens, selective_ ? half : full_);
+    add_products(b_.rows, b_.tokens, 0);  // nothing reads a recomputed output
+    add_activation(b_.tokens * b_.rows[0].in, inputs, 1);
   }
-  void add_activation(double elements, int inputs, double launches = 1) const {
-    add(Family::kGatedActivation, 1 + recomputes_rows(), launches, (inputs + 1) * elements * element());
-    add(Family::kGatedActivation, 1, launches, (2 * inputs + 1) * elements * element());
+  void add_activation(double elements, double inputs, double launches) const {
+    add(Family::kGatedActivation, 1 + rows_, launches, (inputs + 1) * elements * b_.element);
+    add(Family::kGatedActivation, 1, launches, (2 * inputs + 1) * elements * b_.element);
   }
 
   void count_experts() const {
-    const models::ExpertWidths& widths = *block_.feed_forward.experts;
-    const auto experts = static_cast<double>(widths.experts), chosen = static_cast<double>(widths.top_k);
-    // The tokens whose experts this rank chooses, and the rows that its experts get.
-    const double own = tokens() / setting_.tensor, rows = own * chosen * setting_.expert_tensor;
-    const double width = dim() * element(), full = mode() == RecomputeMode::kFull ? 1 : 0;
-    count_routing(own, experts, chosen);
-    std::vector<Product> shared;
-    for (const Product& product : feed_forward_)
-      if (!product.shape->name.ends_with("router.gate.weight")) shared.push_back(product);
-    const double with_shared = shared.empty() ? 0 : 1;
-    if (!shared.empty()) count_dense(shared);
+    const auto experts = static_cast<double>(b_.block.feed_forward.experts->experts);
+    // The rows that this rank's tokens send, and those that its experts get.
+    const double sent = b_.own * b_.chosen, rows = sent * b_.expert_tensor;
+    const double width = b_.dim * b_.element;
+    count_routing(experts);
+    if (!b_.columns.empty()) count_dense();
 
-    const double sent = own * chosen;
-    add(Family::kRouting, 1 + full, 1, (own + sent) * width);               // gathers rows
-    add(Family::kRouting, 1, 1, (sent + (1 + with_shared) * own) * width);  // sums a token's rows
-    add(Family::kRouting, 2, 1, (own + sent) * width);                      // gathers gradients, twice
-    add(Family::kRouting, 1, 1, 2 * sent * width);                          // gradients of weights
-    add(Family::kRouting, 1, 1, (sent + own) * width);                      // sums gradients of rows
+    const double streams = b_.columns.empty() ? 1 : 2;               // routed and shared
+    add(Family::kRouting, 1 + full_, 1, (b_.own + sent) * width);    // gathers rows
+    add(Family::kRouting, 1, 1, (sent + streams * b_.own) * width);  // sums a token's rows
+    add(Family::kRouting, 2, 1, (b_.own + sent) * width);            // gathers gradients, twice
+    add(Family::kRouting, 1, 1, 2 * sent * width);                   // gradients of weights
+    add(Family::kRouting, 1, 1, (sent + b_.own) * width);            // sums gradients of rows
 
-    // This rank's experts: a stack of matrices, of which ranks may shard the hidden width.
-    const double hidden = static_cast<double>(widths.hidden) / setting_.expert_tensor,
-                 held = experts / setting_.experts;
-    // Selective checkpointing saves what experts exchange, and recomputes other products.
-    const bool selective = mode() == RecomputeMode::kSelective, exchanged = setting_.experts > 1;
-    count_stack(rows, dim(), 2 * hidden, held, full || selective ? 1 : 0, /*gradients=*/2);
-    // Gradients of the tokens' weights need its output.
-    count_stack(rows, hidden, dim(), held, full || (selective && !exchanged) ? 1 : 0, 1);
-    add_activation(rows * hidden, 2, slices());
+    // This rank's experts: a stack of matrices, of which ranks may shard the hidden width. Gradients of the
+    // tokens' weights need the output.
+    const double held = experts / b_.expert_ranks;
+    count_stack(rows, b_.dim, 2 * b_.expert_hidden, held, b_.repeats(mode_, BlockShape::kExpertUp), 2);
+    count_stack(rows, b_.expert_hidden, b_.dim, held, b_.repeats(mode_, BlockShape::kReturnedRows), 1);
+    add_activation(rows * b_.expert_hidden, 2, slices_);
     // fp32 gradients of a stack are packed for the ranks that shard it.
-    add(Family::kPacking, 1, 2, held * 3 * dim() * hidden * (element() + kFp32));
-    if (setting_.experts == 1 && setting_.expert_tensor == 1) return;
-    const double passes = (2 + full) * times_;
-    work_.dispatch.forward_passes += (1 + full) * times_;
+    add(Family::kPacking, 1, 2, held * 3 * b_.dim * b_.expert_hidden * (b_.element + kFp32));
+    if (b_.expert_ranks > 1 || b_.expert_tensor > 1) count_dispatch(sent);
+  }
+
+  void count_dispatch(double sent) const {
+    const double passes = (2 + full_) * times_;
+    work_.dispatch.forward_passes += (1 + full_) * times_;
     work_.dispatch.backward_passes += times_;
-    work_.dispatch.slices = setting_.config.parallelism.expert_parallel_slices;
+    work_.dispatch.slices = b_.config.parallelism.expert_parallel_slices;
     // Gate, up and down, their dgrads and wgrads. Selective checkpointing computes gate and up again without
     // an exchange, full all three with one.
-    const double products = 9 + (selective ? 2 : 3 * full);
+    const double products = 9 + (selective_ ? 2 : 3 * full_);
+    const auto& parallelism = b_.config.parallelism;
+    const bool defers_wgrad =
+        parallelism.pipeline_parallel_degree > 1 &&
+        parallel::splits_backward(parallel::pipeline_kind(parallelism.pipeline_parallel_schedule));
     work_.dispatch.forward_share = 3 / products;
-    work_.dispatch.backward_share = (splits_backward() ? 3 : 6) / products;
-    const auto dispatch = [&](MeshDim group, double rows_sent, double ranks) {
-      const double sent_bytes = 2 * passes * (ranks - 1) / ranks * rows_sent * width;
-      for (auto& [known, bytes] : work_.dispatch.sent)
-        if (known == group) {
-          bytes += sent_bytes;
-          return;
-        }
-      work_.dispatch.sent.emplace_back(group, sent_bytes);
+    work_.dispatch.backward_share = (defers_wgrad ? 3 : 6) / products;
+    const auto exchange = [&](size_t level, MeshDim group, double rows, double ranks) {
+      auto& levels = work_.dispatch.sent;
+      if (levels.size() == level) levels.emplace_back(group, 0);
+      levels[level].second += 2 * passes * (ranks - 1) / ranks * rows * b_.dim * b_.element;
     };
-    add(Family::kRouting, 1, 3 * (slices() - 1), 0);  // padding of received rows, ends of groups
-    const double nodes = setting_.expert_nodes;
-    if (nodes == 1) return dispatch(MeshDim::kEp, sent, setting_.experts);
+    add(Family::kRouting, 1, 3 * (slices_ - 1), 0);  // padding of received rows, ends of groups
+    const double nodes = b_.expert_nodes;
+    if (nodes == 1) return exchange(0, MeshDim::kEp, sent, b_.expert_ranks);
     // A row for each node with chosen experts, and on it for each expert.
-    dispatch(MeshDim::kEpNodes, own * nodes_of_token(setting_.args, nodes), nodes);
-    dispatch(MeshDim::kEpInNode, sent, setting_.experts / nodes);
+    exchange(0, MeshDim::kEpNodes, b_.own * nodes_of_token(b_.args, nodes), nodes);
+    exchange(1, MeshDim::kEpInNode, sent, b_.expert_ranks / nodes);
     constexpr double kMoreLaunches = 49, kOfSlice = 28;  // docs/notes/simulated_step.md
-    add(Family::kRouting, 1, kMoreLaunches + kOfSlice * (slices() - 1), 0);
+    add(Family::kRouting, 1, kMoreLaunches + kOfSlice * (slices_ - 1), 0);
   }
 
-  void count_routing(double own, double experts, double chosen) const {
-    const double weight = dim() * experts, repeats = recomputes_rows() ? 1 : 0;
-    const double flops = 2 * own * weight;
-    add(Family::kProducts, 1 + repeats, 1, (own * dim() + weight + own * experts) * element(), flops);
-    add(Family::kProducts, 1, 1, (own * experts + weight + own * dim()) * element(), flops);
-    add(Family::kProducts, 1, 1, own * (dim() + experts) * element() + weight * kFp32, flops);
+  void count_routing(double experts) const {
+    const double weight = b_.dim * experts, input = b_.own * b_.dim, scores = b_.own * experts;
+    const double flops = 2 * b_.own * weight, bytes = (input + weight + scores) * b_.element;
+    add(Family::kProducts, 1 + rows_, 1, bytes, flops);
+    add(Family::kProducts, 1, 1, bytes, flops);
+    add(Family::kProducts, 1, 1, (input + scores) * b_.element + weight * kFp32, flops);
     // Scores in fp32, the choice, the order of rows and their weights.
-    add(Family::kRouting, 1 + repeats, 3, own * experts * (element() + 4 * kFp32));
-    add(Family::kRouting, 1, 5, own * chosen * 12 * kFp32);
-    add(Family::kRouting, 1, 1, own * experts * 3 * kFp32);
-  }
-
-  // Returns whether a pipeline's schedule defers wgrads.
-  bool splits_backward() const {
-    const auto& parallelism = setting_.config.parallelism;
-    return parallelism.pipeline_parallel_degree > 1 &&
-           parallel::splits_backward(parallel::pipeline_kind(parallelism.pipeline_parallel_schedule));
-  }
-
-  // Slices of tokens, each of which the experts multiply alone.
-  double slices() const {
-    const int64_t slices = setting_.config.parallelism.expert_parallel_slices;
-    return setting_.experts > 1 ? static_cast<double>(slices) : 1;
+    add(Family::kRouting, 1 + rows_, 3, scores * (b_.element + 4 * kFp32));
+    add(Family::kRouting, 1, 5, b_.own * b_.chosen * 12 * kFp32);
+    add(Family::kRouting, 1, 1, scores * 3 * kFp32);
   }
 
   // `gradients`: products that compute the gradient of the stack, each of a part of `out`.
   void count_stack(double rows, double in, double out, double held, double repeats, double gradients) const {
-    const double stack = held * in * out, weight = slices() * stack, flops = 2 * rows * in * out;
-    const bool float8 = config::kGroupedFloat8.on(setting_.config) || config::kGroupedMx.on(setting_.config);
-    const Rate rate = float8 ? Rate::kFp8 : setting_.element == kFp32 ? Rate::kFp32 : Rate::kGrouped;
-    const double operand = float8 ? 1 : element();
+    const double stack = held * in * out, weight = slices_ * stack, flops = 2 * rows * in * out;
+    const bool float8 = config::kGroupedFloat8.on(b_.config) || config::kGroupedMx.on(b_.config);
+    const Rate forward = float8                 ? Rate::kFp8
+                         : rate_ == Rate::kFp32 ? Rate::kFp32
+                                                : Rate::kGrouped,
+               backward = float8 ? Rate::kFp8Slow : forward;
+    const double operand = float8 ? 1 : b_.element, launches = 2 * slices_;
     if (float8) {
       add_cast(rows * in, 1 + repeats, 2);
       add_cast(rows * out, 1, 2);
       add_cast(weight, 1 + repeats, 2);
     }
-    const double launches = 2 * slices();
     add(Family::kExpertProducts, 1 + repeats, launches,
-        rows * (in * operand + out * element()) + weight * operand, flops, rate);
-    add(Family::kExpertProducts, 1, launches, rows * (in * element() + out * operand) + weight * operand,
-        flops, float8 ? Rate::kFp8Slow : rate);
+        rows * (in * operand + out * b_.element) + weight * operand, flops, forward);
+    add(Family::kExpertProducts, 1, launches, rows * (in * b_.element + out * operand) + weight * operand,
+        flops, backward);
     add(Family::kExpertProducts, 1, launches * gradients,
-        rows * (gradients * in + out) * operand + weight * element(), flops, float8 ? Rate::kFp8Slow : rate);
-    if (slices() > 1) add(Family::kPacking, slices() - 1, gradients, 3 * stack * element());  // their sum
+        rows * (gradients * in + out) * operand + weight * b_.element, flops, backward);
+    add(Family::kPacking, slices_ - 1, gradients, 3 * stack * b_.element);  // their sum
   }
 
   // All-gathers before column layers, reduce-scatters after row layers, and the reverse of their gradients.
   void exchange_tensor_parallel() const {
-    const double tensor = setting_.tensor;
+    const double tensor = b_.tensor;
     if (tensor == 1) return;
-    const bool full = mode() == RecomputeMode::kFull, selective = mode() == RecomputeMode::kSelective;
-    const double sent = (tensor - 1) / tensor * tokens() * dim() * element();
-    const bool dense = !block_.feed_forward.experts || setting_.args.experts.num_shared_experts > 0;
-    const double layers = 1 + dense;  // attention, and a feed-forward that all tensor parallel ranks share
-    const double again = full || selective ? layers : 0;
-    const bool overlaps = setting_.config.parallelism.enable_async_tensor_parallel;
-    const double gathers = 2 * layers + again, gathered_share = attention_[0].float8 ? 1 / element() : 1;
-    work_.collectives.push_back({MeshDim::kTp, times_ * gathers, sent * gathered_share, overlaps});
-    work_.collectives.push_back({MeshDim::kTp, times_ * (2 * layers + full), sent, overlaps});
-    if (overlaps) count_chunks(layers, 2 * layers + full);
+    const double sent = (tensor - 1) / tensor * b_.tokens * b_.dim * b_.element;
+    const double layers = 1 + !b_.columns.empty();  // attention, and a feed-forward that the ranks share
+    const double again = full_ > 0 || selective_ ? layers : 0;
+    const double gathered_share = b_.attention[0].float8 ? 1 / b_.element : 1;
+    work_.collectives.push_back({MeshDim::kTp, times_ * (2 * layers + again), sent * gathered_share, async_});
+    work_.collectives.push_back({MeshDim::kTp, times_ * (2 * layers + full_), sent, async_});
+    if (async_) count_chunks(layers, 2 * layers + full_);
   }
 
   // The outputs of a product in chunks are copied together, or summed in fp32.
   void count_chunks(double layers, double sums) const {
-    const double tensor = setting_.tensor, chunk = tokens() / tensor * dim();
-    const bool full = mode() == RecomputeMode::kFull, selective = mode() == RecomputeMode::kSelective;
+    const double tensor = b_.tensor, chunk = b_.own * b_.dim;
     add(Family::kCopies, sums, tensor + 1,
-        chunk * ((tensor - 1) * (element() + 2 * kFp32) + 2 * (element() + kFp32)));
-    add(Family::kCopies, (full ? 3 : 2) * layers + selective, 1, 2 * chunk * element());
+        chunk * ((tensor - 1) * (b_.element + 2 * kFp32) + 2 * (b_.element + kFp32)));
+    add(Family::kCopies, (full_ > 0 ? 3 : 2) * layers + selective_, 1, 2 * chunk * b_.element);
     const auto add_chunked = [&](const std::vector<Product>& products, double repeats) {
       for (const Product& product : products) {
         const bool column = product.shape->split == models::kSplitByRows;  // all-gathers its input forward
         if (!product.shape->split) continue;
         add(Family::kCopies, column ? 1 + repeats : 1, column ? tensor / 2 : tensor,
-            2 * tokens() * (column ? product.out : product.in) * element());
+            2 * b_.tokens * (column ? product.out : product.in) * b_.element);
       }
     };
-    add_chunked(attention_, full);
-    add_chunked(feed_forward_, full ? 1 : selective ? 0.5 : 0);
+    add_chunked(b_.attention, full_);
+    add_chunked(b_.columns, selective_ ? 0.5 : full_);
+    add_chunked(b_.rows, 0);
   }
 
-  const models::BlockDescription& block_;
-  const std::vector<Product> attention_, feed_forward_;
+  const BlockShape& b_;
+  const RecomputeMode mode_;
+  const double gradient_passes_, times_;
+  StepWork& work_;
+
+  const bool selective_ = mode_ == RecomputeMode::kSelective,
+             async_ = b_.config.parallelism.enable_async_tensor_parallel;
+  const double full_ = mode_ == RecomputeMode::kFull ? 1 : 0;           // repeats of all products
+  const double rows_ = b_.repeats(mode_, BlockShape::kNormedResidual);  // of norms, RoPE, SwiGLU
+  const double stream_ = b_.bytes[BlockShape::kInput];
+  // Slices of tokens, each of which the experts multiply alone.
+  const double slices_ = b_.expert_ranks > 1
+                             ? static_cast<double>(b_.config.parallelism.expert_parallel_slices)
+                             : 1;
+  const Rate rate_ = b_.element == kFp32 ? Rate::kFp32 : Rate::kBf16;
 };
 
 }  // namespace
 
-bool multiplies_in_float8(const models::ParameterShape& shape, const config::JobConfig& config,
-                          std::string_view module) {
-  if (!config::kFloat8.on(config) && !config::kMx.on(config)) return false;
-  const auto& filters = config::kFloat8.on(config) ? config.quantize.linear.float8.filter_fqns
-                                                   : config.quantize.linear.mx.filter_fqns;
-  const auto named = [&](const std::string& filter) { return module.find(filter) != module.npos; };
-  constexpr int64_t kTile = 16;
-  return std::ranges::none_of(filters, named) &&
-         std::ranges::all_of(shape.dims, [](int64_t extent) { return extent % kTile == 0; });
-}
-
-double nodes_of_token(const models::ModelArgs& args, double nodes) {
-  const auto chosen = static_cast<double>(args.experts.top_k),
-             groups = static_cast<double>(args.experts.limited_groups);
-  // A router with groups chooses from each group that it allows, and groups are on nodes in order.
-  return groups > 0
-             ? std::clamp(nodes * groups / static_cast<double>(args.experts.expert_groups), 1.0, chosen)
-             : nodes * (1 - std::pow(1 - 1 / nodes, chosen));
-}
-
-void add_block_work(const models::BlockDescription& block, const BlockSetting& setting, double times,
+void add_block_work(const BlockShape& block, config::RecomputeMode mode, double gradient_passes, double times,
                     StepWork& work) {
-  BlockCounter(block, setting, times, work).count();
+  BlockCounter(block, mode, gradient_passes, times, work).count();
 }
 
 }  // namespace hyperion::trainer

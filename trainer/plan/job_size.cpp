@@ -25,16 +25,6 @@ double sum_over_stage(const models::ModelDescription& model, const ModelStage& s
   return sum;
 }
 
-// Bytes of keys and values repeated for all heads, and of their gradients, in one block's backward. GPU
-// kernels without GQA need them (models/kernels/attention/gpu.cpp). `keys` is the number of keys per sequence
-// held at once.
-double repeated_keys(const models::AttentionWidths& heads, double rows, double keys, double tensor,
-                     double compute) {
-  const bool repeats = compute == sizeof(float) || heads.head_dim > kernels::gpu::kLargestFlashHead;
-  if (!repeats || heads.kv_heads == heads.heads) return 0;
-  return 4 * rows * keys * static_cast<double>(heads.heads * heads.head_dim) / tensor * compute;
-}
-
 class SizeOfRank {
  public:
   SizeOfRank(const config::JobConfig& config, const models::ModelDescription& model,
@@ -51,7 +41,6 @@ class SizeOfRank {
       size_.exchanges = work->buffers;
       size_.update = work->results;
     }
-    size_.repeated = repeated_keys(heads(), rows_, keys_at_once(), tensor_, compute_);
     add_attention();
     size_.expert_rows = expert_rows();
     const int64_t batches = config::microbatches_of(config_.training, mesh_.degree(MeshDim::kBatch));

@@ -36,7 +36,7 @@ struct PeakMemory {
   double unsharded = 0;    // unsharded gradients: sums of microbatches, and those of the unit in hand
   double gathered = 0;     // gathered weights
   double activations = 0;  // kept for backward
-  double working = 0;      // logits, recomputed activations, rows under way, communication buffers
+  double working = 0;   // temporary: logits, recomputed activations, rows of experts, communication buffers
   double reserved = 0;  // what the allocator holds in addition: freed blocks that later tensors did not fit
   // Returns the bytes that the step's tensors have at once, without states.
   double step() const { return gradients + unsharded + gathered + activations + working; }
@@ -52,7 +52,6 @@ struct JobSize {
   double exchanges = 0;           // buffers in which Muon exchanges matrices with their owners
   double update = 0;              // what Muon's update needs besides; no other moment has it
   double expert_rows = 0;         // rows of one block that ranks exchange, as many as the mean of the ranks
-  double repeated = 0;            // keys and values repeated for all heads, for GPU kernels without GQA
   double attention = 0;           // scratch per thread that computes attention on a CPU
   double attention_threads = 1;   // most threads that can compute attention in a layer
   double save_pool = 0;           // copy of the state for background saves, in host memory

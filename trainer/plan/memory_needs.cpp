@@ -124,7 +124,7 @@ MemoryNeeds memory_needs(const config::JobConfig& config, const JobSize& size, b
   auto& device = on_gpu ? needs.device : needs.host;
   device.insert(device.end(), {{pipeline ? "activations of kept microbatches" : "activations of a microbatch",
                                 kLeastOfStep * size.peak.activations},
-                               {"logits and recomputed activations", kLeastOfStep * size.peak.working},
+                               {"temporary tensors of the step", kLeastOfStep * size.peak.working},
                                {"unsharded gradients", kLeastOfStep * size.peak.unsharded},
                                {pipeline ? "gathered weights of stages" : "gathered weights",
                                 kLeastOfStep * size.peak.gathered},

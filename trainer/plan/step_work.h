@@ -121,6 +121,8 @@ struct StepWork {
   double tokens = 0;    // of this GPU: those of its microbatches over the ranks that share them
   double transfer = 0;  // bytes of a transfer between two pipeline stages
 
+  void add(Family family, double times, double launches, double bytes, double flops = 0,
+           Rate rate = Rate::kBf16, bool casts = false);
   // Bytes that this rank sends in a step, by group.
   std::map<parallel::MeshDim, double> sent() const;
   double launches() const;  // of kernels
@@ -134,9 +136,7 @@ struct RankStages {
   bool reduces_once = false;      // gradients are reduced after the last microbatch only
 };
 
-// Counts a step of a rank. `batches` is the number of local batches per step (config::microbatches_of()).
 StepWork step_work(const config::JobConfig& config, const models::ModelArgs& args,
-                   const models::ModelDescription& model, const parallel::Mesh& mesh, int64_t batches,
-                   const RankStages& rank);
+                   const models::ModelDescription& model, const parallel::Mesh& mesh, const RankStages& rank);
 
 }  // namespace hyperion::trainer

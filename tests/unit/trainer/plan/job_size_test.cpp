@@ -12,6 +12,7 @@
 #include "tests/unit/trainer/plan/job_sizes.h"
 #include "trainer/metrics/flops.h"
 #include "trainer/plan/memory_needs.h"
+#include "trainer/plan/step_shape.h"
 
 namespace hyperion::trainer {
 namespace {
@@ -350,15 +351,18 @@ TEST_CASE("Ranks that share sequences keep their part, and gather keys and value
   // A GPU's kernels for fp32 take as many keys as heads: both and their gradients, of complete sequences or
   // of one rank's.
   const double tokens = 131072;
-  CHECK(eight.repeated == 0);
   const std::string fp32 = "mixed_precision_param = \"float32\"\n";
-  CHECK(size_of(config_with(8, "", fp32), model, 8).repeated == 4 * tokens * 4096 * 4);
-  CHECK(size_of(config_with(8, ring, fp32), model, 8).repeated == 4 * tokens / 8 * 4096 * 4);
-  CHECK(size_of(config_with(8, "tensor_parallel_degree = 8\n", fp32), model, 8).repeated ==
-        4 * tokens * 4096 / 8 * 4);
+  const auto repeated = [](const config::JobConfig& config, const models::ModelArgs& args) {
+    const models::ModelDescription described = models::describe_model(args);
+    return BlockShape(described.kinds[0], args, config, mesh_of(config, 8)).repeated;
+  };
+  CHECK(repeated(config_with(8), model) == 0);
+  CHECK(repeated(config_with(8, "", fp32), model) == 4 * tokens * 4096 * 4);
+  CHECK(repeated(config_with(8, ring, fp32), model) == 4 * tokens / 8 * 4096 * 4);
+  CHECK(repeated(config_with(8, "tensor_parallel_degree = 8\n", fp32), model) == 4 * tokens * 4096 / 8 * 4);
   models::ModelArgs alike = model;
   alike.attention.n_kv_heads = alike.attention.n_heads;
-  CHECK(size_of(config_with(1, "", fp32), alike, 8).repeated == 0);
+  CHECK(repeated(config_with(1, "", fp32), alike) == 0);
 
   // A sequence that is too long for a rank: more ranks are named.
   const std::string said =

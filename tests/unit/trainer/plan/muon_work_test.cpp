@@ -98,8 +98,8 @@ TEST_CASE("the estimates have Muon's buffers, products and exchange") {
         Approx(work->buffers + size.optimizer - without.optimizer));
 
   const RankStages stages{.stages = all_blocks(model)};
-  const StepWork step = step_work(muon, args, model, mesh, 1, stages),
-                 other = step_work(adamw, args, model, mesh, 1, stages);
+  const StepWork step = step_work(muon, args, model, mesh, stages),
+                 other = step_work(adamw, args, model, mesh, stages);
   double flops = 0;
   for (const Kernels& kernels : step.kernels)
     if (kernels.family == Family::kMuonProducts) flops += kernels.times * kernels.flops;

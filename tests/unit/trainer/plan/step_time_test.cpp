@@ -90,7 +90,7 @@ TEST_CASE("Gathers and reductions move the padding of shards") {
   const auto gathered = [&](int shards, int replicas) {
     const Mesh mesh({.dp_replicate = replicas, .dp_shard = shards}, shards * replicas);
     const StepWork work =
-        step_work(resolved("").config, args, model, mesh, 1,
+        step_work(resolved("").config, args, model, mesh,
                   {.stages = {{.first_block = 0, .end_block = 32, .embedding = true, .head = true}}});
     double bytes = 0;
     for (const Collectives& collectives : work.collectives)
