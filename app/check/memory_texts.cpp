@@ -1,4 +1,4 @@
-#include "app/memory_texts.h"
+#include "app/check/memory_texts.h"
 
 #include <algorithm>
 #include <functional>

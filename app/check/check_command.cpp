@@ -11,10 +11,10 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
-#include "app/check_table.h"
+#include "app/check/check_table.h"
 #include "app/commands.h"
-#include "app/memory_texts.h"
-#include "app/muon_text.h"
+#include "app/check/memory_texts.h"
+#include "app/check/muon_text.h"
 #include "app/plan/plan_text.h"
 #include "base/counted.h"
 #include "base/device/device.h"

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "app/check_table.h"
+#include "app/check/check_table.h"
 #include "trainer/plan/muon_work.h"
 
 namespace hyperion::app {

@@ -1,4 +1,4 @@
-#include "app/check_table.h"
+#include "app/check/check_table.h"
 
 #include <memory>
 #include <mutex>

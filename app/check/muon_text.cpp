@@ -1,4 +1,4 @@
-#include "app/muon_text.h"
+#include "app/check/muon_text.h"
 
 #include <vector>
 
