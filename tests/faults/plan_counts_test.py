@@ -47,6 +47,7 @@ MORE = [
     (MOE, 16, "full", ("--parallelism.expert_parallel_degree=4", "--parallelism.context_parallel_degree=2")),
     (LATENT, 16, "none", ("--parallelism.expert_parallel_degree=8",)),
     (MOE, 16, "full", ("--parallelism.expert_parallel_degree=4", "--parallelism.expert_parallel_slices=2")),
+    (LATENT, 16, "selective", ("--parallelism.expert_parallel_degree=4", "--model.args.q_lora_rank=1536", OP)),
 ]
 LAUNCHES_OF = {"products", "products of experts", "attention", "norms", "SwiGLU", "residual adds"}  # others have launches that take no time
 ALL_BYTES, OF_FAMILY, OF_LAUNCHES, SMALL_FAMILY, SENT, FLOPS = 0.02, 0.05, 0.1, 0.02, 0.01, 0.001

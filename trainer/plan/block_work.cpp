@@ -142,8 +142,10 @@ class BlockCounter {
     const std::span<const Product> products = std::span(b_.attention).first(b_.attention.size() - 1);
     if (b_.latent()) {
       for (size_t i = 0; i < products.size(); ++i) {
-        // Of every second product the selective mode recomputes one (models/layers/activation_checkpoint.h).
-        const double repeats = selective_ ? static_cast<double>(i % 2) : full_;
+        // The selective mode recomputes every second product, in the order in which they run: wq_a, wkv_a,
+        // wq_b, wkv_b (models/layers/activation_checkpoint.h).
+        const bool swaps = b_.args.latent.q_lora_rank > 0 && (i == 1 || i == 2);
+        const double repeats = selective_ ? static_cast<double>((swaps ? 3 - i : i) % 2) : full_;
         // Replicated projections are of this rank's part of the sequence.
         add_products(products.subspan(i, 1), products[i].shape->split ? b_.tokens : b_.own, repeats);
       }
@@ -152,10 +154,10 @@ class BlockCounter {
       add_products(products.first(3), b_.tokens, full_);
       count_rotation();
     }
-    const bool saved = selective_ && b_.tensor > 1;  // scattered, so not again
-    add_products(std::span(b_.attention).last(1), b_.tokens, saved ? 0 : selective_ ? 1 : full_);
+    const double repeats = b_.repeats(mode_, BlockShape::kWoOutput);
+    add_products(std::span(b_.attention).last(1), b_.tokens, selective_ ? repeats : full_);
     if (b_.tensor > 1 && b_.sequences > 1)  // rows of each sequence between those of the ranks
-      add(Family::kCopies, saved ? 4 : 3 + full_, 1, 2 * b_.bytes[BlockShape::kAttended]);
+      add(Family::kCopies, selective_ ? 4 : 3 + full_, 1, 2 * b_.bytes[BlockShape::kAttended]);
     count_scores(*b_.block.attention.attention);
   }
 
