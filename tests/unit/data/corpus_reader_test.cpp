@@ -63,9 +63,9 @@ TEST_CASE("a bad document is an error that names its line unless bad ones are sk
   stops.draw();
   CHECK_THROWS_WITH(stops.open(), Catch::Contains("a.jsonl:2: its \"text\" is no string"));
   const std::string wrong = folder.write("b.jsonl", "{\"content\": \"a\"}\n{\"content\": \"b\"}\n");
-  CHECK_THROWS_WITH(check_text_field(wrong, {}, "--data", /*skip_bad=*/true),
+  CHECK_THROWS_WITH(check_text_field({.path = wrong}, /*skip_bad=*/true),
                     Catch::Contains("b.jsonl:1: has no field"));
-  check_text_field(folder.write("b.jsonl", "no JSON\n{\"text\": \"b\"}\n"), {}, "--data", /*skip_bad=*/true);
+  check_text_field({.path = folder.write("b.jsonl", "no JSON\n{\"text\": \"b\"}\n")}, /*skip_bad=*/true);
 }
 
 TEST_CASE("an epoch holds each document once, in another order each time") {
