@@ -42,7 +42,7 @@ TokenStream make_stream(const LoaderOptions& options, const SourceOptions& sourc
     file.facts = options.tokens;
   }
   check_token_files(files, options.tokens, source.key);
-  return {{std::move(files), options.encode, options.order, source.text_field}, options.order};
+  return TokenStream({std::move(files), options.encode, options.order, source.text_field});
 }
 
 std::vector<double> weights_of(const std::vector<SourceOptions>& sources) {
