@@ -77,11 +77,11 @@ ExitCode data_command(const CommandLine& line) {
   if (!config.debug.seed && config.training.shuffle)
     log_warning(
         "debug.seed is not set: a job draws a seed and reads another order than the one of seed 0 here");
-  const std::vector<trainer::DataSet> sets = trainer::training_data(config);
-  for (size_t i = 0; i < sets.size(); ++i)
+  const std::vector<data::SourceOptions> sources = trainer::training_data(config);
+  for (size_t i = 0; i < sources.size(); ++i)
     print_text(fmt::format(
-        "{}{}: {}\n", sets[i].name.empty() ? "" : sets[i].name + ", ", sets[i].path,
-        trainer::describe_size(trainer::measure_source(sets[i], loader->files()[i], *setup.tokenizer))));
+        "{}{}: {}\n", sources[i].name.empty() ? "" : sources[i].name + ", ", sources[i].path,
+        trainer::describe_size(trainer::measure_source(sources[i], loader->files()[i], *setup.tokenizer))));
   {
     Progress progress("reading the sequences before it", static_cast<uint64_t>(first), "sequences");
     for (int64_t i = 0; i < first; ++i) {

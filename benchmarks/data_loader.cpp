@@ -59,13 +59,13 @@ void write_gzip(const fs::path& path, const std::string& text) {
 // Tokens a second of one pass, as rank `rank` of `degree`.
 double loader_rate(const fs::path& path, const Encode& encode, int64_t degree) {
   LoaderOptions options;
-  options.dataset_path = path.string();
+  options.sources = {{.path = path.string()}};
   options.encode = encode;
   options.seq_len = kSeqLen;
   options.rows = kRows;
   options.dp_degree = degree;
   options.order.repeat = false;
-  options.eos = 0;
+  options.tokens.eos = 0;
   DataLoader loader(options);
   const double seconds = seconds_of([&] {
     while (loader.next()) {
@@ -86,13 +86,13 @@ PairRate pair_rate(const fs::path& path, const Encode& encode, int64_t tokens, b
   const double seconds = seconds_of([&] {
     test::ThreadRanks::run(2, [&](Coordinator& ranks) {
       LoaderOptions options;
-      options.dataset_path = path.string();
+      options.sources = {{.path = path.string()}};
       options.encode = encode;
       options.seq_len = kSeqLen;
       options.rows = kRows;
       options.dp_degree = 2;
       options.dp_rank = ranks.rank();
-      if (together) options.node = NodeDocuments::make(ranks);
+      if (together) options.sources.front().node = NodeDocuments::make(ranks);
       DataLoader loader(options);
       for (int64_t i = 0; i < batches; ++i) loader.next();
       test::wait_for_all(ranks);  // neither tokenises for the other what no rank asks for

@@ -105,10 +105,10 @@ int main(int argc, char** argv) try {
     return 0;
   }
   LoaderOptions options;
-  options.dataset_path = argv[2];
+  options.sources = {{.path = argv[2]}};
   options.encode = encode;
-  options.tokenizer_vocab_size = tokenizer->vocab_size();
-  options.eos = tokenizer->eos_id();
+  options.tokens.tokenizer_vocab_size = tokenizer->vocab_size();
+  options.tokens.eos = tokenizer->eos_id();
   options.seq_len = std::stoll(argv[4]);
   const int64_t sequences = std::stoll(argv[5]);
   options.rows = sequences == 0 ? 8 : 1;

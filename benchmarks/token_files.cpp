@@ -153,13 +153,13 @@ void read_source(const fs::path& path) {
 
 void read_batches(const fs::path& path) {
   LoaderOptions options;
-  options.dataset_path = path.string();
+  options.sources = {{.path = path.string()}};
   options.seq_len = kSeqLen;
   options.rows = kRows;
   options.order.repeat = false;
   options.order.seed = kSeed;
-  options.vocab_size = options.tokenizer_vocab_size = kVocabulary;
-  options.eos = 0;
+  options.tokens.vocab_size = options.tokens.tokenizer_vocab_size = kVocabulary;
+  options.tokens.eos = 0;
   DataLoader loader(options);
   while (loader.next()) {
   }

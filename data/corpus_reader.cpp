@@ -17,19 +17,13 @@ constexpr uint64_t kOrdered = 64;  // documents whose order is computed at once
 
 CorpusReader::CorpusReader(std::vector<CorpusFile> files, Encode encode, const StreamOptions& options,
                            TextField field)
-    : files_(std::move(files)),
-      encode_(std::move(encode)),
-      shuffle_(options.shuffle),
-      window_(options.window),
-      skips_bad_(options.skips_bad_documents),
-      field_(std::move(field)),
-      seed_(options.seed) {
+    : files_(std::move(files)), encode_(std::move(encode)), options_(options), field_(std::move(field)) {
   std::vector<PlannedFile> planned;
   for (const CorpusFile& file : files_) {
     const bool one_block = files_.size() == 1 && file.format == CorpusFormat::kText;
     planned.push_back({file.size, !one_block && has_many_blocks(file), is_sequential(file)});
   }
-  for (std::vector<CorpusPart>& parts : plan_slots(planned, shuffle_ ? window_ : 1))
+  for (std::vector<CorpusPart>& parts : plan_slots(planned, options_.shuffle ? options_.window : 1))
     slots_.emplace_back().parts = std::move(parts);
 }
 
@@ -45,7 +39,7 @@ void CorpusReader::begin_epoch(uint64_t epoch) {
 }
 
 void CorpusReader::seek(const StreamPosition& position, uint64_t seed) {
-  seed_ = seed;
+  options_.seed = seed;
   for (Slot& slot : slots_) {
     slot.bytes_after.reset();
     slot.settled = false;
@@ -59,7 +53,7 @@ void CorpusReader::seek(const StreamPosition& position, uint64_t seed) {
     throw_data(
         "data position: its order has {} slots, but these data with training.shuffle_window {} have {}: "
         "start the data from their beginning with --checkpoint.exclude_from_loading=dataloader",
-        position.slots.size(), window_, slots_.size());
+        position.slots.size(), options_.window, slots_.size());
   drawn_ = {position.epoch, position.draws, position.slot, {}};
   for (size_t i = 0; i < slots_.size(); ++i) {
     const SlotPosition& at = position.slots[i];
@@ -97,7 +91,7 @@ std::optional<DrawnDocument> CorpusReader::draw(bool one_epoch) {
   }
   uint64_t chosen = 0;
   if (slots_.size() > 1) {
-    const PhiloxBlock random = philox4x32(seed_, drawn_.draws, drawn_.epoch << 32 | kDraws);
+    const PhiloxBlock random = philox4x32(options_.seed, drawn_.draws, drawn_.epoch << 32 | kDraws);
     uint64_t left = scaled(total, uint64_t{random[0]} << 32 | random[1], UINT64_MAX);
     left = std::min(left, total - 1);
     while (left >= slots_[chosen].weight) left -= slots_[chosen++].weight;
@@ -114,7 +108,7 @@ DocumentInfo CorpusReader::open() {
   try {
     info.length = slot.source->open(document);
   } catch (const BadDocument& error) {
-    if (!skips_bad_) throw;
+    if (!options_.skips_bad_documents) throw;
     bad_ = error.what();
   }
   return info;
@@ -125,7 +119,8 @@ uint64_t CorpusReader::document_at(Slot& slot) const {
   if (at < slot.order_begin || at >= slot.order_begin + slot.order.size()) {
     slot.order_begin = at;
     slot.order.resize(std::min(kOrdered, slot.documents - at));
-    document_order(slot.documents, slot.part->file, *slot.block, seed_, drawn_.epoch, shuffle_)
+    document_order(slot.documents, slot.part->file, *slot.block, options_.seed, drawn_.epoch,
+                   options_.shuffle)
         .fill(at, slot.order);
   }
   return slot.order[at - slot.order_begin];
@@ -164,8 +159,8 @@ void CorpusReader::settle(size_t index) {
 }
 
 void CorpusReader::open_part(Slot& slot, size_t index) {
-  const Permutation order =
-      part_order(slot.parts.size(), static_cast<uint32_t>(index), seed_, drawn_.epoch, shuffle_);
+  const Permutation order = part_order(slot.parts.size(), static_cast<uint32_t>(index), options_.seed,
+                                       drawn_.epoch, options_.shuffle);
   const CorpusPart& part = slot.parts[order(slot.at.part)];
   if (!slot.bytes_after) {
     slot.bytes_after = 0;
@@ -195,8 +190,8 @@ bool CorpusReader::open_block(Slot& slot) {
       throw_data("data position: block {} of {}, which has {}: the data changed since it was saved", block,
                  files_[slot.part->file].path.string(), *slot.blocks);
     if (block == *slot.blocks) return false;
-    block = slot.first_block +
-            block_order(*slot.blocks, slot.part->file, slot.part->part, seed_, drawn_.epoch, shuffle_)(block);
+    block = slot.first_block + block_order(*slot.blocks, slot.part->file, slot.part->part, options_.seed,
+                                           drawn_.epoch, options_.shuffle)(block);
   }
   if (slot.block == block) return true;
   slot.block.reset();

@@ -55,6 +55,7 @@ class CorpusReader {
   void copy(uint64_t offset, std::span<int64_t> out) const { slots_[drawn_.slot].source->copy(offset, out); }
 
   const std::vector<CorpusFile>& files() const { return files_; }
+  const StreamOptions& options() const { return options_; }
   uint64_t slots() const { return slots_.size(); }
 
  private:
@@ -85,11 +86,8 @@ class CorpusReader {
 
   std::vector<CorpusFile> files_;
   Encode encode_;
-  bool shuffle_;
-  uint64_t window_;
-  bool skips_bad_;
+  StreamOptions options_;  // with the seed of the last seek()
   TextField field_;
-  uint64_t seed_;
   std::vector<Slot> slots_;
   bool placed_ = false;  // the slots are at their positions
   DrawnDocument drawn_;

@@ -69,19 +69,18 @@ FoundField find_field(simdjson::dom::object object, std::string_view name) {
 }  // namespace
 
 JsonLines::JsonLines(const std::filesystem::path& path, TextField field, TextBlocks blocks, size_t line_limit)
-    : name_(path.string()),
+    : LineFile(open_text_file(path), blocks, line_limit),
+      name_(path.string()),
       field_(std::move(field)),
-      line_limit_(line_limit),
-      lines_(open_text_file(path), blocks, line_limit),
       parser_(std::make_unique<simdjson::dom::parser>()) {
-  if (const std::string other = substitute_of(lines_.head(kSubstituteBytes)); !other.empty())
+  if (const std::string other = substitute_of(head(kSubstituteBytes)); !other.empty())
     throw_data("{}: {}", name_, other);
 }
 
 JsonLines::~JsonLines() = default;
 
 std::optional<uint64_t> JsonLines::open_block(uint64_t block) {
-  const std::optional<uint64_t> documents = lines_.open_block(block);
+  const std::optional<uint64_t> documents = LineFile::open_block(block);
   if (block == blocks_without_documents_ && documents == 0) ++blocks_without_documents_;
   if (blocks_without_documents_ == (documents ? blocks().value_or(UINT64_MAX) : block))
     throw_data("{}: holds no document: remove the file, or write {}", name_, expected_format());
@@ -94,10 +93,10 @@ std::string JsonLines::expected_format() const {
 }
 
 std::string JsonLines::where(uint64_t document) {
-  const uint64_t location = lines_.location(document);
-  if ((location & kByteLocation) == 0 || ++counted_locations_ <= kMaxCountedLocations)
-    return describe_location(name_, location);
-  return fmt::format("{}: the line at byte {}", name_, location & ~kByteLocation);
+  const uint64_t at = location(document);
+  if ((at & kByteLocation) == 0 || ++counted_locations_ <= kMaxCountedLocations)
+    return describe_location(name_, at);
+  return fmt::format("{}: the line at byte {}", name_, at & ~kByteLocation);
 }
 
 template <typename... Args>
@@ -125,8 +124,8 @@ void JsonLines::fail_without_field(uint64_t document, const std::vector<std::str
   // A field missing from the first line is probably the wrong field; from a later line, it is missing there.
   fail(document, "has no field \"{}\" ({}); its fields are: {}{}: {}", field_.name, field_.chosen_by(),
        there.empty() ? "none" : there, did_you_mean(meant),
-       lines_.is_first(document) ? fmt::format("set {} to the one with the text", field_.key)
-                                 : "correct or remove the line");
+       is_first(document) ? fmt::format("set {} to the one with the text", field_.key)
+                          : "correct or remove the line");
 }
 
 std::string_view JsonLines::text(uint64_t document) {
@@ -136,13 +135,13 @@ std::string_view JsonLines::text(uint64_t document) {
   }
   std::string_view source;
   try {
-    const size_t size = lines_.read_line(document, simdjson::SIMDJSON_PADDING, padded_);
+    const size_t size = read_line(document, simdjson::SIMDJSON_PADDING, padded_);
     source = {padded_.data(), size};
   } catch (const Error& error) {
     throw_data("{}: the document cannot be read: {}", where(document), error.what());
   }
-  if (source.size() > line_limit_)
-    fail(document, "the line is too long, at most {} bytes are accepted: split the document", line_limit_);
+  if (source.size() > line_limit())
+    fail(document, "the line is too long, at most {} bytes are accepted: split the document", line_limit());
 
   simdjson::dom::element root;
   auto error = parser_->parse(padded_.data(), source.size(), false).get(root);

@@ -22,7 +22,7 @@ class parser;
 
 namespace hyperion::data {
 
-class JsonLines : public TextFile {
+class JsonLines : public LineFile {
  public:
   static constexpr size_t kLineLimit = size_t{64} << 20;
 
@@ -34,10 +34,6 @@ class JsonLines : public TextFile {
   // Documents are the lines that are not blank. Throws Error(kBadData) naming the file if its compression is
   // damaged, or if the blocks opened one after another have been the whole file and hold no document.
   std::optional<uint64_t> open_block(uint64_t block) override;
-  std::optional<uint64_t> blocks() const override { return lines_.blocks(); }
-  uint64_t bytes_after_block() const override { return lines_.bytes_after_block(); }
-  // A line number, counted with blank lines, or a place in bytes: see describe_location().
-  uint64_t location(uint64_t document) const override { return lines_.location(document); }
   // Returns the text field, valid until the next call; "" for null. Other fields are ignored, with any valid
   // JSON in them. Bytes that are not UTF-8 are read as U+FFFD, as Tokenizer::encode() does, with one warning
   // per file. Throws BadDocument naming file:line if the line is not JSON, not an object, lacks the field
@@ -54,8 +50,6 @@ class JsonLines : public TextFile {
 
   std::string name_;
   TextField field_;
-  size_t line_limit_;
-  LineFile lines_;
   uint64_t blocks_without_documents_ = 0;  // at the beginning of the file
   int counted_locations_ = 0;              // whose lines were counted for a message
   std::unique_ptr<simdjson::dom::parser> parser_;

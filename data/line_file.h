@@ -1,4 +1,4 @@
-// A LineFile reads the lines of a text file, plain, .gz or .zst, that are not blank. TextBlocks says how it
+// A LineFile has the lines of a text file, plain, .gz or .zst, that are not blank. TextBlocks says how it
 // is cut: into stretches of the text, where a line belongs to the stretch in which it begins and only one
 // stretch is in memory, or as one block, which keeps the positions of all lines of a plain file (8 bytes for
 // each) or all text of a compressed one. A compressed file is inflated from its beginning, stretch by
@@ -68,20 +68,23 @@ class LineIndex {
   std::vector<Blank> blanks_;
 };
 
-class LineFile {
+class LineFile : public TextFile {
  public:
   static constexpr uint64_t kStretch = uint64_t{1} << 20;
 
-  // Lines longer than `line_limit` are not read to their end.
-  LineFile(InputFile file, TextBlocks blocks, size_t line_limit);
   LineFile(const LineFile&) = delete;
   LineFile& operator=(const LineFile&) = delete;
 
-  // See BlockFile.
-  std::optional<uint64_t> blocks() const;
-  std::optional<uint64_t> open_block(uint64_t block);
-  uint64_t bytes_after_block() const;
-  uint64_t location(uint64_t document) const;
+  std::optional<uint64_t> blocks() const override;
+  std::optional<uint64_t> open_block(uint64_t block) override;
+  uint64_t bytes_after_block() const override;
+  // A line number, counted with blank lines, or a place in bytes: see describe_location().
+  uint64_t location(uint64_t document) const override;
+
+ protected:
+  // Lines longer than `line_limit` are not read to their end.
+  LineFile(InputFile file, TextBlocks blocks, size_t line_limit);
+  size_t line_limit() const { return line_limit_; }
 
   // Whether it is the file's first document.
   bool is_first(uint64_t document) const { return block_ == 0 && document == 0; }

@@ -29,32 +29,20 @@ void check_shard(const CorpusFile& file, const LoaderOptions& options) {
         file.path.string(), header.tokenizer_path, header.tokenizer, options.tokenizer_path,
         options.tokenizer_fingerprint);
   }
-  if (options.vocab_size > 0 && header.vocab_size > static_cast<uint64_t>(options.vocab_size)) {
+  if (options.tokens.vocab_size > 0 && header.vocab_size > options.tokens.vocab_size) {
     throw_data("token shard {}: has a vocabulary of {} entries, but the model's has {}: use a larger one",
-               file.path.string(), header.vocab_size, options.vocab_size);
+               file.path.string(), header.vocab_size, options.tokens.vocab_size);
   }
 }
 
 TokenStream make_stream(const LoaderOptions& options, const SourceOptions& source) {
   std::vector<CorpusFile> files = find_corpus(source.path, source.key);
-  const TokenFacts facts = {static_cast<uint64_t>(options.vocab_size),
-                            static_cast<uint64_t>(options.tokenizer_vocab_size), options.eos};
   for (CorpusFile& file : files) {
     if (file.format == CorpusFormat::kTokenShard) check_shard(file, options);
-    file.facts = facts;
+    file.facts = options.tokens;
   }
-  check_token_files(files, facts, source.key);
-  return {{std::move(files), options.encode, options.order, source.text_field}, options.order};
-}
-
-// The sources of a loader; without LoaderOptions::sources one without a name.
-std::vector<SourceOptions> sources_of(const LoaderOptions& options) {
-  if (!options.sources.empty()) return options.sources;
-  return {{.name = "",
-           .path = options.dataset_path,
-           .key = options.dataset_key,
-           .text_field = options.text_field,
-           .node = options.node}};
+  check_token_files(files, options.tokens, source.key);
+  return TokenStream({std::move(files), options.encode, options.order, source.text_field});
 }
 
 std::vector<double> weights_of(const std::vector<SourceOptions>& sources) {
@@ -63,26 +51,22 @@ std::vector<double> weights_of(const std::vector<SourceOptions>& sources) {
   return weights;
 }
 
-// The saved sources; of a state without sources one without a name.
-std::vector<SourceState> saved_sources(const LoaderState& state, int64_t seq_len) {
-  if (!state.sources.empty()) return state.sources;
-  return {{.name = "",
-           .fingerprint = state.fingerprint,
-           .position = state.position,
-           .tokens = state.sequence * static_cast<uint64_t>(seq_len)}};
-}
-
 }  // namespace
 
+std::span<const SourceState> LoaderState::named_sources() const {
+  return std::span(sources).first(sources.front().name.empty() ? 0 : sources.size());
+}
+
 std::string LoaderState::to_json() const {
-  nlohmann::ordered_json json = {{"version", sources.empty() ? 2 : 3},
+  const auto named = named_sources();
+  nlohmann::ordered_json json = {{"version", named.empty() ? 2 : 3},
                                  {"sequence", sequence},
                                  {"seed", seed},
                                  {"shuffle", shuffle},
                                  {"fingerprint", fingerprint_text(fingerprint)}};
   if (window) json["window"] = *window;
-  if (sources.empty()) json["position"] = position.to_json();
-  for (const SourceState& source : sources) json["sources"].push_back(source.to_json());
+  if (named.empty()) json["position"] = sources.front().position.to_json();
+  for (const SourceState& source : named) json["sources"].push_back(source.to_json());
   return json.dump();
 }
 
@@ -93,49 +77,51 @@ LoaderState LoaderState::from_json(std::string_view text) try {
   if (version < 1 || version > 3)
     throw_data("data loader state: version {}, expected 1 to 3: it was written by another Hyperion", version);
   LoaderState state;
-  if (version == 1) state.position = StreamPosition::from_json_version_1(node);
-  if (version == 2) state.position = StreamPosition::from_json(node["position"]);
-  if (version == 3)
-    node["sources"].each(
-        [&](const JsonNode& source) { state.sources.push_back(SourceState::from_json(source)); });
-  if (version == 3 && state.sources.empty()) throw_data("data loader state: has no sources");
   state.sequence = node["sequence"].count();
   state.seed = node["seed"].count();
   state.shuffle = node["shuffle"].flag();
   if (!node["window"].is_null()) state.window = node["window"].count(1);
   state.fingerprint = fingerprint_of(node["fingerprint"]);
+  if (version == 3) {
+    state.sources.clear();
+    node["sources"].each(
+        [&](const JsonNode& source) { state.sources.push_back(SourceState::from_json(source)); });
+    if (state.sources.empty()) throw_data("data loader state: has no sources");
+  } else {
+    state.sources = {{.fingerprint = state.fingerprint,
+                      .position = version == 1 ? StreamPosition::from_json_version_1(node)
+                                               : StreamPosition::from_json(node["position"]),
+                      .share = SourceMix::kWhole,
+                      .drawn = state.sequence}};
+  }
   return state;
 } catch (const Error& error) {
   throw_data("{}: load another checkpoint", error.what());
 }
 
 DataLoader::DataLoader(LoaderOptions options)
-    : options_(std::move(options)), mix_(weights_of(sources_of(options_))) {
+    : options_(std::move(options)), mix_(weights_of(options_.sources)) {
   initial_.seed = options_.order.seed;
   initial_.shuffle = options_.order.shuffle;
   initial_.window = options_.order.window;
   initial_.fingerprint = hash_text("sources");
-  const bool named = !options_.sources.empty();
-  for (const SourceOptions& one : sources_of(options_)) {
-    sources_.push_back({one, make_stream(options_, one)});
-    Source& source = sources_.back();
-    const std::vector<CorpusFile>& files = source.stream.files();
-    source.fingerprint = hash_text(options_.tokenizer_fingerprint, corpus_fingerprint(files));
-    if (source.options.text_field.name != TextField().name)
-      source.fingerprint = hash_text(source.options.text_field.name, source.fingerprint);
-    initial_.fingerprint =
-        named ? hash_text(source.options.name + fingerprint_text(source.fingerprint), initial_.fingerprint)
-              : source.fingerprint;
+  initial_.sources.clear();
+  for (SourceOptions& source : std::exchange(options_.sources, {})) {
+    TokenStream stream = make_stream(options_, source);
+    const std::vector<CorpusFile>& files = stream.files();
+    uint64_t fingerprint = hash_text(options_.tokenizer_fingerprint, corpus_fingerprint(files));
+    if (source.text_field.name != TextField().name)
+      fingerprint = hash_text(source.text_field.name, fingerprint);
+    initial_.fingerprint = source.name.empty()
+                               ? fingerprint
+                               : hash_text(source.name + fingerprint_text(fingerprint), initial_.fingerprint);
+    initial_.sources.push_back(
+        {.name = source.name, .fingerprint = fingerprint, .share = mix_.shares()[sources_.size()]});
     const bool text =
         std::ranges::all_of(files, [](const CorpusFile& file) { return holds_text(file.format); });
-    if (!text || !options_.order.repeat) source.options.node.reset();
-    if (named)
-      initial_.sources.push_back({.name = source.options.name,
-                                  .fingerprint = source.fingerprint,
-                                  .share = mix_.shares()[sources_.size() - 1]});
+    if (!text || !options_.order.repeat) source.node.reset();
+    sources_.push_back({std::move(source), std::move(stream)});
   }
-  options_.node.reset();  // sources_ has it
-  for (SourceOptions& source : options_.sources) source.node.reset();
   state_ = initial_;
 }
 
@@ -167,29 +153,26 @@ void DataLoader::restart_from(const LoaderState& state) {
   ready_.clear();
   error_ = nullptr;
   recent_.clear();
-  const bool named = !options_.sources.empty();
   for (size_t i = 0; i < sources_.size(); ++i) {
     Source& source = sources_[i];
-    source.stream.seek(named ? state.sources[i].position : state.position, state.seed);
-    source.tokens = named ? state.sources[i].tokens : 0;
+    source.stream.seek(state.sources[i].position, state.seed);
+    source.tokens = state.sources[i].tokens;
     const auto& epochs = source.options.max_epochs;
     source.ended = epochs && source.stream.position().epoch >= *epochs;
   }
   mix_ = make_mix();
-  if (named) {
-    std::vector<uint64_t> drawn;
-    bool same_shares = true;
-    for (size_t i = 0; i < sources_.size(); ++i) {
-      drawn.push_back(state.sources[i].drawn);
-      same_shares &= state.sources[i].share == (sources_[i].ended ? 0 : mix_.shares()[i]);
-    }
-    if (same_shares && !mix_.restore(drawn))
-      throw_data(
-          "data loader state: the sequences of its sources cannot be by their shares: load another "
-          "checkpoint");
+  std::vector<uint64_t> drawn;
+  bool same_shares = true;
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    drawn.push_back(state.sources[i].drawn);
+    same_shares &= state.sources[i].share == (sources_[i].ended ? 0 : mix_.shares()[i]);
   }
+  if (same_shares && !mix_.restore(drawn))
+    throw_data(
+        "data loader state: the sequences of its sources cannot be by their shares: load another "
+        "checkpoint");
   prepared_ = state.sequence;
-  state_ = named ? prepared_state() : state;
+  state_ = state.named_sources().empty() ? state : prepared_state();
 }
 
 void DataLoader::reset() {
@@ -205,21 +188,22 @@ void DataLoader::reset(uint64_t seed) {
 LoaderState DataLoader::adapted_state(const LoaderState& state) const {
   LoaderState adapted = state;
   adapted.fingerprint = initial_.fingerprint;
-  if (options_.sources.empty()) {
-    const auto same = std::ranges::find(state.sources, initial_.fingerprint, &SourceState::fingerprint);
-    if (!state.sources.empty() && same != state.sources.end()) {
+  const std::vector<SourceState>& saved = state.sources;
+  if (initial_.named_sources().empty()) {
+    const auto same = std::ranges::find(saved, initial_.fingerprint, &SourceState::fingerprint);
+    if (same != saved.end()) {
       log_info("The data continue as the source {} of the checkpoint alone", same->name);
-      adapted.position = same->position;
-      adapted.sources.clear();
+      adapted.sources = initial_.sources;
+      adapted.sources.front().position = same->position;
+      adapted.sources.front().drawn = state.sequence;
       return adapted;
     }
     throw_data(
         "data loader state: was saved with other data, another text field or another tokenizer (fingerprint "
         "{:016x}) than {} has now ({:016x}): restore them, or start this data from its beginning with "
         "--checkpoint.exclude_from_loading=dataloader",
-        state.fingerprint, options_.dataset_path, initial_.fingerprint);
+        state.fingerprint, sources_.front().options.path, initial_.fingerprint);
   }
-  const std::vector<SourceState> saved = saved_sources(state, options_.seq_len);
   for (const std::string& difference : source_differences(saved, initial_.sources))
     log_info("training.sources: {}", difference);
   adapted.sources = continued_sources(saved, initial_.sources);
@@ -254,12 +238,16 @@ void DataLoader::require_same_order(const LoaderState& state) const {
   }
 }
 
-void DataLoader::load_state(const LoaderState& state) {
+void DataLoader::load_state(const LoaderState& saved) {
+  LoaderState state = saved;
+  const uint64_t all_tokens = state.sequence * static_cast<uint64_t>(options_.seq_len);
+  if (state.named_sources().empty()) state.sources.front().tokens = all_tokens;
   const bool same_data =
       state.fingerprint == initial_.fingerprint &&
       std::ranges::equal(state.sources, initial_.sources, {}, &SourceState::name, &SourceState::name);
   LoaderState adapted = same_data ? state : adapted_state(state);
   require_same_order(state);
+  if (adapted.named_sources().empty()) adapted.sources.front().tokens = all_tokens;
   adapted.window = initial_.window;
   if (state.seed != initial_.seed)
     log_info("The data order continues with the checkpoint's seed {} instead of {}", state.seed,
@@ -271,7 +259,6 @@ LoaderState DataLoader::prepared_state() {
   LoaderState state = initial_;
   state.seed = sources_.front().stream.options().seed;
   state.sequence = prepared_;
-  if (state.sources.empty()) state.position = sources_.front().stream.position();
   for (size_t i = 0; i < state.sources.size(); ++i) {
     state.sources[i].position = sources_[i].stream.position();
     state.sources[i].share = sources_[i].ended ? 0 : mix_.shares()[i];
@@ -328,7 +315,7 @@ DataLoader::PreparedBatch DataLoader::prepare_batch() {
       const auto tokens = std::span(window_).first(source.stream.read_window(window_, spans_));
       seen += tokens.size();
       append_row(tokens, spans_, options_.document_mask, batch);
-      if (!options_.sources.empty()) batch.source_of_row.push_back(static_cast<int32_t>(index));
+      if (!source.options.name.empty()) batch.source_of_row.push_back(static_cast<int32_t>(index));
     }
     end_source_if_read(source);
   }
@@ -339,7 +326,8 @@ DataLoader::PreparedBatch DataLoader::prepare_batch() {
       if (begins[i]) ready.range.push_back({*begins[i], sources_[i].stream.place()});
     }
   } else if (prepared_ == 0) {
-    throw_data("dataset {}: holds fewer than 2 tokens, too few for one prediction", options_.dataset_path);
+    throw_data("dataset {}: holds fewer than 2 tokens, too few for one prediction",
+               sources_.front().options.path);
   }
   ready.after = prepared_state();
   return ready;

@@ -18,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -30,58 +31,40 @@
 
 namespace hyperion::data {
 
-// One of several sources of training data.
-struct SourceOptions {
-  std::string name;  // in messages, metrics and states; unique
-  std::string path;  // see find_corpus
-  std::string key;   // the option that set the path, for messages
-  TextField text_field{};
-  double weight = 1;                      // above 0; in any unit
-  std::optional<uint64_t> max_epochs{};   // the source has ended after these
-  std::shared_ptr<NodeDocuments> node{};  // see LoaderOptions
-};
-
 struct LoaderOptions {
-  // If there are any, they are in place of dataset_path, dataset_key, text_field and node, and the order
-  // repeats.
-  std::vector<SourceOptions> sources{};
-  bool stops_at_source_end = true;  // else the other sources go on by their weights
-
-  std::string dataset_path;                           // see find_corpus
-  std::string dataset_key = "training.dataset_path";  // the option that set it, for messages
-  TextField text_field;                               // for JSON lines
-  Encode encode;                                      // not needed if the path holds token shards only
-  std::string tokenizer_fingerprint;                  // see token_shards.h; compared with the shards'
-  std::string tokenizer_path;                         // for messages
-  int64_t vocab_size = 0;            // the model's; a shard's must not be larger (0: not compared)
-  int64_t tokenizer_vocab_size = 0;  // for token files of other programs (0: not known)
-  std::optional<int32_t> eos{};      // the tokenizer's, where it ends documents in a token file
-  int64_t seq_len = 0;               // S
-  int64_t rows = 0;                  // L, the local batch size
-  int64_t dp_degree = 1;             // D
+  std::vector<SourceOptions> sources{};  // one without a name, or a list with names, whose order repeats
+  bool stops_at_source_end = true;       // else the other sources go on by their weights
+  Encode encode;                         // not needed if there are no files of text
+  std::string tokenizer_fingerprint;     // see token_shards.h; compared with the shards'
+  std::string tokenizer_path;            // for messages
+  TokenFacts tokens;
+  int64_t seq_len = 0;    // S
+  int64_t rows = 0;       // L, the local batch size
+  int64_t dp_degree = 1;  // D
   int64_t dp_rank = 0;
   StreamOptions order;         // training repeats; validation is in the files' order, once
   bool document_mask = false;  // see packing.h
   int prefetch = 4;            // number of microbatches kept ready
-  // If set, the ranks of this node share tokenization. Used if all files are text and the order repeats.
-  std::shared_ptr<NodeDocuments> node{};
 };
 
 // The position in the data, as stored in a checkpoint. It counts consumed data, not prefetched data, and
 // holds no rank or mesh, so it is valid at any data-parallel degree, batch size and sequence length.
 struct LoaderState {
-  StreamPosition position;             // position of the next token, without `sources`
-  std::vector<SourceState> sources{};  // of a loader with LoaderOptions::sources, in their order
-  uint64_t sequence = 0;               // number of sequences consumed
-  uint64_t seed = 0;                   // seed of the document order
+  std::vector<SourceState> sources = std::vector<SourceState>(1);  // in the order of LoaderOptions::sources
+  uint64_t sequence = 0;                                           // number of sequences consumed
+  uint64_t seed = 0;                                               // seed of the document order
   bool shuffle = true;
   std::optional<uint64_t> window{};  // StreamOptions::window; none: version 1, one file after another
   uint64_t fingerprint = 0;          // fingerprint of the data and its tokenizer
 
   bool operator==(const LoaderState&) const = default;
 
+  // The sources with names; none if the only one has no name.
+  std::span<const SourceState> named_sources() const;
+
   // {"version": 2, "position": .., "sequence": .., "seed": .., "shuffle": .., "window": ..,
-  //  "fingerprint": ".."}; with sources version 3, and "sources": [..] in place of the position
+  //  "fingerprint": ".."} of a source without a name; else version 3, and "sources": [..] in place of the
+  // position
   std::string to_json() const;
   // Reads version 1 too, whose position is of one file after another. Throws Error(kBadData) naming the
   // field.
@@ -104,11 +87,11 @@ class DataLoader {
 
   // The state after the microbatches that next() has returned.
   const LoaderState& state() const { return state_; }
-  // Continues after `state`, with its seed. Throws Error(kBadData) if the data, the tokenizer or
-  // training.shuffle differ from those of `state`. With sources, or a state with sources, those that both
-  // have go on (continued_sources()), others begin, and new shares count from here on; the differences are
-  // logged.
-  void load_state(const LoaderState& state);
+  // Continues after `saved`, with its seed. Throws Error(kBadData) if the data, the tokenizer or
+  // training.shuffle differ from those of `saved`. With several sources, or a state of several, those that
+  // both have go on (continued_sources()), others begin, and new shares count from here on; the differences
+  // are logged.
+  void load_state(const LoaderState& saved);
   // Returns to the first sequence.
   void reset();
   // Returns to the first sequence of another seed's order.
@@ -121,7 +104,7 @@ class DataLoader {
   uint64_t fingerprint() const { return initial_.fingerprint; }
   // The first state: its sources with their names and fingerprints.
   const LoaderState& initial_state() const { return initial_; }
-  // The files of each source; of a loader without sources one list.
+  // The files of each source.
   std::vector<std::vector<CorpusFile>> files() const;
   // Seconds that next() has waited for data since construction.
   double wait_seconds() const { return wait_seconds_; }
@@ -135,11 +118,10 @@ class DataLoader {
     LoaderState after{};
     std::vector<PlaceRange> range{};  // over all ranks' rows, of each source
   };
-  // A source, or the only data of a loader without sources. Used by the thread while it runs.
+  // Used by the thread while it runs.
   struct Source {
     SourceOptions options;
     TokenStream stream;
-    uint64_t fingerprint = 0;
     uint64_t tokens = 0;  // consumed
     bool ended = false;   // max_epochs are read
   };
@@ -157,7 +139,7 @@ class DataLoader {
   void stop_thread();
   void restart_from(const LoaderState& state);
 
-  LoaderOptions options_;
+  LoaderOptions options_;  // without sources
   std::vector<Source> sources_;
   SourceMix mix_;                    // used by the thread while it runs
   uint64_t prepared_ = 0;            // number of sequences prepared; used by the thread while it runs

@@ -30,11 +30,11 @@ constexpr uint64_t words_of(uint64_t bytes) {
 
 // Precedes each document.
 struct NodeDocuments::Head {
-  enum Kind : uint64_t { kTokens, kBad, kError };
-  uint64_t kind = kTokens;
   DrawnDocument drawn{};
-  DocumentInfo info{};      // unless kTokens `length` is that of a message
+  DocumentInfo info{};
   uint64_t next_owner = 0;  // the rank that tokenizes the next document
+  uint64_t message = 0;     // length of the message behind the tokens: about a bad document, or an error
+  uint64_t is_error = 0;
 };
 
 // Layout of a segment's payload: the progress of its writer and of the node's readers, and the words
@@ -188,27 +188,23 @@ void NodeDocuments::tokenise(CorpusReader& reader, const StreamPosition& positio
         } catch (const std::exception&) {
           failure = std::current_exception();
         }
-        if (const std::string& bad = reader.bad(); owns && !bad.empty()) {
-          info.length = bad.size();
-          publish({Head::kBad, drawn, info, next_owner}, bad.data(), bad.size());
-        } else if (owns) {
-          publish({Head::kTokens, drawn, info, next_owner}, tokens.data(), tokens.size() * sizeof(int32_t));
-        }
+        if (owns) publish({drawn, info, next_owner, reader.bad().size()}, tokens, reader.bad());
         if (failure) std::rethrow_exception(failure);
       }
     } catch (const std::exception& error) {
       // Replaces this rank's next document: no rank gets beyond it.
       const std::string text = encode_error(error_from(error));
-      publish({Head::kError, {}, {.length = text.size()}, own}, text.data(), text.size());
+      publish({{}, {}, own, text.size(), /*is_error=*/1}, {}, text);
     }
   } catch (const Interrupted&) {
   }
 }
 
-void NodeDocuments::publish(const Head& head, const void* data, uint64_t bytes) {
+void NodeDocuments::publish(const Head& head, std::span<const int32_t> tokens, std::string_view message) {
   static_assert(sizeof(Head) % kWord == 0 && std::is_trivially_copyable_v<Head>);
   write(&head, sizeof head);
-  write(data, bytes);
+  write(tokens.data(), tokens.size_bytes());
+  write(message.data(), message.size());
   Ring& ring = *rings_[local_rank_];
   ring.writes.fetch_add(1, std::memory_order_release);
   wake_all(ring.writes);
@@ -292,19 +288,11 @@ void NodeDocuments::read(int owner, void* data, uint64_t bytes) {
 TokenisedDocument NodeDocuments::next() {
   Head head;
   read(next_owner_, &head, sizeof head);
-  if (head.kind == Head::kError) {
-    std::string text(head.info.length, '\0');
-    read(next_owner_, text.data(), text.size());
-    throw_encoded_error(text);
-  }
-  TokenisedDocument document{head.drawn, head.info, {}};
-  if (head.kind == Head::kBad) {
-    document.bad.resize(std::exchange(document.info.length, 0));
-    read(next_owner_, document.bad.data(), document.bad.size());
-  } else {
-    document.tokens.resize(head.info.length);
-    read(next_owner_, document.tokens.data(), document.tokens.size() * sizeof(int32_t));
-  }
+  TokenisedDocument document{head.drawn, head.info, std::vector<int32_t>(head.info.length),
+                             std::string(head.message, '\0')};
+  read(next_owner_, document.tokens.data(), document.tokens.size() * sizeof(int32_t));
+  read(next_owner_, document.bad.data(), document.bad.size());
+  if (head.is_error != 0) throw_encoded_error(document.bad);
   next_owner_ = static_cast<int>(head.next_owner);
   return document;
 }

@@ -7,7 +7,9 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -56,7 +58,7 @@ class NodeDocuments {
   // The rank of the node that tokenizes document `number` from the start, which is of `slot`.
   int owner_of(uint64_t number, uint64_t slot) const;
   void tokenise(CorpusReader& reader, const StreamPosition& position, uint64_t seed);
-  void publish(const Head& head, const void* data, uint64_t bytes);
+  void publish(const Head& head, std::span<const int32_t> tokens, std::string_view message);
   void write(const void* data, uint64_t bytes);
   void read(int owner, void* data, uint64_t bytes);
 

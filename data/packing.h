@@ -36,7 +36,8 @@ struct Batch {
   // from the previous row). Empty without document masking.
   std::vector<int32_t> positions;
   std::vector<std::vector<DocumentSpan>> documents;  // [rows]: those of each row, in whole or in part
-  // [rows]: index of the source that each row is from (LoaderOptions::sources). Empty without sources.
+  // [rows]: index of the source that each row is from (LoaderOptions::sources). Empty if the only one has no
+  // name.
   std::vector<int32_t> source_of_row{};
 };
 

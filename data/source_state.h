@@ -13,7 +13,7 @@
 namespace hyperion::data {
 
 struct SourceState {
-  std::string name;
+  std::string name{};         // "" of the only one
   uint64_t fingerprint = 0;   // of the data, the text field and the tokenizer
   StreamPosition position{};  // of the next token
   int64_t share = 0;          // of SourceMix::kWhole; 0: max_epochs are read

@@ -297,13 +297,12 @@ std::optional<std::string> sample_text(const CorpusFile& file, const TextField& 
   return "";
 }
 
-void check_text_field(const std::string& dataset_path, const TextField& field, const std::string& key,
-                      bool skip_bad) {
-  const std::vector<CorpusFile> files = find_corpus_and_log(dataset_path, key);
+void check_text_field(const SourceOptions& source, bool skip_bad) {
+  const std::vector<CorpusFile> files = find_corpus_and_log(source.path, source.key);
   const size_t step = files.size() / kCheckedFooters + 1;
   for (size_t i = 0; i < files.size(); ++i)
     if (files[i].format == CorpusFormat::kText || i % step == 0 || i + 1 == files.size())
-      sample_text(files[i], field, skip_bad);
+      sample_text(files[i], source.text_field, skip_bad);
 }
 
 }  // namespace hyperion::data

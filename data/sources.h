@@ -17,6 +17,20 @@
 
 namespace hyperion::data {
 
+class NodeDocuments;
+
+// One source of documents: one of a list, or the only one, which has no name.
+struct SourceOptions {
+  std::string name{};                         // in messages, metrics and states; unique
+  std::string path{};                         // see find_corpus()
+  std::string key = "training.dataset_path";  // the option that set the path, for messages
+  TextField text_field{};                     // for JSON lines, Parquet and Arrow
+  double weight = 1;                          // above 0; in any unit
+  std::optional<uint64_t> max_epochs{};       // the source has ended after these
+  // If set, the ranks of this node share tokenization. Used if all files are text and the order repeats.
+  std::shared_ptr<NodeDocuments> node{};
+};
+
 // Encodes one document's text, with BOS and EOS if the tokenizer has them.
 using Encode = std::function<std::vector<int32_t>(std::string_view)>;
 
@@ -89,9 +103,8 @@ std::unique_ptr<DocumentSource> open_source(const CorpusFile& file, const Encode
 // for formats that hold no text.
 std::optional<std::string> sample_text(const CorpusFile& file, const TextField& field, bool skip_bad = false);
 
-// Checks that the first document of each text file holds the field, as sample_text() does. `key` as for
-// find_corpus_and_log().
-void check_text_field(const std::string& dataset_path, const TextField& field, const std::string& key,
-                      bool skip_bad = false);
+// Checks that the first document of each text file holds the field, as sample_text() does, and logs what
+// find_corpus_and_log() logs.
+void check_text_field(const SourceOptions& source, bool skip_bad = false);
 
 }  // namespace hyperion::data

@@ -20,9 +20,7 @@ namespace hyperion::data {
 // All functions throw Error(kBadData) naming file:line for invalid data.
 class TokenStream {
  public:
-  // `reader` must have been made with the same options.
-  TokenStream(CorpusReader reader, const StreamOptions& options)
-      : reader_(std::move(reader)), options_(options) {}
+  explicit TokenStream(CorpusReader reader) : reader_(std::move(reader)), options_(reader_.options()) {}
 
   // The position of the next token, which exists unless the stream has ended.
   StreamPosition position();

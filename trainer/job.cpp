@@ -42,13 +42,9 @@ void warn_of_slow_steps(const config::JobConfig& config, const models::ModelArgs
 // Collective.
 std::unique_ptr<data::DataLoader> configured_loader(const config::JobConfig& config, const Job& job,
                                                     uint64_t seed) {
-  std::vector<std::shared_ptr<data::NodeDocuments>> nodes;
-  if (!config::is_dry_run(config))
-    for ([[maybe_unused]] const DataSet& set : training_data(config))
-      nodes.push_back(data::NodeDocuments::make(job.runtime.groups->host()));
   return training_loader(config, job.data,
                          loader_context(*job.runtime.mesh, job.runtime.rank(), seed, job.model),
-                         std::move(nodes));
+                         config::is_dry_run(config) ? nullptr : &job.runtime.groups->host());
 }
 
 }  // namespace

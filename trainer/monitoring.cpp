@@ -174,10 +174,10 @@ std::optional<TextRate> measure_text_rate(const RunDescription& run) {
 
 // Logs the share of each source, and when those with max_epochs end. The rank that prints measures them.
 void describe_sources(const RunDescription& run, config::TrainedSoFar trained) {
-  const data::LoaderState& state = run.job.loader->state();
-  if (state.sources.empty() || !run.job.runtime.prints) return;
+  const auto sources = run.job.loader->state().named_sources();
+  if (sources.empty() || !run.job.runtime.prints) return;
   std::string shares;
-  for (const data::SourceState& source : state.sources)
+  for (const data::SourceState& source : sources)
     shares +=
         fmt::format("{}{} {:.3g} %", shares.empty() ? "" : ", ", source.name,
                     100 * static_cast<double>(source.share) / static_cast<double>(data::SourceMix::kWhole));

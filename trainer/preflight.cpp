@@ -173,6 +173,15 @@ void require_checkpoint_of_job(const config::ResolvedConfig& resolved, const mod
   checkpointing::require_same_tokenizer(resolved, chosen, record.tokenizer);
 }
 
+namespace {
+
+std::vector<data::SourceState> listed_sources(const data::LoaderState& state) {
+  const auto named = state.named_sources();
+  return {named.begin(), named.end()};
+}
+
+}  // namespace
+
 checkpointing::ResumePlan plan_run(const config::ResolvedConfig& resolved, const models::ModelArgs& model,
                                    const parallel::Mesh& mesh, uint64_t seed, const data::LoaderState& data,
                                    const checkpointing::JobRecord& record,
@@ -183,7 +192,7 @@ checkpointing::ResumePlan plan_run(const config::ResolvedConfig& resolved, const
                                         .global_batch_size = config::global_batch_of(training, degree),
                                         .seed = seed,
                                         .data = data.fingerprint,
-                                        .sources = data.sources,
+                                        .sources = listed_sources(data),
                                         .data_path = record.data,
                                         .model = model,
                                         .require_runnable = [&](const config::ResolvedConfig& followed) {
@@ -202,9 +211,9 @@ checkpointing::ResumePlan plan_run(const config::ResolvedConfig& resolved, const
   const auto* step = chosen->find_value<int64_t>(checkpoint::kStepKey);
   request.step = step ? *step : checkpoint::step_of_name(chosen->path.filename().string()).value_or(0);
   if (const auto* position = chosen->find_value<std::string>(checkpoint::kLoaderPositionKey)) {
-    data::LoaderState saved = data::LoaderState::from_json(*position);
+    const data::LoaderState saved = data::LoaderState::from_json(*position);
     request.data = saved.fingerprint;
-    request.sources = std::move(saved.sources);
+    request.sources = listed_sources(saved);
   }
   const checkpointing::JobRecord saved_record = checkpointing::read_record(chosen->checkpoint);
   request.data_path = saved_record.data;

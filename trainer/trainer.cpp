@@ -357,7 +357,7 @@ void Trainer::log_batch_change(int64_t step) {
 void Trainer::train_step(int64_t step, const StepInput& input) {
   const bool logs = metrics_->should_log(step);
   models::LayerMetrics reported{.activations = config().metrics.log_layer_activations,
-                                .losses_of_rows = !job_.loader->state().sources.empty()};
+                                .losses_of_rows = !job_.loader->state().named_sources().empty()};
   models::LayerMetrics* const reports = logs ? &reported : nullptr;
   const StepLosses losses = training_step_->make_gradients(step, input, reports);
   if (step == 1 && gradient_dump_)
@@ -424,7 +424,7 @@ void Trainer::log_step(int64_t step, const StepInput& input, const StepLosses& l
   for (const auto& metric : optim::rates_of_groups(config().optimizer, metrics.lr))
     metrics.extra.push_back(metric);
   for (const auto& metric : source_metrics(job_.loader->state())) metrics.extra.push_back(metric);
-  const std::vector<data::SourceState>& sources = job_.loader->state().sources;
+  const auto sources = job_.loader->state().named_sources();
   const std::vector<double> losses_of_sources =
       training_step_->reduce_source_losses(input, reported, sources.size());
   for (size_t i = 0; i < losses_of_sources.size(); ++i)

@@ -354,13 +354,13 @@ class JobCheck {
       require_configuration();
       trainer::check_training_documents(config());
       // A job reads tokens in the order of its shuffle and cannot compare them with a checksum.
-      const std::vector<trainer::DataSet> sets = trainer::training_data(config());
-      for (const trainer::DataSet& set : sets)
-        for (const data::CorpusFile& file : data::find_corpus(set.path, set.key))
+      const std::vector<data::SourceOptions> sources = trainer::training_data(config());
+      for (const data::SourceOptions& source : sources)
+        for (const data::CorpusFile& file : data::find_corpus(source.path, source.key))
           if (file.format == data::CorpusFormat::kTokenShard) data::ShardSource(file.path).verify();
       loader_ = trainer::training_loader(config(), tokenizer(), loader_context());
-      return config().training.sources.empty() ? trainer::describe_files(sets.front())
-                                               : counted(sets.size(), "source");
+      return config().training.sources.empty() ? trainer::describe_files(sources.front())
+                                               : counted(sources.size(), "source");
     });
     if (resolved_ && !config().training.sources.empty() && loader_) check_sources();
     if (resolved_ && config().validation.enable)
@@ -370,9 +370,9 @@ class JobCheck {
         trainer::check_validation_documents(config());
         trainer::validation_loaders(config(), tokenizer(), loader_context());
         std::string text;
-        for (const trainer::DataSet& set : trainer::validation_data(config()))
-          text += (text.empty() ? "" : "; ") + (set.name.empty() ? "" : set.name + ": ") +
-                  trainer::describe_files(set);
+        for (const data::SourceOptions& source : trainer::validation_data(config()))
+          text += (text.empty() ? "" : "; ") + (source.name.empty() ? "" : source.name + ": ") +
+                  trainer::describe_files(source);
         return text;
       });
   }

@@ -1,6 +1,7 @@
 #include "trainer/data/job_data.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "base/files.h"
@@ -43,32 +44,32 @@ bool skips_bad_documents(const config::JobConfig& config) {
   return config.training.on_bad_document == config::OnBadDocument::kSkip;
 }
 
-// The data sets of a list of sources. `otherwise` is the text field of those that set none.
-std::vector<DataSet> listed_data(const std::string& list, const config::DataSources& sources,
-                                 const data::TextField& otherwise) {
-  std::vector<DataSet> sets;
-  for (const config::DataSource& source : sources) {
-    DataSet& set = sets.emplace_back();
-    set.name = config::name_of(source);
-    set.path = config::resolve_input(source.path, config::install_root()).string();
-    set.key = fmt::format("{}[{}].path", list, sets.size() - 1);
-    const std::string field_key = fmt::format("{}[{}].text_field", list, sets.size() - 1);
-    set.field = source.text_field ? data::TextField{*source.text_field, field_key}
-                                  : data::TextField{otherwise.name, field_key, otherwise.key};
-    set.weight = source.weight;
-    if (source.max_epochs) set.max_epochs = static_cast<uint64_t>(*source.max_epochs);
+// The sources of a list. `otherwise` is the text field of those that set none.
+std::vector<data::SourceOptions> listed_data(const std::string& list, const config::DataSources& listed,
+                                             const data::TextField& otherwise) {
+  std::vector<data::SourceOptions> sources;
+  for (const config::DataSource& one : listed) {
+    data::SourceOptions& source = sources.emplace_back();
+    source.name = config::name_of(one);
+    source.path = config::resolve_input(one.path, config::install_root()).string();
+    source.key = fmt::format("{}[{}].path", list, sources.size() - 1);
+    const std::string field_key = fmt::format("{}[{}].text_field", list, sources.size() - 1);
+    source.text_field = one.text_field ? data::TextField{*one.text_field, field_key}
+                                       : data::TextField{otherwise.name, field_key, otherwise.key};
+    source.weight = one.weight;
+    if (one.max_epochs) source.max_epochs = static_cast<uint64_t>(*one.max_epochs);
   }
-  std::ranges::sort(sets, {}, &DataSet::name);  // the order of the file changes nothing
-  return sets;
+  std::ranges::sort(sources, {}, &data::SourceOptions::name);  // the order of the file changes nothing
+  return sources;
 }
 
 data::LoaderOptions loader_options(const DataSetup& data, const LoaderContext& context) {
   data::LoaderOptions options;
   options.dp_rank = context.dp_rank;
   options.dp_degree = context.dp_degree;
-  options.vocab_size = context.vocab_size;
-  options.tokenizer_vocab_size = data.tokenizer->vocab_size();
-  options.eos = data.tokenizer->eos_id();
+  options.tokens = {.vocab_size = static_cast<uint64_t>(context.vocab_size),
+                    .tokenizer_vocab_size = static_cast<uint64_t>(data.tokenizer->vocab_size()),
+                    .eos = data.tokenizer->eos_id()};
   options.encode = [tokenizer = data.tokenizer](std::string_view text) {
     return tokenizer->encode(text, true, true);
   };
@@ -79,7 +80,7 @@ data::LoaderOptions loader_options(const DataSetup& data, const LoaderContext& c
 
 }  // namespace
 
-std::vector<DataSet> training_data(const config::JobConfig& config) {
+std::vector<data::SourceOptions> training_data(const config::JobConfig& config) {
   const data::TextField field = {config.training.text_field, kTrainingKeys.field};
   if (!config.training.sources.empty())
     return listed_data("training.sources", config.training.sources, field);
@@ -87,10 +88,10 @@ std::vector<DataSet> training_data(const config::JobConfig& config) {
            .path = files_of("training", config.training.dataset, config.training.dataset_path,
                             config::uses_default_corpus(config), kTrainingCorpus),
            .key = kTrainingKeys.path,
-           .field = field}};
+           .text_field = field}};
 }
 
-std::vector<DataSet> validation_data(const config::JobConfig& config, const DataKeys& keys) {
+std::vector<data::SourceOptions> validation_data(const config::JobConfig& config, const DataKeys& keys) {
   const data::TextField field = validation_field(config, keys);
   if (!config.validation.sources.empty())
     return listed_data("validation.sources", config.validation.sources, field);
@@ -98,7 +99,7 @@ std::vector<DataSet> validation_data(const config::JobConfig& config, const Data
            .path = files_of("validation", config.validation.dataset, config.validation.dataset_path,
                             config::validates_on_default_corpus(config), kHeldOutCorpus),
            .key = keys.path,
-           .field = field}};
+           .text_field = field}};
 }
 
 DataSetup load_tokenizer(const config::JobConfig& config) {
@@ -109,37 +110,37 @@ DataSetup load_tokenizer(const config::JobConfig& config) {
 }
 
 void check_training_documents(const config::JobConfig& config) {
-  for (const DataSet& set : training_data(config)) {
+  for (const data::SourceOptions& source : training_data(config)) {
     if (config::uses_default_corpus(config))
       log_info("training.dataset = \"{}\" without dataset_path: reading the default corpus {}",
-               text_of(config.training.dataset), set.path);
-    data::check_text_field(set.path, set.field, set.key, skips_bad_documents(config));
+               text_of(config.training.dataset), source.path);
+    data::check_text_field(source, skips_bad_documents(config));
   }
 }
 
 void check_validation_documents(const config::JobConfig& config, const DataKeys& keys) {
   if (!config.validation.enable) return;
-  for (const DataSet& set : validation_data(config, keys)) {
+  for (const data::SourceOptions& source : validation_data(config, keys)) {
     if (config::validates_on_default_corpus(config))
       log_info("validation.dataset = \"{}\" without dataset_path: reading the default corpus {}",
-               text_of(config.validation.dataset), set.path);
-    data::check_text_field(set.path, set.field, set.key, skips_bad_documents(config));
+               text_of(config.validation.dataset), source.path);
+    data::check_text_field(source, skips_bad_documents(config));
   }
 }
 
 std::string describe_training_data(const config::JobConfig& config) {
   std::string text;
-  for (const DataSet& set : training_data(config)) {
-    const std::string path = fs::absolute(set.path).lexically_normal().string();
-    text += (text.empty() ? "" : "; ") + (set.name.empty() ? "" : set.name + ": ") + path +
-            (set.field.name == "text" ? "" : fmt::format(", field \"{}\"", set.field.name));
+  for (const data::SourceOptions& source : training_data(config)) {
+    const std::string path = fs::absolute(source.path).lexically_normal().string(),
+                      &field = source.text_field.name;
+    text += (text.empty() ? "" : "; ") + (source.name.empty() ? "" : source.name + ": ") + path +
+            (field == "text" ? "" : fmt::format(", field \"{}\"", field));
   }
   return text;
 }
 
 std::unique_ptr<data::DataLoader> training_loader(const config::JobConfig& config, const DataSetup& data,
-                                                  const LoaderContext& context,
-                                                  std::vector<std::shared_ptr<data::NodeDocuments>> nodes) {
+                                                  const LoaderContext& context, Coordinator* ranks) {
   const auto& training = config.training;
   data::LoaderOptions options = loader_options(data, context);
   options.seq_len = training.seq_len;
@@ -151,24 +152,9 @@ std::unique_ptr<data::DataLoader> training_loader(const config::JobConfig& confi
                    .skips_bad_documents = skips_bad_documents(config)};
   options.document_mask = training.document_mask;
   options.stops_at_source_end = training.on_source_end == config::OnSourceEnd::kStop;
-  const std::vector<DataSet> sets = training_data(config);
-  nodes.resize(sets.size());
-  for (size_t i = 0; i < sets.size(); ++i) {
-    const DataSet& set = sets[i];
-    if (set.name.empty()) {
-      options.dataset_path = set.path;
-      options.text_field = set.field;
-      options.node = nodes[i];
-    } else {
-      options.sources.push_back({.name = set.name,
-                                 .path = set.path,
-                                 .key = set.key,
-                                 .text_field = set.field,
-                                 .weight = set.weight,
-                                 .max_epochs = set.max_epochs,
-                                 .node = nodes[i]});
-    }
-  }
+  options.sources = training_data(config);
+  if (ranks != nullptr)
+    for (data::SourceOptions& source : options.sources) source.node = data::NodeDocuments::make(*ranks);
   return std::make_unique<data::DataLoader>(std::move(options));
 }
 
@@ -176,11 +162,10 @@ std::vector<ValidationLoader> validation_loaders(const config::JobConfig& config
                                                  const LoaderContext& context, const DataKeys& keys) {
   const auto& validation = config.validation;
   std::vector<ValidationLoader> loaders;
-  for (const DataSet& set : validation_data(config, keys)) {
+  for (data::SourceOptions& source : validation_data(config, keys)) {
+    const std::string name = std::exchange(source.name, "");
     data::LoaderOptions options = loader_options(data, context);
-    options.dataset_path = set.path;
-    options.dataset_key = set.key;
-    options.text_field = set.field;
+    options.sources = {std::move(source)};
     options.seq_len = validation.seq_len;
     options.rows = validation.local_batch_size;
     options.order = {.seed = 0,
@@ -188,7 +173,7 @@ std::vector<ValidationLoader> validation_loaders(const config::JobConfig& config
                      .repeat = validation.steps > 0,
                      .skips_bad_documents = skips_bad_documents(config)};
     options.document_mask = config.training.document_mask;
-    loaders.push_back({set.name, std::make_unique<data::DataLoader>(std::move(options))});
+    loaders.push_back({name, std::make_unique<data::DataLoader>(std::move(options))});
   }
   return loaders;
 }

@@ -41,8 +41,9 @@ void add_block(data::TextFile& text, uint64_t documents, const data::Tokenizer& 
   sum.tokens += tokens / sampled * static_cast<double>(documents);
 }
 
-TextSample sample_file(const data::CorpusFile& file, const DataSet& set, const data::Tokenizer& tokenizer) {
-  const auto text = data::open_text(file, set.field);
+TextSample sample_file(const data::CorpusFile& file, const data::SourceOptions& source,
+                       const data::Tokenizer& tokenizer) {
+  const auto text = data::open_text(file, source.text_field);
   TextSample sum;
   double scale = 1;  // blocks of the file by those that are sampled
   if (const std::optional<uint64_t> blocks = text->blocks()) {
@@ -65,7 +66,7 @@ std::string about(double number, bool estimated, const char* noun) {
 
 }  // namespace
 
-SourceSize measure_source(const DataSet& set, const std::vector<data::CorpusFile>& files,
+SourceSize measure_source(const data::SourceOptions& source, const std::vector<data::CorpusFile>& files,
                           const data::Tokenizer& tokenizer) {
   SourceSize size{.files = files.size()};
   double documents = 0, tokens = 0, bytes_of_texts = 0;
@@ -88,7 +89,7 @@ SourceSize measure_source(const DataSet& set, const std::vector<data::CorpusFile
   const size_t count = std::min(kSampledFiles, texts.size());
   for (size_t i = 0; i < count; ++i) {
     const data::CorpusFile& file = *texts[i * texts.size() / count];
-    const TextSample one = sample_file(file, set, tokenizer);
+    const TextSample one = sample_file(file, source, tokenizer);
     sampled.documents += one.documents;
     sampled.tokens += one.tokens;
     sampled_bytes += static_cast<double>(file.size);
@@ -146,17 +147,15 @@ std::string describe_size(const SourceSize& size) {
   return size.estimated ? text + " (from a sample)" : text;
 }
 
-std::vector<SourcePlan> plan_of_job(const config::JobConfig& config, const std::vector<DataSet>& sets,
+std::vector<SourcePlan> plan_of_job(const config::JobConfig& config,
+                                    const std::vector<data::SourceOptions>& sets,
                                     const std::vector<SourceSize>& sizes, const data::LoaderState& state,
                                     const SourceSteps& steps) {
   const auto& training = config.training;
   std::vector<SourceFacts> facts;
-  for (size_t i = 0; i < sets.size(); ++i) {
-    const uint64_t consumed = state.sources.empty() ? state.sequence * static_cast<uint64_t>(training.seq_len)
-                                                    : state.sources[i].tokens;
-    facts.push_back(
-        {sets[i].weight, sizes[i].tokens.value_or(0), static_cast<double>(consumed), sets[i].max_epochs});
-  }
+  for (size_t i = 0; i < sets.size(); ++i)
+    facts.push_back({sets[i].weight, sizes[i].tokens.value_or(0),
+                     static_cast<double>(state.sources[i].tokens), sets[i].max_epochs});
   const bool stops = training.on_source_end == config::OnSourceEnd::kStop;
   const config::BatchSchedule& batches = steps.batches;
   if (batches.stages().size() == 1)
@@ -173,7 +172,7 @@ std::vector<SourcePlan> plan_of_job(const config::JobConfig& config, const std::
 namespace {
 
 struct MeasuredSources {
-  std::vector<DataSet> sets;
+  std::vector<data::SourceOptions> sets;
   std::vector<SourceSize> sizes{};
   std::vector<SourcePlan> plans{};
 };
@@ -197,10 +196,10 @@ const char* consequence(const config::JobConfig& config) {
 
 }  // namespace
 
-std::string describe_files(const DataSet& set) {
-  const std::string& path = set.path;
+std::string describe_files(const data::SourceOptions& source) {
+  const std::string& path = source.path;
   std::vector<std::filesystem::path> hidden;
-  const std::vector<data::CorpusFile> files = data::find_corpus(path, set.key, &hidden);
+  const std::vector<data::CorpusFile> files = data::find_corpus(path, source.key, &hidden);
   uint64_t bytes = 0;
   for (const data::CorpusFile& file : files) bytes += file.size;
   const std::string left_out =
@@ -261,24 +260,23 @@ std::vector<std::string> explain_source_ends(const config::JobConfig& config, co
 std::vector<std::string> source_events(const data::LoaderState& before, const data::LoaderState& after,
                                        int64_t step) {
   std::vector<std::string> events;
-  if (after.sources.empty() && after.position.epoch != before.position.epoch)
-    events.push_back(
-        fmt::format("The training data start over in step {}: epoch {}", step, after.position.epoch + 1));
   for (size_t i = 0; i < after.sources.size(); ++i) {
     const data::SourceState &was = before.sources.at(i), &is = after.sources[i];
     if (is.share == 0 && was.share != 0)
       events.push_back(fmt::format("The source {} has ended in step {} after {}: its max_epochs are read",
                                    is.name, step, counted(is.position.epoch, "epoch")));
     else if (is.position.epoch != was.position.epoch)
-      events.push_back(fmt::format("The source {} starts over in step {}: epoch {}", is.name, step,
-                                   is.position.epoch + 1));
+      events.push_back(
+          fmt::format("The {} over in step {}: epoch {}",
+                      is.name.empty() ? "training data start" : fmt::format("source {} starts", is.name),
+                      step, is.position.epoch + 1));
   }
   return events;
 }
 
 std::vector<std::pair<std::string, double>> source_metrics(const data::LoaderState& state) {
   std::vector<std::pair<std::string, double>> metrics;
-  for (const data::SourceState& source : state.sources) {
+  for (const data::SourceState& source : state.named_sources()) {
     metrics.emplace_back(fmt::format("sources/{}/tokens", source.name), static_cast<double>(source.tokens));
     metrics.emplace_back(fmt::format("sources/{}/epoch", source.name),
                          static_cast<double>(source.position.epoch));

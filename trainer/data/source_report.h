@@ -19,7 +19,7 @@ struct SourceSize {
   bool estimated = false;                       // from a sample of its text
 };
 // Counts the tokens of token files, and estimates those of text from documents of some files.
-SourceSize measure_source(const DataSet& set, const std::vector<data::CorpusFile>& files,
+SourceSize measure_source(const data::SourceOptions& source, const std::vector<data::CorpusFile>& files,
                           const data::Tokenizer& tokenizer);
 
 // A source for plan_sources().
@@ -41,7 +41,7 @@ std::vector<SourcePlan> plan_sources(const std::vector<SourceFacts>& sources, do
 std::string describe_size(const SourceSize& size);
 
 // "PATH: 3 files, 1,234 bytes", and how many names were left out.
-std::string describe_files(const DataSet& set);
+std::string describe_files(const data::SourceOptions& source);
 
 // The part of a job that plan_sources() needs.
 struct SourceSteps {
@@ -49,7 +49,8 @@ struct SourceSteps {
   int64_t first_step = 1;
 };
 // The facts of each of training_data(), of which `sizes` are; `state` says what they have consumed.
-std::vector<SourcePlan> plan_of_job(const config::JobConfig& config, const std::vector<DataSet>& sets,
+std::vector<SourcePlan> plan_of_job(const config::JobConfig& config,
+                                    const std::vector<data::SourceOptions>& sets,
                                     const std::vector<SourceSize>& sizes, const data::LoaderState& state,
                                     const SourceSteps& steps);
 

@@ -22,14 +22,14 @@ constexpr double kDependable = 0.8;  // share of the measured rate: the thread a
 
 std::vector<std::string> sample_of_text(const config::JobConfig& config) {
   std::vector<std::string> documents;
-  const std::vector<DataSet> sets = training_data(config);
-  const size_t of_each = std::max<size_t>(kTimedFiles / sets.size(), 1);
-  for (const DataSet& set : sets) {
+  const std::vector<data::SourceOptions> sources = training_data(config);
+  const size_t of_each = std::max<size_t>(kTimedFiles / sources.size(), 1);
+  for (const data::SourceOptions& source : sources) {
     const size_t before = documents.size();
-    for (const data::CorpusFile& file : data::find_corpus(set.path, set.key)) {
+    for (const data::CorpusFile& file : data::find_corpus(source.path, source.key)) {
       if (documents.size() == before + of_each) break;
-      std::optional<std::string> text =
-          data::sample_text(file, set.field, config.training.on_bad_document == config::OnBadDocument::kSkip);
+      std::optional<std::string> text = data::sample_text(
+          file, source.text_field, config.training.on_bad_document == config::OnBadDocument::kSkip);
       if (!text || text->empty()) continue;
       documents.push_back(*std::move(text));
       documents.back().resize(std::min(documents.back().size(), kTimedBytes));

@@ -1,9 +1,8 @@
-#include "app/commands.h"
-
 #include <catch2/catch.hpp>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "app/commands.h"
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "base/files.h"
@@ -70,7 +69,7 @@ TEST_CASE("tokenize writes a shard that trains like its text") {
   const auto tokenizer = data::Tokenizer::load(tokenizer_path);
   const auto batches = [&](const std::string& path) {
     data::LoaderOptions options;
-    options.dataset_path = path;
+    options.sources = {{.path = path}};
     options.encode = [&](std::string_view s) { return tokenizer->encode(s, true, true); };
     options.tokenizer_fingerprint = data::tokenizer_fingerprint(tokenizer_path);
     options.seq_len = 3;

@@ -63,9 +63,9 @@ TEST_CASE("a bad document is an error that names its line unless bad ones are sk
   stops.draw();
   CHECK_THROWS_WITH(stops.open(), Catch::Contains("a.jsonl:2: its \"text\" is no string"));
   const std::string wrong = folder.write("b.jsonl", "{\"content\": \"a\"}\n{\"content\": \"b\"}\n");
-  CHECK_THROWS_WITH(check_text_field(wrong, {}, "--data", /*skip_bad=*/true),
+  CHECK_THROWS_WITH(check_text_field({.path = wrong}, /*skip_bad=*/true),
                     Catch::Contains("b.jsonl:1: has no field"));
-  check_text_field(folder.write("b.jsonl", "no JSON\n{\"text\": \"b\"}\n"), {}, "--data", /*skip_bad=*/true);
+  check_text_field({.path = folder.write("b.jsonl", "no JSON\n{\"text\": \"b\"}\n")}, /*skip_bad=*/true);
 }
 
 TEST_CASE("an epoch holds each document once, in another order each time") {
@@ -112,7 +112,7 @@ TEST_CASE("a reader continues at any position with the same documents") {
   write_kinds(folder, 9, 3, 7, 20);
   const std::string path = folder.path().string();
   const StreamOptions options{.seed = 3, .window = 4};
-  TokenStream stream(reader_of(path, options), options);
+  TokenStream stream(reader_of(path, options));
   std::vector<StreamPosition> positions;
   std::vector<std::vector<int64_t>> windows;
   std::vector<DocumentSpan> spans;
@@ -122,7 +122,7 @@ TEST_CASE("a reader continues at any position with the same documents") {
     REQUIRE(stream.read_window(windows.back(), spans) == 12);
   }
   CHECK(positions.back().epoch >= 2);
-  TokenStream other(reader_of(path, options), options);
+  TokenStream other(reader_of(path, options));
   for (const size_t at : {299, 0, 17, 150, 151, 60}) {
     CAPTURE(at);
     other.seek(StreamPosition::from_json({nlohmann::json(positions[at].to_json()), "state"}), 3);
@@ -142,7 +142,7 @@ TEST_CASE("a corpus that is sorted by kind is read as a mixture of its kinds") {
   constexpr int kKinds = 8, kSequences = 256;
   write_kinds(folder, 1000, kKinds, 45, 30);
   const StreamOptions options{.seed = 11};
-  TokenStream stream(reader_of(folder.path().string(), options), options);
+  TokenStream stream(reader_of(folder.path().string(), options));
   int passed = 0;
   double worst = 0;
   for (int stretch = 0; stretch < 100; ++stretch) {
@@ -192,7 +192,7 @@ TEST_CASE("files of many blocks are mixed by their sizes and go on at any positi
   folder.write("b.jsonl.gz", test::gzip(lines(12000)));
   folder.write("c.jsonl", test::gzip(lines(25000)));
   const StreamOptions options{.seed = 4, .window = 16};
-  TokenStream stream(reader_of(folder.path().string(), options), options);
+  TokenStream stream(reader_of(folder.path().string(), options));
   std::map<std::string, int> counts;
   std::vector<StreamPosition> positions;
   std::vector<std::vector<int64_t>> windows;
@@ -210,7 +210,7 @@ TEST_CASE("files of many blocks are mixed by their sizes and go on at any positi
   CHECK(counts["c.jsonl"] > 1200);
   for (const size_t at : {2990, 7, 1500}) {
     CAPTURE(at);
-    TokenStream other(reader_of(folder.path().string(), options), options);
+    TokenStream other(reader_of(folder.path().string(), options));
     other.seek(positions[at], 4);
     for (size_t i = at; i < std::min<size_t>(at + 10, 3000); ++i) {
       std::vector<int64_t> window(1001);

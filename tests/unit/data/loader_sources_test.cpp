@@ -88,8 +88,7 @@ TEST_CASE("a sequence is the next one of the source that the mix draws for its n
   std::vector<std::unique_ptr<DataLoader>> alone;
   for (const SourceOptions& source : options.sources) {
     LoaderOptions one = options;
-    one.sources.clear();
-    one.dataset_path = source.path;
+    one.sources = {{.path = source.path}};
     one.rows = 1;
     alone.push_back(std::make_unique<DataLoader>(one));
   }
@@ -206,21 +205,20 @@ TEST_CASE("a changed list of sources goes on with those that it still has") {
   }
   SECTION("a list of one position is taken up by the source with its data, and back") {
     LoaderOptions one = before;
-    one.sources.clear();
-    one.dataset_path = (folder.path() / "wiki.jsonl").string();
+    one.sources = {{.path = (folder.path() / "wiki.jsonl").string()}};
     DataLoader single(one);
     for (int i = 0; i < 20; ++i) single.next();
     CHECK_THAT(single.state().to_json(), Contains("\"version\":2"));
     DataLoader several(before);
     several.load_state(LoaderState::from_json(single.state().to_json()));
-    CHECK(several.state().sources[2].position == single.state().position);
+    CHECK(several.state().sources[2].position == single.state().sources[0].position);
     CHECK(several.state().sources[2].tokens == 20 * 32);
     CHECK(several.state().sequence == 20);
     several.next();
     DataLoader back(one);
     back.load_state(several.state());
-    CHECK(back.state().position == several.state().sources[2].position);
-    one.dataset_path = (folder.path() / "web/b.jsonl").string();
+    CHECK(back.state().sources[0].position == several.state().sources[2].position);
+    one.sources = {{.path = (folder.path() / "web/b.jsonl").string()}};
     CHECK_THROWS_WITH(DataLoader(one).load_state(several.state()), Contains("other data"));
   }
   SECTION("a damaged state is refused") {

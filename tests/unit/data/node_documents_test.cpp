@@ -30,14 +30,13 @@ namespace {
 LoaderOptions node_options(const std::string& path, int64_t degree, int64_t rank,
                            std::shared_ptr<NodeDocuments> node = nullptr) {
   LoaderOptions options;
-  options.dataset_path = path;
+  options.sources = {{.path = path, .node = std::move(node)}};
   options.encode = test::encode_bytes;
   options.seq_len = 32;
   options.rows = 2;
   options.dp_degree = degree;
   options.dp_rank = rank;
   options.order.seed = 5;
-  options.node = std::move(node);
   return options;
 }
 

@@ -348,9 +348,9 @@ TEST_CASE("the same documents train alike from every format") {
   folder.write("l/x.bin", llm_c({20240520, 1, count}, tokens));
   const auto batches = [&](const std::string& name, int64_t vocab_size = 60000) {
     LoaderOptions options;
-    options.dataset_path = (folder.path() / name).string();
-    options.vocab_size = options.tokenizer_vocab_size = vocab_size;
-    options.eos = kEnd;
+    options.sources = {{.path = (folder.path() / name).string()}};
+    options.tokens.vocab_size = options.tokens.tokenizer_vocab_size = vocab_size;
+    options.tokens.eos = kEnd;
     options.seq_len = 50;
     options.rows = 2;
     options.order = {.seed = 3, .shuffle = true, .repeat = true};

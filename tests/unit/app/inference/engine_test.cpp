@@ -84,13 +84,13 @@ struct Corpus {
 
 std::unique_ptr<data::DataLoader> loader(const Corpus& corpus, int64_t seq_len, int64_t rows) {
   data::LoaderOptions options;
-  options.dataset_path = corpus.path.string();
+  options.sources = {{.path = corpus.path.string()}};
   options.encode = [](std::string_view text) {
     std::vector<int32_t> ids;
     for (const char c : text) ids.push_back(c - 'a' + 1);
     return ids;
   };
-  options.vocab_size = 64;
+  options.tokens.vocab_size = 64;
   options.seq_len = seq_len;
   options.rows = rows;
   options.order = {.seed = 0, .shuffle = false, .repeat = false};

@@ -14,7 +14,7 @@ TEST_CASE("a stream of row groups and record batches goes on at any position") {
     folder.write(name, content_of(asset(name)));
   const StreamOptions options{.seed = 3, .window = GENERATE(1, 2, 64)};
   const auto stream_of = [&] {
-    return TokenStream({find_corpus(folder.path().string()), test::encode_bytes, options}, options);
+    return TokenStream({find_corpus(folder.path().string()), test::encode_bytes, options});
   };
   TokenStream stream = stream_of();
   std::vector<StreamPosition> positions;

@@ -110,7 +110,7 @@ TEST_CASE("the state has each part once and model, optimizer and their place in 
   const test::TemporaryFolder folder;
   const std::string text = folder.write("text.jsonl", "{\"text\": \"one two\"}\n");
   data::LoaderOptions options;
-  options.dataset_path = text;
+  options.sources = {{.path = text}};
   options.encode = test::encode_bytes;
   options.seq_len = 4;
   options.rows = 1;

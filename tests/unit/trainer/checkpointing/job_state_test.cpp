@@ -231,7 +231,7 @@ TEST_CASE("the learning rate's curve is saved as torch's scheduler counts it, wi
 TEST_CASE("a data loader that comes back gives the next batch, and one without a saved position stays") {
   const test::TemporaryFolder folder;
   data::LoaderOptions options;
-  options.dataset_path = folder.write("data.jsonl", test::json_lines(40, "doc"));
+  options.sources = {{.path = folder.write("data.jsonl", test::json_lines(40, "doc"))}};
   options.encode = test::encode_bytes;
   options.seq_len = 16;
   options.rows = 2;

@@ -48,8 +48,8 @@ TEST_CASE("the plan of a job counts what its sources have consumed") {
   const SourceSteps steps = {batches, 6};  // 50 tokens each
   const std::vector<SourceSize> sizes = {{.tokens = 1000.0}};
   data::LoaderState state;
-  state.sequence = 25;  // 250 tokens of the only data
-  std::vector<DataSet> sets(1);
+  state.sources[0].tokens = 250;
+  std::vector<data::SourceOptions> sets(1);
   CHECK(plan_of_job(config, sets, sizes, state, steps).front().epochs == Approx(1));
   state.sources = {{.name = "a", .tokens = 500}};
   sets.front().max_epochs = 1;
@@ -72,7 +72,7 @@ TEST_CASE("a source that starts over or has ended is an event of the step") {
         std::vector<std::string>{"The source a starts over in step 3: epoch 2",
                                  "The source b has ended in step 3 after 2 epochs: its max_epochs are read"});
   data::LoaderState one, later;
-  later.position.epoch = 1;
+  later.sources[0].position.epoch = 1;
   CHECK(source_events(one, later, 7) ==
         std::vector<std::string>{"The training data start over in step 7: epoch 2"});
 }
