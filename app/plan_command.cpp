@@ -128,7 +128,7 @@ ExitCode plan_command(const CommandLine& line) {
   hugging_face::resolve_hf_model(given, config::install_root());
   config::ResolvedConfig resolved = given;
   resolved.config.parallelism.on_mesh_mismatch = config::OnMeshMismatch::kError;
-  // What a plan does not need: data, and files of a run.
+  // A plan needs no data and no files of a run.
   resolved.config.checkpoint.enable = false;
   resolved.config.validation.enable = false;
   const models::ModelArgs model = trainer::job_model(resolved.config);

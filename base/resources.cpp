@@ -97,6 +97,9 @@ std::optional<ExhaustedResource> exhausted_resource(const std::exception& error)
   }
   for (const int number : {ENFILE, EMFILE})  // the second text is the beginning of the first
     if (contains(std::strerror(number))) return too_many_files(number);
+  // libtorch's message without an errno, if it has no seed from the system.
+  if (contains("Unable to open /dev/urandom") && ::access("/dev/urandom", R_OK) == 0)
+    return too_many_files(EMFILE);
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
       dynamic_cast<const std::length_error*>(&error) != nullptr ||
       contains("DefaultCPUAllocator: can't allocate memory") ||

@@ -1,5 +1,5 @@
-// How a file of documents is read: as blocks, each of which is opened as a whole and holds documents in any
-// order. One class per file format implements TextFile (text, which is encoded while it is read) or
+// A file of documents is read in blocks, each of which is opened as a whole and holds documents in any order.
+// One class per file format implements TextFile (text, which is encoded while it is read) or
 // DocumentSource (tokens).
 #pragma once
 

@@ -48,7 +48,7 @@ class LineIndex {
   // The number of a document's line, counted from 1 at start().
   uint64_t line(uint64_t document) const;
   uint64_t lines() const { return lines_; }  // the open one not counted
-  // Whether a line that begins before `end` is not complete.
+  // Returns whether a line that begins before `end` is not complete.
   bool is_open() const { return open_ && next_line_ < end_; }
   bool is_blank() const { return blank_; }           // the open line, so far
   uint64_t next_line() const { return next_line_; }  // where the open or next line begins
@@ -86,7 +86,7 @@ class LineFile : public TextFile {
   LineFile(InputFile file, TextBlocks blocks, size_t line_limit);
   size_t line_limit() const { return line_limit_; }
 
-  // Whether it is the file's first document.
+  // Returns whether it is the file's first document.
   bool is_first(uint64_t document) const { return block_ == 0 && document == 0; }
   // Copies a document's line to `out` and returns its size; of a line over the limit, more than `line_limit`
   // bytes. `out` becomes at least `padding` bytes longer than the line.

@@ -9,7 +9,7 @@
 
 namespace hyperion::data {
 
-// What the plan needs to know of a file.
+// PlannedFile holds the facts of a file that the plan needs.
 struct PlannedFile {
   uint64_t bytes = 0;       // on disk, at least 1
   bool divisible = false;   // its blocks can be opened in any order, so several slots may share it

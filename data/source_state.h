@@ -31,7 +31,7 @@ struct SourceState {
 std::string fingerprint_text(uint64_t fingerprint);
 uint64_t fingerprint_of(const JsonNode& node);
 
-// What differs between the sources of a state and those of a loader, each difference as one sentence without
+// Returns the differences between the sources of a state and those of a loader, each as one sentence without
 // its full stop: sources that are new, missing, or of other data. Shares are not compared.
 std::vector<std::string> source_differences(const std::vector<SourceState>& saved,
                                             const std::vector<SourceState>& now);

@@ -45,12 +45,12 @@ enum class CorpusFormat {
   kLlmC,        // X.bin of llm.c
 };
 
-// Whether files of the format hold columns, one of which is the text.
+// Returns whether files of the format hold columns, one of which is the text.
 inline bool holds_columns(CorpusFormat format) {
   return format == CorpusFormat::kParquet || format == CorpusFormat::kArrow;
 }
 
-// Whether files of the format hold text, which is encoded while it is read.
+// Returns whether files of the format hold text, which is encoded while it is read.
 inline bool holds_text(CorpusFormat format) {
   return format == CorpusFormat::kText || holds_columns(format);
 }
@@ -85,8 +85,8 @@ uint64_t corpus_fingerprint(const std::vector<CorpusFile>& files);
 std::unique_ptr<TextFile> open_text(const CorpusFile& file, const TextField& field,
                                     TextBlocks blocks = TextBlocks::kStretches);
 
-// Whether the blocks of the file can be opened in any order, as far as its name tells, and whether they are
-// opened in ascending order.
+// Returns whether the blocks of the file can be opened in any order, as far as its name tells, and whether
+// they are opened in ascending order.
 bool has_many_blocks(const CorpusFile& file);
 bool is_sequential(const CorpusFile& file);
 // Returns whether the file alone is one block, with its documents in any order.

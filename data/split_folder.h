@@ -20,7 +20,8 @@ std::string_view split_of(std::string_view name);
 void refuse_several_splits(std::span<const CorpusFile> files, const std::string& dataset_path,
                            const std::string& key);
 
-// Whether the file describes a saved dataset or caches what was made of it, so holds no documents to read.
+// Returns whether the file describes a saved dataset or caches what was made of it, so holds no documents to
+// read.
 bool describes_dataset(const std::filesystem::path& path);
 
 }  // namespace hyperion::data

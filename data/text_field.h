@@ -26,7 +26,7 @@ inline std::vector<std::pair<std::string_view, std::string_view>> paths_of(std::
   return paths;
 }
 
-// How a file of text is cut into blocks.
+// TextBlocks says how a file of text is cut into blocks.
 enum class TextBlocks {
   kWhole,      // one block
   kStretches,  // about 1 MiB of text each

@@ -50,7 +50,7 @@ struct TokenArray {
   Piece kept_;
 };
 
-// What a job knows of the tokens that it reads from files that do not say it themselves.
+// TokenFacts are the facts of tokens that a job knows and their files do not name.
 struct TokenFacts {
   uint64_t vocab_size = 0;            // the model's; every token must be below it (0: not compared)
   uint64_t tokenizer_vocab_size = 0;  // 0: not known

@@ -1,4 +1,4 @@
-// Which files hold tokens, by their names and first bytes; and what a job says about them at its start.
+// Finds files of tokens by their names and first bytes, and describes them for the start of a job.
 #pragma once
 
 #include <filesystem>

@@ -21,7 +21,7 @@ constexpr uint64_t kMegatronNarrowVocabulary = 65500;  // Megatron-LM writes uin
 constexpr const char* kProgress = "progress.json";
 constexpr size_t kMaxProgress = 4096;
 
-// What record() has stored.
+// RecordedProgress is what record() stores.
 struct RecordedProgress {
   std::string job;
   uint64_t inputs = 0, tokens = 0, documents = 0;

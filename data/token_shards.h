@@ -78,10 +78,10 @@ class ShardSource : public TokenFileSource {
   InputFile ends_;
 };
 
-// What a TokenShardWriter writes, and whether a later one may go on with it.
+// ShardOutput says what a TokenShardWriter writes, and whether a later one may continue it.
 struct ShardOutput {
   bool megatron = false;  // FOLDER.bin and FOLDER.idx (megatron.h) instead of a shard
-  // What is written, in the form of a hash: a later writer of the same continues behind the last record().
+  // A hash of what is written: a later writer with the same hash continues after the last record().
   // "": nothing is kept.
   std::string job;
 };
@@ -102,7 +102,7 @@ class TokenShardWriter {
     append(tokens);
     end_document();
   }
-  // The same in pieces.
+  // Appends a document in pieces.
   void append(std::span<const int64_t> tokens);
   void end_document();
   // Records that everything up to here comes from the first `inputs` inputs; durable.

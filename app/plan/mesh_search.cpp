@@ -131,7 +131,7 @@ class Enumerator {
     }
   }
 
-  // How ranks of tensor, context and expert parallelism exchange.
+  // Adds the ways in which ranks of tensor, context and expert parallelism exchange.
   void add_exchanges(config::JobConfig config) {
     auto& parallelism = config.parallelism;
     for (const bool async : {false, true}) {

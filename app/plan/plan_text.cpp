@@ -28,7 +28,8 @@ constexpr double kGpuSecondsPerFailure = 54.0 * kDay * 16384 / 419;
 // The main thread took 0.017 s for the 1,099 kernels of a step of 8B on a slow CPU
 // (docs/notes/simulated_step.md); the thread of backward and the driver come on top.
 constexpr double kHostSecondsPerKernel = 15e-6;
-// What a node is taken to write to shared storage. Saves in the background cost training less.
+// The rate at which a node writes to shared storage, an assumption. Saves in the background cost training
+// less.
 constexpr double kNodeWriteBytesPerSecond = 1e9;
 
 std::string batch_text(const MeshPlan& plan) {

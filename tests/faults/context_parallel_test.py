@@ -76,7 +76,7 @@ class ContextParallel(JobTest):
                                    "--model.args.n_layers=64", *options], cwd=self.folder)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             return done.stdout
-        self.assertRegex(check(CP + "4"), r"ranks +right +pp 1 x dp_replicate 1 x dp_shard 2 x cp 4 x tp 1 = 8 ranks")
+        self.assertRegex(check(CP + "4"), r"ranks +ok +pp 1 x dp_replicate 1 x dp_shard 2 x cp 4 x tp 1 = 8 ranks")
         # Two sequences of 2,048 tokens, keys of 4 heads of 8 in bf16; fp32 sums of their gradients.
         kib = 2 * 2 * 2048 * 4 * 8 * 2 * 3 / 4 / 1024
         self.assertIn(f"each sequence on 4 ranks (4 of 8 neighbours), two chunks each (headtail); keys and values are gathered (allgather): in a block of a "

@@ -303,7 +303,7 @@ class StepReplay {
   void finish_reduction() {
     if (const auto reducing = std::exchange(reducing_, std::nullopt)) free_reduced(units_[*reducing]);
   }
-  // Of parameters that no ranks shard the gradients themselves stay.
+  // Frees a unit's reduced gradients; those of parameters that no ranks shard stay.
   void free_reduced(UnitMemory& unit) {
     if (!keeps_shards_) return free_gradients(unit);
     UnitGradients& parts = unit.gradients;

@@ -17,7 +17,7 @@ constexpr uint64_t kSampledBlocks = 2;              // of a file
 constexpr uint64_t kSampledDocuments = 200;         // of a block
 constexpr size_t kSampledBytes = size_t{64} << 10;  // of a document
 
-// What a sample of a text file says of the whole.
+// TextSample extrapolates a sample of a text file to the complete file.
 struct TextSample {
   double documents = 0, tokens = 0;
 };
@@ -161,7 +161,7 @@ std::vector<SourcePlan> plan_of_job(const config::JobConfig& config,
   if (batches.stages().size() == 1)
     return plan_sources(facts, static_cast<double>(batches.tokens_of(steps.first_step)), steps.first_step,
                         training.steps, stops);
-  // Of a ramp: steps of one sequence.
+  // With a ramp, steps of one sequence.
   std::vector<SourcePlan> plans = plan_sources(facts, static_cast<double>(training.seq_len), 1,
                                                batches.sequences_up_to(training.steps), stops);
   for (SourcePlan& plan : plans)
@@ -187,7 +187,7 @@ MeasuredSources measure_sources(const config::JobConfig& config, const data::Dat
   return sources;
 }
 
-// What happens at the end of a source.
+// Returns what happens at the end of a source.
 const char* consequence(const config::JobConfig& config) {
   return config.training.on_source_end == config::OnSourceEnd::kStop
              ? "the job ends there"

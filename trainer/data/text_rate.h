@@ -28,7 +28,7 @@ struct TextRate {
 
   double available() const { return thread_rate * static_cast<double>(threads); }
   double needed() const { return gpu_rate * static_cast<double>(ranks); }
-  // Whether the threads can be depended on: they also read and cut batches.
+  // Returns whether the threads suffice, with a margin: they also read and cut batches.
   bool suffices() const;
   // A sentence with both rates, and what to do if they do not suffice.
   std::string describe() const;

@@ -116,7 +116,7 @@ class BlockReplay {
     if (gradients_ != nullptr && !(*gradients_)[part])
       (*gradients_)[part] = memory_.allocate(b_.gradient_bytes(part), Content::kUnsharded);
   }
-  // What only wgrad still reads stays as long as wgrad is deferred.
+  // Drops tensors that only wgrad still reads, unless wgrad is deferred.
   void drop_inputs(std::initializer_list<BlockShape::Tensor> names) {
     if (gradients_ != nullptr) drop(names);
   }

@@ -9,7 +9,7 @@
 
 namespace hyperion::trainer {
 
-// What a tensor holds.
+// Content says what a tensor holds.
 enum class Content : uint8_t { kStates, kGradients, kUnsharded, kGathered, kActivations, kWorking };
 inline constexpr size_t kContents = 6;
 

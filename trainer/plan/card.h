@@ -1,5 +1,5 @@
-// What a GPU and its links reach in a training step, each constant a range from its low to its high end
-// (scripts/cards.json).
+// The rates that a GPU and its links reach in a training step: each constant is a range from its low to its
+// high end (scripts/cards.json).
 #pragma once
 
 #include <array>

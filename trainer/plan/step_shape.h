@@ -82,9 +82,9 @@ struct BlockShape : StepShape {
   BlockShape(const models::BlockDescription& block, const models::ModelArgs& args,
              const config::JobConfig& config, const parallel::Mesh& mesh);
 
-  // Whether the mode keeps the tensor from forward to backward.
+  // Returns whether the mode keeps the tensor from forward to backward.
   bool keeps(config::RecomputeMode mode, Tensor name) const;
-  // How often backward computes the tensor again: 0 or 1.
+  // Returns how often backward computes the tensor again: 0 or 1.
   double repeats(config::RecomputeMode mode, Tensor name) const {
     return mode != config::RecomputeMode::kNone && !keeps(mode, name) ? 1 : 0;
   }

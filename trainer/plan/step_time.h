@@ -11,8 +11,8 @@
 
 namespace hyperion::trainer {
 
-// Where the ranks of a job are: each GPU of a node has links of its own to the others and an adapter to the
-// network.
+// Cluster describes where the ranks of a job are: each GPU of a node has links of its own to the others and
+// an adapter to the network.
 struct Cluster {
   int gpus_per_node = 8;
   double network = 400e9 / 8;  // bytes per second of a GPU, each way

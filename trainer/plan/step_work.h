@@ -17,7 +17,7 @@
 
 namespace hyperion::trainer {
 
-// What the time of a step goes to. The kernels of a step belong to those before kShardExchange; the others
+// Family is a part of a step's time. The kernels of a step belong to those before kShardExchange; the others
 // are waits, which step_time() adds (trainer/plan/step_time.h).
 enum class Family : uint8_t {
   kProducts,
@@ -82,7 +82,7 @@ struct Collectives {
   bool overlaps = true;        // with what the GPU computes
 };
 
-// What ranks that share sequences exchange for attention, in one block and microbatch.
+// SequenceExchange is the exchange of ranks that share sequences for attention, in one block and microbatch.
 struct SequenceExchange {
   bool ring = false;
   double runs = 0;       // blocks times microbatches

@@ -13,7 +13,8 @@ struct AttentionArgs {
   bool qkv_bias = false;     // learned biases of wq, wk and wv
   bool output_bias = false;  // a learned bias of wo
   bool sinks = false;        // a learned number per head, one more score of each softmax, whose value is 0
-  // How many keys a query sees at most in a layer that has_window(): itself and those right before; 0: all.
+  // The largest number of keys that a query sees in a layer that has_window(): its own and those right before
+  // it; 0: all.
   int64_t window = 0;
   int64_t window_first_layer = 0;  // layers before it have no window
   int64_t window_full_every = 0;   // nor has each layer whose number, from 1, is a multiple; 0: none

@@ -61,8 +61,10 @@ TEST_CASE("What libraries throw for want of memory or threads is recognised") {
   CHECK(what(std::system_error(std::make_error_code(std::errc::not_enough_memory))) == "memory ran out");
   const std::system_error many(std::make_error_code(std::errc::too_many_files_open));
   const std::runtime_error socket("listen: socket: (errno: 24 - Too many open files)");
+  const std::runtime_error seed("Unable to open /dev/urandom");  // libtorch's, and the device can be read
   for (const std::exception* error :
-       {static_cast<const std::exception*>(&many), static_cast<const std::exception*>(&socket)}) {
+       {static_cast<const std::exception*>(&many), static_cast<const std::exception*>(&socket),
+        static_cast<const std::exception*>(&seed)}) {
     const auto files = exhausted_resource(*error);
     REQUIRE(files);
     CHECK(files->kind == Kind::kFiles);
