@@ -326,6 +326,6 @@ for (const event of ['click', 'change', 'input', 'pointerup', 'dblclick', 'toggl
 if (data.refresh) reloadEvery(data.refresh);
 )js";
 
-const char* const kPageScriptHash = "QJz21OU8NGaVia7/E+A1jRBYF+Kf/bRwoBgPyDwqIr8=";
+const char* const kPageScriptHash = "9bhfkCQIz/EX2rDFaPVkSRDsMlL2Pvgc4eFB0Qi2tk8=";
 
 }  // namespace hyperion::report
