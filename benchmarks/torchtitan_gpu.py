@@ -80,7 +80,8 @@ def keep_weights(model, buffer_device=None, **_):
     import torch
 
     with torch.device(buffer_device or "cuda"):
-        model.freqs_cis = model._precompute_freqs_cis()
+        for cache in {"freqs_cis", "rope_cache"} & set(dict(model.named_buffers())):
+            setattr(model, cache, getattr(model, f"_precompute_{cache}")())
 
 
 def main():
