@@ -258,7 +258,8 @@ class BlockCounter {
   // The column layers, w1 and w3 of a gated feed-forward, their activation, and the row layer w2.
   void count_dense() const {
     const auto inputs = static_cast<double>(b_.columns.size());
-    const double half = static_cast<double>(b_.columns.size() / 2) / inputs;  // every second, from the first
+    const size_t every_second = b_.columns.size() / 2;  // from the first
+    const double half = static_cast<double>(every_second) / inputs;
     add_products(b_.columns, b_.tokens, selective_ ? half : full_);
     add_products(b_.rows, b_.tokens, 0);  // nothing reads a recomputed output
     add_activation(b_.tokens * b_.rows[0].in, inputs, 1);

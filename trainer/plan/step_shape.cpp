@@ -18,9 +18,10 @@ StepShape::StepShape(const config::JobConfig& config, const parallel::Mesh& mesh
     : tensor(mesh.degree(MeshDim::kTp)),
       element(static_cast<double>(checkpoint::size_of(config.training.mixed_precision_param))) {
   const int64_t rows = config::microbatch_rows(config, config.training.local_batch_size),
-                batches = config::microbatches_of(config.training, mesh.degree(MeshDim::kBatch));
+                batches = config::microbatches_of(config.training, mesh.degree(MeshDim::kBatch)),
+                all_microbatches = batches * config.training.local_batch_size / rows;
   sequences = static_cast<double>(rows);
-  microbatches = static_cast<double>(batches * config.training.local_batch_size / rows);
+  microbatches = static_cast<double>(all_microbatches);
   tokens = static_cast<double>(rows * config.training.seq_len) / mesh.degree(MeshDim::kCp);
   own = tokens / tensor;
 }
