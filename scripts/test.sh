@@ -5,7 +5,7 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage='usage: scripts/test.sh [-L LABEL] [-R NAME] [ctest options]
-  Runs what a change breaks first: the unit tests, and of the rest a case for each promise (tests/default.txt; about 3 minutes on two cores).
+  Runs what a change breaks first: the unit tests, and of the rest a case for each promise (tests/default.txt; about 4 minutes on two cores).
   CI=true                everything but the label slow (about 15 minutes on two cores)
   -L LABEL, -R NAME      all of them but those of label slow; so do -I and --rerun-failed. -L slow: those of label slow
   labels: unit, docs, distributed, interop, faults, simulated, float8, gpu, slow
