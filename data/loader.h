@@ -33,7 +33,7 @@ namespace hyperion::data {
 
 struct LoaderOptions {
   std::vector<SourceOptions> sources{};  // one without a name, or a list with names, whose order repeats
-  bool stops_at_source_end = true;       // else the other sources go on by their weights
+  bool stops_at_source_end = true;       // else the other sources continue by their weights
   Encode encode;                         // not needed if there are no files of text
   std::string tokenizer_fingerprint;     // see token_shards.h; compared with the shards'
   std::string tokenizer_path;            // for messages
@@ -89,8 +89,8 @@ class DataLoader {
   const LoaderState& state() const { return state_; }
   // Continues after `saved`, with its seed. Throws Error(kBadData) if the data, the tokenizer or
   // training.shuffle differ from those of `saved`. With several sources, or a state of several, those that
-  // both have go on (continued_sources()), others begin, and new shares count from here on; the differences
-  // are logged.
+  // both have continue (continued_sources()), others begin, and new shares count from here on; the
+  // differences are logged.
   void load_state(const LoaderState& saved);
   // Returns to the first sequence.
   void reset();

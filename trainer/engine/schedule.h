@@ -99,7 +99,8 @@ class ScheduleRunner {
   std::vector<at::Tensor> losses(size_t microbatches, const Fetch& microbatch);
 
  private:
-  struct Source {  // of a run's microbatches
+  // Source gives a run its microbatches.
+  struct Source {
     const Fetch& microbatch;
     const at::Tensor& scale;  // undefined: no backward
     models::LayerMetrics* metrics;

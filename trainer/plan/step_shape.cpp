@@ -100,7 +100,7 @@ BlockShape::BlockShape(const models::BlockDescription& block, const models::Mode
   chosen = static_cast<double>(experts->top_k);
   expert_hidden = static_cast<double>(experts->hidden) / expert_tensor;
   bytes[kExpertRows] = own * chosen * expert_tensor * dim * element;
-  // Each of the ranks that share an expert sends the tokens of all of them.
+  // Ranks that share an expert send the tokens of all of them, each.
   bytes[kReturnedRows] = bytes[kExpertRows] / (shards_experts ? 1 : expert_tensor);
   if (expert_nodes > 1)
     bytes[kReceivedTokens] = of_tokens(expert_tensor * dim / tensor * nodes_of_token(args, expert_nodes));
