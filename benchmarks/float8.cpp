@@ -75,9 +75,7 @@ void benchmark_layers(const BenchmarkDevice& place, int64_t tokens, int64_t divi
       parameter->weight = weight;
       if (way.encoded) {
         const float8::Quantized quantized = float8::quantize(weight, {});
-        parameter->encoded = quantized.values;
-        parameter->encoded_scale = quantized.scale;
-        parameter->encoded_inverse = quantized.inverse;
+        parameter->encoded = {quantized.values, quantized.scale, quantized.inverse};
       }
       works.emplace_back([=, linear = models::Linear(parameter, way.float8)] {
         parameter->derived.reset();

@@ -20,6 +20,7 @@
 #include "models/kernels/common/dtype.h"
 #include "models/layers/layer_metrics.h"
 #include "models/layers/ops.h"
+#include "models/parts/part_parameters.h"
 
 namespace hyperion::models {
 namespace {
@@ -78,9 +79,7 @@ std::vector<Linear*> TransformerBlock::linears() {
 namespace {
 
 ParameterPtr make_outer_parameter(const ParameterShape& shape, const ModelArgs& args) {
-  ParameterPtr parameter = make_parameter(shape.name, shape.dims, init_of(shape, args, 0), shape.split);
-  parameter->trainable = shape.trainable;
-  return parameter;
+  return make_described_parameter(shape.name, shape, args, /*layer=*/0);
 }
 
 ParameterPtr make_table(const ModelArgs& args) {

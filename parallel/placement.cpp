@@ -38,7 +38,7 @@ int64_t parts_per_expert(int64_t experts, int64_t rows, int64_t ranks) {
   return parts;
 }
 
-Placement placement_of(const Parameter& parameter, int pp_rank, const Mesh& mesh, int rank) {
+Placement placement_of(const LayerShard& parameter, int pp_rank, const Mesh& mesh, int rank) {
   std::vector<Cut> cuts = parameter.cuts;
   if (parameter.domain == Domain::kExpert) {
     const int64_t ranks = mesh.degree(MeshDim::kEfsdp),

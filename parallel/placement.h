@@ -4,21 +4,21 @@
 
 #include <vector>
 
-#include "base/parameter.h"
+#include "base/parameter_description.h"
 #include "base/placement.h"
 #include "parallel/mesh.h"
 
 namespace hyperion::parallel {
 
 // The placement of a parameter, its moments and its EMA in pp rank `pp_rank`. TP shards it by
-// Parameter::cuts (only dimension and number of parts are read), then the fsdp group shards the rows. The
+// LayerShard::cuts (only dimension and number of parts are read), then the fsdp group shards the rows. The
 // ranks along dp_replicate hold replicas, and the tp group too if the layers replicate the parameter.
 //
 // Expert weights are sharded over ep, then etp, then efsdp. If efsdp exceeds the number of experts, the
 // rows of each expert are split too: into the largest number of equal parts that divides both rows and
 // ranks and leaves each part a rank. Each rank holds one contiguous part of the local stack; the last
 // ranks' parts may be empty.
-Placement placement_of(const Parameter& parameter, int pp_rank, const Mesh& mesh, int rank);
+Placement placement_of(const LayerShard& parameter, int pp_rank, const Mesh& mesh, int rank);
 
 // The number of equal parts into which the rows of each of `experts` matrices are split over `ranks` efsdp
 // ranks, as above.

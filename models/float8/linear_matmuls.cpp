@@ -118,7 +118,7 @@ LinearMatmuls::WeightCopies& LinearMatmuls::weight_copies(const Parameter& weigh
   if (!weight.derived) {
     auto copies = std::make_shared<WeightCopies>();
     if (weight.encoded.defined()) {
-      copies->out = {weight.encoded, weight.encoded_scale, weight.encoded_inverse};
+      copies->out = {weight.encoded.values, weight.encoded.scale, weight.encoded.inverse};
     } else {
       const PartOf part = {group, weight.split.value_or(0)};
       const Operands both = cast_operands(weight.weight, scalings_.w_out, scalings_.w_x, part);

@@ -44,10 +44,10 @@ struct ParameterShape {
   std::string name;           // "attention.wq.weight" in a block, "norm.weight" outside
   std::vector<int64_t> dims;  // global shape
   Draw draw = Draw::kOnes;
-  int64_t matrices = 1;            // Parameter::matrices
+  int64_t matrices = 1;            // ParameterDescription::matrices
   std::optional<int> split{};      // the dimension that tensor parallel ranks shard; nullopt: replicated
   Domain domain = Domain::kDense;  // kExpert: dims[0] counts experts, which expert parallel ranks shard
-  bool trainable = true;           // Parameter::trainable
+  bool trainable = true;           // ParameterDescription::trainable
   HuggingFaceTensor hugging_face{};
 
   double numel() const;  // a double, which no dimensions overflow

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -9,15 +10,22 @@
 
 namespace hyperion::models {
 
+ParameterPtr make_described_parameter(std::string fqn, const ParameterShape& shape, const ModelArgs& args,
+                                      int64_t layer) {
+  ParameterPtr parameter =
+      make_parameter(std::move(fqn), shape.dims, init_of(shape, args, layer), shape.split);
+  parameter->trainable = shape.trainable;
+  parameter->matrices = shape.matrices;
+  return parameter;
+}
+
 ParameterPtr make_block_parameter(const ParameterShape& shape, const ModelArgs& args, int64_t layer,
                                   const ParallelDims& dims) {
   const bool is_expert = shape.domain == Domain::kExpert;
   const bool replicated = is_expert && dims.active_ep_group() != nullptr && !dims.shards_experts;
   ParameterPtr parameter =
-      make_parameter(fmt::format("layers.{}.{}", layer, shape.name), shape.dims, init_of(shape, args, layer),
-                     replicated ? std::nullopt : shape.split);
-  parameter->trainable = shape.trainable;
-  parameter->matrices = shape.matrices;
+      make_described_parameter(fmt::format("layers.{}.{}", layer, shape.name), shape, args, layer);
+  if (replicated) parameter->split.reset();
   if (const Exchange* ep_group = dims.active_ep_group(); is_expert && ep_group != nullptr)
     parameter->shard_experts(ep_group->size(), ep_group->rank());
   return parameter;
@@ -44,10 +52,8 @@ Linear PartParameters::linear(std::string_view name, const ParallelDims& dims) c
   ParameterPtr bias;
   const std::string name_of_bias = fmt::format("{}{}.bias", prefix_, name);
   if (const auto found = std::ranges::find(parameters_, name_of_bias, [](const auto& p) { return p->fqn; });
-      found != parameters_.end()) {
+      found != parameters_.end())
     bias = *found;
-    bias->is_bias = true;
-  }
   if (!weight->split) return Linear(weight, nullptr, nullptr, /*chunked=*/false, bias);
   return Linear(weight, nullptr, dims.active_tp_group(), dims.chunked, bias);
 }

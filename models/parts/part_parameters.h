@@ -1,6 +1,8 @@
 // PartParameters makes the parameters of one part of a block from its description.
 #pragma once
 
+#include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -11,6 +13,10 @@
 #include "models/parts/description.h"
 
 namespace hyperion::models {
+
+// Makes parameter `fqn` with the facts of `shape`. `layer` as in init_of().
+ParameterPtr make_described_parameter(std::string fqn, const ParameterShape& shape, const ModelArgs& args,
+                                      int64_t layer);
 
 // Makes parameter "layers.LAYER.NAME" with the dimensions, initial distribution and split of `shape`. Expert
 // parameters are sharded over the expert parallel group. With such a group they are replicated over tensor

@@ -131,7 +131,7 @@ void encode_changed_weights(const FsdpContext& context, const std::vector<Sharde
   std::vector<at::Tensor> own, found;  // copied by a few kernels for all
   for (size_t i = 0; i < changed.size(); ++i) {
     const Parameter& parameter = changed[i]->parameter();
-    own.insert(own.end(), {parameter.encoded_scale, parameter.encoded_inverse});
+    own.insert(own.end(), {parameter.encoded.scale, parameter.encoded.inverse});
     const auto index = static_cast<int64_t>(i);
     found.insert(found.end(), {scales.select(0, index), inverses.select(0, index)});
   }
@@ -192,7 +192,7 @@ void ShardGroup::choose_gradient_dtypes(const std::vector<ParameterPtr>& paramet
       options.reduce_dtype != at::kFloat)
     return;
   for (const ParameterPtr& parameter : parameters) {
-    if (parameter->shape.size() != 2 && !parameter->is_bias) continue;
+    if (parameter->shape.size() != 2 && !parameter->is_linear_bias()) continue;
     parameter->gradient_dtype = options.reduce_dtype;
     if (parameter->pack) parameter->pack->gradient_dtype = options.reduce_dtype;
   }

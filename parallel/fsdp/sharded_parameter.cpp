@@ -122,9 +122,9 @@ void ShardedParameter::lie_alone_or_in_rows(const ShardingOptions& options, Pack
                              all_gather_output_.storage_offset());
   };
   if (encoded) {
-    parameter_->encoded = unsharded(gathered);
-    parameter_->encoded_scale = at::ones({}, compute.dtype(at::kFloat));
-    parameter_->encoded_inverse = at::ones({}, compute.dtype(at::kFloat));
+    parameter_->encoded = {.values = unsharded(gathered),
+                           .scale = at::ones({}, compute.dtype(at::kFloat)),
+                           .inverse = at::ones({}, compute.dtype(at::kFloat))};
     parameter_->weight = TensorMemory(0, options.device).tensor(parameter_->local, compute);
   } else {
     parameter_->weight = unsharded(compute);
@@ -204,7 +204,7 @@ void ShardedParameter::drop_derived() const {
 
 void ShardedParameter::encode(const GatherCodec& codec) {
   if (master_.numel() > 0)
-    codec.encode(master_, parameter_->encoded_scale.to(master_.device()), unpadded(all_gather_input_));
+    codec.encode(master_, parameter_->encoded.scale.to(master_.device()), unpadded(all_gather_input_));
   stale_ = false;
 }
 

@@ -128,7 +128,7 @@ class ShardedParameter {
   // Invalidates all that was derived or encoded. Call it when master and compute shard have new contents.
   void contents_changed();
   bool needs_encoding() const { return stale_ && encoded(); }
-  // Encodes with the parameter's encoded_scale, which has been written.
+  // Encodes with the parameter's encoded.scale, which has been written.
   void encode(const GatherCodec& codec);
   // Returns the tensor that an all-gather writes: 1-D, world times the input, without storage while sharded.
   const at::Tensor& all_gather_output() const { return all_gather_output_; }

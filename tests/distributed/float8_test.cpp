@@ -119,7 +119,7 @@ TEST_CASE("FP8 weights and their scales have the same bits for every context par
         if (!parameter->encoded()) continue;
         const at::Tensor sent = parameter->all_gather_input();
         const auto* codes = static_cast<const uint8_t*>(sent.const_data_ptr());
-        const auto scale = parameter->parameter().encoded_scale.item<float>();
+        const auto scale = parameter->parameter().encoded.scale.item<float>();
         for_each_run(parameter->parameter().shape, parameter->box(), [&](const Run& run) {
           for (int64_t i = 0; i < run.count; ++i)
             elements.push_back({index, run.in_tensor + i, codes[run.in_box + i], scale});

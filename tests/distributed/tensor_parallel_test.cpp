@@ -208,7 +208,7 @@ TEST_CASE("scales of weights that are gathered in FP8 do not depend on the mesh"
       TinyTraining training(job, environment);
       std::vector<float> scales;  // 0: gathered in bf16
       for (const ShardedParameterPtr& parameter : training.stage().parameters())
-        scales.push_back(parameter->encoded() ? parameter->parameter().encoded_scale.item<float>() : 0);
+        scales.push_back(parameter->encoded() ? parameter->parameter().encoded.scale.item<float>() : 0);
       return scales;
     });
   };

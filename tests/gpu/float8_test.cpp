@@ -358,9 +358,7 @@ TEST_CASE("FP8 products of a GPU are near their emulation for every recipe and l
           parameter->weight = weight;
           if (encoded) {
             const Quantized master = quantize(weight, {});
-            parameter->encoded = master.values;
-            parameter->encoded_scale = master.scale;
-            parameter->encoded_inverse = master.inverse;
+            parameter->encoded = {master.values, master.scale, master.inverse};
           }
           // Gradients come in other layouts than row-major as well.
           models::Operand dy(grad.t().contiguous().t()), input(x), again(x);

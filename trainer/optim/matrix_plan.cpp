@@ -15,7 +15,7 @@ Range common(const Range& a, const Range& b) {
   return {begin, std::max<int64_t>(0, end - begin)};
 }
 
-std::vector<Matrix> matrices_of(const Parameter& parameter, size_t index, int tensor_ranks) {
+std::vector<Matrix> matrices_of(const LayerShard& parameter, size_t index, int tensor_ranks) {
   const bool experts = parameter.domain == Domain::kExpert, stack = parameter.shape.size() == 3;
   if (parameter.shape.size() != 2 && !stack)
     throw_bug("{} has {} dimensions: it is no matrix", parameter.fqn, parameter.shape.size());

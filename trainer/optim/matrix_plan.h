@@ -1,5 +1,5 @@
-// MatrixPlan lists the matrices that Muon updates, the part of each that a rank holds, and the rank that
-// computes each update: its owner. Pure; every rank computes the same plan.
+// MatrixPlan lists the matrices that an optimizer updates, the part of each that a rank holds, and the rank
+// that computes each update: its owner. Pure; every rank computes the same plan.
 //
 // A parameter is one matrix, a stack of them (experts), or rows that are several (heads). Tensor parallel
 // ranks cut its rows or columns; then the ranks of a shard group cut what is left into flat ranges.
@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "base/box.h"
-#include "base/parameter.h"
+#include "base/parameter_description.h"
 
 namespace hyperion::optim {
 
 // The part of a matrix that one tensor parallel rank has: a box, which lies row by row from `offset` on in
-// that rank's local tensor (Parameter::local).
+// that rank's local tensor (LayerShard::local).
 struct MatrixPart {
   Range rows{}, columns{};
   int64_t offset = 0;
@@ -33,8 +33,8 @@ struct Matrix {
 };
 
 // Returns the matrices of a parameter of two or three dimensions, without owners; of experts those of this
-// rank's expert parallel part. `tensor_ranks` divide it if it has a cut for them (Parameter::cuts).
-std::vector<Matrix> matrices_of(const Parameter& parameter, size_t index, int tensor_ranks);
+// rank's expert parallel part. `tensor_ranks` divide it if it has a cut for them (LayerShard::cuts).
+std::vector<Matrix> matrices_of(const LayerShard& parameter, size_t index, int tensor_ranks);
 
 // Gives every matrix an owner, the largest first to the rank with the least FLOPs so far. The most loaded
 // rank has at most the mean and its largest matrix. `tensor_ranks`: those that can own a matrix with so many

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "base/parameter.h"
 #include "parallel/placement.h"
 #include "trainer/config/schema.h"
 #include "trainer/optim/exchange_layout.h"

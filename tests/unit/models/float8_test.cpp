@@ -295,16 +295,14 @@ TEST_CASE("a weight that was gathered in FP8 is used as it came") {
   const Tensor scale = scales[0];
   CHECK(inverses[0].equal(scale.reciprocal()));
   Layer layer(at::full({48, 32}, NAN, at::kBFloat16));  // nobody reads it
-  layer.parameter->encoded = at::empty({48, 32}, kE4m3);
-  layer.parameter->encoded_scale = scale;
-  layer.parameter->encoded_inverse = inverses[0];
-  cast_into(layer.parameter->encoded, master, scale);
+  layer.parameter->encoded = {at::empty({48, 32}, kE4m3), scale, inverses[0]};
+  cast_into(layer.parameter->encoded.values, master, scale);
   const Products gathered = layer.run(Recipe::kTensorwise, Gemm::kEmulated, x, dy);
   CHECK(layer.counters->weight_casts == 0);
   // The same bits as a cast of the fp32 master.
   const Quantized direct = quantize(master, {});
   CHECK(direct.scale.equal(scale));
-  CHECK(direct.values.view(at::kByte).equal(layer.parameter->encoded.view(at::kByte)));
+  CHECK(direct.values.view(at::kByte).equal(layer.parameter->encoded.values.view(at::kByte)));
   const Tensor out =
       scaled_matmul(quantize(x, {}), {direct.values.t(), direct.scale}, at::kBFloat16, true, Gemm::kEmulated);
   CHECK(gathered.out.equal(out));

@@ -7,6 +7,8 @@
 
 #include <catch2/catch.hpp>
 
+#include "base/parameter.h"
+
 namespace hyperion::parallel {
 namespace {
 

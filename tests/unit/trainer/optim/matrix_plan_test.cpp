@@ -2,6 +2,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "base/parameter.h"
 #include "models/description.h"
 #include "models/flavors/registry.h"
 #include "trainer/optim/muon.h"
