@@ -50,11 +50,10 @@ void connect_stages(const Pipeline& pipeline, const StageGroups& groups, at::Dev
   connect_pairs(groups.down, device, lower, higher);
 }
 
-// Returns the groups in which the optimizer exchanges matrices. Muon's ranks are connected.
+// Returns the groups in which the optimizer exchanges matrices, with their ranks connected.
 optim::OptimizerGroups optimizer_groups(const config::JobConfig& config, const ModelContext& context) {
   const auto group = [&](parallel::MeshDim dim) -> parallel::Communicator* {
-    if (config.optimizer.name != config::OptimizerName::kMuon || context.mesh.degree(dim) == 1)
-      return nullptr;
+    if (!updates_matrices(config.optimizer.name) || context.mesh.degree(dim) == 1) return nullptr;
     parallel::Communicator& ranks = context.groups.get(dim);
     const std::vector<int64_t> all(static_cast<size_t>(ranks.size()), 1);
     if (context.device.is_cuda()) connect_pairs(ranks, context.device, all, all);

@@ -1,31 +1,29 @@
 #include "trainer/checkpointing/curve_settings.h"
 
 #include <algorithm>
-#include <iterator>
 #include <type_traits>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "base/choice.h"
 #include "checkpoint/state.h"
 #include "models/flavors/registry.h"
+#include "trainer/config/schema.h"
 
 namespace hyperion::checkpointing {
 namespace {
 
-constexpr Setting kSettings[] = {
+// Stands for all keys of optimizers' own tables, such as [optimizer.muon].
+constexpr std::string_view kOptimizerTables = "optimizer.*.*";
+
+const Setting kSettings[] = {
     {"optimizer.name", checkpoint::kOptimizerComponent},
     {"optimizer.beta1", checkpoint::kOptimizerComponent},
     {"optimizer.beta2", checkpoint::kOptimizerComponent},
     {"optimizer.eps", checkpoint::kOptimizerComponent},
     {"optimizer.weight_decay", checkpoint::kOptimizerComponent},
-    {"optimizer.muon.momentum", checkpoint::kOptimizerComponent},
-    {"optimizer.muon.nesterov", checkpoint::kOptimizerComponent},
-    {"optimizer.muon.ns_steps", checkpoint::kOptimizerComponent},
-    {"optimizer.muon.coefficients", checkpoint::kOptimizerComponent},
-    {"optimizer.muon.scale", checkpoint::kOptimizerComponent},
-    {"optimizer.muon.ns_dtype", checkpoint::kOptimizerComponent},
-    {"optimizer.muon.adamw_lr_scale", checkpoint::kOptimizerComponent},
+    {kOptimizerTables, checkpoint::kOptimizerComponent},
     {kDecayOfNorms, checkpoint::kOptimizerComponent},
     {kStateDtype, checkpoint::kOptimizerComponent},
     {kGroups, checkpoint::kOptimizerComponent},
@@ -43,22 +41,37 @@ constexpr Setting kSettings[] = {
     {kShuffleKey, checkpoint::kLoaderComponent},
     {"training.shuffle_window", checkpoint::kLoaderComponent},
     {"training.document_mask", checkpoint::kLoaderComponent},
-    {"ema.decay", checkpoint::kEmaComponent},
-    {"ema.every", checkpoint::kEmaComponent},
+    {"ema.decay", checkpoint::kEmaComponent, &config::kEma},
+    {"ema.every", checkpoint::kEmaComponent, &config::kEma},
 };
+
+std::vector<Setting> expand_settings() {
+  std::vector<Setting> settings;
+  for (const Setting& setting : kSettings) {
+    if (setting.key != kOptimizerTables) {
+      settings.push_back(setting);
+      continue;
+    }
+    for (const config::Option& option : config::all_options())
+      if (option.section().starts_with("optimizer."))
+        settings.push_back({option.name, setting.component, option.feature});
+  }
+  return settings;
+}
 
 }  // namespace
 
 std::span<const Setting> curve_settings() {
-  return kSettings;
+  static const std::vector<Setting> settings = expand_settings();
+  return settings;
 }
 
 std::string_view component_of_setting(std::string_view key) {
   if (key.starts_with("model.")) return checkpoint::kModelComponent;
   if (key == kSeed || key == kSources) return checkpoint::kLoaderComponent;
   if (key == kGlobalBatch) return checkpoint::kTrainStateComponent;
-  const auto found = std::ranges::find(kSettings, key, &Setting::key);
-  return found == std::end(kSettings) ? "" : found->component;
+  const auto found = std::ranges::find(curve_settings(), key, &Setting::key);
+  return found == curve_settings().end() ? "" : found->component;
 }
 
 CurveSettings model_settings(const models::ModelArgs& model) {

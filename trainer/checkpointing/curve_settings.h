@@ -7,6 +7,7 @@
 
 #include "models/args/model_args.h"
 #include "trainer/config/job_config.h"
+#include "trainer/config/option.h"
 
 namespace hyperion::checkpointing {
 
@@ -37,9 +38,10 @@ void set_setting(CurveSettings& settings, std::string_view key, std::string text
 CurveSettings model_settings(const models::ModelArgs& model);
 
 // A key of the configuration that shapes the curve, and the component that the setting belongs to: a setting
-// is compared when its component is loaded.
+// is compared when its component is loaded. Checkpoints store it while `feature` is on; null: always.
 struct Setting {
   std::string_view key, component;
+  const config::Feature* feature = nullptr;
 };
 std::span<const Setting> curve_settings();
 

@@ -41,9 +41,8 @@ std::string origin_of(const config::ResolvedConfig& resolved, const std::string&
 CurveSettings configured_settings(const config::ResolvedConfig& resolved, const JobContext& job) {
   const config::JobConfig& config = resolved.config;
   CurveSettings settings;
-  for (const auto& [key, component] : curve_settings())
-    if ((component != checkpoint::kEmaComponent || config.ema.enable) &&
-        (!key.starts_with("optimizer.muon.") || config.optimizer.name == config::OptimizerName::kMuon))
+  for (const auto& [key, component, feature] : curve_settings())
+    if (feature == nullptr || feature->on(config))
       settings.emplace_back(key,
                             config::command_line_text(read(*config::find_option(std::string(key)), config)));
   const auto add = [&](std::string_view key, const auto& value) {

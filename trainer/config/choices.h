@@ -23,6 +23,11 @@ constexpr auto choices(OptimizerName) {
   return choice_list<OptimizerName>(
       {{OptimizerName::kAdamW, "AdamW"}, {OptimizerName::kAdam, "Adam"}, {OptimizerName::kMuon, "Muon"}});
 }
+// Returns whether the optimizer updates the matrices of blocks, each as a whole, and leaves the other
+// parameters to AdamW. The ranks that share a matrix then exchange it.
+constexpr bool updates_matrices(OptimizerName name) {
+  return name == OptimizerName::kMuon;
+}
 
 enum class MuonScale { kMatchRmsAdamW, kOriginal, kSpectral };
 constexpr auto choices(MuonScale) {

@@ -94,16 +94,19 @@ class Checks : ChecksOfConfig {
   // The update is computed in fp32: what is in range as written may not be there.
   void optimizer() {
     const auto& o = config_.optimizer;
-    refuse_if(o.name == OptimizerName::kMuon && config_.training.enable_cpu_offload,
-              "training.enable_cpu_offload",
-              "optimizer.name = \"Muon\" multiplies matrices on the GPU and takes no states on the host: set "
-              "false");
+    refuse_if(updates_matrices(o.name) && config_.training.enable_cpu_offload, "training.enable_cpu_offload",
+              fmt::format("optimizer.name = \"{}\" multiplies matrices on the GPU and takes no states on the "
+                          "host: set false",
+                          text_of(o.name)));
     refuse_if(
         static_cast<float>(o.muon.momentum) == 1, "optimizer.muon.momentum",
         "expected at most 0.9999999: a larger number is 1 in fp32, and the momentum would never change");
-    for (const ParameterGroup& group : o.groups)
-      refuse_if(group.optimizer == OptimizerName::kMuon && o.name != OptimizerName::kMuon, "optimizer.groups",
-                "a group has optimizer = \"Muon\", which needs optimizer.name = \"Muon\"");
+    for (const ParameterGroup& group : o.groups) {
+      const OptimizerName asked = group.optimizer.value_or(o.name);
+      refuse_if(asked != o.name && updates_matrices(asked), "optimizer.groups",
+                fmt::format("a group has optimizer = \"{0}\", which needs optimizer.name = \"{0}\"",
+                            text_of(asked)));
+    }
     for (const auto& [key, value] :
          {std::pair("optimizer.lr", o.lr), {"optimizer.weight_decay", o.weight_decay}})
       refuse_if(

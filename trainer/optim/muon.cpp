@@ -35,7 +35,7 @@ Muon::Muon(const std::vector<parallel::ShardedParameterPtr>& parameters,
   for (const parallel::ShardedParameterPtr& parameter : parameters) {
     const Parameter& described = parameter->parameter();
     const ParameterSettings settings = settings_of(options, described.fqn, described.shape.size());
-    if (!settings.muon) others.push_back(parameter);
+    if (settings.optimizer != config::OptimizerName::kMuon) others.push_back(parameter);
   }
   if (!others.empty()) {
     adam_.emplace(others, options, seed);
@@ -45,7 +45,7 @@ Muon::Muon(const std::vector<parallel::ShardedParameterPtr>& parameters,
   for (const parallel::ShardedParameterPtr& parameter : parameters) {
     const Parameter& described = parameter->parameter();
     const ParameterSettings settings = settings_of(options, described.fqn, described.shape.size());
-    if (!settings.muon) {
+    if (settings.optimizer != config::OptimizerName::kMuon) {
       adopt_states(adam_->states(other++));
       continue;
     }
@@ -91,7 +91,7 @@ std::vector<StateKind> Muon::kinds_of_trainable(const Parameter& parameter) cons
 std::vector<std::pair<const char*, checkpoint::Object>> Muon::settings(const Parameter& parameter) const {
   const ParameterSettings own = settings_of(options_, parameter.fqn, parameter.shape.size());
   using checkpoint::Object;
-  if (!own.muon) {
+  if (own.optimizer != config::OptimizerName::kMuon) {
     if (!adam_) throw_bug("{} is AdamW's, which this rank has nothing of", parameter.fqn);
     return adam_->settings(parameter);
   }

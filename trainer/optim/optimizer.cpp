@@ -1,5 +1,8 @@
 #include "trainer/optim/optimizer.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -10,6 +13,42 @@
 #include "trainer/optim/parameter_groups.h"
 
 namespace hyperion::optim {
+namespace {
+
+using Parameters = std::vector<parallel::ShardedParameterPtr>;
+using Options = config::JobConfig::Optimizer;
+
+// A row of the table of optimizers.
+struct Method {
+  config::OptimizerName name;
+  // The states of a parameter that the optimizer updates.
+  std::vector<StateKind> (*kinds)(const Options& options);
+  std::unique_ptr<Optimizer> (*make)(const Parameters& parameters, const Options& options,
+                                     const OptimizerGroups& groups, uint64_t seed);
+};
+
+std::unique_ptr<Optimizer> make_adam(const Parameters& parameters, const Options& options,
+                                     const OptimizerGroups&, uint64_t seed) {
+  return std::make_unique<Adam>(parameters, options, seed);
+}
+std::unique_ptr<Optimizer> make_muon(const Parameters& parameters, const Options& options,
+                                     const OptimizerGroups& groups, uint64_t seed) {
+  return std::make_unique<Muon>(parameters, options, groups, seed);
+}
+
+constexpr Method kMethods[] = {
+    {config::OptimizerName::kAdamW, Adam::kinds, make_adam},
+    {config::OptimizerName::kAdam, Adam::kinds, make_adam},
+    {config::OptimizerName::kMuon, Muon::kinds, make_muon},
+};
+
+const Method& method_of(config::OptimizerName name) {
+  const auto found = std::ranges::find(kMethods, name, &Method::name);
+  if (found == std::end(kMethods)) throw_bug("{} is not in the table of optimizers", text_of(name));
+  return *found;
+}
+
+}  // namespace
 
 std::optional<at::ScalarType> state_dtype(const config::JobConfig::Optimizer& options) {
   return options.state_dtype == checkpoint::Dtype::kBFloat16 ? std::optional(at::kBFloat16) : std::nullopt;
@@ -17,14 +56,7 @@ std::optional<at::ScalarType> state_dtype(const config::JobConfig::Optimizer& op
 
 std::vector<StateKind> state_kinds(const config::JobConfig::Optimizer& options, const std::string& fqn,
                                    size_t dimensions) {
-  switch (options.name) {
-    case config::OptimizerName::kAdamW:
-    case config::OptimizerName::kAdam:
-      return Adam::kinds(options);
-    case config::OptimizerName::kMuon:
-      return settings_of(options, fqn, dimensions).muon ? Muon::kinds(options) : Adam::kinds(options);
-  }
-  throw_bug("an optimizer without a description of its states");
+  return method_of(settings_of(options, fqn, dimensions).optimizer).kinds(options);
 }
 
 uint64_t rounding_key(const std::string& fqn, uint64_t seed) {
@@ -55,14 +87,7 @@ const std::vector<at::Tensor>& Optimizer::add_states(const std::vector<StateKind
 std::unique_ptr<Optimizer> make_optimizer(const std::vector<parallel::ShardedParameterPtr>& parameters,
                                           const config::JobConfig::Optimizer& options,
                                           const OptimizerGroups& groups, uint64_t seed) {
-  switch (options.name) {
-    case config::OptimizerName::kAdamW:
-    case config::OptimizerName::kAdam:
-      return std::make_unique<Adam>(parameters, options, seed);
-    case config::OptimizerName::kMuon:
-      return std::make_unique<Muon>(parameters, options, groups, seed);
-  }
-  throw_bug("make_optimizer() has no case for this optimizer");
+  return method_of(options.name).make(parameters, options, groups, seed);
 }
 
 }  // namespace hyperion::optim

@@ -68,8 +68,8 @@ struct OptimizerGroups {
 };
 
 // Creates the optimizer options.name. `parameters` are all parameters of this rank; gradients must be bound,
-// except for frozen ones. Muon exchanges matrices in `groups`, which outlive it. States in bf16 are rounded
-// by the random numbers of `seed`.
+// except for frozen ones. An optimizer of matrices exchanges them in `groups`, which outlive it. States in
+// bf16 are rounded by the random numbers of `seed`.
 std::unique_ptr<Optimizer> make_optimizer(const std::vector<parallel::ShardedParameterPtr>& parameters,
                                           const config::JobConfig::Optimizer& options,
                                           const OptimizerGroups& groups = {}, uint64_t seed = 0);

@@ -14,7 +14,8 @@ namespace hyperion::optim {
 struct ParameterSettings {
   double lr_scale = 1;  // the learning rate is this times the schedule's
   double beta1, beta2, weight_decay;
-  bool muon = false;  // Muon updates it
+  // The optimizer that updates it: AdamW where one of matrices leaves it out.
+  config::OptimizerName optimizer = config::OptimizerName::kAdamW;
   bool operator==(const ParameterSettings&) const = default;
 };
 

@@ -78,7 +78,9 @@ class OwnersPlan {
  private:
   void add(const models::ParameterShape& shape, const std::string& prefix) {
     const std::string fqn = prefix + shape.name;
-    if (!shape.trainable || !optim::settings_of(options_, fqn, shape.dims.size()).muon) return;
+    if (!shape.trainable ||
+        optim::settings_of(options_, fqn, shape.dims.size()).optimizer != config::OptimizerName::kMuon)
+      return;
     const int expert_ranks = mesh_.degree(MeshDim::kEp);
     const bool apart = shape.domain == Domain::kExpert && expert_ranks > 1;
     const bool complete = apart && mesh_.degree(MeshDim::kEtp) == 1;

@@ -1,4 +1,4 @@
-// The update of Adam's moments and of Muon's momentum in bf16, in one pass: the arithmetic is fp32, operation
+// The update of Adam's moments, or of a momentum, in bf16, in one pass: the arithmetic is fp32, operation
 // by operation, and what is stored is rounded stochastically, up or down with the probability that leaves the
 // mean unchanged. All forms compute the same bits.
 //
@@ -35,7 +35,7 @@ struct RoundedAdamStep {
   at::Tensor divisor;  // likewise: divides the gradients; undefined: 1
 };
 
-// The update of Muon's momentum: m <- lerp(m, g, 1 - momentum); then g <- lerp(g, m, momentum) (Nesterov) or
+// The update of a momentum: m <- lerp(m, g, 1 - momentum); then g <- lerp(g, m, momentum) (Nesterov) or
 // g <- m, with m before its rounding.
 struct RoundedMomentumTensors {
   std::vector<at::Tensor> grads, momenta;

@@ -19,7 +19,7 @@ struct RoundedTensor {
   ElementIndices indices{};
 };
 
-// Its kernel is Muon's momentum if `beta2` is negative, which has no weights and no second moments.
+// Its kernel updates a momentum if `beta2` is negative, which has no weights and no second moments.
 struct RoundedUpdateTask {
   RoundedTensor tensors[kTensorsOfLaunch];
   int first_block[kTensorsOfLaunch + 1] = {};                           // of each tensor, and of the end

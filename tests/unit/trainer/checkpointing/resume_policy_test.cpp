@@ -48,6 +48,24 @@ TEST_CASE("every setting that shapes the curve is stored and compared") {
   CHECK_FALSE(kept.config.lr_scheduler.decay_ratio.has_value());
 }
 
+TEST_CASE("the keys of an optimizer's own table are stored in their order where it is chosen") {
+  const auto stored_after_decay = [](const char* optimizer) {
+    std::vector<std::string> keys;
+    for (const auto& [key, text] : fresh_plan(job({{"optimizer.name", optimizer}}), facts()).settings)
+      if (key.starts_with("optimizer.")) keys.push_back(key);
+    return std::vector(keys.begin() + 5, keys.end() - 1);
+  };
+  std::vector<std::string> expected = {"optimizer.decay_norms_and_biases", "optimizer.state_dtype",
+                                       "optimizer.groups"};
+  CHECK(stored_after_decay("AdamW") == expected);
+  expected.insert(expected.begin(),
+                  {"optimizer.muon.momentum", "optimizer.muon.nesterov", "optimizer.muon.ns_steps",
+                   "optimizer.muon.coefficients", "optimizer.muon.scale", "optimizer.muon.ns_dtype",
+                   "optimizer.muon.adamw_lr_scale"});
+  CHECK(stored_after_decay("Muon") == expected);
+  CHECK(component_of_setting("optimizer.muon.momentum") == checkpoint::kOptimizerComponent);
+}
+
 TEST_CASE("a checkpoint from before model.activation was trained with silu") {
   CurveSettings stored = fresh_plan(job(), facts()).settings;
   std::erase_if(stored, [](const auto& setting) { return setting.first == "model.activation"; });
