@@ -189,9 +189,12 @@ void make_stage(ModelAndOptimizer& made, const config::JobConfig& config, const 
   const models::ActivationCheckpointing checkpointing = activation_checkpointing(config, *made.transformer);
   if (context.pipeline == nullptr) {
     made.stage = std::make_unique<Stage>(*made.transformer, *made.fsdp, checkpointing, made.experts.get());
+    const auto& options = config.parallelism;
     made.schedule = std::make_unique<ScheduleRunner>(
-        *made.stage, config.parallelism.fsdp_reshard_after_forward != config::ReshardAfterForward::kNever,
-        config.parallelism.fsdp_reduce_gradients == config::ReduceGradients::kOncePerStep);
+        *made.stage, ScheduleOptions{.reshard_after_forward = options.fsdp_reshard_after_forward !=
+                                                              config::ReshardAfterForward::kNever,
+                                     .reduce_once = options.fsdp_reduce_gradients ==
+                                                    config::ReduceGradients::kOncePerStep});
     return;
   }
   const Pipeline& pipeline = *context.pipeline;

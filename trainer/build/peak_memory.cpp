@@ -38,10 +38,11 @@ struct MicrobatchMemory {
 Schedule schedule_of(const config::JobConfig& config, const models::ModelDescription& model,
                      const parallel::Mesh& mesh) {
   const int64_t microbatches = config::microbatches_of(config.training, mesh.degree(MeshDim::kBatch));
-  return training_schedule(
-      static_cast<size_t>(model.blocks()) + 2, static_cast<size_t>(std::min<int64_t>(2, microbatches)),
-      config.parallelism.fsdp_reshard_after_forward != config::ReshardAfterForward::kNever,
-      config::reduces_gradients_once(config));
+  return training_schedule(static_cast<size_t>(model.blocks()) + 2,
+                           static_cast<size_t>(std::min<int64_t>(2, microbatches)),
+                           {.reshard_after_forward = config.parallelism.fsdp_reshard_after_forward !=
+                                                     config::ReshardAfterForward::kNever,
+                            .reduce_once = config::reduces_gradients_once(config)});
 }
 
 class StepReplay {

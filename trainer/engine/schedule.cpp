@@ -15,16 +15,16 @@
 
 namespace hyperion::trainer {
 
-Schedule training_schedule(size_t units, size_t microbatches, bool reshard_after_forward, bool reduce_once) {
+Schedule training_schedule(size_t units, size_t microbatches, const ScheduleOptions& options) {
   const size_t head = units - 1;
   Schedule schedule;
   for (size_t i = 0; i < microbatches; ++i) {
     const ActionKind with_gradients =
-        reduce_once && i + 1 < microbatches ? ActionKind::kAccumulate : ActionKind::kReduce;
+        options.reduce_once && i + 1 < microbatches ? ActionKind::kAccumulate : ActionKind::kReduce;
     for (size_t unit = 0; unit < head; ++unit) {
       schedule.push_back({ActionKind::kForward, i, unit, unit + 1});
-      if (reshard_after_forward) schedule.push_back({ActionKind::kReshard, i, unit});
-      if (unit == 1 && i > 0 && !reduce_once) schedule.push_back({ActionKind::kFinishReduction, i});
+      if (options.reshard_after_forward) schedule.push_back({ActionKind::kReshard, i, unit});
+      if (unit == 1 && i > 0 && !options.reduce_once) schedule.push_back({ActionKind::kFinishReduction, i});
     }
     // A unit's gradients are complete after its backward, so their reduce-scatter starts at once and overlaps
     // the backward of the unit before it. The embedding's backward reads no weights.
@@ -242,15 +242,14 @@ Schedule pipeline_schedule(const Pipeline& pipeline, int rank, const parallel::P
   return Expansion(pipeline, rank, lists).made();
 }
 
-ScheduleRunner::ScheduleRunner(Stage& stage, bool reshard_after_forward, bool reduce_once)
+ScheduleRunner::ScheduleRunner(Stage& stage, const ScheduleOptions& options)
     : stage_(stage),
       stages_({{0, stage.model().units().size()}}),
       rank_of_stage_({0}),
       make_([=, units = stages_[0].end](bool training, size_t microbatches) {
         if (!training && microbatches != 1)
           throw_bug("losses of {} microbatches without a pipeline, which takes one", microbatches);
-        return Plan{training ? training_schedule(units, microbatches, reshard_after_forward, reduce_once)
-                             : evaluation_schedule(units)};
+        return Plan{training ? training_schedule(units, microbatches, options) : evaluation_schedule(units)};
       }) {}
 
 ScheduleRunner::ScheduleRunner(Stage& stage, const Pipeline& pipeline, const StageGroups& groups,

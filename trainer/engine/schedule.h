@@ -53,12 +53,15 @@ struct Action {
 };
 using Schedule = std::vector<Action>;
 
-// Runs `microbatches` through units 0 to units - 1 of one stage. At most two units are gathered at once;
-// without reshard_after_forward a block's weights stay gathered from its forward to its backward. With
-// reduce_once each unit's gradients are summed locally and reduced in the last microbatch only. The last
-// reduction of a microbatch overlaps the next one's first block, and no more: memory is at its peak after the
-// last block, and the reduction's buffers would add to it.
-Schedule training_schedule(size_t units, size_t microbatches, bool reshard_after_forward, bool reduce_once);
+// When one stage frees weights and reduces gradients.
+struct ScheduleOptions {
+  bool reshard_after_forward = true;  // false: a block's weights stay gathered until its backward
+  bool reduce_once = false;           // gradients are summed locally and reduced in the last microbatch only
+};
+// Runs `microbatches` through units 0 to units - 1 of one stage. At most two units are gathered at once,
+// unless their weights stay gathered. The last reduction of a microbatch overlaps the next one's first block,
+// and no more: memory is at its peak after the last block, and the reduction's buffers would add to it.
+Schedule training_schedule(size_t units, size_t microbatches, const ScheduleOptions& options);
 // Runs one microbatch without gradients.
 Schedule evaluation_schedule(size_t units);
 
@@ -84,7 +87,7 @@ Schedule pipeline_schedule(const Pipeline& pipeline, int rank, const parallel::P
 class ScheduleRunner {
  public:
   // `stage` holds all units of the model: there is no pipeline.
-  ScheduleRunner(Stage& stage, bool reshard_after_forward, bool reduce_once);
+  ScheduleRunner(Stage& stage, const ScheduleOptions& options);
   // `stage` holds the units of this rank's pipeline stages. The groups outlive the runner.
   ScheduleRunner(Stage& stage, const Pipeline& pipeline, const StageGroups& groups, at::Device device);
 

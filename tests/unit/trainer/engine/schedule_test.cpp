@@ -33,18 +33,18 @@ std::string text(const Schedule& schedule) {
 }  // namespace
 
 TEST_CASE("one microbatch goes through the units and back, with two units gathered at once") {
-  CHECK(text(training_schedule(4, 1, /*reshard_after_forward=*/true, /*reduce_once=*/false)) ==
+  CHECK(text(training_schedule(4, 1, {.reshard_after_forward = true, .reduce_once = false})) ==
         "F0.0+1 f0.0 F0.1+2 f0.1 F0.2+3 f0.2 "
         "L0.3+2 f0.3 r0.3 B0.2+1 f0.2 r0.2 B0.1 f0.1 r0.1 B0.0 f0.0 r0.0 E0 w S");
 }
 
 TEST_CASE("without resharding after forward a weight is freed after its backward alone") {
-  CHECK(text(training_schedule(3, 1, /*reshard_after_forward=*/false, /*reduce_once=*/false)) ==
+  CHECK(text(training_schedule(3, 1, {.reshard_after_forward = false, .reduce_once = false})) ==
         "F0.0+1 F0.1+2 L0.2+1 f0.2 r0.2 B0.1 f0.1 r0.1 B0.0 f0.0 r0.0 E0 w S");
 }
 
 TEST_CASE("a microbatch's last reduction is waited for behind the next one's first block, and at the end") {
-  CHECK(text(training_schedule(3, 2, /*reshard_after_forward=*/true, /*reduce_once=*/false)) ==
+  CHECK(text(training_schedule(3, 2, {.reshard_after_forward = true, .reduce_once = false})) ==
         "F0.0+1 f0.0 F0.1+2 f0.1 L0.2+1 f0.2 r0.2 B0.1 f0.1 r0.1 B0.0 f0.0 r0.0 E0 "
         "F1.0+1 f1.0 F1.1+2 f1.1 w L1.2+1 f1.2 r1.2 B1.1 f1.1 r1.1 B1.0 f1.0 r1.0 E1 w S");
 }
@@ -72,10 +72,11 @@ TEST_CASE("a pipeline's stage waits for the last reduction of a microbatch behin
 }
 
 TEST_CASE("gradients that are reduced once are added up in each microbatch and sent in the last one") {
-  CHECK(text(training_schedule(3, 2, /*reshard_after_forward=*/false, /*reduce_once=*/true)) ==
+  CHECK(text(training_schedule(3, 2, {.reshard_after_forward = false, .reduce_once = true})) ==
         "F0.0+1 F0.1+2 L0.2+1 f0.2 a0.2 B0.1 f0.1 a0.1 B0.0 f0.0 a0.0 E0 "
         "F1.0+1 F1.1+2 L1.2+1 f1.2 r1.2 B1.1 f1.1 r1.1 B1.0 f1.0 r1.0 E1 w S");
-  CHECK(text(training_schedule(3, 1, true, true)) == text(training_schedule(3, 1, true, false)));
+  CHECK(text(training_schedule(3, 1, {.reduce_once = true})) ==
+        text(training_schedule(3, 1, {.reduce_once = false})));
 }
 
 TEST_CASE("an evaluation is forwards alone") {

@@ -56,7 +56,7 @@ struct OneRank {
   std::unique_ptr<parallel::Communicator> replicate = parallel::make_solo_communicator("dp_replicate/0", 0);
   parallel::FsdpContext context;
   Stage stage;
-  ScheduleRunner schedule{stage, /*reshard_after_forward=*/true, /*reduce_once=*/false};
+  ScheduleRunner schedule{stage, ScheduleOptions{}};
 
   explicit OneRank(const char* name,
                    models::ActivationCheckpoint checkpoint = models::ActivationCheckpoint::kNone,
