@@ -221,20 +221,20 @@ uint64_t Saver::index_bytes() {
   return from_rank_0(group_, [&] { return save_index_bytes(full.layout, full.plan); });
 }
 
-SaveReport Saver::preflight(int64_t step, bool keep, bool probe) {
+SaveReport Saver::preflight(int64_t step, const PreflightOptions& options) {
   finish();
   try {
     SaveContent content{.kind = CheckpointKind::kPreCheckpoint};
-    if (probe && !tensors().empty()) {
+    if (options.probe && !tensors().empty()) {
       const auto size = [](const TensorState& tensor) { return element_count(tensor.shape).value(); };
       const std::string smallest = std::ranges::min(tensors(), {}, size).key;
       content.wanted = [smallest](const std::string& key) { return key == smallest; };
     }
     const CachedPlan& planned = plan_for(content);
     SaveJob job = make_job(step, content, planned);
-    job.commit = keep;
+    job.commit = options.keep;
     job.read_back = true;
-    const auto items = make_items(planned, pooled_ && !probe);
+    const auto items = make_items(planned, pooled_ && !options.probe);
     mover_.prepare();
     return write_and_purge(job, *items);
   } catch (const Error& error) {
@@ -277,11 +277,12 @@ void Saver::prepare_pool() {
   pool_.release();
 }
 
-bool Saver::save(int64_t step, const SaveContent& content, bool now) {
+bool Saver::save(int64_t step, const SaveContent& content, SaveTiming timing) {
   finish();
   const auto begin = std::chrono::steady_clock::now();
-  if (!now) prepare_pool();
-  const bool background = options_.async != AsyncMode::kDisabled && !now;
+  const bool synchronous = timing == SaveTiming::kSynchronous;
+  if (!synchronous) prepare_pool();
+  const bool background = options_.async != AsyncMode::kDisabled && !synchronous;
   CachedPlan& plan = plan_for(content);
   SaveJob job = make_job(step, content, plan);
   std::shared_ptr<Items> items = make_items(plan, background);

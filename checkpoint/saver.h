@@ -39,6 +39,14 @@ struct SaveContent {
   std::optional<Dtype> model_dtype{};                    // type of floating-point tensors, if set
 };
 
+// kSynchronous: save() returns when the checkpoint is durable, whatever SaverOptions::async is.
+enum class SaveTiming { kAsConfigured, kSynchronous };
+
+struct PreflightOptions {
+  bool keep = false;   // the save stays as step-<step>; else it gets a temporary name and is removed
+  bool probe = false;  // it holds the smallest tensor only
+};
+
 class Saver {
  public:
   // Components and the memory of their tensors must outlive the saver. Collective.
@@ -52,11 +60,9 @@ class Saver {
   // the limit of readers.
   uint64_t index_bytes();
 
-  // Writes a full save, commits it, reads it back from disk and compares. With `keep` it stays as
-  // step-<step>, else it gets a temporary name and is removed. With `probe` it holds the smallest tensor
-  // only. It warms up what later saves use, including the pool if allocated. Throws Error(kPreCheckpoint),
-  // or Error(kNonFinite).
-  SaveReport preflight(int64_t step, bool keep, bool probe = false);
+  // Writes a full save, commits it, reads it back from disk and compares. It warms up what later saves use,
+  // including the pool if allocated. Throws Error(kPreCheckpoint), or Error(kNonFinite).
+  SaveReport preflight(int64_t step, const PreflightOptions& options);
 
   // Call before preflight() and training if background saves will follow. Makes their plan and allocates
   // their pool, whose pages are populated while the first steps run (pinned memory: at once), so that the
@@ -65,9 +71,9 @@ class Saver {
   // pool exists. Collective.
   void prepare_pool();
 
-  // Saves `step`. Waits for the previous save. Synchronous in mode kDisabled or with `now`. Returns whether
-  // the checkpoint is already durable; else a thread writes it.
-  bool save(int64_t step, const SaveContent& content = {}, bool now = false);
+  // Saves `step`. Waits for the previous save. Synchronous in mode kDisabled too. Returns whether the
+  // checkpoint is already durable; else a thread writes it.
+  bool save(int64_t step, const SaveContent& content = {}, SaveTiming timing = SaveTiming::kAsConfigured);
 
   // Returns when the save no longer reads the live state. Call before the state changes.
   void join_staging();

@@ -297,7 +297,7 @@ ExitCode Trainer::train() {
       const bool save_failed = agreed.save_failed && agreed.step > handled_failure;
       if (save_failed) handled_failure = step;
       if (saves) store_skips(step);
-      checkpointer_->save(step, step == last, save_failed);
+      checkpointer_->save(step, {.last = step == last, .save_failed = save_failed});
     }
     if (validator_ && validator_->due(step)) validate(step);
     if (step == first) {

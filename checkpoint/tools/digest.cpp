@@ -118,11 +118,13 @@ Digest digest_of(const OpenCheckpoint& checkpoint, const Selection& only) {
                       hash.add(data, bytes);
                       progress.update(done += bytes);
                     });
-    digest.entries.push_back({key, true, record.dtype, record.shape, hash.value()});
+    digest.entries.push_back(
+        {.key = key, .dtype = record.dtype, .shape = record.shape, .hash = hash.value()});
   }
   for (const auto& [key, value] :
        load_objects(checkpoint, [&](const std::string& key) { return only.has(key); }))
-    digest.entries.push_back({key, false, {}, {}, hash_text(canonical_text(value))});
+    digest.entries.push_back(
+        {.key = key, .is_tensor = false, .shape = {}, .hash = hash_text(canonical_text(value))});
   std::ranges::sort(digest.entries, {}, &DigestEntry::key);
   return digest;
 }

@@ -28,6 +28,7 @@
 
 namespace hyperion::checkpointing {
 namespace fs = std::filesystem;
+using checkpoint::SaveTiming;
 namespace {
 
 // Timeout of an exchange while a checkpoint is saved; before that comm.init_timeout_seconds applies. A dead
@@ -284,7 +285,7 @@ void Checkpointer::prepare_background_saves(int64_t step) {
 void Checkpointer::save_before_training(int64_t step, bool resumed) {
   const parallel::PhaseGuard phase("pre-checkpoint");
   const bool probe = resumed && options().validate_on_resume == config::ResumePreflight::kProbe;
-  const checkpoint::SaveReport report = saver_->preflight(step, /*keep=*/!resumed, probe);
+  const checkpoint::SaveReport report = saver_->preflight(step, {.keep = !resumed, .probe = probe});
   if (!probe) save_seconds_ = report.write_seconds + report.commit_seconds;
   log_info(
       "[pre-checkpoint] {} written, read back and compared{}; read back in {:.2f} s; a periodic save will "
@@ -324,10 +325,11 @@ void Checkpointer::tolerate_failure(const std::function<void()>& action) {
 
 // No other save may be in flight. A background save reports when its data are copied; training waits for a
 // synchronous save.
-void Checkpointer::write(int64_t step, const checkpoint::SaveContent& content, bool now) {
-  const bool background = !now && options().async_mode != checkpoint::AsyncMode::kDisabled;
+void Checkpointer::write(int64_t step, const checkpoint::SaveContent& content, SaveTiming timing) {
+  const bool background =
+      timing == SaveTiming::kAsConfigured && options().async_mode != checkpoint::AsyncMode::kDisabled;
   const parallel::TraceRange range(background ? "checkpoint staging" : "checkpoint save");
-  const bool written = saver_->save(step, content, now);
+  const bool written = saver_->save(step, content, timing);
   if (written) on_event(step, "checkpoint_staged", {{"stall_seconds", saver_->stall_seconds()}});
 }
 
@@ -352,28 +354,28 @@ void Checkpointer::write_for_hugging_face(int64_t step) {
 
 void Checkpointer::write_last(int64_t step) {
   if (options().last_save_in_hf) return write_for_hugging_face(step);
-  if (!options().last_save_model_only) return write(step, {}, /*now=*/true);
+  if (!options().last_save_model_only) return write(step, {}, SaveTiming::kSynchronous);
   log_info("The last checkpoint holds the model alone, as {} (checkpoint.last_save_model_only)",
            checkpoint::torch_name(options().export_dtype));
-  write(step, model_only(*config_, checkpoint::CheckpointKind::kModel), /*now=*/true);
+  write(step, model_only(*config_, checkpoint::CheckpointKind::kModel), SaveTiming::kSynchronous);
 }
 
-void Checkpointer::save(int64_t step, bool last, bool failed) {
+void Checkpointer::save(int64_t step, const AfterStep& after) {
   if (!saves()) return;
   // A failure of this rank alone is thrown after all ranks know of it.
-  if (failed || (saver_->save_ended() && !saver_->save_failed())) finish();
-  if (!last && !due(step)) return;
+  if (after.save_failed || (saver_->save_ended() && !saver_->save_failed())) finish();
+  if (!after.last && !due(step)) return;
   const parallel::PhaseGuard phase(fmt::format("step {} checkpoint", step));
   finish();  // so that the failure of the save before it does not cost this one
-  if (last) return write_last(step);
+  if (after.last) return write_last(step);
   saved_ = step;
-  tolerate_failure([&] { write(step, {}, /*now=*/false); });
+  tolerate_failure([&] { write(step, {}, SaveTiming::kAsConfigured); });
 }
 
 void Checkpointer::save_stopped(int64_t step) {
   const parallel::PhaseGuard phase(fmt::format("step {} checkpoint", step));
   finish();
-  if (saved_ != step) write(step, {}, /*now=*/true);
+  if (saved_ != step) write(step, {}, SaveTiming::kSynchronous);
 }
 
 void Checkpointer::finish() {
@@ -405,7 +407,7 @@ void Checkpointer::save_seed() {
   ranks_->set_timeout(kSlowestSave);
   write(0,
         options().last_save_model_only ? model_only(*config_, kSeed) : checkpoint::SaveContent{.kind = kSeed},
-        /*now=*/true);
+        SaveTiming::kSynchronous);
 }
 
 }  // namespace hyperion::checkpointing

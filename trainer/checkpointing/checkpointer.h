@@ -80,10 +80,14 @@ class Checkpointer {
 
   // Returns whether a periodic save is due after `step`. The job's last save does not count.
   bool due(int64_t step) const;
-  // Saves after `step` if a save is due. `failed` says that some rank's background save has failed. Throws
+  struct AfterStep {
+    bool last = false;         // the job's last step, which is saved in any case
+    bool save_failed = false;  // some rank's background save has failed
+  };
+  // Saves after `step` if a save is due. Throws
   // Error(kSaveFailed) if the job's last save fails, or a periodic save if checkpoint.on_save_failure says
   // so; Error(kNonFinite) if the state holds NaN or infinite numbers.
-  void save(int64_t step, bool last, bool failed);
+  void save(int64_t step, const AfterStep& after);
   // Saves `step` when a signal ends the job, unless it is already saved. Throws as save() does.
   void save_stopped(int64_t step);
   // Saves the initial weights as step-0 (create_seed_checkpoint).
@@ -110,7 +114,7 @@ class Checkpointer {
   void announce_index_size();
   void prepare_background_saves(int64_t step);
   void save_before_training(int64_t step, bool resumed);
-  void write(int64_t step, const checkpoint::SaveContent& content, bool now);
+  void write(int64_t step, const checkpoint::SaveContent& content, checkpoint::SaveTiming timing);
   void write_last(int64_t step);
   void write_for_hugging_face(int64_t step);
   void tolerate_failure(const std::function<void()>& action);

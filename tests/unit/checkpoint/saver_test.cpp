@@ -306,7 +306,7 @@ TEST_CASE("where one rank has no memory for the pool no rank keeps one or asks f
     job.saver.prepare_pool();
     CHECK(job.saver.pool_bytes() == 0);
     job.dummy.set(7);
-    job.saver.preflight(0, /*keep=*/true);
+    job.saver.preflight(0, {.keep = true});
     CHECK(job.saver.save(1));  // durable when it returns
     CHECK(job.saver.pool_bytes() == 0);
     test::wait_for_all(ranks);
@@ -380,7 +380,7 @@ TEST_CASE("a state with NaN or infinite numbers is saved on no rank and nothing 
         Saver saver(
             {.folder = folder.path(), .async = mode, .keep_latest = 2, .held_part = test::places_on(3)},
             {&dummy}, ranks, mover);
-        saver.preflight(0, /*keep=*/true);
+        saver.preflight(0, {.keep = true});
         saver.save(1);
         saver.save(2);
         saver.finish();
@@ -412,7 +412,7 @@ TEST_CASE("a first save with NaN leaves nothing behind and says that there is no
   Job job(alone, folder.path(), 10);
   job.dummy.numbers()[0] = std::numeric_limits<float>::quiet_NaN();
   job.dummy.grow();
-  CHECK_THAT(error_of(ExitCode::kNonFinite, [&] { job.saver.preflight(0, /*keep=*/true); }),
+  CHECK_THAT(error_of(ExitCode::kNonFinite, [&] { job.saver.preflight(0, {.keep = true}); }),
              Catch::Contains("dummy.weight (1 number), dummy.more (1 number)") &&
                  Catch::Contains("no checkpoint that training could resume from is in"));
   CHECK(fs::is_empty(folder.path()));
@@ -430,8 +430,9 @@ TEST_CASE("numbers that the type of an export makes infinite are not saved") {
     export_safetensors(2, "export-2", {{&weight, "w", dtype}}, {}, {}, saver.folder(), alone, job.mover);
   };
   const SaveContent narrow{.kind = CheckpointKind::kModel, .model_dtype = Dtype::kFloat16};
-  for (const std::string& text : {error_of(ExitCode::kNonFinite, [&] { as_safetensors(Dtype::kFloat16); }),
-                                  error_of(ExitCode::kNonFinite, [&] { saver.save(2, narrow, true); })})
+  for (const std::string& text :
+       {error_of(ExitCode::kNonFinite, [&] { as_safetensors(Dtype::kFloat16); }),
+        error_of(ExitCode::kNonFinite, [&] { saver.save(2, narrow, SaveTiming::kSynchronous); })})
     CHECK_THAT(text, Catch::Contains("as float16 holds NaN or infinite numbers") &&
                          Catch::Contains("(1 number)") && Catch::Contains("step-1") &&
                          Catch::Contains("export_dtype = \"float32\""));
