@@ -106,7 +106,7 @@ ExitCode tokenize_command(const CommandLine::Tokenize& options) {
              counted(files.size(), "file"), counted(writer.header().documents, "document"),
              counted(writer.header().tokens, "token"));
   const uint64_t empty = add_documents(
-      files, [&](std::string_view text) { return loaded->encode(text, true, true); }, field, writer);
+      files, [&](std::string_view text) { return loaded->encode(text, data::kBosAndEos); }, field, writer);
   const data::ShardHeader header = writer.finish();
   const double seconds = seconds_since(begin);
   if (empty > 0)

@@ -117,7 +117,7 @@ int main(int argc, char** argv) {
   if (argc > 1) {
     tokenizer = Tokenizer::load(argv[1]);
     vocab_size = static_cast<uint64_t>(tokenizer->vocab_size());
-    encode = [&](std::string_view text) { return tokenizer->encode(text, true, true); };
+    encode = [&](std::string_view text) { return tokenizer->encode(text, kBosAndEos); };
   }
   const std::string corpus = argc > 2 ? read_file(argv[2]) : generate_corpus(size_t{32} << 20);
   write_file_atomic(folder / "text.jsonl", corpus);

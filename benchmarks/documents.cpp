@@ -99,7 +99,7 @@ int main(int argc, char** argv) try {
     return 2;
   }
   const auto tokenizer = Tokenizer::load(argv[3]);
-  const Encode encode = [&](std::string_view text) { return tokenizer->encode(text, true, true); };
+  const Encode encode = [&](std::string_view text) { return tokenizer->encode(text, kBosAndEos); };
   if (texts) {
     read_texts(argv[2], encode);
     return 0;

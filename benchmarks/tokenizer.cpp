@@ -26,7 +26,7 @@ int main(int argc, char** argv) try {
     size_t tokens = 0;
     for (int round = 0; round < 5; ++round) {
       const double begin = now();
-      tokens = tokenizer->encode(text, false, false).size();
+      tokens = tokenizer->encode(text).size();
       seconds.push_back(now() - begin);
     }
     fmt::print("{{\"file\": {:?}, \"bytes\": {}, \"tokens\": {}, \"best_seconds\": {:.6f}}}\n",

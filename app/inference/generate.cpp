@@ -99,7 +99,7 @@ std::vector<int64_t> generate(const InferenceEngine& engine, std::span<const int
 
 void print_generated(const InferenceEngine& engine, const data::Tokenizer& tokenizer,
                      std::vector<int64_t> eos, const std::string& prompt, const SamplingOptions& options) {
-  const std::vector<int32_t> ids = tokenizer.encode(prompt, /*add_bos=*/true, /*add_eos=*/false);
+  const std::vector<int32_t> ids = tokenizer.encode(prompt, {.bos = true});
   if (ids.empty()) throw_config("--prompt is empty, and the tokenizer names no BOS to begin with");
   const auto length = static_cast<int64_t>(ids.size());
   if (length >= engine.args().max_seq_len)

@@ -2,13 +2,12 @@
 
 namespace hyperion::data {
 
-void Pretokenizer::add_split(std::string_view pattern, bool keep_matches, bool keep_gaps,
-                             const std::string& where) {
+void Pretokenizer::add_split(std::string_view pattern, const Kept& kept, const std::string& where) {
   const std::optional<WordScanner> scanner = WordScanner::for_pattern(pattern);
-  if (scanner && keep_matches)  // a known pattern leaves no gaps
+  if (scanner && kept.matches)  // a known pattern leaves no gaps
     steps_.emplace_back(*scanner);
   else
-    steps_.emplace_back(RegexSplit{RegexSplitter(pattern, where), keep_matches, keep_gaps});
+    steps_.emplace_back(RegexSplit{RegexSplitter(pattern, where), kept});
 }
 
 void Pretokenizer::add_prefix_space() {
@@ -32,11 +31,11 @@ void Pretokenizer::run(size_t step, std::string_view text,
   } else if (const auto* split = std::get_if<RegexSplit>(&steps_[step])) {
     size_t done = 0;
     while (const auto match = split->splitter.next(text, done)) {
-      if (split->keep_gaps && match->first > done) pass_on(done, match->first);
-      if (split->keep_matches) pass_on(match->first, match->second);
+      if (split->kept.gaps && match->first > done) pass_on(done, match->first);
+      if (split->kept.matches) pass_on(match->first, match->second);
       done = match->second;
     }
-    if (split->keep_gaps && done < text.size()) pass_on(done, text.size());
+    if (split->kept.gaps && done < text.size()) pass_on(done, text.size());
   } else if (text.front() == ' ') {
     run(step + 1, text, word);
   } else {

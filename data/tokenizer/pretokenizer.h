@@ -15,8 +15,12 @@ namespace hyperion::data {
 
 class Pretokenizer {
  public:
-  // Splits at the matches of `pattern`. Matches and the gaps between them are kept or dropped.
-  void add_split(std::string_view pattern, bool keep_matches, bool keep_gaps, const std::string& where);
+  // What a split keeps of a text: the matches of its pattern, and the gaps between them.
+  struct Kept {
+    bool matches = true, gaps = true;
+  };
+  // Splits at the matches of `pattern`. Errors name the place `where`.
+  void add_split(std::string_view pattern, const Kept& kept, const std::string& where);
   // Puts a space before a piece that does not start with one.
   void add_prefix_space();
 
@@ -28,7 +32,7 @@ class Pretokenizer {
  private:
   struct RegexSplit {
     RegexSplitter splitter;
-    bool keep_matches, keep_gaps;
+    Kept kept;
   };
   struct PrefixSpace {};
   using Step = std::variant<WordScanner, RegexSplit, PrefixSpace>;

@@ -114,7 +114,7 @@ TokenizerSpec read_tiktoken_ranks(const std::filesystem::path& file, std::string
           where);
     if (bytes.size() > 4096)
       throw_data("{}: a token of {} bytes, at most 4096 are accepted", where, bytes.size());
-    spec.add_model_token(bytes, bytes, true, rank, where);
+    spec.add_model_token(bytes, bytes, /*is_word=*/true, rank, where);
   }
   const auto family = std::ranges::find(families(), spec.words.size(), &Family::ranks);
   if (family == families().end())
@@ -126,7 +126,7 @@ TokenizerSpec read_tiktoken_ranks(const std::filesystem::path& file, std::string
   spec.merges = merges_of(spec);
   spec.ignore_merges = true;
   spec.nfc = family->name == "Qwen";
-  spec.pretokenizer.add_split(family->pattern, true, true, file.string());
+  spec.pretokenizer.add_split(family->pattern, {.matches = true, .gaps = true}, file.string());
   spec.bos = family->bos;
   spec.eos = family->eos;
   spec.without_bos = spec.bos.empty();

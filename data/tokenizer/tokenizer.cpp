@@ -100,7 +100,7 @@ Tokenizer::Tokenizer(TokenizerSpec spec, std::string hash) : spec_(std::move(spe
 
 Tokenizer::~Tokenizer() = default;
 
-std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_bos, bool add_eos) const {
+std::vector<int32_t> Tokenizer::encode(std::string_view text, const AddedTokens& added) const {
   if (text.size() > kMaxText)
     throw_data("tokenizer: a text of {} bytes, at most {} are accepted", text.size(), kMaxText);
   const bool valid = is_valid_utf8(text);
@@ -116,13 +116,13 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_bos, bool
   if (!scratch) scratch = std::make_unique<Scratch>();
   std::vector<int32_t>& ids = scratch->ids;
   ids.clear();
-  if (add_bos && bos_ && !adds_bos_) ids.push_back(*bos_);
+  if (added.bos && bos_ && !adds_bos_) ids.push_back(*bos_);
   ids.insert(ids.end(), spec_.prefix.begin(), spec_.prefix.end());
   raw_tokens_.split(
       valid ? text : repaired, [&](std::string_view piece) { encode_piece(piece, *scratch); },
       [&](int32_t id) { ids.push_back(id); });
   ids.insert(ids.end(), spec_.suffix.begin(), spec_.suffix.end());
-  if (add_eos && eos_ && !adds_eos_) ids.push_back(*eos_);
+  if (added.eos && eos_ && !adds_eos_) ids.push_back(*eos_);
   std::vector<int32_t> result(ids.begin(), ids.end());
   if (std::max(ids.capacity(), scratch->symbols.capacity()) <= kMaxPooledIds) {
     const std::lock_guard lock(mutex_);

@@ -19,6 +19,12 @@
 
 namespace hyperion::data {
 
+// The tokens that encode() puts before and after a text.
+struct AddedTokens {
+  bool bos = false, eos = false;
+};
+inline constexpr AddedTokens kBosAndEos = {.bos = true, .eos = true};
+
 class Tokenizer {
  public:
   // `path` is a folder that holds tokenizer.json (or a tokenizer.model / *.tiktoken rank file), or one such
@@ -30,12 +36,12 @@ class Tokenizer {
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  // Returns the ids of `text`; special tokens in the text are recognized. add_bos / add_eos prepend /
-  // append BOS / EOS, unless the file's own post-processor already adds that token (as in v0.2.2's wrapper:
-  // never doubled) or the vocabulary has none (Qwen has no BOS). Bytes that are not UTF-8 are read as
+  // Returns the ids of `text`, with the tokens of `added`; special tokens in the text are recognized. BOS or
+  // EOS is not added if the file's own post-processor already adds it (as in v0.2.2's wrapper: never doubled)
+  // or the vocabulary has none (Qwen has no BOS). Bytes that are not UTF-8 are read as
   // U+FFFD, one per maximal ill-formed part, like Python's decode(errors="replace"). Thread-safe: each call
   // borrows its own word cache. Linear in the length of the text, times the log of its longest word.
-  std::vector<int32_t> encode(std::string_view text, bool add_bos, bool add_eos) const;
+  std::vector<int32_t> encode(std::string_view text, const AddedTokens& added = {}) const;
 
   // Returns the text of `ids`, special tokens included (HF's skip_special_tokens=False). Ids without a
   // token are skipped, as in HF; bytes that are not UTF-8 become U+FFFD. Thread-safe.
@@ -46,7 +52,7 @@ class Tokenizer {
 
   std::optional<int32_t> bos_id() const { return bos_; }
   std::optional<int32_t> eos_id() const { return eos_; }
-  // Returns whether encode() with add_bos and add_eos adds a token before or after a text: BOS or EOS, or a
+  // Returns whether encode() with kBosAndEos adds a token before or after a text: BOS or EOS, or a
   // token of the file's post-processor.
   bool begins_texts() const { return bos_ || !spec_.prefix.empty(); }
   bool ends_texts() const { return eos_ || !spec_.suffix.empty(); }

@@ -103,9 +103,9 @@ void read_split(const JsonNode& split, TokenizerSpec& spec) {
   const std::string& behavior = split["behavior"].text();
   const bool invert = split["invert"].flag(false);
   if (behavior == "Isolated")
-    spec.pretokenizer.add_split(pattern, true, true, split.where());
+    spec.pretokenizer.add_split(pattern, {.matches = true, .gaps = true}, split.where());
   else if (behavior == "Removed")
-    spec.pretokenizer.add_split(pattern, invert, !invert, split.where());
+    spec.pretokenizer.add_split(pattern, {.matches = invert, .gaps = !invert}, split.where());
   else
     refuse(split, "behavior " + behavior, "Isolated, Removed");
 }
@@ -120,7 +120,8 @@ void read_pretokenizer(const JsonNode& step, TokenizerSpec& spec, bool& done) {
     read_split(step, spec);
   } else if (type == "ByteLevel") {
     if (step["add_prefix_space"].flag(true)) spec.pretokenizer.add_prefix_space();
-    if (step["use_regex"].flag(true)) spec.pretokenizer.add_split(kGpt2Pattern, true, true, step.where());
+    if (step["use_regex"].flag(true))
+      spec.pretokenizer.add_split(kGpt2Pattern, {.matches = true, .gaps = true}, step.where());
     done = true;
   } else {
     refuse(step, "pre-tokenizer type " + type, "ByteLevel, Split, Sequence");

@@ -70,7 +70,7 @@ size_t WordScanner::space_end(std::string_view text, size_t begin) const {
 }
 
 size_t WordScanner::gpt2_end(std::string_view text, size_t begin) const {
-  if (const size_t end = contraction_end(text, begin, false); end != begin) return end;
+  if (const size_t end = contraction_end(text, begin, /*ignore_case=*/false); end != begin) return end;
   size_t start = begin;
   Char c = char_at(text, begin);
   if (c.value == ' ' && c.end < text.size()) {
@@ -81,7 +81,7 @@ size_t WordScanner::gpt2_end(std::string_view text, size_t begin) const {
 }
 
 size_t WordScanner::llama_end(std::string_view text, size_t begin) const {
-  if (const size_t end = contraction_end(text, begin, true); end != begin) return end;
+  if (const size_t end = contraction_end(text, begin, /*ignore_case=*/true); end != begin) return end;
   const Char c = char_at(text, begin);
   if (c.char_class == CharClass::kLetter) return run_end(text, c.end, CharClass::kLetter);
   if (c.char_class == CharClass::kNumber) {

@@ -33,7 +33,7 @@ int main(int argc, char** argv) try {
   while (std::fread(&size, sizeof size, 1, stdin) == 1) {
     text.resize(size);
     if (std::fread(text.data(), 1, size, stdin) != size) return 65;
-    const std::vector<int32_t> ids = tokenizer->encode(text, false, false);
+    const std::vector<int32_t> ids = tokenizer->encode(text);
     write_u32(ids.size());
     write_all(ids.data(), ids.size() * sizeof(int32_t));
     const std::string back = tokenizer->decode(ids);

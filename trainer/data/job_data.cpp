@@ -71,7 +71,7 @@ data::LoaderOptions loader_options(const DataSetup& data, const LoaderContext& c
                     .tokenizer_vocab_size = static_cast<uint64_t>(data.tokenizer->vocab_size()),
                     .eos = data.tokenizer->eos_id()};
   options.encode = [tokenizer = data.tokenizer](std::string_view text) {
-    return tokenizer->encode(text, true, true);
+    return tokenizer->encode(text, data::kBosAndEos);
   };
   options.tokenizer_path = data.tokenizer_path;
   options.tokenizer_fingerprint = data::tokenizer_fingerprint(data.tokenizer_path);

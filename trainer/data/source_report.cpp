@@ -30,7 +30,7 @@ void add_block(data::TextFile& text, uint64_t documents, const data::Tokenizer& 
     try {
       const std::string_view document = text.text(i), part = document.substr(0, kSampledBytes);
       if (!part.empty())
-        tokens += static_cast<double>(tokenizer.encode(part, true, true).size()) *
+        tokens += static_cast<double>(tokenizer.encode(part, data::kBosAndEos).size()) *
                   static_cast<double>(document.size()) / static_cast<double>(part.size());
       ++sampled;
     } catch (const data::BadDocument&) {  // training decides about it

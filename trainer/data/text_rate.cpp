@@ -41,7 +41,8 @@ std::vector<std::string> sample_of_text(const config::JobConfig& config) {
 double tokenizer_rate(const data::Tokenizer& tokenizer, const std::vector<std::string>& documents) {
   const auto pass = [&] {
     size_t tokens = 0;
-    for (const std::string& document : documents) tokens += tokenizer.encode(document, true, true).size();
+    for (const std::string& document : documents)
+      tokens += tokenizer.encode(document, data::kBosAndEos).size();
     return tokens;
   };
   pass();  // fills the caches

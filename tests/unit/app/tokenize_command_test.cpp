@@ -70,7 +70,7 @@ TEST_CASE("tokenize writes a shard that trains like its text") {
   const auto batches = [&](const std::string& path) {
     data::LoaderOptions options;
     options.sources = {{.path = path}};
-    options.encode = [&](std::string_view s) { return tokenizer->encode(s, true, true); };
+    options.encode = [&](std::string_view s) { return tokenizer->encode(s, data::kBosAndEos); };
     options.tokenizer_fingerprint = data::tokenizer_fingerprint(tokenizer_path);
     options.seq_len = 3;
     options.rows = 2;

@@ -52,7 +52,7 @@ TEST_CASE("a rank file is read with the pattern and special tokens of its family
   CHECK(tokenizer->vocab_size() == 50257);
   CHECK(tokenizer->bos_id() == 50256);
   // in "xabcd", ab merges first, then abc, then abcd: the rank of a pair is that of what it makes
-  CHECK(tokenizer->encode("abcd bcab<|endoftext|>xabcdxabc", false, true) ==
+  CHECK(tokenizer->encode("abcd bcab<|endoftext|>xabcdxabc", {.eos = true}) ==
         std::vector<int32_t>{258, ' ', 257, 256, 50256, 'x', 258, 'x', 259, 50256});
 }
 

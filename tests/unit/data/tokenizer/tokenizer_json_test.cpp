@@ -19,7 +19,7 @@ namespace {
 // The message with which loading fails; empty when it works.
 std::string failure(const TokenizerFolder& folder) {
   try {
-    Tokenizer::load(folder.path())->encode(kSomeText, true, true);
+    Tokenizer::load(folder.path())->encode(kSomeText, kBosAndEos);
     return "";
   } catch (const Error& error) {
     CHECK(error.code() == ExitCode::kBadData);

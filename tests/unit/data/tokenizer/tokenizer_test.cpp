@@ -23,40 +23,38 @@ TEST_CASE("the committed tokenizers give the ids of Hugging Face") {
   const char* odd = "'\u017f \u180e\u2003a";
   CHECK(small->encode("It is a truth universally acknowledged, that a single man in possession of a good "
                       "fortune, must be in "
-                      "want of a wife.",
-                      false, false) == Ids{1422, 363, 258, 1881, 450, 72,  1191, 567,  1778, 741, 759, 11,
-                                           333,  258, 260, 279,  295, 540, 291,  1663, 2027, 281, 258, 574,
-                                           1730, 11,  474, 286,  291, 764, 281,  258,  1459, 13});
-  CHECK(small->encode(mixed, false, false) ==
-        Ids{220, 485, 197, 40,  51, 6,   50,  351, 6,   49,  68,  220, 16,  17,  18,  19,  20,   201, 198,
-            201, 198, 220, 284, 64, 127, 107, 309, 220, 160, 116, 255, 162, 244, 229, 220, 2046, 87});
-  CHECK(small->encode(odd, false, false) == Ids{6, 129, 123, 220, 157, 254, 236, 158, 222, 225, 64});
-  CHECK(small->encode("", true, true) == Ids{2046, 2047});
-  CHECK(small->decode(small->encode(mixed, false, false)) == mixed);
+                      "want of a wife.") ==
+        Ids{1422, 363, 258,  1881, 450, 72,  1191, 567,  1778, 741, 759, 11,  333, 258, 260, 279,  295,
+            540,  291, 1663, 2027, 281, 258, 574,  1730, 11,   474, 286, 291, 764, 281, 258, 1459, 13});
+  CHECK(small->encode(mixed) == Ids{220, 485, 197, 40,  51,  6,   50,  351, 6,   49,   68, 220, 16,
+                                    17,  18,  19,  20,  201, 198, 201, 198, 220, 284,  64, 127, 107,
+                                    309, 220, 160, 116, 255, 162, 244, 229, 220, 2046, 87});
+  CHECK(small->encode(odd) == Ids{6, 129, 123, 220, 157, 254, 236, 158, 222, 225, 64});
+  CHECK(small->encode("", kBosAndEos) == Ids{2046, 2047});
+  CHECK(small->decode(small->encode(mixed)) == mixed);
 
   const auto large = Tokenizer::load(HYPERION_SOURCE_DIR "/configs/tokenizers/austen_8192");
   CHECK(large->vocab_size() == 8192);
-  CHECK(large->encode("It is a truth universally acknowledged, that a single man", true, true) ==
+  CHECK(large->encode("It is a truth universally acknowledged, that a single man", kBosAndEos) ==
         Ids{8190, 1422, 363, 258, 1881, 7004, 2713, 11, 333, 258, 3173, 540, 8191});
 }
 
 TEST_CASE("bytes that are not UTF-8 are read as replacement characters") {
   const auto tokenizer = Tokenizer::load(kSmallTokenizer);
   CHECK(tokenizer->encode("a\xFF"
-                          "b\xE2\x82",
-                          false, false) == tokenizer->encode("a\ufffdb\ufffd", false, false));
+                          "b\xE2\x82") == tokenizer->encode("a\ufffdb\ufffd"));
   CHECK(tokenizer->decode(Ids{160, 116}) == "\ufffd");
   CHECK(tokenizer->decode(Ids{-1, 64, 1 << 30}) == "a");
 }
 
 TEST_CASE("a tokenizer is used by many threads at once") {
   const auto tokenizer = Tokenizer::load(kSmallTokenizer);
-  const Ids expected = tokenizer->encode(kSomeText, true, true);
+  const Ids expected = tokenizer->encode(kSomeText, kBosAndEos);
   std::vector<int> wrong(4, 0);
   std::vector<std::thread> threads;
   for (int& count : wrong)
     threads.emplace_back([&] {
-      for (int i = 0; i < 200; ++i) count += tokenizer->encode(kSomeText, true, true) != expected;
+      for (int i = 0; i < 200; ++i) count += tokenizer->encode(kSomeText, kBosAndEos) != expected;
     });
   for (std::thread& thread : threads) thread.join();
   CHECK(wrong == std::vector<int>(4, 0));
@@ -68,7 +66,7 @@ TEST_CASE("texts made to be slow are encoded in a moment") {
        {"a", " ", "\n", " \n", "'", "1", "<", "<|begin_of_text", "the", "\u4e2d", "\xFF", "\t!", "e\u0301"}) {
     std::string text;
     while (text.size() < (size_t{1} << 20)) text += unit;
-    CHECK_FALSE(tokenizer->encode(text, false, false).empty());
+    CHECK_FALSE(tokenizer->encode(text).empty());
   }
 }
 
@@ -80,8 +78,8 @@ TEST_CASE("a post-processor that adds BOS is not doubled") {
     "special_tokens": {"<|begin_of_text|>": {"id": "x", "ids": [2046], "tokens": ["x"]}}})");
   folder.write(content);
   const auto tokenizer = Tokenizer::load(folder.path());
-  CHECK(tokenizer->encode("a", true, true) == Ids{2046, 64, 2047});
-  CHECK(tokenizer->encode("a", false, false) == Ids{2046, 64});
+  CHECK(tokenizer->encode("a", kBosAndEos) == Ids{2046, 64, 2047});
+  CHECK(tokenizer->encode("a") == Ids{2046, 64});
 }
 
 TEST_CASE("without tokenizer_config there is no BOS and none is added") {
@@ -89,7 +87,7 @@ TEST_CASE("without tokenizer_config there is no BOS and none is added") {
   std::filesystem::remove(folder.path() / "tokenizer_config.json");
   const auto tokenizer = Tokenizer::load(folder.path() / "tokenizer.json");
   CHECK_FALSE(tokenizer->bos_id());
-  CHECK(tokenizer->encode("a", true, true) == Ids{64});
+  CHECK(tokenizer->encode("a", kBosAndEos) == Ids{64});
 }
 
 TEST_CASE("tokenizer_config adds tokens that the tokenizer lacks") {
@@ -100,7 +98,7 @@ TEST_CASE("tokenizer_config adds tokens that the tokenizer lacks") {
   const auto tokenizer = Tokenizer::load(folder.path());
   CHECK(tokenizer->vocab_size() == 2050);
   CHECK_FALSE(tokenizer->bos_id());
-  CHECK(tokenizer->encode("a <x><pad>", true, true) == Ids{64, 2049, 2048, 2047});
+  CHECK(tokenizer->encode("a <x><pad>", kBosAndEos) == Ids{64, 2049, 2048, 2047});
 }
 
 TEST_CASE("a folder without a tokenizer and a missing file are errors that name them") {
