@@ -6,41 +6,45 @@
 namespace hyperion::report {
 namespace {
 
+enum Axis : bool { kFitted, kFromZero };
+enum Curve : bool { kSmooth, kNoisy };
+
 struct PlotSpec {
   const char* title;
   const char* unit;
   RowKind kind;
   const char* tag;
-  bool from_zero = false;
-  bool noisy = false;
+  Axis axis = kFitted;
+  Curve curve = kSmooth;
   const char* reference = "";
 };
 
 constexpr const char* kDeviceMemory = "memory of the device";
 
 constexpr PlotSpec kPlots[] = {
-    {"Loss", "mean over the batch's tokens", RowKind::kTraining, "loss_metrics/global_avg_loss", false, true},
+    {"Loss", "mean over the batch's tokens", RowKind::kTraining, "loss_metrics/global_avg_loss", kFitted,
+     kNoisy},
     {"Validation loss", "", RowKind::kValidation, "validation_metrics/loss"},
-    {"Gradient norm", "before clipping; circles: clipped steps", RowKind::kTraining, "grad_norm", false, true,
-     "training.max_norm"},
-    {"Learning rate", "", RowKind::kTraining, "lr", true},
-    {"Throughput", "tokens per second per rank", RowKind::kTraining, "throughput(tps)", true, true},
-    {"Model FLOPs utilisation", "%", RowKind::kTraining, "mfu(%)", true, true},
-    {"Step time", "seconds", RowKind::kTraining, "time_metrics/end_to_end(s)", true, true},
-    {"Waiting for data", "% of the step time", RowKind::kTraining, "time_metrics/data_loading(%)", true,
-     true},
+    {"Gradient norm", "before clipping; circles: clipped steps", RowKind::kTraining, "grad_norm", kFitted,
+     kNoisy, "training.max_norm"},
+    {"Learning rate", "", RowKind::kTraining, "lr", kFromZero},
+    {"Throughput", "tokens per second per rank", RowKind::kTraining, "throughput(tps)", kFromZero, kNoisy},
+    {"Model FLOPs utilisation", "%", RowKind::kTraining, "mfu(%)", kFromZero, kNoisy},
+    {"Step time", "seconds", RowKind::kTraining, "time_metrics/end_to_end(s)", kFromZero, kNoisy},
+    {"Waiting for data", "% of the step time", RowKind::kTraining, "time_metrics/data_loading(%)", kFromZero,
+     kNoisy},
     {"Slowest rank", "its own work over the median of all ranks", RowKind::kTraining,
-     "stragglers/slowest_over_median", false, true},
+     "stragglers/slowest_over_median", kFitted, kNoisy},
     {"Pipeline bubble", "part of the ranks' time in which they wait for other stages", RowKind::kTraining,
-     "pipeline/bubble", true, true},
+     "pipeline/bubble", kFromZero, kNoisy},
     {"Busiest expert", "its tokens over the mean, in the worst block", RowKind::kTraining,
-     "experts/busiest_over_mean", true, true},
-    {"Peak memory", "GiB per rank", RowKind::kTraining, "memory/max_reserved(GiB)", true, false,
+     "experts/busiest_over_mean", kFromZero, kNoisy},
+    {"Peak memory", "GiB per rank", RowKind::kTraining, "memory/max_reserved(GiB)", kFromZero, kSmooth,
      kDeviceMemory},
     {"Checkpoint: training waited", "seconds per save", RowKind::kEvent, "checkpoint_staged.stall_seconds",
-     true},
+     kFromZero},
     {"Checkpoint: time to write", "seconds per save", RowKind::kEvent, "checkpoint_durable.write_seconds",
-     true},
+     kFromZero},
 };
 
 // Tags without a plot: places, what is in a plot as another unit, and constants of a start.
@@ -218,7 +222,10 @@ struct Builder {
 
   // Superseded lines first, so that the current ones are drawn over them.
   Plot tag_plot(const PlotSpec& spec) const {
-    Plot plot{spec.title, spec.unit, spec.from_zero, false, spec.noisy};
+    Plot plot{.title = spec.title,
+              .unit = spec.unit,
+              .from_zero = spec.axis == kFromZero,
+              .noisy = spec.curve == kNoisy};
     add_references(plot, spec.reference);
     for (const size_t older : {size_t{kRowKinds}, size_t{0}}) {
       for (size_t run = 0; run < runs.size(); ++run) {
@@ -232,7 +239,7 @@ struct Builder {
   }
 
   Plot step_plot() const {
-    Plot plot{"Progress", "step over the time", true, true};
+    Plot plot{.title = "Progress", .unit = "step over the time", .from_zero = true, .over_time = true};
     add_references(plot, "training.steps");
     for (const size_t table : {size_t{kRowKinds}, size_t{0}}) {
       for (size_t run = 0; run < runs.size(); ++run) {
@@ -255,7 +262,8 @@ struct Builder {
       for (const std::string& tag : run.tags) {
         if (!done.insert(tag).second || tag.starts_with("start.") || tag.starts_with("end.")) continue;
         for (const RowKind kind : {RowKind::kTraining, RowKind::kValidation, RowKind::kEvent}) {
-          Plot plot = tag_plot({tag.c_str(), "", kind, tag.c_str(), false, kind == RowKind::kTraining});
+          Plot plot = tag_plot(
+              {tag.c_str(), "", kind, tag.c_str(), kFitted, kind == RowKind::kTraining ? kNoisy : kSmooth});
           const Interval values = values_of(plot);
           if (plot.lines.empty() || (values.low == 0 && values.high == 0)) continue;
           if (data.more_plots.size() < kMaxMorePlots)

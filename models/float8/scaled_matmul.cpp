@@ -87,7 +87,8 @@ at::Tensor scaled_matmul(const Quantized& a, const Quantized& b, at::ScalarType 
   const bool whole_a = a.scale.dim() == 0, whole_b = b.scale.dim() == 0;
   if (whole_a && whole_b) return multiply(a.values, b.values, inverse_a, inverse_b, out, fast_accumulate);
   if (fast_accumulate && !whole_a && !whole_b)  // the row-wise kernel writes bf16 only
-    return multiply(a.values, b.values, inverse_a, inverse_b, at::kBFloat16, true).to(out);
+    return multiply(a.values, b.values, inverse_a, inverse_b, at::kBFloat16, /*fast_accumulate=*/true)
+        .to(out);
   const at::Tensor one = one_on(a.scale.device());
   at::Tensor product = multiply(a.values, b.values, one, one, at::kBFloat16, fast_accumulate);
   return rescale_in_place(product, inverse_a, inverse_b).to(out);

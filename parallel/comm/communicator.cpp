@@ -113,7 +113,7 @@ Pending Communicator::start_parts(bool gathers, std::vector<CollectivePart> part
 }
 
 Pending Communicator::start_all_reduce(const at::Tensor& tensor, bool max) {
-  require_matching_tensors(true, *this, "all_reduce", tensor, tensor);
+  require_matching_tensors(/*good=*/true, *this, "all_reduce", tensor, tensor);
   if (tensor.numel() == 0) return {};
   notify_observer("all_reduce", tensor.scalar_type(),
                   2 * static_cast<int64_t>(tensor.nbytes()) * (size() - 1) / size());
@@ -176,7 +176,8 @@ Pending Communicator::start_transfers(std::vector<Transfer> transfers) {
     if (peer < 0 || peer >= size() || peer == rank_)
       throw_bug("group {}: rank {} of {} has no peer {} to exchange a tensor with", name_, rank_, size(),
                 peer);
-    require_matching_tensors(true, *this, kind == Transfer::Kind::kSend ? "send" : "recv", tensor, tensor);
+    require_matching_tensors(/*good=*/true, *this, kind == Transfer::Kind::kSend ? "send" : "recv", tensor,
+                             tensor);
     if (kind == Transfer::Kind::kSend && tensor.numel() > 0)
       notify_observer("send", tensor.scalar_type(), static_cast<int64_t>(tensor.nbytes()));
   }

@@ -216,8 +216,8 @@ const std::vector<const Feature*>& features() {
 }
 
 const TableKeys& source_keys(std::string_view list) {
-  static const TableKeys training = build_source_keys("training.sources", true),
-                         validation = build_source_keys("validation.sources", false);
+  static const TableKeys training = build_source_keys("training.sources", /*of_training=*/true),
+                         validation = build_source_keys("validation.sources", /*of_training=*/false);
   return list == "training.sources" ? training : validation;
 }
 

@@ -45,7 +45,8 @@ std::string answer_of(std::string_view status, std::string_view headers, std::st
 }
 
 std::string refusal(std::string_view status, std::string_view headers, std::string_view body) {
-  return answer_of(status, fmt::format("Content-Type: text/plain; charset=utf-8\r\n{}", headers), body, true);
+  return answer_of(status, fmt::format("Content-Type: text/plain; charset=utf-8\r\n{}", headers), body,
+                   /*with_body=*/true);
 }
 
 bool head_is_complete(std::string_view request) {

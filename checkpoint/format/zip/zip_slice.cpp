@@ -149,7 +149,7 @@ class ZipReader {
     Header header = header_of(central);
     header.at = central.at;
     header.name = fields.take(central.name_bytes);
-    widen(header, fields.take(central.extra_bytes), true);
+    widen(header, fields.take(central.extra_bytes), /*with_offset=*/true);
     fields.take(central.comment_bytes);
     return header;
   }
@@ -180,7 +180,7 @@ class ZipReader {
     Header local = header_of(packed);
     local.name = std::string_view(rest).substr(0, packed.name_bytes);
     if (local.packed == zip::kIn64 || local.bytes == zip::kIn64)
-      widen(local, std::string_view(rest).substr(packed.name_bytes), false);
+      widen(local, std::string_view(rest).substr(packed.name_bytes), /*with_offset=*/false);
     // With a descriptor, sizes and checksum follow the data and are 0 here.
     const bool later = header.flags & zip::kHasDescriptor;
     const auto same = [&](uint64_t here, uint64_t there) { return here == there || (later && here == 0); };

@@ -20,11 +20,11 @@ bool guarded(const ArrowHost& host, const ColumnReader* reader, const Body& body
   try {
     return body();
   } catch (const std::bad_alloc&) {
-    return fail("there is not enough memory", true);
+    return fail("there is not enough memory", /*too_large=*/true);
   } catch (const std::exception& error) {
     return fail(error.what(), reader != nullptr && reader->needs_too_much());
   } catch (...) {
-    return fail("an unknown error", false);
+    return fail("an unknown error", /*too_large=*/false);
   }
 }
 

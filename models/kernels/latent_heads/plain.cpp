@@ -43,7 +43,7 @@ LatentGradients latent_heads_backward(const Heads& grads, const Tensor& cos, con
                                       int64_t values) {
   const int64_t rotated = 2 * cos.size(-1), plain = grads.q.size(-1) - rotated;
   const at::ScalarType dtype = grads.q.scalar_type();
-  const auto rotated_back = [&](const Tensor& t) { return rotate_neighbours(t, cos, sin, true); };
+  const auto rotated_back = [&](const Tensor& t) { return rotate_neighbours(t, cos, sin, /*back=*/true); };
   Tensor of_q = at::cat(
       {wide(grads.q.narrow(-1, 0, plain)), rotated_back(wide(grads.q.narrow(-1, plain, rotated)))}, -1);
   if (factor != 1) of_q.mul_(factor);
