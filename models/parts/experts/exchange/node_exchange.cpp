@@ -19,7 +19,7 @@ namespace {
 
 using at::Tensor;
 
-// 0, 1, ... k - 1 of each token.
+// Returns 0, 1, ... k - 1 for each token.
 Tensor numbers_of_choices(const Tensor& choices) {
   return at::arange(choices.size(1), choices.options()).expand_as(choices);
 }
