@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <iterator>
 #include <optional>
-#include <ranges>
 #include <span>
 #include <utility>
 
@@ -65,11 +64,13 @@ void read_value(const JsonNode& node, bool otherwise, bool& value) {
 void read_value(const JsonNode& node, models::Activation otherwise, models::Activation& value) {
   value = otherwise;
   if (node.is_null()) return;
-  const auto found = std::ranges::find(kHiddenActs, node.text(), [](const auto& one) { return one.second; });
-  if (found == std::end(kHiddenActs))
-    node.refuse(fmt::format("\"{}\", the activations computed here",
-                            fmt::join(kHiddenActs | std::views::values, "\" or \"")));
-  value = found->first;
+  std::vector<std::string_view> known;
+  for (const auto& [activation, name] : kHiddenActs) {
+    value = activation;
+    if (node.text() == name) return;
+    known.push_back(name);
+  }
+  node.refuse(fmt::format("\"{}\", the activations computed here", fmt::join(known, "\" or \"")));
 }
 
 template <typename T>

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <ranges>
 #include <set>
 #include <vector>
 
@@ -214,9 +213,12 @@ ModelArgs parse_hf_config(std::string_view text, const std::string& name,
   const JsonNode config(values, name);
   const std::string model_type = text_in(config["model_type"], "");
   const auto found = std::ranges::find(model_types(), model_type, &ModelType::name);
-  if (found == model_types().end())
+  if (found == model_types().end()) {
+    std::vector<std::string_view> known;
+    for (const ModelType& one : model_types()) known.push_back(one.name);
     throw_config("{}: model_type is \"{:.60}\", expected \"{}\", the models this program computes", name,
-                 model_type, fmt::join(model_types() | std::views::transform(&ModelType::name), "\" or \""));
+                 model_type, fmt::join(known, "\" or \""));
+  }
   const ModelType& type = *found;
   ModelArgs args;
   apply(type, args);
