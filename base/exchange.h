@@ -101,7 +101,7 @@ class Exchange {
   }
 
  private:
-  // Returns blocks of so many rows behind each other; none if these are not all rows, which is refused then.
+  // Returns blocks of `counts` rows behind each other; none if these are not all rows, which is refused then.
   static std::vector<RowBlock> blocks_of_all(const at::Tensor& tensor, std::span<const int64_t> counts) {
     std::vector<RowBlock> blocks;
     int64_t first = 0;

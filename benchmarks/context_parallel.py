@@ -36,7 +36,7 @@ METHODS = {"gathered": "allgather", "ring": "alltoall"}
 
 
 def job(seq_len, sequences):
-    """Options of a job with so many sequences a step, of which a rank takes one at a time."""
+    """Options of a job with that number of sequences per step, of which a rank takes one at a time."""
     return (f"--training.seq_len={seq_len}", f"--training.global_batch_size={sequences}", "--training.local_batch_size=1")
 
 

@@ -65,7 +65,7 @@ def torchtitan(path, tokenizer, most):
 
 
 def resume_torchtitan(path, tokenizer, state, sequences):
-    """In a process of its own: makes a state behind so many sequences, or continues at it."""
+    """In a process of its own: makes a state behind that number of sequences, or continues at it."""
     from torchtitan.hf_datasets import text_datasets  # noqa: F401  (loaded before the clock starts)
     before, begin, processor = number_of("/proc/self/io", "rchar:"), time.monotonic(), time.process_time()
     loader = torchtitan_loader(path, tokenizer)

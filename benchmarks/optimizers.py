@@ -3,7 +3,7 @@
 
     benchmarks/optimizers.py [--model debugmodel|100M] [--sequences N] [--threads N] [--rounds N] [--steps N] [--binary FILE]
 
-Jobs of one rank run in turn, AdamW, Muon with its iteration in fp32 and in bf16, in so many rounds, each on the default corpus in
+Jobs of one rank run in turn, AdamW, Muon with its iteration in fp32 and in bf16, in `--rounds` rounds, each on the default corpus in
 sequences of 1,024 tokens, in bf16. A step's seconds are medians over the steps of all rounds without the first of each job, its processor
 seconds medians over the rounds of what a job takes beyond one of a single step: on a busy machine these mean more. FLOPs are those of
 `hyperion check`, of the model causal and without recomputation.

@@ -119,7 +119,7 @@ std::optional<uint64_t> DelimitedSource::open_block(uint64_t block) {
   const uint64_t part = equal_part(tokens_.count, block_tokens_);
   block_begin_ = block * part;
   end_ = std::min(block_begin_ + part, tokens_.count);  // of the block, until its last document is known
-  const uint64_t behind = begins_ ? 0 : 1;  // a document begins so many tokens behind the delimiter
+  const uint64_t behind = begins_ ? 0 : 1;  // tokens from the delimiter to the first one of a document
   const uint64_t first = std::max(block_begin_, behind);
   begins_in_block_ = tokens_.keep_and_find(delimiter_, first - behind, end_ - behind);
   for (uint32_t& begin : begins_in_block_) begin += static_cast<uint32_t>(first - block_begin_);

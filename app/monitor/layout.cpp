@@ -15,7 +15,7 @@ namespace hyperion::monitor {
 namespace {
 
 constexpr int kLabelColumns = 11;  // of a fact, with the blank behind it
-constexpr int kPlotRows = 7;       // facts are left out for plots of so many rows
+constexpr int kPlotRows = 7;       // rows of the plots for which facts are left out
 constexpr int kMaxPlotRows = 22;
 constexpr int kLogPlotRows = 12;
 

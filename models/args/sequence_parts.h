@@ -23,7 +23,7 @@ struct SequenceSplit {
   bool head_tail = true;
 };
 
-// By what a length must be divisible so that each rank's part can be cut into `tensor` equal parts.
+// Returns the divisor of lengths of which each rank's part can be cut into `tensor` equal parts.
 constexpr int64_t length_divisor(int64_t ranks, bool head_tail, int64_t tensor) {
   return (ranks > 1 && head_tail ? 2 : 1) * ranks * tensor;
 }

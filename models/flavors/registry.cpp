@@ -280,8 +280,8 @@ void apply_overrides(const ModelOverrides& changes, ModelArgs& args) {
   }
 }
 
-// Billions of parameters in "8B", "0.6b" or "350M", alone or as a part of "Llama-3.1-8B"; nothing in other
-// texts.
+// Returns the billions of parameters in "8B", "0.6b" or "350M", alone or as a part of "Llama-3.1-8B"; nullopt
+// in other texts.
 std::optional<double> billions(std::string_view flavor) {
   while (!flavor.empty()) {
     const std::string_view part = flavor.substr(0, flavor.find_first_of("-_ "));

@@ -28,7 +28,7 @@ struct Blocks {
   Tensor values, scale;
 };
 
-// 2^(floor(log2(largest)) - 8): the scale's bits, and the numbers before they are cast.
+// Returns the bits of the scale 2^(floor(log2(largest)) - 8), and the numbers before they are cast.
 std::pair<Tensor, Tensor> rounded_down(const Tensor& numbers, const Tensor& largest) {
   const Tensor exponent = largest.view(at::kInt).bitwise_right_shift(kMantissaBits).bitwise_and_(0xff);
   const Tensor bits = at::where(largest.isnan(), kNan,
@@ -37,7 +37,7 @@ std::pair<Tensor, Tensor> rounded_down(const Tensor& numbers, const Tensor& larg
   return {bits, numbers / scale.clamp_min(std::numeric_limits<float>::min())};
 }
 
-// 2^ceil(log2(largest / 448)).
+// Returns the same for the scale 2^ceil(log2(largest / 448)).
 std::pair<Tensor, Tensor> rounded_up(const Tensor& numbers, const Tensor& largest) {
   const Tensor ratio = largest / largest_of(kE4m3);
   const Tensor exponent = ratio.log2().ceil_().clamp_(-kBias, kBias).add_(kBias);
@@ -48,7 +48,7 @@ std::pair<Tensor, Tensor> rounded_up(const Tensor& numbers, const Tensor& larges
   return {bits, numbers * factor};
 }
 
-// Blocks along the rows of x [m, n].
+// Returns x [m, n] in blocks along its rows.
 Blocks blocks_of_rows(const Tensor& x, bool rounds_up) {
   const Tensor blocks = x.contiguous().view({x.size(0), x.size(1) / kBlock, kBlock});
   const Tensor largest = blocks.abs().amax(-1, /*keepdim=*/true).to(at::kFloat);
@@ -114,7 +114,7 @@ Operands plain::cast_blocks(const Tensor& x, const std::optional<Scaling>& rows,
 
 Tensor dequantize_blocks(const Quantized& x, at::ScalarType dtype) {
   if (!x.values.is_contiguous()) return dequantize_blocks({x.values.t(), x.scale.t()}, dtype).t();
-  // Put together of bits: libtorch's exp2 on a GPU would compile a kernel while training runs.
+  // The powers are put together of bits: libtorch's exp2 on a GPU would compile a kernel while training runs.
   const Tensor bits = x.scale.contiguous().view(at::kByte).to(at::kInt);
   const Tensor powers = at::where(bits.eq(0), 1 << (kMantissaBits - 1), bits.mul(1 << kMantissaBits));
   const Tensor scale =

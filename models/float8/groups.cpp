@@ -51,7 +51,7 @@ void for_each_group(const Tensor& ends,
   }
 }
 
-// x [lines, numbers] times the transpose of y, both with a scale for each line or for its blocks.
+// Returns x [lines, numbers] times the transpose of y, both with a scale for each line or for its blocks.
 Tensor emulated(const Quantized& x, const Quantized& y, at::ScalarType out) {
   return scaled_matmul(x, {y.values.t(), y.scale.t()}, out, /*fast_accumulate=*/true, Gemm::kEmulated);
 }
@@ -229,7 +229,7 @@ Tensor scales_of_block_groups(const Tensor& scale, const Tensor& row_ends) {
   const Tensor to = at::arange(blocks, moved.options()).add_(moved);
   const Tensor bytes = at::zeros({scale.size(0), padded_blocks}, scale.options().dtype(at::kByte));
   bytes.index_copy_(1, to, scale.contiguous().view(at::kByte));
-  // Tiles by [of rows, of blocks]; then tile (r, c) of a group goes behind those of the groups before it.
+  // The tiles are [of rows, of blocks]; those of a group go behind those of the groups before it.
   const int64_t of_rows = rows / kTileRows, of_blocks = padded_blocks / kTileColumns;
   const Tensor cut = scales_for_cublas(bytes.view(kE8m0)).view(at::kByte).view({of_rows * of_blocks, -1});
   const Tensor group = group_of_each(tile_ends, of_blocks);

@@ -106,7 +106,7 @@ void LinearMatmuls::add_copies(Operand& x, std::optional<Scaling> rows,
   }
 }
 
-// The column-major copy of a matrix with one scale, of the bits of its row-major one.
+// Makes the column-major copy of a matrix with one scale of the bits of its row-major copy.
 void LinearMatmuls::add_column_copy(Quantized& columns, const Quantized& rows) const {
   columns = rows;
   if (gemm_ == Gemm::kNative)

@@ -24,7 +24,7 @@ struct LayerMetrics {
 
   bool activations = false;     // whether blocks record their outputs
   bool losses_of_rows = false;  // whether the head records the loss of each row too
-  // By microbatch: the summed cross-entropy of each row, [rows], of the tokens of this rank.
+  // The summed cross-entropy of each row of a microbatch, [rows], over the tokens of this rank.
   std::map<size_t, at::Tensor> row_losses{};
   std::map<std::string, Metric> by_tag{};  // every rank has the same tags and as many values of each
 

@@ -47,7 +47,7 @@ class Linear {
   // compute dtype.
   at::Tensor weight_gradient(Operand& grad, Operand& x) const;
   // Adds the wgrad of these rows to `sum`, [out, in] in fp32 (fp64 for fp64). The first call creates `sum`.
-  // Not for layers that couple rows.
+  // Layers that couple rows do not have it.
   void add_weight_gradient(at::Tensor& sum, const Operand& grad, const Operand& x) const;
   // Returns whether the product of add_weight_gradient() accumulates into `sum` itself, on a GPU. `sum` may
   // be undefined.

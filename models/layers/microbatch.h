@@ -21,8 +21,8 @@ struct SequenceContext {
   at::Tensor cos, sin;  // RoPE angles, fp32 [seq, pairs] or [batch, seq, pairs]
   kernels::AttentionMask mask;
   double attention_factor = 1;  // scales attention scores, in addition to 1/sqrt(head_dim)
-  // With context parallelism: the parts of the sequences that this rank has, in the order of its tokens. The
-  // angles then belong to these tokens, and `mask` is unused.
+  // The parts of the sequences that a context parallel rank has, in the order of its tokens; else empty. With
+  // parts the angles belong to these tokens, and `mask` is unused.
   std::vector<SequencePart> parts{};
 };
 

@@ -36,7 +36,7 @@ struct HuggingFaceTensor {
   // its own tensor. "" means that such files do not have the parameter.
   std::string name;
   bool rotated = false;     // whether RoPE rotates its rows, which are those of heads
-  int64_t fused_width = 0;  // if not 0, the tensor is a stack of transposed matrices of so many columns,
+  int64_t fused_width = 0;  // if not 0, the tensor is a stack of transposed matrices with this many columns,
   int64_t fused_first = 0;  // and this is the parameter's first column
 };
 

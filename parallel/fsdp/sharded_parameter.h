@@ -25,7 +25,7 @@ struct ShardingOptions {
   at::ScalarType state_dtype = at::kFloat;  // the dtype of master, gradient and optimizer state
   at::ScalarType compute_dtype = at::kBFloat16;
   at::ScalarType reduce_dtype = at::kFloat;  // the dtype in which gradients are summed
-  // Every shard begins at a multiple of so many elements in buffers of several shards; zeros pad the gaps.
+  // Every shard begins at a multiple of this number in buffers of several shards; zeros pad the gaps.
   int64_t shard_alignment = 1;
   bool pack_weights = false;  // places the weights of a Parameter::pack side by side, where possible
   std::shared_ptr<const GatherCodec> codec{};  // null: all parameters are gathered in compute_dtype

@@ -13,7 +13,7 @@
 #include <ATen/ops/randperm.h>
 #include <ATen/ops/tensor.h>
 
-#include "models/parts/experts/node_exchange.h"
+#include "models/parts/experts/exchange/node_exchange.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tiny_training.h"
 

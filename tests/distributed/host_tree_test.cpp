@@ -22,7 +22,7 @@ namespace {
 
 using std::chrono::seconds;
 
-// Nodes of so many ranks, and groups of four leaders: 24 ranks on nodes of two have three levels.
+// Groups have four leaders, and nodes ranks_per_node ranks: 24 ranks on nodes of two have three levels.
 constexpr int kFanOut = 4;
 
 Environment on_fake_nodes(Environment environment, int ranks_per_node) {

@@ -42,7 +42,7 @@ class Case:
     accumulation: int = 1
     small: bool = False  # the batch of the bf16 runs: a CPU without AVX-512 computes bf16 a hundred times slower
     steps: int = 20
-    first: int = 0  # Hyperion runs so many of the steps, which are compared; 0: all
+    first: int = 0  # the number of first steps that Hyperion runs and that are compared; 0: all
     float8: str = ""  # the recipe of the linears ("tensorwise": not named, as torchtitan wants it for its FP8 gather)
     gather: bool = False  # FP8 all-gather
     precompute: bool = False  # its scales after the optimizer step

@@ -412,7 +412,8 @@ READ_WITHOUT_EFFECT = {"initializer_range", "output_router_logits", "router_aux_
 
 def check_keys():
     """Every key of transformers' classes is honoured or refused here, or is one that its models' code does not read."""
-    known = re.findall(r'^(READ|ONLY|NO_EFFECT)\((?:"([^"]*)", )?(\w+)', KEYS.read_text(), re.MULTILINE)
+    rows = re.findall(r'^(FIELD|READ|ONLY|NO_EFFECT)\((?:"([^"]*)", )?(\w+)', KEYS.read_text(), re.MULTILINE)
+    known = [("READ" if what == "FIELD" else what, types, key) for what, types, key in rows]
     shared = inspect.getsource(masking_utils) + inspect.getsource(modeling_rope_utils)
     for kind in (LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig, DeepseekV3Config, Llama4TextConfig, MistralConfig,
                  GptOssConfig):

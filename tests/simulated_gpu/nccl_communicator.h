@@ -26,7 +26,7 @@ struct Member {
   std::atomic<uint32_t> collectives;  // that it has come to
   char call[128];                     // the newest
   std::atomic<uint32_t> launches;     // of sends and receives: odd while it is in one,
-  // in which it has yet to send so many messages to each rank, and to receive from it.
+  // which has yet to send `sends` messages to each rank and to receive `receives` from it.
   std::atomic<int> sends[kMostRanks], receives[kMostRanks];
 };
 

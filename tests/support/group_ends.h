@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "models/parts/experts/dispatch.h"
+#include "models/parts/experts/exchange/dispatch.h"
 
 namespace hyperion::test {
 

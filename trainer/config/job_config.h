@@ -19,7 +19,7 @@ namespace hyperion::config {
 // A TOML table whose keys the user chooses, in the order of the file.
 using TextTable = std::vector<std::pair<std::string, std::string>>;
 
-// Pairs of whole numbers: from so many steps or tokens on, a step has so many sequences.
+// Pairs of a number of steps or tokens, and the number of sequences of a step from there on.
 using BatchRamp = std::vector<std::pair<int64_t, int64_t>>;
 
 struct JobConfig {

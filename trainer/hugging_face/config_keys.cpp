@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <span>
+#include <utility>
 
 #include <fmt/ranges.h>
 
-#include "base/json.h"
+#include "trainer/hugging_face/config_values.h"
 
 namespace hyperion::hugging_face {
 namespace {
@@ -22,30 +24,61 @@ struct RefusedKey {
 
 constexpr KeyOfTypes kReadKeys[] = {
 #define READ(model_types, key) {model_types, #key},
-#define ONLY(key, values)
-#define NO_EFFECT(model_types, key)
 #include "trainer/hugging_face/config_keys.def"
 };
 constexpr RefusedKey kRefusedKeys[] = {
-#define READ(model_types, key)
 #define ONLY(key, values) {#key, values},
-#define NO_EFFECT(model_types, key)
 #include "trainer/hugging_face/config_keys.def"
 };
 constexpr KeyOfTypes kKeysWithoutEffect[] = {
-#define READ(model_types, key)
-#define ONLY(key, values)
 #define NO_EFFECT(model_types, key) {model_types, #key},
 #include "trainer/hugging_face/config_keys.def"
 };
 
+bool includes(std::string_view model_types, std::string_view model_type) {
+  return model_types == "*" ||
+         fmt::format(" {} ", model_types).find(fmt::format(" {} ", model_type)) != std::string::npos;
+}
+
 bool has_key(std::span<const KeyOfTypes> keys, std::string_view key, std::string_view model_type) {
   return std::ranges::any_of(keys, [&](const KeyOfTypes& known) {
-    return known.key == key &&
-           (known.model_types == "*" ||
-            fmt::format(" {} ", known.model_types).find(fmt::format(" {} ", model_type)) !=
-                std::string::npos);
+    return known.key == key && includes(known.model_types, model_type);
   });
+}
+
+// hidden_act of config.json.
+constexpr std::pair<models::Activation, std::string_view> kHiddenActs[] = {
+#define ACTIVATION(name, text, hidden_act) {models::Activation::k##name, hidden_act},
+#include "models/args/activations.def"
+};
+
+void read_value(const JsonNode& node, std::optional<int64_t> otherwise, int64_t& value) {
+  value = size_in(node, otherwise);
+}
+void read_value(const JsonNode& node, double otherwise, double& value) {
+  value = number_in(node, otherwise);
+}
+void read_value(const JsonNode& node, bool otherwise, bool& value) {
+  value = node.flag(otherwise);
+}
+void read_value(const JsonNode& node, models::Activation otherwise, models::Activation& value) {
+  value = otherwise;
+  if (node.is_null()) return;
+  std::vector<std::string_view> known;
+  for (const auto& [activation, name] : kHiddenActs) {
+    value = activation;
+    if (node.text() == name) return;
+    known.push_back(name);
+  }
+  node.refuse(fmt::format("\"{}\", the activations computed here", fmt::join(known, "\" or \"")));
+}
+
+template <typename T>
+json json_of(const T& value) {
+  return value;
+}
+json json_of(models::Activation value) {
+  return std::ranges::find(kHiddenActs, value, [](const auto& one) { return one.first; })->second;
 }
 
 void require_allowed(const JsonNode& config, const std::string& key, std::string_view allowed) {
@@ -60,6 +93,18 @@ void require_allowed(const JsonNode& config, const std::string& key, std::string
 }
 
 }  // namespace
+
+void read_fields(const JsonNode& config, std::string_view model_type, models::ModelArgs& args) {
+#define FIELD(model_types, key, member, otherwise) \
+  if (includes(model_types, model_type)) read_value(config[#key], otherwise, args.member);
+#include "trainer/hugging_face/config_keys.def"
+}
+
+void write_fields(const models::ModelArgs& args, std::string_view model_type, json& config) {
+#define FIELD(model_types, key, member, ...) \
+  if (includes(model_types, model_type)) config[#key] = json_of(args.member);
+#include "trainer/hugging_face/config_keys.def"
+}
 
 std::vector<std::string> check_config_keys(const JsonNode& config, std::string_view model_type) {
   // Qwen's files have it: the width of sliding windows that are switched off.

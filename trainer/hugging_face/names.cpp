@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "trainer/hugging_face/model_types.h"
 
 namespace hyperion::hugging_face {
 std::vector<HfTensor> hf_tensors(const models::ModelArgs& args, std::string_view fqn) {
@@ -24,7 +25,8 @@ std::vector<HfTensor> hf_tensors(const models::ModelArgs& args, std::string_view
           {.name = std::string(name).replace(number, 1, std::to_string(expert)), .part = {.matrix = expert}});
     return matrices;
   }
-  const bool reordered = args.family == "llama3" && args.rope.style == models::RopeStyle::kInterleaved;
+  const bool reordered =
+      model_type_of(args).reorders_heads && args.rope.style == models::RopeStyle::kInterleaved;
   return {{.name = name, .head_dim = theirs.rotated && reordered ? args.attention.head_dim : 0}};
 }
 
@@ -40,8 +42,8 @@ std::string without_hf_tensor(const models::ModelDescription& model) {
 }
 
 bool hf_may_ignore(const models::ModelArgs& args, std::string_view name) {
-  const bool next_token =
-      args.family == "deepseek_v3" && name.starts_with(fmt::format("model.layers.{}.", args.n_layers));
+  const bool next_token = model_type_of(args).next_token_block &&
+                          name.starts_with(fmt::format("model.layers.{}.", args.n_layers));
   return next_token || name.ends_with(".rotary_emb.inv_freq");
 }
 

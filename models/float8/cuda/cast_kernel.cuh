@@ -16,7 +16,7 @@ namespace hyperion::float8 {
 
 constexpr int kTile = 64, kChunk = 16, kChunks = kTile / kChunk, kThreads = kTile * kChunks;
 
-// Loaded and stored with one access of 16 bytes.
+// A chunk is loaded and stored with one access of 16 bytes.
 template <typename T>
 struct alignas(16) Chunk {
   T values[kChunk];

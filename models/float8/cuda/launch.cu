@@ -7,7 +7,7 @@
 namespace hyperion::float8 {
 namespace {
 
-// One block for each of `blocks` parts of the task.
+// Launches one block for each of `blocks` parts of the task.
 template <typename Task>
 cudaError_t launch(void (*kernel)(Task), const Task& task, int64_t blocks, int threads, cudaStream_t stream) {
   if (blocks == 0) return cudaSuccess;

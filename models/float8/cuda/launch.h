@@ -28,13 +28,13 @@ struct CastTask {
   CastScales row_scales{}, column_scales{};  // unused without such a copy, and if x is FP8
   // [m], or null. If not null, column scales are [groups, n], and row i uses those of group groups[i].
   const int64_t* groups = nullptr;
-  // If not 0, a multiple of 16: x is a stack of matrices of so many rows. Column scales are [matrices, n],
-  // and `columns` is [matrices, n, stack_rows].
+  // If not 0, x is a stack of matrices of this number of rows, a multiple of 16: column scales are
+  // [matrices, n], and `columns` is [matrices, n, stack_rows].
   int64_t stack_rows = 0;
   uint8_t* rows = nullptr;     // [m, n]; null: no such copy, always if x is FP8
   uint8_t* columns = nullptr;  // [n, padded_m]; null: no such copy
   int64_t padded_m = 0;        // m rounded up to a multiple of 16
-  // As in ScaleTask, for scales that are computed from amaxes.
+  // ScaleTask has the same two, for scales that are computed from amaxes.
   double largest = 0;
   bool power_of_two = false;
 };

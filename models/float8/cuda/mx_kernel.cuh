@@ -19,8 +19,8 @@ struct MxScale {
   float factor;
 };
 
-// As plain::cast_blocks() makes them (models/float8/blocks.cpp). Rounding up is exact here, where log2 in
-// fp32 may take a number just above a power of two for the power.
+// Returns the scale that plain::cast_blocks() makes (models/float8/blocks.cpp). Rounding up is exact here,
+// where log2 in fp32 may take a number just above a power of two for the power.
 __device__ inline MxScale mx_scale_of(float largest, bool rounds_up) {
   const float ratio = rounds_up ? largest / 448.0f : largest;
   const int exponent = static_cast<int>(__builtin_bit_cast(uint32_t, ratio) >> 23 & 0xff);

@@ -24,7 +24,7 @@ bool aligned(const Tensor& x) {
   return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
 }
 
-// Without gaps, from a multiple of 16 bytes on.
+// Returns x without gaps, at an address that is a multiple of 16 bytes.
 Tensor packed(const Tensor& x) {
   const Tensor dense = x.contiguous();
   return aligned(dense) ? dense : dense.clone();
@@ -130,7 +130,7 @@ class Cast {
   }
   Scales scale_rows_of(const Tensor& amax) { return made_of(amax, task_.m, task_.row_scales); }
   Scales scale_columns_of(const Tensor& amax) { return made_of(amax, task_.n, task_.column_scales); }
-  // As the rows are: with one scale for the tensor.
+  // Scales columns as rows are scaled, by one scale for the tensor.
   void scale_columns_as_rows() { task_.column_scales = task_.row_scales; }
 
   void launch() {

@@ -19,7 +19,7 @@ inline __attribute__((always_inline)) uint16_t rounded_up_by(float x, uint32_t r
   const uint32_t upper = (bits + random) >> 16;
   return static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : upper);
 }
-// To nearest, ties to even.
+// Rounds to nearest, ties to even.
 inline __attribute__((always_inline)) uint16_t rounded_to_nearest(float x) {
   return rounded_up_by(x, 0x7FFF + ((std::bit_cast<uint32_t>(x) >> 16) & 1));
 }

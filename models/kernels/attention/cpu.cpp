@@ -30,7 +30,7 @@ struct InstructionSet {
   const AttentionBlocks& (*blocks)();
 };
 
-// From the most to the least.
+// Returns the instruction sets from the widest to the narrowest.
 std::span<const InstructionSet> instruction_sets() {
 #ifdef HYPERION_X86_64
   static const InstructionSet all[] = {
@@ -108,7 +108,7 @@ const ElementKernels& kernels_for(const at::Tensor& t, Instructions instructions
 template <typename Run>
 void for_query_blocks(const AttentionShape& shape, const Run& run) {
   const int64_t blocks = (shape.queries + kQueryBlock - 1) / kQueryBlock;
-  // The cost of the blocks before each, in one head: [blocks + 1] for each sequence.
+  // costs: of the blocks before each block of one head, [blocks + 1] for each sequence.
   std::vector<std::vector<int64_t>> costs(shape.batch, std::vector<int64_t>(blocks + 1));
   int64_t total = 0;
   for (int64_t batch = 0; batch < shape.batch; ++batch) {
@@ -135,8 +135,8 @@ void for_query_blocks(const AttentionShape& shape, const Run& run) {
   });
 }
 
-// Into how many parts the heads of queries of a key-value head are divided: at least 16 pieces of work, where
-// there are so many heads.
+// Returns into how many parts the query heads of a key-value head are divided, so that there are at least 16
+// pieces of work if there are as many heads.
 int64_t parts_of(const at::Tensor& q, const at::Tensor& k) {
   constexpr int64_t kPieces = 16;
   const int64_t heads = k.size(0) * k.size(1), group = q.size(1) / k.size(1);

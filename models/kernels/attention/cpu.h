@@ -25,8 +25,8 @@ bool processor_has(Instructions instructions);
 // HYPERION_CPU_INSTRUCTIONS names. Throws Error(kUsage) where that is no name, or the processor lacks it.
 Instructions chosen_instructions();
 
-// As attention_forward() and attention_backward() of models/kernels/attention/attention.h, for what
-// AttentionKernel::kCpu serves. Results lie as [batch, seq, heads, head_dim].
+// These do what those of models/kernels/attention/attention.h do, for the calls that AttentionKernel::kCpu
+// serves. Results lie as [batch, seq, heads, head_dim].
 AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const AttentionMask& mask, Instructions instructions);
 AttentionGradients attention_backward(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k,

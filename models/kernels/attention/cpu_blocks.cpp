@@ -45,7 +45,7 @@ Element* address(void* data, const HeadStrides& strides, int64_t batch, int64_t 
   return static_cast<Element*>(data) + batch * strides.batch + head * strides.head;
 }
 
-// Tokens [begin, begin + count) of one head, or fewer at the row's end.
+// Returns tokens [begin, begin + count) of one head, or fewer at the row's end.
 template <typename Element>
 Rows<Element> rows_of(const HeadTensor& tensor, int64_t tokens, int64_t head_dim, int64_t batch, int64_t head,
                       int64_t begin, int64_t count) {
@@ -60,7 +60,7 @@ int64_t first_diagonal(const AttentionShape& shape) {
   return shape.keys - shape.queries;
 }
 
-// The end of the keys that a block of queries attends to.
+// Returns the end of the keys that a block of queries attends to.
 int64_t end_of_keys(const AttentionShape& shape, int64_t begin) {
   const int64_t end = begin + kQueryBlock + first_diagonal(shape);
   return shape.causal && end < shape.keys ? end : shape.keys;

@@ -46,7 +46,7 @@ struct BackwardCall {
   HeadTensor q, k, v, out, grad;
   const float* lse;
   HeadResult dq;
-  // The queries' heads of one key-value head are divided into so many parts. With several, dk and dv are in
+  // The query heads of one key-value head are divided into `parts` parts. With several, dk and dv are in
   // fp32 and have the gradients of each part alone, `part_stride` elements apart.
   int64_t parts;
   int64_t part_stride;
@@ -81,7 +81,7 @@ struct AttentionBlocks {
 };
 
 const AttentionBlocks& attention_blocks_plain();
-// On x86-64 only:
+// These exist on x86-64 only.
 const AttentionBlocks& attention_blocks_avx2();         // with FMA
 const AttentionBlocks& attention_blocks_avx512();       // F, CD, BW, DQ and VL
 const AttentionBlocks& attention_blocks_avx512_bf16();  // and BF16

@@ -82,7 +82,7 @@ AttentionGradients cudnn_backward(const at::Tensor& grad, const CudaInput& in,
   return {dq, dk, dv};
 }
 
-// Causal from the last key.
+// The mask is causal from the last key.
 AttentionResult flash_forward(const CudaInput& in) {
   auto [out, lse, cum_q, cum_k, max_q, max_k, seed, offset, debug] = at::_scaled_dot_product_flash_attention(
       in.q, in.k, in.v, kNoDropout, in.causal, /*return_debug_mask=*/false, in.scale);

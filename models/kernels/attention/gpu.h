@@ -7,8 +7,8 @@
 
 namespace hyperion::kernels::gpu {
 
-// As attention_forward() and attention_backward() of models/kernels/attention/attention.h, by a `kernel` for
-// GPUs that serves the call.
+// These do what those of models/kernels/attention/attention.h do, by a `kernel` for GPUs that serves the
+// call.
 AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const AttentionMask& mask, AttentionKernel kernel);
 AttentionGradients attention_backward(const at::Tensor& grad_output, const at::Tensor& q, const at::Tensor& k,

@@ -9,8 +9,8 @@ namespace hyperion::kernels {
 
 // The kinds of masks, by which a kernel is chosen (AttentionKernel in models/kernels/attention/attention.h).
 enum class MaskKind {
-  // Query i of n: keys 0 to i + (keys - n). The last query sees the last key, and there are at least as many
-  // keys as queries.
+  // Query i of n sees keys 0 to i + (keys - n). The last query sees the last key, and there are no fewer keys
+  // than queries.
   kCausal,
   kDocuments,  // causal, inside the documents that are packed into the rows of a batch
   kAllKeys,    // all keys, of which there is at least one

@@ -1,4 +1,4 @@
-// Packing of tensors into the layouts of CPU products. Only for files that are compiled once per instruction
+// Packing of tensors into the layouts of CPU products. Included by files compiled once per instruction
 // set.
 #pragma once
 
@@ -31,7 +31,7 @@ HYPERION_INLINE void set(Bf16& to, float x) {  // to nearest, ties to even; NaN 
   to.bits = static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
 }
 
-// True if packing widens bf16 numbers to fp32.
+// Says whether packing widens bf16 numbers to fp32.
 template <typename U, typename Element>
 constexpr bool kWidens = U::kPerUnit == 1 && sizeof(Element) == 2;
 

@@ -33,7 +33,8 @@ inline __attribute__((always_inline)) float exp_fp32(float x) {
   return x == x ? bounded : x;
 }
 
-// -infinity for n = 0; NaN counts as less than all. A maximum in several lanes: one alone waits for itself.
+// Returns -infinity for n = 0; NaN counts as less than all. The maximum has several lanes, because each step
+// of one waits for the step before.
 inline __attribute__((always_inline)) float largest(const float* x, int64_t n) {
   constexpr int64_t kLanes = 32;
   float lanes[kLanes];
@@ -69,7 +70,7 @@ inline __attribute__((always_inline)) float rounded(float x) {
   return wide(narrowed<T>(x));
 }
 
-// In several lanes, as largest().
+// Sums in several lanes, as largest() does.
 template <typename T>
 inline __attribute__((always_inline)) float sum_of_products(const T* a, const T* b, int64_t n) {
   constexpr int64_t kLanes = 32;

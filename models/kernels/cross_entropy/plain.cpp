@@ -32,7 +32,7 @@ at::Tensor sum_of_losses(const at::Tensor& losses) {
 namespace plain {
 namespace {
 
-// A few rows at a time in fp32: what a CPU's caches hold, what keeps a GPU's launches few.
+// Works on a few rows at a time in fp32: a CPU's caches hold them, and a GPU's launches stay few.
 template <typename Work>
 void for_few_rows(const at::Tensor& logits, const Work& work) {
   const int64_t wide_bytes = logits.is_cpu() ? int64_t{8} << 20 : int64_t{256} << 20;

@@ -89,7 +89,7 @@ Tensor gather_rows(const Tensor& given, const RowOrder& order, const Tensor& wei
   return out;
 }
 
-// Slot by assignment, and `added` last.
+// Adds in the order of the assignments, and `added` last.
 Tensor sum_rows(const Tensor& given_rows, const Tensor& row_of_assignment, const Tensor& given_weights,
                 const Tensor& given_added, int64_t k) {
   const auto dense = [](const Tensor& t) { return t.defined() ? t.contiguous() : t; };

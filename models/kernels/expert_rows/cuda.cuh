@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads) sum_counts(const OrderRowsTask task)
   if (thread == kThreads - 1) counts[static_cast<int64_t>(task.blocks) * task.experts] = earlier;
 }
 
-// Returns the number of rows of a group with so many assignments.
+// Returns the number of rows of a group with `assignments` assignments.
 __device__ inline int rows_of_group(const OrderRowsTask& task, int assignments) {
   if (task.unit == 0) return assignments;
   return (assignments < 1 ? 1 : (assignments + task.unit - 1) / task.unit) * task.unit;

@@ -1,4 +1,5 @@
-// Sorts rows of tokens by expert, and gathers and sums rows in that order (models/parts/experts/dispatch.h).
+// Sorts rows of tokens by expert, and gathers and sums rows in that order
+// (models/parts/experts/exchange/dispatch.h).
 #pragma once
 
 #include "models/kernels/kernel.h"

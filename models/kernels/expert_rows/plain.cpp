@@ -26,7 +26,7 @@ Tensor with_zeros_in_padding(Tensor rows, const RowOrder& order) {
 Tensor times_weights(const Tensor& rows, const RowOrder& order, const Tensor& weights) {
   const Tensor factors = weights.index_select(0, order.assignments).unsqueeze(1);
   Tensor made = rows.mul(factors).to(rows.scalar_type());  // multiplied in the factors' dtype
-  // After the product: rows of the padding have the weight of assignment 0, which may be no finite number.
+  // The product is first: rows of the padding have the weight of assignment 0, which may be no finite number.
   return with_zeros_in_padding(std::move(made), order);
 }
 
@@ -65,7 +65,7 @@ Tensor gather_rows(const Tensor& x, const RowOrder& order, const Tensor& weights
 
 Tensor sum_rows(const Tensor& rows, const Tensor& row_of_assignment, const Tensor& weights,
                 const Tensor& added, int64_t top_k) {
-  // As few launches for many choices as for one.
+  // Many choices take as few launches as one.
   Tensor terms = rows.index_select(0, row_of_assignment).view({-1, top_k, rows.size(1)});
   if (weights.defined()) terms = terms.mul(weights.unsqueeze(2));  // in the dtype of sums
   Tensor sum = terms.sum(1, /*keepdim=*/false, added.defined() ? opmath_dtype(rows) : terms.scalar_type());

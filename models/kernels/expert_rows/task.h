@@ -8,7 +8,7 @@
 namespace hyperion::kernels {
 
 constexpr int kAssignmentsPerBlock = 512;
-constexpr int kMaxBlocksRead = 400;  // each of so many blocks reads the counts of all of them
+constexpr int kMaxBlocksRead = 400;  // up to this number each block reads the counts of all blocks
 
 // Takes two launches: the first counts the assignments of each expert in each block, the last places the
 // rows. Above kMaxBlocksRead blocks a launch between them sums the counts.

@@ -12,7 +12,7 @@ namespace {
 using at::Tensor;
 using models::Activation;
 
-// value(x), and the gradient of x from that of the value.
+// A function has value(x), and the gradient of x from that of the value.
 template <Activation>
 struct Function;
 template <>

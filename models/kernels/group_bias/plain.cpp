@@ -21,7 +21,7 @@ void add_group_bias(const Tensor& rows, const Tensor& bias, const Tensor& ends) 
   rows.add_(bias.index_select(0, group_of_rows(rows, ends).clamp_max_(bias.size(0) - 1)));
 }
 
-// A product with the matrix of which row belongs to which group, so that the device alone knows the groups.
+// Multiplies by the matrix that says which row is of which group, so that only the device knows the groups.
 Tensor sum_groups(const Tensor& grad, const Tensor& ends) {
   const int64_t groups = ends.size(0);
   const Tensor group = group_of_rows(grad, ends);

@@ -23,7 +23,7 @@ struct HeadsOf {
         data(tensor.data_ptr<T>()),
         seq(tensor.size(1)),
         stride(tensor.stride(2)) {}
-  // The first head of a token; the others lie `stride` elements apart.
+  // Returns the first head of a token; the others lie `stride` elements apart.
   T* of(int64_t token) const {
     return data + token / seq * tensor.stride(0) + token % seq * tensor.stride(1);
   }
@@ -42,12 +42,12 @@ struct Parts {
         positions(cos.numel() / cos.size(-1)) {}
 
   int64_t angle(int64_t token) const { return token % positions * (rotated / 2); }
-  // Rotated elements x [rotated] by the angles of a token; sign -1: back.
+  // Rotates the elements x [rotated] by the angles of a token; sign -1: back.
   void rotate(const float* x, int64_t angle, float sign, float* y) const {
     rows::rotate_interleaved(x, cos.const_data_ptr<float>() + angle, sin.const_data_ptr<float>() + angle,
                              sign, y, /*heads=*/1, rotated / 2);
   }
-  // A query, or its gradient: rotated, or back, and times the factor. scratch: [2, rotated].
+  // Rotates a query, or its gradient back, and multiplies it by the factor. scratch: [2, rotated].
   template <typename T>
   void move_query(const T* from, T* to, int64_t angle, float sign, float factor, float* scratch) const {
     float* part = scratch + rotated;

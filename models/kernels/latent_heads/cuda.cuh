@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kLatentThreads)
   sum_over_heads<T, kChunk>(token);
 }
 
-// Returns whether all heads can be read in chunks of so many elements.
+// Returns whether all heads can be read in chunks of `chunk` elements.
 inline bool in_chunks(const LatentLayouts& task, int chunk) {
   bool chunks = divides(chunk, {task.plain, task.rotated, task.values, task.value_width});
   for (const HeadsLayout* heads : {&task.q, &task.kv, &task.shared, &task.queries, &task.keys, &task.v})

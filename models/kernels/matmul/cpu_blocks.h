@@ -38,7 +38,7 @@ struct ProductKernels {
 struct MatmulBlocks {
   ProductKernels fp32, bf16;
 };
-// On x86-64 only.
+// These exist on x86-64 only.
 const MatmulBlocks& matmul_blocks_avx512();
 const MatmulBlocks& matmul_blocks_avx512_bf16();
 

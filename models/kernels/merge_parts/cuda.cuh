@@ -19,7 +19,7 @@ __device__ inline void merge_elements(const Part* part, Output* output, float sh
   Chunk<Output, kChunk> y = load<kChunk>(output);
   for (int i = 0; i < kChunk; ++i) {
     const float from = widened(y.values[i]), to = widened(x.values[i]);
-    // As at::lerp, from the nearer end.
+    // at::lerp computes from the nearer end too.
     y.values[i] = rounded<Output>(share < 0.5F ? from + share * (to - from) : to - (1 - share) * (to - from));
   }
   store<kChunk>(output, y);

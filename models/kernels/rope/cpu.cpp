@@ -76,7 +76,7 @@ Heads rope_heads(const Heads& x, const at::Tensor& cos, const at::Tensor& sin, m
 
 Heads rope_heads_backward(const Heads& grads, const at::Tensor& cos, const at::Tensor& sin,
                           models::RopeStyle style, int64_t parts) {
-  // Side by side, as the gradient of one product.
+  // The gradients lie side by side, as the gradient of one product.
   std::vector<int64_t> shape = rotated_shape(grads.q, /*inverse=*/true, parts);
   const int64_t heads = shape[shape.size() - 2], kv_heads = grads.k.size(-2);
   shape[shape.size() - 2] += 2 * kv_heads;

@@ -16,7 +16,7 @@ struct RoutingOptions {
   bool normalise = false;  // whether the weights of a token are divided by their sum + kLeastSum
   double scale = 1;        // multiplies the weights after that
   int64_t groups = 0;      // the number of groups of neighbouring experts; 0: no groups
-  // A token chooses experts only from so many groups: those with the largest sum of their two best scores.
+  // A token chooses experts from this number of groups, those with the largest sum of their two best scores.
   int64_t limited_groups = 0;
 };
 

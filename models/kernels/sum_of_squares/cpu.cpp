@@ -31,7 +31,7 @@ at::Tensor sum_of_squares(const at::Tensor& given) {
       }
     });
   });
-  // One after the other: a sum over threads would have an order that depends on them.
+  // The sums are added in turn: a sum over threads would have an order that depends on them.
   double sum = 0;
   for (int64_t block = 0; block < blocks; ++block) sum += partial.const_data_ptr<double>()[block];
   return at::scalar_tensor(sum, partial.options());

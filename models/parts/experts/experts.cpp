@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <functional>
 #include <mutex>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -22,7 +21,7 @@
 #include "models/layers/deferred_weights.h"
 #include "models/layers/node_state.h"
 #include "models/layers/ops.h"
-#include "models/parts/experts/expert_chunks.h"
+#include "models/parts/experts/products/expert_chunks.h"
 
 namespace hyperion::models {
 namespace {
@@ -219,9 +218,6 @@ struct DownFunction : Function<DownFunction> {
   }
 };
 
-int64_t sum_of_rows(const std::vector<int64_t>& rows) {
-  return std::accumulate(rows.begin(), rows.end(), int64_t{0});
-}
 // All ranks send as many rows, so the rows that one of them sends are the mean of those they receive.
 int64_t mean_rows(const KeptRouting& routing, size_t slice) {
   return routing.mean_rows > 0 ? routing.mean_rows : sum_of_rows(routing.exchanges[slice]->sent);
@@ -326,7 +322,7 @@ Tensor Experts::forward(DispatchExchange rows, const Tensor& weights, const Tens
 
 Tensor Experts::forward_received(const Tensor& rows, const KeptRouting& routing, size_t slice,
                                  const BlockRun& run, bool computes) const {
-  const ExpertExchange& exchange = *routing.exchanges[slice];
+  const ExchangePlan& exchange = *routing.exchanges[slice];
   const int64_t received = sum_of_rows(exchange.received), mean = mean_rows(routing, slice);
   if (!runs_in_chunks(received, mean)) {
     const Tensor none;

@@ -19,9 +19,9 @@
 #include "models/args/model_args.h"
 #include "models/layers/block_run.h"
 #include "models/layers/parallel_dims.h"
-#include "models/parts/experts/dispatch.h"
-#include "models/parts/experts/expert_exchange.h"
-#include "models/parts/experts/expert_products.h"
+#include "models/parts/experts/exchange/dispatch.h"
+#include "models/parts/experts/exchange/expert_exchange.h"
+#include "models/parts/experts/products/expert_products.h"
 #include "models/parts/part_parameters.h"
 
 namespace hyperion::models {

@@ -62,7 +62,7 @@ std::vector<Linear*> MoE::linears() {
 }
 
 int64_t MoE::consumers() const {
-  // The gate, the experts, the shared experts. With ETP the shared experts read the experts' gathered tensor.
+  // Gate, experts and shared experts read it. With ETP the shared experts read the experts' gathered tensor.
   return 2 + (shared_ && etp_group_ == nullptr ? shared_->consumers() : 0);
 }
 

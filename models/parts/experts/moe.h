@@ -1,6 +1,11 @@
 // MoE is a mixture of experts: the feed-forward part of a block in which a router sends each token to a few
 // of many routed experts, and to the shared experts.
 //
+// A token's way: router.h scores the experts, chooses some and weighs them, and router_losses.h has its
+// auxiliary losses; exchange/ sorts the tokens' rows by expert and, with an expert parallel group, sends them
+// to the experts' ranks and back, in one step or once per node; experts.h runs the experts of a rank between
+// these, by the products in products/.
+//
 // With a tensor parallel group each rank routes its part of every sequence. With ETP the norm, the choices
 // and their weights are all-gathered, each rank multiplies the rows of all ranks by its shard of every
 // expert's hidden width, and the outputs, with those of shared experts, are reduce-scattered once. Without
@@ -12,9 +17,9 @@
 #include <optional>
 
 #include "models/parts/dense/feed_forward.h"
-#include "models/parts/experts/expert_exchange.h"
+#include "models/parts/experts/exchange/expert_exchange.h"
 #include "models/parts/experts/experts.h"
-#include "models/parts/experts/node_exchange.h"
+#include "models/parts/experts/exchange/node_exchange.h"
 #include "models/parts/experts/router.h"
 #include "models/parts/experts/router_losses.h"
 

@@ -135,7 +135,7 @@ void load_into(const fs::path& path, Dummy& dummy) {
   });
 }
 
-// Returns whether the checkpoint holds a table of so many rows that was set(base), as rank `rank` of `shards`
+// Returns whether the checkpoint holds a table of `rows` rows that was set(base), as rank `rank` of `shards`
 // loads it.
 bool holds(const fs::path& path, int rows, float base, int shards = 1, int rank = 0) {
   Dummy loaded(rows, shards, rank);

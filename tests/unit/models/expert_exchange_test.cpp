@@ -1,4 +1,4 @@
-#include "models/parts/experts/expert_exchange.h"
+#include "models/parts/experts/exchange/expert_exchange.h"
 
 #include <numeric>
 
@@ -30,7 +30,7 @@ int64_t total(const Counts& counts) {
 
 // Moves the blocks that the plan of each rank names for each other rank from `from` to `to`, as
 // Exchange::start_block_exchange() does. back: from the experts.
-void exchange_blocks(const std::vector<ExpertExchange>& plans, bool back, const std::vector<Tensor>& from,
+void exchange_blocks(const std::vector<ExchangePlan>& plans, bool back, const std::vector<Tensor>& from,
                      const std::vector<Tensor>& to) {
   const auto blocks_of = [&](size_t rank, bool sent) -> const std::vector<RowBlock>& {
     return sent ? plans[rank].sent_blocks : plans[rank].received_blocks;
@@ -54,7 +54,7 @@ Tensor ends_of(const std::vector<int>& ends) {
 
 // Checks the plan of a rank that receives `received` against a sort of these rows by their experts, which
 // arrive as blocks of (rank, expert).
-void check_places(const ExpertExchange& plan, const Counts& received, int64_t here,
+void check_places(const ExchangePlan& plan, const Counts& received, int64_t here,
                   std::optional<int64_t> unit) {
   std::vector<Tensor> experts = {at::empty({0}, at::kInt)}, places = {at::empty({0}, at::kInt)};
   for (size_t i = 0; i < received.size(); ++i) {
@@ -85,7 +85,7 @@ void check_journey(const std::vector<Tensor>& choices, int64_t experts, std::opt
   const int64_t here = experts / ranks;
   std::vector<Dispatch> dispatches;
   for (const Tensor& of_rank : choices) dispatches.push_back(dispatch_tokens(of_rank, experts));
-  std::vector<ExpertExchange> plans;
+  std::vector<ExchangePlan> plans;
   std::vector<Tensor> rows, arrived, back;  // [assignment, source, expert] of each
   for (int rank = 0; rank < ranks; ++rank) {
     Counts received;
@@ -154,7 +154,7 @@ TEST_CASE("every assignment reaches its expert in the order of the ranks, and co
 TEST_CASE("eight experts on four ranks: rows to send and to receive by hand") {
   // Choices 5, 0, 5, 2 of rank 1; what it would receive is made up.
   const Dispatch own = dispatch_tokens(ends_of({5, 0, 5, 2}).view({4, 1}), 8);
-  const ExpertExchange plan = plan_exchange(own.counts, Counts{1, 0, 0, 2, 3, 0, 0, 0}, 4, std::nullopt);
+  const ExchangePlan plan = plan_exchange(own.counts, Counts{1, 0, 0, 2, 3, 0, 0, 0}, 4, std::nullopt);
   CHECK(plan.sent == Counts{1, 1, 2, 0});
   CHECK(plan.received == Counts{1, 2, 3, 0});
   CHECK(plan.received_rows == 6);
@@ -190,7 +190,7 @@ TEST_CASE("received rows have the places that a sort of them by expert has, what
 }
 
 TEST_CASE("received rows are padded where experts multiply in FP8, also where there are none") {
-  const ExpertExchange plan = plan_exchange(Counts{1, 0, 2, 1}, Counts{3, 1, 2, 0}, 2, 16);
+  const ExchangePlan plan = plan_exchange(Counts{1, 0, 2, 1}, Counts{3, 1, 2, 0}, 2, 16);
   CHECK(plan.received == Counts{4, 2});
   CHECK(plan.received_rows == 32);
   const auto is = [](const RowBlock& block, int64_t first, int64_t rows) {
@@ -205,7 +205,7 @@ TEST_CASE("received rows are padded where experts multiply in FP8, also where th
   CHECK(gather_rows(rows, local, Tensor()).is_same(rows));
   CHECK(sum_rows(rows, local, Tensor()).is_same(rows));
   CHECK(local.tokens_of(32) == 32);
-  const ExpertExchange none = plan_exchange(Counts{1, 0}, Counts{0, 0}, 2, 32);
+  const ExchangePlan none = plan_exchange(Counts{1, 0}, Counts{0, 0}, 2, 32);
   REQUIRE(none.padding.size() == 1);
   CHECK((none.received_rows == 32 && is(none.padding[0], 0, 32)));
 }

@@ -19,7 +19,7 @@
 #include "models/layers/activation_checkpoint.h"
 #include "models/layers/deferred_weights.h"
 #include "models/parts/experts/description.h"
-#include "models/parts/experts/expert_chunks.h"
+#include "models/parts/experts/products/expert_chunks.h"
 #include "models/parts/experts/experts.h"
 #include "models/transformer.h"
 #include "tests/support/float8_goldens.h"

@@ -1,4 +1,4 @@
-#include "models/parts/experts/node_exchange.h"
+#include "models/parts/experts/exchange/node_exchange.h"
 
 #include <algorithm>
 #include <numeric>
@@ -146,7 +146,7 @@ TEST_CASE("671B's rows over 8 nodes: at most 0.55 of the bytes between nodes, fo
                                                         at::zeros({options.experts}), options)
                                .choices;
     const Dispatch to_experts = dispatch_tokens(choices, options.experts);
-    const ExpertExchange plan =
+    const ExchangePlan plan =
         plan_exchange(to_experts.counts, to_experts.counts, kRanks, /*unit=*/std::nullopt);
     const ToNodes sent = to_nodes(choices, options.experts, kNodes);
     for (int64_t node = 0; node < kNodes; ++node) {

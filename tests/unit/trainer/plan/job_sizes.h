@@ -14,7 +14,7 @@ inline config::ResolvedConfig resolved(const std::string& toml) {
   return config::parse_config(toml, "job.toml", {});
 }
 
-// The mesh of `config` with so many FSDP shards.
+// Returns the mesh of `config` with `shards` FSDP shards.
 inline parallel::Mesh mesh_of(config::JobConfig config, int shards) {
   auto& degrees = config.parallelism;
   degrees.data_parallel_shard_degree = shards / degrees.context_parallel_degree;

@@ -23,8 +23,8 @@
 #include "base/exchange.h"
 #include "models/layers/block_run.h"
 #include "models/layers/parallel_dims.h"
-#include "models/parts/experts/dispatch.h"
-#include "models/parts/experts/expert_exchange.h"
+#include "models/parts/experts/exchange/dispatch.h"
+#include "models/parts/experts/exchange/expert_exchange.h"
 
 namespace hyperion::models {
 
@@ -63,12 +63,12 @@ class NodeCounts {
   // Level 2 of a slice.
   struct InNode {
     std::shared_ptr<Dispatch> dispatch{};  // without an order, which needs the choices of the received tokens
-    std::shared_ptr<const ExpertExchange> exchange{};
+    std::shared_ptr<const ExchangePlan> exchange{};
   };
 
   // Waits for the counts and returns the rows of level 1 to and from each node, of each slice. This is the
   // only place where the host waits.
-  std::vector<std::shared_ptr<const ExpertExchange>> wait();
+  std::vector<std::shared_ptr<const ExchangePlan>> wait();
   // Returns level 2 of each slice. Call it behind wait().
   std::vector<InNode> take_in_node() { return std::move(in_node_); }
   bool equal() const { return equal_; }

@@ -1,4 +1,4 @@
-#include "models/parts/experts/expert_chunks.h"
+#include "models/parts/experts/products/expert_chunks.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,7 +1,5 @@
-#include "models/parts/experts/expert_exchange.h"
+#include "models/parts/experts/exchange/expert_exchange.h"
 
-#include <algorithm>
-#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -38,18 +36,35 @@ namespace {
 
 using OptionalRows = std::optional<Tensor>;  // autograd takes no undefined tensors
 
-int64_t sum_of(std::span<const int64_t> counts) {
-  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
-}
-
 // Returns a tensor of the graph whose elements are never read.
 Tensor without_elements(at::IntArrayRef sizes, const at::TensorOptions& options) {
   return at::empty({1}, options).expand(sizes);
 }
 
+// Returns the rows that an exchange sends: between nodes the packed sums of the exchange within a node, if
+// there are any, in place of `rows`.
+Tensor rows_to_send(const Tensor& rows, const NodeLevel& level, Tensor NodeSums::*sums) {
+  if (level.sums == nullptr || level.packs) return rows;
+  const Tensor packed = std::exchange(level.sums.get()->*sums, {});
+  return packed.defined() ? packed : rows;
+}
+
+// Returns the sums of `rows` for their tokens, [tokens, width] as `options` say. Within a node they are
+// packed into `sums`, and the result has no elements.
+Tensor sums_of_tokens(const Tensor& rows, const Dispatch& dispatch, const Tensor& weights,
+                      const Tensor& added, const NodeLevel& level, Tensor NodeSums::*sums,
+                      at::IntArrayRef sizes, const at::TensorOptions& options) {
+  if (level.sums == nullptr) return sum_rows(rows, dispatch, weights, added);
+  if (!level.packs) return sum_packed_rows(rows, dispatch, added, sizes[1], options.dtype().toScalarType());
+  Tensor& packed = level.sums.get()->*sums;
+  if (packed.defined()) throw_bug("packed sums of one slice were not taken");
+  packed = pack_row_sums(rows, dispatch, weights);
+  return without_elements(sizes, options);
+}
+
 // Starts the exchange of a slice's rows, of the tensor of all slices. The blocks of the result are valid
 // after `pending`.
-Tensor to_experts(const Tensor& rows, const ExpertExchange& exchange, Exchange& ep_group, Pending& pending) {
+Tensor to_experts(const Tensor& rows, const ExchangePlan& exchange, Exchange& ep_group, Pending& pending) {
   const Tensor received = at::empty({exchange.received_rows, rows.size(1)}, rows.options());
   pending = ep_group.start_block_exchange(received, rows.contiguous(), exchange.received_blocks,
                                           exchange.sent_blocks);
@@ -65,10 +80,10 @@ void from_experts(const Tensor& rows, const KeptRouting& routing, size_t slice, 
   failpoint("step.rows");
   if (!returned.defined()) {
     int64_t all = 0;
-    for (const auto& exchange : routing.exchanges) all += sum_of(exchange->sent);
+    for (const auto& exchange : routing.exchanges) all += sum_of_rows(exchange->sent);
     returned = at::empty({all, rows.size(1)}, rows.options());
   }
-  const ExpertExchange& exchange = *routing.exchanges[slice];
+  const ExchangePlan& exchange = *routing.exchanges[slice];
   pending = ep_group.start_block_exchange(returned, rows.contiguous(), exchange.sent_blocks,
                                           exchange.received_blocks);
 }
@@ -123,18 +138,14 @@ struct SendRowsFunction : Function<SendRowsFunction> {
     if (saved->weights.defined())
       grad_weights = gradient_of_weights(grad_rows, gather_rows(saved->x, dispatch, Tensor()), dispatch);
     saved->x.reset();
-    return {gradient_of_x(*saved, grad_rows), grad_weights, Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
-  }
-
-  static Tensor gradient_of_x(const SavedRows& saved, const Tensor& grad_rows) {
-    const Dispatch& dispatch = *saved.routing.dispatch;
-    if (saved.level.sums == nullptr) return sum_rows(grad_rows, dispatch, saved.weights);
-    if (!saved.level.packs)
-      return sum_packed_rows(grad_rows, dispatch, Tensor(), saved.sizes[1],
-                             saved.options.dtype().toScalarType());
-    if (saved.level.sums->gradients.defined()) throw_bug("packed gradients of one slice were not taken");
-    saved.level.sums->gradients = pack_row_sums(grad_rows, dispatch, saved.weights);
-    return without_elements(saved.sizes, saved.options);
+    return {sums_of_tokens(grad_rows, dispatch, saved->weights, Tensor(), saved->level, &NodeSums::gradients,
+                           saved->sizes, saved->options),
+            grad_weights,
+            Tensor(),
+            Tensor(),
+            Tensor(),
+            Tensor(),
+            Tensor()};
   }
 };
 
@@ -155,12 +166,9 @@ struct ReceiveRowsFunction : Function<ReceiveRowsFunction> {
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto saved = kept_state<SavedRows>(context);
-    const NodeLevel& level = saved->level;
-    const Tensor packed =
-        level.sums != nullptr && !level.packs ? std::exchange(level.sums->gradients, {}) : Tensor();
     RowsInFlight& in_flight = *saved->in_flight;
-    from_experts(packed.defined() ? packed : grads[0], saved->routing, saved->slice, *saved->ep_group,
-                 in_flight.gradients, in_flight.pending[saved->slice]);
+    from_experts(rows_to_send(grads[0], saved->level, &NodeSums::gradients), saved->routing, saved->slice,
+                 *saved->ep_group, in_flight.gradients, in_flight.pending[saved->slice]);
     return {grads[0], Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
@@ -186,11 +194,9 @@ struct SendResultFunction : Function<SendResultFunction> {
     saved.in_flight = in_flight;
     saved.slice = slice;
     keep_state(context, std::move(saved));
-    if (sends) {
-      const bool unpacks = level.sums != nullptr && !level.packs;
-      from_experts(unpacks ? std::exchange(level.sums->results, {}) : outputs, routing, slice, *ep_group,
+    if (sends)
+      from_experts(rows_to_send(outputs, level, &NodeSums::results), routing, slice, *ep_group,
                    in_flight->rows, in_flight->pending[slice]);
-    }
     return without_elements(outputs.sizes(), outputs.options());
   }
 
@@ -225,11 +231,7 @@ struct SumOfResultsFunction : Function<SumOfResultsFunction> {
     const int64_t tokens = dispatch.choices.size(0), n = sent[0].size(1);
     const at::TensorOptions options = sent[0].options();
     if (run.recomputes()) return at::empty({tokens, n}, options);
-    if (level.sums == nullptr) return sum_rows(rows, dispatch, weights, shared);
-    if (!level.packs) return sum_packed_rows(rows, dispatch, shared, n, sent[0].scalar_type());
-    if (level.sums->results.defined()) throw_bug("packed results of one slice were not taken");
-    level.sums->results = pack_row_sums(rows, dispatch, weights);
-    return without_elements({tokens, n}, options);
+    return sums_of_tokens(rows, dispatch, weights, shared, level, &NodeSums::results, {tokens, n}, options);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
@@ -255,131 +257,7 @@ struct SumOfResultsFunction : Function<SumOfResultsFunction> {
   }
 };
 
-// Copies of counts wait for nothing but the counts. A process uses one GPU.
-const DeviceStream& copy_stream(at::Device device) {
-  static const DeviceStream stream = DeviceStream::from_pool(device, /*high_priority=*/true);
-  return stream;
-}
-
-std::span<const int64_t> numbers_of(const Tensor& counts) {
-  return {counts.const_data_ptr<int64_t>(), static_cast<size_t>(counts.numel())};
-}
-
 }  // namespace
-
-ExpertExchange plan_exchange(std::span<const int64_t> counts, std::span<const int64_t> received, int ranks,
-                             std::optional<int64_t> unit, int64_t first_row) {
-  const size_t local_experts = counts.size() / static_cast<size_t>(ranks);
-  ExpertExchange exchange;
-  int64_t sent = first_row;
-  for (size_t first = 0; first < counts.size(); first += local_experts) {
-    exchange.sent.push_back(sum_of(counts.subspan(first, local_experts)));
-    exchange.received.push_back(sum_of(received.subspan(first, local_experts)));
-  }
-  for (const int64_t rows : counts) {
-    exchange.sent_blocks.push_back({sent, rows});
-    sent += rows;
-  }
-  exchange.received_blocks.resize(received.size());
-  int64_t& end = exchange.received_rows;
-  for (size_t expert = 0; expert < local_experts; ++expert) {
-    const int64_t begin = end;
-    for (size_t block = expert; block < received.size(); block += local_experts) {
-      exchange.received_blocks[block] = {end, received[block]};
-      end += received[block];
-    }
-    if (!unit) continue;
-    const int64_t rows = end - begin, padded = std::max<int64_t>((rows + *unit - 1) / *unit, 1) * *unit;
-    if (padded > rows) exchange.padding.push_back({end, padded - rows});
-    end = begin + padded;
-  }
-  return exchange;
-}
-
-std::vector<RowBlock> blocks_of_slices(int64_t ranks, int64_t slices) {
-  std::vector<RowBlock> blocks;
-  for (int64_t rank = 0; rank < ranks; ++rank)
-    for (int64_t slice = 0; slice < slices; ++slice) blocks.push_back({slice * ranks + rank, 1});
-  return blocks;
-}
-
-std::vector<int64_t> ends_of_groups(const ExpertExchange& exchange) {
-  const size_t local_experts = exchange.received_blocks.size() / exchange.received.size();
-  std::vector<int64_t> ends;  // a group ends where the next one begins
-  for (size_t expert = 1; expert < local_experts; ++expert)
-    ends.push_back(exchange.received_blocks[expert].first);
-  ends.push_back(exchange.received_rows);
-  return ends;
-}
-
-Dispatch groups_of_received(const ExpertExchange& exchange, std::optional<int64_t> unit, at::Device device) {
-  const std::vector<int64_t> ends = ends_of_groups(exchange);
-  Dispatch groups;
-  if (!unit) {
-    for (int64_t before = 0; const int64_t end : ends)
-      groups.counts.push_back(end - std::exchange(before, end));
-    return groups;
-  }
-  const Tensor on_host = at::empty({static_cast<int64_t>(ends.size())},
-                                   at::TensorOptions(at::kInt).pinned_memory(device.is_cuda()));
-  std::ranges::copy(ends, on_host.mutable_data_ptr<int>());
-  groups.ends = on_host.to(device, /*non_blocking=*/true);
-  return groups;
-}
-
-CountsExchange::CountsExchange(std::shared_ptr<Dispatch> dispatch, Exchange& ep_group, bool equal,
-                               std::optional<int64_t> unit)
-    : dispatch_(std::move(dispatch)), ep_size_(ep_group.size()), unit_(unit) {
-  const int64_t slices = dispatch_->slices,
-                local_experts = dispatch_->expert_rows.numel() / slices / ep_size_;
-  if (equal) {
-    for (int64_t slice = 0; slice < slices; ++slice) {
-      const auto here = dispatch_->counts.begin() + (slice * ep_size_ + ep_group.rank()) * local_experts;
-      for (int r = 0; r < ep_size_; ++r)
-        received_on_host_.insert(received_on_host_.end(), here, here + local_experts);
-    }
-    return;
-  }
-  const Tensor sent = dispatch_->expert_rows.view({slices * ep_size_, local_experts});
-  received_ = at::empty_like(sent);
-  const std::vector<RowBlock> blocks = blocks_of_slices(ep_size_, slices);
-  pending_ = ep_group.start_block_exchange(received_, sent, blocks, blocks);
-  const at::Device device = sent.device();
-  if (device.is_cpu()) return;
-  const DeviceStream& stream = copy_stream(device);
-  stream.wait(DeviceStream::current(device));
-  const StreamScope scope(stream);
-  pending_.wait_on_current_stream();
-  copies_ = at::empty({2, sent.size(0), sent.size(1)}, at::TensorOptions(at::kLong).pinned_memory(true));
-  copies_[0].copy_(sent, /*non_blocking=*/true);
-  copies_[1].copy_(received_, /*non_blocking=*/true);
-  copied_.record(stream);
-}
-
-std::vector<std::shared_ptr<ExpertExchange>> CountsExchange::wait() {
-  if (received_on_host_.empty()) {
-    pending_.wait();
-    copied_.wait_on_host();
-    const std::span<const int64_t> received = numbers_of(copies_.defined() ? copies_[1] : received_);
-    received_on_host_.assign(received.begin(), received.end());
-    const std::span<const int64_t> sent = numbers_of(copies_.defined() ? copies_[0] : dispatch_->expert_rows);
-    dispatch_->counts.assign(sent.begin(), sent.end());
-  }
-  const std::span<const int64_t> sent = dispatch_->counts, received = received_on_host_;
-  const size_t of_slice = sent.size() / static_cast<size_t>(dispatch_->slices);
-  std::vector<std::shared_ptr<ExpertExchange>> plans;
-  int64_t row = 0;
-  for (size_t first = 0; first < sent.size(); first += of_slice) {
-    plans.push_back(std::make_shared<ExpertExchange>(plan_exchange(
-        sent.subspan(first, of_slice), received.subspan(first, of_slice), ep_size_, unit_, row)));
-    row += sum_of(sent.subspan(first, of_slice));
-  }
-  return plans;
-}
-
-std::shared_ptr<const Dispatch> CountsExchange::groups(const ExpertExchange& plan) const {
-  return std::make_shared<const Dispatch>(groups_of_received(plan, unit_, dispatch_->expert_rows.device()));
-}
 
 DispatchExchange::DispatchExchange(const Tensor& x, const Tensor& weights, KeptRouting& routing,
                                    std::optional<CountsExchange> counts, Exchange& ep_group,
@@ -389,7 +267,7 @@ DispatchExchange::DispatchExchange(const Tensor& x, const Tensor& weights, KeptR
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     in_flight_->gathered = gather_rows(x, *routing.dispatch, weights);
   }
-  std::vector<std::shared_ptr<ExpertExchange>> plans;
+  std::vector<std::shared_ptr<ExchangePlan>> plans;
   if (counts) {
     plans = counts->wait();
     routing.exchanges.assign(plans.begin(), plans.end());

@@ -15,8 +15,6 @@
 
 namespace hyperion::models {
 
-struct ExpertExchange;
-
 // Returns the first token of a slice; `tokens` for the number behind the last slice's.
 constexpr int64_t first_token_of_slice(int64_t tokens, int64_t slice, int64_t slices) {
   return tokens * slice / slices;
@@ -25,8 +23,8 @@ constexpr int64_t first_token_of_slice(int64_t tokens, int64_t slice, int64_t sl
 struct Dispatch : kernels::RowOrder {
   at::Tensor choices{};           // int32 [tokens, k]: the experts of each token, all different
   std::vector<int64_t> counts{};  // expert_rows on the host; empty if the groups of rows are padded
-  // [tokens, k] of kernels::opmath_dtype: 0 for choices without a row (models/parts/experts/node_exchange.h),
-  // else 1. Undefined: all have a row.
+  // [tokens, k] of kernels::opmath_dtype: 0 for choices without a row
+  // (models/parts/experts/exchange/node_exchange.h), else 1. Undefined: all have a row.
   at::Tensor present{};
   int64_t slices = 1;  // the number of slices of tokens; expert_rows is [slices * experts]
 
@@ -53,21 +51,6 @@ Dispatch dispatch_tokens(const at::Tensor& choices, int64_t experts, RowCounts c
 
 // Returns slice * groups + group for each of `choices`, int32 [tokens, k], which are groups.
 at::Tensor number_groups_by_slice(const at::Tensor& choices, int64_t groups, int64_t slices);
-
-// The routing of a microbatch in one MoE layer. Forward keeps it for the recomputation, which must not route
-// again: experts with nearly equal scores could change places.
-struct KeptRouting {
-  std::shared_ptr<const Dispatch> dispatch{};
-  // The exchange of each slice; empty without expert parallelism.
-  std::vector<std::shared_ptr<const ExpertExchange>> exchanges{};
-  // The routing of the tokens of each slice that this rank received for its node; empty unless tokens travel
-  // once per node.
-  std::vector<std::shared_ptr<const KeptRouting>> in_node{};
-  // The mean over the ranks of the rows that their experts get, of `in_node`; 0: the rows that this rank
-  // sends.
-  int64_t mean_rows = 0;
-  std::shared_ptr<const kernels::RouterLossGradient> losses{};  // null: the router has no auxiliary losses
-};
 
 // Gathers x [tokens, width] -> [rows, width] in x's dtype: rows[r] = x[token of row r]. If `weights`
 // ([tokens, k] of kernels::opmath_dtype) is defined, each row is multiplied by the weight of its assignment

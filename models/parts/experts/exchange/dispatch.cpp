@@ -1,4 +1,4 @@
-#include "models/parts/experts/dispatch.h"
+#include "models/parts/experts/exchange/dispatch.h"
 
 #include <algorithm>
 #include <limits>

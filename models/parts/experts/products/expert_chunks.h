@@ -14,12 +14,12 @@
 
 #include "base/parameter.h"
 #include "models/args/activation.h"
-#include "models/parts/experts/dispatch.h"
-#include "models/parts/experts/expert_products.h"
+#include "models/parts/experts/exchange/dispatch.h"
+#include "models/parts/experts/products/expert_products.h"
 
 namespace hyperion::models {
 
-// Returns whether a rank that received so many rows runs them in chunks; `mean` is that of all ranks.
+// Returns whether a rank that received `received` rows runs them in chunks; `mean` is that of all ranks.
 constexpr bool runs_in_chunks(int64_t received, int64_t mean) {
   return received > 2 * mean;
 }

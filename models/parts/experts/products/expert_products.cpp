@@ -1,4 +1,4 @@
-#include "models/parts/experts/expert_products.h"
+#include "models/parts/experts/products/expert_products.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>

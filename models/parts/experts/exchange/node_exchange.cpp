@@ -1,6 +1,5 @@
-#include "models/parts/experts/node_exchange.h"
+#include "models/parts/experts/exchange/node_exchange.h"
 
-#include <numeric>
 #include <utility>
 
 #include <ATen/TensorOperators.h>
@@ -20,7 +19,7 @@ namespace {
 
 using at::Tensor;
 
-// 0, 1, ... k - 1 of each token.
+// Returns 0, 1, ... k - 1 for each token.
 Tensor numbers_of_choices(const Tensor& choices) {
   return at::arange(choices.size(1), choices.options()).expand_as(choices);
 }
@@ -32,11 +31,7 @@ Tensor first_choice(const Tensor& holds, const Tensor& choices) {
   return at::where(holds, at::arange(k, choices.options()), k).amin(-1);
 }
 
-int64_t total_rows(const std::vector<int64_t>& rows) {
-  return std::accumulate(rows.begin(), rows.end(), int64_t{0});
-}
-
-using Exchanges = std::vector<std::shared_ptr<const ExpertExchange>>;  // of the slices
+using Exchanges = std::vector<std::shared_ptr<const ExchangePlan>>;  // of the slices
 
 // Starts the exchange of the choices of the tokens that level 1 sends.
 Tensor start_choices(const Dispatch& dispatch, const Exchanges& exchanges, bool equal, Exchange& nodes,
@@ -70,7 +65,7 @@ Tensor start_choices(const Dispatch& dispatch, const Exchanges& exchanges, bool 
 // Completes the dispatch of level 2, which has counts alone, from the choices of the received tokens.
 void complete_dispatch(Dispatch& in_node, const Tensor& choices, int64_t first, at::ScalarType dtype) {
   std::vector<int64_t> counts = std::move(in_node.counts);
-  const int64_t rows = total_rows(counts);
+  const int64_t rows = sum_of_rows(counts);
   const Tensor expert_rows = in_node.expert_rows;
   in_node = dispatch_present(choices, choices_in_node(choices, first, expert_rows.numel()), dtype);
   drop_absent(in_node, rows);
@@ -145,7 +140,7 @@ NodeCounts::NodeCounts(const Tensor& choices, int64_t experts, at::ScalarType dt
   copied_.record(DeviceStream::current(on_device.device()));
 }
 
-std::vector<std::shared_ptr<const ExpertExchange>> NodeCounts::wait() {
+std::vector<std::shared_ptr<const ExchangePlan>> NodeCounts::wait() {
   copied_.wait_on_host();
   const int64_t slices = counts_.size(1), nodes = counts_.size(2), width = counts_.size(3);
   const auto* counts = counts_.const_data_ptr<int64_t>();
@@ -162,9 +157,9 @@ std::vector<std::shared_ptr<const ExpertExchange>> NodeCounts::wait() {
         rows_in_node[static_cast<size_t>(slice * (width - 1) + expert)] +=
             from_nodes[node * width + 1 + expert];
     }
-    exchanges.push_back(std::make_shared<const ExpertExchange>(
+    exchanges.push_back(std::make_shared<const ExchangePlan>(
         plan_exchange(sent, received, static_cast<int>(nodes), /*unit=*/std::nullopt, sent_rows)));
-    sent_rows += total_rows(sent);
+    sent_rows += sum_of_rows(sent);
   }
   drop_absent(*dispatch_, sent_rows);
   if (equal_) {
