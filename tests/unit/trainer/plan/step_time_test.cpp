@@ -4,6 +4,7 @@
 
 #include "models/flavors/registry.h"
 #include "tests/unit/trainer/plan/job_sizes.h"
+#include "trainer/plan/block_work.h"
 #include "trainer/plan/sharding_advice.h"
 
 namespace hyperion::trainer {
@@ -82,6 +83,46 @@ TEST_CASE("Rows of a slice travel under the products of another") {
   work.dispatch.slices = 2;
   const double between = step_time(work, simple_card(), nodes, cluster).of(Family::kDispatch);
   CHECK(between == Approx(2 * (2 + 3 + 2 * (3 - 1) + 3) + 0.1 * 2 * 2));
+}
+
+TEST_CASE("Experts without an exchange gather rows again, and keep none") {
+  using config::RecomputeMode;
+  const models::ModelArgs args = models::model_args("qwen3", "30B-A3B");
+  const models::ModelDescription model = models::describe_model(args);
+  // How often a block gathers rows, and runs the products of a stack forward.
+  struct Runs {
+    double gathers = 0, products = 0;
+    bool operator==(const Runs&) const = default;
+  };
+  const auto runs = [&](RecomputeMode mode, int64_t ranks) {
+    config::JobConfig config = resolved("[model]\nname = \"qwen3\"\nflavor = \"30B-A3B\"").config;
+    config.parallelism.expert_parallel_degree = ranks;
+    const Mesh mesh({.dp_shard = 16, .ep = static_cast<int>(ranks)}, 16);
+    const BlockShape block(model.kinds[0], args, config, mesh);
+    CHECK(block.keeps(mode, BlockShape::kExpertRows) == (ranks > 1 && mode != RecomputeMode::kFull));
+    CHECK(block.bytes[BlockShape::kReturnedRows] == (ranks > 1 ? block.bytes[BlockShape::kExpertRows] : 0));
+    StepWork work;
+    add_block_work(block, mode, 1, 1, work);
+    Runs found;
+    for (const Kernels& kernels : work.kernels) {
+      if (kernels.family == Family::kRouting &&
+          kernels.bytes == (1 + block.chosen) * block.own * block.dim * block.element &&
+          kernels.launches == 1)
+        found.gathers += kernels.times;
+      if (kernels.family == Family::kExpertProducts) found.products += kernels.times * kernels.flops;
+    }
+    // Sums of rows move as many bytes as gathers: one forward, one backward.
+    found.gathers -= 2;
+    const double stack = 2 * block.own * block.chosen * block.dim * block.expert_hidden;
+    found.products = found.products / stack - 6;  // without dgrad and wgrad of w1, w2 and w3
+    return found;
+  };
+  CHECK(runs(RecomputeMode::kNone, 1) == Runs{3, 3});
+  CHECK(runs(RecomputeMode::kElementwise, 1) == Runs{3, 3});
+  CHECK(runs(RecomputeMode::kSelective, 1) == Runs{4, 5});  // w1 and w3 again, not w2
+  CHECK(runs(RecomputeMode::kFull, 1) == Runs{4, 5});
+  CHECK(runs(RecomputeMode::kSelective, 4) == Runs{3, 5});  // what was received is kept
+  CHECK(runs(RecomputeMode::kFull, 4) == Runs{4, 6});
 }
 
 TEST_CASE("Gathers and reductions move the padding of shards") {
