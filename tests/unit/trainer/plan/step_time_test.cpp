@@ -19,7 +19,7 @@ Card simple_card() {
 }
 
 double rate(MeshDim group, const parallel::MeshConfig& degrees, int world, int node = 8) {
-  return ring_rate(group, Mesh(degrees, world), {.gpus_per_node = node, .network = 10}, simple_card());
+  return ring_rate(group, {Mesh(degrees, world), {.gpus_per_node = node, .network = 10}, simple_card()});
 }
 
 }  // namespace
@@ -46,13 +46,13 @@ TEST_CASE("Exposed exchange is that of the group that waits") {
   work.collectives.push_back({MeshDim::kFsdp, 4, 10, true});
   work.collectives.push_back({MeshDim::kTp, 5, 800, false});
   const Cluster cluster{.gpus_per_node = 8, .network = 10};
-  StepTime time = step_time(work, simple_card(), mesh, cluster);
+  StepTime time = step_time(work, {mesh, cluster, simple_card()});
   CHECK(time.of(Family::kTensorExchange) == Approx(5 * 2));
   CHECK(time.of(Family::kShardExchange) == Approx(2 + 0.1 * 2));  // two of four, and a share of the others
   CHECK(time.total() == Approx(10 + 10 + 2.2));
   // A step waits for collectives that last longer than it computes, for each group in proportion.
   work.collectives[1] = {MeshDim::kTp, 30, 800, true};
-  time = step_time(work, simple_card(), mesh, cluster);
+  time = step_time(work, {mesh, cluster, simple_card()});
   CHECK(time.of(Family::kTensorExchange) + time.of(Family::kShardExchange) == Approx(62 - 10 + 2));
   CHECK(time.of(Family::kTensorExchange) == Approx(60 * 52. / 62));
 }
@@ -69,7 +69,7 @@ TEST_CASE("Rows of a slice travel under the products of another") {
   const Cluster cluster{.gpus_per_node = 8, .network = 10};
   const auto waits = [&](int64_t slices) {
     work.dispatch.slices = slices;
-    return step_time(work, simple_card(), mesh, cluster).of(Family::kDispatch);
+    return step_time(work, {mesh, cluster, simple_card()}).of(Family::kDispatch);
   };
   CHECK(waits(1) == Approx(24));
   // Forward takes 12 s, in which the links are always busy, backward 3 + 8 + 3 s, in which the experts are
@@ -81,7 +81,7 @@ TEST_CASE("Rows of a slice travel under the products of another") {
   const Mesh nodes({.dp_shard = 16, .ep = 16, .ep_nodes = 2}, 16);
   // Nothing but the 2 s inside a node, of which each slice has half, hides the 6 s between nodes.
   work.dispatch.slices = 2;
-  const double between = step_time(work, simple_card(), nodes, cluster).of(Family::kDispatch);
+  const double between = step_time(work, {nodes, cluster, simple_card()}).of(Family::kDispatch);
   CHECK(between == Approx(2 * (2 + 3 + 2 * (3 - 1) + 3) + 0.1 * 2 * 2));
 }
 
