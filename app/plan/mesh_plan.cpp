@@ -136,7 +136,7 @@ std::optional<MeshPlan> Planner::times(const config::JobConfig& config, bool end
   const auto add_rank = [&](size_t rank, const RankStages& stages, const trainer::PipelineTimes& times) {
     trainer::StepWork work = trainer::step_work(config, model_, description_, mesh, stages);
     const auto time_on = [&](const trainer::Card& card) {
-      return trainer::step_time(work, card, mesh, hardware_.cluster, times);
+      return trainer::step_time(work, {mesh, hardware_.cluster, card}, times);
     };
     const StepTime middle = time_on(hardware_.card.middle);
     if (middle.total() <= plan.middle.total()) return;

@@ -179,18 +179,22 @@ class BlockReplay {
       free(sent);
     }
     Block sent = working(b_.shards_experts && !t_[kExpertRows] ? b_.bytes[kReturnedRows] : 0);
-    get({kExpertRows});
+    if (b_.shards_experts || !t_[kExpertUp]) get({kExpertRows});
     free(sent);
     get({kGatheredResidual});
     hidden();
     Block shared = working(b_.up > 0 ? b_.bytes[kInput] : 0);
     read_last({kActivated, kW1Output, kW3Output});
-    get({kExpertUp, kExpertActivated});
-    Block results = working(t_[kReturnedRows] ? 0 : b_.bytes[kExpertRows]);
+    get({kExpertUp});
+    if (!b_.shards_experts) drop({kExpertRows});
+    get({kExpertActivated});
+    const bool computes = !again_ || (!t_[kReturnedRows] && b_.repeats_of_results(mode_) > 0),
+               returns = b_.shards_experts || b_.bytes[kReturnedRows] == 0;
+    Block results = working(computes && returns ? b_.bytes[kExpertRows] : 0);
     read_last({kExpertActivated, kExpertUp, kExpertRows});
-    get({kReturnedRows});
-    Block sums = working(again_ ? 0 : b_.bytes[kReceivedTokens]);  // back to the senders
-    Block received = working(again_ ? 0 : b_.bytes[kReceivedTokens]);
+    if (computes) get({kReturnedRows});
+    Block sums = working(again_ ? 0 : b_.bytes[kPackedSums]);  // back to the senders
+    Block received = working(again_ ? 0 : b_.bytes[kPackedSums]);
     free(sums);
     get({kRecomputedOutput});
     free(received);
@@ -198,10 +202,33 @@ class BlockReplay {
     free(results, shared);
   }
 
+  // Gathers the rows of tokens again for wgrad.
+  void local_experts_backward() {
+    Block rows = working(b_.bytes[kExpertRows]), gated = working(b_.bytes[kExpertActivated]);
+    pass(b_.bytes[kReturnedRows]);
+    drop({kReturnedRows});
+    const bool weighs = b_.weighs_results && !b_.casts_expert_rows();
+    Block weighted = working(weighs ? 2 * b_.bytes[kExpertActivated] : 0);
+    add_gradient(kExpertsDown);
+    drop_inputs({kExpertActivated});
+    free(rows);
+    Block up = working(b_.bytes[kExpertUp]);
+    free(gated, weighted);
+    drop({kExpertUp});
+    rows = working(b_.bytes[kExpertRows]);
+    returned_gradient_ = working(b_.tensor > 1 ? b_.bytes[kGatheredNormed] : b_.bytes[kInput]);
+    free(rows);
+    rows = working(b_.bytes[kExpertRows]);
+    add_gradient(kExpertsUp);
+    free(rows);
+    free_after_wgrad(up, kExpertUp);
+  }
+
   void experts_backward() {
+    if (!b_.shards_experts) return local_experts_backward();
     Block to_nodes = working(b_.bytes[kReceivedTokens]), in_node = working(b_.bytes[kReceivedTokens]);
     free(to_nodes);
-    Block sent = working(b_.shards_experts ? b_.bytes[kReturnedRows] : 0);
+    Block sent = working(b_.bytes[kReturnedRows]);
     Block rows = working(b_.bytes[kExpertRows]);
     free(sent);
     pass(b_.bytes[kReturnedRows]);
@@ -218,7 +245,7 @@ class BlockReplay {
     add_gradient(kExpertsUp);
     drop_inputs({kExpertRows});
     free_after_wgrad(up, kExpertUp);
-    if (b_.shards_experts) returned_gradient_ = working(b_.bytes[kReturnedRows]);
+    returned_gradient_ = working(b_.bytes[kReturnedRows]);
   }
 
   // Returns the gradient of the normed sum.
@@ -243,9 +270,9 @@ class BlockReplay {
     } else {
       add_gradient(kUp);
     }
-    Block in_node = working(b_.bytes[kReceivedTokens]);
+    Block in_node = working(b_.bytes[kPackedSums]);
     drop({kReceivedTokens});
-    Block from_nodes = working(b_.bytes[kReceivedTokens]);
+    Block from_nodes = working(b_.bytes[kPackedSums]);
     free(in_node);
     Block sum = working(b_.bytes[kInput]);
     free(from_nodes, returned_gradient_, rows_gradient_);

@@ -271,55 +271,82 @@ class BlockCounter {
 
   void count_experts() const {
     const auto experts = static_cast<double>(b_.block.feed_forward.experts->experts);
-    // The rows that this rank's tokens send, and those that its experts get.
-    const double sent = b_.own * b_.chosen, rows = sent * b_.expert_tensor;
-    const double width = b_.dim * b_.element;
+    // Ranks that shard an expert have the tokens of all of them, and their rows.
+    const double tokens = b_.own * b_.expert_tensor, rows = tokens * b_.chosen;
     count_routing(experts);
     if (!b_.columns.empty()) count_dense();
-
-    const double streams = b_.columns.empty() ? 1 : 2;               // routed and shared
-    add(Family::kRouting, 1 + full_, 1, (b_.own + sent) * width);    // gathers rows
-    add(Family::kRouting, 1, 1, (sent + streams * b_.own) * width);  // sums a token's rows
-    add(Family::kRouting, 2, 1, (b_.own + sent) * width);            // gathers gradients, twice
-    add(Family::kRouting, 1, 1, 2 * sent * width);                   // gradients of weights
-    add(Family::kRouting, 1, 1, (sent + b_.own) * width);            // sums gradients of rows
+    count_rows(tokens, rows);
 
     // This rank's experts: a stack of matrices, of which ranks may shard the hidden width. Gradients of the
     // tokens' weights need the output.
     const double held = experts / b_.expert_ranks;
     count_stack(rows, b_.dim, 2 * b_.expert_hidden, held, b_.repeats(mode_, BlockShape::kExpertUp), 2);
-    count_stack(rows, b_.expert_hidden, b_.dim, held, b_.repeats(mode_, BlockShape::kReturnedRows), 1);
+    count_stack(rows, b_.expert_hidden, b_.dim, held, b_.repeats_of_results(mode_), 1);
     add_activation(rows * b_.expert_hidden, 2, slices_);
     // fp32 gradients of a stack are packed for the ranks that shard it.
     add(Family::kPacking, 1, 2, held * 3 * b_.dim * b_.expert_hidden * (b_.element + kFp32));
-    if (b_.expert_ranks > 1 || b_.expert_tensor > 1) count_dispatch(sent);
+    if (b_.shards_experts) count_dispatch(tokens, rows);
   }
 
-  void count_dispatch(double sent) const {
-    const double passes = (2 + full_) * times_;
+  // Brings the rows of tokens to experts, and their results and gradients back. Without an exchange the
+  // products' own nodes gather rows, and again for wgrad (models/parts/experts/experts.cpp).
+  void count_rows(double tokens, double rows) const {
+    const double width = b_.dim * b_.element, sum = tokens * width;
+    const double streams = b_.columns.empty() ? 1 : 2;  // routed and shared
+    const double received = b_.bytes[BlockShape::kReceivedTokens], packed = b_.bytes[BlockShape::kPackedSums];
+    const double gathered = (received > 0 ? received : sum) + rows * width,  // by the node of the experts
+        summed = rows * width + (packed > 0 ? packed : sum);
+    const bool reads_results = b_.shards_experts || b_.casts_expert_rows();
+    const bool weighs_hidden = !reads_results && b_.weighs_results;
+    add(Family::kRouting, 1 + (b_.shards_experts ? full_ : b_.repeats(mode_, BlockShape::kExpertUp)), 1,
+        gathered);
+    add(Family::kRouting, 1, 1, summed + (packed > 0 ? 0 : (streams - 1) * sum));
+    add(Family::kRouting, b_.shards_experts || weighs_hidden ? 2 : 3, 1, gathered);  // of gradients, or again
+    add(Family::kRouting, 1, 1,  // gradients of weights, without results from weighted hidden rows
+        weighs_hidden ? 4 * rows * b_.expert_hidden * b_.element : 2 * rows * width);
+    add(Family::kRouting, 1, 1, summed);  // of gradients of rows
+    if (received == 0) return;
+    const double choices = received / width * b_.chosen;  // of the tokens that this node receives
+    add(Family::kRouting, 2 + full_, 1, sum + received);  // gathers tokens, and their gradients
+    add(Family::kRouting, 1, 1, packed + streams * sum);  // sums of the nodes
+    add(Family::kRouting, 1, 1, packed + sum);
+    // Which choices have rows on a level, in numbers for each pair of a token's choices and for each choice.
+    add(Family::kRouting, 1, 0, tokens * b_.chosen * (11 * b_.chosen + 20 * kFp32));
+    add(Family::kRouting, 1, 0, choices * (43 + 8 * full_) * kFp32);
+  }
+
+  void count_dispatch(double tokens, double rows) const {
+    const double width = b_.dim * b_.element;
     work_.dispatch.forward_passes += (1 + full_) * times_;
     work_.dispatch.backward_passes += times_;
     work_.dispatch.slices = b_.config.parallelism.expert_parallel_slices;
     // Gate, up and down, their dgrads and wgrads. Selective checkpointing computes gate and up again without
     // an exchange, full all three with one.
-    const double products = 9 + (selective_ ? 2 : 3 * full_);
+    const double products = 9 + 2 * b_.repeats(mode_, BlockShape::kExpertUp) + b_.repeats_of_results(mode_);
     const auto& parallelism = b_.config.parallelism;
     const bool defers_wgrad =
         parallelism.pipeline_parallel_degree > 1 &&
         parallel::splits_backward(parallel::pipeline_kind(parallelism.pipeline_parallel_schedule));
     work_.dispatch.forward_share = 3 / products;
     work_.dispatch.backward_share = (defers_wgrad ? 3 : 6) / products;
-    const auto exchange = [&](size_t level, MeshDim group, double rows, double ranks) {
+    const auto exchange = [&](size_t level, MeshDim group, double bytes, double ranks) {
       auto& levels = work_.dispatch.sent;
       if (levels.size() == level) levels.emplace_back(group, 0);
-      levels[level].second += 2 * passes * (ranks - 1) / ranks * rows * b_.dim * b_.element;
+      levels[level].second += times_ * (ranks - 1) / ranks * bytes;
     };
+    // Rows and results forward, their gradients backward, and what a recomputation exchanges again.
+    const double bytes = (4 + full_ + b_.repeats_of_results(mode_)) * rows * width;
     add(Family::kRouting, 1, 3 * (slices_ - 1), 0);  // padding of received rows, ends of groups
     const double nodes = b_.expert_nodes;
-    if (nodes == 1) return exchange(0, MeshDim::kEp, sent, b_.expert_ranks);
-    // A row for each node with chosen experts, and on it for each expert.
-    exchange(0, MeshDim::kEpNodes, b_.own * nodes_of_token(b_.args, nodes), nodes);
-    exchange(1, MeshDim::kEpInNode, sent, b_.expert_ranks / nodes);
+    if (nodes == 1) return exchange(0, MeshDim::kEp, bytes, b_.expert_ranks);
+    // A token for each node with chosen experts, with its weights and choices, and packed sums back; on the
+    // node a row for each expert.
+    const double received = b_.bytes[BlockShape::kReceivedTokens],
+                 weights = received / width * b_.chosen * kFp32;
+    const double numbers = (b_.args.experts.force_load_balance ? 2 : 3) + full_;
+    exchange(0, MeshDim::kEpNodes,
+             (2 + full_) * received + 2 * b_.bytes[BlockShape::kPackedSums] + numbers * weights, nodes);
+    exchange(1, MeshDim::kEpInNode, bytes, b_.expert_ranks / nodes);
     constexpr double kMoreLaunches = 49, kOfSlice = 28;  // docs/notes/simulated_step.md
     add(Family::kRouting, 1, kMoreLaunches + kOfSlice * (slices_ - 1), 0);
   }
@@ -327,7 +354,7 @@ class BlockCounter {
   void count_routing(double experts) const {
     const double weight = b_.dim * experts, input = b_.own * b_.dim, scores = b_.own * experts;
     const double flops = 2 * b_.own * weight, bytes = (input + weight + scores) * b_.element;
-    add(Family::kProducts, 1 + rows_, 1, bytes, flops);
+    add(Family::kProducts, 1 + (selective_ ? 1 : full_), 1, bytes, flops);
     add(Family::kProducts, 1, 1, bytes, flops);
     add(Family::kProducts, 1, 1, (input + scores) * b_.element + weight * kFp32, flops);
     // Scores in fp32, the choice, the order of rows and their weights.
@@ -339,7 +366,7 @@ class BlockCounter {
   // `gradients`: products that compute the gradient of the stack, each of a part of `out`.
   void count_stack(double rows, double in, double out, double held, double repeats, double gradients) const {
     const double stack = held * in * out, weight = slices_ * stack, flops = 2 * rows * in * out;
-    const bool float8 = config::kGroupedFloat8.on(b_.config) || config::kGroupedMx.on(b_.config);
+    const bool float8 = b_.casts_expert_rows();
     const Rate forward = float8                 ? Rate::kFp8
                          : rate_ == Rate::kFp32 ? Rate::kFp32
                                                 : Rate::kGrouped,
@@ -364,12 +391,13 @@ class BlockCounter {
     const double tensor = b_.tensor;
     if (tensor == 1) return;
     const double sent = (tensor - 1) / tensor * b_.tokens * b_.dim * b_.element;
-    const double layers = 1 + !b_.columns.empty();  // attention, and a feed-forward that the ranks share
+    // Attention, and a feed-forward or experts that the ranks shard.
+    const double layers = 1 + (!b_.columns.empty() || (b_.chosen > 0 && b_.expert_tensor > 1));
     const double again = full_ > 0 || selective_ ? layers : 0;
     const double gathered_share = b_.attention[0].float8 ? 1 / b_.element : 1;
     work_.collectives.push_back({MeshDim::kTp, times_ * (2 * layers + again), sent * gathered_share, async_});
     work_.collectives.push_back({MeshDim::kTp, times_ * (2 * layers + full_), sent, async_});
-    if (async_) count_chunks(layers, 2 * layers + full_);
+    if (async_) count_chunks(1 + !b_.columns.empty(), 2 * (1 + !b_.columns.empty()) + full_);
   }
 
   // The outputs of a product in chunks are copied together, or summed in fp32.

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "models/args/attention_heads.h"
+#include "models/kernels/packed_sums/packed_sums.h"
 #include "trainer/config/schema.h"
 #include "trainer/config/validate.h"
 
@@ -13,6 +14,8 @@ namespace hyperion::trainer {
 
 using config::RecomputeMode;
 using parallel::MeshDim;
+
+constexpr double kBf16 = 2;  // bytes
 
 StepShape::StepShape(const config::JobConfig& config, const parallel::Mesh& mesh)
     : tensor(mesh.degree(MeshDim::kTp)),
@@ -37,6 +40,7 @@ BlockShape::BlockShape(const models::BlockDescription& block, const models::Mode
       expert_ranks(shards_experts ? mesh.degree(MeshDim::kEp) : 1),
       expert_nodes(mesh.degree(MeshDim::kEpNodes)),
       expert_tensor(shards_experts ? mesh.degree(MeshDim::kEtp) : tensor),
+      weighs_results(!args.experts.score_before_experts),
       dim(static_cast<double>(args.dim)) {
   const models::AttentionWidths& widths = *block.attention.attention;
   ring = config::passes_keys_in_ring(config) && widths.window == 0;
@@ -100,17 +104,30 @@ BlockShape::BlockShape(const models::BlockDescription& block, const models::Mode
   chosen = static_cast<double>(experts->top_k);
   expert_hidden = static_cast<double>(experts->hidden) / expert_tensor;
   bytes[kExpertRows] = own * chosen * expert_tensor * dim * element;
-  // Ranks that share an expert send the tokens of all of them, each.
-  bytes[kReturnedRows] = bytes[kExpertRows] / (shards_experts ? 1 : expert_tensor);
-  if (expert_nodes > 1)
-    bytes[kReceivedTokens] = of_tokens(expert_tensor * dim / tensor * nodes_of_token(args, expert_nodes));
+  // Ranks that share an expert send the tokens of all of them, each. Without an exchange the gradient of the
+  // weights reads results in FP8 only (models/parts/experts/experts.cpp).
+  if (shards_experts || (weighs_results && casts_expert_rows())) bytes[kReturnedRows] = bytes[kExpertRows];
+  if (expert_nodes > 1) {
+    const double rows = own * expert_tensor * nodes_of_token(args, expert_nodes);
+    bytes[kReceivedTokens] = rows * dim * element;
+    bytes[kPackedSums] =
+        rows *
+        (element == kBf16 ? static_cast<double>(kernels::bytes_of_packed_row(args.dim)) : dim * element);
+  }
   bytes[kExpertActivated] = own * chosen * expert_tensor * expert_hidden * element;
   bytes[kExpertUp] = 2 * bytes[kExpertActivated];
   bytes[kRouterScores] = own * static_cast<double>(experts->experts) * (element + sizeof(float));
   bytes[kRowOrder] = own * chosen * 4 * sizeof(int32_t);
 }
 
+bool BlockShape::casts_expert_rows() const {
+  return config::kGroupedFloat8.on(config) || config::kGroupedMx.on(config);
+}
+
 bool BlockShape::keeps(RecomputeMode mode, Tensor name) const {
+  if (name == kExpertRows && !shards_experts) return false;  // backward gathers them again
+  if (name == kReturnedRows && !(weighs_results && (shards_experts || mode == RecomputeMode::kNone)))
+    return false;
   const auto any_of = [&](std::initializer_list<Tensor> names) {
     return std::ranges::find(names, name) != names.end();
   };
@@ -126,7 +143,7 @@ bool BlockShape::keeps(RecomputeMode mode, Tensor name) const {
       const bool latent_queries = args.latent.q_lora_rank > 0;
       return any_of({kAttended, kStatistics, kW1Output, kProjected}) ||
              (name == kWoOutput && (tensor > 1 || latent_queries)) ||
-             (shards_experts && any_of({kReceivedTokens, kExpertRows, kReturnedRows})) ||
+             any_of({kReceivedTokens, kExpertRows, kReturnedRows}) ||
              name == (latent_queries ? kLatents : kExpanded);
     }
   }

@@ -64,13 +64,14 @@ struct BlockShape : StepShape {
     kGatheredResidual,  // the same, gathered
     kRouterScores,
     kReceivedTokens,   // tokens that the nodes of their experts have received (once_per_node)
-    kExpertRows,       // rows that this rank's experts have received
+    kExpertRows,       // rows that this rank's experts have received, or gathered from its tokens
     kW1Output,         // of w1 and w3; of w1 alone if checkpointing keeps one of both
     kW3Output,         // of w3 in that case
     kActivated,        // SwiGLU's result, which w2 multiplies
     kExpertUp,         // of w1 and w3 of experts
     kExpertActivated,  // SwiGLU's result for experts
-    kReturnedRows,     // what experts have returned to this rank's tokens
+    kReturnedRows,     // what experts have returned to this rank's tokens, if that is kept or exchanged
+    kPackedSums,       // sums of a node's experts, as they travel between nodes (once_per_node)
     kRowOrder,         // where the rows of each token are
     kRecomputedOutput,
     kExpertGradient,  // gradients of outputs that a deferred wgrad reads: of experts' w2,
@@ -88,9 +89,14 @@ struct BlockShape : StepShape {
   double repeats(config::RecomputeMode mode, Tensor name) const {
     return mode != config::RecomputeMode::kNone && !keeps(mode, name) ? 1 : 0;
   }
+  // Returns the same of the experts' results, which only the gradient of their weights reads then.
+  double repeats_of_results(config::RecomputeMode mode) const {
+    return weighs_results && bytes[kReturnedRows] > 0 ? repeats(mode, kReturnedRows) : 0;
+  }
   double gradient_bytes(Part part) const {  // unsharded; those of experts are in the compute dtype
     return elements[part] * (part >= kExpertsUp ? element : sizeof(float));
   }
+  bool casts_expert_rows() const;  // products of experts run in FP8
   bool latent() const { return args.latent.is_present(); }
   bool normed_heads() const { return args.attention.qk_norm && !latent(); }
 
@@ -103,6 +109,7 @@ struct BlockShape : StepShape {
   double expert_ranks;   // ranks that shard the experts
   double expert_nodes;   // nodes of them, if a token travels once to each
   double expert_tensor;  // ranks that shard each expert
+  bool weighs_results;   // results of experts are multiplied by their tokens' weights, not the tokens
   bool ring;             // keys travel in a ring
 
   // Widths of this rank's part.

@@ -34,7 +34,8 @@ int fewest_on_node(int ranks, int stride, const Mesh& mesh, int node) {
 }
 
 // The ranks of a group, and how many of them share a node.
-Members members(MeshDim dim, const Mesh& mesh, const Cluster& cluster) {
+Members members(MeshDim dim, const Links& links) {
+  const Mesh& mesh = links.mesh;
   const int tensor = mesh.degree(MeshDim::kTp), shards = mesh.degree(MeshDim::kFsdp),
             replicas = mesh.degree(MeshDim::kDpReplicate);
   int stride = 1;  // between neighbours of the group
@@ -54,7 +55,7 @@ Members members(MeshDim dim, const Mesh& mesh, const Cluster& cluster) {
       stride = mesh.degree(MeshDim::kEtp);
       break;
     case MeshDim::kEpNodes:
-      stride = cluster.gpus_per_node;
+      stride = links.cluster.gpus_per_node;
       break;
     case MeshDim::kEfsdp:
       stride = mesh.degree(MeshDim::kEp) * mesh.degree(MeshDim::kEtp);
@@ -64,28 +65,27 @@ Members members(MeshDim dim, const Mesh& mesh, const Cluster& cluster) {
   }
   const int ranks = mesh.degree(dim);
   return {static_cast<double>(ranks),
-          static_cast<double>(fewest_on_node(ranks, stride, mesh, cluster.gpus_per_node))};
+          static_cast<double>(fewest_on_node(ranks, stride, mesh, links.cluster.gpus_per_node))};
 }
 
-double adapter(const Cluster& cluster, const Card& card) {
-  return card.network_share * cluster.network;
+double adapter(const Links& links) {
+  return links.card.network_share * links.cluster.network;
 }
 
 // From each rank of the group to the next one, which for some of them is on another node.
-double hop_rate(MeshDim group, const Mesh& mesh, const Cluster& cluster, const Card& card) {
-  const Members found = members(group, mesh, cluster);
-  return found.ranks == found.on_node ? card.link : adapter(cluster, card);
+double hop_rate(MeshDim group, const Links& links) {
+  const Members found = members(group, links);
+  return found.ranks == found.on_node ? links.card.link : adapter(links);
 }
 
 // Each rank sends as much to every other one: to those of its node over the links, at the same time to all
 // others over its own adapter.
-double exchange_seconds(double sent, MeshDim group, const Mesh& mesh, const Cluster& cluster,
-                        const Card& card) {
-  const Members found = members(group, mesh, cluster);
+double exchange_seconds(double sent, MeshDim group, const Links& links) {
+  const Members found = members(group, links);
   if (found.ranks == 1) return 0;
   const double each = sent / (found.ranks - 1);
-  return std::max(each * (found.on_node - 1) / card.link,
-                  each * (found.ranks - found.on_node) / adapter(cluster, card));
+  return std::max(each * (found.on_node - 1) / links.card.link,
+                  each * (found.ranks - found.on_node) / adapter(links));
 }
 
 double seconds_of(const Kernels& kernels, const Card& card) {
@@ -96,12 +96,10 @@ double seconds_of(const Kernels& kernels, const Card& card) {
 // Adds what the collectives take of a step that computes for `computing` seconds. Of the units' gathers and
 // reductions the first and the last of the widest unit overlap nothing. What overlaps takes multiprocessors
 // from what it overlaps, and what lasts longer than the step computes is waited for.
-void add_collectives(const StepWork& work, double computing, const Mesh& mesh, const Cluster& cluster,
-                     const Card& card, StepTime& time) {
+void add_collectives(const StepWork& work, double computing, const Links& links, StepTime& time) {
   double tensor = 0, units = 0, waited_for = 0, longest = 0;  // tensor, units: those that overlap
   for (const Collectives& collectives : work.collectives) {
-    const double one = collectives.sent / ring_rate(collectives.group, mesh, cluster, card),
-                 all = collectives.times * one;
+    const double one = collectives.sent / ring_rate(collectives.group, links), all = collectives.times * one;
     if (!collectives.overlaps) {
       waited_for += all;
     } else if (collectives.group == MeshDim::kTp) {
@@ -112,7 +110,8 @@ void add_collectives(const StepWork& work, double computing, const Mesh& mesh, c
     }
   }
   const double exposed = std::min(units, 2 * longest), hidden = tensor + units - exposed;
-  const double share = hidden > 0 ? std::max(card.link_share, (hidden - computing - waited_for) / hidden) : 0;
+  const double share =
+      hidden > 0 ? std::max(links.card.link_share, (hidden - computing - waited_for) / hidden) : 0;
   time.of(Family::kShardExchange) = exposed + share * (units - exposed);
   time.of(Family::kTensorExchange) = waited_for + share * tensor;
 }
@@ -122,10 +121,8 @@ struct Waits {
 };
 
 // `forward`, `backward`: attention of one block and microbatch.
-Waits sequence_waits(const SequenceExchange& exchange, double forward, double backward, const Mesh& mesh,
-                     const Cluster& cluster, const Card& card) {
-  const double rate = exchange.ring ? hop_rate(MeshDim::kCp, mesh, cluster, card)
-                                    : ring_rate(MeshDim::kCp, mesh, cluster, card);
+Waits sequence_waits(const SequenceExchange& exchange, double forward, double backward, const Links& links) {
+  const double rate = exchange.ring ? hop_rate(MeshDim::kCp, links) : ring_rate(MeshDim::kCp, links);
   const double keys = exchange.keys / rate, gradients = exchange.gradients / rate;
   double waits = 0, all = 0;
   if (exchange.ring) {
@@ -151,17 +148,17 @@ Waits sequence_waits(const SequenceExchange& exchange, double forward, double ba
 // Matrices go to their owners and back in rounds. Between the ranks of a shard group a round travels under
 // the iterations of another, but for the first one there and the last one back; between tensor parallel ranks
 // nothing hides it.
-double matrix_seconds(const StepWork& work, double iterating, const Mesh& mesh, const Cluster& cluster,
-                      const Card& card) {
+double matrix_seconds(const MuonWork& muon, double iterating, const Links& links) {
   double exposed = 0, hidden = 0;
-  for (const MatrixExchanges& exchange : work.matrices) {
-    const double there = exchange_seconds(exchange.bytes, exchange.group, mesh, cluster, card),
-                 back = exchange_seconds(exchange.back, exchange.group, mesh, cluster, card),
-                 ends = exchange.overlaps ? (there + back) / exchange.rounds : there + back;
+  for (const MuonExchange& exchange : muon.exchanges) {
+    const bool of_shards = exchange.group == MeshDim::kFsdp || exchange.group == MeshDim::kEfsdp;
+    const double there = exchange_seconds(exchange.sent, exchange.group, links),
+                 back = exchange_seconds(exchange.received, exchange.group, links),
+                 ends = (there + back) / (of_shards ? muon.rounds : 1);
     exposed += ends;
     hidden += there + back - ends;
   }
-  return exposed + std::max(card.link_share * hidden, hidden - iterating);
+  return exposed + std::max(links.card.link_share * hidden, hidden - iterating);
 }
 
 // The seconds of one pass for which the GPU waits for rows on their way to experts and back, `travelling`
@@ -181,14 +178,13 @@ double pass_waits(double travelling, double computing, int64_t slices) {
 
 // experts: the seconds of experts' products. Where tokens travel once per node, the exchange inside a node is
 // waited for, and rows of another slice travel between nodes meanwhile.
-Waits dispatch_waits(const ExpertDispatch& dispatch, double experts, const Mesh& mesh, const Cluster& cluster,
-                     const Card& card) {
+Waits dispatch_waits(const ExpertDispatch& dispatch, double experts, const Links& links) {
   Waits waits;
   if (dispatch.sent.empty()) return waits;
   const double passes = dispatch.forward_passes + dispatch.backward_passes;
   const auto seconds = [&](size_t level) {
     const auto& [group, sent] = dispatch.sent[level];
-    return exchange_seconds(sent, group, mesh, cluster, card) / passes;
+    return exchange_seconds(sent, group, links) / passes;
   };
   const double way = seconds(0) / 2, inside = dispatch.sent.size() > 1 ? seconds(1) : 0;
   const double of_block = experts / dispatch.backward_passes;
@@ -211,15 +207,15 @@ double StepTime::total() const {
   return std::accumulate(seconds.begin(), seconds.end(), 0.0);
 }
 
-double ring_rate(MeshDim group, const Mesh& mesh, const Cluster& cluster, const Card& card) {
-  const Members found = members(group, mesh, cluster);
-  if (found.ranks == found.on_node) return card.link;
-  const double between = found.on_node * adapter(cluster, card);
-  return found.on_node == 1 ? between : std::min(card.link, between);
+double ring_rate(MeshDim group, const Links& links) {
+  const Members found = members(group, links);
+  if (found.ranks == found.on_node) return links.card.link;
+  const double between = found.on_node * adapter(links);
+  return found.on_node == 1 ? between : std::min(links.card.link, between);
 }
 
-StepTime step_time(const StepWork& work, const Card& card, const Mesh& mesh, const Cluster& cluster,
-                   const PipelineTimes& pipeline) {
+StepTime step_time(const StepWork& work, const Links& links, const PipelineTimes& pipeline) {
+  const Card& card = links.card;
   StepTime time;
   double forward = 0, backward = 0;
   for (const Kernels& kernels : work.kernels) {
@@ -229,23 +225,22 @@ StepTime step_time(const StepWork& work, const Card& card, const Mesh& mesh, con
       (is_backward(kernels.rate) ? backward : forward) += seconds;
   }
   const double iterating = time.of(Family::kMuonProducts);
-  add_collectives(work, time.total() - iterating, mesh, cluster, card, time);
+  add_collectives(work, time.total() - iterating, links, time);
   if (const auto& exchange = work.sequence_exchange) {
-    const Waits waits =
-        sequence_waits(*exchange, forward / exchange->runs, backward / exchange->runs, mesh, cluster, card);
+    const Waits waits = sequence_waits(*exchange, forward / exchange->runs, backward / exchange->runs, links);
     time.of(Family::kSequenceExchange) = waits.exposed + card.link_share * waits.hidden;
   }
-  const Waits rows = dispatch_waits(work.dispatch, time.of(Family::kExpertProducts), mesh, cluster, card);
+  const Waits rows = dispatch_waits(work.dispatch, time.of(Family::kExpertProducts), links);
   time.of(Family::kDispatch) = rows.exposed + card.link_share * rows.hidden;
   if (pipeline) {
     const double computing = time.total() - time.of(Family::kOptimizer) - iterating;
-    const double transfer = work.transfer / hop_rate(MeshDim::kPp, mesh, cluster, card);
+    const double transfer = work.transfer / hop_rate(MeshDim::kPp, links);
     const double units = pipeline(0).units, unit = computing / units;
     const PipelineSeconds seconds = pipeline(transfer / unit);
     time.of(Family::kBubble) = seconds.bubble * unit;
     time.of(Family::kTransfers) = seconds.transfers * unit;
   }
-  time.of(Family::kMuonExchange) = matrix_seconds(work, iterating, mesh, cluster, card);
+  if (work.muon) time.of(Family::kMuonExchange) = matrix_seconds(*work.muon, iterating, links);
   time.of(Family::kNotModelled) = (card.overhead - 1) * time.total();
   return time;
 }

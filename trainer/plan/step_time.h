@@ -18,6 +18,13 @@ struct Cluster {
   double network = 400e9 / 8;  // bytes per second of a GPU, each way
 };
 
+// Links are those between the ranks of a job, and the cards that they join.
+struct Links {
+  const parallel::Mesh& mesh;
+  const Cluster& cluster;
+  const Card& card;
+};
+
 struct StepTime {
   std::array<double, static_cast<size_t>(Family::kCount)> seconds{};
   double& of(Family family) { return seconds[static_cast<size_t>(family)]; }
@@ -34,12 +41,10 @@ struct PipelineSeconds {
 using PipelineTimes = std::function<PipelineSeconds(double transfer)>;
 
 // `pipeline` is empty without a pipeline.
-StepTime step_time(const StepWork& work, const Card& card, const parallel::Mesh& mesh, const Cluster& cluster,
-                   const PipelineTimes& pipeline = {});
+StepTime step_time(const StepWork& work, const Links& links, const PipelineTimes& pipeline = {});
 
 // Bytes per second that a rank of the group sends in rings as NCCL makes them: a ring passes through all
 // members on a node before it leaves the node, so what leaves the node uses the adapters of all of them.
-double ring_rate(parallel::MeshDim group, const parallel::Mesh& mesh, const Cluster& cluster,
-                 const Card& card);
+double ring_rate(parallel::MeshDim group, const Links& links);
 
 }  // namespace hyperion::trainer

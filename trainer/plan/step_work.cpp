@@ -8,7 +8,6 @@
 
 #include "trainer/config/schema.h"
 #include "trainer/plan/block_work.h"
-#include "trainer/plan/muon_work.h"
 #include "trainer/plan/sharding_advice.h"
 #include "trainer/plan/step_shape.h"
 
@@ -160,19 +159,12 @@ class StepCounter {
 
   // Owners wait for each other in the exchanges, so the fullest counts.
   void add_muon() {
-    const std::optional<MuonWork> muon = muon_work(config_, model_, mesh_, rank_.stages);
-    if (!muon) return;
+    work_.muon = muon_work(config_, model_, mesh_, rank_.stages);
+    if (!work_.muon) return;
     constexpr double kLaunches = 42;  // of a matrix: iterations and copies (docs/optimizers.md)
     const bool fp32 = config_.optimizer.muon.ns_dtype == checkpoint::Dtype::kFloat32;
-    work_.add(Family::kMuonProducts, 1, kLaunches * muon->matrices, muon->moved, muon->flops,
-              fp32 ? Rate::kFp32 : Rate::kBf16);
-    for (const MuonExchange& exchange : muon->exchanges)
-      work_.matrices.push_back(
-          {.group = exchange.group,
-           .bytes = exchange.sent,
-           .back = exchange.received,
-           .rounds = muon->rounds,
-           .overlaps = exchange.group == MeshDim::kFsdp || exchange.group == MeshDim::kEfsdp});
+    work_.add(Family::kMuonProducts, 1, kLaunches * work_.muon->matrices, work_.muon->moved,
+              work_.muon->flops, fp32 ? Rate::kFp32 : Rate::kBf16);
   }
 
   const config::JobConfig& config_;
@@ -223,7 +215,8 @@ std::map<MeshDim, double> StepWork::sent() const {
   for (const Collectives& collective : collectives)
     bytes[collective.group] += collective.times * collective.sent;
   for (const auto& [group, rows] : dispatch.sent) bytes[group] += rows;
-  for (const MatrixExchanges& exchange : matrices) bytes[exchange.group] += exchange.bytes + exchange.back;
+  if (muon)
+    for (const MuonExchange& exchange : muon->exchanges) bytes[exchange.group] += exchange.step();
   if (const auto& exchange = sequence_exchange)
     bytes[MeshDim::kCp] += exchange->runs * exchange->exchanges * (2 * exchange->keys + exchange->gradients);
   return bytes;

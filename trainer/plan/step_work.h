@@ -14,6 +14,7 @@
 #include "parallel/mesh.h"
 #include "trainer/config/job_config.h"
 #include "trainer/plan/job_size.h"
+#include "trainer/plan/muon_work.h"
 
 namespace hyperion::trainer {
 
@@ -103,20 +104,11 @@ struct ExpertDispatch {
   int64_t slices = 1;
 };
 
-// The exchange of Muon's matrices in a group of ranks, in a step.
-struct MatrixExchanges {
-  parallel::MeshDim group;
-  double bytes = 0;  // that this rank sends to owners; it sends `back` to the others
-  double back = 0;
-  int rounds = 1;         // exchanges that they are dealt into
-  bool overlaps = false;  // with the iterations of another exchange
-};
-
 struct StepWork {
   std::vector<Kernels> kernels{};
   std::vector<Collectives> collectives{};
   ExpertDispatch dispatch{};
-  std::vector<MatrixExchanges> matrices{};
+  std::optional<MuonWork> muon{};  // nullopt: Muon updates nothing
   std::optional<SequenceExchange> sequence_exchange{};
   double tokens = 0;    // of this GPU: those of its microbatches over the ranks that share them
   double transfer = 0;  // bytes of a transfer between two pipeline stages

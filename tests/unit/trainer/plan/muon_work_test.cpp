@@ -106,14 +106,15 @@ TEST_CASE("the estimates have Muon's buffers, products and exchange") {
   CHECK(flops == Approx(work->flops));
   CHECK(std::ranges::none_of(other.kernels,
                              [](const Kernels& kernels) { return kernels.family == Family::kMuonProducts; }));
-  REQUIRE(step.matrices.size() == 1);
-  CHECK(step.matrices[0].bytes + step.matrices[0].back == work->step_bytes());
+  REQUIRE(step.muon.has_value());
+  REQUIRE(step.muon->exchanges.size() == 1);
+  CHECK(step.muon->step_bytes() == work->step_bytes());
   Card card{.memory = 3e12, .launch = 1e-6, .link = 4e11};
   card.flops.fill(5e14);
-  const StepTime time = step_time(step, card, mesh, {});
+  const StepTime time = step_time(step, {mesh, {}, card});
   CHECK(time.of(Family::kMuonProducts) >= work->flops / card.rate(Rate::kBf16));
   CHECK(time.of(Family::kMuonExchange) > 0);
-  CHECK(time.total() > step_time(other, card, mesh, {}).total());
+  CHECK(time.total() > step_time(other, {mesh, {}, card}).total());
 }
 
 }  // namespace hyperion::trainer

@@ -4,6 +4,7 @@
 
 #include "models/flavors/registry.h"
 #include "tests/unit/trainer/plan/job_sizes.h"
+#include "trainer/plan/block_work.h"
 #include "trainer/plan/sharding_advice.h"
 
 namespace hyperion::trainer {
@@ -18,7 +19,7 @@ Card simple_card() {
 }
 
 double rate(MeshDim group, const parallel::MeshConfig& degrees, int world, int node = 8) {
-  return ring_rate(group, Mesh(degrees, world), {.gpus_per_node = node, .network = 10}, simple_card());
+  return ring_rate(group, {Mesh(degrees, world), {.gpus_per_node = node, .network = 10}, simple_card()});
 }
 
 }  // namespace
@@ -45,13 +46,13 @@ TEST_CASE("Exposed exchange is that of the group that waits") {
   work.collectives.push_back({MeshDim::kFsdp, 4, 10, true});
   work.collectives.push_back({MeshDim::kTp, 5, 800, false});
   const Cluster cluster{.gpus_per_node = 8, .network = 10};
-  StepTime time = step_time(work, simple_card(), mesh, cluster);
+  StepTime time = step_time(work, {mesh, cluster, simple_card()});
   CHECK(time.of(Family::kTensorExchange) == Approx(5 * 2));
   CHECK(time.of(Family::kShardExchange) == Approx(2 + 0.1 * 2));  // two of four, and a share of the others
   CHECK(time.total() == Approx(10 + 10 + 2.2));
   // A step waits for collectives that last longer than it computes, for each group in proportion.
   work.collectives[1] = {MeshDim::kTp, 30, 800, true};
-  time = step_time(work, simple_card(), mesh, cluster);
+  time = step_time(work, {mesh, cluster, simple_card()});
   CHECK(time.of(Family::kTensorExchange) + time.of(Family::kShardExchange) == Approx(62 - 10 + 2));
   CHECK(time.of(Family::kTensorExchange) == Approx(60 * 52. / 62));
 }
@@ -68,7 +69,7 @@ TEST_CASE("Rows of a slice travel under the products of another") {
   const Cluster cluster{.gpus_per_node = 8, .network = 10};
   const auto waits = [&](int64_t slices) {
     work.dispatch.slices = slices;
-    return step_time(work, simple_card(), mesh, cluster).of(Family::kDispatch);
+    return step_time(work, {mesh, cluster, simple_card()}).of(Family::kDispatch);
   };
   CHECK(waits(1) == Approx(24));
   // Forward takes 12 s, in which the links are always busy, backward 3 + 8 + 3 s, in which the experts are
@@ -80,8 +81,48 @@ TEST_CASE("Rows of a slice travel under the products of another") {
   const Mesh nodes({.dp_shard = 16, .ep = 16, .ep_nodes = 2}, 16);
   // Nothing but the 2 s inside a node, of which each slice has half, hides the 6 s between nodes.
   work.dispatch.slices = 2;
-  const double between = step_time(work, simple_card(), nodes, cluster).of(Family::kDispatch);
+  const double between = step_time(work, {nodes, cluster, simple_card()}).of(Family::kDispatch);
   CHECK(between == Approx(2 * (2 + 3 + 2 * (3 - 1) + 3) + 0.1 * 2 * 2));
+}
+
+TEST_CASE("Experts without an exchange gather rows again, and keep none") {
+  using config::RecomputeMode;
+  const models::ModelArgs args = models::model_args("qwen3", "30B-A3B");
+  const models::ModelDescription model = models::describe_model(args);
+  // How often a block gathers rows, and runs the products of a stack forward.
+  struct Runs {
+    double gathers = 0, products = 0;
+    bool operator==(const Runs&) const = default;
+  };
+  const auto runs = [&](RecomputeMode mode, int64_t ranks) {
+    config::JobConfig config = resolved("[model]\nname = \"qwen3\"\nflavor = \"30B-A3B\"").config;
+    config.parallelism.expert_parallel_degree = ranks;
+    const Mesh mesh({.dp_shard = 16, .ep = static_cast<int>(ranks)}, 16);
+    const BlockShape block(model.kinds[0], args, config, mesh);
+    CHECK(block.keeps(mode, BlockShape::kExpertRows) == (ranks > 1 && mode != RecomputeMode::kFull));
+    CHECK(block.bytes[BlockShape::kReturnedRows] == (ranks > 1 ? block.bytes[BlockShape::kExpertRows] : 0));
+    StepWork work;
+    add_block_work(block, mode, 1, 1, work);
+    Runs found;
+    for (const Kernels& kernels : work.kernels) {
+      if (kernels.family == Family::kRouting &&
+          kernels.bytes == (1 + block.chosen) * block.own * block.dim * block.element &&
+          kernels.launches == 1)
+        found.gathers += kernels.times;
+      if (kernels.family == Family::kExpertProducts) found.products += kernels.times * kernels.flops;
+    }
+    // Sums of rows move as many bytes as gathers: one forward, one backward.
+    found.gathers -= 2;
+    const double stack = 2 * block.own * block.chosen * block.dim * block.expert_hidden;
+    found.products = found.products / stack - 6;  // without dgrad and wgrad of w1, w2 and w3
+    return found;
+  };
+  CHECK(runs(RecomputeMode::kNone, 1) == Runs{3, 3});
+  CHECK(runs(RecomputeMode::kElementwise, 1) == Runs{3, 3});
+  CHECK(runs(RecomputeMode::kSelective, 1) == Runs{4, 5});  // w1 and w3 again, not w2
+  CHECK(runs(RecomputeMode::kFull, 1) == Runs{4, 5});
+  CHECK(runs(RecomputeMode::kSelective, 4) == Runs{3, 5});  // what was received is kept
+  CHECK(runs(RecomputeMode::kFull, 4) == Runs{4, 6});
 }
 
 TEST_CASE("Gathers and reductions move the padding of shards") {
