@@ -77,9 +77,10 @@ int run(const std::string& card_name) {
       gpus);
   const Cluster cluster{.network = input.at("network").get<double>() * 1e9 / 8};
   const StepWork work = work_of(input);
-  const StepTime fast = step_time(work, card.fast, mesh, cluster),
-                 middle = step_time(work, card.middle, mesh, cluster),
-                 slow = step_time(work, card.slow, mesh, cluster);
+  const auto time_on = [&](const Card& end) {
+    return step_time(work, {.mesh = mesh, .cluster = cluster, .card = end});
+  };
+  const StepTime fast = time_on(card.fast), middle = time_on(card.middle), slow = time_on(card.slow);
   json output{{"seconds", {fast.total(), middle.total(), slow.total()}}};
   for (size_t i = 0; i < static_cast<size_t>(Family::kCount); ++i)
     if (middle.seconds[i] > 0)

@@ -73,7 +73,7 @@ def nfc_unknown():
 
 def main():
     lines = [f"// Made by scripts/make_unicode_tables.py from tokenizers {tokenizers.__version__}: ascending, inclusive ranges.",
-             "#pragma once", "", "namespace hyperion::trainer {", "", "struct CodePointRange {", "  char32_t first, last;", "};"]
+             "#pragma once", "", '#include "data/tokenizer/unicode_classes.h"', "", "namespace hyperion::data {"]
     tables = {name: ranges(pattern) for name, pattern in CLASSES.items()}
     tables |= {"kNfcMarkRanges": runs(nfc_marks()), "kNfcUnknownRanges": runs(nfc_unknown())}
     for name, table in tables.items():
@@ -86,7 +86,7 @@ def main():
                 line = "   "
             line += item
         lines += [line, "};"]
-    lines += ["", "}  // namespace hyperion::trainer"]
+    lines += ["", "}  // namespace hyperion::data"]
     OUTPUT.write_text("\n".join(lines) + "\n")
     print(f"wrote {OUTPUT}")
 

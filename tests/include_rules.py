@@ -41,7 +41,7 @@ RULES = {
     "trainer/optim": ("base/*", "checkpoint/types", "models/kernels", "parallel/*", "trainer/config"),
     "trainer/hugging_face": ("base", "models/args", "models/description", "models/flavors", "checkpoint/types", "data", "trainer/config"),
     "trainer/data": ("base", "data", "trainer/config"),
-    "trainer/plan": ("base", "models/args", "models/description", "models/kernels", "parallel", "parallel/pipeline", "trainer/config", "trainer/optim"),
+    "trainer/plan": ("base", "models/args", "models/description", "parallel", "parallel/pipeline", "trainer/config", "trainer/optim"),
     "trainer/runtime": ("base/*", "models/args", "parallel/*", "trainer/config", "trainer/metrics", "trainer/plan"),
     "trainer/checkpointing": ("base/*", "models/*", "parallel/*", "checkpoint", "checkpoint/types", "checkpoint/format",
                               "checkpoint/storage", "data", "trainer/config", "trainer/optim", "trainer/hugging_face",

@@ -1,5 +1,6 @@
 #include "data/tokenizer/added_tokens.h"
 
+#include "base/utf8.h"
 #include "data/tokenizer/unicode_classes.h"
 
 namespace hyperion::data {

@@ -7,7 +7,9 @@
 #include <utf8proc.h>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "data/tokenizer/unicode_classes.h"
+#include "data/tokenizer/unicode_ranges.h"
 
 namespace hyperion::data {
 namespace {

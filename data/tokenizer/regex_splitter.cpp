@@ -7,6 +7,7 @@
 #include <pcre2.h>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "data/tokenizer/unicode_classes.h"
 
 namespace hyperion::data {

@@ -2,41 +2,23 @@
 // into words.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <span>
-#include <vector>
-
-#include "base/utf8.h"
-#include "data/tokenizer/unicode_ranges.h"
 
 namespace hyperion::data {
 
+struct CodePointRange {
+  char32_t first, last;  // both belong to it
+};
 enum class CharClass : uint8_t { kOther, kLetter, kNumber, kSpace };
 
-// The ascending ranges of a class; empty for kOther.
-inline std::span<const CodePointRange> ranges_of(CharClass char_class) {
-  static constexpr std::span<const CodePointRange> kRanges[] = {
-      {}, kLetterRanges, kNumberRanges, kSpaceRanges};
-  return kRanges[static_cast<size_t>(char_class)];
-}
+// Returns the ascending ranges of a class; none for kOther.
+std::span<const CodePointRange> ranges_of(CharClass char_class);
 
-// The class of every code point, indexed by code point: kMaxCodePoint + 1 entries, built once.
-inline const CharClass* char_classes() {
-  static const std::vector<CharClass> table = [] {
-    std::vector<CharClass> classes(kMaxCodePoint + 1, CharClass::kOther);
-    for (const CharClass char_class : {CharClass::kLetter, CharClass::kNumber, CharClass::kSpace})
-      for (const auto& [first, last] : ranges_of(char_class))
-        std::fill(classes.begin() + first, classes.begin() + last + 1, char_class);
-    return classes;
-  }();
-  return table.data();
-}
+// Returns the class of every code point, indexed by code point: kMaxCodePoint + 1 entries, filled by the first call.
+const CharClass* char_classes();
 
 // Returns whether `c` is in one of the ascending ranges.
-inline bool contains(std::span<const CodePointRange> ranges, char32_t c) {
-  const auto range = std::ranges::lower_bound(ranges, c, {}, &CodePointRange::last);
-  return range != ranges.end() && range->first <= c;
-}
+bool contains(std::span<const CodePointRange> ranges, char32_t c);
 
 }  // namespace hyperion::data

@@ -1,11 +1,9 @@
 // Made by scripts/make_unicode_tables.py from tokenizers 0.23.3: ascending, inclusive ranges.
 #pragma once
 
-namespace hyperion::data {
+#include "data/tokenizer/unicode_classes.h"
 
-struct CodePointRange {
-  char32_t first, last;
-};
+namespace hyperion::data {
 
 inline constexpr CodePointRange kLetterRanges[] = {
     {0x41, 0x5A},       {0x61, 0x7A},       {0xAA, 0xAA},       {0xB5, 0xB5},       {0xBA, 0xBA},

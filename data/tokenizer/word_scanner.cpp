@@ -1,5 +1,7 @@
 #include "data/tokenizer/word_scanner.h"
 
+#include "base/utf8.h"
+
 namespace hyperion::data {
 
 const std::string_view kGpt2Pattern =

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "models/args/attention_heads.h"
-#include "models/kernels/packed_sums/packed_sums.h"
+#include "models/args/packed_row.h"
 #include "trainer/config/schema.h"
 #include "trainer/config/validate.h"
 
@@ -112,7 +112,7 @@ BlockShape::BlockShape(const models::BlockDescription& block, const models::Mode
     bytes[kReceivedTokens] = rows * dim * element;
     bytes[kPackedSums] =
         rows *
-        (element == kBf16 ? static_cast<double>(kernels::bytes_of_packed_row(args.dim)) : dim * element);
+        (element == kBf16 ? static_cast<double>(models::bytes_of_packed_row(args.dim)) : dim * element);
   }
   bytes[kExpertActivated] = own * chosen * expert_tensor * expert_hidden * element;
   bytes[kExpertUp] = 2 * bytes[kExpertActivated];

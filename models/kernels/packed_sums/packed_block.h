@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "models/args/packed_row.h"
+
 #ifdef __CUDACC__
 #define HYPERION_ON_BOTH __host__ __device__
 #else
@@ -13,7 +15,7 @@
 
 namespace hyperion::kernels {
 
-inline constexpr int kPackedBlock = 64;
+using models::bytes_of_packed_row, models::kPackedBlock;
 inline constexpr float kPackedMost = 32767;       // the largest number of a block
 inline constexpr float kPackedLeast = 0x1p-100F;  // a block with smaller elements is zeros
 

@@ -11,13 +11,6 @@
 
 namespace hyperion::kernels {
 
-// Returns the bytes of a packed row of n elements: the int16 numbers of its blocks, then their fp32 scales. A
-// multiple of 16.
-constexpr int64_t bytes_of_packed_row(int64_t n) {
-  const int64_t blocks = (n + kPackedBlock - 1) / kPackedBlock;
-  return (blocks * (2 * kPackedBlock + 4) + 15) / 16 * 16;
-}
-
 // Sums for each token the rows [rows, n] of its assignments, multiplied by `weights` [tokens, top_k], and
 // packs the sums: uint8 [tokens, bytes_of_packed_row(n)]. Rows whose weight is zero are not read.
 using PackRowSums = at::Tensor(const at::Tensor& rows, const at::Tensor& row_of_assignment,

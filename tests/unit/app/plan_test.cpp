@@ -9,7 +9,7 @@
 #include "app/plan/mesh_plan.h"
 #include "app/plan/mesh_search.h"
 #include "app/plan/plan_text.h"
-#include "models/kernels/packed_sums/packed_sums.h"
+#include "models/args/packed_row.h"
 #include "trainer/config/input_path.h"
 #include "trainer/preflight.h"
 
@@ -242,7 +242,7 @@ TEST_CASE("A token that travels once to each node takes less of the network") {
   const auto dispatch = [](const SearchResult& result) {
     return result.plans[0].middle.of(trainer::Family::kDispatch);
   };
-  const double row = 7168 * 2, sum = static_cast<double>(kernels::bytes_of_packed_row(7168)), numbers = 8 * 4;
+  const double row = 7168 * 2, sum = static_cast<double>(models::bytes_of_packed_row(7168)), numbers = 8 * 4;
   const double between = 3.5 * (3 * row + 2 * sum + 4 * numbers) / (6 * row);
   CHECK_THAT(dispatch(together) / dispatch(apart),
              WithinRel((between / network + 7 / card.link) / (7 / network), 1e-3));
