@@ -1,4 +1,4 @@
-// A parameter is data: its name, global shape, initial distribution, and the tensor that layers currently
+// A parameter is data: its description (base/parameter_description.h), and the tensor that layers currently
 // read. Models declare parameters, parallel/ shards and binds them, the optimizer and the checkpoint
 // describe state by them; there is no second source of names or shapes.
 #pragma once
@@ -36,8 +36,8 @@ struct Parameter : LayerShard {
   // (parallel/) creates it once and fills and empties its storage; its .grad() collects this rank's gradient
   // until the owner reduces it. It requires no gradient where the parameter is frozen, and layers make none.
   at::Tensor weight{};
-  // Defined where the owner gathers this instead. `weight` then never has bytes and only collects the
-  // gradient.
+  // The encoded weight, defined if the owner gathers it in place of `weight`, which then never has bytes and
+  // only collects the gradient.
   EncodedWeight encoded{};
   // The layer's cache; the owner drops it when the value changes or is freed.
   mutable std::shared_ptr<DerivedWeight> derived{};

@@ -1,5 +1,5 @@
-// What is known of a parameter without its tensors: its description, and the part of it that the layers of a
-// rank compute with. This header includes no libtorch.
+// ParameterDescription and LayerShard describe a parameter without its tensors: the first what all ranks
+// know of it, the second the part that the layers of a rank compute with. This header includes no libtorch.
 #pragma once
 
 #include <cstdint>

@@ -34,7 +34,7 @@ if [ -n "$cuda_home" ]; then export CUDA_HOME=$cuda_home; elif [ "$cuda" = AUTO 
 needs_cuda() { [ "$preset" != aarch64 ] && { [ "$cuda" = ON ] || { [ "$cuda" = AUTO ] && gpu_present; }; }; }
 case " ${targets[*]} " in *" hyperion "*) ! needs_cuda || targets+=(hyperion_on_gpu) ;; esac
 
-# Sixteen files that include libtorch take up to 2 GB to compile.
+# Thirty-two files that include libtorch take up to 1.8 GB to compile together.
 jobs() {
   local cores available limit
   cores=$(nproc)

@@ -95,14 +95,14 @@ std::string bars_figure(const SearchResult& result, const std::string& title, co
 
 std::string memory_figure(const SearchResult& result, const Hardware& hardware) {
   std::vector<std::string> names;
-  for (const MemoryPart& part : memory_parts({})) names.emplace_back(part.name);
+  for (const PeakPart& part : memory_parts({})) names.emplace_back(part.name);
   const double usable = usable_memory(hardware.card) / kGib;
   return bars_figure(result, "Memory of the fullest rank",
                      fmt::format("GiB; dashed: the {:.1f} that a job may use of {:.1f}", usable,
                                  hardware.card.memory_bytes / kGib),
                      names, usable, "GiB", [](const MeshPlan& plan) {
                        Bar bar{.value = fmt::format("{:.1f} GiB", plan.memory.total() / kGib)};
-                       for (const MemoryPart& part : memory_parts(plan.memory))
+                       for (const PeakPart& part : memory_parts(plan.memory))
                          bar.segments.push_back({part.bytes / kGib, fmt::format("{}: {:.2f} GiB", part.name,
                                                                                 part.bytes / kGib)});
                        return bar;

@@ -162,7 +162,7 @@ double TimePart::seconds_of(const StepTime& time) const {
   return seconds;
 }
 
-std::array<MemoryPart, 6> memory_parts(const trainer::PeakMemory& memory) {
+std::array<PeakPart, 6> memory_parts(const trainer::PeakMemory& memory) {
   return {{{"states", "weights and optimizer states", memory.states},
            {"gradients", "gradients", memory.gradients + memory.unsharded},
            {"gathered", "gathered weights", memory.gathered},
@@ -274,7 +274,7 @@ std::string explain_plan(const SearchResult& result, size_t index, const PlanFac
   const auto add_memory = [&](const char* name, double bytes) {
     text += fmt::format("  {:<34}{:>7.2f}\n", name, bytes / kGib);
   };
-  for (const MemoryPart& part : memory_parts(plan.memory)) add_memory(part.name, part.bytes);
+  for (const PeakPart& part : memory_parts(plan.memory)) add_memory(part.name, part.bytes);
   add_memory("all", plan.memory.total());
   add_memory("may use", usable_memory(hardware.card));
   text += "\ntime of a step                      ms            us per token    share\n";
@@ -325,7 +325,7 @@ std::string plans_json(const SearchResult& result, const PlanFacts& facts, const
     one["microbatches"] = plan.microbatches;
     one["settings"] = settings_text(plan);
     one["reserved_gib"] = plan.memory.total() / kGib;
-    for (const MemoryPart& part : memory_parts(plan.memory)) one["memory_gib"][part.key] = part.bytes / kGib;
+    for (const PeakPart& part : memory_parts(plan.memory)) one["memory_gib"][part.key] = part.bytes / kGib;
     one["tokens_per_second_per_gpu"] = {per_gpu(plan, plan.slow, hardware),
                                         per_gpu(plan, plan.middle, hardware),
                                         per_gpu(plan, plan.fast, hardware)};

@@ -37,11 +37,11 @@ struct TimePart {
 };
 const std::vector<TimePart>& time_parts();
 // A part of the fullest rank's memory.
-struct MemoryPart {
+struct PeakPart {
   const char *key, *name;  // in JSON, and in texts
   double bytes;
 };
-std::array<MemoryPart, 6> memory_parts(const trainer::PeakMemory& memory);
+std::array<PeakPart, 6> memory_parts(const trainer::PeakMemory& memory);
 // Returns "none, async TP, ring, 1F1B": what is searched besides the mesh.
 std::string settings_text(const MeshPlan& plan);
 std::string three_digits(double value);

@@ -2,7 +2,7 @@
 
 namespace hyperion::data {
 
-void Pretokenizer::add_split(std::string_view pattern, const Kept& kept, const std::string& where) {
+void Pretokenizer::add_split(std::string_view pattern, const SplitPieces& kept, const std::string& where) {
   const std::optional<WordScanner> scanner = WordScanner::for_pattern(pattern);
   if (scanner && kept.matches)  // a known pattern leaves no gaps
     steps_.emplace_back(*scanner);

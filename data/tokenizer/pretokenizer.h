@@ -15,12 +15,12 @@ namespace hyperion::data {
 
 class Pretokenizer {
  public:
-  // What a split keeps of a text: the matches of its pattern, and the gaps between them.
-  struct Kept {
+  // SplitPieces says which pieces of a text a split keeps: the matches of its pattern, the gaps between them.
+  struct SplitPieces {
     bool matches = true, gaps = true;
   };
   // Splits at the matches of `pattern`. Errors name the place `where`.
-  void add_split(std::string_view pattern, const Kept& kept, const std::string& where);
+  void add_split(std::string_view pattern, const SplitPieces& kept, const std::string& where);
   // Puts a space before a piece that does not start with one.
   void add_prefix_space();
 
@@ -32,7 +32,7 @@ class Pretokenizer {
  private:
   struct RegexSplit {
     RegexSplitter splitter;
-    Kept kept;
+    SplitPieces kept;
   };
   struct PrefixSpace {};
   using Step = std::variant<WordScanner, RegexSplit, PrefixSpace>;

@@ -100,7 +100,7 @@ Tokenizer::Tokenizer(TokenizerSpec spec, std::string hash) : spec_(std::move(spe
 
 Tokenizer::~Tokenizer() = default;
 
-std::vector<int32_t> Tokenizer::encode(std::string_view text, const AddedTokens& added) const {
+std::vector<int32_t> Tokenizer::encode(std::string_view text, const TextEnds& added) const {
   if (text.size() > kMaxText)
     throw_data("tokenizer: a text of {} bytes, at most {} are accepted", text.size(), kMaxText);
   const bool valid = is_valid_utf8(text);

@@ -19,11 +19,11 @@
 
 namespace hyperion::data {
 
-// The tokens that encode() puts before and after a text.
-struct AddedTokens {
+// TextEnds says which tokens encode() puts before and after a text.
+struct TextEnds {
   bool bos = false, eos = false;
 };
-inline constexpr AddedTokens kBosAndEos = {.bos = true, .eos = true};
+inline constexpr TextEnds kBosAndEos = {.bos = true, .eos = true};
 
 class Tokenizer {
  public:
@@ -41,7 +41,7 @@ class Tokenizer {
   // or the vocabulary has none (Qwen has no BOS). Bytes that are not UTF-8 are read as
   // U+FFFD, one per maximal ill-formed part, like Python's decode(errors="replace"). Thread-safe: each call
   // borrows its own word cache. Linear in the length of the text, times the log of its longest word.
-  std::vector<int32_t> encode(std::string_view text, const AddedTokens& added = {}) const;
+  std::vector<int32_t> encode(std::string_view text, const TextEnds& added = {}) const;
 
   // Returns the text of `ids`, special tokens included (HF's skip_special_tokens=False). Ids without a
   // token are skipped, as in HF; bytes that are not UTF-8 become U+FFFD. Thread-safe.

@@ -15,7 +15,8 @@ enum class CharClass : uint8_t { kOther, kLetter, kNumber, kSpace };
 // Returns the ascending ranges of a class; none for kOther.
 std::span<const CodePointRange> ranges_of(CharClass char_class);
 
-// Returns the class of every code point, indexed by code point: kMaxCodePoint + 1 entries, filled by the first call.
+// Returns the class of every code point, indexed by code point: kMaxCodePoint + 1 entries, filled by the
+// first call.
 const CharClass* char_classes();
 
 // Returns whether `c` is in one of the ascending ranges.

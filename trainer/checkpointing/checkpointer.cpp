@@ -360,14 +360,14 @@ void Checkpointer::write_last(int64_t step) {
   write(step, model_only(*config_, checkpoint::CheckpointKind::kModel), SaveTiming::kSynchronous);
 }
 
-void Checkpointer::save(int64_t step, const AfterStep& after) {
+void Checkpointer::save(int64_t step, const StepEnd& end) {
   if (!saves()) return;
   // A failure of this rank alone is thrown after all ranks know of it.
-  if (after.save_failed || (saver_->save_ended() && !saver_->save_failed())) finish();
-  if (!after.last && !due(step)) return;
+  if (end.save_failed || (saver_->save_ended() && !saver_->save_failed())) finish();
+  if (!end.last && !due(step)) return;
   const parallel::PhaseGuard phase(fmt::format("step {} checkpoint", step));
   finish();  // so that the failure of the save before it does not cost this one
-  if (after.last) return write_last(step);
+  if (end.last) return write_last(step);
   saved_ = step;
   tolerate_failure([&] { write(step, {}, SaveTiming::kAsConfigured); });
 }

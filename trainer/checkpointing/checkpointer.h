@@ -80,14 +80,14 @@ class Checkpointer {
 
   // Returns whether a periodic save is due after `step`. The job's last save does not count.
   bool due(int64_t step) const;
-  struct AfterStep {
+  struct StepEnd {
     bool last = false;         // the job's last step, which is saved in any case
     bool save_failed = false;  // some rank's background save has failed
   };
-  // Saves after `step` if a save is due. Throws
-  // Error(kSaveFailed) if the job's last save fails, or a periodic save if checkpoint.on_save_failure says
-  // so; Error(kNonFinite) if the state holds NaN or infinite numbers.
-  void save(int64_t step, const AfterStep& after);
+  // Saves after `step` if a save is due. Throws Error(kSaveFailed) if the job's last save fails, or a
+  // periodic save if checkpoint.on_save_failure says so; Error(kNonFinite) if the state holds NaN or
+  // infinite numbers.
+  void save(int64_t step, const StepEnd& end);
   // Saves `step` when a signal ends the job, unless it is already saved. Throws as save() does.
   void save_stopped(int64_t step);
   // Saves the initial weights as step-0 (create_seed_checkpoint).

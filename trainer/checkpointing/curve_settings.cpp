@@ -14,7 +14,7 @@
 namespace hyperion::checkpointing {
 namespace {
 
-// Stands for all keys of optimizers' own tables, such as [optimizer.muon].
+// This entry stands for all keys of optimizers' own tables, such as [optimizer.muon].
 constexpr std::string_view kOptimizerTables = "optimizer.*.*";
 
 const Setting kSettings[] = {

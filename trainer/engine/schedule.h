@@ -53,7 +53,7 @@ struct Action {
 };
 using Schedule = std::vector<Action>;
 
-// When one stage frees weights and reduces gradients.
+// ScheduleOptions says when one stage frees weights and reduces gradients.
 struct ScheduleOptions {
   bool reshard_after_forward = true;  // false: a block's weights stay gathered until its backward
   bool reduce_once = false;           // gradients are summed locally and reduced in the last microbatch only

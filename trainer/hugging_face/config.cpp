@@ -45,10 +45,6 @@ std::string compare_id(const ImportedSettings& imported, const std::string& key,
                              "generated texts are to end by it too");
 }
 
-}  // namespace
-
-namespace {
-
 // The first reason why transformers has no such model.
 struct ExportProblem {
   template <typename... Values>

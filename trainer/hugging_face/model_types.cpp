@@ -262,7 +262,7 @@ constexpr ModelType kModelTypes[] = {
      .sinks = true,
      .windows = Windows::kPattern,
      .rope_style = models::RopeStyle::kHalfSplit,
-     .quantization = "mxfp4",
+     .quantization = Quantization::kMxfp4,
      .experts = {.are_present = true,
                  .route_norm = true,
                  .clamped = true,

@@ -28,6 +28,11 @@ enum class Biases {
   kQkv,        // always of queries, keys and values, and never of the output
   kAllOrNone,  // of queries, keys, values and the output together
 };
+// The quantized weights of a type's files.
+enum class Quantization {
+  kFp8Blocks,  // fp8 with a scale for each 128 x 128 block
+  kMxfp4,
+};
 
 // The routers and experts of all models of a type. A member without a value may differ.
 struct ExpertRules {
@@ -51,11 +56,11 @@ struct ModelType {
   void (*read)(const JsonNode& config, models::ModelArgs& args);
   void (*write)(const models::ModelArgs& args, nlohmann::json& config);
 
-  // Keys that are missing in a config.json.
+  // The values of keys that a config.json leaves out.
   std::optional<int64_t> head_dim = 0;  // 0: hidden_size / num_attention_heads; nullopt: read() reads it
   int64_t n_kv_heads = 0;               // 0: num_attention_heads
   double rope_theta = 1e4;              // inside and outside of the RoPE parameters
-  bool flavor_rope = false;             // all RoPE parameters: those of the family's flavours
+  bool flavor_rope = false;             // RoPE parameters are those of the family's flavours
   bool attention_biases = false;        // attention_bias
 
   bool latent = false;
@@ -69,7 +74,7 @@ struct ModelType {
   bool reorders_heads = false;         // the files rotate halves of heads where rope_style rotates neighbours
   bool may_equal_frequencies = false;  // low_freq_factor may equal high_freq_factor
   bool next_token_block = false;       // the files may have a block for multi-token prediction
-  std::string_view quantization = "fp8";  // the quant_method that is read
+  Quantization quantization = Quantization::kFp8Blocks;  // the only one that is read
   ExpertRules experts{};
 };
 

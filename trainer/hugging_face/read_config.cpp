@@ -172,8 +172,9 @@ void apply(const ModelType& type, ModelArgs& args) {
 // Reads the numbers of heads and their width.
 void read_heads(const JsonNode& config, const ModelType& type, ModelArgs& args) {
   models::AttentionArgs& attention = args.attention;
-  const bool given = type.n_kv_heads == 0 || config.object().contains("num_key_value_heads");
-  attention.n_kv_heads = given ? size_in(config["num_key_value_heads"], attention.n_heads) : type.n_kv_heads;
+  const bool reads_kv_heads = type.n_kv_heads == 0 || config.object().contains("num_key_value_heads");
+  attention.n_kv_heads =
+      reads_kv_heads ? size_in(config["num_key_value_heads"], attention.n_heads) : type.n_kv_heads;
   if (!type.head_dim) return;
   const JsonNode head_dim = config["head_dim"];
   if (*type.head_dim == 0 && head_dim.is_null() && args.dim % attention.n_heads != 0)
@@ -194,15 +195,22 @@ void read_attention_bias(const JsonNode& key, const ModelType& type, ModelArgs& 
 void read_quantization(const JsonNode& config, const ModelType& type) {
   if (config.is_null()) return;
   const json& values = config.object();
-  const bool known = values.value("quant_method", json()) == type.quantization;
-  if (type.quantization == "mxfp4" && !known)
-    throw_config("{}: is not mxfp4, the only one that is read: use the model's original files",
-                 config.where());
-  if (type.quantization == "fp8" && (!known || values.value("weight_block_size", json()) != json{128, 128}))
-    throw_config(
-        "{}: is none of fp8 with blocks of 128 x 128, the only one that is read: use the model's original "
-        "files",
-        config.where());
+  const json method = values.value("quant_method", json());
+  switch (type.quantization) {
+    case Quantization::kMxfp4:
+      if (method != "mxfp4")
+        throw_config("{}: is not mxfp4, the only one that is read: use the model's original files",
+                     config.where());
+      break;
+    case Quantization::kFp8Blocks:
+      if (method != "fp8" || values.value("weight_block_size", json()) != json{128, 128})
+        throw_config(
+            "{}: is none of fp8 with blocks of 128 x 128, the only one that is read: use the model's "
+            "original "
+            "files",
+            config.where());
+      break;
+  }
 }
 
 }  // namespace

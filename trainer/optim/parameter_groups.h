@@ -14,7 +14,7 @@ namespace hyperion::optim {
 struct ParameterSettings {
   double lr_scale = 1;  // the learning rate is this times the schedule's
   double beta1, beta2, weight_decay;
-  // The optimizer that updates it: AdamW where one of matrices leaves it out.
+  // The optimizer that updates it: AdamW for what an optimizer of matrices does not update.
   config::OptimizerName optimizer = config::OptimizerName::kAdamW;
   bool operator==(const ParameterSettings&) const = default;
 };

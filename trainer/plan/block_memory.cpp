@@ -189,8 +189,8 @@ class BlockReplay {
     if (!b_.shards_experts) drop({kExpertRows});
     get({kExpertActivated});
     const bool computes = !again_ || (!t_[kReturnedRows] && b_.repeats_of_results(mode_) > 0),
-               returns = b_.shards_experts || b_.bytes[kReturnedRows] == 0;
-    Block results = working(computes && returns ? b_.bytes[kExpertRows] : 0);
+               apart_from_returned = b_.shards_experts || b_.bytes[kReturnedRows] == 0;
+    Block results = working(computes && apart_from_returned ? b_.bytes[kExpertRows] : 0);
     read_last({kExpertActivated, kExpertUp, kExpertRows});
     if (computes) get({kReturnedRows});
     Block sums = working(again_ ? 0 : b_.bytes[kPackedSums]);  // back to the senders
@@ -207,8 +207,7 @@ class BlockReplay {
     Block rows = working(b_.bytes[kExpertRows]), gated = working(b_.bytes[kExpertActivated]);
     pass(b_.bytes[kReturnedRows]);
     drop({kReturnedRows});
-    const bool weighs = b_.weighs_results && !b_.casts_expert_rows();
-    Block weighted = working(weighs ? 2 * b_.bytes[kExpertActivated] : 0);
+    Block weighted = working(b_.weighs_hidden_rows() ? 2 * b_.bytes[kExpertActivated] : 0);
     add_gradient(kExpertsDown);
     drop_inputs({kExpertActivated});
     free(rows);

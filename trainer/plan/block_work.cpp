@@ -296,21 +296,21 @@ class BlockCounter {
     const double received = b_.bytes[BlockShape::kReceivedTokens], packed = b_.bytes[BlockShape::kPackedSums];
     const double gathered = (received > 0 ? received : sum) + rows * width,  // by the node of the experts
         summed = rows * width + (packed > 0 ? packed : sum);
-    const bool reads_results = b_.shards_experts || b_.casts_expert_rows();
-    const bool weighs_hidden = !reads_results && b_.weighs_results;
+    const bool weighs_hidden = b_.weighs_hidden_rows();
     add(Family::kRouting, 1 + (b_.shards_experts ? full_ : b_.repeats(mode_, BlockShape::kExpertUp)), 1,
         gathered);
     add(Family::kRouting, 1, 1, summed + (packed > 0 ? 0 : (streams - 1) * sum));
-    add(Family::kRouting, b_.shards_experts || weighs_hidden ? 2 : 3, 1, gathered);  // of gradients, or again
-    add(Family::kRouting, 1, 1,  // gradients of weights, without results from weighted hidden rows
-        weighs_hidden ? 4 * rows * b_.expert_hidden * b_.element : 2 * rows * width);
+    // Gradients, and rows again for wgrad; then the gradients of weights.
+    add(Family::kRouting, b_.shards_experts || weighs_hidden ? 2 : 3, 1, gathered);
+    add(Family::kRouting, 1, 1, weighs_hidden ? 4 * rows * b_.expert_hidden * b_.element : 2 * rows * width);
     add(Family::kRouting, 1, 1, summed);  // of gradients of rows
     if (received == 0) return;
     const double choices = received / width * b_.chosen;  // of the tokens that this node receives
     add(Family::kRouting, 2 + full_, 1, sum + received);  // gathers tokens, and their gradients
     add(Family::kRouting, 1, 1, packed + streams * sum);  // sums of the nodes
     add(Family::kRouting, 1, 1, packed + sum);
-    // Which choices have rows on a level, in numbers for each pair of a token's choices and for each choice.
+    // The masks of the choices that have rows on a level, in numbers for each pair of a token's choices and
+    // for each choice, as the trace of the simulated GPU counts them (docs/notes/plan.md).
     add(Family::kRouting, 1, 0, tokens * b_.chosen * (11 * b_.chosen + 20 * kFp32));
     add(Family::kRouting, 1, 0, choices * (43 + 8 * full_) * kFp32);
   }
@@ -321,7 +321,7 @@ class BlockCounter {
     work_.dispatch.backward_passes += times_;
     work_.dispatch.slices = b_.config.parallelism.expert_parallel_slices;
     // Gate, up and down, their dgrads and wgrads. Selective checkpointing computes gate and up again without
-    // an exchange, full all three with one.
+    // an exchange, full with one, and down too where results are weighed.
     const double products = 9 + 2 * b_.repeats(mode_, BlockShape::kExpertUp) + b_.repeats_of_results(mode_);
     const auto& parallelism = b_.config.parallelism;
     const bool defers_wgrad =
@@ -343,6 +343,7 @@ class BlockCounter {
     // node a row for each expert.
     const double received = b_.bytes[BlockShape::kReceivedTokens],
                  weights = received / width * b_.chosen * kFp32;
+    // The choices, their weights and the gradients of these; forced balance needs no choices.
     const double numbers = (b_.args.experts.force_load_balance ? 2 : 3) + full_;
     exchange(0, MeshDim::kEpNodes,
              (2 + full_) * received + 2 * b_.bytes[BlockShape::kPackedSums] + numbers * weights, nodes);
@@ -392,12 +393,13 @@ class BlockCounter {
     if (tensor == 1) return;
     const double sent = (tensor - 1) / tensor * b_.tokens * b_.dim * b_.element;
     // Attention, and a feed-forward or experts that the ranks shard.
-    const double layers = 1 + (!b_.columns.empty() || (b_.chosen > 0 && b_.expert_tensor > 1));
+    const double dense = 1 + !b_.columns.empty(),
+                 layers = 1 + (!b_.columns.empty() || (b_.chosen > 0 && b_.expert_tensor > 1));
     const double again = full_ > 0 || selective_ ? layers : 0;
     const double gathered_share = b_.attention[0].float8 ? 1 / b_.element : 1;
     work_.collectives.push_back({MeshDim::kTp, times_ * (2 * layers + again), sent * gathered_share, async_});
     work_.collectives.push_back({MeshDim::kTp, times_ * (2 * layers + full_), sent, async_});
-    if (async_) count_chunks(1 + !b_.columns.empty(), 2 * (1 + !b_.columns.empty()) + full_);
+    if (async_) count_chunks(dense, 2 * dense + full_);
   }
 
   // The outputs of a product in chunks are copied together, or summed in fp32.

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "base/parameter.h"
+#include "base/parameter_description.h"
 #include "parallel/placement.h"
 #include "trainer/config/schema.h"
 #include "trainer/optim/exchange_layout.h"
@@ -84,20 +84,22 @@ class OwnersPlan {
     const int expert_ranks = mesh_.degree(MeshDim::kEp);
     const bool apart = shape.domain == Domain::kExpert && expert_ranks > 1;
     const bool complete = apart && mesh_.degree(MeshDim::kEtp) == 1;
-    const ParameterPtr parameter =
-        make_parameter(fqn, shape.dims, Init::ones(), complete ? std::nullopt : shape.split);
-    parameter->matrices = shape.matrices;
+    LayerShard parameter;
+    parameter.fqn = fqn;
+    parameter.shape = parameter.local = shape.dims;
+    if (!complete) parameter.split = shape.split;
+    parameter.matrices = shape.matrices;
     SharedMatrices& shared = apart ? experts_ : dense_;
-    if (apart) parameter->shard_experts(expert_ranks, mesh_.coordinate(rank_, MeshDim::kEp));
-    parameter->shard(mesh_.degree(shared.tensor), mesh_.coordinate(rank_, shared.tensor));
-    std::ranges::move(optim::matrices_of(*parameter, parameters_.size(), mesh_.degree(shared.tensor)),
+    if (apart) parameter.shard_experts(expert_ranks, mesh_.coordinate(rank_, MeshDim::kEp));
+    parameter.shard(mesh_.degree(shared.tensor), mesh_.coordinate(rank_, shared.tensor));
+    std::ranges::move(optim::matrices_of(parameter, parameters_.size(), mesh_.degree(shared.tensor)),
                       std::back_inserter(shared.matrices));
-    parameters_.push_back(parameter);
+    parameters_.push_back(std::move(parameter));
   }
 
   // Returns the elements of a parameter's local tensor that a rank holds: one contiguous part.
   Range elements_of(size_t index, int rank) const {
-    const Parameter& parameter = *parameters_[index];
+    const LayerShard& parameter = parameters_[index];
     const Box local = box_of(parameter.shape, parameter.cuts),
               shard = box_of(parameter.shape, parallel::placement_of(parameter, 0, mesh_, rank).cuts);
     int64_t begin = 0;
@@ -152,7 +154,7 @@ class OwnersPlan {
   const config::JobConfig::Optimizer& options_;
   const Mesh& mesh_;
   int rank_;
-  std::vector<ParameterPtr> parameters_;
+  std::vector<LayerShard> parameters_;
   SharedMatrices dense_{.shard = MeshDim::kFsdp, .tensor = MeshDim::kTp},
       experts_{.shard = MeshDim::kEfsdp, .tensor = MeshDim::kEtp};
 };

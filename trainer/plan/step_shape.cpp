@@ -110,9 +110,8 @@ BlockShape::BlockShape(const models::BlockDescription& block, const models::Mode
   if (expert_nodes > 1) {
     const double rows = own * expert_tensor * nodes_of_token(args, expert_nodes);
     bytes[kReceivedTokens] = rows * dim * element;
-    bytes[kPackedSums] =
-        rows *
-        (element == kBf16 ? static_cast<double>(models::bytes_of_packed_row(args.dim)) : dim * element);
+    bytes[kPackedSums] = rows * (element == kBf16 ? static_cast<double>(models::bytes_of_packed_row(args.dim))
+                                                  : dim * element);
   }
   bytes[kExpertActivated] = own * chosen * expert_tensor * expert_hidden * element;
   bytes[kExpertUp] = 2 * bytes[kExpertActivated];

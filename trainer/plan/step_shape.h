@@ -89,7 +89,8 @@ struct BlockShape : StepShape {
   double repeats(config::RecomputeMode mode, Tensor name) const {
     return mode != config::RecomputeMode::kNone && !keeps(mode, name) ? 1 : 0;
   }
-  // Returns the same of the experts' results, which only the gradient of their weights reads then.
+  // Returns how often a recomputation computes the experts' results again, for the gradient of the weights
+  // that they are multiplied by.
   double repeats_of_results(config::RecomputeMode mode) const {
     return weighs_results && bytes[kReturnedRows] > 0 ? repeats(mode, kReturnedRows) : 0;
   }
@@ -97,6 +98,9 @@ struct BlockShape : StepShape {
     return elements[part] * (part >= kExpertsUp ? element : sizeof(float));
   }
   bool casts_expert_rows() const;  // products of experts run in FP8
+  // Returns whether the hidden rows of experts are weighed for the gradient of the weights, which then reads
+  // no results.
+  bool weighs_hidden_rows() const { return weighs_results && bytes[kReturnedRows] == 0; }
   bool latent() const { return args.latent.is_present(); }
   bool normed_heads() const { return args.attention.qk_norm && !latent(); }
 

@@ -93,7 +93,8 @@ struct SequenceExchange {
   double forward_share = 0.5;  // of attention's time that the first part's queries take
 };
 
-// The exchange of rows with the experts of other ranks in a step, in equal passes there and back.
+// The exchange of rows with the experts of other ranks in a step. step_time() spreads `sent` evenly over the
+// passes, each there and back.
 struct ExpertDispatch {
   // Bytes that this rank sends by group: between nodes, then between the ranks of a node.
   std::vector<std::pair<parallel::MeshDim, double>> sent{};

@@ -1,4 +1,4 @@
-// Packing of tensors into the layouts of CPU products. Included by files compiled once per instruction
+// Packing of tensors into the layouts of CPU products, for files that are compiled once per instruction
 // set.
 #pragma once
 

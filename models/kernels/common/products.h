@@ -1,4 +1,4 @@
-// Matrix products of blocks in the caches. Included by files compiled once per instruction set.
+// Matrix products of blocks in the caches, for files that are compiled once per instruction set.
 #pragma once
 
 #include "models/kernels/common/vectors.h"

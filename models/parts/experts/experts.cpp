@@ -220,7 +220,7 @@ struct DownFunction : Function<DownFunction> {
 
 // All ranks send as many rows, so the rows that one of them sends are the mean of those they receive.
 int64_t mean_rows(const KeptRouting& routing, size_t slice) {
-  return routing.mean_rows > 0 ? routing.mean_rows : sum_of_rows(routing.exchanges[slice]->sent);
+  return routing.mean_rows > 0 ? routing.mean_rows : total_rows(routing.exchanges[slice]->sent);
 }
 
 // Returns "layers.3.moe.experts".
@@ -239,7 +239,7 @@ auto with_received_rows(const Parameter& stack, const KeptRouting& routing, cons
     if (resource && resource->kind == ExhaustedResource::Kind::kMemory && !routing.exchanges.empty()) {
       int64_t received = 0, mean = 0;
       for (size_t slice = 0; slice < routing.exchanges.size(); ++slice) {
-        received += sum_of_rows(routing.exchanges[slice]->received);
+        received += total_rows(routing.exchanges[slice]->received);
         mean += mean_rows(routing, slice);
       }
       log_error("{}: memory ran out with {} rows for the experts of this rank; the mean of the ranks is {}{}",
@@ -323,7 +323,7 @@ Tensor Experts::forward(DispatchExchange rows, const Tensor& weights, const Tens
 Tensor Experts::forward_received(const Tensor& rows, const KeptRouting& routing, size_t slice,
                                  const BlockRun& run, bool computes) const {
   const ExchangePlan& exchange = *routing.exchanges[slice];
-  const int64_t received = sum_of_rows(exchange.received), mean = mean_rows(routing, slice);
+  const int64_t received = total_rows(exchange.received), mean = mean_rows(routing, slice);
   if (!runs_in_chunks(received, mean)) {
     const Tensor none;
     return forward_local(rows, none, none, exchange.experts, run, computes);

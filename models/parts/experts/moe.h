@@ -18,8 +18,8 @@
 
 #include "models/parts/dense/feed_forward.h"
 #include "models/parts/experts/exchange/expert_exchange.h"
-#include "models/parts/experts/experts.h"
 #include "models/parts/experts/exchange/node_exchange.h"
+#include "models/parts/experts/experts.h"
 #include "models/parts/experts/router.h"
 #include "models/parts/experts/router_losses.h"
 

@@ -21,8 +21,8 @@
 #include "models/flavors/registry.h"
 #include "models/layers/activation_checkpoint.h"
 #include "models/parts/experts/description.h"
-#include "models/parts/experts/products/expert_chunks.h"
 #include "models/parts/experts/experts.h"
+#include "models/parts/experts/products/expert_chunks.h"
 #include "tests/support/group_ends.h"
 #include "tests/unit/models/finite_differences.h"
 

@@ -23,8 +23,8 @@
 #include "models/flavors/registry.h"
 #include "models/kernels/common/dtype.h"
 #include "models/parts/experts/description.h"
-#include "models/parts/experts/products/expert_chunks.h"
 #include "models/parts/experts/experts.h"
+#include "models/parts/experts/products/expert_chunks.h"
 #include "tests/support/group_ends.h"
 #include "tests/support/unwritten_is_nan.h"
 

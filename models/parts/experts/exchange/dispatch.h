@@ -11,7 +11,6 @@
 
 #include "models/kernels/expert_rows/expert_rows.h"
 #include "models/kernels/matmul/grouped.h"
-#include "models/kernels/router/router.h"
 
 namespace hyperion::models {
 

@@ -25,7 +25,7 @@ std::span<const int64_t> numbers_of(const Tensor& counts) {
 
 }  // namespace
 
-int64_t sum_of_rows(std::span<const int64_t> rows) {
+int64_t total_rows(std::span<const int64_t> counts) {
   return std::accumulate(rows.begin(), rows.end(), int64_t{0});
 }
 
@@ -35,8 +35,8 @@ ExchangePlan plan_exchange(std::span<const int64_t> counts, std::span<const int6
   ExchangePlan exchange;
   int64_t sent = first_row;
   for (size_t first = 0; first < counts.size(); first += local_experts) {
-    exchange.sent.push_back(sum_of_rows(counts.subspan(first, local_experts)));
-    exchange.received.push_back(sum_of_rows(received.subspan(first, local_experts)));
+    exchange.sent.push_back(total_rows(counts.subspan(first, local_experts)));
+    exchange.received.push_back(total_rows(received.subspan(first, local_experts)));
   }
   for (const int64_t rows : counts) {
     exchange.sent_blocks.push_back({sent, rows});
@@ -134,7 +134,7 @@ std::vector<std::shared_ptr<ExchangePlan>> CountsExchange::wait() {
   for (size_t first = 0; first < sent.size(); first += of_slice) {
     plans.push_back(std::make_shared<ExchangePlan>(plan_exchange(
         sent.subspan(first, of_slice), received.subspan(first, of_slice), ep_size_, unit_, row)));
-    row += sum_of_rows(sent.subspan(first, of_slice));
+    row += total_rows(sent.subspan(first, of_slice));
   }
   return plans;
 }

@@ -1,5 +1,5 @@
-// Which rows go to which rank, and where they lie there: a plan made of numbers alone, and the exchange of
-// the counts of rows that it is made of.
+// ExchangePlan says which rows go to which rank and where they lie there: a plan made of numbers alone.
+// CountsExchange exchanges the counts of rows that it is made of, and KeptRouting keeps plans for backward.
 //
 // Rows are sorted by expert (dispatch.h), so the rows for one expert are a block. A rank receives each block
 // at its place in the order of its experts, where groups may be padded, and sends the experts' outputs back
@@ -16,6 +16,7 @@
 
 #include "base/device/streams.h"
 #include "base/exchange.h"
+#include "models/kernels/router/router.h"
 #include "models/parts/experts/exchange/dispatch.h"
 
 namespace hyperion::models {
@@ -37,7 +38,8 @@ struct ExchangePlan {
 // first_row: the slice's first row in the tensor of sent rows.
 ExchangePlan plan_exchange(std::span<const int64_t> counts, std::span<const int64_t> received, int ranks,
                            std::optional<int64_t> unit, int64_t first_row = 0);
-int64_t sum_of_rows(std::span<const int64_t> rows);
+// Returns the sum of counts of rows.
+int64_t total_rows(std::span<const int64_t> counts);
 // Returns the blocks of an exchange of [slices * ranks, width] in which each rank gets one row of each slice.
 std::vector<RowBlock> blocks_of_slices(int64_t ranks, int64_t slices);
 // Returns where the group of each local expert ends in the tensor of received rows, padding included.

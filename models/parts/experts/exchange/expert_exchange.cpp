@@ -80,7 +80,7 @@ void from_experts(const Tensor& rows, const KeptRouting& routing, size_t slice, 
   failpoint("step.rows");
   if (!returned.defined()) {
     int64_t all = 0;
-    for (const auto& exchange : routing.exchanges) all += sum_of_rows(exchange->sent);
+    for (const auto& exchange : routing.exchanges) all += total_rows(exchange->sent);
     returned = at::empty({all, rows.size(1)}, rows.options());
   }
   const ExchangePlan& exchange = *routing.exchanges[slice];

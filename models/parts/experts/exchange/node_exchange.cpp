@@ -65,7 +65,7 @@ Tensor start_choices(const Dispatch& dispatch, const Exchanges& exchanges, bool 
 // Completes the dispatch of level 2, which has counts alone, from the choices of the received tokens.
 void complete_dispatch(Dispatch& in_node, const Tensor& choices, int64_t first, at::ScalarType dtype) {
   std::vector<int64_t> counts = std::move(in_node.counts);
-  const int64_t rows = sum_of_rows(counts);
+  const int64_t rows = total_rows(counts);
   const Tensor expert_rows = in_node.expert_rows;
   in_node = dispatch_present(choices, choices_in_node(choices, first, expert_rows.numel()), dtype);
   drop_absent(in_node, rows);
@@ -159,7 +159,7 @@ std::vector<std::shared_ptr<const ExchangePlan>> NodeCounts::wait() {
     }
     exchanges.push_back(std::make_shared<const ExchangePlan>(
         plan_exchange(sent, received, static_cast<int>(nodes), /*unit=*/std::nullopt, sent_rows)));
-    sent_rows += sum_of_rows(sent);
+    sent_rows += total_rows(sent);
   }
   drop_absent(*dispatch_, sent_rows);
   if (equal_) {
