@@ -26,7 +26,7 @@ std::span<const int64_t> numbers_of(const Tensor& counts) {
 }  // namespace
 
 int64_t total_rows(std::span<const int64_t> counts) {
-  return std::accumulate(rows.begin(), rows.end(), int64_t{0});
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
 ExchangePlan plan_exchange(std::span<const int64_t> counts, std::span<const int64_t> received, int ranks,
