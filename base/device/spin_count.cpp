@@ -3,6 +3,7 @@
 // time. libgomp reads GOMP_SPINCOUNT when it is loaded, which is before main() and before the C library knows
 // the environment: the program therefore starts itself once more with the variable, before any library is
 // initialized.
+#include <bit>
 #include <cstring>
 
 #include <sys/auxv.h>
@@ -33,12 +34,12 @@ void start_again_with_spin_count(int /*argc*/, char** argv, char** environment) 
   std::memcpy(with_count, environment, count * sizeof(char*));
   with_count[count] = spin_count;
   with_count[count + 1] = nullptr;
-  execve(reinterpret_cast<const char*>(getauxval(AT_EXECFN)), argv, with_count);
+  execve(std::bit_cast<const char*>(getauxval(AT_EXECFN)), argv, with_count);
   // It cannot be started again, so it goes on with libgomp's default.
 }
 
 using AtStart = void (*)(int, char**, char**);
-__attribute__((section(".preinit_array"), used)) const AtStart at_start = start_again_with_spin_count;
+__attribute__((section(".preinit_array"), used)) const AtStart kAtStart = start_again_with_spin_count;
 
 }  // namespace
 #endif
