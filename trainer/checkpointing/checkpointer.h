@@ -80,6 +80,7 @@ class Checkpointer {
 
   // Returns whether a periodic save is due after `step`. The job's last save does not count.
   bool due(int64_t step) const;
+  // StepEnd says what save() has to know of the end of a step.
   struct StepEnd {
     bool last = false;         // the job's last step, which is saved in any case
     bool save_failed = false;  // some rank's background save has failed

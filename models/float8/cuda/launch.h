@@ -34,7 +34,7 @@ struct CastTask {
   uint8_t* rows = nullptr;     // [m, n]; null: no such copy, always if x is FP8
   uint8_t* columns = nullptr;  // [n, padded_m]; null: no such copy
   int64_t padded_m = 0;        // m rounded up to a multiple of 16
-  // ScaleTask has the same two, for scales that are computed from amaxes.
+  // ScaleTask has the same two, for scales that are computed from largest magnitudes.
   double largest = 0;
   bool power_of_two = false;
 };

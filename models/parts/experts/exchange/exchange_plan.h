@@ -84,8 +84,8 @@ class CountsExchange {
   at::Tensor received_;                    // [slices * ranks, local experts]
   std::vector<int64_t> received_on_host_;  // the same, known after wait()
   Pending pending_;
-  at::Tensor
-      copies_;  // pinned [2, slices * ranks, local experts]: own and received counts; undefined on a CPU
+  // Pinned [2, slices * ranks, local experts]: own and received counts. Undefined on a CPU.
+  at::Tensor copies_;
   DeviceEvent copied_;
 };
 
