@@ -13,7 +13,7 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kTokensOfThread = 8;  // at least
+constexpr int64_t kLeastTokens = 8;  // of a thread
 
 // Heads [batch, seq, heads, width] by token; a copy where a head's elements are apart.
 template <typename T>
@@ -74,7 +74,7 @@ Heads latent_heads(const Tensor& q, const Tensor& kv, const Tensor& shared, cons
   with_element_type(q, [&]<typename T>(T) {
     const HeadsOf<T> from_q(q), from_kv(kv), from_shared(shared.unsqueeze(2)), to_q(out.q), to_k(out.k),
         to_v(out.v);
-    parallel_for(0, tokens, kTokensOfThread, [&](int64_t begin, int64_t end) {
+    parallel_for(0, tokens, kLeastTokens, [&](int64_t begin, int64_t end) {
       float *scratch = thread_scratch(2 * rotated), *of_keys = thread_scratch(rotated, 1);
       for (int64_t token = begin; token < end; ++token) {
         const int64_t angle = parts.angle(token);
@@ -110,7 +110,7 @@ LatentGradients latent_heads_backward(const Heads& grads, const Tensor& cos, con
   with_element_type(q, [&]<typename T>(T) {
     const HeadsOf<T> of_queries(q), of_keys(grads.k), of_values(grads.v), to_q(out.q), to_kv(out.kv),
         to_shared(out.shared.unsqueeze(2));
-    parallel_for(0, tokens, kTokensOfThread, [&](int64_t begin, int64_t end) {
+    parallel_for(0, tokens, kLeastTokens, [&](int64_t begin, int64_t end) {
       float *scratch = thread_scratch(2 * rotated), *sum = thread_scratch(rotated, 1);
       for (int64_t token = begin; token < end; ++token) {
         const int64_t angle = parts.angle(token);
