@@ -1,5 +1,5 @@
-// What the process needs before and around run_program(): its malloc, and messages while libraries are
-// loaded.
+// main() only calls run_program(). The file also sets the program's malloc, and reports memory that runs out
+// while libraries are loaded.
 #include <exception>
 #include <new>
 #include <string_view>

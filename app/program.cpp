@@ -198,8 +198,9 @@ int report_unexpected(const std::exception& error) {
                                                         : std::string("internal error: ") + error.what());
 }
 
+std::terminate_handler terminate_before_run = nullptr;  // the handler that run_program() replaced
+
 // Reports an exception without a handler, as in a library's thread.
-std::terminate_handler terminate_before_run = nullptr;
 void on_terminate() {
   try {
     if (const auto current = std::current_exception()) std::rethrow_exception(current);

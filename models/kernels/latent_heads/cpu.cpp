@@ -13,7 +13,7 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kLeastTokens = 8;  // of a thread
+constexpr int64_t kLeastTokens = 8;  // a thread takes no fewer
 
 // Heads [batch, seq, heads, width] by token; a copy where a head's elements are apart.
 template <typename T>
